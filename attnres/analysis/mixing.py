@@ -1,0 +1,52 @@
+"""The depth mixing matrix of any connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from attnres.connections import Connection, Sublayer
+from attnres.errors import UsageError
+
+
+@torch.no_grad()
+def mixing_matrix(
+    connection: Connection, x: Tensor, sublayers: Iterable[Sublayer], per_channel: bool = False
+) -> Tensor:
+    """M with h_l = sum_i M[l, i] v_i, per token: [..., sites + 1, sites + 1], lower triangular.
+
+    x: the embedding [..., dim]; sublayers: the `sites` callables that the connection would run. M[l, i] is the weight of
+    source i (0 is the embedding, i + 1 the output of sublayer i) in what site l reads; the last row is the readout.
+    A rule that differs by channel (Highway, PostNorm, several heads) has one M per channel: the mean over channels is
+    returned, or with `per_channel` all of them on a last axis of size dim.
+
+    How (SPEC.md 2): once a token's weights are fixed, the rule is linear in the sources. So the sources are replaced by
+    tags, tag i being the constant vector 1 where source i enters and 0 elsewhere, and carried through the same linear
+    maps under the weights of the real activations.
+    """
+    sublayers = list(sublayers)
+    if len(sublayers) != connection.sites:
+        raise UsageError(f"the connection has {connection.sites} sites, but {len(sublayers)} sublayers were given")
+    tags = connection.sites + 1
+    dtype = torch.promote_types(x.dtype, torch.float32)
+
+    def tag(index: int) -> Tensor:
+        y = torch.zeros(tags, *x.shape, dtype=dtype, device=x.device)
+        y[index] = 1.0
+        return y
+
+    rows = []
+    values, tagged = connection.start(x), connection.start(tag(0))
+    for site, sublayer in enumerate([*sublayers, None]):
+        weights = connection.weigh(values, site)
+        h_tagged = connection.gather(tagged, weights, site)
+        rows.append(h_tagged if per_channel else h_tagged.mean(-1))
+        if sublayer is not None:
+            h = connection.gather(values, weights, site)
+            values = connection.scatter(values, weights, site, h, sublayer(h))
+            tagged = connection.scatter(tagged, weights, site, h_tagged, tag(site + 1))
+    matrix = torch.stack(rows)  # [site, source, ...tokens(, dim)]
+    token_axes = x.ndim - 1
+    return matrix.permute(*range(2, 2 + token_axes), 0, 1, *range(2 + token_axes, matrix.ndim))

@@ -1,0 +1,96 @@
+"""What every residual connection is: a small linear machine under a token's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attnres.errors import UsageError
+from attnres.ops import widen as widen
+
+Values = tuple[Tensor, ...]
+"""What depth carries between two sites. Tensors only, never mutated: it is the wire format of a pipeline."""
+
+Weights = Any
+"""A token's weights at one site: a tensor or a tuple of tensors, broadcast against extra leading axes of values."""
+
+Sublayer = Callable[[Tensor], Tensor]
+
+
+class Connection(nn.Module):
+    """The rule that makes each sublayer's input h_l from the sources v_0 .. v_l.
+
+    A subclass fills in `start`, `weigh`, `gather` and `scatter`. Only `weigh` may be non-linear; `start`, `gather`
+    and `scatter` are linear in (values, h, y), which is what lets `mixing_matrix` read every connection's depth
+    mixing matrix with no code of its own.
+
+    `sites` is the number of sublayers L. Sites 0 .. L-1 feed sublayers; site L is the readout before the final norm.
+    Shapes: x, h, y and the mixture are [..., dim]. All maths of a connection runs outside autocast and in at least
+    float32; values keep the dtype of the stream.
+    """
+
+    pre_norm: ClassVar[bool] = True
+    """Whether the sublayers normalise their own input. PostNorm and ReZero are defined on sublayers that do not."""
+
+    def __init__(self, dim: int, sites: int) -> None:
+        super().__init__()
+        positive("dim", dim)
+        positive("sites", sites)
+        self.dim = dim
+        self.sites = sites
+
+    def start(self, x: Tensor) -> Values:
+        """The values before the first site, from the embedding x."""
+        return (x,)
+
+    def weigh(self, values: Values, site: int) -> Weights:
+        """The token's weights at this site."""
+        raise NotImplementedError
+
+    def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
+        """The sublayer's input h at this site."""
+        raise NotImplementedError
+
+    def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
+        """The values after the sublayer of this site has returned y = f(h)."""
+        raise NotImplementedError
+
+    def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
+        """`weigh`, then `gather`. A subclass with a fused operator overrides this."""
+        with outside_autocast(values):
+            weights = self.weigh(values, site)
+            return weights, self.gather(values, weights, site)
+
+    def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
+        """Pass the values through consecutive sublayers, of which the leftmost stands at site `first`."""
+        for site, sublayer in enumerate(sublayers, first):
+            weights, h = self.mix(values, site)
+            y = sublayer(h)
+            with outside_autocast(values):
+                values = self.scatter(values, weights, site, h, y)
+        return values
+
+    def readout(self, values: Values) -> Tensor:
+        """The input of the final norm and the head: h at site L."""
+        return self.mix(values, self.sites)[1]
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, sites={self.sites}"
+
+
+def outside_autocast(values: Values) -> torch.autocast:
+    """A context in which matrix products keep their dtype: bf16 keys or queries break depth attention."""
+    return torch.autocast(values[0].device.type, enabled=False)
+
+
+def positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")

@@ -1,0 +1,140 @@
+"""Block Attention Residuals: attention over the sums of blocks of sublayers."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from attnres.connections._connection import Connection, Values, Weights, one_of, positive, widen
+from attnres.errors import UsageError
+from attnres.ops import depth_attention
+
+Query = Literal["static", "input"]
+Mixing = Literal["keys", "static"]
+Weighting = Literal["softmax", "sigmoid"]
+
+
+class Block(Connection):
+    """h_l = sum_i p_i v_i with p = softmax_i(w_l . RMSNorm(v_i; g_l, eps)) over the blocks' sums v_i.
+
+    The sources at site l are the embedding, the sums of the finished blocks of `block_size` sublayers, and the partial
+    sum of the open block if it holds anything; they are exactly `values`. The sum is over raw sources, in float32, with
+    one rounding at the end. w_l = 0 and g_l = 1 at the start: h is then the mean of the sources.
+    Source: Attention Residuals (2603.15031), section 3; SPEC.md 3 and 4.
+
+    Options, each an ablation of the paper's Table 4:
+      query="input"         q_l = w_l + W_l RMSNorm(newest source), W_l = 0 at the start
+      mixing="static"       p = softmax of a free vector per site; no keys
+      weighting="sigmoid"   p_i = sigmoid(score_i), not normalised over depth
+      key_norm=False        score_i = w_l . v_i; no gain
+      heads=H               H slices of dim, each with a softmax of its own
+      window=W              only the embedding and the newest W sources
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        sites: int,
+        block_size: int = 4,
+        eps: float = 1e-6,
+        query: Query = "static",
+        mixing: Mixing = "keys",
+        weighting: Weighting = "softmax",
+        key_norm: bool = True,
+        heads: int = 1,
+        window: int | None = None,
+    ) -> None:
+        super().__init__(dim, sites)
+        positive("block_size", block_size)
+        positive("heads", heads)
+        if window is not None:
+            positive("window", window)
+        one_of("query", query, get_args(Query))
+        one_of("mixing", mixing, get_args(Mixing))
+        one_of("weighting", weighting, get_args(Weighting))
+        if dim % heads:
+            raise UsageError(f"heads must divide dim: {heads} does not divide {dim}")
+        if mixing == "static" and query == "input":
+            raise UsageError('mixing="static" has no query; leave query="static"')
+        self.block_size = block_size
+        self.eps = eps
+        self.input_query = query == "input"
+        self.static_mixing = mixing == "static"
+        self.weighting = weighting
+        self.key_norm = key_norm
+        self.heads = heads
+        self.window = window
+        self._fused = (query, mixing, weighting, key_norm, heads) == ("static", "keys", "softmax", True, 1)
+
+        if self.static_mixing:
+            self.logits = nn.ParameterList(torch.zeros(self._count(site), heads) for site in range(sites + 1))
+            return
+        self.query = nn.ParameterList(torch.zeros(dim) for _ in range(sites + 1))
+        if key_norm:
+            self.gain = nn.ParameterList(torch.ones(dim) for _ in range(sites + 1))
+        if self.input_query:
+            self.query_map = nn.ParameterList(torch.zeros(dim, dim) for _ in range(sites + 1))
+
+    def _count(self, site: int) -> int:
+        """How many sources the site sees."""
+        blocks, in_open_block = divmod(site, self.block_size)
+        sources = 1 + blocks + (in_open_block > 0)
+        return sources if self.window is None else min(sources, 1 + self.window)
+
+    def _visible(self, values: Values) -> Values:
+        if self.window is None or len(values) <= 1 + self.window:
+            return values
+        return (values[0], *values[-self.window :])
+
+    def weigh(self, values: Values, site: int) -> Weights:
+        scores = self._scores(self._visible(values), site)
+        return torch.sigmoid(scores) if self.weighting == "sigmoid" else torch.softmax(scores, 0)
+
+    def _scores(self, sources: Values, site: int) -> Tensor:
+        """[sources, ..., heads]"""
+        if self.static_mixing:
+            scores = widen(self.logits[site])
+            token_axes = sources[0].ndim - 1
+            return scores.reshape(len(sources), *[1] * token_axes, self.heads)
+        key_vector = widen(self.query[site])
+        if self.input_query:
+            newest = widen(sources[-1])
+            normed = newest * torch.rsqrt(newest.square().mean(-1, keepdim=True) + self.eps)
+            key_vector = key_vector + torch.matmul(normed, widen(self.query_map[site]).mT)
+        if self.key_norm:
+            key_vector = key_vector * self.gain[site]
+        scores = []
+        for source in map(widen, sources):
+            score = (source * key_vector).unflatten(-1, (self.heads, -1)).sum(-1)
+            if self.key_norm:
+                score = score * torch.rsqrt(source.square().mean(-1, keepdim=True) + self.eps)
+            scores.append(score)
+        return torch.stack(scores)
+
+    def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
+        channels = self.dim // self.heads
+        h: Tensor | float = 0.0
+        for weight, source in zip(weights, self._visible(values), strict=True):
+            h = h + weight.repeat_interleave(channels, -1) * source if self.heads > 1 else h + weight * source
+        assert isinstance(h, Tensor)
+        return h.to(values[0].dtype)
+
+    def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
+        opens_block = site % self.block_size == 0
+        # The embedding is a block of its own, so the first sublayer opens a new one. At a block's end nothing moves:
+        # the partial is complete, and from the next site on it is a block.
+        return (*values, y) if opens_block else (*values[:-1], values[-1] + y)
+
+    def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
+        if not self._fused:
+            return super().mix(values, site)
+        h = depth_attention(self._visible(values), self.query[site], self.gain[site], self.eps)
+        return None, h
+
+    def extra_repr(self) -> str:
+        return (
+            f"{super().extra_repr()}, block_size={self.block_size}, weighting={self.weighting}, "
+            f"key_norm={self.key_norm}, heads={self.heads}, window={self.window}"
+        )

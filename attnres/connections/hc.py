@@ -1,0 +1,52 @@
+"""Hyper-Connections: several residual streams, mixed by learned and input-dependent matrices."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attnres.connections._connection import Values, Weights, widen
+from attnres.connections._streams import Streams
+
+
+class HC(Streams):
+    """h = sum_s Am[s] X_s;  X'_t = sum_s Ar[s,t] X_s + beta_t y;  read out by the sum over streams.
+
+    Static parts: Am = e_{l mod n}, Ar = I, beta = 1. With `dynamic`, each gets scale * tanh(RMSNorm(X; g) W) added,
+    scale = 0.01 and W = 0 at the start. At the start every site is the plain residual read from one stream.
+    Source: Zhu et al. 2024 (2409.19606), appendix J, with RMSNorm for LayerNorm.
+    """
+
+    def __init__(self, dim: int, sites: int, streams: int = 4, dynamic: bool = True, eps: float = 1e-6) -> None:
+        super().__init__(dim, sites, streams)
+        self.dynamic = dynamic
+        self.eps = eps
+        n = streams
+        self.read = nn.ParameterList(torch.eye(n)[site % n] for site in range(sites))
+        self.carry = nn.ParameterList(torch.eye(n) for _ in range(sites))
+        self.write = nn.ParameterList(torch.ones(n) for _ in range(sites))
+        if dynamic:
+            self.gain = nn.ParameterList(torch.ones(dim) for _ in range(sites))
+            self.read_carry_fn = nn.ParameterList(torch.zeros(1 + n, dim) for _ in range(sites))
+            self.read_carry_scale = nn.ParameterList(torch.full((1,), 0.01) for _ in range(sites))
+            self.write_fn = nn.ParameterList(torch.zeros(dim) for _ in range(sites))
+            self.write_scale = nn.ParameterList(torch.full((1,), 0.01) for _ in range(sites))
+
+    def weigh(self, values: Values, site: int) -> Weights:
+        if site == self.sites:
+            return ()
+        streams = widen(values[0])
+        read, carry, write = (widen(p[site]) for p in (self.read, self.carry, self.write))
+        if self.dynamic:
+            normed = self._normalise(streams, site)
+            mixing = torch.tanh(torch.matmul(normed, widen(self.read_carry_fn[site]).mT))  # [..., n, 1 + n]
+            mixing = mixing * self.read_carry_scale[site]
+            read = read + mixing[..., 0]
+            carry = carry + mixing[..., 1:]
+            written = torch.tanh(torch.matmul(normed, widen(self.write_fn[site])))
+            write = write + written * self.write_scale[site]
+        return read, carry.mT, write
+
+    def _normalise(self, streams: Tensor, site: int) -> Tensor:
+        rms = torch.rsqrt(streams.square().mean(-1, keepdim=True) + self.eps)
+        return streams * rms * self.gain[site]

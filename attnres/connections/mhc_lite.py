@@ -1,0 +1,38 @@
+"""mHC-lite: exactly doubly stochastic mixing, as an average of permutations."""
+
+from __future__ import annotations
+
+from itertools import permutations
+
+import torch
+from torch import Tensor, nn
+
+from attnres.connections._manifold import ManifoldStreams, Projections
+from attnres.errors import UsageError
+
+
+class MHCLite(ManifoldStreams):
+    """H_res = sum_k softmax(a_res u P_res + b_res)_k Perm_k over all n! permutation matrices.
+
+    By Birkhoff's theorem this reaches every doubly stochastic matrix, without iterations. b_res = 0 for the identity
+    and -8 for the others at the start. Source: 2601.05732.
+    """
+
+    permutations: Tensor
+
+    def __init__(self, dim: int, sites: int, streams: int = 4, eps: float = 1e-6) -> None:
+        if isinstance(streams, int) and streams > 6:
+            raise UsageError(f"mhc-lite holds streams! permutations; streams must be at most 6, not {streams}")
+        super().__init__(dim, sites, streams, eps)
+        matrices = torch.eye(streams)[
+            torch.tensor(list(permutations(range(streams))))
+        ]  # [n!, n, n], the identity first
+        self.register_buffer("permutations", matrices, persistent=False)
+        self.res = Projections(self, len(matrices))
+        identity_first = torch.full((len(matrices),), -8.0)
+        identity_first[0] = 0.0
+        self.bias_res = nn.ParameterList(identity_first.clone() for _ in range(sites))
+
+    def residual_mixing(self, u: Tensor, site: int) -> Tensor:
+        share = torch.softmax(self.res(u, site) + self.bias_res[site], -1)
+        return torch.einsum("...k,kst->...st", share, self.permutations.to(share.dtype))

@@ -1,0 +1,36 @@
+"""The embedding fed back in at every transformer layer: the control that every comparison needs."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from attnres.connections._connection import Connection, Values, Weights
+
+
+class X0(Connection):
+    """Before each transformer layer i: x <- l0_i x + l1_i v_0;  then h = x and x <- x + y at both of its sublayers.
+
+    l0 = 1 and l1 = 0 at the start. Two scalars per transformer layer, no dependence on the input: what AttnRes gains
+    over this is more than fresh access to the embedding. Source: the modded-nanogpt and nanochat training scripts.
+    """
+
+    def __init__(self, dim: int, sites: int) -> None:
+        super().__init__(dim, sites)
+        self.lam = nn.ParameterList(torch.tensor([1.0, 0.0]) for _ in range(0, sites, 2))
+
+    def start(self, x: Tensor) -> Values:
+        return (x, x)
+
+    def weigh(self, values: Values, site: int) -> Weights:
+        return self.lam[site // 2].unbind() if site % 2 == 0 and site < self.sites else ()
+
+    def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
+        x, v0 = values
+        if not weights:
+            return x
+        keep, refresh = weights
+        return (keep * x + refresh * v0).to(x.dtype)
+
+    def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
+        return (h + y, values[1])

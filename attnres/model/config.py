@@ -1,0 +1,76 @@
+"""Everything that shapes a model, as one typed record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from attnres.errors import UsageError
+
+Option = int | float | bool | str | None
+
+
+@dataclass(frozen=True)
+class TransformerConfig:
+    """Sizes and options of the lab's transformer."""
+
+    vocab_size: int = 256
+    """Number of token ids."""
+    dim: int = 64
+    """Width of the residual stream."""
+    layers: int = 16
+    """Transformer layers; each is two sublayers (attention, then MLP)."""
+    heads: int = 2
+    """Query heads."""
+    kv_heads: int | None = None
+    """Key and value heads (grouped-query attention); as many as query heads when not given."""
+    hidden: int | None = None
+    """Width of the SwiGLU MLP; 8/3 of dim rounded up to a multiple of 16 when not given."""
+    context: int = 256
+    """The longest sequence."""
+    connection: str = "block"
+    """What carries information through depth: a name from `attnres.connections`."""
+    connection_options: dict[str, Option] = field(default_factory=dict)
+    """Options of the connection, such as block_size."""
+    tied: bool = False
+    """Use the embedding as the output head too."""
+    embedding_std: float = 1.0
+    """Standard deviation of the embedding at the start. It moves the baseline by itself: report it."""
+    norm_eps: float = 1e-6
+    """eps of the sublayers' and the final RMSNorm."""
+    rope_base: float = 10_000.0
+    """Base wavelength of the rotary position embedding."""
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "dim", "layers", "heads", "context"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name in ("kv_heads", "hidden"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise UsageError(f"{name} must be a whole number of at least 1 or left out, not {value!r}")
+        if self.dim % self.heads or (self.dim // self.heads) % 2:
+            raise UsageError(
+                f"dim must be an even multiple of heads (RoPE turns pairs): {self.dim} is not, for {self.heads} heads"
+            )
+        if self.heads % self.n_kv_heads:
+            raise UsageError(f"kv_heads must divide heads: {self.n_kv_heads} does not divide {self.heads}")
+        if self.embedding_std <= 0:
+            raise UsageError(f"embedding_std must be positive, not {self.embedding_std}")
+
+    @property
+    def sites(self) -> int:
+        """The number of sublayers L."""
+        return 2 * self.layers
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+    @property
+    def n_kv_heads(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    @property
+    def n_hidden(self) -> int:
+        return -(-8 * self.dim // 48) * 16 if self.hidden is None else self.hidden

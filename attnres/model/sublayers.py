@@ -1,0 +1,94 @@
+"""The two sublayers of a transformer layer. Each owns its pre-norm and returns its raw output y = f(h).
+
+Shapes: B batch, T time, D dim, H query heads, K key/value heads, E head dim.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from attnres.model.config import TransformerConfig
+
+
+class LayerCache(Protocol):
+    """Where one attention sublayer keeps keys and values while decoding."""
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store the new keys and values [B, K, T, E]; return all stored so far."""
+        ...
+
+
+class Context(NamedTuple):
+    """What every sublayer of one forward pass shares besides h."""
+
+    cos: Tensor  # [T, E/2]
+    sin: Tensor  # [T, E/2]
+    caches: list[LayerCache] | None = None  # one per attention sublayer while decoding
+
+
+class Attention(nn.Module):
+    """Causal grouped-query attention with rotary positions, on normalised input."""
+
+    def __init__(self, config: TransformerConfig, layer: int, pre_norm: bool) -> None:
+        super().__init__()
+        self.layer = layer
+        self.heads, self.kv_heads = config.heads, config.n_kv_heads
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps) if pre_norm else nn.Identity()
+        self.q = nn.Linear(config.dim, config.heads * config.head_dim, bias=False)
+        self.k = nn.Linear(config.dim, self.kv_heads * config.head_dim, bias=False)
+        self.v = nn.Linear(config.dim, self.kv_heads * config.head_dim, bias=False)
+        self.out = nn.Linear(config.heads * config.head_dim, config.dim, bias=False)
+
+    def forward(self, h: Tensor, context: Context) -> Tensor:
+        x = self.norm(h)
+        q = rotate(self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2), context)
+        k = rotate(self.k(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2), context)
+        v = self.v(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        if context.caches is not None:
+            k, v = context.caches[self.layer].append(k, v)
+        y = F.scaled_dot_product_attention(q, k, v, **_causal(q, k), enable_gqa=self.heads != self.kv_heads)
+        return self.out(y.transpose(1, 2).flatten(-2))
+
+
+class MLP(nn.Module):
+    """SwiGLU on normalised input."""
+
+    def __init__(self, config: TransformerConfig, pre_norm: bool) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps) if pre_norm else nn.Identity()
+        self.gate = nn.Linear(config.dim, config.n_hidden, bias=False)
+        self.up = nn.Linear(config.dim, config.n_hidden, bias=False)
+        self.out = nn.Linear(config.n_hidden, config.dim, bias=False)
+
+    def forward(self, h: Tensor, context: Context) -> Tensor:
+        x = self.norm(h)
+        return self.out(F.silu(self.gate(x)) * self.up(x))
+
+
+def rotate(x: Tensor, context: Context) -> Tensor:
+    """Turn the channel pairs (i, i + E/2) of x [B, H, T, E] by their positions' angles. RoFormer (2104.09864)."""
+    left, right = x.chunk(2, -1)
+    cos, sin = context.cos, context.sin
+    return torch.cat([left * cos - right * sin, left * sin + right * cos], -1).to(x.dtype)
+
+
+def rotary_angles(config: TransformerConfig) -> tuple[Tensor, Tensor]:
+    """cos and sin [context, E/2]."""
+    half = config.head_dim // 2
+    frequency = config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
+    angle = torch.outer(torch.arange(config.context, dtype=torch.float32), frequency)
+    return angle.cos(), angle.sin()
+
+
+def _causal(q: Tensor, k: Tensor) -> dict:
+    """is_causal aligns to the top left; with cached keys the new queries stand at the bottom right."""
+    new, stored = q.shape[-2], k.shape[-2]
+    if new == stored:
+        return {"is_causal": True}
+    if new == 1:
+        return {}
+    return {"attn_mask": torch.ones(new, stored, dtype=torch.bool, device=q.device).tril(stored - new)}

@@ -1,0 +1,79 @@
+"""A decoder-only transformer whose residual connection is a replaceable part."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from attnres.connections import Sublayer, Values, make_connection
+from attnres.errors import UsageError
+from attnres.model.config import TransformerConfig
+from attnres.model.init import HEAD_STD, initialise
+from attnres.model.sublayers import MLP, Attention, Context, LayerCache, rotary_angles
+
+
+class Transformer(nn.Module):
+    """Embedding, 2 * layers sublayers joined by a connection, final norm, head.
+
+    `checkpointing = True` recomputes each transformer layer in the backward pass, connection included.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, config: TransformerConfig, seed: int = 0) -> None:
+        super().__init__()
+        self.config = config
+        self.checkpointing = False
+        self.connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
+        pre_norm = self.connection.pre_norm
+        self.embedding = nn.Embedding(config.vocab_size, config.dim)
+        self.sublayers = nn.ModuleList()
+        for layer in range(config.layers):
+            self.sublayers.append(Attention(config, layer, pre_norm))
+            self.sublayers.append(MLP(config, pre_norm))
+        self.norm = nn.RMSNorm(config.dim, config.norm_eps)
+        self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
+        cos, sin = rotary_angles(config)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+        initialise(self, config, seed)
+
+    def bound_sublayers(self, time: int, caches: list[LayerCache] | None = None, start: int = 0) -> list[Sublayer]:
+        """The sublayers as functions of h alone, for `time` tokens that begin at position `start`."""
+        stop = start + time
+        if stop > self.config.context:
+            raise UsageError(f"{stop} tokens do not fit the model's context of {self.config.context}")
+        context = Context(self.cos[start:stop], self.sin[start:stop], caches)
+        return [partial(sublayer, context=context) for sublayer in self.sublayers]
+
+    def forward(self, tokens: Tensor, caches: list[LayerCache] | None = None, start: int = 0) -> Tensor:
+        """tokens [batch, time] -> logits [batch, time, vocab_size].
+
+        While decoding, `caches` holds one cache per transformer layer and `start` is the number of tokens in them.
+        """
+        return self.logits(self.hidden(tokens, caches, start))
+
+    def hidden(self, tokens: Tensor, caches: list[LayerCache] | None = None, start: int = 0) -> Tensor:
+        """tokens [batch, time] -> the readout [batch, time, dim], before the final norm."""
+        sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
+        values = self.connection.start(self.embedding(tokens))
+        run = self._checkpointed_run if self.checkpointing and torch.is_grad_enabled() else self.connection.run
+        return self.connection.readout(run(values, sublayers))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """The readout [..., dim] -> logits [..., vocab_size]."""
+        normed = self.norm(hidden)
+        if self.head is not None:
+            return self.head(normed)
+        scale = HEAD_STD / self.config.embedding_std
+        return nn.functional.linear(normed * scale, self.embedding.weight)
+
+    def _checkpointed_run(self, values: Values, sublayers: list[Sublayer]) -> Values:
+        for first in range(0, len(sublayers), 2):
+            layer = sublayers[first : first + 2]
+            values = checkpoint(self.connection.run, values, layer, first, use_reentrant=False)
+        return values

@@ -1,0 +1,81 @@
+"""One training run as one typed record. It is stored whole in the run folder; a recipe derives one from another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from attnres.data.config import DataConfig
+from attnres.errors import UsageError
+from attnres.model import TransformerConfig
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """Muon for the hidden matrices, AdamW for the rest, one learning rate for both (SPEC.md 10)."""
+
+    hidden: Literal["muon", "adamw"] = "muon"
+    """The optimizer of the attention and MLP matrices."""
+    lr: float = 4e-3
+    """Peak learning rate. Muon scales it by 0.2 sqrt(max(fan_in, fan_out)), so that it means the same for both."""
+    weight_decay: float = 0.1
+    """Of the hidden matrices and the head. Embedding, gains and everything in the connection have none."""
+    momentum: float = 0.95
+    """Muon's momentum."""
+    beta1: float = 0.9
+    """AdamW's decay of the first moment."""
+    beta2: float = 0.95
+    """AdamW's decay of the second moment."""
+    clip: float = 1.0
+    """The largest norm of the whole gradient; 0 never clips."""
+    warmup: float = 0.04
+    """Share of the steps over which the learning rate rises linearly from zero."""
+    decay: float = 0.25
+    """Share of the steps over which it falls linearly to zero at the end (warm-up, stable, decay)."""
+
+    def __post_init__(self) -> None:
+        if self.lr <= 0:
+            raise UsageError(f"lr must be positive, not {self.lr}")
+        if self.clip < 0:
+            raise UsageError(f"clip must be 0 (never) or positive, not {self.clip}")
+        if min(self.warmup, self.decay) < 0 or self.warmup + self.decay > 1:
+            raise UsageError("warmup and decay are shares of the steps: at least 0 each and at most 1 together")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides a run's result, and what it writes on its way."""
+
+    model: TransformerConfig = field(default_factory=TransformerConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    steps: int = 300
+    """Optimizer steps."""
+    batch_size: int = 8
+    """Sequences of `model.context` tokens in a micro-batch."""
+    accumulate: int = 1
+    """Micro-batches in a step."""
+    seed: int = 0
+    """Of the initial weights and of the order of the data."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """bfloat16 runs the sublayers under autocast; weights and connections stay in float32."""
+    compile: bool = False
+    """Run the model through torch.compile."""
+    checkpointing: bool = False
+    """Recompute each transformer layer in the backward pass to save memory."""
+    evaluate_every: int = 50
+    """Steps between evaluations on the fixed validation set; the last step is always evaluated."""
+    validation_tokens: int = 65_536
+    """Size of the fixed validation set (as many whole sequences as fit)."""
+    save_every: int = 100
+    """Steps between checkpoints; the last step is always saved."""
+    keep: int = 2
+    """How many of the newest checkpoints to keep, beside the best one."""
+    tensorboard: bool = False
+    """Write TensorBoard scalars too (extra: tensorboard)."""
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_size", "accumulate", "evaluate_every", "save_every", "keep", "validation_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
