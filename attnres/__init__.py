@@ -1,4 +1,4 @@
-"""What should carry information through depth? Attention Residuals and every other residual connection, side by side."""
+"""What should carry information through depth? Attention Residuals and every other residual, side by side."""
 
 from attnres.analysis import mixing_matrix
 from attnres.connections import Connection, connection_names, make_connection

@@ -17,8 +17,8 @@ def mixing_matrix(
 ) -> Tensor:
     """M with h_l = sum_i M[l, i] v_i, per token: [..., sites + 1, sites + 1], lower triangular.
 
-    x: the embedding [..., dim]; sublayers: the `sites` callables that the connection would run. M[l, i] is the weight of
-    source i (0 is the embedding, i + 1 the output of sublayer i) in what site l reads; the last row is the readout.
+    x: the embedding [..., dim]; sublayers: the `sites` callables that the connection would run. M[l, i] is the weight
+    of source i (0 is the embedding, i + 1 the output of sublayer i) in what site l reads; the last row is the readout.
     A rule that differs by channel (Highway, PostNorm, several heads) has one M per channel: the mean over channels is
     returned, or with `per_channel` all of them on a last axis of size dim.
 

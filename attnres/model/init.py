@@ -4,7 +4,7 @@
 |---|---|
 | embedding | N(0, embedding_std) |
 | q, k, v, gate, up | N(0, 1/sqrt(fan_in)) |
-| out of attention and MLP | N(0, 1/sqrt(fan_in * L)): the L outputs of a plain residual stream then add up to order one |
+| out of attention and MLP | N(0, 1/sqrt(fan_in * L)): the L outputs then add up to order one |
 | untied head | N(0, 0.02); a tied head scales the embedding to the same deviation |
 | norm gains | 1 |
 | connection | as its own file says |

@@ -1,0 +1,58 @@
+"""The command line: one file of this folder per command.
+
+A command file defines `command`, whose parameters tyro turns into options, and a docstring: its first line is the
+summary in `attnres --help`, the whole of it the head of `attnres NAME --help`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+from attnres.errors import UsageError
+
+
+def command_names() -> list[str]:
+    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130 interrupted."""
+    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    if name in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if name == "--version":
+        from attnres import __version__
+
+        print(__version__)
+        return 0
+    if name not in command_names():
+        return _fail(f"unknown command {name!r}; choose one of: {', '.join(command_names())}", 2)
+
+    import tyro
+
+    module = importlib.import_module(f"{__name__}.{name}")
+    try:
+        return tyro.cli(module.command, prog=f"attnres {name}", description=module.__doc__, args=rest) or 0
+    except UsageError as error:
+        return _fail(str(error), 2)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", 1)
+    except KeyboardInterrupt:
+        return _fail("interrupted", 130)
+
+
+def _overview() -> str:
+    lines = ["attnres: what should carry information through depth?", "", "commands:"]
+    for name in command_names():
+        summary = (importlib.import_module(f"{__name__}.{name}").__doc__ or "").partition("\n")[0]
+        lines.append(f"  {name:<10} {summary}")
+    return "\n".join([*lines, "", "attnres COMMAND --help explains one, with examples."])
+
+
+def _fail(message: str, code: int) -> int:
+    print(f"attnres: {message}", file=sys.stderr)
+    return code
