@@ -1,0 +1,123 @@
+"""What depth does in a model on real tokens: mixing, magnitudes, gradients, entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnres.analysis.mixing import mixing_matrix
+from attnres.analysis.profile import DepthProfile, sublayer_names
+from attnres.connections import Connection, Sublayer
+from attnres.errors import UsageError
+from attnres.model import Transformer
+
+TAG_BYTES = 64 * 2**20
+"""About how much memory the tagged values of one chunk of tokens may take."""
+
+
+def depth_profile(model: Transformer, tokens: Tensor, positions: Sequence[int] = ()) -> DepthProfile:
+    """The depth profile of `model` on `tokens` [batch, time], a LongTensor.
+
+    The model reads tokens[:, :-1] and is asked for tokens[:, 1:], so a profile is over batch * (time - 1) tokens.
+    positions: tokens of the first sequence, counting from 0, whose own depth matrices are kept.
+
+    Gradients are those of the summed cross-entropy in nats (not the mean, which would shrink with the number of
+    tokens); a sequence's token t reaches the losses of t and of all later tokens. Parameters' .grad is left alone.
+    Sequences pass one by one and their tokens in chunks, so memory depends on neither batch nor time squared.
+    """
+    if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 2:
+        raise UsageError(
+            f"a depth profile needs tokens [batch, time] with time of at least 2, not {list(tokens.shape)}"
+        )
+    for position in positions:
+        if not 0 <= position < tokens.shape[1] - 1:
+            raise UsageError(f"position {position} is not among the {tokens.shape[1] - 1} tokens that the model reads")
+    connection = model.connection
+    sums: dict[str, Tensor] = {}
+
+    def add(name: str, values: Tensor) -> None:
+        """Sum of values [tokens, ...] over tokens, in float64."""
+        total = values.double().sum(0)
+        sums[name] = sums[name] + total if name in sums else total
+
+    chosen: dict[int, Tensor] = {}
+    for index, sequence in enumerate(tokens):
+        sources, inputs, gradients = _trace(model, sequence)
+        add("output_rms", _rms(sources))
+        add("input_rms", _rms(inputs))
+        add("gradient_rms", _rms(gradients))
+        for first, matrices in _matrices(connection, sources):
+            size = matrices.abs()
+            share = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
+            add("mean_matrix", matrices)
+            add("mean_share", share)
+            add("entropy", torch.special.entr(share).sum(-1))
+            if index == 0:
+                chosen |= {p: matrices[p - first] for p in positions if first <= p < first + len(matrices)}
+
+    count = tokens.shape[0] * (tokens.shape[1] - 1)
+    n = connection.sites + 1
+    token_matrices = torch.stack([chosen[p] for p in positions]) if positions else torch.zeros(0, n, n)
+    return DepthProfile(
+        names=sublayer_names(connection.sites),
+        positions=tuple(positions),
+        token_matrices=token_matrices.double().cpu().numpy(),
+        **{name: (total / count).cpu().numpy() for name, total in sums.items()},
+    )
+
+
+def _trace(model: Transformer, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Run one sequence [time] forward and back: its sources, the inputs of its sites, the gradients of its sources.
+
+    Each is [time - 1, L + 1, dim], detached.
+    """
+    inputs: list[Tensor] = []
+    outputs: list[Tensor] = []
+
+    def recorded(sublayer: Sublayer) -> Sublayer:
+        def call(h: Tensor) -> Tensor:
+            y = sublayer(h)
+            inputs.append(h)
+            outputs.append(y)
+            return y
+
+        return call
+
+    with torch.enable_grad():
+        read, target = sequence[None, :-1], sequence[1:]
+        # A leaf, so that there is a graph even where all parameters are frozen.
+        embedded = model.embedding(read).detach().requires_grad_()
+        sublayers = [recorded(sublayer) for sublayer in model.bound_sublayers(read.shape[1])]
+        hidden = model.connection.readout(model.connection.run(model.connection.start(embedded), sublayers))
+        loss = F.cross_entropy(model.logits(hidden)[0].float(), target, reduction="sum")
+        sources = [embedded, *outputs]
+        gradients = torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True)
+    return _by_token(sources), _by_token([*inputs, hidden]), _by_token(gradients)
+
+
+def _by_token(rows: Sequence[Tensor]) -> Tensor:
+    """[1, time, dim] each -> [time, rows, dim]"""
+    return torch.cat([row.detach() for row in rows]).transpose(0, 1)
+
+
+def _matrices(connection: Connection, sources: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(first token, M [tokens, L + 1, L + 1]) for consecutive chunks of the tokens of sources [time, L + 1, dim].
+
+    Tokens meet only inside sublayers, so once the sublayers' outputs are recorded a connection can be replayed on any
+    part of the tokens.
+    """
+    _, n, dim = sources.shape
+    # Up to n values of n tags each: Full holds every source.
+    chunk = max(1, TAG_BYTES // (n * n * dim * 4))
+    for first in range(0, len(sources), chunk):
+        embedded, *outputs = sources[first : first + chunk].unbind(1)
+        replayed: list[Sublayer] = [lambda h, y=y: y for y in outputs]
+        yield first, mixing_matrix(connection, embedded, replayed)
+
+
+def _rms(vectors: Tensor) -> Tensor:
+    """[..., dim] -> [...]"""
+    return vectors.double().square().mean(-1).sqrt()

@@ -1,0 +1,103 @@
+"""What one model's depth looks like, as plain arrays: the whole interface between analysis and report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from attnres.errors import UsageError
+
+
+def sublayer_names(sites: int) -> tuple[str, ...]:
+    """The names of the lab model's sublayers, counting layers from 0 as the code does: sublayers[7] is layer 3 MLP."""
+    return tuple(f"layer {site // 2} {('attention', 'MLP')[site % 2]}" for site in range(sites))
+
+
+@dataclass(frozen=True, eq=False)
+class DepthProfile:
+    """L sublayers, so L + 1 sites (the last is the readout) and L + 1 sources (the first is the embedding).
+
+    Means are over all tokens. share = |M[l, i]| / sum_i |M[l, i]| per token: how a site divides its attention, also
+    where rows of M do not add up to one.
+    """
+
+    names: tuple[str, ...]
+    """Names of the L sublayers."""
+    positions: tuple[int, ...]
+    """K chosen token positions of the first sequence."""
+    mean_matrix: np.ndarray
+    """[site, source]: the depth mixing matrix M, mean over tokens."""
+    mean_share: np.ndarray
+    """[site, source]: the share, mean over tokens."""
+    token_matrices: np.ndarray
+    """[K, site, source]: M of each chosen token."""
+    output_rms: np.ndarray
+    """[source]: RMS of v_i over channels, mean over tokens."""
+    input_rms: np.ndarray
+    """[site]: RMS of h_l over channels, mean over tokens."""
+    gradient_rms: np.ndarray
+    """[source]: RMS over channels of d(sum of token losses)/dv_i, mean over tokens."""
+    entropy: np.ndarray
+    """[site]: entropy of the share in nats, mean over tokens. At most `entropy_limit`."""
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        return (*self.names, "readout")
+
+    @property
+    def source_names(self) -> tuple[str, ...]:
+        return ("embedding", *self.names)
+
+    @property
+    def entropy_limit(self) -> np.ndarray:
+        """[site]: log(l + 1), the entropy of equal shares of all sources that site l can see."""
+        return np.log(np.arange(1, len(self.site_names) + 1))
+
+    @property
+    def embedding_share(self) -> np.ndarray:
+        """[site]: the share of the embedding."""
+        return self.mean_share[:, 0]
+
+    @property
+    def source_share(self) -> np.ndarray:
+        """[source]: its share, averaged over the sites that can see it (l >= i)."""
+        return np.array([self.mean_share[source:, source].mean() for source in range(len(self.source_names))])
+
+    def sinks(self, count: int = 3) -> list[tuple[str, float]]:
+        """The sources with the largest `source_share`, as (name, share), largest first."""
+        share = self.source_share
+        order = np.argsort(-share, kind="stable")[:count]
+        return [(self.source_names[i], float(share[i])) for i in order if np.isfinite(share[i])]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain lists and numbers for strict JSON: what is not finite becomes None."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: _to_lists(v) if isinstance(v, np.ndarray) else list(v) for name, v in values.items()}
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> DepthProfile:
+        """The inverse of `to_dict`; None comes back as NaN. Raises UsageError when the record is not of that form."""
+        expected = {field.name for field in fields(cls)}
+        if set(record) != expected:
+            wrong = ", ".join(sorted(expected.symmetric_difference(record)))
+            raise UsageError(f"not a depth profile of this version: missing or unknown: {wrong}; compute it again")
+        names, positions = tuple(map(str, record["names"])), tuple(map(int, record["positions"]))
+        n = len(names) + 1
+        shapes = {"mean_matrix": (n, n), "mean_share": (n, n), "token_matrices": (len(positions), n, n)}
+        arrays = {}
+        for name in expected - {"names", "positions"}:
+            shape = shapes.get(name, (n,))
+            array = np.array(record[name], dtype=np.float64)  # None becomes NaN
+            if array.size == 0 == np.prod(shape):
+                array = array.reshape(shape)
+            if array.shape != shape:
+                raise UsageError(f"not a depth profile: {name} is {array.shape}, expected {shape}; compute it again")
+            arrays[name] = array
+        return cls(names=names, positions=positions, **arrays)
+
+
+def _to_lists(array: np.ndarray) -> list:
+    return np.where(np.isfinite(array), array, None).tolist()

@@ -1,0 +1,196 @@
+"""The depth profile against models written out here and against what can be worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attnres import Transformer, TransformerConfig, UsageError, connection_names, mixing_matrix
+from attnres.analysis import DepthProfile, depth_profile, sublayer_names
+
+LAYERS = 3
+SITES = 2 * LAYERS
+
+
+def tiny(connection: str, randomised: bool = True, **options) -> Transformer:
+    config = TransformerConfig(
+        vocab_size=11, dim=8, layers=LAYERS, heads=2, context=16, connection=connection, connection_options=options
+    )
+    model = Transformer(config, seed=3)
+    if randomised:
+        generator = torch.Generator().manual_seed(5)
+        with torch.no_grad():
+            for parameter in model.connection.parameters():
+                parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.fixture
+def tokens() -> torch.Tensor:
+    return torch.randint(11, (2, 7), generator=torch.Generator().manual_seed(1))
+
+
+def naive_sources(model: Transformer, read: torch.Tensor, targets: torch.Tensor, rule):
+    """sources, inputs and gradients of the summed loss, of a model whose sites read rule(sources, site)."""
+    sources = [model.embedding(read)]
+    inputs = []
+    for site, sublayer in enumerate(model.bound_sublayers(read.shape[1])):
+        inputs.append(rule(sources, site))
+        sources.append(sublayer(inputs[-1]))
+    inputs.append(rule(sources, SITES))
+    for source in sources:
+        source.retain_grad()
+    F.cross_entropy(model.logits(inputs[-1]).flatten(0, 1), targets.flatten(), reduction="sum").backward()
+    return sources, inputs, [source.grad for source in sources]
+
+
+def mean_rms(tensors) -> list[float]:
+    return [float(t.detach().square().mean(-1).sqrt().mean()) for t in tensors]
+
+
+def test_residual_has_all_ones_and_uniform_shares(tokens):
+    profile = depth_profile(tiny("residual"), tokens, positions=[0, 5])
+    ones = np.tril(np.ones((SITES + 1, SITES + 1)))
+    np.testing.assert_allclose(profile.mean_matrix, ones)
+    np.testing.assert_allclose(profile.token_matrices, np.stack([ones, ones]))
+    np.testing.assert_allclose(profile.entropy, np.log(np.arange(1, SITES + 2)), atol=1e-6)
+    np.testing.assert_allclose(profile.entropy_limit, np.log(np.arange(1, SITES + 2)))
+    np.testing.assert_allclose(profile.embedding_share, 1 / np.arange(1, SITES + 2), rtol=1e-6)
+    harmonic = sum(1 / n for n in range(1, SITES + 2))
+    assert profile.sinks(1) == [("embedding", pytest.approx(harmonic / (SITES + 1)))]
+
+
+def softmax_rule(model: Transformer):
+    """Full Attention Residuals, written from SPEC.md 3."""
+    connection = model.connection
+
+    def rule(sources, site):
+        stack = torch.stack(sources)
+        keys = stack / (stack.square().mean(-1, keepdim=True) + 1e-6).sqrt() * connection.gain[site]
+        weights = (keys @ connection.query[site]).softmax(0)
+        return (weights[..., None] * stack).sum(0)
+
+    return rule
+
+
+@pytest.mark.parametrize("connection", ["residual", "full"])
+def test_magnitudes_and_gradients_equal_a_naive_model(connection, tokens):
+    model = tiny(connection)
+    rule = softmax_rule(model) if connection == "full" else lambda sources, site: sum(sources)
+    sources, inputs, gradients = naive_sources(model, tokens[:, :-1], tokens[:, 1:], rule)
+    profile = depth_profile(model, tokens)
+    np.testing.assert_allclose(profile.output_rms, mean_rms(sources), rtol=1e-4)
+    np.testing.assert_allclose(profile.input_rms, mean_rms(inputs), rtol=1e-4)
+    np.testing.assert_allclose(profile.gradient_rms, mean_rms(gradients), rtol=1e-4)
+
+
+def test_gradients_leave_the_parameters_alone_and_need_none_trainable(tokens):
+    model = tiny("full").requires_grad_(False)
+    with torch.no_grad():
+        frozen = depth_profile(model, tokens)
+    model.requires_grad_(True)
+    np.testing.assert_allclose(frozen.gradient_rms, depth_profile(model, tokens).gradient_rms)
+    assert frozen.gradient_rms.min() > 0
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_entropy_and_shares_by_hand(tokens):
+    """A free vector in place of keys: site 1 gives the embedding 3/4, sigmoid weights are no distribution."""
+    model = tiny("full", randomised=False, mixing="static")
+    with torch.no_grad():
+        model.connection.logits[1].copy_(torch.tensor([[math.log(3.0)], [0.0]]))
+    profile = depth_profile(model, tokens)
+    np.testing.assert_allclose(profile.mean_matrix[1, :2], [0.75, 0.25], rtol=1e-6)
+    assert profile.entropy[1] == pytest.approx(-0.75 * math.log(0.75) - 0.25 * math.log(0.25))
+    assert profile.entropy[2] == pytest.approx(math.log(3))
+    expected = (1 + 0.75 + sum(1 / n for n in range(3, SITES + 2))) / (SITES + 1)
+    assert profile.source_share[0] == pytest.approx(expected)
+    # Source 6 is seen by the readout alone, source 5 by the readout and the site before it.
+    assert profile.source_share[SITES] == pytest.approx(1 / (SITES + 1))
+    assert profile.source_share[SITES - 1] == pytest.approx((1 / SITES + 1 / (SITES + 1)) / 2)
+
+
+def test_shares_of_signed_weights_use_their_size(tokens):
+    """DenseFormer's second layer reads 3 X_1 - 4 X_0, X_1 = v_0 + v_1 + v_2: M = -1, 3, 3."""
+    model = tiny("denseformer", randomised=False)
+    with torch.no_grad():
+        model.connection.average[0].copy_(torch.tensor([-4.0, 3.0]))
+    profile = depth_profile(model, tokens)
+    np.testing.assert_allclose(profile.mean_matrix[2, :3], [-1, 3, 3], rtol=1e-6)
+    np.testing.assert_allclose(profile.mean_share[2, :3], [1 / 7, 3 / 7, 3 / 7], rtol=1e-6)
+
+
+@pytest.mark.parametrize("connection", connection_names())
+def test_every_connection_has_a_profile(connection, tokens):
+    """The mean, and the chosen tokens' matrices, are those of `mixing_matrix` on the whole batch at once."""
+    model = tiny(connection)
+    profile = depth_profile(model, tokens, positions=[4, 1])
+    with torch.no_grad():
+        matrices = mixing_matrix(model.connection, model.embedding(tokens[:, :-1]), model.bound_sublayers(6))
+    np.testing.assert_allclose(profile.mean_matrix, matrices.mean((0, 1)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(profile.token_matrices, matrices[0, [4, 1]], rtol=1e-4, atol=1e-5)
+    assert np.isfinite(profile.gradient_rms).all()
+    assert (profile.entropy <= profile.entropy_limit + 1e-6).all()
+    if connection in ("full", "block", "window"):
+        np.testing.assert_allclose(profile.mean_share.sum(-1), 1, rtol=1e-6)
+        assert connection == "block" or np.allclose(profile.mean_matrix.sum(-1), 1)
+
+
+def test_chunks_do_not_change_the_result(tokens, monkeypatch):
+    model = tiny("hc")
+    whole = depth_profile(model, tokens, positions=[0, 3, 5])
+    monkeypatch.setattr("attnres.analysis.dynamics.TAG_BYTES", 7 * 7 * 8 * 4 * 2)  # two tokens at a time
+    chunked = depth_profile(model, tokens, positions=[0, 3, 5])
+    np.testing.assert_allclose(chunked.mean_matrix, whole.mean_matrix, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(chunked.token_matrices, whole.token_matrices, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(chunked.entropy, whole.entropy, rtol=1e-5)
+
+
+def test_thirty_two_sublayers_fit_in_little_memory():
+    config = TransformerConfig(dim=64, layers=16, heads=2, connection="full")
+    model = Transformer(config)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    depth_profile(model, torch.randint(256, (1, 257)))
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # kilobytes on Linux
+    assert grown < 400_000
+
+
+def test_names_follow_the_code():
+    assert sublayer_names(4) == ("layer 0 attention", "layer 0 MLP", "layer 1 attention", "layer 1 MLP")
+    profile = depth_profile(tiny("residual"), torch.zeros(1, 3, dtype=torch.long))
+    assert profile.site_names[-2:] == ("layer 2 MLP", "readout")
+    assert profile.source_names[:2] == ("embedding", "layer 0 attention")
+
+
+def test_json_round_trip_keeps_arrays_and_missing_values(tokens):
+    profile = depth_profile(tiny("full"), tokens, positions=[2])
+    profile.gradient_rms[1] = math.nan
+    profile.output_rms[0] = math.inf
+    text = json.dumps(profile.to_dict(), allow_nan=False)
+    back = DepthProfile.from_dict(json.loads(text))
+    assert back.names == profile.names and back.positions == (2,)
+    np.testing.assert_array_equal(back.mean_matrix, profile.mean_matrix)
+    np.testing.assert_array_equal(back.token_matrices, profile.token_matrices)
+    np.testing.assert_array_equal(back.gradient_rms, profile.gradient_rms)
+    assert math.isnan(back.output_rms[0])
+    without_tokens = depth_profile(tiny("full"), tokens)
+    assert DepthProfile.from_dict(without_tokens.to_dict()).token_matrices.shape == (0, SITES + 1, SITES + 1)
+
+
+def test_bad_input_is_named(tokens):
+    model = tiny("full")
+    with pytest.raises(UsageError, match="time of at least 2"):
+        depth_profile(model, tokens[:, :1])
+    with pytest.raises(UsageError, match="position 6 is not among the 6 tokens"):
+        depth_profile(model, tokens, positions=[6])
+    record = depth_profile(model, tokens).to_dict()
+    with pytest.raises(UsageError, match="missing or unknown: entropy"):
+        DepthProfile.from_dict({name: value for name, value in record.items() if name != "entropy"})
+    with pytest.raises(UsageError, match="entropy is"):
+        DepthProfile.from_dict({**record, "entropy": [1.0]})
