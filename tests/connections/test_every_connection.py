@@ -1,0 +1,266 @@
+"""What holds for every connection of the folder and every option, with all parameters randomised."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch.utils.checkpoint import checkpoint
+
+from attnres import Connection, connection_names, make_connection, mixing_matrix
+from tests.depth import DIM, SITES, VARIANTS, make_sublayers, randomise, randomised, trace, variant_id
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
+
+
+def outputs_and_gradients(connection: Connection, x: torch.Tensor, forward) -> list[torch.Tensor]:
+    """The readout, and the gradients of the embedding and of each parameter (zeros where there is none)."""
+    x = x.detach().clone().requires_grad_()
+    connection.zero_grad(set_to_none=True)
+    h = forward(x)
+    (h * torch.linspace(-1, 1, h.numel(), dtype=h.dtype).view_as(h)).sum().backward()
+    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in connection.parameters()]
+    return [h.detach(), x.grad, *grads]
+
+
+def whole(connection: Connection, sublayers):
+    return lambda x: connection.readout(connection.run(connection.start(x), sublayers))
+
+
+def assert_all_close(actual, expected, rtol=1e-4, atol=1e-5):
+    for one, other in zip(actual, expected, strict=True):
+        torch.testing.assert_close(one, other.to(one.dtype), rtol=rtol, atol=atol * max(1.0, other.abs().max().item()))
+
+
+@every_variant
+def test_mixing_matrix_reproduces_every_input(variant):
+    name, options = variant
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    x = torch.randn(2, 3, DIM)
+    matrix = mixing_matrix(connection, x, sublayers, per_channel=True)
+    sources, inputs = trace(connection, x, sublayers)
+    assert matrix.shape == (2, 3, SITES + 1, SITES + 1, DIM)
+    rebuilt = torch.einsum("btlid,ibtd->lbtd", matrix, torch.stack(sources))
+    for site, h in enumerate(inputs):
+        torch.testing.assert_close(rebuilt[site], h, rtol=1e-5, atol=1e-5 * h.abs().max().item())
+    mean = mixing_matrix(connection, x, sublayers)
+    torch.testing.assert_close(mean, matrix.mean(-1))
+
+
+@every_variant
+def test_no_site_sees_a_later_source(variant):
+    name, options = variant
+    matrix = mixing_matrix(randomised(name, **options), torch.randn(2, 3, DIM), make_sublayers())
+    assert torch.equal(matrix.triu(1), torch.zeros_like(matrix))
+    assert (matrix.diagonal(dim1=-2, dim2=-1)[..., :1] != 0).all(), "the first site must see the embedding"
+
+
+@every_variant
+def test_run_split_anywhere_equals_the_whole(variant):
+    name, options = variant
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    x = torch.randn(2, 3, DIM)
+    expected = outputs_and_gradients(connection, x, whole(connection, sublayers))
+    for site in range(SITES + 1):
+
+        def split(x, site=site):
+            values = connection.run(connection.start(x), sublayers[:site])
+            return connection.readout(connection.run(values, sublayers[site:], first=site))
+
+        assert_all_close(outputs_and_gradients(connection, x, split), expected)
+
+
+@every_variant
+def test_fused_mix_equals_weigh_and_gather(variant):
+    name, options = variant
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    plain = copy.deepcopy(connection)
+    plain.mix = lambda values, site: Connection.mix(plain, values, site)
+    plain.run = lambda values, sublayers, first=0: Connection.run(plain, values, sublayers, first)
+    x = torch.randn(2, 3, DIM)
+    expected = outputs_and_gradients(plain, x, whole(plain, sublayers))
+    assert_all_close(outputs_and_gradients(connection, x, whole(connection, sublayers)), expected)
+
+
+@every_variant
+def test_activation_checkpointing_changes_nothing(variant):
+    name, options = variant
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    x = torch.randn(2, 3, DIM)
+
+    def recomputed(x):
+        values = connection.start(x)
+        for first in range(0, SITES, 2):
+            values = checkpoint(connection.run, values, sublayers[first : first + 2], first, use_reentrant=False)
+        return connection.readout(values)
+
+    expected = outputs_and_gradients(connection, x, whole(connection, sublayers))
+    assert_all_close(outputs_and_gradients(connection, x, recomputed), expected)
+
+
+@every_variant
+def test_compile_fullgraph_changes_nothing(variant):
+    name, options = variant
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    x = torch.randn(2, 3, DIM)
+    forward = whole(connection, sublayers)
+    torch._dynamo.reset()
+    compiled = torch.compile(forward, fullgraph=True, backend="aot_eager")
+    expected = outputs_and_gradients(connection, x, forward)
+    assert_all_close(outputs_and_gradients(connection, x, compiled), expected)
+
+
+@pytest.mark.parametrize("name", ["block", "x0"])
+def test_inductor_changes_nothing(name):
+    connection, sublayers = randomised(name), make_sublayers()
+    x = torch.randn(2, 3, DIM)
+    forward = whole(connection, sublayers)
+    torch._dynamo.reset()
+    expected = outputs_and_gradients(connection, x, forward)
+    assert_all_close(outputs_and_gradients(connection, x, torch.compile(forward, fullgraph=True)), expected)
+
+
+@every_variant
+def test_gradients_against_finite_differences(variant):
+    name, options = variant
+    connection = randomised(name, dim=12, sites=4, **options).double()
+    sublayers = make_sublayers(12, 4)
+    x = torch.randn(2, 12, dtype=torch.float64, requires_grad=True)
+    names, parameters = zip(*connection.named_parameters(), strict=True) if list(connection.parameters()) else ((), ())
+
+    def forward(x, *values):
+        named = dict(zip(names, values, strict=True))
+        return torch.func.functional_call(_Whole(connection, sublayers), _prefixed(named), (x,))
+
+    assert torch.autograd.gradcheck(forward, (x, *parameters), fast_mode=True)
+
+
+@every_variant
+def test_float32_gradients_against_float64(variant):
+    name, options = variant
+    connection, x = randomised(name, **options), torch.randn(2, 3, DIM)
+    exact = copy.deepcopy(connection).double()
+    expected = outputs_and_gradients(exact, x.double(), whole(exact, make_sublayers()))
+    actual = outputs_and_gradients(connection, x, whole(connection, make_sublayers()))
+    largest = max(other.norm() for other in expected)  # some gradients are zero but for rounding
+    for one, other in zip(actual, expected, strict=True):
+        assert (one.double() - other).norm() <= 1e-4 * other.norm() + 1e-6 * largest
+
+
+@every_variant
+def test_save_and_load(variant):
+    name, options = variant
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    twin = make_connection(name, dim=DIM, sites=SITES, **options)
+    twin.load_state_dict(load(save(connection.state_dict())))
+    x = torch.randn(2, 3, DIM)
+    assert torch.equal(whole(twin, sublayers)(x), whole(connection, sublayers)(x))
+
+
+@every_variant
+def test_state_lives_in_values_alone(variant):
+    """Two micro-batches taken in turns, as a pipeline takes them, do not see each other; no value is mutated."""
+    name, options = variant
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    xs = [torch.randn(2, 3, DIM), torch.randn(2, 3, DIM)]
+    expected = [whole(connection, sublayers)(x) for x in xs]
+    values = [connection.start(x) for x in xs]
+    for site, sublayer in enumerate(sublayers):
+        for batch in range(2):
+            versions = [value._version for value in values[batch]]
+            after = connection.run(values[batch], [sublayer], first=site)
+            assert [value._version for value in values[batch]] == versions
+            values[batch] = after
+    for value, h in zip(values, expected, strict=True):
+        torch.testing.assert_close(connection.readout(value), h)
+
+
+@every_variant
+def test_parameters_are_per_site(variant):
+    """A pipeline stage needs only the parameters of its own sites: no two sites share one."""
+    name, options = variant
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    seen: set[str] = set()
+    values = tuple(value.detach() for value in connection.start(torch.randn(2, DIM)))
+    for site in range(SITES + 1):
+        connection.zero_grad(set_to_none=True)
+        if site < SITES:
+            after = connection.run(values, [sublayers[site]], first=site)
+        else:
+            after = (connection.readout(values),)
+        if any(value.requires_grad for value in after):
+            sum(value.sum() for value in after).backward()
+        used = {key for key, parameter in connection.named_parameters() if parameter.grad is not None}
+        assert not used & seen, f"site {site} shares {used & seen} with an earlier site"
+        seen |= used
+        values = tuple(value.detach() for value in after)
+
+
+@every_variant
+def test_bfloat16_keeps_the_stream_dtype_and_stays_close(variant):
+    name, options = variant
+    connection = randomised(name, **options)
+    x = torch.randn(2, 3, DIM)
+    exact = whole(connection, make_sublayers())(x)
+    rounded = whole(connection, make_sublayers())(x.bfloat16())
+    assert rounded.dtype == torch.bfloat16
+    assert (rounded.float() - exact).norm() < 0.1 * exact.norm()
+
+
+@every_variant
+def test_autocast_leaves_the_connection_alone(variant):
+    """Matrix products inside a connection stay in float32 under autocast; only the sublayers are rounded."""
+    name, options = variant
+    connection, x = randomised(name, **options), torch.randn(2, 3, DIM)
+    rounded = [lambda h, f=f: f(h).bfloat16() for f in make_sublayers()]
+    expected = whole(connection, rounded)(x)
+
+    def fenced(f):
+        def sublayer(h):
+            with torch.autocast("cpu", enabled=False):
+                return f(h)
+
+        return sublayer
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        actual = whole(connection, [fenced(f) for f in rounded])(x)
+    assert actual.dtype == torch.float32
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", connection_names())
+def test_start_is_finite_and_trainable(name):
+    """At its own start every connection passes gradient to the embedding, over awkward sizes too."""
+    for dim, sites, shape in ((7, 1, (3,)), (5, 6, (0, 4)), (9, 3, ())):
+        connection = make_connection(name, dim=dim, sites=sites)
+        x = torch.randn(*shape, dim, requires_grad=True)
+        h = whole(connection, make_sublayers(dim, sites))(x)
+        h.sum().backward()
+        assert h.shape == x.shape and h.isfinite().all() and x.grad.isfinite().all()
+
+
+def test_the_suite_can_fail():
+    """A scatter that forgets a quarter of y must be caught by the identity test's comparison."""
+    connection, sublayers = make_connection("residual", dim=DIM, sites=SITES), make_sublayers()
+    randomise(connection)
+    x = torch.randn(2, DIM)
+    matrix = mixing_matrix(connection, x, sublayers)
+    connection.scatter = lambda values, weights, site, h, y: (values[0] + 0.75 * y,)
+    sources, inputs = trace(connection, x, sublayers)
+    rebuilt = torch.einsum("tli,itd->ltd", matrix, torch.stack(sources))
+    assert not torch.allclose(rebuilt[-1], inputs[-1], rtol=1e-5)
+
+
+class _Whole(torch.nn.Module):
+    def __init__(self, connection, sublayers):
+        super().__init__()
+        self.connection, self.sublayers = connection, sublayers
+
+    def forward(self, x):
+        return whole(self.connection, self.sublayers)(x)
+
+
+def _prefixed(named):
+    return {f"connection.{key}": value for key, value in named.items()}

@@ -1,0 +1,301 @@
+"""Each rule against something that is not our code: an independent package, or its plain definition written out."""
+
+from __future__ import annotations
+
+import importlib.util
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hyper_connections import HyperConnections
+
+from attnres import make_connection, mixing_matrix
+from attnres.connections.mhc import sinkhorn
+from tests.depth import DIM, SITES, make_sublayers, randomise, randomised, trace
+
+
+def naive_attnres():
+    """fla's reference. Its file is loaded by itself, because importing the package needs Triton."""
+    package = importlib.util.find_spec("fla")
+    path = Path(package.submodule_search_locations[0]) / "ops" / "attnres" / "naive.py"
+    spec = importlib.util.spec_from_file_location("fla_naive_attnres", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.naive_attnres
+
+
+def rms_norm(x, gain=None, eps=1e-6):
+    return F.rms_norm(x, x.shape[-1:], gain, eps)
+
+
+def test_full_equals_fla_at_every_site():
+    connection, sublayers = randomised("full"), make_sublayers()
+    sources, inputs = trace(connection, torch.randn(2, 3, DIM), sublayers)
+    for site, h in enumerate(inputs):
+        expected = naive_attnres()(connection.query[site], sources[: site + 1], connection.gain[site])
+        torch.testing.assert_close(h, expected)
+
+
+@pytest.mark.parametrize("block_size", [2, 3, 4])
+def test_block_equals_fla_over_the_sums_of_blocks(block_size):
+    connection, sublayers = randomised("block", block_size=block_size), make_sublayers()
+    sources, inputs = trace(connection, torch.randn(2, 3, DIM), sublayers)
+    for site, h in enumerate(inputs):
+        outputs = sources[1 : site + 1]
+        blocks = [sum(outputs[first : first + block_size]) for first in range(0, site, block_size)]
+        expected = naive_attnres()(connection.query[site], [sources[0], *blocks], connection.gain[site])
+        torch.testing.assert_close(h, expected)
+
+
+def test_block_matrix_has_the_printed_form():
+    """The matrix that Su prints for blocks of three (seeds 0 and 2): equal weights inside a block."""
+    matrix = mixing_matrix(randomised("block", block_size=3), torch.randn(5, DIM), make_sublayers())
+    groups_of_row = [
+        [[0]],
+        [[0], [1]],
+        [[0], [1, 2]],
+        [[0], [1, 2, 3]],
+        [[0], [1, 2, 3], [4]],
+        [[0], [1, 2, 3], [4, 5]],
+        [[0], [1, 2, 3], [4, 5, 6]],
+        [[0], [1, 2, 3], [4, 5, 6], [7]],
+    ]
+    for row, groups in enumerate(groups_of_row):
+        weights = matrix[:, row]
+        for group in groups:
+            torch.testing.assert_close(weights[:, group], weights[:, group[:1]].expand(-1, len(group)))
+        torch.testing.assert_close(sum(weights[:, group[0]] for group in groups), torch.ones(5))
+        assert (weights[:, row + 1 :] == 0).all()
+
+
+def test_residual_matrix_is_all_ones():
+    matrix = mixing_matrix(make_connection("residual", dim=DIM, sites=SITES), torch.randn(5, DIM), make_sublayers())
+    assert torch.equal(matrix, torch.ones(5, SITES + 1, SITES + 1).tril())
+
+
+def test_window_drops_the_middle():
+    matrix = mixing_matrix(randomised("window", window=2), torch.randn(5, DIM), make_sublayers())
+    last = matrix[:, SITES]
+    assert (last[:, [0, SITES - 1, SITES]] > 0).all() and (last[:, 1 : SITES - 1] == 0).all()
+
+
+def test_sublayer_options_against_plain_definitions():
+    x, sublayers = torch.randn(4, DIM), make_sublayers()
+
+    def scores(keys, query):
+        return torch.stack([(key * query).sum(-1) for key in keys])
+
+    def weighted(p, sources):
+        return (p.unsqueeze(-1) * torch.stack(sources)).sum(0)
+
+    connection = randomised("full", query="input")
+    sources, inputs = trace(connection, x, sublayers)
+    query = connection.query[SITES] + rms_norm(sources[-1]) @ connection.query_map[SITES].T
+    keys = [rms_norm(v, connection.gain[SITES]) for v in sources]
+    torch.testing.assert_close(inputs[-1], weighted(scores(keys, query).softmax(0), sources))
+
+    connection = randomised("full", mixing="static")
+    sources, inputs = trace(connection, x, sublayers)
+    torch.testing.assert_close(inputs[-1], weighted(connection.logits[SITES].softmax(0).expand(-1, 4), sources))
+
+    connection = randomised("full", weighting="sigmoid")
+    sources, inputs = trace(connection, x, sublayers)
+    keys = [rms_norm(v, connection.gain[SITES]) for v in sources]
+    torch.testing.assert_close(inputs[-1], weighted(scores(keys, connection.query[SITES]).sigmoid(), sources))
+
+    connection = randomised("full", key_norm=False)
+    sources, inputs = trace(connection, x, sublayers)
+    torch.testing.assert_close(inputs[-1], weighted(scores(sources, connection.query[SITES]).softmax(0), sources))
+
+    connection = randomised("full", heads=3)
+    sources, inputs = trace(connection, x, sublayers)
+    keys = [rms_norm(v, connection.gain[SITES]) for v in sources]
+    for head in torch.arange(DIM).chunk(3):
+        p = scores([key[:, head] for key in keys], connection.query[SITES][head]).softmax(0)
+        torch.testing.assert_close(inputs[-1][:, head], weighted(p, [v[:, head] for v in sources]))
+
+
+def test_postnorm_is_the_norm_of_the_sum():
+    connection, sublayers = randomised("postnorm"), make_sublayers()
+    x = torch.randn(4, DIM)
+    _, inputs = trace(connection, x, sublayers)
+    h = rms_norm(x, connection.gain[0])
+    for site, sublayer in enumerate(sublayers):
+        torch.testing.assert_close(inputs[site], h)
+        h = rms_norm(h + sublayer(h), connection.gain[site + 1])
+    torch.testing.assert_close(inputs[-1], h)
+
+
+def test_rezero_and_highway_and_x0_and_delta_by_recurrence():
+    x, sublayers = torch.randn(4, DIM), make_sublayers()
+
+    connection, stream = randomised("rezero"), x
+    for site, sublayer in enumerate(sublayers):
+        stream = stream + connection.alpha[site] * sublayer(stream)
+    torch.testing.assert_close(trace(connection, x, sublayers)[1][-1], stream)
+
+    connection, stream = randomised("highway"), x
+    for site, sublayer in enumerate(sublayers):
+        gate = torch.sigmoid(stream @ connection.gate[site].T + connection.gate_bias[site])
+        stream = gate * sublayer(stream) + (1 - gate) * stream
+    torch.testing.assert_close(trace(connection, x, sublayers)[1][-1], stream)
+
+    connection, stream = randomised("x0"), x
+    for site, sublayer in enumerate(sublayers):
+        if site % 2 == 0:
+            stream = connection.lam[site // 2][0] * stream + connection.lam[site // 2][1] * x
+        stream = stream + sublayer(stream)
+    torch.testing.assert_close(trace(connection, x, sublayers)[1][-1], stream)
+
+    connection, stream, outputs = randomised("delta"), x, []
+    for site, sublayer in enumerate(sublayers):
+        h = stream
+        if outputs:
+            h = stream + naive_attnres()(connection.query[site], outputs, connection.gain[site])
+        outputs.append(sublayer(h))
+        stream = stream + outputs[-1]
+    torch.testing.assert_close(trace(connection, x, sublayers)[1][-1], stream)
+
+
+def test_denseformer_averages_the_outputs_of_layers():
+    connection, sublayers = randomised("denseformer", sites=6), make_sublayers(sites=6)
+    x = torch.randn(4, DIM)
+    history, stream = [x], x
+    for layer in range(3):
+        stream = stream + sublayers[2 * layer](stream)
+        history.append(stream + sublayers[2 * layer + 1](stream))
+        stream = sum(a * value for a, value in zip(connection.average[layer], history, strict=True))
+    torch.testing.assert_close(trace(connection, x, sublayers)[1][-1], stream)
+
+
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_hc_equals_the_hyper_connections_package(streams):
+    connection, sublayers = randomised("hc", streams=streams, eps=1e-12), make_sublayers()  # theirs has none
+    x = torch.randn(2, 3, DIM)
+    expand, reduce = HyperConnections.get_expand_reduce_stream_functions(streams, disable=False)
+    state = expand(x)
+    for site, sublayer in enumerate(sublayers):
+        theirs = HyperConnections(streams, dim=DIM, layer_index=site)
+        with torch.no_grad():
+            theirs.norm.gamma.copy_(connection.gain[site] - 1)
+            theirs.static_alpha.copy_(torch.cat([connection.read[site][:, None], connection.carry[site]], 1))
+            theirs.static_beta.copy_(connection.write[site])
+            theirs.dynamic_alpha_fn.copy_(connection.read_carry_fn[site].T)
+            theirs.dynamic_alpha_scale.copy_(connection.read_carry_scale[site][0])
+            theirs.dynamic_beta_fn.copy_(connection.write_fn[site])
+            theirs.dynamic_beta_scale.copy_(connection.write_scale[site][0])
+        h, add = theirs(state)
+        state = add(sublayer(h))
+    h = connection.readout(connection.run(connection.start(x), sublayers))
+    torch.testing.assert_close(h, reduce(state), rtol=1e-4, atol=1e-5 * h.abs().max().item())
+
+
+@pytest.mark.parametrize("streams", [2, 4])
+def test_hc_starts_as_the_package_does(streams):
+    connection = make_connection("hc", dim=DIM, sites=SITES, streams=streams)
+    for site in range(SITES):
+        theirs = HyperConnections(streams, dim=DIM, layer_index=site)
+        read_carry = torch.cat([connection.read[site][:, None], connection.carry[site]], 1)
+        assert torch.equal(read_carry, theirs.static_alpha)
+        assert torch.equal(connection.write[site], theirs.static_beta)
+        assert torch.equal(connection.read_carry_fn[site].T, theirs.dynamic_alpha_fn)
+        assert connection.read_carry_scale[site].item() == theirs.dynamic_alpha_scale.item()
+
+
+def test_mhc_equals_transformers_deepseek_v4():
+    from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
+    from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
+
+    n = 4
+    config = DeepseekV4Config(hidden_size=DIM, hc_mult=n, hc_sinkhorn_iters=20, hc_eps=0.0, rms_norm_eps=1e-6)
+    connection = randomised("mhc", sites=3, streams=n)
+    streams = torch.randn(2, 5, n, DIM)
+    for site in range(3):
+        theirs = DeepseekV4HyperConnection(config)
+        # It multiplies by the transposed matrix: rows and columns of the residual projection change places.
+        res_fn = connection.res.fn[site].unflatten(0, (n, n)).transpose(0, 1).flatten(0, 1)
+        with torch.no_grad():
+            theirs.fn.copy_(torch.cat([connection.pre.fn[site], connection.post.fn[site], res_fn]))
+            biases = (connection.bias_pre[site], connection.bias_post[site], connection.bias_res[site].T.flatten())
+            theirs.base.copy_(torch.cat(biases))
+            scales = (connection.pre.scale[site], connection.post.scale[site], connection.res.scale[site])
+            theirs.scale.copy_(torch.cat(scales))
+        post, comb, collapsed = theirs(streams)
+        weights = connection.weigh((streams,), site)
+        torch.testing.assert_close(connection.gather((streams,), weights, site), collapsed)
+        torch.testing.assert_close(weights[2], post)
+        torch.testing.assert_close(weights[1], comb.mT)
+
+
+def test_sinkhorn_is_doubly_stochastic_and_does_not_overflow():
+    logits = torch.randn(64, 4, 4) + torch.tensor([0.0, 200.0, -200.0, 1e4]).view(4, 1, 1).repeat(16, 1, 1)
+    matrix = sinkhorn(logits)
+    torch.testing.assert_close(matrix.sum(-1), torch.ones(64, 4))
+    torch.testing.assert_close(matrix.sum(-2), torch.ones(64, 4), rtol=0, atol=1e-2)  # 20 steps, not infinitely many
+
+
+@pytest.mark.parametrize("name", ["mhc", "mhc-lite"])
+def test_stream_mixing_starts_near_the_identity(name):
+    connection = make_connection(name, dim=DIM, sites=SITES)
+    _, res, _ = connection.weigh(connection.start(torch.randn(3, DIM)), 2)
+    assert (res - torch.eye(4)).abs().max() < 1e-2
+
+
+def test_mhc_lite_is_the_mean_of_permutations():
+    connection = randomised("mhc-lite", streams=3)
+    values = (torch.randn(2, 3, DIM),)
+    _, res, _ = connection.weigh(values, 1)
+    u = rms_norm(values[0].flatten(-2))
+    share = (connection.res.scale[1] * (u @ connection.res.fn[1].T) + connection.bias_res[1]).softmax(-1)
+    expected = torch.zeros(2, 3, 3)
+    for k, order in enumerate(permutations(range(3))):
+        for row, column in enumerate(order):
+            expected[:, row, column] += share[:, k]
+    torch.testing.assert_close(res, expected)
+    torch.testing.assert_close(res.sum(-1), torch.ones(2, 3))
+    torch.testing.assert_close(res.sum(-2), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("name", ["hc", "identity-hc", "mhc", "mhc-lite"])
+def test_stream_matrices_are_products_of_the_mixing_steps(name):
+    """M[l, i+1] = H_pre_l H_res_{l-1} .. H_res_{i+1} H_post_i: the form of seeds 0 and 2, and of SPEC.md 6."""
+    connection, sublayers = randomised(name), make_sublayers()
+    x, n = torch.randn(DIM), 4
+    matrix = mixing_matrix(connection, x, sublayers)
+    values, carried = connection.start(x), torch.zeros(n, SITES + 1)
+    carried[:, 0] = 1
+    for site, sublayer in enumerate(sublayers):
+        pre, res, post = connection.weigh(values, site)
+        torch.testing.assert_close(matrix[site], pre @ carried, rtol=1e-4, atol=1e-5)
+        values = connection.run(values, [sublayer], first=site)
+        carried = carried if res is None else res @ carried
+        carried[:, site + 1] += post
+    torch.testing.assert_close(matrix[SITES], carried.sum(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["rezero", "x0", "denseformer", "delta"])
+def test_starts_as_its_paper_says(name):
+    x, sublayers = torch.randn(5, DIM), make_sublayers()
+    ones = torch.ones(SITES + 1, SITES + 1).tril()
+    expected = {"rezero": torch.eye(SITES + 1)[0].expand(SITES + 1, -1), "x0": ones, "denseformer": ones}.get(name)
+    if name == "delta":  # the stream, and the mean of the outputs so far; the readout is the stream alone
+        expected = ones.clone()
+        for site in range(1, SITES):
+            expected[site, 1 : site + 1] += 1 / site
+    matrix = mixing_matrix(make_connection(name, dim=DIM, sites=SITES), x, sublayers)
+    torch.testing.assert_close(matrix, expected.expand(5, -1, -1))
+
+
+def test_highway_carries_88_percent_at_the_start():
+    connection = make_connection("highway", dim=DIM, sites=1)
+    matrix = mixing_matrix(connection, torch.randn(5, DIM), make_sublayers(sites=1))
+    gate = torch.sigmoid(torch.tensor(-2.0))
+    torch.testing.assert_close(matrix[0, 1], torch.stack([1 - gate, gate]))
+
+
+def test_randomise_reaches_every_parameter():
+    connection = make_connection("mhc", dim=DIM, sites=SITES)
+    randomise(connection)
+    assert all(parameter.abs().sum() > 0 for parameter in connection.parameters())

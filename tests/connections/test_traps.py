@@ -1,0 +1,169 @@
+"""SPEC.md 13: each known trap has a test that fails if it is sprung. Numbers are the section's.
+
+6 (decay or Muon on queries) is also tested on the real optimizers in tests/train.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from attnres import Transformer, TransformerConfig, make_connection, mixing_matrix
+from attnres.model import parameter_roles
+from tests.depth import DIM, make_sublayers, randomise, randomised, trace
+
+
+def start_matrix(name: str, sites: int, **options) -> torch.Tensor:
+    connection = make_connection(name, dim=DIM, sites=sites, **options)
+    return mixing_matrix(connection, torch.randn(DIM), make_sublayers(sites=sites))
+
+
+def test_1_embedding_is_counted_once():
+    matrix = start_matrix("block", 6, block_size=3)
+    assert matrix[0, 0] == 1
+    torch.testing.assert_close(matrix[1, :2], torch.tensor([1 / 2, 1 / 2]))
+    torch.testing.assert_close(matrix[3, :4], torch.full((4,), 1 / 2))
+
+
+def test_2_no_zero_vector_takes_part():
+    connection = randomised("block", block_size=2)
+    values = connection.start(torch.randn(3, DIM))
+    for site, sublayer in enumerate(make_sublayers()):
+        assert all(value.abs().sum() > 0 for value in values)
+        torch.testing.assert_close(connection.weigh(values, site).sum(0), torch.ones(3, 1))
+        values = connection.run(values, [sublayer], first=site)
+    torch.testing.assert_close(start_matrix("block", 4, block_size=2)[2, :3], torch.full((3,), 1 / 2))
+
+
+def test_3_the_partial_starts_anew_in_each_block():
+    third_block = start_matrix("block", 7, block_size=3)[6]
+    torch.testing.assert_close(third_block[:7], torch.full((7,), 1 / 3))
+
+
+def test_4_queries_start_at_zero_and_read_the_mean():
+    connection = make_connection("full", dim=DIM, sites=5)
+    assert all(not query.any() for query in connection.query)
+    sources, inputs = trace(connection, torch.randn(3, DIM), make_sublayers(sites=5))
+    for site, h in enumerate(inputs):
+        torch.testing.assert_close(h, torch.stack(sources[: site + 1]).mean(0))
+
+
+def test_5_the_readout_attends_too():
+    connection = randomised("block", block_size=3)
+    x, sublayers = torch.randn(3, DIM), make_sublayers()
+    connection.readout(connection.run(connection.start(x), sublayers)).sum().backward()
+    assert connection.query[connection.sites].grad.abs().sum() > 0
+    weights = connection.weigh(connection.run(connection.start(x), sublayers), connection.sites)
+    torch.testing.assert_close(weights.sum(0), torch.ones(3, 1))
+
+
+def test_6_and_10_queries_are_vectors_of_their_own_role():
+    model = Transformer(TransformerConfig(dim=16, layers=2, connection="full", connection_options={"query": "input"}))
+    roles = parameter_roles(model)
+    assert all(query.shape == (16,) for query in model.connection.query)
+    assert {roles[name] for name in roles if name.startswith("connection.")} == {"connection"}
+    matrices = [name for name, role in roles.items() if role == "matrix"]
+    assert len(matrices) == 2 * (4 + 3) and all(name.startswith("sublayers.") for name in matrices)
+
+
+def test_7_keys_and_queries_are_not_rounded_to_bfloat16():
+    connection = randomised("full", dim=64, sites=5)
+    with torch.no_grad():
+        for query in connection.query:
+            query.mul_(4)
+    sources = tuple(torch.randn(32, 64).bfloat16() for _ in range(6))
+    exact = [
+        (connection.query[5].double() * F.rms_norm(v.double(), (64,), connection.gain[5].double(), 1e-6)).sum(-1)
+        for v in sources
+    ]
+    p = torch.stack(exact).softmax(0)
+    expected = (p.unsqueeze(-1) * torch.stack(sources).double()).sum(0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = connection.readout(sources)
+    # Exactly one rounding: at most half a unit in the last of bfloat16's eight bits, and float32 noise.
+    assert ((h.double() - expected).abs() <= expected.abs() * 2**-8 + 1e-5).all()
+    assert (h == expected.bfloat16()).double().mean() > 0.98
+
+
+def test_8_no_source_is_dropped():
+    sites = 70
+    matrix = mixing_matrix(randomised("full", sites=sites), torch.randn(DIM), make_sublayers(sites=sites))
+    assert (matrix[sites] > 0).all()
+    torch.testing.assert_close(matrix.sum(-1), torch.ones(sites + 1))
+
+
+def test_9_memory_grows_with_the_sources_and_not_with_their_square():
+    """What autograd keeps, in units of one source, over a whole run of Full AttnRes."""
+    sites, tokens, dim = 24, 64, 32
+    connection, sublayers = randomised("full", dim=dim, sites=sites), make_sublayers(dim, sites)
+    kept: dict[int, int] = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    x = torch.randn(tokens, dim, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        h = connection.readout(connection.run(connection.start(x), sublayers))
+    assert h.requires_grad
+    of_source_size = sum(size >= tokens * dim * 4 for size in kept.values())
+    assert max(kept.values()) <= 2 * tokens * dim * 4, "a stack of sources was saved"
+    assert of_source_size <= 6 * sites
+
+
+def test_11_no_state_on_the_connection():
+    connection = randomised("block", block_size=3)
+    before = {key: id(value) for key, value in vars(connection).items()}
+    trace(connection, torch.randn(3, DIM), make_sublayers())
+    assert {key: id(value) for key, value in vars(connection).items()} == before
+    assert not list(connection.buffers())
+
+
+def test_12_the_mean_times_the_count_is_the_plain_sum():
+    """A norm's eps is not scale-invariant. At zero queries n * h is the plain stream, which a conversion may rely on."""
+    small = 1e-3
+    config = {"dim": 32, "layers": 4, "embedding_std": small, "norm_eps": 1e-6}
+    plain = Transformer(TransformerConfig(**config, connection="residual"))
+    full = Transformer(TransformerConfig(**config, connection="full"))
+    full.load_state_dict(plain.state_dict(), strict=False)
+    tokens = torch.randint(256, (2, 9))
+    assert not torch.allclose(full(tokens), plain(tokens), atol=1e-4), "the trap is real at this scale"
+
+    count = {id(full.connection): 0}
+    mix = full.connection.mix
+
+    def summed(values, site):
+        weights, h = mix(values, site)
+        count[id(full.connection)] += 1
+        return weights, h * len(values)
+
+    full.connection.mix = summed
+    full.connection.run = lambda values, subs, first=0: (
+        type(full.connection).__mro__[-3].run(full.connection, values, subs, first)
+    )
+    torch.testing.assert_close(full(tokens), plain(tokens), rtol=1e-5, atol=1e-6)
+    assert count[id(full.connection)] == full.connection.sites + 1
+
+
+def test_13_one_compilation_serves_every_depth_and_batch():
+    sites = 20
+    connection, sublayers = randomised("full", sites=sites), make_sublayers(sites=sites)
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        compiled = torch.compile(
+            lambda x: connection.readout(connection.run(connection.start(x), sublayers)),
+            fullgraph=True,
+            backend="aot_eager",
+        )
+        for _ in range(3):
+            x = torch.randn(4, DIM)
+            torch.testing.assert_close(compiled(x), trace(connection, x, sublayers)[1][-1])
+
+
+def test_14_the_magnitude_is_right_and_not_only_the_direction():
+    """All sources equal: whatever the weights, h must be that vector, to the last bits."""
+    connection = make_connection("full", dim=DIM, sites=40)
+    randomise(connection)
+    v = torch.randn(3, DIM)
+    for site in (0, 7, 39):
+        torch.testing.assert_close(connection.mix((v,) * (site + 1), site)[1], v, rtol=2e-6, atol=1e-6)

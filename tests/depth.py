@@ -1,0 +1,73 @@
+"""What tests of connections share: every variant, with random parameters, between small sublayers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from attnres import Connection, connection_names, make_connection
+
+DIM, SITES = 12, 7
+
+ATTNRES_OPTIONS = [
+    {"query": "input"},
+    {"mixing": "static"},
+    {"mixing": "static", "heads": 3},
+    {"weighting": "sigmoid"},
+    {"key_norm": False},
+    {"heads": 3},
+    {"window": 2},
+    {"query": "input", "heads": 4, "weighting": "sigmoid", "window": 3},
+]
+
+VARIANTS: list[tuple[str, dict]] = [
+    *[(name, {}) for name in connection_names()],
+    *[("full", options) for options in ATTNRES_OPTIONS],
+    *[("block", {"block_size": 3, **options}) for options in ATTNRES_OPTIONS],
+    ("block", {"block_size": 1}),
+    ("block", {"block_size": 2}),
+    ("block", {"block_size": 100}),
+    ("hc", {"dynamic": False}),
+    ("hc", {"streams": 1}),
+    ("mhc", {"streams": 2}),
+]
+
+
+def variant_id(variant: tuple[str, dict]) -> str:
+    name, options = variant
+    return "-".join([name, *(f"{key}={value}" for key, value in options.items())])
+
+
+def randomised(name: str, dim: int = DIM, sites: int = SITES, **options) -> Connection:
+    """The connection with every parameter drawn at random, so that no term hides behind its zero start."""
+    connection = make_connection(name, dim=dim, sites=sites, **options)
+    randomise(connection)
+    return connection
+
+
+def randomise(module: nn.Module) -> None:
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
+
+
+def make_sublayers(dim: int = DIM, sites: int = SITES) -> list[Callable[[Tensor], Tensor]]:
+    """Non-linear, order-one functions of h, in the dtype of h."""
+    generator = torch.Generator().manual_seed(11)
+    matrices = [torch.randn(dim, dim, generator=generator) / dim**0.5 for _ in range(sites)]
+    return [lambda h, m=m: torch.tanh(h @ m.to(h.dtype)) for m in matrices]
+
+
+def trace(connection: Connection, x: Tensor, sublayers) -> tuple[list[Tensor], list[Tensor]]:
+    """Run site by site; the sources v_0 .. v_L and the inputs h_0 .. h_L."""
+    values, sources, inputs = connection.start(x), [x], []
+    for site, sublayer in enumerate(sublayers):
+        weights, h = connection.mix(values, site)
+        y = sublayer(h)
+        values = connection.scatter(values, weights, site, h, y)
+        sources.append(y)
+        inputs.append(h)
+    return sources, [*inputs, connection.readout(values)]
