@@ -186,10 +186,8 @@ def test_parameters_are_per_site(variant):
     values = tuple(value.detach() for value in connection.start(torch.randn(2, DIM)))
     for site in range(SITES + 1):
         connection.zero_grad(set_to_none=True)
-        if site < SITES:
-            after = connection.run(values, [sublayers[site]], first=site)
-        else:
-            after = (connection.readout(values),)
+        step = sublayers[site : site + 1]  # none at the readout
+        after = connection.run(values, step, first=site) if step else (connection.readout(values),)
         if any(value.requires_grad for value in after):
             sum(value.sum() for value in after).backward()
         used = {key for key, parameter in connection.named_parameters() if parameter.grad is not None}

@@ -1,0 +1,92 @@
+"""Autoregressive generation as a few free functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from attnres.errors import UsageError
+from attnres.generate.cache import KVCache
+from attnres.model import Transformer
+
+PREFILL_CHUNK = 256
+"""Prompt tokens per forward pass: bounds the memory that a long prompt takes."""
+
+
+@torch.inference_mode()
+def generate(
+    model: Transformer,
+    prompt: Sequence[int],
+    max_new: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+) -> Iterator[int]:
+    """Yield up to `max_new` token ids after the prompt, each as soon as it is drawn; fewer where the context ends.
+
+    temperature 0 takes the likeliest token. Raises UsageError on an empty prompt, one that leaves no room in the
+    model's context, or sampling options out of range.
+    """
+    _check(model, prompt, max_new, temperature, top_k, top_p)
+    device = model.embedding.weight.device
+    generator = torch.Generator(device).manual_seed(seed)
+    caches = [KVCache(model.config, 1, model.embedding.weight.dtype, device) for _ in range(model.config.layers)]
+    tokens = torch.tensor([list(prompt)], device=device)
+
+    for start in range(0, len(prompt), PREFILL_CHUNK):
+        chunk = tokens[:, start : start + PREFILL_CHUNK]
+        hidden = model.hidden(chunk, caches, start)
+    for position in range(len(prompt), min(len(prompt) + max_new, model.config.context + 1)):
+        token = sample(model.logits(hidden[:, -1]), temperature, top_k, top_p, generator)
+        yield int(token)
+        if position < model.config.context:
+            hidden = model.hidden(token[:, None], caches, position)
+
+
+def sample(
+    logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
+) -> Tensor:
+    """One token id per row of logits [batch, vocab].
+
+    top_k keeps the k likeliest tokens; top_p then keeps the smallest set of them whose probability reaches p.
+    """
+    if temperature == 0:
+        return logits.argmax(-1)
+    logits = logits.float() / temperature
+    if top_k is not None and top_k < logits.shape[-1]:
+        smallest_kept = logits.topk(top_k).values[:, -1:]
+        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+    probabilities = logits.softmax(-1)
+    if top_p is not None and top_p < 1:
+        ordered, order = probabilities.sort(-1, descending=True)
+        before = ordered.cumsum(-1) - ordered  # mass of the likelier tokens; 0 for the first, which always stays
+        probabilities = probabilities.masked_fill((before >= top_p).gather(-1, order.argsort(-1)), 0.0)
+    return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
+
+
+def _check(
+    model: Transformer,
+    prompt: Sequence[int],
+    max_new: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+) -> None:
+    context = model.config.context
+    if not prompt:
+        raise UsageError("the prompt is empty; give at least one token")
+    if len(prompt) > context:
+        raise UsageError(
+            f"the prompt has {len(prompt)} tokens and the model's context is {context}; shorten the prompt"
+        )
+    if max_new < 1:
+        raise UsageError(f"the number of new tokens must be at least 1, not {max_new}")
+    if temperature < 0:
+        raise UsageError(f"temperature must be 0 (greedy) or positive, not {temperature}")
+    if top_k is not None and top_k < 1:
+        raise UsageError(f"top_k must be at least 1, not {top_k}")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise UsageError(f"top_p must lie above 0 and at most at 1, not {top_p}")

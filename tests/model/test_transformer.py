@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attnres import Transformer, TransformerConfig, UsageError, connection_names
+from attnres.model import parameter_roles
+from tests.depth import randomise
+
+SMALL = {"vocab_size": 50, "dim": 24, "layers": 3, "heads": 4, "context": 32}
+
+
+def test_the_documented_example():
+    model = Transformer(
+        TransformerConfig(
+            vocab_size=256, dim=64, layers=16, heads=2, connection="block", connection_options={"block_size": 4}
+        )
+    )
+    assert model(torch.randint(256, (2, 5))).shape == (2, 5, 256)
+    assert model.connection.sites == 32
+
+
+@pytest.mark.parametrize("connection", connection_names())
+def test_causal_in_time(connection):
+    model = Transformer(TransformerConfig(**SMALL, connection=connection))
+    randomise(model.connection)
+    tokens = torch.randint(50, (1, 10))
+    changed = tokens.clone()
+    changed[0, 6] = (changed[0, 6] + 1) % 50
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :6], after[:, :6]) and not torch.equal(before[:, 6:], after[:, 6:])
+
+
+def test_attention_against_the_plain_definition():
+    """Grouped queries, rotary positions and the causal mask, written out per head and position."""
+    model = Transformer(TransformerConfig(**SMALL, kv_heads=2, connection="residual"))
+    attention = model.sublayers[0]
+    h, size = torch.randn(1, 7, 24), 6
+    x = F.rms_norm(h, (24,), attention.norm.weight, 1e-6)
+
+    def rotated(vector, position):
+        pairs = torch.complex(vector[: size // 2], vector[size // 2 :])
+        angle = position * 10_000.0 ** (-torch.arange(size // 2) / (size // 2))
+        turned = pairs * torch.polar(torch.ones(size // 2), angle)
+        return torch.cat([turned.real, turned.imag])
+
+    expected = torch.zeros(7, 24)
+    for head in range(4):
+        shared = head // 2
+        q = [rotated(attention.q(x)[0, t, head * size :][:size], t) for t in range(7)]
+        k = [rotated(attention.k(x)[0, t, shared * size :][:size], t) for t in range(7)]
+        v = attention.v(x)[0, :, shared * size :][:, :size]
+        for t in range(7):
+            p = torch.stack([q[t] @ k[s] for s in range(t + 1)]).div(math.sqrt(size)).softmax(0)
+            expected[t, head * size : (head + 1) * size] = p @ v[: t + 1]
+    y = model.bound_sublayers(7)[0](h)
+    torch.testing.assert_close(y[0], attention.out(expected), rtol=1e-4, atol=1e-5)
+
+
+def test_mlp_against_the_plain_definition():
+    mlp = Transformer(TransformerConfig(**SMALL, connection="residual")).sublayers[1]
+    h = torch.randn(2, 5, 24)
+    x = h / (h.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * mlp.norm.weight
+    gate = x @ mlp.gate.weight.T
+    expected = (gate / (1 + torch.exp(-gate)) * (x @ mlp.up.weight.T)) @ mlp.out.weight.T
+    torch.testing.assert_close(mlp(h, None), expected)
+
+
+def test_zero_queries_give_the_plain_model():
+    """AttnRes starts as the residual model, up to the norms' eps (SPEC.md 3)."""
+    plain = Transformer(TransformerConfig(**SMALL, norm_eps=1e-12, connection="residual"))
+    tokens = torch.randint(50, (2, 9))
+    for name, options in (("full", {}), ("block", {"block_size": 2}), ("block", {"block_size": 4})):
+        config = TransformerConfig(**SMALL, norm_eps=1e-12, connection=name, connection_options=options)
+        torch.testing.assert_close(Transformer(config)(tokens), plain(tokens), rtol=1e-4, atol=1e-5)
+
+
+def test_one_seed_gives_every_connection_the_same_shared_weights():
+    plain = Transformer(TransformerConfig(**SMALL, connection="residual"), seed=3).state_dict()
+    for name in connection_names():
+        other = Transformer(TransformerConfig(**SMALL, connection=name), seed=3).state_dict()
+        shared = [key for key in other if key in plain]
+        assert "embedding.weight" in shared and "head.weight" in shared and len(shared) >= 2 + 3 * 7
+        assert all(torch.equal(other[key], plain[key]) for key in shared)
+    another = Transformer(TransformerConfig(**SMALL, connection="residual"), seed=4).state_dict()
+    assert not torch.equal(another["embedding.weight"], plain["embedding.weight"])
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_initialisation_is_as_documented(tied):
+    model = Transformer(
+        TransformerConfig(vocab_size=512, dim=128, layers=4, heads=4, embedding_std=0.5, tied=tied, connection="full")
+    )
+    expected = {"embedding.weight": 0.5, "head.weight": 0.02}
+    for name, parameter in model.named_parameters():
+        role = parameter_roles(model)[name]
+        if role == "matrix":
+            expected[name] = parameter.shape[1] ** -0.5 * (8**-0.5 if name.endswith("out.weight") else 1)
+        if name in expected:
+            assert parameter.std().item() == pytest.approx(expected[name], rel=0.05), name
+        if role == "gain":
+            assert (parameter == 1).all()
+    assert ("head.weight" in dict(model.named_parameters())) is not tied
+    with torch.no_grad():
+        assert model(torch.randint(512, (4, 32))).std().item() == pytest.approx(0.02 * 128**0.5, rel=0.2)
+
+
+def test_roles_follow_the_place_and_not_the_shape():
+    model = Transformer(TransformerConfig(**SMALL, connection="hc"))
+    roles = parameter_roles(model)
+    assert roles["embedding.weight"] == "embedding" and roles["head.weight"] == "head"
+    two_dimensional = [name for name, p in model.named_parameters() if p.ndim == 2]
+    assert {roles[name] for name in two_dimensional} == {"embedding", "head", "matrix", "connection"}
+
+
+@pytest.mark.parametrize("connection", ["residual", "postnorm", "rezero"])
+def test_sublayers_have_the_norm_that_their_connection_asks_for(connection):
+    model = Transformer(TransformerConfig(**SMALL, connection=connection))
+    has_norm = any(name.startswith("sublayers") and "norm" in name for name, _ in model.named_parameters())
+    assert has_norm is (connection == "residual")
+
+
+@pytest.mark.parametrize("connection", connection_names())
+def test_checkpointing_gives_the_same_loss_and_gradients(connection):
+    model = Transformer(TransformerConfig(**SMALL, connection=connection))
+    randomise(model.connection)
+    tokens = torch.randint(50, (2, 9))
+
+    def gradients():
+        model.zero_grad()
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    expected = gradients()
+    model.checkpointing = True
+    for actual, wanted in zip(gradients(), expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"connection": "resnet"}, "unknown connection 'resnet'; choose one of: block"),
+        ({"connection": "full", "connection_options": {"block_size": 4}}, "has no option 'block_size'; it takes eps"),
+        ({"connection": "residual", "connection_options": {"heads": 4}}, "it takes no options"),
+        ({"connection": "block", "connection_options": {"block_size": 0}}, "block_size must be a whole number"),
+        ({"connection": "block", "connection_options": {"query": "both"}}, "query must be one of static, input"),
+        ({"connection": "block", "connection_options": {"heads": 7}}, "7 does not divide 24"),
+        ({"connection": "block", "connection_options": {"query": "input", "mixing": "static"}}, "has no query"),
+        ({"connection": "mhc-lite", "connection_options": {"streams": 9}}, "at most 6"),
+        ({"heads": 5}, "even multiple of heads"),
+        ({"kv_heads": 3}, "kv_heads must divide heads"),
+        ({"layers": 0}, "layers must be a whole number"),
+        ({"embedding_std": 0.0}, "embedding_std must be positive"),
+    ],
+)
+def test_a_bad_configuration_is_one_line(change, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        Transformer(TransformerConfig(**{**SMALL, **change}))
+    assert "\n" not in str(caught.value)
+
+
+def test_too_long_a_sequence_is_refused():
+    with pytest.raises(UsageError, match="33 tokens do not fit the model's context of 32"):
+        Transformer(TransformerConfig(**SMALL))(torch.zeros(1, 33, dtype=torch.long))
