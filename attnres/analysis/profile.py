@@ -100,4 +100,6 @@ class DepthProfile:
 
 
 def _to_lists(array: np.ndarray) -> list:
-    return np.where(np.isfinite(array), array, None).tolist()
+    values = array.astype(object)
+    values[~np.isfinite(array)] = None
+    return values.tolist()

@@ -1,0 +1,6 @@
+"""One self-contained HTML page and a few figures, from plain data alone."""
+
+from attnres.report.data import ArmReport, Curve, ReportData, Summary, TokenText
+from attnres.report.write import write_report
+
+__all__ = ["ArmReport", "Curve", "ReportData", "Summary", "TokenText", "write_report"]

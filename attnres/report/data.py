@@ -1,0 +1,96 @@
+"""What a report is made from: plain numbers and texts, from whatever trainer and model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from attnres.analysis.profile import DepthProfile
+from attnres.errors import UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """The losses of one run. Losses may be NaN."""
+
+    seed: int
+    steps: Sequence[int]
+    losses: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One row of the results table. None is printed as a dash."""
+
+    validation_loss: float | None = None
+    """Mean over seeds."""
+    difference: float | None = None
+    """Mean over seeds of this arm's validation loss minus the first arm's: negative is better."""
+    difference_error: float | None = None
+    """Standard error of `difference`."""
+    step_time_ratio: float | None = None
+    """Over the first arm."""
+    peak_memory_ratio: float | None = None
+    """Over the first arm."""
+
+
+@dataclass(frozen=True, eq=False)
+class ArmReport:
+    """One connection: how it trained and what its depth does."""
+
+    name: str
+    description: str = ""
+    curves: Sequence[Curve] = ()
+    summary: Summary = Summary()
+    profile: DepthProfile | None = None
+
+
+@dataclass(frozen=True)
+class TokenText:
+    """A chosen token and the text around it."""
+
+    before: str
+    token: str
+    after: str
+
+
+@dataclass(frozen=True, eq=False)
+class ReportData:
+    """The whole report. The first arm is the baseline that the others are compared with.
+
+    tokens: the texts of the tokens at the profiles' positions, which are the same in every profile, so that one choice
+    shows the same token under every connection.
+    """
+
+    title: str
+    subtitle: str
+    arms: Sequence[ArmReport]
+    provenance: Mapping[str, str] = field(default_factory=dict)
+    tokens: Sequence[TokenText] = ()
+    unit: str = "nats per token"
+    curve_label: str = "training loss"
+
+    def __post_init__(self) -> None:
+        if not self.arms:
+            raise UsageError("a report needs at least one arm")
+        for arm in self.arms:
+            for curve in arm.curves:
+                if len(curve.steps) != len(curve.losses):
+                    raise UsageError(
+                        f"{arm.name}, seed {curve.seed}: {len(curve.steps)} steps but {len(curve.losses)} losses"
+                    )
+        positions = {profile.positions for _, profile in self.profiled}
+        if len(positions) > 1:
+            raise UsageError("all profiles of a report must be at the same token positions")
+        if positions and len(*positions) != len(self.tokens):
+            raise UsageError(f"the profiles have {len(*positions)} token positions, but {len(self.tokens)} texts came")
+
+    @property
+    def profiled(self) -> list[tuple[ArmReport, DepthProfile]]:
+        """The arms that have a profile, with it."""
+        return [(arm, arm.profile) for arm in self.arms if arm.profile is not None]
+
+    @property
+    def trained(self) -> list[ArmReport]:
+        """The arms that have at least one recorded step."""
+        return [arm for arm in self.arms if any(len(curve.steps) for curve in arm.curves)]

@@ -1,0 +1,220 @@
+"""The HTML page: tables and texts are written here, charts are drawn by page.js from the embedded JSON."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+from attnres.analysis.profile import DepthProfile
+from attnres.report.data import ReportData
+from attnres.report.style import (
+    DIFFERENCE_POINTS,
+    SIGNED_COLOURS,
+    WEIGHT_COLOURS,
+    arm_style,
+    colour_scale,
+    depth_ticks,
+    paired_differences,
+    summarise,
+    visible,
+)
+
+CONTEXT = 48
+"""Characters of text shown on either side of a chosen token."""
+
+
+def page(data: ReportData) -> str:
+    """The whole page as one string without references to anything outside it."""
+    resources = files("attnres.report")
+    style, script, template = (
+        resources.joinpath(f"page.{suffix}").read_text(encoding="utf-8") for suffix in ("css", "js", "html")
+    )
+    # The browser runs this one script and loads nothing: a second lock behind the escaping.
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    parts = {
+        "title": _text(data.title),
+        "subtitle": _text(data.subtitle),
+        "finding": _text(finding(data)),
+        "unit": _text(data.unit),
+        "results": _results(data),
+        "sinks": _sinks(data),
+        "provenance": _provenance(data),
+        "style": style,
+        "script": script,
+        "script_digest": digest,
+        "json": json_for_script(payload(data)),
+    }
+    hidden = {
+        "results": any(arm.summary.validation_loss is not None for arm in data.arms),
+        "curves": bool(data.trained),
+        "depth": bool(data.profiled),
+        "provenance": bool(data.provenance),
+    }
+    parts |= {f"hide_{name}": "" if shown else "hidden" for name, shown in hidden.items()}
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+
+
+def json_for_script(value: Any) -> str:
+    """Strict JSON that cannot end the script element it stands in, whatever texts it holds."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII: U+2028 and U+2029 are escaped
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def finding(data: ReportData) -> str:
+    """The result in one sentence, with no more certainty than the standard error allows."""
+    baseline, *others = data.arms
+    measured = [arm for arm in others if _finite(arm.summary.difference)]
+    if not measured:
+        return ""
+    best = min(measured, key=lambda arm: arm.summary.difference or 0.0)
+    difference, error = best.summary.difference or 0.0, best.summary.difference_error
+    distance = f"{abs(difference):.3f}"
+    side = "below" if difference < 0 else "above"
+    if error is not None and _finite(error):
+        distance += f" ± {error:.3f}"
+    sentence = f"{best.name} ends {distance} {data.unit} {side} {baseline.name} in validation loss"
+    if len(measured) > 1:
+        sentence += f", the lowest of {len(measured)}"
+    if error is None or not _finite(error):
+        return f"{sentence} (one seed, so no standard error)."
+    if abs(difference) <= 2 * error:
+        return f"{sentence}: within two standard errors, so no difference is shown."
+    return f"{sentence} (mean paired difference and its standard error)."
+
+
+def payload(data: ReportData) -> dict[str, Any]:
+    """What page.js draws. Numbers have four digits; what is not finite is null."""
+    return {
+        "arms": [_arm(data, index) for index in range(len(data.arms))],
+        "tokens": [_token(data, index) for index in range(len(data.tokens))],
+        "unit": visible(data.unit),
+        "curveLabel": visible(data.curve_label),
+        "weightColours": _colours(WEIGHT_COLOURS),
+        "signedColours": _colours(SIGNED_COLOURS),
+    }
+
+
+def _arm(data: ReportData, index: int) -> dict[str, Any]:
+    arm = data.arms[index]
+    colour, dashes = arm_style(index)
+    record: dict[str, Any] = {
+        "name": visible(arm.name),
+        "description": visible(arm.description),
+        "colour": colour or "currentColor",
+        "dashes": " ".join(map(str, dashes)),
+        "seeds": len(arm.curves),
+    }
+    if arm in data.trained:
+        record["curve"] = {name: _numbers(values) for name, values in summarise(arm.curves).items()}
+        baseline = data.trained[0]
+        pairs = paired_differences(arm, baseline) if arm is not baseline else []
+        if pairs:
+            curve = summarise(pairs, DIFFERENCE_POINTS)
+            record["difference"] = {name: _numbers(values) for name, values in curve.items()}
+    if arm.profile is not None:
+        record["profile"] = _profile(arm.profile)
+    return record
+
+
+def _profile(profile: DepthProfile) -> dict[str, Any]:
+    matrices = np.concatenate([profile.mean_matrix[None], profile.token_matrices])
+    return {
+        "sites": list(map(visible, profile.site_names)),
+        "sources": list(map(visible, profile.source_names)),
+        "siteTicks": depth_ticks(profile.site_names),
+        "sourceTicks": depth_ticks(profile.source_names),
+        # View 0 is the mean over tokens, view k + 1 the chosen token k. One scale for all views: they are comparable.
+        "matrices": [_triangle(matrix) for matrix in matrices],
+        "share": _triangle(profile.mean_share),
+        "matrixScale": _numbers(np.array(colour_scale(matrices))),
+        "shareScale": _numbers(np.array(colour_scale(profile.mean_share))),
+        "output": _numbers(profile.output_rms),
+        "gradient": _numbers(profile.gradient_rms),
+        "input": _numbers(profile.input_rms),
+        "entropy": _numbers(profile.entropy),
+        "entropyLimit": _numbers(profile.entropy_limit),
+        "embeddingShare": _numbers(profile.embedding_share),
+        "sourceShare": _numbers(profile.source_share),
+    }
+
+
+def _token(data: ReportData, index: int) -> dict[str, Any]:
+    text = data.tokens[index]
+    return {
+        "position": next((profile.positions[index] for _, profile in data.profiled), None),
+        "before": visible(text.before[-CONTEXT:]),
+        "token": visible(text.token[:CONTEXT]),
+        "after": visible(text.after[:CONTEXT]),
+    }
+
+
+def _triangle(matrix: np.ndarray) -> list[list[float | None]]:
+    """The rows up to the diagonal."""
+    return [_numbers(row[: site + 1]) for site, row in enumerate(matrix)]
+
+
+def _numbers(values: np.ndarray) -> list[float | None]:
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _colours(name: str) -> list[list[int]]:
+    """17 colours from low to high, as red, green, blue of 0 to 255."""
+    table = np.asarray(mpl.colormaps[name](np.linspace(0, 1, 17)))[:, :3]
+    return np.rint(255 * table).astype(int).tolist()
+
+
+def _text(text: str) -> str:
+    return escape(visible(text))
+
+
+def _finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _cell(value: float | None, form: str = "{:.3f}") -> str:
+    if value is None:
+        return '<td class="number">&ndash;</td>'
+    text = form.format(value).replace("-", "&minus;") if math.isfinite(value) else "not finite"
+    return f'<td class="number">{text}</td>'
+
+
+def _results(data: ReportData) -> str:
+    rows = []
+    for arm in data.arms:
+        row = arm.summary
+        error = f" ± {row.difference_error:.3f}" if _finite(row.difference_error) else ""
+        rows.append(
+            f'<tr><th scope="row">{_text(arm.name)}</th>'
+            + _cell(row.validation_loss)
+            + _cell(row.difference, "{:+.3f}" + error)
+            + _cell(row.step_time_ratio, "{:.2f}&times;")
+            + _cell(row.peak_memory_ratio, "{:.2f}&times;")
+            + f"<td>{_text(arm.description)}</td></tr>"
+        )
+    return "\n".join(rows)
+
+
+def _sinks(data: ReportData) -> str:
+    rows = []
+    for arm, profile in data.profiled:
+        cells = [f"<td>{_text(name)} <b>{share:.2f}</b></td>" for name, share in profile.sinks(3)]
+        rows.append(f'<tr><th scope="row">{_text(arm.name)}</th>{"".join(_padded(cells, 3))}</tr>')
+    return "\n".join(rows)
+
+
+def _padded(cells: Sequence[str], count: int) -> list[str]:
+    return [*cells, *["<td>&ndash;</td>"] * (count - len(cells))]
+
+
+def _provenance(data: ReportData) -> str:
+    return "\n".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in data.provenance.items())

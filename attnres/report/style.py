@@ -1,0 +1,112 @@
+"""What the page and the figures share: colours, scales, ticks, and how numbers and texts are written."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+
+from attnres.report.data import ArmReport, Curve
+
+# Okabe and Ito's colours without yellow, which vanishes on white. None is the colour of the text: the baseline.
+ARM_COLOURS = (None, "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+ARM_DASHES = ((), (6, 3), (2, 2), (8, 3, 2, 3))
+DIFFERENCE_POINTS = 60  # differences are small: average more neighbours
+WEIGHT_COLOURS, SIGNED_COLOURS = "viridis", "RdBu_r"
+
+
+def arm_style(index: int) -> tuple[str | None, tuple[int, ...]]:
+    """(colour, dash pattern) of an arm: 28 are different."""
+    dashes, colour = divmod(index, len(ARM_COLOURS))
+    return ARM_COLOURS[colour], ARM_DASHES[dashes % len(ARM_DASHES)]
+
+
+def colour_scale(matrices: np.ndarray) -> tuple[float, float]:
+    """(low, high) of the colour scale of matrices [..., site, source]; low = -high when there are negative weights.
+
+    Site 0 reads the embedding alone, at weight one, and an outlier would darken all others: `high` is the 98th
+    percentile of the sizes from site 1 on, or the maximum where that is hardly larger.
+    """
+    site, source = np.tril_indices(matrices.shape[-1])
+    entries = matrices[..., site[1:], source[1:]]
+    entries = entries[np.isfinite(entries)]
+    if not entries.size or not np.any(entries):
+        return 0.0, 1.0
+    sizes = np.abs(entries)
+    high = float(np.percentile(sizes, 98))
+    if high <= 0 or sizes.max() < 1.3 * high:
+        high = float(sizes.max())
+    return (-high if entries.min() < -0.01 * high else 0.0), high
+
+
+def summarise(curves: Sequence[Curve], points: int = 250) -> dict[str, np.ndarray]:
+    """steps, mean, low and high over the seeds of loss curves, averaged over neighbouring steps to at most `points`.
+
+    A seed that has no finite loss near a step is left out there; where no seed has one the values are NaN.
+    """
+    steps = np.unique(np.concatenate([np.asarray(curve.steps, dtype=np.float64) for curve in curves]))
+    group_size = max(1, -(-len(steps) // points))
+    groups = -(-len(steps) // group_size)
+    per_seed = np.full((len(curves), groups), np.nan)
+    for row, curve in zip(per_seed, curves, strict=True):
+        losses = np.asarray(curve.losses, dtype=np.float64)
+        finite = np.isfinite(losses)
+        group = np.searchsorted(steps, np.asarray(curve.steps)[finite]) // group_size
+        count = np.bincount(group, minlength=groups)
+        total = np.bincount(group, losses[finite], minlength=groups)
+        row[count > 0] = total[count > 0] / count[count > 0]
+    seen = np.isfinite(per_seed)
+    empty = ~seen.any(0)
+    mean = np.where(seen, per_seed, 0).sum(0) / np.where(empty, np.nan, seen.sum(0))
+    low = np.where(empty, np.nan, np.where(seen, per_seed, np.inf).min(0, initial=np.inf))
+    high = np.where(empty, np.nan, np.where(seen, per_seed, -np.inf).max(0, initial=-np.inf))
+    at = np.array([part.mean() for part in np.array_split(steps, range(group_size, len(steps), group_size))])
+    return {"steps": at, "mean": mean, "low": low, "high": high}
+
+
+def paired_differences(arm: ArmReport, baseline: ArmReport) -> list[Curve]:
+    """loss(arm) - loss(baseline) for each seed that both have, at the steps that both have.
+
+    Runs of one seed read the same batches, so what the batches do to the loss cancels.
+    """
+    of_baseline = {curve.seed: dict(zip(curve.steps, curve.losses, strict=True)) for curve in baseline.curves}
+    differences = []
+    for curve in arm.curves:
+        other = of_baseline.get(curve.seed, {})
+        shared = [
+            (step, loss - other[step]) for step, loss in zip(curve.steps, curve.losses, strict=True) if step in other
+        ]
+        if shared:
+            steps, losses = zip(*shared, strict=True)
+            differences.append(Curve(curve.seed, steps, losses))
+    return differences
+
+
+def depth_ticks(names: Sequence[str], most: int = 9) -> list[tuple[int, str]]:
+    """(index, label) of a few of the names on a depth axis: "layer 3 MLP" becomes "3", at its first sublayer."""
+    ticks = []
+    for index, name in enumerate(names):
+        words = name.split()
+        label = words[1] if len(words) > 1 else {"embedding": "emb", "readout": "out"}.get(name, name)
+        if not ticks or ticks[-1][1] != label:
+            ticks.append((index, label))
+    layers = [tick for tick in ticks if tick[1] not in ("emb", "out")]
+    ends = [tick for tick in ticks if tick not in layers]
+    stride = max(1, -(-len(layers) // most))
+    kept = [tick for tick in layers[::stride] if all(abs(tick[0] - end[0]) > len(names) / 12 for end in ends)]
+    return sorted(kept + ends)
+
+
+def visible(text: str) -> str:
+    """The text with nothing hidden in it: control and formatting characters become symbols or their code points."""
+    return "".join(map(_visible_character, text))
+
+
+def _visible_character(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        return "⏎" if character == "\n" else chr(0x2400 + code)
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return f"[U+{code:04X}]"
+    return character
