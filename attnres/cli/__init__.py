@@ -1,7 +1,8 @@
 """The command line: one file of this folder per command.
 
 A command file defines `command`, whose parameters tyro turns into options, and a docstring: its first line is the
-summary in `attnres --help`, the whole of it the head of `attnres NAME --help`.
+summary in `attnres --help`, the whole of it the head of `attnres NAME --help`. Where the defaults depend on the
+arguments themselves, it defines `command_for(arguments)` instead, which returns the command.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def main(argv: list[str] | None = None) -> int:
 
     module = importlib.import_module(f"{__name__}.{name}")
     try:
-        return tyro.cli(module.command, prog=f"attnres {name}", description=module.__doc__, args=rest) or 0
+        command = module.command_for(rest) if hasattr(module, "command_for") else module.command
+        return tyro.cli(command, prog=f"attnres {name}", description=module.__doc__, args=rest) or 0
     except UsageError as error:
         return _fail(str(error), 2)
     except OSError as error:

@@ -55,6 +55,8 @@ class RunConfig:
     """Sequences of `model.context` tokens in a micro-batch."""
     accumulate: int = 1
     """Micro-batches in a step."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train; auto is the GPU if there is one."""
     seed: int = 0
     """Of the initial weights and of the order of the data."""
     precision: Literal["float32", "bfloat16"] = "float32"
@@ -70,7 +72,8 @@ class RunConfig:
     save_every: int = 100
     """Steps between checkpoints; the last step is always saved."""
     keep: int = 2
-    """How many of the newest checkpoints to keep, beside the best one."""
+    """How many of the newest checkpoints to keep, beside the best one: the one of lowest validation loss, among those
+    saved at a step that was evaluated."""
     tensorboard: bool = False
     """Write TensorBoard scalars too (extra: tensorboard)."""
 

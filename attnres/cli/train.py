@@ -1,0 +1,160 @@
+"""Train a model with any residual connection.
+
+With nothing set it trains a small transformer with Block Attention Residuals on the Python standard library's own
+source files, byte by byte:
+
+    attnres train
+    attnres train --model.connection residual --steps 600
+    attnres train runs/wide --model.dim 128 --model.connection hc
+    attnres train --model.connection block --model.connection-options block_size 2 query input
+    attnres train --data.paths 'texts/*.txt' --optimizer.lr 2e-3
+
+A recipe is a Python file with config = RunConfig(...); options on the command line override it:
+
+    attnres train --recipe recipes/block.py --steps 100
+
+The run's folder holds its configuration, metrics (one JSON object per line), checkpoints and, at the end, a summary.
+Stop it with Ctrl-C or in any other way: the same command goes on from the last checkpoint, to the same result.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from attnres.train import Interrupted, RunConfig, RunStopped, config_to_json, load_recipe, train
+
+Event = dict[str, Any]
+
+
+def command_for(arguments: list[str]) -> Callable[..., int]:
+    """The command with the recipe among the arguments, if there is one, as its defaults."""
+    recipe = _recipe(arguments)
+    defaults = load_recipe(recipe) if recipe else RunConfig()
+
+    def command(
+        folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = None,
+        recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
+        *,
+        config: Annotated[RunConfig, tyro.conf.arg(name="")] = defaults,
+    ) -> int:
+        """Train.
+
+        Args:
+            folder: The run's folder; one below runs/, named after the configuration, when not given.
+            recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
+        """
+        return run(config, folder or default_folder(config))
+
+    return command
+
+
+def run(config: RunConfig, folder: Path) -> int:
+    """Train with progress on the terminal; return the exit code."""
+    console = Console()
+    with _Display(console) as display:
+        try:
+            summary = train(config, folder, listen=display.show, progress=display.opening)
+        except Interrupted as stop:
+            return display.fail(str(stop), 130)
+        except RunStopped as error:
+            return display.fail(str(error), 1)
+    console.print(
+        f"done: validation loss {summary['validation_loss']:.4f} nats per token after {summary['steps']} steps "
+        f"(best {summary['best_validation_loss']:.4f}), {summary['step_seconds'] * 1000:.0f} ms per step, "
+        f"{summary['peak_memory_bytes'] / 2**20:.0f} MiB for training",
+        highlight=False,
+    )
+    console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
+    return 0
+
+
+def default_folder(config: RunConfig) -> Path:
+    """A folder of its own for every configuration, so that the same command finds its run again."""
+    model = config.model
+    digest = hashlib.sha256(json.dumps(config_to_json(config), sort_keys=True).encode()).hexdigest()[:6]
+    return Path("runs") / f"{model.connection}-{model.layers}x{model.dim}-seed{config.seed}-{digest}"
+
+
+def _recipe(arguments: list[str]) -> str | None:
+    """The value of --recipe, which must be known before the other options can have their defaults."""
+    for position, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == "--recipe":
+            return value if equals else next(iter(arguments[position + 1 :]), None)
+    return None
+
+
+class _Display:
+    """The events of a run as a live bar, or as plain lines where the output is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.validation = float("nan")
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task("opening the corpus", total=None)
+
+    def __enter__(self) -> _Display:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def opening(self, stage: str, done: int, total: int) -> None:
+        """Called while the corpus is made ready."""
+        self.progress.update(self.task, description=f"{stage} the corpus", completed=done, total=total or None)
+
+    def show(self, event: Event) -> None:
+        """Called by `train` for every event."""
+        if event["kind"] == "start":
+            self._start(event)
+        elif event["kind"] == "eval":
+            self.validation = event["loss"]
+            if not self.console.is_terminal:
+                self._print(f"step {event['step']}: validation loss {event['loss']:.4f}")
+        elif event["kind"] == "train":
+            self._step(event)
+
+    def fail(self, message: str, code: int) -> int:
+        self.progress.stop()
+        print(f"attnres: {message}", file=sys.stderr)
+        return code
+
+    def _start(self, event: Event) -> None:
+        self.steps, self.began_at = event["steps"], event["step"]
+        self._print(f"connection: {event['connection']}")
+        self._print(f"parameters: {event['parameters']:,}")
+        self._print(f"corpus:     {event['corpus']}")
+        self._print(f"folder:     {event['folder']}")
+        if event["step"]:
+            self._print(f"going on from step {event['step']} of {event['steps']}")
+        self.progress.update(self.task, description="training", total=event["steps"], completed=event["step"])
+
+    def _step(self, event: Event) -> None:
+        step, loss, speed = event["step"], event["loss"], event["tokens_per_second"]
+        text = f"loss {loss:.3f}  validation {self.validation:.3f}  {speed:,.0f} tokens/s"
+        self.progress.update(self.task, description=text, completed=step)
+        if not self.console.is_terminal and (step % max(1, self.steps // 20) == 0 or step == self.steps):
+            left = (self.steps - step) * event["step_seconds"]
+            self._print(f"step {step} of {self.steps}: loss {loss:.4f}, {speed:,.0f} tokens/s, {left:.0f} s left")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)

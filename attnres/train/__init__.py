@@ -1,0 +1,22 @@
+"""Training: the loop, optimizers by role, schedule, checkpoints, run folders."""
+
+from attnres.train.config import OptimizerConfig, RunConfig
+from attnres.train.jsonconfig import config_from_json, config_to_json
+from attnres.train.loop import Interrupted, RunStopped, train
+from attnres.train.metrics import read_metrics
+from attnres.train.recipe import load_recipe
+from attnres.train.run import Run, load_run
+
+__all__ = [
+    "Interrupted",
+    "OptimizerConfig",
+    "Run",
+    "RunConfig",
+    "RunStopped",
+    "config_from_json",
+    "config_to_json",
+    "load_recipe",
+    "load_run",
+    "read_metrics",
+    "train",
+]

@@ -1,0 +1,166 @@
+"""Checkpoints: written atomically, checked by SHA-256, the newest few and the best one kept.
+
+checkpoints/step-00000400/model.safetensors        the weights
+                          optimizer.safetensors    optimizer state and random-number state
+                          state.json               step, position in the data, validation loss
+                          checksums.json           SHA-256 of the three
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from attnres.errors import UsageError
+from attnres.train.files import PARTIAL, new_folder, remove_folder, sha256
+
+log = logging.getLogger(__name__)
+
+Tensors = Mapping[str, Tensor]
+
+MODEL, OPTIMIZER, STATE, CHECKSUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
+FILES = (MODEL, OPTIMIZER, STATE)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One folder on the disk, which may be damaged."""
+
+    path: Path
+
+    @property
+    def step(self) -> int:
+        return int(self.path.name.removeprefix("step-"))
+
+    def model(self) -> dict[str, Tensor]:
+        return load_file(self.path / MODEL)
+
+    def optimizer(self) -> dict[str, Tensor]:
+        return load_file(self.path / OPTIMIZER)
+
+    def state(self) -> dict[str, Any]:
+        return json.loads((self.path / STATE).read_text(encoding="utf-8"))
+
+    def damage(self) -> str | None:
+        """What is wrong with the files, or None if they are as they were written."""
+        try:
+            expected = json.loads((self.path / CHECKSUMS).read_text(encoding="utf-8"))
+            for name in FILES:
+                if sha256(self.path / name) != expected[name]:
+                    return f"{name} is not as it was written"
+        except FileNotFoundError as error:
+            return f"{Path(error.filename).name} is missing"
+        except OSError as error:
+            return f"{Path(error.filename or self.path).name} cannot be read ({error.strerror})"
+        except (ValueError, KeyError, TypeError):
+            return f"{CHECKSUMS} is not as it was written"
+        return None
+
+    def validation_loss(self) -> float:
+        """Measured at this very step; infinite if it was not measured or cannot be read."""
+        try:
+            loss = self.state()["validation_loss"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return math.inf
+        return math.inf if loss is None else loss
+
+
+class Checkpoints:
+    """All checkpoints of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def all(self) -> list[Checkpoint]:
+        """Oldest first, damaged ones included."""
+        if not self.folder.is_dir():
+            return []
+        paths = sorted(path for path in self.folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name))
+        return sorted(map(Checkpoint, paths), key=lambda checkpoint: checkpoint.step)
+
+    def save(self, step: int, model: Tensors, optimizer: Tensors, state: dict[str, Any]) -> Checkpoint:
+        """Write one, durable when this returns. Raises OSError, such as on a full disk, and then leaves nothing."""
+        path = self.folder / f"step-{step:08d}"
+        with new_folder(path) as partial:
+            _save_tensors(model, partial / MODEL)
+            _save_tensors(optimizer, partial / OPTIMIZER)
+            _write_json(partial / STATE, state)
+            _write_json(partial / CHECKSUMS, {name: sha256(partial / name) for name in FILES})
+        return Checkpoint(path)
+
+    def newest_good(self) -> Checkpoint | None:
+        """The newest one that is not damaged; names in one line each damaged one that is passed over.
+
+        None if the run has not saved any yet. Raises UsageError if there are some but all are damaged.
+        """
+        checkpoints = self.all()
+        for checkpoint in reversed(checkpoints):
+            damage = checkpoint.damage()
+            if damage is None:
+                return checkpoint
+            log.warning("checkpoint %s is damaged (%s); trying the one before it", checkpoint.path, damage)
+        if checkpoints:
+            raise UsageError(
+                f"{self.folder}: every checkpoint is damaged; restore one from a backup, or delete this folder "
+                "to train again from the start"
+            )
+        return None
+
+    def best_good(self) -> Checkpoint | None:
+        """The undamaged one of lowest validation loss; the newest good one if none has a loss."""
+        for checkpoint in sorted(self.all(), key=Checkpoint.validation_loss):
+            if checkpoint.validation_loss() == math.inf:
+                break
+            if (damage := checkpoint.damage()) is None:
+                return checkpoint
+            log.warning("checkpoint %s is damaged (%s); trying the next best", checkpoint.path, damage)
+        return self.newest_good()
+
+    def clean(self, resumed: Checkpoint | None) -> None:
+        """Remove what a crash left half-written, and set aside the damaged ones newer than the one resumed from."""
+        if self.folder.is_dir():
+            for path in self.folder.glob(f"*{PARTIAL}"):
+                remove_folder(path)
+        for checkpoint in self.all():
+            if resumed is None or checkpoint.step > resumed.step:
+                aside = checkpoint.path.with_suffix(".damaged")
+                remove_folder(aside)
+                os.rename(checkpoint.path, aside)
+
+    def prune(self, keep: int) -> None:
+        """Delete all but the newest `keep` and the best one."""
+        checkpoints = self.all()
+        best = min(checkpoints, key=lambda checkpoint: (checkpoint.validation_loss(), -checkpoint.step))
+        for checkpoint in checkpoints[:-keep]:
+            if checkpoint != best:
+                # Renamed first: a crash while deleting must not leave a checkpoint with files missing.
+                rubbish = checkpoint.path.with_name(checkpoint.path.name + PARTIAL)
+                remove_folder(rubbish)
+                os.rename(checkpoint.path, rubbish)
+                remove_folder(rubbish)
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _save_tensors(tensors: Tensors, path: Path) -> None:
+    try:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+    except SafetensorError as error:
+        # The Rust side knows the system's error only as text.
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error

@@ -1,0 +1,165 @@
+"""The run folder: what a run is, written down before its first step.
+
+config.json      the whole configuration, versions, corpus, machine
+tokenizer.json
+metrics.jsonl    one JSON object per line while the run goes
+checkpoints/     see checkpoint.py
+summary.json     when the run is done
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attnres
+from attnres.data import Corpus, Tokenizer, tokenizer_from_json
+from attnres.errors import UsageError
+from attnres.train.checkpoint import Checkpoints
+from attnres.train.config import RunConfig
+from attnres.train.files import write_json
+from attnres.train.jsonconfig import config_from_json, config_to_json
+
+TOKENIZER = "tokenizer.json"
+
+FREE_FIELDS = ("device", "save_every", "keep", "tensorboard", "data.cache")
+"""What may change when a run goes on: it decides where and how often something is written, not the weights."""
+
+
+class RunFolder:
+    """Paths and records of one run."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self.metrics = self.path / "metrics.jsonl"
+        self.checkpoints = Checkpoints(self.path / "checkpoints")
+        self._config = self.path / "config.json"
+        self._summary = self.path / "summary.json"
+
+    def record(self) -> dict[str, Any] | None:
+        """The content of config.json, or None if the folder holds no run yet."""
+        if not self._config.is_file():
+            return None
+        record = _read_json(self._config)
+        if not isinstance(record, dict) or not {"config", "corpus", "versions"} <= record.keys():
+            raise UsageError(f"{self._config}: not written by attnres train; choose another folder")
+        return record
+
+    def config(self) -> RunConfig:
+        """The configuration of the run in this folder. Raises UsageError if there is none."""
+        record = self.record()
+        if record is None:
+            raise UsageError(f"{self.path}: not a run folder (it has no config.json); give a folder that train wrote")
+        return config_from_json(record["config"])
+
+    def tokenizer(self) -> Tokenizer:
+        """The one that the run's corpus was made with."""
+        return tokenizer_from_json(_read_json(self.path / TOKENIZER))
+
+    def summary(self) -> dict[str, Any] | None:
+        """The result of a run that is done, else None."""
+        return _read_json(self._summary) if self._summary.is_file() else None
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        write_json(self._summary, summary)
+
+    def refuse_other(self, config: RunConfig) -> None:
+        """Raise UsageError if the folder holds a run of another configuration, naming the fields that differ."""
+        record = self.record()
+        if record is None:
+            return
+        stored = _flat(config_to_json(config_from_json(record["config"])))
+        given = _flat(config_to_json(fit_vocabulary(config, record["corpus"]["vocab_size"])))
+        differing = [
+            f"{name} is {stored.get(name, 'not set')!r} there and {given.get(name, 'not set')!r} here"
+            for name in {**stored, **given}
+            if name not in FREE_FIELDS and stored.get(name) != given.get(name)
+        ]
+        if differing:
+            raise UsageError(
+                f"{self.path} holds a run of another configuration: {'; '.join(differing)}. "
+                "Choose another folder, or repeat its options to go on with it"
+            )
+
+    def claim(self, config: RunConfig, corpus: Corpus) -> None:
+        """Make this the folder of that run, or see that it is one already."""
+        self.refuse_other(config)
+        if (record := self.record()) is None:
+            write_json(self.path / TOKENIZER, corpus.tokenizer.to_json())
+            # Last: a folder with this file in it is a run.
+            write_json(self._config, _description(config, corpus))
+        elif record["corpus"]["sha256"] != corpus.sha256:
+            raise UsageError(
+                f"{self.path}: the corpus has changed since this run began (it was {record['corpus']['description']}, "
+                f"now it is {corpus.description}); restore its files or choose another folder"
+            )
+
+
+def fit_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
+    """The configuration with a model that has room for the corpus's tokens."""
+    vocab_size = max(vocab_size, config.model.vocab_size)
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
+
+
+def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
+        "config": config_to_json(config),
+        "corpus": {
+            "description": corpus.description,
+            "sha256": corpus.sha256,
+            "vocab_size": corpus.vocab_size,
+            "bytes_per_token": corpus.bytes_per_token,
+            "train_tokens": len(corpus.train),
+            "validation_tokens": len(corpus.validation),
+        },
+        "versions": {
+            "attnres": attnres.__version__,
+            "commit": _commit(),
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+        },
+        "machine": {
+            "system": platform.platform(),
+            "processor": platform.machine(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": gpu,
+        },
+    }
+
+
+def _commit() -> str | None:
+    """The commit of this package's source, with `-dirty` behind it if files have changed; None if not from git."""
+    source = Path(attnres.__file__).parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(source), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # an environment inside some other repository is not it
+        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= _flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+    return flat
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid JSON ({error}); choose another folder") from error

@@ -1,0 +1,67 @@
+"""The run's configuration to JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from attnres.errors import UsageError
+from attnres.train.config import RunConfig
+
+T = TypeVar("T")
+
+
+def config_to_json(config: RunConfig) -> dict[str, Any]:
+    """The configuration as a JSON value: nested dicts, lists, strings, numbers, booleans and None."""
+    return _plain(dataclasses.asdict(config))
+
+
+def config_from_json(data: Any) -> RunConfig:
+    """The configuration that `config_to_json` wrote. Fields that are left out have their defaults.
+
+    Raises UsageError on an unknown field or a value of the wrong type, naming the field.
+    """
+    return _record(RunConfig, data, "")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
+
+
+def _record(cls: type[T], data: Any, where: str) -> T:
+    if not isinstance(data, dict):
+        raise UsageError(f"{where.rstrip('.') or 'the configuration'} must be a JSON object, not {data!r}")
+    hints = get_type_hints(cls)
+    unknown = [where + key for key in data if key not in hints]
+    if unknown:
+        raise UsageError(f"unknown configuration field {', '.join(unknown)}; known here: {', '.join(hints)}")
+    return cls(**{key: _value(hints[key], value, where + key) for key, value in data.items()})
+
+
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """The JSON value as the type that the field is declared with."""
+    if dataclasses.is_dataclass(hint):
+        return _record(hint, value, f"{where}.")  # type: ignore[arg-type]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal and value in arguments:
+        return value
+    if origin is tuple and isinstance(value, list):
+        return tuple(_value(arguments[0], item, where) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {key: _value(arguments[1], item, where) for key, item in value.items()}
+    if origin in (Union, types.UnionType) and any(_is(argument, value) for argument in arguments):
+        return value
+    if hint is float and _is(int, value):
+        return float(value)
+    if isinstance(hint, type) and origin is None and _is(hint, value):
+        return value
+    expected = " or ".join(map(repr, arguments)) if origin is Literal else getattr(hint, "__name__", None) or str(hint)
+    raise UsageError(f"configuration field {where} must be {expected}, not {value!r}")
+
+
+def _is(kind: type, value: Any) -> bool:
+    """isinstance, but True is no number."""
+    return isinstance(value, kind) and not (isinstance(value, bool) and kind is not bool)

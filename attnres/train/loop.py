@@ -1,0 +1,229 @@
+"""One training run from its first step, or from where it was stopped, to its summary."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+from attnres.data import check_length, open_corpus
+from attnres.errors import UsageError
+from attnres.train.checkpoint import Checkpoint
+from attnres.train.config import RunConfig
+from attnres.train.files import locked
+from attnres.train.folder import RunFolder, fit_vocabulary
+from attnres.train.memory import PeakMemory
+from attnres.train.metrics import Metrics
+from attnres.train.trainer import NonFinite, Trainer
+
+Listener = Callable[[dict[str, Any]], None]
+
+WARM_UP_STEPS = 3
+"""The first steps, which allocate and compile, do not count in the median step time."""
+
+
+class RunStopped(UsageError):
+    """A run could not go on. The message says at which step, why, and which checkpoint is good."""
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM: the run was saved, and the message says how to go on."""
+
+
+def train(
+    config: RunConfig,
+    folder: str | Path,
+    listen: Listener | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Start the run in `folder`, or go on with the one that is there, and return its summary when it is done.
+
+    A run that is done already only returns its summary. With one thread the result is bit-equal however often the run
+    was stopped on its way. A `model.vocab_size` below the corpus's is raised to it.
+
+    listen: called with every record of metrics.jsonl as it is written, before them with
+      {"kind": "start", "folder", "connection", "parameters", "corpus", "step", "steps", "tokens_per_step"},
+      and with {"kind": "saved", "step", "path"} for every checkpoint.
+    progress: handed to `open_corpus`.
+
+    Raises UsageError (bad configuration or corpus, a folder of another configuration or in use), RunStopped (numbers
+    not finite, disk full) and Interrupted (Ctrl-C, SIGTERM: saved).
+    """
+    run = RunFolder(folder)
+    run.refuse_other(config)
+    if (summary := run.summary()) is not None:
+        return summary
+    corpus = open_corpus(config.data, progress=progress)
+    check_length(corpus, config.model.context)
+    config = fit_vocabulary(config, corpus.vocab_size)
+    trainer = Trainer(config, corpus)  # whatever is wrong with the options, nothing has been written yet
+    run.path.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        stack.enter_context(locked(run.path))
+        run.claim(config, corpus)
+        resumed = run.checkpoints.newest_good()
+        run.checkpoints.clean(resumed)
+        metrics = stack.enter_context(closing(Metrics(run.metrics, resumed.step if resumed else 0)))
+        loop = Loop(trainer, run, metrics, resumed)
+        if listen:
+            loop.listeners.append(listen)
+        if config.tensorboard:
+            from attnres.train.tensorboard import tensorboard_writer
+
+            loop.listeners.append(stack.enter_context(tensorboard_writer(run.path, trainer.step)))
+        return loop.run()
+
+
+class Loop:
+    """Train, evaluate, save and report until the last step."""
+
+    def __init__(self, trainer: Trainer, folder: RunFolder, metrics: Metrics, resumed: Checkpoint | None) -> None:
+        self.trainer = trainer
+        self.config = trainer.config
+        self.folder = folder
+        self.metrics = metrics
+        self.listeners: list[Listener] = []
+        self.last_good = resumed
+        self.earlier_peak = 0
+        if resumed:
+            state = resumed.state()
+            trainer.restore(resumed.model(), resumed.optimizer(), state)
+            self.earlier_peak = state["peak_memory_bytes"]
+        self.memory = PeakMemory(trainer.device)
+
+    def run(self) -> dict[str, Any]:
+        """Go on to the last step; return the summary."""
+        try:
+            return self._run()
+        except NonFinite as error:
+            raise RunStopped(f"{error}; {self._last_good()}; try a lower learning rate (--optimizer.lr)") from error
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise RunStopped(
+                f"{where}{error.strerror or error}, at step {self.trainer.step}; {self._last_good()}; "
+                "make room, then run the same command again to go on"
+            ) from error
+
+    def _run(self) -> dict[str, Any]:
+        trainer, steps = self.trainer, self.config.steps
+        self._tell(self._start_record())
+        with _stop_requested() as stop:
+            while True:
+                if stop() and trainer.step < steps:
+                    path = self._save().path
+                    raise Interrupted(
+                        f"stopped at step {trainer.step} of {steps} and saved in {path}; "
+                        "run the same command again to go on"
+                    )
+                if self._due(self.config.evaluate_every) and self._validation_loss() is None:
+                    self._record({"kind": "eval", "step": trainer.step, "loss": trainer.evaluate()})
+                if trainer.step > 0 and self._due(self.config.save_every):
+                    self._save()
+                if trainer.step == steps:
+                    break
+                self._step()
+        summary = self._summary()
+        self.folder.write_summary(summary)
+        return summary
+
+    def _step(self) -> None:
+        began = time.perf_counter()
+        result = self.trainer.train_step()
+        seconds = time.perf_counter() - began
+        speed = self.trainer.tokens_per_step / seconds
+        record = {"kind": "train", "step": self.trainer.step, **result}
+        self._record({**record, "tokens_per_second": speed, "step_seconds": seconds})
+
+    def _due(self, every: int) -> bool:
+        return self.trainer.step % every == 0 or self.trainer.step == self.config.steps
+
+    def _validation_loss(self) -> float | None:
+        """Of the step where the run stands; None if it has not been measured."""
+        return next((r["loss"] for r in self.metrics.of_kind("eval") if r["step"] == self.trainer.step), None)
+
+    def _save(self) -> Checkpoint:
+        step = self.trainer.step
+        if self.last_good is not None and self.last_good.step == step:
+            return self.last_good
+        model, optimizer = self.trainer.tensors()
+        state = {
+            **self.trainer.state(),
+            "validation_loss": self._validation_loss(),
+            "peak_memory_bytes": self._peak_memory(),
+        }
+        self.metrics.sync()
+        self.last_good = self.folder.checkpoints.save(step, model, optimizer, state)
+        self.folder.checkpoints.prune(self.config.keep)
+        self._tell({"kind": "saved", "step": step, "path": str(self.last_good.path)})
+        return self.last_good
+
+    def _record(self, record: dict[str, Any]) -> None:
+        self.metrics.append(record)
+        self._tell(record)
+
+    def _tell(self, event: dict[str, Any]) -> None:
+        for listen in self.listeners:
+            listen(event)
+
+    def _peak_memory(self) -> int:
+        return max(self.earlier_peak, self.memory.bytes())
+
+    def _last_good(self) -> str:
+        return f"last good checkpoint: {self.last_good.path}" if self.last_good else "no checkpoint was saved before"
+
+    def _start_record(self) -> dict[str, Any]:
+        return {
+            "kind": "start",
+            "folder": str(self.folder.path),
+            "connection": self.config.model.connection,
+            "parameters": self._parameters(),
+            "corpus": self.trainer.corpus.description,
+            "step": self.trainer.step,
+            "steps": self.config.steps,
+            "tokens_per_step": self.trainer.tokens_per_step,
+        }
+
+    def _parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.trainer.model.parameters())
+
+    def _summary(self) -> dict[str, Any]:
+        seconds = [record["step_seconds"] for record in self.metrics.of_kind("train")]
+        validation = [record["loss"] for record in self.metrics.of_kind("eval")]
+        return {
+            "status": "done",
+            "steps": self.trainer.step,
+            "tokens": self.trainer.step * self.trainer.tokens_per_step,
+            "validation_loss": validation[-1],
+            "best_validation_loss": min(validation),
+            "step_seconds": statistics.median(seconds[WARM_UP_STEPS:] or seconds),
+            "peak_memory_bytes": self._peak_memory(),
+            "parameters": self._parameters(),
+            "connection": self.config.model.connection,
+        }
+
+
+@contextmanager
+def _stop_requested() -> Iterator[Callable[[], bool]]:
+    """While the block runs, Ctrl-C and SIGTERM only make the yielded function true; a second one stops at once."""
+    requested = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield requested.is_set  # only the main thread may handle signals
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def request(number: int, frame: object) -> None:
+        requested.set()
+        signal.signal(number, previous[signal.Signals(number)])
+
+    for number in previous:
+        signal.signal(number, request)
+    try:
+        yield requested.is_set
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -1,0 +1,60 @@
+"""What a run writes while it goes: one JSON object per line."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from attnres.train.files import write_text
+
+Record = dict[str, Any]
+
+
+def read_metrics(path: Path) -> list[Record]:
+    """All whole records; a line that a crash left half-written is passed over. Empty if there is no file."""
+    if not path.exists():
+        return []
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            records.append(record)
+    return records
+
+
+class Metrics:
+    """The metrics file of a run that stands at `step`: later records, of a run that crashed, are cut off."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        self.records = [record for record in read_metrics(path) if record["step"] <= step]
+        kept = "".join(map(_line, self.records))
+        if not path.exists() or path.read_bytes() != kept.encode():
+            write_text(path, kept)
+        self._file = path.open("ab", buffering=0)
+
+    def append(self, record: Record) -> None:
+        self.records.append(record)
+        line = _line(record).encode()
+        if self._file.write(line) != len(line):  # an almost full disk takes a part and reports it next time
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+
+    def sync(self) -> None:
+        """Before a checkpoint of this step is written: a resumed run must find the records up to it."""
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+    def of_kind(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record["kind"] == kind]
+
+
+def _line(record: Record) -> str:
+    return json.dumps(record, allow_nan=False) + "\n"

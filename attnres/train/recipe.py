@@ -1,0 +1,64 @@
+"""A recipe: one run as a Python file."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attnres.errors import UsageError
+from attnres.train.config import RunConfig
+
+
+def load_recipe(path: str | Path) -> RunConfig:
+    """The module-level `config` of a Python file.
+
+    The file may import its neighbours, as `from base import config` or, with its folder's name, as
+    `from recipes.base import config`, and derive from one with `dataclasses.replace`. It is run as the program it is:
+    load only recipes that you would run.
+
+    Raises UsageError if there is no such file, it fails, or it defines no RunConfig of that name.
+    """
+    path = Path(path).resolve()
+    if not path.is_file():
+        raise UsageError(f"{path}: no such recipe file")
+    spec = importlib.util.spec_from_file_location(f"attnres_recipe_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path}: a recipe must be a Python file (.py)")
+    module = importlib.util.module_from_spec(spec)
+    with _importable(path.parent):
+        try:
+            spec.loader.exec_module(module)
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from error
+        except Exception as error:
+            raise UsageError(f"{path}: the recipe fails with {type(error).__name__}: {error}") from error
+    config = getattr(module, "config", None)
+    if not isinstance(config, RunConfig):
+        raise UsageError(f"{path}: a recipe must define config = RunConfig(...) (from attnres.train)")
+    return config
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Let imports find the folder and its neighbours; forget them afterwards, as another folder may use their names."""
+    added = [str(folder), str(folder.parent)]
+    before = set(sys.modules)
+    sys.path[:0] = added
+    try:
+        yield
+    finally:
+        for entry in added:
+            sys.path.remove(entry)
+        for name in set(sys.modules) - before:
+            if any(Path(place).is_relative_to(folder) for place in _places(name)):
+                del sys.modules[name]
+
+
+def _places(name: str) -> list[str]:
+    """Where a module was loaded from; a folder without __init__.py has no file but a path."""
+    module = sys.modules[name]
+    file = getattr(module, "__file__", None)
+    return [file] if file else [str(place) for place in getattr(module, "__path__", [])]

@@ -1,0 +1,40 @@
+"""A run that was trained, for generate and inspect."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnres.data import Tokenizer
+from attnres.errors import UsageError
+from attnres.model import Transformer
+from attnres.train.config import RunConfig
+from attnres.train.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run folder holds, loaded."""
+
+    folder: Path
+    config: RunConfig
+    model: Transformer
+    """On the CPU, in eval mode."""
+    tokenizer: Tokenizer
+    step: int
+    """How many updates the model has had."""
+
+
+def load_run(folder: str | Path, best: bool = False) -> Run:
+    """The run's newest good checkpoint, or the one of lowest validation loss; a damaged one is named and passed over.
+
+    The run may still be going on. Raises UsageError if the folder is no run, or holds no good checkpoint yet.
+    """
+    run = RunFolder(folder)
+    config = run.config()
+    checkpoint = run.checkpoints.best_good() if best else run.checkpoints.newest_good()
+    if checkpoint is None:
+        raise UsageError(f"{run.path}: the run has saved no checkpoint yet; train it first")
+    model = Transformer(config.model)
+    model.load_state_dict(checkpoint.model())
+    return Run(run.path, config, model.eval(), run.tokenizer(), checkpoint.step)

@@ -1,0 +1,159 @@
+"""Many runs, as parallel one-thread worker processes.
+
+Two torch processes with two threads each on two cores are 50 times slower than with one each, so every worker has one.
+A sweep keeps nothing but the run folders: the same call again goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnres.errors import UsageError
+from attnres.train.config import RunConfig
+from attnres.train.folder import RunFolder
+from attnres.train.jsonconfig import config_to_json
+
+POLL_SECONDS = 0.5
+STOP_SECONDS = 60.0
+"""How long an interrupted worker may take for its step and its checkpoint."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the sweep."""
+
+    name: str
+    config: RunConfig
+    folder: Path
+
+
+@dataclass
+class JobState:
+    """Where a job stands."""
+
+    job: Job
+    step: int = 0
+    loss: float | None = None
+    """The latest training loss."""
+    status: str = "waiting"
+    """waiting, running, done or failed"""
+    error: str = ""
+
+    def refresh(self) -> None:
+        """Read the newest complete training record."""
+        record = _last_training_record(RunFolder(self.job.folder).metrics)
+        if record is not None:
+            self.step, self.loss = record["step"], record["loss"]
+
+
+def run_jobs(
+    jobs: Sequence[Job], workers: int, watch: Callable[[list[JobState]], None] = lambda states: None
+) -> list[JobState]:
+    """Train every job that is not done, `workers` at a time and in the order given; return their last states.
+
+    watch is called about twice a second with the states of all jobs. A failed run does not stop the others. Ctrl-C
+    stops the workers, each of which saves first. Raises UsageError at once, before anything is trained, if a folder
+    holds another configuration.
+    """
+    for job in jobs:
+        RunFolder(job.folder).refuse_other(job.config)
+    states = [JobState(job) for job in jobs]
+    for state in states:
+        if RunFolder(state.job.folder).summary() is not None:
+            state.status = "done"
+        state.refresh()
+    waiting = [state for state in states if state.status != "done"]
+    running: dict[subprocess.Popen[str], JobState] = {}
+    with tempfile.TemporaryDirectory(prefix="attnres-sweep-") as scratch:
+        try:
+            while waiting or running:
+                while waiting and len(running) < workers:
+                    state = waiting.pop(0)
+                    running[_launch(state.job, Path(scratch) / f"{len(waiting)}.json")] = state
+                    state.status = "running"
+                time.sleep(POLL_SECONDS)
+                for process in list(running):
+                    running[process].refresh()
+                    if process.poll() is not None:
+                        _finish(process, running.pop(process))
+                watch(states)
+        finally:
+            _stop(list(running))
+    watch(states)
+    return states
+
+
+def default_workers() -> int:
+    """One worker for each core that this process may use."""
+    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def _launch(job: Job, config_file: Path) -> subprocess.Popen[str]:
+    config_file.write_text(json.dumps(config_to_json(job.config)), encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, "-m", "attnres.train.worker", str(job.folder), str(config_file)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # Ctrl-C reaches the workers from here, once, and not from the terminal too
+    )
+
+
+def _finish(process: subprocess.Popen[str], state: JobState) -> None:
+    message = process.communicate()[1].strip()
+    if process.returncode == 0:
+        state.status = "done"
+    else:
+        state.status = "failed"
+        state.error = message.splitlines()[-1] if message else f"the worker ended with code {process.returncode}"
+
+
+def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGINT)
+    deadline = time.monotonic() + STOP_SECONDS
+    for process in processes:
+        try:
+            process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+        except (subprocess.TimeoutExpired, KeyboardInterrupt):
+            process.kill()
+            process.communicate()
+
+
+def _last_training_record(path: Path) -> dict | None:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            lines = file.read().split(b"\n")[:-1]  # what follows the last newline is still being written
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # the tail began in the middle of this line
+        if record.get("kind") == "train":
+            return record
+    return None
+
+
+def failures(states: Sequence[JobState]) -> str:
+    """One line for each failed job."""
+    return "\n".join(f"{state.job.name}: {state.error}" for state in states if state.status == "failed")
+
+
+def require_done(states: Sequence[JobState]) -> None:
+    """Raise UsageError if no job is done."""
+    if not any(state.status == "done" for state in states):
+        raise UsageError(f"no run was finished: {failures(states).splitlines()[0]}")

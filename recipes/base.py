@@ -1,0 +1,16 @@
+"""The lab's standard run: the plain residual connection, which every other recipe is compared with.
+
+A byte-level transformer of 16 layers and width 64 on the Python standard library's own source files, 300 steps of
+2048 tokens.
+
+    attnres train --recipe recipes/base.py
+"""
+
+from attnres import TransformerConfig
+from attnres.train import RunConfig
+
+config = RunConfig(
+    model=TransformerConfig(dim=64, layers=16, heads=2, context=256, connection="residual"),
+    steps=300,
+    batch_size=8,
+)

@@ -1,0 +1,43 @@
+"""A corpus and a model small enough that a whole run takes a fraction of a second."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from attnres.data.config import DataConfig
+from attnres.model import TransformerConfig
+from attnres.train import OptimizerConfig, RunConfig
+
+TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
+
+
+@pytest.fixture(scope="session")
+def data(tmp_path_factory) -> DataConfig:
+    folder = tmp_path_factory.mktemp("corpus")
+    for number in range(20):
+        (folder / f"{number:02}.txt").write_text(f"{number} {TEXT * 8}")
+    return DataConfig(paths=(str(folder),), cache=str(folder / "cache"), validation_fraction=0.2)
+
+
+@pytest.fixture
+def make_config(data) -> Callable[..., RunConfig]:
+    """A tiny run: `make_config(steps=20, model={"connection": "hc"}, optimizer={"lr": 1e-2})`."""
+
+    def make(model: dict | None = None, optimizer: dict | None = None, **fields) -> RunConfig:
+        shape = {"dim": 16, "layers": 2, "heads": 2, "context": 16, "connection_options": {}, **(model or {})}
+        defaults = {"steps": 12, "batch_size": 2, "evaluate_every": 4, "save_every": 4, "validation_tokens": 64}
+        return RunConfig(
+            model=TransformerConfig(**shape),
+            data=data,
+            optimizer=OptimizerConfig(**{"lr": 1e-2, **(optimizer or {})}),
+            **{**defaults, **fields},
+        )
+
+    return make
+
+
+def weights(folder: Path, step: int) -> bytes:
+    """Bit-equal weights and optimizer state are equal files."""
+    checkpoint = folder / "checkpoints" / f"step-{step:08d}"
+    return (checkpoint / "model.safetensors").read_bytes() + (checkpoint / "optimizer.safetensors").read_bytes()

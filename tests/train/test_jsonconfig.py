@@ -1,0 +1,55 @@
+import json
+
+import pytest
+
+from attnres.data.config import DataConfig
+from attnres.errors import UsageError
+from attnres.model import TransformerConfig
+from attnres.train import OptimizerConfig, RunConfig, config_from_json, config_to_json
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RunConfig(),
+        RunConfig(
+            model=TransformerConfig(connection="hc", connection_options={"expansion": 2, "dynamic": False, "a": None}),
+            data=DataConfig(paths=("a.txt", "b/*.txt")),
+            optimizer=OptimizerConfig(hidden="adamw", lr=0.5),
+            precision="bfloat16",
+            compile=True,
+        ),
+    ],
+)
+def test_there_and_back(config):
+    assert config_from_json(json.loads(json.dumps(config_to_json(config)))) == config
+
+
+def test_left_out_fields_have_their_defaults():
+    assert config_from_json({"steps": 7}) == RunConfig(steps=7)
+
+
+@pytest.mark.parametrize(
+    "data, named",
+    [
+        ({"stepps": 3}, "stepps"),
+        ({"model": {"dims": 3}}, "model.dims"),
+        ({"steps": "3"}, "steps"),
+        ({"steps": True}, "steps"),
+        ({"steps": 0}, "steps"),
+        ({"optimizer": {"lr": None}}, "optimizer.lr"),
+        ({"optimizer": {"hidden": "sgd"}}, "muon"),
+        ({"data": {"paths": "x"}}, "data.paths"),
+        ({"data": {"dataset": 3}}, "data.dataset"),
+        ({"model": []}, "model"),
+        ([], "configuration"),
+    ],
+)
+def test_bad_json_is_named_in_one_line(data, named):
+    with pytest.raises(UsageError, match=named) as caught:
+        config_from_json(data)
+    assert "\n" not in str(caught.value)
+
+
+def test_whole_number_is_a_float_too():
+    assert config_from_json({"optimizer": {"lr": 1}}).optimizer.lr == 1.0

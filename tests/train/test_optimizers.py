@@ -1,0 +1,88 @@
+import math
+
+import pytest
+import torch
+
+from attnres.errors import UsageError
+from attnres.model import Transformer, TransformerConfig, parameter_roles
+from attnres.train.config import OptimizerConfig
+from attnres.train.optimizers import learning_rate, make_optimizers
+
+CONNECTIONS = ["residual", "block", "highway", "hc", "mhc"]
+
+
+def model(connection="block", **fields):
+    return Transformer(TransformerConfig(dim=16, layers=2, heads=2, context=16, connection=connection, **fields))
+
+
+def group_of(optimizers, parameter):
+    found = [
+        (type(optimizer), group["weight_decay"])
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        if any(parameter is member for member in group["params"])
+    ]
+    assert len(found) == 1, "every parameter belongs to exactly one optimizer"
+    return found[0]
+
+
+@pytest.mark.parametrize("connection", CONNECTIONS)
+@pytest.mark.parametrize("hidden", ["muon", "adamw"])
+def test_the_role_decides(connection, hidden):
+    net = model(connection)
+    optimizers = make_optimizers(net, OptimizerConfig(hidden=hidden, weight_decay=0.1))
+    roles = parameter_roles(net)
+    for name, parameter in net.named_parameters():
+        kind, decay = group_of(optimizers, parameter)
+        assert (kind is torch.optim.Muon) == (hidden == "muon" and roles[name] == "matrix"), name
+        assert decay == (0.1 if roles[name] in ("matrix", "head") else 0.0), name
+
+
+def test_two_dimensional_parameters_of_the_connection_are_not_muons():
+    net = model("highway")
+    optimizers = make_optimizers(net, OptimizerConfig())
+    square = [p for n, p in net.named_parameters() if n.startswith("connection") and p.ndim == 2]
+    assert square
+    assert all(group_of(optimizers, p) == (torch.optim.AdamW, 0.0) for p in square)
+
+
+def test_tied_model_has_no_head_to_decay():
+    net = model(tied=True)
+    optimizers = make_optimizers(net, OptimizerConfig(hidden="muon"))
+    assert sum(len(g["params"]) for o in optimizers for g in o.param_groups) == len(list(net.parameters()))
+
+
+def test_muon_step_has_the_size_of_an_adamw_step():
+    """match_rms_adamw: an orthogonal update of rms 0.2 lr, whatever the shape."""
+    net = model()
+    before = {n: p.detach().clone() for n, p in net.named_parameters()}
+    optimizers = make_optimizers(net, OptimizerConfig(lr=1.0, weight_decay=0.0))
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizers[0].step()
+    for name, role in parameter_roles(net).items():
+        if role == "matrix":
+            moved = net.get_parameter(name) - before[name]
+            assert 0.1 < moved.square().mean().sqrt() < 0.3, name
+
+
+def test_schedule():
+    config = OptimizerConfig(lr=2.0, warmup=0.1, decay=0.2)
+    rates = [learning_rate(config, step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
+    assert rates[10:80] == [2.0] * 70
+    assert rates[80:] == pytest.approx([2.0 * (100 - step) / 20 for step in range(80, 100)])
+    assert all(rate > 0 for rate in rates)
+
+
+@pytest.mark.parametrize("warmup, decay", [(0.0, 0.0), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+def test_schedule_at_its_edges(warmup, decay, steps):
+    rates = [learning_rate(OptimizerConfig(lr=1.0, warmup=warmup, decay=decay), s, steps) for s in range(steps)]
+    assert all(0 < rate <= 1 and math.isfinite(rate) for rate in rates)
+
+
+@pytest.mark.parametrize("bad", [{"lr": 0.0}, {"clip": -1.0}, {"warmup": 0.6, "decay": 0.6}, {"warmup": -0.1}])
+def test_bad_options(bad):
+    with pytest.raises(UsageError):
+        OptimizerConfig(**bad)

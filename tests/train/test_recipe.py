@@ -1,0 +1,58 @@
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnres.errors import UsageError
+from attnres.train import RunConfig, load_recipe
+
+RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_shipped_recipes(path):
+    assert isinstance(load_recipe(path), RunConfig)
+    docstring = path.read_text().split('"""')[1]
+    assert f"attnres train --recipe recipes/{path.name}" in docstring, "a recipe's docstring gives its command"
+
+
+def test_a_recipe_derives_from_its_neighbour_wherever_it_lies(tmp_path):
+    for folder, steps in (("mine", 3), ("theirs", 4)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "base.py").write_text(
+            f"from attnres.train import RunConfig\nconfig = RunConfig(steps={steps})\n"
+        )
+        derive = "from dataclasses import replace\nfrom {} import config as base\nconfig = replace(base, seed=7)\n"
+        (tmp_path / folder / "plain.py").write_text(derive.format("base"))
+        (tmp_path / folder / "qualified.py").write_text(derive.format(f"{folder}.base"))
+    path = list(sys.path)
+    for folder, steps in (("mine", 3), ("theirs", 4)):
+        for name in ("plain", "qualified"):
+            assert load_recipe(tmp_path / folder / f"{name}.py") == RunConfig(steps=steps, seed=7)
+    assert sys.path == path
+    assert "base" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ("x = 1", "must define config"),
+        ("config = {}", "must define config"),
+        ("def (", "SyntaxError"),
+        ("import nothing_of_this_name", "ModuleNotFoundError"),
+        ("from attnres.train import RunConfig\nconfig = RunConfig(steps=0)", "steps"),
+    ],
+)
+def test_bad_recipe(tmp_path, content, message):
+    file = tmp_path / "recipe.py"
+    file.write_text(content)
+    with pytest.raises(UsageError, match=message):
+        load_recipe(file)
+
+
+def test_no_recipe(tmp_path):
+    with pytest.raises(UsageError, match="no such recipe"):
+        load_recipe(tmp_path / "none.py")
+    (tmp_path / "text.txt").write_text("config = 1")
+    with pytest.raises(UsageError, match="Python file"):
+        load_recipe(tmp_path / "text.txt")
