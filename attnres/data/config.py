@@ -15,6 +15,8 @@ class DataConfig:
     """Files, folders or globs to read as UTF-8 text. Empty: the Python standard library's own source files."""
     dataset: str | None = None
     """A name or local folder for `datasets.load_dataset` instead of paths (extra: hf)."""
+    dataset_config: str | None = None
+    """The dataset's configuration, where it has several."""
     dataset_split: str = "train"
     """The split of the dataset."""
     dataset_column: str = "text"

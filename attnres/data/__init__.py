@@ -1,0 +1,19 @@
+"""Text to tokens: corpora, tokenizers, the order of training and the fixed validation set."""
+
+from attnres.data.config import DataConfig
+from attnres.data.corpus import Corpus, check_length, open_corpus
+from attnres.data.sampler import Sampler, validation_batches
+from attnres.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer, tokenizer_from_json
+
+__all__ = [
+    "Corpus",
+    "DataConfig",
+    "Sampler",
+    "StreamDecoder",
+    "Tokenizer",
+    "check_length",
+    "load_tokenizer",
+    "open_corpus",
+    "tokenizer_from_json",
+    "validation_batches",
+]

@@ -1,0 +1,214 @@
+"""Tokens on disk: written once, atomically, checked whenever they are opened, and memory-mapped."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import numpy as np
+
+from attnres.data.sources import Counts, Source
+from attnres.data.split import Piece, split_documents
+from attnres.data.tokenizer import Tokenizer, token_dtype
+from attnres.errors import UsageError
+
+FORMAT = 1  # part of the key: raise it when the same text would give other files
+PARTS = ("train", "validation")
+BATCH = 1 << 20  # characters that are tokenized at a time
+CHUNK = 1 << 24  # bytes that are hashed at a time
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTokens:
+    train: np.memmap
+    validation: np.memmap
+    sha256: str
+    counts: Counts
+
+
+def cached_tokens(
+    source: Source, tokenizer: Tokenizer, fraction: float, root: Path, progress: Progress
+) -> StoredTokens:
+    """The tokens of the source, from `root` or built there. One process builds; others that want the same wait."""
+    key = _digest([FORMAT, source.identity(), tokenizer.to_json(), fraction])[:32]
+    folder = root / key
+    stored = _open(folder, tokenizer, progress)  # needs no lock and no right to write
+    if stored:
+        return stored
+    root.mkdir(parents=True, exist_ok=True)
+    with _locked(root / f"{key}.lock", progress):
+        stored = _open(folder, tokenizer, progress)  # another process may have built it meanwhile
+        if stored:
+            return stored
+        for leftover in root.glob(f"{key}.*.tmp"):  # of a process that was killed: we hold the lock
+            shutil.rmtree(leftover)
+        temporary = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=".tmp", dir=root))
+        try:
+            _build(source, tokenizer, fraction, temporary, progress)
+            if folder.exists():  # damaged, as _open found
+                shutil.rmtree(folder)
+            os.replace(temporary, folder)
+            _sync_folder(root)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        stored = _open(folder, tokenizer, progress)
+    if stored is None:
+        raise OSError(errno.EIO, "what was written cannot be read back; check the disk", str(folder))
+    return stored
+
+
+def _open(folder: Path, tokenizer: Tokenizer, progress: Progress) -> StoredTokens | None:
+    """The stored tokens, or None where there are none or they are damaged (sizes and checksums are compared)."""
+    dtype = token_dtype(tokenizer.vocab_size)
+    try:
+        record = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        checksums = {part: str(record["sha256"][part]) for part in PARTS}
+        expected = {part: int(record["tokens"][part]) * dtype.itemsize for part in PARTS}
+        counts = Counts(**record["counts"])
+        sizes = {part: (folder / f"{part}.bin").stat().st_size for part in PARTS}
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+    if sizes != expected:
+        return None
+    done = 0
+    for part in PARTS:
+        sha = hashlib.sha256()
+        with open(folder / f"{part}.bin", "rb") as file:
+            while chunk := file.read(CHUNK):
+                sha.update(chunk)
+                done += len(chunk)
+                progress("checking", done, sum(sizes.values()))
+        if sha.hexdigest() != checksums[part]:
+            return None
+    train, validation = (np.memmap(folder / f"{part}.bin", dtype=dtype, mode="r") for part in PARTS)
+    return StoredTokens(train, validation, _digest([tokenizer.to_json(), dtype.str, checksums]), counts)
+
+
+def _build(source: Source, tokenizer: Tokenizer, fraction: float, folder: Path, progress: Progress) -> None:
+    """Write both parts and their record into the folder."""
+    spool = folder / "all.bin"  # the split is known only when all lengths are
+    hashes, lengths, counts = _tokenize(source, tokenizer, spool, progress)
+    if lengths.sum() < 2:
+        left_out = f": {counts.skipped:,} files in it are not UTF-8" if counts.skipped else ""
+        raise UsageError(f"{source.describe(counts)}: the corpus is empty{left_out}; give some text")
+    tokens = np.memmap(spool, dtype=token_dtype(tokenizer.vocab_size), mode="r")
+    pieces = split_documents(hashes, lengths, fraction)
+    record: dict[str, Any] = {"tokens": {}, "sha256": {}, "counts": asdict(counts)}
+    for part, held_out in zip(PARTS, (False, True), strict=True):
+        chosen = [piece for piece in pieces if piece.held_out == held_out]
+        record["tokens"][part] = sum(piece.stop - piece.start for piece in chosen)
+        record["sha256"][part] = _write(folder / f"{part}.bin", _chunks(tokens, chosen))
+    del tokens
+    spool.unlink()
+    _write(folder / "corpus.json", [json.dumps(record, indent=1).encode()])
+    _sync_folder(folder)
+
+
+def _tokenize(
+    source: Source, tokenizer: Tokenizer, spool: Path, progress: Progress
+) -> tuple[np.ndarray, np.ndarray, Counts]:
+    """Write the tokens of all documents. Returns the hash (uint64) and length (int64) of each, and the counts."""
+    hashes, lengths = array("Q"), array("q")
+    separator = np.array(tokenizer.separator, dtype=token_dtype(tokenizer.vocab_size))
+    done = size = skipped = 0
+    with _named_errors(spool), open(spool, "wb") as file:
+        for texts, left_out, amount in _batches(source):
+            for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
+                utf8 = text.encode("utf-8", errors="replace")
+                hashes.append(int.from_bytes(hashlib.sha256(utf8).digest()[:8], "little"))
+                lengths.append(len(ids) + len(separator))
+                size += len(utf8)
+                file.write(ids.data)
+                file.write(separator.data)
+            skipped += left_out
+            done += amount
+            progress("tokenizing", done, source.total)
+    counts = Counts(documents=len(lengths), bytes=size, skipped=skipped)
+    return np.array(hashes, dtype=np.uint64), np.array(lengths, dtype=np.int64), counts
+
+
+def _batches(source: Source) -> Iterator[tuple[list[str], int, int]]:
+    """About BATCH characters at a time: (texts that are not empty, files skipped, amount of work)."""
+    texts: list[str] = []
+    characters = skipped = amount = 0
+    for text, work in source.documents():
+        amount += work
+        skipped += text is None
+        if text:
+            texts.append(text)
+            characters += len(text)
+        if characters >= BATCH:
+            yield texts, skipped, amount
+            texts, characters, skipped, amount = [], 0, 0, 0
+    yield texts, skipped, amount
+
+
+def _chunks(tokens: np.ndarray, pieces: list[Piece]) -> Iterator[bytes]:
+    step = CHUNK // tokens.itemsize
+    for piece in pieces:
+        for start in range(piece.start, piece.stop, step):
+            yield tokens[start : min(start + step, piece.stop)].tobytes()
+
+
+def _write(path: Path, chunks: Iterable[bytes]) -> str:
+    """Write and flush to the disk. Returns the sha256."""
+    sha = hashlib.sha256()
+    with _named_errors(path), open(path, "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+            sha.update(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return sha.hexdigest()
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    """Writing raises OSError without a file name, which would leave the user to guess which disk is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextmanager
+def _locked(path: Path, progress: Progress) -> Iterator[None]:
+    """The system frees the lock of a process that dies."""
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        progress("waiting", 0, 0)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name == "posix":  # elsewhere folders cannot be opened
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _digest(record: Any) -> str:
+    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,78 @@
+"""A corpus: tokens of text on disk, in two parts, with their tokenizer and identity."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attnres.data.cache import cached_tokens
+from attnres.data.config import DataConfig
+from attnres.data.sources import open_source
+from attnres.data.tokenizer import Tokenizer, load_tokenizer
+from attnres.errors import UsageError
+
+
+@dataclass(frozen=True, eq=False)
+class Corpus:
+    """Documents in sorted order, each followed by the tokenizer's separator."""
+
+    train: np.memmap
+    """Token ids of the training part: 1-D, read-only, uint8, uint16 or uint32."""
+    validation: np.memmap
+    """Token ids of the held-out part."""
+    tokenizer: Tokenizer
+    sha256: str
+    """Identity of text, tokenizer and split: equal exactly if tokens, parts and tokenizer are."""
+    description: str
+    """One line for humans: "Python 3.11.7 standard library, 612 files, 11.3 MB"."""
+    bytes_per_token: float
+    """UTF-8 bytes of text per token, a separator counting as one byte: nats per byte = nats per token / this."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self.tokenizer.vocab_size
+
+
+def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | None = None) -> Corpus:
+    """The corpus of `config`, from the cache when it is there, whole and up to date.
+
+    Whole documents are held out for validation, chosen by a hash of their text (`split_documents`). Tokens lie in
+    `config.cache` (default: attnres in $XDG_CACHE_HOME or ~/.cache), in a folder named by the paths, sizes and times
+    of the files, the tokenizer and the validation fraction. Several processes may open the same corpus at once: one
+    builds it, the others wait. A dataset on the hub is read once and then taken from the cache.
+
+    `progress(stage, done, total)` hears of "tokenizing", "checking" and "waiting"; total is 0 where unknown.
+
+    Raises UsageError, one line, when there is no usable text; OSError with its file name on a full or read-only disk.
+    """
+    report = progress or (lambda stage, done, total: None)
+    root = Path(config.cache).expanduser() if config.cache else _default_cache()
+    tokenizer = load_tokenizer(config.tokenizer)
+    source = open_source(config, root)
+    stored = cached_tokens(source, tokenizer, config.validation_fraction, root / "corpora", report)
+    return Corpus(
+        train=stored.train,
+        validation=stored.validation,
+        tokenizer=tokenizer,
+        sha256=stored.sha256,
+        description=source.describe(stored.counts),
+        bytes_per_token=(stored.counts.bytes + stored.counts.documents) / (len(stored.train) + len(stored.validation)),
+    )
+
+
+def check_length(corpus: Corpus, sequence: int) -> None:
+    """Raises UsageError unless both parts hold at least one sequence and the token after it."""
+    for name, tokens in (("training", corpus.train), ("validation", corpus.validation)):
+        if len(tokens) <= sequence:
+            raise UsageError(
+                f"the corpus is too short: its {name} part has {len(tokens)} tokens, a sequence needs {sequence + 1}; "
+                "give more text, a shorter context or another validation_fraction"
+            )
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnres"

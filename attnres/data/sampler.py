@@ -1,0 +1,97 @@
+"""The order of training, and the fixed validation set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from attnres.data.corpus import Corpus, check_length
+from attnres.errors import UsageError
+
+
+class Sampler:
+    """Windows of sequence + 1 tokens in a seeded random order, each once per epoch.
+
+    An epoch starts at a random offset o < sequence and cuts windows at o, o + sequence, ..: so every token after o is a
+    target exactly once (neighbours share one token: the last target of one is the first input of the next). A batch
+    may run over the end of an epoch into the next one.
+
+    The order depends on the seed, the epoch and the number of tokens alone. It is made from PCG64's raw output, which
+    NumPy keeps the same across versions. Memory: 8 bytes per window of one epoch; tokens are read as they are needed.
+    """
+
+    def __init__(self, tokens: np.ndarray, sequence: int, batch_size: int, seed: int) -> None:
+        if min(sequence, batch_size) < 1 or seed < 0:
+            raise UsageError(f"need sequence and batch_size >= 1, seed >= 0; not {sequence}, {batch_size}, {seed}")
+        if len(tokens) <= sequence:
+            raise UsageError(f"{len(tokens)} tokens are less than a sequence of {sequence} + 1: give more text")
+        self.tokens = tokens
+        self.sequence = sequence
+        self.batch_size = batch_size
+        self.seed = seed
+        self._enter(epoch=0, position=0)
+
+    def next(self) -> np.ndarray:
+        """The next batch: int64 [batch_size, sequence + 1]."""
+        batch = np.empty((self.batch_size, self.sequence + 1), dtype=np.int64)
+        for row in batch:
+            if self._position == len(self._starts):
+                self._enter(self._epoch + 1, 0)
+            start = self._starts[self._position]
+            row[:] = self.tokens[start : start + self.sequence + 1]
+            self._position += 1
+        return batch
+
+    def state(self) -> dict[str, int]:
+        """The position, for a checkpoint: JSON of constant size."""
+        return {**self._identity(), "epoch": self._epoch, "position": self._position}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on exactly where `state` was taken; the batch size may differ.
+
+        Raises UsageError when the state is of another seed, sequence or corpus.
+        """
+        try:
+            epoch, position = int(state["epoch"]), int(state["position"])
+            identity = {name: state[name] for name in self._identity()}
+        except (KeyError, TypeError, ValueError):
+            raise UsageError("this is not the state of a sampler; start the run afresh") from None
+        if identity != self._identity():
+            raise UsageError(
+                f"the sampler's state is of another run: it has {identity}, this run has {self._identity()}; "
+                "go on with the configuration and text it was made with"
+            )
+        if epoch < 0 or not 0 <= position <= len(self._order(epoch)):
+            raise UsageError(f"the sampler's state has no such place: epoch {epoch}, position {position}")
+        self._enter(epoch, position)
+
+    def _identity(self) -> dict[str, int]:
+        return {"seed": self.seed, "sequence": self.sequence, "tokens": len(self.tokens)}
+
+    def _enter(self, epoch: int, position: int) -> None:
+        self._epoch, self._position, self._starts = epoch, position, self._order(epoch)
+
+    def _order(self, epoch: int) -> np.ndarray:
+        """Where the windows of the epoch start, in their order."""
+        bits = np.random.PCG64(np.random.SeedSequence([self.seed, epoch]))
+        slack = len(self.tokens) - 1 - self.sequence  # a larger offset would leave no window
+        offset = bits.random_raw() % (min(self.sequence - 1, slack) + 1)
+        windows = (len(self.tokens) - 1 - offset) // self.sequence
+        return offset + self.sequence * np.argsort(bits.random_raw(windows), kind="stable")
+
+
+def validation_batches(corpus: Corpus, sequence: int, batch_size: int, tokens: int) -> Iterator[np.ndarray]:
+    """The fixed validation set, always the same: int64 [at most batch_size, sequence + 1].
+
+    As many windows as fit into `tokens` predicted tokens (at least one, at most all), not overlapping, spread evenly
+    over the validation stream. Raises UsageError when the corpus is too short.
+    """
+    check_length(corpus, sequence)
+    available = (len(corpus.validation) - 1) // sequence
+    count = min(max(tokens // sequence, 1), available)
+    starts = np.arange(count) * available // count * sequence
+    for first in range(0, count, batch_size):
+        windows = [corpus.validation[start : start + sequence + 1] for start in starts[first : first + batch_size]]
+        yield np.stack(windows).astype(np.int64)

@@ -1,0 +1,263 @@
+"""Where documents come from: the standard library, files, or a dataset."""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import platform
+import sysconfig
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from attnres.data.config import DataConfig
+from attnres.errors import UsageError
+
+SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
+DATASET_FORMATS = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".txt": "text",
+    ".arrow": "arrow",
+}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What was read."""
+
+    documents: int
+    """With text: empty ones do not count."""
+    bytes: int
+    """UTF-8 bytes of text."""
+    skipped: int
+    """Files inside folders that are not UTF-8 text."""
+
+
+class Source(Protocol):
+    @property
+    def total(self) -> int:
+        """The sum of all amounts of `documents`; 0 when unknown."""
+        ...
+
+    def identity(self) -> list[Any]:
+        """JSON that changes whenever the text may have; cheap: reads no text."""
+        ...
+
+    def documents(self) -> Iterator[tuple[str | None, int]]:
+        """(text, amount of work it was) in a fixed order; None for a file that was skipped."""
+        ...
+
+    def describe(self, counts: Counts) -> str: ...
+
+
+def open_source(config: DataConfig, cache: Path) -> Source:
+    if config.dataset:
+        return DatasetSource(config, cache)
+    if config.paths:
+        return FileSource(_shorten(config.paths), _expand(config.paths))
+    return FileSource(f"Python {platform.python_version()} standard library", _standard_library())
+
+
+@dataclass(frozen=True)
+class TextFile:
+    path: Path
+    size: int
+    mtime: int
+    named: bool
+    """Named by the user, so it must be text; files found in a folder or by a glob may be skipped."""
+
+    @classmethod
+    def at(cls, path: Path, named: bool = False) -> TextFile:
+        stat = path.stat()
+        return cls(path, stat.st_size, stat.st_mtime_ns, named)
+
+
+class FileSource:
+    """Files as UTF-8 text, one document each."""
+
+    def __init__(self, label: str, files: list[TextFile]) -> None:
+        self.label = label
+        self.files = files
+        self.total = sum(file.size for file in files)
+
+    def identity(self) -> list[Any]:
+        return ["files", *([str(file.path.resolve()), file.size, file.mtime, file.named] for file in self.files)]
+
+    def documents(self) -> Iterator[tuple[str | None, int]]:
+        for file in self.files:
+            try:
+                text = file.path.read_bytes().decode("utf-8")
+            except UnicodeDecodeError as error:
+                if file.named:
+                    raise UsageError(
+                        f"{file.path} is not UTF-8 text (byte {error.start}); convert or omit it"
+                    ) from None
+                text = None
+            except OSError as error:
+                raise UsageError(f"cannot read {file.path}: {error.strerror}") from None
+            yield text, file.size
+
+    def describe(self, counts: Counts) -> str:
+        skipped = f" ({counts.skipped:,} left out: not UTF-8 text)" if counts.skipped else ""
+        return f"{self.label}, {_count(counts.documents, 'file')}, {_size(counts.bytes)}{skipped}"
+
+
+def _standard_library() -> list[TextFile]:
+    """Its .py files without tests, and without what describes the machine it was built on, in sorted order."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = [
+        TextFile.at(path)
+        for path in _walk(root, lambda name: name in SKIPPED_FOLDERS or name.startswith("config-"))
+        if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
+    ]
+    if not files:
+        raise UsageError(f"the standard library has no source files in {root}; give paths to text instead")
+    return files
+
+
+def _expand(patterns: tuple[str, ...]) -> list[TextFile]:
+    """The files that paths and globs stand for, each once, named ones as named; those of a folder in sorted order."""
+    found: dict[Path, TextFile] = {}
+    for pattern in patterns:
+        path = Path(pattern).expanduser()
+        matches = [path] if os.path.lexists(path) else [Path(p) for p in sorted(glob.glob(str(path), recursive=True))]
+        if not matches:
+            wrong = "nothing matches" if glob.has_magic(pattern) else "there is no file or folder"
+            raise UsageError(f"{wrong} {pattern}; check the path")
+        for match in matches:
+            named = match is path
+            inside = (
+                _walk(match, lambda name: name.startswith(".") or name == "__pycache__") if match.is_dir() else None
+            )
+            if inside is None and not match.is_file():
+                if named:
+                    raise UsageError(f"{pattern} is not a file or a folder; give a regular file")
+                continue
+            for file in [match] if inside is None else inside:
+                text = TextFile.at(file, named and inside is None)
+                if text.named or file.resolve() not in found:
+                    found[file.resolve()] = text
+    if not found:
+        raise UsageError(f"there are no files in {_shorten(patterns)}; give files of text")
+    return list(found.values())
+
+
+def _walk(root: Path, skip: Callable[[str], bool]) -> list[Path]:
+    """The regular files under root, sorted by their parts, without files and folders whose name `skip` takes."""
+
+    def refuse(error: OSError) -> None:
+        raise UsageError(f"cannot read the folder {error.filename}: {error.strerror}")
+
+    found = []
+    for folder, folders, names in os.walk(root, onerror=refuse):
+        folders[:] = [name for name in folders if not skip(name)]
+        found += [path for name in names if not skip(name) and (path := Path(folder, name)).is_file()]
+    return sorted(found, key=lambda path: path.relative_to(root).parts)
+
+
+class DatasetSource:
+    """Rows of a dataset of the `datasets` library, one document each.
+
+    A local file (csv, json, jsonl, parquet, text, arrow), a folder of such files, a folder made with `save_to_disk`, or
+    a name on the hub. What `datasets` itself stores goes into the cache folder.
+    """
+
+    total = 0
+
+    def __init__(self, config: DataConfig, cache: Path) -> None:
+        assert config.dataset
+        self.name = config.dataset
+        self.config = config
+        self.cache = cache
+        self.path = Path(config.dataset).expanduser()
+
+    def identity(self) -> list[Any]:
+        c = self.config
+        local = []
+        if self.path.exists():
+            files = _walk(self.path, lambda name: False) if self.path.is_dir() else [self.path]
+            local = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
+        return ["dataset", self.name, c.dataset_config, c.dataset_split, c.dataset_column, local]
+
+    def documents(self) -> Iterator[tuple[str | None, int]]:
+        rows, column = self._load(), self.config.dataset_column
+        if column not in rows.column_names:
+            raise UsageError(
+                f"dataset {self.name} has no column {column!r}; "
+                f"set dataset_column to one of: {', '.join(rows.column_names)}"
+            )
+        self.total = len(rows)
+        for batch in rows.select_columns([column]).iter(batch_size=1000):
+            for text in batch[column]:
+                if not isinstance(text, str | None):
+                    kind = type(text).__name__
+                    raise UsageError(f"column {column!r} of dataset {self.name} holds {kind}, not text; choose another")
+                yield text or "", 1
+
+    def describe(self, counts: Counts) -> str:
+        return (
+            f"dataset {self.name}, split {self.config.dataset_split}, "
+            f"{_count(counts.documents, 'document')}, {_size(counts.bytes)}"
+        )
+
+    def _load(self) -> Any:
+        try:
+            import datasets
+        except ImportError:
+            raise UsageError("a dataset needs the datasets library: pip install 'attnres[hf]'") from None
+        try:
+            return self._load_split(datasets)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT):
+                raise
+            raise self._refusal(error) from None
+        except Exception as error:  # the library and what it builds on raise many kinds
+            raise self._refusal(error) from None
+
+    def _load_split(self, datasets: Any) -> Any:
+        split, options = self.config.dataset_split, {}
+        if (self.path / "dataset_dict.json").is_file() or (self.path / "state.json").is_file():
+            rows = datasets.load_from_disk(str(self.path))
+            if isinstance(rows, dict) and split not in rows:
+                raise UsageError(f"dataset {self.name} has no split {split!r}; it has: {', '.join(rows)}")
+            return rows[split] if isinstance(rows, dict) else rows
+        name: str | None = str(self.path) if self.path.exists() else self.name
+        if self.path.is_file():
+            name, options = DATASET_FORMATS.get(self.path.suffix), {"data_files": str(self.path)}
+            if name is None:
+                raise UsageError(f"{self.path} is no dataset file; known are: {', '.join(DATASET_FORMATS)}")
+        if name == "text":
+            options["sample_by"] = "document"
+        if self.path.suffix == ".tsv":
+            options["sep"] = "\t"
+        cache = str(self.cache / "datasets")
+        return datasets.load_dataset(name, self.config.dataset_config, split=split, cache_dir=cache, **options)
+
+    def _refusal(self, error: Exception) -> UsageError:
+        if isinstance(error, UsageError):
+            return error
+        cause = error.__cause__ or error  # "an error occurred while generating the dataset" hides what was wrong
+        line = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        return UsageError(f"cannot load the dataset {self.name}: {line}")
+
+
+def _shorten(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _size(number: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= scale:
+            return f"{number / scale:.1f} {unit}"
+    return _count(number, "byte")

@@ -1,0 +1,218 @@
+"""Tokenizers: bytes, and any of the `tokenizers` library.
+
+A tokenizer goes into a run folder as JSON (`to_json`, `tokenizer_from_json`), so that generation needs nothing else.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from attnres.errors import UsageError
+
+# An end-of-text token by any of these names separates documents; the first one that the vocabulary knows is taken.
+END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
+
+
+class StreamDecoder(Protocol):
+    """Text as its ids arrive, never cutting a character: "".join of all the returns equals `decode` of all the ids."""
+
+    def feed(self, token: int) -> str:
+        """The text that this id completes; often empty."""
+        ...
+
+    def finish(self) -> str:
+        """What is left at the end: an incomplete character, as U+FFFD."""
+        ...
+
+
+class Tokenizer(Protocol):
+    @property
+    def vocab_size(self) -> int:
+        """All ids lie in 0..vocab_size-1."""
+        ...
+
+    @property
+    def separator(self) -> tuple[int, ...]:
+        """The ids that follow every document of a corpus."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of the text, with no special token added."""
+        ...
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of many texts at once, as arrays of `dtype`."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids. Never fails on ids below vocab_size: what is no valid UTF-8 becomes U+FFFD."""
+        ...
+
+    def stream_decoder(self) -> StreamDecoder: ...
+
+    def to_json(self) -> dict[str, Any]: ...
+
+
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest little-endian unsigned type that holds every id."""
+    return np.dtype("u1" if vocab_size <= 1 << 8 else "<u2" if vocab_size <= 1 << 16 else "<u4")
+
+
+class ByteTokenizer:
+    """UTF-8, one token per byte. A zero byte separates documents: text has none."""
+
+    vocab_size = 256
+    separator = (0,)
+
+    def encode(self, text: str) -> list[int]:
+        return list(_utf8(text))
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(_utf8(text), dtype=np.uint8) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(map(int, ids)).decode("utf-8", errors="replace")
+
+    def stream_decoder(self) -> StreamDecoder:
+        return _ByteStream()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "bytes"}
+
+
+def _utf8(text: str) -> bytes:
+    return text.encode("utf-8", errors="replace")  # a lone surrogate, as from a broken terminal, becomes "?"
+
+
+class _ByteStream:
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def feed(self, token: int) -> str:
+        return self._decoder.decode(bytes([token]))
+
+    def finish(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class LibraryTokenizer:
+    """A `tokenizers.Tokenizer`. Its truncation and padding, which many files carry, are switched off.
+
+    The separator is the vocabulary's end-of-text token (`END_TOKENS`), or else the tokens of a newline. `decode` leaves
+    special tokens out.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+        if not self.vocab_size:
+            raise UsageError("the tokenizer has an empty vocabulary; give a trained one")
+        ends = [end for end in map(tokenizer.token_to_id, END_TOKENS) if end is not None]
+        self.separator = tuple(ends[:1] or self.encode("\n"))
+
+    def encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=False).ids
+
+    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)  # uses all cores
+        return [np.array(encoding.ids, dtype=token_dtype(self.vocab_size)) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode([int(i) for i in ids])
+
+    def stream_decoder(self) -> StreamDecoder:
+        return _LibraryStream(self)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "tokenizers", "tokenizer": json.loads(self._tokenizer.to_str())}
+
+
+class _LibraryStream:
+    """Decodes a short window of ids again at every step: how ids join (spaces, bytes of one character) depends on it.
+
+    The library's own DecodeStream cannot give back an unfinished end, and raises on some sequences of invalid bytes.
+    """
+
+    def __init__(self, tokenizer: LibraryTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._shown: list[int] = []  # the ids of the last text given out: the context of the next
+        self._pending: list[int] = []
+
+    def feed(self, token: int) -> str:
+        self._pending.append(token)
+        text = self.finish()
+        if not text or text.endswith("\ufffd"):
+            return ""
+        self._shown, self._pending = self._pending, []
+        return text
+
+    def finish(self) -> str:
+        before = self._tokenizer.decode(self._shown)
+        return self._tokenizer.decode(self._shown + self._pending)[len(before) :]
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """`bytes`, a tokenizer.json file (or the folder that holds one), or a name on the hub.
+
+    Raises UsageError when there is none, or when it cannot be read.
+    """
+    if name == "bytes":
+        return ByteTokenizer()
+    path = Path(name).expanduser()
+    if path.is_dir():
+        path /= "tokenizer.json"
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except ValueError:
+            raise UsageError(f"{path} is not a tokenizer.json: it is not UTF-8 text") from None
+        return _from_text(text, str(path))
+    if path.suffix == ".json":
+        raise UsageError(f"there is no tokenizer file {path}; check the path, or leave it out to train on bytes")
+    library = _import_tokenizers()
+    try:
+        tokenizer = library.Tokenizer.from_pretrained(name)
+    except Exception as error:  # the library raises bare Exception
+        raise UsageError(
+            f"cannot load the tokenizer {name!r}: no such file, and from the hub: {_first_line(error)}"
+        ) from None
+    return LibraryTokenizer(tokenizer)
+
+
+def tokenizer_from_json(record: Mapping[str, Any]) -> Tokenizer:
+    """The inverse of `to_json`. Raises UsageError when the record is none."""
+    kind = record.get("kind") if isinstance(record, Mapping) else None
+    if kind == "bytes":
+        return ByteTokenizer()
+    if kind == "tokenizers":
+        return _from_text(json.dumps(record.get("tokenizer")), "this record")
+    raise UsageError(f"not the record of a tokenizer: its kind is {kind!r}, expected 'bytes' or 'tokenizers'")
+
+
+def _from_text(text: str, where: str) -> Tokenizer:
+    library = _import_tokenizers()
+    try:
+        tokenizer = library.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise UsageError(f"{where} is not a tokenizer.json: {_first_line(error)}") from None
+    return LibraryTokenizer(tokenizer)
+
+
+def _import_tokenizers() -> Any:
+    try:
+        import tokenizers
+    except ImportError:
+        raise UsageError("this tokenizer needs the tokenizers library: pip install 'attnres[hf]'") from None
+    return tokenizers
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,127 @@
+"""The order of training: coverage by counting, exact resumption; the fixed validation set."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnres.data import Sampler, validation_batches
+from attnres.errors import UsageError
+
+
+def epoch_starts(sampler: Sampler) -> list[int]:
+    """First tokens of the windows of one epoch (tokens are their own positions), one window per batch."""
+    epoch, starts = sampler.state()["epoch"], []
+    while True:
+        before = sampler.state()
+        window = sampler.next()[0]
+        if sampler.state()["epoch"] != epoch:
+            sampler.restore(before)
+            sampler._enter(epoch + 1, 0)
+            return starts
+        assert (np.diff(window) == 1).all()
+        starts.append(int(window[0]))
+
+
+@given(length=st.integers(2, 200), sequence=st.integers(1, 30), seed=st.integers(0, 2**40))
+def test_every_target_once_per_epoch(length, sequence, seed):
+    if length <= sequence:
+        return
+    sampler = Sampler(np.arange(length, dtype=np.uint16), sequence, 1, seed)
+    for _ in range(3):
+        starts = epoch_starts(sampler)
+        targets = np.zeros(length, dtype=int)
+        for start in starts:
+            targets[start + 1 : start + sequence + 1] += 1
+        assert targets.max() == 1
+        covered = np.flatnonzero(targets)
+        assert (np.diff(covered) == 1).all()  # no gap inside
+        assert covered[0] <= sequence and length - 1 - covered[-1] < sequence  # nothing more would fit at the ends
+
+
+def test_epochs_and_seeds_differ():
+    orders = []
+    for seed in (0, 1):
+        sampler = Sampler(np.arange(1000), 10, 1, seed)
+        orders += [epoch_starts(sampler), epoch_starts(sampler)]
+    assert all(order != sorted(order) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+    assert len({order[0] % 10 for order in orders}) > 1  # the offset
+
+
+def test_the_order_is_pinned():
+    """A checkpoint must go on after an upgrade: this fails if the order ever changes."""
+    sampler = Sampler(np.arange(100), 10, 4, 7)
+    assert [sampler.next()[:, 0].tolist() for _ in range(3)] == [[53, 23, 33, 83], [13, 73, 63, 43], [3, 7, 27, 17]]
+
+
+def test_batches_cross_epochs_and_do_not_depend_on_batch_size():
+    tokens = np.arange(103, dtype=np.uint8)
+    by_one, by_seven = Sampler(tokens, 10, 1, 3), Sampler(tokens, 10, 7, 3)
+    for _ in range(5):
+        batch = by_seven.next()
+        assert batch.shape == (7, 11) and batch.dtype == np.int64
+        np.testing.assert_array_equal(batch, np.concatenate([by_one.next() for _ in range(7)]))
+
+
+@pytest.mark.parametrize("done", [0, 1, 3, 4, 11, 50])
+def test_resume_anywhere(done):
+    tokens = np.random.default_rng(0).integers(0, 256, 500).astype(np.uint8)
+    sampler = Sampler(tokens, 16, 5, 11)
+    for _ in range(done):
+        sampler.next()
+    state = json.dumps(sampler.state())
+    assert len(state) < 120
+    expected = [sampler.next() for _ in range(20)]
+    resumed = Sampler(tokens, 16, 5, 11)
+    resumed.restore(json.loads(state))
+    np.testing.assert_array_equal([resumed.next() for _ in range(20)], expected)
+
+
+def test_sampler_errors():
+    tokens = np.arange(100)
+    sampler = Sampler(tokens, 10, 1, 0)
+    for other in (Sampler(tokens, 10, 1, 1), Sampler(tokens, 9, 1, 0), Sampler(tokens[:-1], 10, 1, 0)):
+        with pytest.raises(UsageError, match="of another run"):
+            sampler.restore(other.state())
+    for state in ({}, {"epoch": 0, "position": None}):
+        with pytest.raises(UsageError, match="not the state of a sampler"):
+            sampler.restore(state)
+    for place in ({"position": 999}, {"position": -1}, {"epoch": -1}):
+        with pytest.raises(UsageError, match="no such place"):
+            sampler.restore({**sampler.state(), **place})
+    with pytest.raises(UsageError, match="10 tokens are less than a sequence of 10"):
+        Sampler(tokens[:10], 10, 1, 0)
+    for sequence, batch_size, seed in ((0, 1, 0), (1, 0, 0), (1, 1, -1)):
+        with pytest.raises(UsageError, match="need sequence"):
+            Sampler(tokens, sequence, batch_size, seed)
+
+
+def corpus_of(length: int) -> Any:
+    return SimpleNamespace(train=np.arange(1000), validation=np.arange(length, dtype=np.uint16))
+
+
+def test_validation_is_fixed_spread_and_without_overlap():
+    batches = list(validation_batches(corpus_of(1001), 10, 4, 205))
+    assert [len(batch) for batch in batches] == [4, 4, 4, 4, 4]  # 20 whole sequences of the 100 there are
+    windows = np.concatenate(batches)
+    assert windows.dtype == np.int64 and (np.diff(windows, axis=1) == 1).all()
+    assert windows[:, 0].tolist() == list(range(0, 1000, 50))
+    np.testing.assert_array_equal(windows, np.concatenate(list(validation_batches(corpus_of(1001), 10, 7, 205))))
+
+
+@given(length=st.integers(2, 300), sequence=st.integers(1, 40), tokens=st.integers(1, 400))
+def test_validation_count(length, sequence, tokens):
+    if length <= sequence:
+        with pytest.raises(UsageError, match="too short: its validation part"):
+            next(validation_batches(corpus_of(length), sequence, 3, tokens))
+        return
+    starts = [row[0] for batch in validation_batches(corpus_of(length), sequence, 3, tokens) for row in batch]
+    assert len(starts) == min(max(1, tokens // sequence), (length - 1) // sequence)
+    assert (np.diff(starts) >= sequence).all()

@@ -1,0 +1,106 @@
+"""Bytes and the tokenizers library: round trips, streams, JSON, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnres.data import load_tokenizer, tokenizer_from_json
+from attnres.errors import UsageError
+from tests.data.text import TEXT, library_tokenizer
+
+BYTES = load_tokenizer("bytes")
+LIBRARY = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library_tokenizer().to_str())})
+both = pytest.mark.parametrize("tokenizer", [BYTES, LIBRARY], ids=["bytes", "library"])
+
+
+def stream(tokenizer, ids) -> list[str]:
+    decoder = tokenizer.stream_decoder()
+    return [*map(decoder.feed, ids), decoder.finish()]
+
+
+@both
+@given(text=st.text())
+def test_round_trip_and_stream(tokenizer, text):
+    ids = tokenizer.encode(text)
+    assert all(0 <= i < tokenizer.vocab_size for i in ids)
+    assert tokenizer.decode(ids) == text == "".join(stream(tokenizer, ids))
+    assert tokenizer.encode_documents([text, "x"])[0].tolist() == ids
+
+
+@given(ids=st.lists(st.integers(0, 255)))
+def test_any_bytes_decode_and_stream_alike(ids):
+    assert BYTES.decode(ids) == bytes(ids).decode("utf-8", errors="replace") == "".join(stream(BYTES, ids))
+    assert BYTES.decode(np.array(ids, dtype=np.int64)) == BYTES.decode(ids)
+
+
+@given(ids=st.lists(st.integers(0, LIBRARY.vocab_size - 1)))
+def test_any_library_ids_stream_as_they_decode(ids):
+    assert "".join(stream(LIBRARY, ids)) == LIBRARY.decode(ids)
+
+
+@both
+def test_stream_never_cuts_a_character(tokenizer):
+    text = "aé€😀z"
+    pieces = stream(tokenizer, tokenizer.encode(text))
+    assert "".join(pieces) == text and not any("\ufffd" in piece for piece in pieces)
+    cut = tokenizer.encode("😀")[:-1]
+    assert len(cut) > 0 and "".join(stream(tokenizer, cut)[:-1]) == ""
+    assert set(stream(tokenizer, cut)[-1]) == {"\ufffd"}
+
+
+def test_lone_surrogates_do_not_fail():
+    assert BYTES.decode(BYTES.encode("a\udcffb")) == "a?b"
+    assert LIBRARY.decode(LIBRARY.encode("a\udcffb")) == "a?b"
+
+
+@both
+def test_json(tokenizer):
+    record = json.loads(json.dumps(tokenizer.to_json()))
+    again = tokenizer_from_json(record)
+    assert again.to_json() == record and again.encode(TEXT) == tokenizer.encode(TEXT)
+    assert (again.vocab_size, again.separator) == (tokenizer.vocab_size, tokenizer.separator)
+
+
+def test_truncation_and_padding_of_the_file_are_off(tmp_path):
+    library = library_tokenizer()
+    library.enable_truncation(3)
+    library.enable_padding(length=1000)
+    library.save(str(tmp_path / "tokenizer.json"))
+    for name in (tmp_path, tmp_path / "tokenizer.json"):
+        assert load_tokenizer(str(name)).encode(TEXT) == LIBRARY.encode(TEXT)
+    assert LIBRARY.decode(LIBRARY.encode(TEXT)) == TEXT
+
+
+def test_separator_is_the_end_token_or_a_newline():
+    assert BYTES.separator == (0,)
+    assert LIBRARY.separator == tuple(LIBRARY.encode("\n"))
+    library = library_tokenizer(special_tokens=["<|endoftext|>"])
+    with_end = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
+    assert with_end.separator == (library.token_to_id("<|endoftext|>"),)
+    assert with_end.decode([*with_end.separator, *with_end.encode("a")]) == "a"
+
+
+def test_errors(tmp_path, monkeypatch):
+    (tmp_path / "bad.json").write_text('{"model": 3}')
+    (tmp_path / "latin.json").write_bytes(b"\xff")
+    for name, message in {
+        str(tmp_path / "none.json"): "there is no tokenizer file",
+        str(tmp_path / "bad.json"): "bad.json is not a tokenizer.json: ",
+        str(tmp_path / "latin.json"): "latin.json is not a tokenizer.json: it is not UTF-8",
+        "no such name": "cannot load the tokenizer 'no such name': no such file, and from the hub: ",
+    }.items():
+        with pytest.raises(UsageError, match=message) as caught:
+            load_tokenizer(name)
+        assert "\n" not in str(caught.value)
+    for record in ({}, [], {"kind": "pickle"}, {"kind": "tokenizers"}):
+        with pytest.raises(UsageError, match=r"not (the record of )?a tokenizer"):
+            tokenizer_from_json(record)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(UsageError, match=r"pip install 'attnres\[hf\]'"):
+        load_tokenizer("gpt2")
