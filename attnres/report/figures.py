@@ -57,7 +57,7 @@ def _line_style(data: ReportData, arm: ArmReport) -> dict:
     return {"color": colour or INK, "linestyle": (0, dashes) if dashes else "-", "linewidth": 1.6}
 
 
-def _legend_below(figure: Figure, axes: Axes, columns: int = 6) -> None:
+def _legend_below(figure: Figure, axes: Axes, columns: int = 7) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
 
@@ -155,9 +155,6 @@ def _depth_profiles(data: ReportData) -> Figure:
     ]
     deepest = max((profile for _, profile in data.profiled), key=lambda profile: len(profile.names))
     for axes, (name, title, kind, log) in zip(grid.flat, panels, strict=True):
-        if name == "entropy":
-            limit = deepest.entropy_limit
-            axes.plot(limit, color="#888888", alpha=0.35, linewidth=6, label="uniform: log(l + 1)")
         for arm, profile in data.profiled:
             values = getattr(profile, name)
             axes.plot(
@@ -165,6 +162,9 @@ def _depth_profiles(data: ReportData) -> Figure:
                 label=visible(arm.name),
                 **_line_style(data, arm),
             )
+        if name == "entropy":
+            limit = deepest.entropy_limit
+            axes.plot(limit, color="#888888", alpha=0.35, linewidth=6, zorder=0, label="uniform: log(l + 1)")
         if log and any(np.any(getattr(profile, name) > 0) for _, profile in data.profiled):
             axes.set_yscale("log")
             # Plain numbers: the log axis' own labels are mathtext, which is off.

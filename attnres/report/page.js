@@ -28,13 +28,15 @@
     return String(Number(value.toPrecision(digits)));
   };
 
+  // x and y are the window's; the tooltip stands in the page, so that scrolling keeps it beside its cell.
   function showTooltip(text, x, y) {
     tooltip.textContent = text;
     tooltip.hidden = false;
+    tooltip.style.left = tooltip.style.top = "0";
     const box = tooltip.getBoundingClientRect();
-    const left = x + 16 + box.width > innerWidth ? x - box.width - 12 : x + 16;
-    tooltip.style.left = `${Math.max(4, left)}px`;
-    tooltip.style.top = `${Math.max(4, Math.min(y + 12, innerHeight - box.height - 4))}px`;
+    const left = x + 16 + box.width > document.body.clientWidth ? x - box.width - 12 : x + 16;
+    tooltip.style.left = `${Math.max(4, left) + scrollX}px`;
+    tooltip.style.top = `${Math.max(4, Math.min(y + 12, innerHeight - box.height - 4)) + scrollY}px`;
   }
   const hideTooltip = () => { tooltip.hidden = true; };
 
@@ -161,6 +163,7 @@
     parent.replaceChildren();
     const arms = shownArms("curve");
     if (!arms.length) return;
+    const baseline = data.arms.find((arm) => arm.curve);
     const last = Math.max(...arms.map((arm) => arm.curve.steps.at(-1)));
     const draw = (title, part, from) => {
       const lines = arms.filter((arm) => arm[part]).map((arm) => {
@@ -168,11 +171,15 @@
         const keep = (values) => values.filter((_, i) => steps[i] >= from);
         return { ...lineOf(arm, keep(steps), keep(curve.mean)), low: keep(curve.low), high: keep(curve.high) };
       });
-      if (lines.length) lineChart(parent, lines, { title, zero: part === "difference", xLabel: "step", label: (x) => `step ${number(x, 7)}` });
+      if (!lines.length) return;
+      if (part === "difference" && !hiddenArms.has(data.arms.indexOf(baseline))) {
+        lines.unshift(lineOf(baseline, lines[0].x, lines[0].x.map(() => 0)));
+      }
+      lineChart(parent, lines, { title, zero: part === "difference", xLabel: "step", label: (x) => `step ${number(x, 7)}` });
     };
     draw(`${data.curveLabel} (${data.unit})`, "curve", -Infinity);
-    draw("The same, second half", "curve", last / 2);
-    draw(`Difference to ${data.arms.find((arm) => arm.curve).name}, paired by seed`, "difference", last / 10);
+    draw("Second half", "curve", last / 2);
+    draw(`Difference to ${baseline.name}, paired by seed`, "difference", last / 10);
   }
 
   function drawProfiles() {
@@ -360,5 +367,4 @@
     drawnAt = document.body.clientWidth;
     draw();
   });
-  addEventListener("scroll", hideTooltip, { passive: true });
 })();

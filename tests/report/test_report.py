@@ -1,0 +1,227 @@
+"""The page's text and JSON, the figures and the files, without a browser."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from html.parser import HTMLParser
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+from attnres import UsageError
+from attnres.report import ArmReport, Curve, ReportData, Summary, TokenText, write_report
+from attnres.report.page import finding, json_for_script, page
+from attnres.report.style import colour_scale, depth_ticks, paired_differences, summarise, visible
+from tests.report.sample import ATTACK, curves, profile, report
+
+
+class Elements(HTMLParser):
+    """Counts start tags and keeps the text of the JSON script, as a browser would see them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict]] = []
+        self.json = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        if self.tags and self.tags[-1] == ("script", {"type": "application/json", "id": "data"}):
+            self.json += data
+
+
+def embedded(html: str) -> dict:
+    def no_literal(name: str):
+        raise AssertionError(f"{name} is not JSON")
+
+    return json.loads(Elements(html).json, parse_constant=no_literal)
+
+
+def test_writes_the_page_and_the_figures(tmp_path):
+    path = write_report(report(), tmp_path / "new" / "folder")
+    assert path == tmp_path / "new" / "folder" / "report.html"
+    names = sorted(file.relative_to(path.parent).as_posix() for file in path.parent.rglob("*") if file.is_file())
+    assert names == [
+        "figures/depth_matrices.png",
+        "figures/depth_profiles.png",
+        "figures/loss_curves.png",
+        "report.html",
+    ]
+    for figure in path.parent.glob("figures/*.png"):
+        pixels = matplotlib.image.imread(figure)
+        assert min(pixels.shape[:2]) > 300 and pixels.std() > 0.02
+
+
+def test_a_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
+    path = write_report(report(), tmp_path)
+    before = path.read_bytes()
+
+    def full_disk(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        write_report(report(title="another"), tmp_path)
+    assert path.read_bytes() == before
+    assert {file.name for file in tmp_path.iterdir()} == {"report.html", "figures"}
+
+
+def test_no_text_can_become_markup():
+    plain = [tag for tag, _ in Elements(page(report())).tags]
+    arms = [dataclasses.replace(arm, name=ATTACK, description=ATTACK) for arm in report().arms]
+    hostile = report(
+        title=ATTACK,
+        subtitle=ATTACK,
+        arms=arms,
+        unit=ATTACK,
+        provenance={ATTACK: ATTACK, "corpus": "sha256 12ab"},
+        tokens=[TokenText(ATTACK, ATTACK, ATTACK)] * 2,
+        curve_label=ATTACK,
+    )
+    html = page(hostile)
+    assert [tag for tag, _ in Elements(html).tags] == plain
+    token = embedded(html)["tokens"][0]
+    assert token["token"].startswith("</script><script>alert(1)</script>")
+    html.encode()  # no lone surrogate is left
+    for character in "\x00\x1b\u2028\u202e":
+        assert character not in html
+
+
+def test_the_script_in_json_cannot_be_left():
+    text = json_for_script({"text": "</script><!--<script>&\u2028\u2029\ud800"})
+    assert not set("<>&\u2028\u2029\ud800") & set(text)
+    assert json.loads(text)["text"] == "</script><!--<script>&\u2028\u2029\ud800"
+
+
+def test_a_placeholder_in_a_text_stays_text():
+    html = page(report(title="{{json}} {{script}}"))
+    assert "<h1>{{json}} {{script}}</h1>" in html
+
+
+def test_the_page_refers_to_nothing_outside():
+    html = page(report())
+    for tag, attributes in Elements(html).tags:
+        assert not {"src", "srcset", "action"} & set(attributes)
+        assert tag != "link" or attributes["href"] == "data:,"
+    assert "url(" not in html and "@import" not in html and "fetch(" not in html
+    assert "default-src 'none'" in html
+    addresses = set(re.findall(r"https?://[^\"' ]+", html))
+    assert addresses == {"http://www.w3.org/2000/svg"}  # the name of SVG's vocabulary; nothing is loaded from it
+
+
+def test_missing_and_non_finite_values_are_shown_as_such(tmp_path):
+    broken = profile()
+    for field in dataclasses.fields(broken):
+        if isinstance(getattr(broken, field.name), np.ndarray):
+            getattr(broken, field.name)[...] = math.nan
+    arms = [
+        ArmReport("bare"),
+        ArmReport(
+            "diverged", "", [Curve(0, [1, 2], [math.nan, math.inf])], Summary(math.nan, math.nan, math.nan), broken
+        ),
+        ArmReport("empty", "", [Curve(0, [], [])]),
+    ]
+    path = write_report(report(arms=arms), tmp_path)
+    html = path.read_text()
+    assert "&ndash;" in html and "not finite" in html
+    arm = embedded(html)["arms"][1]
+    assert arm["curve"]["mean"] == [None, None]
+    assert arm["profile"]["matrices"][0][0] == [None]
+
+
+def test_one_arm_without_curves_is_enough(tmp_path):
+    data = ReportData("attnres inspect", "one run", [ArmReport("full", profile=profile(positions=()))])
+    path = write_report(data, tmp_path)
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"depth_matrices.png", "depth_profiles.png"}
+    sections = [attributes for tag, attributes in Elements(path.read_text()).tags if tag == "section"]
+    assert [("hidden" in attributes) for attributes in sections] == [True, True, False, False, True]
+
+
+def test_twenty_arms_of_thirty_two_sublayers_stay_small(tmp_path):
+    arms = [
+        ArmReport(f"arm {i}", curves=curves(3, 2000), profile=profile(32, positions=(1, 2, 3, 4), seed=i))
+        for i in range(20)
+    ]
+    path = write_report(report(arms=arms, tokens=[TokenText("a", "b", "c")] * 4), tmp_path)
+    assert path.stat().st_size < 1_500_000
+    styles = {(arm["colour"], arm["dashes"]) for arm in embedded(path.read_text())["arms"]}
+    assert len(styles) == 20
+
+
+def test_names_are_never_taken_for_mathematics(tmp_path):
+    """matplotlib would parse $...$, and fail on this."""
+    write_report(report(arms=[ArmReport(r"$\frac{$", curves=curves(), profile=profile())], unit="$x^$"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("difference", "error", "expected"),
+    [
+        (-0.1, 0.01, "b ends 0.100 ± 0.010 nats per byte below a in validation loss (mean paired"),
+        (-0.1, 0.06, "b ends 0.100 ± 0.060 nats per byte below a in validation loss: within two standard errors"),
+        (0.1, 0.01, "b ends 0.100 ± 0.010 nats per byte above a"),
+        (-0.1, None, "b ends 0.100 nats per byte below a in validation loss (one seed"),
+        (None, None, ""),
+    ],
+)
+def test_the_finding_is_as_sure_as_the_standard_error(difference, error, expected):
+    arms = [ArmReport("a", summary=Summary(1.7)), ArmReport("b", summary=Summary(1.6, difference, error))]
+    sentence = finding(ReportData("", "", arms, unit="nats per byte"))
+    assert sentence.startswith(expected) and bool(sentence) == bool(expected)
+
+
+def test_inconsistent_data_is_refused():
+    with pytest.raises(UsageError, match="at least one arm"):
+        report(arms=[])
+    with pytest.raises(UsageError, match="seed 4: 2 steps but 1 losses"):
+        report(arms=[ArmReport("a", curves=[Curve(4, [1, 2], [1.0])])])
+    with pytest.raises(UsageError, match="same token positions"):
+        report(arms=[ArmReport("a", profile=profile()), ArmReport("b", profile=profile(positions=(1, 3)))])
+    with pytest.raises(UsageError, match="2 token positions, but 0 texts"):
+        report(tokens=())
+
+
+def test_curves_are_summarised_over_seeds():
+    spread = summarise([Curve(0, [10, 20, 30], [3.0, 2.0, math.nan]), Curve(1, [10, 20], [5.0, math.nan])])
+    np.testing.assert_array_equal(spread["steps"], [10, 20, 30])
+    np.testing.assert_array_equal(spread["mean"], [4, 2, math.nan])
+    np.testing.assert_array_equal(spread["low"], [3, 2, math.nan])
+    np.testing.assert_array_equal(spread["high"], [5, 2, math.nan])
+    thinned = summarise([Curve(0, range(10), range(10))], points=4)
+    np.testing.assert_array_equal(thinned["steps"], [1, 4, 7, 9])
+    np.testing.assert_array_equal(thinned["mean"], [1, 4, 7, 9])
+
+
+def test_differences_are_paired_by_seed_and_step():
+    baseline = ArmReport("a", curves=[Curve(0, [1, 2, 3], [5.0, 4.0, 3.0]), Curve(1, [1], [9.0])])
+    arm = ArmReport("b", curves=[Curve(2, [1], [0.0]), Curve(0, [2, 3, 4], [3.5, 2.0, 0.0])])
+    (pair,) = paired_differences(arm, baseline)
+    assert (pair.seed, list(pair.steps), list(pair.losses)) == (0, [2, 3], [-0.5, -1.0])
+
+
+def test_colour_scales():
+    ones = np.tril(np.ones((5, 5)))
+    assert colour_scale(ones) == (0, 1)
+    assert colour_scale(np.zeros((3, 3))) == (0, 1)
+    assert colour_scale(np.full((3, 3), math.nan)) == (0, 1)
+    low, high = colour_scale(np.tril(np.where(np.eye(5), -2.0, 1.0)))
+    assert low == -high == -2
+    attention = np.tril(np.ones((40, 40))) / np.arange(1, 41)[:, None]
+    assert colour_scale(attention)[1] < 0.4  # not the 1.0 of site 0, which would darken the rest
+
+
+def test_depth_ticks_name_layers():
+    names = ("embedding", *(f"layer {i // 2} {'MLP' if i % 2 else 'attention'}" for i in range(32)))
+    ticks = depth_ticks(names)
+    assert ticks[0] == (0, "emb") and (5, "2") in ticks and (1, "0") not in ticks
+    assert len(ticks) <= 10
+    assert depth_ticks(("a", "b", "readout")) == [(0, "a"), (1, "b"), (2, "out")]
+
+
+def test_hidden_characters_become_visible():
+    assert visible("a\n\t\x00b\x7f\u202e\ud800é漢") == "a⏎␉␀b[U+007F][U+202E][U+D800]é漢"
