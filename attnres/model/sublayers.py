@@ -5,6 +5,7 @@ Shapes: B batch, T time, D dim, H query heads, K key/value heads, E head dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -27,7 +28,7 @@ class Context(NamedTuple):
 
     cos: Tensor  # [T, E/2]
     sin: Tensor  # [T, E/2]
-    caches: list[LayerCache] | None = None  # one per attention sublayer while decoding
+    caches: Sequence[LayerCache] | None = None  # one per attention sublayer while decoding
 
 
 class Attention(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -42,7 +43,7 @@ class Transformer(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
         initialise(self, config, seed)
 
-    def bound_sublayers(self, time: int, caches: list[LayerCache] | None = None, start: int = 0) -> list[Sublayer]:
+    def bound_sublayers(self, time: int, caches: Sequence[LayerCache] | None = None, start: int = 0) -> list[Sublayer]:
         """The sublayers as functions of h alone, for `time` tokens that begin at position `start`."""
         stop = start + time
         if stop > self.config.context:
@@ -50,14 +51,14 @@ class Transformer(nn.Module):
         context = Context(self.cos[start:stop], self.sin[start:stop], caches)
         return [partial(sublayer, context=context) for sublayer in self.sublayers]
 
-    def forward(self, tokens: Tensor, caches: list[LayerCache] | None = None, start: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None, start: int = 0) -> Tensor:
         """tokens [batch, time] -> logits [batch, time, vocab_size].
 
         While decoding, `caches` holds one cache per transformer layer and `start` is the number of tokens in them.
         """
         return self.logits(self.hidden(tokens, caches, start))
 
-    def hidden(self, tokens: Tensor, caches: list[LayerCache] | None = None, start: int = 0) -> Tensor:
+    def hidden(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None, start: int = 0) -> Tensor:
         """tokens [batch, time] -> the readout [batch, time, dim], before the final norm."""
         sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
         values = self.connection.start(self.embedding(tokens))

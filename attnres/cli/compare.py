@@ -1,0 +1,204 @@
+"""Train several residual connections side by side and show what depth does in each.
+
+With nothing set: the plain residual, the embedding fed back in (x0), Block and Full Attention Residuals, three seeds
+each, on the Python standard library's own source files, byte by byte:
+
+    attnres compare
+    attnres compare --quick
+    attnres compare residual full hc mhc --seeds 5
+    attnres compare residual block block:block_size=8 full:query=input,heads=4
+    attnres compare --model.embedding-std 0.02 --out runs/small-embedding
+
+The first arm is the baseline. Arms of one seed share initial weights and the order of the data, so differences are
+paired. Every run is a one-thread process with a folder of its own; stop it with Ctrl-C or in any other way, and the
+same command goes on. Ends with a table, OUT/comparison.json and OUT/report.html.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from attnres.analysis.comparison import Comparison, compare_arms
+from attnres.cli._depth_report import (
+    arm_report,
+    chosen_positions,
+    print_line,
+    profile_of,
+    provenance,
+    token_texts,
+    validation_tokens,
+)
+from attnres.cli._sweep_display import SweepDisplay
+from attnres.errors import UsageError
+from attnres.model import TransformerConfig
+from attnres.report import ReportData, write_report
+from attnres.train import RunConfig, load_run
+from attnres.train.files import write_text
+from attnres.train.folder import RunFolder
+from attnres.train.sweep import Job, default_workers, failures, require_done, run_jobs
+
+ARMS = ("residual", "x0", "block", "full")
+SEEDS = 3
+DEFAULTS = RunConfig(steps=240, evaluate_every=20, save_every=60)
+QUICK = dataclasses.replace(DEFAULTS, steps=60, batch_size=4, validation_tokens=16_384)
+QUICK_SEEDS = 2
+
+
+def command_for(arguments: list[str]) -> Callable[..., int]:
+    """The command with the defaults of --quick if it is among the arguments."""
+    quick = "--quick" in arguments
+
+    def command(
+        arms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")] = ARMS,
+        out: Path = Path("runs/quick" if quick else "runs/compare"),
+        seeds: int = QUICK_SEEDS if quick else SEEDS,
+        workers: int = default_workers(),
+        quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+        *,
+        config: Annotated[RunConfig, tyro.conf.arg(name="")] = QUICK if quick else DEFAULTS,
+    ) -> int:
+        """Compare.
+
+        Args:
+            arms: Connections to compare, each with options if it has any: NAME or NAME:OPTION=VALUE,OPTION=VALUE.
+            out: The folder of the comparison.
+            seeds: Paired seeds: seed, seed + 1, ..
+            workers: Runs at a time, each with one thread.
+            quick: A small comparison, in about a minute.
+        """
+        return run(arms, config, out, seeds, workers)
+
+    return command
+
+
+def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: int) -> int:
+    """Train what is not trained yet, then print the table and write the report. Returns the exit code."""
+    if seeds < 1 or workers < 1:
+        raise UsageError(f"seeds and workers must be at least 1, not {seeds} and {workers}")
+    if len(set(arms)) < max(2, len(arms)):
+        raise UsageError("give at least two arms, each once; the first is the baseline")
+    models = {arm: arm_model(arm, config.model) for arm in arms}
+    jobs = [
+        Job(f"{arm}, seed {seed}", dataclasses.replace(config, model=models[arm], seed=seed), folder_of(out, arm, seed))
+        for seed in range(config.seed, config.seed + seeds)
+        for arm in arms
+    ]
+    console, began = Console(), time.monotonic()
+    print_line(
+        console, f"{len(arms)} connections x {seeds} seeds, {config.steps} steps each, {workers} at a time: {out}"
+    )
+    arm_of = {job.name: arm for job, arm in zip(jobs, list(arms) * seeds, strict=True)}
+    try:
+        with SweepDisplay(console, arm_of, config.steps) as display:
+            states = run_jobs(jobs, workers, display.watch)
+    except KeyboardInterrupt:
+        print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)
+        return 130
+    require_done(states)
+    finished: dict[str, dict[int, Path]] = {arm: {} for arm in arms}
+    for state in states:
+        if state.status == "done":
+            finished[arm_of[state.job.name]][state.job.config.seed] = state.job.folder
+    summaries = {
+        arm: {seed: RunFolder(folder).summary() or {} for seed, folder in runs.items()}
+        for arm, runs in finished.items()
+    }
+    rows = compare_arms(summaries, baseline=arms[0])
+    console.print(table(rows, config))
+    record = {"arms": [dataclasses.asdict(row) for row in rows], "failed": failures(states).splitlines()}
+    write_text(out / "comparison.json", json.dumps(record, indent=1) + "\n")
+    with console.status("reading the depth of every connection"):
+        page = write_report(report(finished, rows, config, seeds), out)
+    if failed := failures(states):
+        print(f"attnres: not every run was finished; the table is without it\n{failed}", file=sys.stderr)
+    print_line(console, f"{time.monotonic() - began:.0f} s. Report: {page}")
+    return 1 if failed else 0
+
+
+def arm_model(arm: str, model: TransformerConfig) -> TransformerConfig:
+    """The model of an arm NAME or NAME:OPTION=VALUE,... Raises UsageError on any other form."""
+    name, _, listed = arm.partition(":")
+    options = {}
+    for item in filter(None, listed.split(",")):
+        option, equals, value = item.partition("=")
+        if not equals:
+            raise UsageError(f"arm {arm!r}: write options as NAME:OPTION=VALUE,OPTION=VALUE")
+        options[option.strip()] = _literal(value.strip())
+    return dataclasses.replace(model, connection=name, connection_options=options)
+
+
+def _literal(text: str) -> Any:
+    """A JSON number, true, false or null; any other text is itself."""
+    try:
+        value = json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return text
+    return text if isinstance(value, list | dict) else value
+
+
+def folder_of(out: Path, arm: str, seed: int) -> Path:
+    return out / arm.replace(":", "_").replace(",", "_").replace("=", "-") / f"seed-{seed}"
+
+
+def table(rows: Sequence[Comparison], config: RunConfig) -> Table:
+    """The result, one arm per line."""
+    shown = Table(title=f"after {config.steps} steps of {tokens_per_step(config):,} tokens")
+    shown.add_column("connection")
+    for heading in ("validation\nnats/token", f"difference to\n{rows[0].arm}", "standard\nerror"):
+        shown.add_column(heading, justify="right")
+    for heading in ("step\ntime", "peak\nmemory", "seeds"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        shown.add_row(
+            row.arm,
+            _number(row.validation_loss, ".4f"),
+            _number(row.difference, "+.4f"),
+            _number(row.difference_error, ".4f"),
+            _number(row.step_time_ratio, ".2f", "x"),
+            _number(row.peak_memory_ratio, ".2f", "x"),
+            str(row.seeds),
+        )
+    return shown
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"
+
+
+def tokens_per_step(config: RunConfig) -> int:
+    return config.batch_size * config.accumulate * config.model.context
+
+
+def report(
+    finished: Mapping[str, Mapping[int, Path]], rows: Sequence[Comparison], config: RunConfig, seeds: int
+) -> ReportData:
+    tokens = validation_tokens(config)
+    positions = chosen_positions(tokens)
+    arms, texts, record = [], [], None
+    for row in rows:
+        runs, profile = finished[row.arm], None
+        if runs:
+            run = load_run(runs[min(runs)])
+            texts = token_texts(tokens, positions, run.tokenizer)
+            profile = profile_of(run, tokens, positions)
+            record = RunFolder(run.folder).record()
+        arms.append(arm_report(row.arm, runs, profile, row))
+    return ReportData(
+        title="Residual connections side by side",
+        subtitle=f"{config.model.layers} transformer layers of width {config.model.dim}, {config.steps} steps of "
+        f"{tokens_per_step(config):,} tokens, {seeds} paired seeds, embedding std {config.model.embedding_std:g}",
+        arms=arms,
+        provenance=provenance(record or {}),
+        tokens=texts,
+        curve_label="validation loss",
+    )
