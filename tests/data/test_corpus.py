@@ -1,0 +1,330 @@
+"""Corpora of the standard library, files, folders and globs; the cache; what goes wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnres
+from attnres.data import Corpus, DataConfig, check_length, open_corpus
+from attnres.errors import UsageError
+from tests.data.text import write_documents
+
+# The package without its __init__, which would import torch: that takes seconds, and tokens do not need it.
+OPEN = """
+import resource, sys, types
+cache, limit, package, *paths = sys.argv[1:]
+sys.modules["attnres"] = types.ModuleType("attnres")
+sys.modules["attnres"].__path__ = [package]
+from attnres.data import DataConfig, open_corpus
+if int(limit):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+stages = []
+try:
+    corpus = open_corpus(DataConfig(cache=cache, paths=tuple(paths)), lambda stage, done, total: stages.append(stage))
+except OSError as error:
+    sys.exit(f"{error.filename}: {error.strerror}")
+print(corpus.sha256, int(corpus.train.sum()), "tokenizing" in stages)
+"""
+
+
+def start_opening(cache: Path, *paths: Path, limit: int = 0, seed: str = "random") -> subprocess.Popen:
+    command = [sys.executable, "-c", OPEN, str(cache), str(limit), *attnres.__path__, *map(str, paths)]
+    environment = {**os.environ, "PYTHONHASHSEED": seed}
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def outcome(process: subprocess.Popen) -> list[str]:
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    return out.split()
+
+
+@pytest.fixture
+def open_(tmp_path) -> Callable[..., Corpus]:
+    """Open paths below tmp_path with a cache there."""
+
+    def open_(*paths: str, **options) -> Corpus:
+        config = DataConfig(paths=tuple(str(tmp_path / p) for p in paths), cache=str(tmp_path / "cache"), **options)
+        return open_corpus(config)
+
+    return open_
+
+
+@pytest.fixture
+def built(open_, tmp_path) -> Path:
+    """The stored tokens of the folder `documents`."""
+    write_documents(tmp_path / "documents")
+    open_("documents")
+    [record] = (tmp_path / "cache" / "corpora").glob("*/corpus.json")
+    return record.parent
+
+
+def documents_of(tokens: np.ndarray) -> list[str]:
+    return [text.decode() for text in tokens.tobytes().split(b"\0")[:-1]]
+
+
+# --- the standard library
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory) -> Corpus:
+    return open_corpus(DataConfig(cache=str(tmp_path_factory.mktemp("cache"))))
+
+
+def test_standard_library_holds_its_files_and_no_tests(library):
+    documents = documents_of(library.train) + documents_of(library.validation)
+    for module in ("argparse", "json.decoder", "dataclasses"):
+        __import__(module)
+        assert Path(sys.modules[module].__file__ or "").read_text() in documents
+    count, size = len(documents), sum(len(text.encode()) for text in documents)
+    version = ".".join(map(str, sys.version_info[:3]))
+    assert library.description == f"Python {version} standard library, {count} files, {size / 1e6:.1f} MB"
+    assert size > 5e6
+    for pattern in ("test/test_*.py", "*/test/test_*.py", "*/tests/test_*.py", "site-packages/*/__init__.py"):
+        files = list(Path(sysconfig.get_path("stdlib")).glob(pattern))  # few interpreters have none
+        assert not {file.read_bytes() for file in files if file.stat().st_size} & {text.encode() for text in documents}
+    assert library.vocab_size == 256 and library.train.dtype == np.uint8 and library.bytes_per_token == 1
+
+
+def test_standard_library_parts_are_disjoint_and_of_the_asked_size(library):
+    train, held = documents_of(library.train), documents_of(library.validation)
+    assert not set(train) & set(held)
+    assert len(library.validation) / (len(library.train) + len(library.validation)) == pytest.approx(0.05, abs=0.005)
+
+
+def test_standard_library_is_the_same_in_every_process(library, tmp_path):
+    assert outcome(start_opening(tmp_path, seed="1"))[:2] == [library.sha256, str(library.train.sum())]
+
+
+# --- files, folders, globs
+
+
+def test_folder_is_read_in_sorted_order_and_parts_follow_it(open_, tmp_path):
+    texts = write_documents(tmp_path / "documents")
+    corpus = open_("documents", validation_fraction=0.2)
+    held = documents_of(corpus.validation)
+    assert documents_of(corpus.train) == [text for text in texts if text not in held]
+    assert held == [text for text in texts if text in held] and len(held) > 1
+    assert not corpus.train.flags.writeable and isinstance(corpus.validation, np.memmap)
+
+
+def test_split_and_hash_do_not_depend_on_names(open_, tmp_path):
+    write_documents(tmp_path / "documents")
+    corpus = open_("documents")
+    for file in sorted((tmp_path / "documents").iterdir()):
+        file.rename(file.with_name("x" + file.name))
+    os.rename(tmp_path / "documents", tmp_path / "other")
+    assert open_("other").sha256 == corpus.sha256
+
+
+def test_hash_changes_with_text_and_fraction(open_, tmp_path):
+    write_documents(tmp_path / "documents")
+    hashes = {open_("documents").sha256, open_("documents", validation_fraction=0.3).sha256}
+    (tmp_path / "documents" / "000.txt").write_text("another text")
+    hashes.add(open_("documents").sha256)
+    assert len(hashes) == 3
+
+
+def test_files_globs_and_folders_name_each_file_once(open_, tmp_path):
+    texts = write_documents(tmp_path / "documents", 10)
+    (tmp_path / "documents" / ".hidden").write_text("hidden")
+    (tmp_path / "documents" / "deep").mkdir()
+    (tmp_path / "documents" / "deep" / "a.md").write_text("deep")
+    (tmp_path / "documents" / "empty").touch()
+    corpus = open_("documents/003.txt", "documents/*.txt", "documents", "documents/**/*.md")
+    documents = documents_of(corpus.train) + documents_of(corpus.validation)
+    assert sorted(documents) == sorted([*texts, "deep"])
+    assert ", 11 files, " in corpus.description and " and 1 more" in corpus.description
+
+
+def test_one_document_is_split_at_its_end(open_, tmp_path):
+    text = "".join(map(str, range(2000)))
+    (tmp_path / "one.txt").write_text(text)
+    corpus = open_("one.txt", validation_fraction=0.1)
+    assert np.concatenate([corpus.train, corpus.validation]).tobytes() == text.encode() + b"\0"
+    assert len(corpus.validation) == round(0.1 * (len(text) + 1))
+
+
+def test_binary_files_in_a_folder_are_counted_and_left_out(open_, tmp_path):
+    write_documents(tmp_path / "documents", 10)
+    (tmp_path / "documents" / "image.bin").write_bytes(b"\x89\xff\x00")
+    corpus = open_("documents")
+    assert corpus.description.endswith("(1 left out: not UTF-8 text)") and ", 10 files, " in corpus.description
+    assert open_("documents").description == corpus.description  # from the cache too
+
+
+# --- the cache
+
+
+def test_cache_is_reused_until_a_file_changes(open_, tmp_path):
+    write_documents(tmp_path / "documents")
+    first = open_("documents")
+    inode = os.stat(first.train.filename).st_ino  # pyright: ignore
+    assert os.stat(open_("documents").train.filename).st_ino == inode  # pyright: ignore
+    os.utime(tmp_path / "documents" / "000.txt", (1, 1))
+    again = open_("documents")
+    assert os.stat(again.train.filename).st_ino != inode and again.sha256 == first.sha256  # pyright: ignore
+
+
+def flip_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGE = {
+    "truncated": lambda folder: os.truncate(folder / "train.bin", 100),
+    "empty": lambda folder: os.truncate(folder / "validation.bin", 0),
+    "longer": lambda folder: os.truncate(folder / "validation.bin", 9999),
+    "missing": lambda folder: (folder / "train.bin").unlink(),
+    "one bit": lambda folder: flip_a_byte(folder / "train.bin"),
+    "no record": lambda folder: (folder / "corpus.json").unlink(),
+    "half a record": lambda folder: os.truncate(folder / "corpus.json", 40),
+    "another record": lambda folder: (folder / "corpus.json").write_text('{"tokens": []}'),
+    "a list": lambda folder: (folder / "corpus.json").write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_cache_is_built_again(damage, built, open_):
+    whole = {file.name: file.read_bytes() for file in built.iterdir()}
+    sha = open_("documents").sha256
+    damage(built)
+    assert open_("documents").sha256 == sha
+    assert {file.name: file.read_bytes() for file in built.iterdir()} == whole
+
+
+def test_sha256_is_of_tokens_and_tokenizer_alone(built, open_):
+    record = json.loads((built / "corpus.json").read_text())
+    for part in ("train", "validation"):
+        assert record["sha256"][part] == hashlib.sha256((built / f"{part}.bin").read_bytes()).hexdigest()
+    assert sorted(os.listdir(built)) == ["corpus.json", "train.bin", "validation.bin"]
+
+
+def test_leftovers_of_a_killed_process_are_removed(built, open_):
+    leftover = built.with_name(f"{built.name}.killed.tmp")
+    leftover.mkdir()
+    (leftover / "all.bin").touch()
+    (built / "train.bin").unlink()
+    open_("documents")
+    assert not leftover.exists()
+
+
+def test_several_processes_open_at_once_and_one_builds(tmp_path):
+    write_documents(tmp_path / "documents", 300)
+    processes = [start_opening(tmp_path / "cache", tmp_path / "documents") for _ in range(4)]
+    results = [outcome(process) for process in processes]
+    assert len({tuple(result[:2]) for result in results}) == 1
+    assert [result[2] for result in results].count("True") == 1
+    assert not list((tmp_path / "cache" / "corpora").glob("*.tmp"))
+
+
+def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path):
+    write_documents(tmp_path / "documents")
+    process = start_opening(tmp_path / "cache", tmp_path / "documents", limit=2000)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert error.startswith(str(tmp_path / "cache" / "corpora")) and error.count("\n") == 1
+    assert not list((tmp_path / "cache" / "corpora").glob("*/"))
+
+
+def test_an_interrupted_build_leaves_nothing(open_, tmp_path):
+    write_documents(tmp_path / "documents")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    config = DataConfig(paths=(str(tmp_path / "documents"),), cache=str(tmp_path / "cache"))
+    with pytest.raises(KeyboardInterrupt):
+        open_corpus(config, interrupt)
+    assert not list((tmp_path / "cache" / "corpora").glob("*/"))
+    open_("documents")
+
+
+def test_a_cache_that_cannot_be_a_folder_is_named(tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    with pytest.raises(OSError) as caught:
+        open_corpus(DataConfig(paths=(str(tmp_path / "a.txt"),), cache=str(tmp_path / "a.txt")))
+    assert str(tmp_path / "a.txt") in str(caught.value.filename)
+
+
+def test_default_cache_folder(tmp_path, monkeypatch):
+    write_documents(tmp_path / "documents")
+    config = DataConfig(paths=(str(tmp_path / "documents"),))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    open_corpus(config)
+    assert list((tmp_path / "xdg" / "attnres" / "corpora").glob("*/train.bin"))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    open_corpus(config)
+    assert list((tmp_path / "home" / ".cache" / "attnres" / "corpora").glob("*/train.bin"))
+
+
+def test_progress_counts_up_to_its_total(tmp_path):
+    write_documents(tmp_path / "documents")
+    heard = []
+    config = DataConfig(paths=(str(tmp_path / "documents"),), cache=str(tmp_path / "cache"))
+    open_corpus(config, lambda *call: heard.append(call))
+    size = sum(file.stat().st_size for file in (tmp_path / "documents").iterdir())
+    assert heard[0] == ("tokenizing", size, size)
+    assert heard[-1] == ("checking", size + 40, size + 40)  # and 40 separators
+
+
+# --- errors
+
+
+def test_text_errors_are_one_line(open_, tmp_path, monkeypatch):
+    (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "binary").mkdir()
+    (tmp_path / "binary" / "a").write_bytes(b"\xff")
+    os.mkfifo(tmp_path / "pipe")
+    for path, message in {
+        "none.txt": "there is no file or folder .*none.txt; check the path",
+        "*.csv": r"nothing matches .*\*.csv; check the path",
+        "latin.txt": r"latin.txt is not UTF-8 text \(byte 0\); convert or omit it",
+        "pipe": "pipe is not a file or a folder",
+        "folder": "there are no files in .*folder; give files of text",
+        "empty.txt": "the corpus is empty; give some text",
+        "binary": "the corpus is empty: 1 files in it are not UTF-8; give some text",
+    }.items():
+        with pytest.raises(UsageError, match=message) as caught:
+            open_(path)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_cannot_be_read_is_named(open_, tmp_path, monkeypatch):
+    write_documents(tmp_path / "documents", 3)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)  # root, who may run the tests, can read any file
+    with pytest.raises(UsageError, match=r"cannot read .*000.txt: Permission denied"):
+        open_("documents")
+
+
+def test_too_short(open_, tmp_path):
+    (tmp_path / "short.txt").write_text("x" * 199)
+    corpus = open_("short.txt", validation_fraction=0.1)  # 180 and 20 tokens
+    check_length(corpus, 19)
+    with pytest.raises(UsageError, match="too short: its validation part has 20 tokens, a sequence needs 21; give"):
+        check_length(corpus, 20)
+    with pytest.raises(UsageError, match="too short: its training part has 180 tokens, a sequence needs 181; give"):
+        check_length(corpus, 180)
+
+
+def test_paths_or_a_dataset():
+    with pytest.raises(UsageError, match="not both"):
+        DataConfig(paths=("a",), dataset="b")

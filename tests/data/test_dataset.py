@@ -1,0 +1,123 @@
+"""Local datasets with a tokenizer of the tokenizers library."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pytest
+
+from attnres.data import DataConfig, open_corpus, tokenizer_from_json
+from attnres.errors import UsageError
+from tests.data.text import TEXT, library_tokenizer
+
+ROWS = [f"row {i}: {i**3} é\n{TEXT[: 40 + i]}" for i in range(60)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quiet():
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    library_tokenizer(special_tokens=["<|endoftext|>"]).save(str(path))
+    return str(path)
+
+
+@pytest.fixture
+def make(tmp_path):
+    """Write ROWS in one form; returns the path."""
+    table = datasets.Dataset.from_dict({"text": ROWS, "number": list(range(len(ROWS)))})
+
+    def make(form: str) -> Path:
+        path = tmp_path / form
+        if form == "saved":
+            table.save_to_disk(str(path))
+        elif form == "saved dictionary":
+            datasets.DatasetDict(train=table).save_to_disk(str(path))
+        elif form == "folder":
+            path.mkdir()
+            table.to_json(str(path / "train.jsonl"))
+        else:
+            {".csv": table.to_csv, ".jsonl": table.to_json, ".parquet": table.to_parquet}[path.suffix](str(path))
+        return path
+
+    return make
+
+
+def open_(path: Path, tmp_path: Path, **options):
+    return open_corpus(DataConfig(dataset=str(path), cache=str(tmp_path / "cache"), **options))
+
+
+@pytest.mark.parametrize("form", ["saved", "saved dictionary", "folder", "a.csv", "a.jsonl", "a.parquet"])
+def test_every_local_form_gives_the_same_tokens(form, make, tokenizer, tmp_path):
+    corpus = open_(make(form), tmp_path, tokenizer=tokenizer)
+    end = corpus.tokenizer.encode("<|endoftext|>")
+    assert len(end) == 1 and corpus.vocab_size == 280 and corpus.train.dtype == np.uint16
+    documents = []
+    for part in (corpus.train, corpus.validation):
+        stops = np.flatnonzero(part == end[0])
+        assert stops[-1] == len(part) - 1
+        documents += [corpus.tokenizer.decode(ids) for ids in np.split(part, stops)]
+    assert sorted(filter(None, documents)) == sorted(ROWS)
+    size = sum(len(row.encode()) for row in ROWS)
+    assert corpus.description == f"dataset {tmp_path / form}, split train, 60 documents, {size / 1e3:.1f} kB"
+    assert corpus.bytes_per_token == (size + 60) / (len(corpus.train) + len(corpus.validation))
+
+
+def test_cached_tokens_need_no_datasets_library(make, tokenizer, tmp_path, monkeypatch):
+    path = make("a.csv")
+    first = open_(path, tmp_path, tokenizer=tokenizer)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    again = open_(path, tmp_path, tokenizer=tokenizer)
+    assert again.sha256 == first.sha256
+    assert tokenizer_from_json(json.loads(json.dumps(again.tokenizer.to_json()))).encode(TEXT)
+    with pytest.raises(UsageError, match=r"^a dataset needs the datasets library: pip install 'attnres\[hf\]'$"):
+        open_(path, tmp_path)  # another tokenizer: not in the cache
+
+
+def test_a_changed_file_is_read_again(make, tmp_path):
+    path = make("a.csv")
+    first = open_(path, tmp_path)
+    datasets.Dataset.from_dict({"text": ROWS[:30]}).to_csv(str(path))
+    again = open_(path, tmp_path)
+    assert ", 30 documents, " in again.description and again.sha256 != first.sha256
+
+
+def test_a_text_file_is_one_document_and_missing_rows_are_left_out(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n")
+    assert ", 1 document, 8 bytes" in open_(tmp_path / "a.txt", tmp_path).description
+    (tmp_path / "b.jsonl").write_text('{"text": "first"}\n{"text": null}\n{"text": "second"}\n')
+    assert ", 2 documents, 11 bytes" in open_(tmp_path / "b.jsonl", tmp_path).description
+
+
+def test_caches_stay_in_the_cache_folder(make, tmp_path):
+    open_(make("a.csv"), tmp_path)
+    assert (tmp_path / "cache" / "datasets").is_dir()
+
+
+def test_errors_are_one_line(make, tmp_path):
+    table, saved = make("a.csv"), make("saved dictionary")
+    (tmp_path / "a.pdf").touch()
+    (tmp_path / "bad.jsonl").write_text("{not json")
+    (tmp_path / "nothing").mkdir()
+    for path, options, message in (
+        (table, {"dataset_column": "words"}, "has no column 'words'; set dataset_column to one of: text, number"),
+        (table, {"dataset_column": "number"}, "column 'number' of dataset .* holds int, not text"),
+        (table, {"dataset_split": "dev"}, 'cannot load the dataset .*a.csv: Unknown split "dev"'),
+        (saved, {"dataset_split": "dev"}, "has no split 'dev'; it has: train"),
+        (tmp_path / "a.pdf", {}, "a.pdf is no dataset file; known are: .csv, "),
+        (tmp_path / "none.csv", {}, "cannot load the dataset .*none.csv: "),
+        (tmp_path / "bad.jsonl", {}, "cannot load the dataset .*bad.jsonl: "),
+        (tmp_path / "nothing", {}, "cannot load the dataset .*nothing: "),
+    ):
+        with pytest.raises(UsageError, match=message) as caught:
+            open_(path, tmp_path, **options)
+        assert "\n" not in str(caught.value)
