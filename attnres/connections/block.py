@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Values, Weights, one_of, positive, widen
+from attnres.connections._connection import Connection, Sublayer, Values, Weights, one_of, positive, widen
 from attnres.errors import UsageError
-from attnres.ops import depth_attention
+from attnres.ops import attend
 
 Query = Literal["static", "input"]
 Mixing = Literal["keys", "static"]
 Weighting = Literal["softmax", "sigmoid"]
+
+TILE = 4
 
 
 class Block(Connection):
@@ -130,8 +133,42 @@ class Block(Connection):
     def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
         if not self._fused:
             return super().mix(values, site)
-        h = depth_attention(self._visible(values), self.query[site], self.gain[site], self.eps)
-        return None, h
+        return None, self._attend(self._visible(values), range(site, site + 1), values[0].dtype)[0][0]
+
+    def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
+        """Two phases (Algorithm 1 of the paper): the finished blocks are read once for all sites of a tile, and each
+        site merges what was made since. A tile is a block, or several while that makes fewer than TILE sites.
+        """
+        sublayers = list(sublayers)
+        if not self._fused or self.window is not None:
+            return super().run(values, sublayers, first)
+        tile = self.block_size * -(-TILE // self.block_size)
+        while sublayers:
+            end = min(first + len(sublayers), (first // tile + 1) * tile)
+            now, sublayers = sublayers[: end - first], sublayers[end - first :]
+            values = self._run_tile(values, now, first)
+            first = end
+        return values
+
+    def _run_tile(self, values: Values, sublayers: list[Sublayer], first: int) -> Values:
+        if len(sublayers) == 1:
+            return super().run(values, sublayers, first)
+        dtype = values[0].dtype
+        finished = len(values) - (first % self.block_size > 0)
+        sites = range(first, first + len(sublayers))
+        waiting = list(zip(*self._attend(values[:finished], sites, widen(values[0]).dtype), strict=True))
+        for site, sublayer in enumerate(sublayers, first):
+            h, lse = waiting.pop(0)  # not kept: nobody needs it again, backward included
+            if len(values) > finished:
+                h = self._attend(values[finished:], range(site, site + 1), dtype, (h, lse))[0][0]
+            values = self.scatter(values, None, site, h, sublayer(h.to(dtype)))
+        return values
+
+    def _attend(
+        self, sources: Values, sites: range, dtype: torch.dtype, prior: Values = ()
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        queries, gains = [self.query[site] for site in sites], [self.gain[site] for site in sites]
+        return attend(sources, queries, gains, prior, self.eps, dtype)
 
     def extra_repr(self) -> str:
         return (

@@ -1,0 +1,157 @@
+"""The three operators of depth attention, and the choice of what computes them."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from attnres.errors import UsageError
+from attnres.ops import library, reference
+
+Backend = Literal["auto", "reference", "cpu", "triton"]
+
+log = logging.getLogger("attnres")
+
+_FUSED_DTYPES = {
+    "cpu": (torch.float32, torch.bfloat16),
+    "triton": (torch.float32, torch.bfloat16, torch.float16),
+}
+
+
+def depth_attention(
+    sources: Sequence[Tensor],
+    query: Tensor,
+    gain: Tensor | None = None,
+    eps: float = 1e-6,
+    backend: Backend = "auto",
+) -> Tensor:
+    """h = sum_i p_i v_i,  p = softmax_i(query . RMSNorm(v_i; gain, eps)). Attention Residuals (2603.15031), eq. 3.
+
+    sources: one or more tensors v_i [..., d], of any mix of dtypes; query: [d]; gain: [d], or None for ones.
+    Returns h [..., d] in the dtype of sources[0], which is the stream's: float32 inside, rounded once.
+
+    `backend`: "reference" is plain PyTorch and takes everything; "cpu" and "triton" are fused, forward and backward;
+    "auto" is the fastest of them that takes the input. Raises UsageError on shapes that do not fit, and on input that a
+    backend asked for by name does not take.
+    """
+    _check(sources, "sources", [query] if gain is None else [query, gain], "query and gain")
+    gains = [] if gain is None else [gain]
+    outs, _ = attend(sources, [query], gains, (), eps, sources[0].dtype, backend)
+    return outs[0]
+
+
+def attend_blocks(
+    bank: Sequence[Tensor], queries: Tensor, eps: float = 1e-6, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Phase 1: all queries of a block attend to the finished blocks at once. Algorithm 1 of the paper; SPEC.md 5.
+
+    bank: one or more tensors [..., d]; queries: [S, d], each with its gain already multiplied in.
+    Returns out [S, ..., d] and the log-sum-exp of the scores lse [S, ...], both in float32 and not rounded:
+    `merge_partial` rounds. Each out[j] equals depth_attention(bank, queries[j]) but for that. Backends and errors as
+    there.
+    """
+    if queries.ndim != 2 or len(queries) == 0:
+        raise UsageError(f"queries must be [S, d] with S of at least 1, not {list(queries.shape)}")
+    _check(bank, "bank", [queries[0]], "queries")
+    outs, lses = attend(bank, queries.unbind(), [], (), eps, _inner_dtype(bank), backend)
+    return torch.stack(outs), torch.stack(lses)
+
+
+def merge_partial(
+    partial: Tensor,
+    query: Tensor,
+    out_j: Tensor,
+    lse_j: Tensor,
+    eps: float = 1e-6,
+    backend: Backend = "auto",
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Phase 2: one more source joins the attention that (out_j, lse_j) of `attend_blocks` summarise.
+
+        z = query . partial / rms(partial);   a = sigmoid(z - lse_j);   h = (1 - a) out_j + a partial
+
+    partial, out_j: [..., d]; lse_j: [...]; query: [d], with its gain multiplied in. Returns h [..., d] in `dtype`,
+    which is partial's if not given: give the stream's where autocast makes them differ. Backends and errors as in
+    `depth_attention`.
+    """
+    _check([partial, out_j], "partial and out_j", [query], "query")
+    if lse_j.shape != partial.shape[:-1]:
+        raise UsageError(f"lse_j must be {list(partial.shape[:-1])}, not {list(lse_j.shape)}")
+    outs, _ = attend([partial], [query], [], (out_j, lse_j), eps, dtype or partial.dtype, backend)
+    return outs[0]
+
+
+def attend(
+    sources: Sequence[Tensor],
+    queries: Sequence[Tensor],
+    gains: Sequence[Tensor],
+    prior: Sequence[Tensor],
+    eps: float,
+    dtype: torch.dtype,
+    backend: Backend = "auto",
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The general form behind the three: outs (S of [..., d], in `dtype`) and lses (S of [...]), not stacked.
+
+    Arguments as `attnres.ops.library` describes them. Shapes are not checked here.
+    """
+    if backend not in get_args(Backend):
+        raise UsageError(f"backend must be one of {', '.join(get_args(Backend))}, not {backend!r}")
+    if backend == "reference":
+        return reference.attend(sources, queries, gains, prior, eps, dtype)
+    fused = native_backend(sources[0].device.type)
+    if backend not in ("auto", fused):
+        raise UsageError(f"backend {backend!r} cannot run on {sources[0].device.type} here; use backend='auto'")
+    tensors = (*sources, *queries, *gains, *prior)
+    if fused == "reference" or not all(x.dtype in _FUSED_DTYPES[fused] for x in tensors):
+        if backend == "auto":
+            return reference.attend(sources, queries, gains, prior, eps, dtype)
+        dtypes = sorted({str(x.dtype).removeprefix("torch.") for x in tensors})
+        raise UsageError(f"backend {backend!r} does not take {', '.join(dtypes)}; use backend='auto' or 'reference'")
+    if prior:
+        prior = (prior[0].float(), prior[1].float())
+    outs, lses, _ = library.attend(sources, queries, gains, prior, eps, dtype)
+    return outs, lses
+
+
+@torch.compiler.assume_constant_result
+def native_backend(device: str) -> str:
+    """The fused backend of a kind of device, made ready; "reference" where there is none. Logged once."""
+    return _prepare(device)
+
+
+@functools.cache
+def _prepare(device: str) -> str:
+    name = "reference"
+    if device == "cpu" and not interpreted():
+        from attnres.ops import cpu
+
+        name = "cpu" if cpu.load() else name
+    log.info("depth attention on %s: %s backend", device, name)
+    return name
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter stands in for a GPU, as in tests: it then takes the CPU's tensors."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _check(sources: Sequence[Tensor], name: str, vectors: Sequence[Tensor], vector_names: str) -> None:
+    if len(sources) == 0:
+        raise UsageError(f"{name} must hold at least one tensor")
+    shape = sources[0].shape
+    if len(shape) == 0 or any(x.shape != shape for x in sources):
+        shapes = ", ".join(str(list(x.shape)) for x in sources)
+        raise UsageError(f"{name} must all have one shape [..., d], not {shapes}")
+    for vector in vectors:
+        if vector.shape != shape[-1:]:
+            raise UsageError(f"{vector_names} must have the sources' last size {shape[-1]}, not {list(vector.shape)}")
+
+
+def _inner_dtype(sources: Sequence[Tensor]) -> torch.dtype:
+    return torch.promote_types(sources[0].dtype, torch.float32)
