@@ -101,7 +101,8 @@ def _loss_curves(data: ReportData) -> Figure:
 
 def _draw_curve(data: ReportData, axes: Axes, arm: ArmReport, curve: dict[str, np.ndarray]) -> None:
     style = _line_style(data, arm)
-    axes.plot(curve["steps"], curve["mean"], label=visible(arm.name), **style)
+    marker = "." if len(curve["steps"]) <= 12 else None  # few points, perhaps one: show where they are
+    axes.plot(curve["steps"], curve["mean"], label=visible(arm.name), marker=marker, **style)
     axes.fill_between(curve["steps"], curve["low"], curve["high"], color=style["color"], alpha=0.15, linewidth=0)
 
 

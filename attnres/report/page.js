@@ -24,9 +24,11 @@
   const number = (value, digits = 3) => {
     if (value === null || value === undefined) return "not finite";
     const size = Math.abs(value);
-    if (size !== 0 && (size >= 1e5 || size < 1e-3)) return value.toExponential(1);
+    if (size !== 0 && (size >= 1e5 || size < 1e-4)) return value.toExponential(1);
     return String(Number(value.toPrecision(digits)));
   };
+
+  const decimals = (loss) => (loss === null ? "not finite" : loss.toFixed(3));
 
   // x and y are the window's; the tooltip stands in the page, so that scrolling keeps it beside its cell.
   function showTooltip(text, x, y) {
@@ -103,12 +105,13 @@
     let low = Math.min(...ys), high = Math.max(...ys);
     if (options.zero) { low = Math.min(0, low); high = Math.max(0, high); }
     if (options.log) { low /= 1.1; high *= 1.1; } else { const pad = (high - low || Math.abs(high) || 1) * 0.04; if (high !== 0) high += pad; if (low !== 0) low -= pad; }
+    if (high === low) high = low + 1;
     const xLow = Math.min(...xs), xHigh = Math.max(...xs, xLow + 1);
     const scaleX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (right - left);
     const f = options.log ? Math.log : (y) => y;
     const scaleY = (y) => bottom - ((f(y) - f(low)) / (f(high) - f(low))) * (bottom - top);
 
-    for (const tick of options.log ? logTicks(low, high) : linearTicks(low, high, 5)) {
+    for (const tick of options.log ? logTicks(low, high) : linearTicks(low, high, 7)) {
       svg("line", { x1: left, x2: right, y1: scaleY(tick), y2: scaleY(tick), class: "axis" }, chart);
       svg("text", { x: left - 6, y: scaleY(tick) + 4, "text-anchor": "end" }, chart, number(tick));
     }
@@ -124,6 +127,9 @@
         const lower = at(line.low), upper = at(line.high);
         const ring = [...upper.filter(Boolean), ...lower.filter(Boolean).reverse()];
         svg("polygon", { points: ring.map((p) => p.join()).join(" "), fill: line.colour, opacity: 0.15 }, chart);
+      }
+      if (line.x.length <= 12) { // few points, perhaps one: show where they are
+        for (const p of at(line.y)) if (p) svg("circle", { cx: p[0], cy: p[1], r: 3, fill: line.colour }, chart);
       }
       let path = "", pen = "M";
       for (const p of at(line.y)) {
@@ -144,8 +150,8 @@
         for (const line of lines) {
           const k = line.x.indexOf(x);
           if (k < 0) continue;
-          const spread = line.low && line.seeds > 1 ? ` (${number(line.low[k], 4)} to ${number(line.high[k], 4)})` : "";
-          rows.push({ y: line.y[k], text: `${line.name}: ${number(line.y[k], 4)}${spread}` });
+          const spread = line.low && line.seeds > 1 ? ` (${decimals(line.low[k])} to ${decimals(line.high[k])})` : "";
+          rows.push({ y: line.y[k], text: `${line.name}: ${line.low ? decimals(line.y[k]) : number(line.y[k])}${spread}` });
         }
         rows.sort((a, b) => (b.y ?? -Infinity) - (a.y ?? -Infinity));
         for (const end of ["x1", "x2"]) guide.setAttribute(end, scaleX(x));
@@ -175,7 +181,7 @@
       if (part === "difference" && !hiddenArms.has(data.arms.indexOf(baseline))) {
         lines.unshift(lineOf(baseline, lines[0].x, lines[0].x.map(() => 0)));
       }
-      lineChart(parent, lines, { title, zero: part === "difference", xLabel: "step", label: (x) => `step ${number(x, 7)}` });
+      lineChart(parent, lines, { title, zero: part === "difference", xLabel: "step", label: (x) => `step ${Math.round(x)}` });
     };
     draw(`${data.curveLabel} (${data.unit})`, "curve", -Infinity);
     draw("Second half", "curve", last / 2);

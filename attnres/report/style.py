@@ -13,7 +13,7 @@ from attnres.report.data import ArmReport, Curve
 ARM_COLOURS = (None, "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 ARM_DASHES = ((), (6, 3), (2, 2), (8, 3, 2, 3))
 DIFFERENCE_POINTS = 60  # differences are small: average more neighbours
-WEIGHT_COLOURS, SIGNED_COLOURS = "viridis", "RdBu_r"
+WEIGHT_COLOURS, SIGNED_COLOURS = "viridis", "coolwarm"  # the middle of coolwarm is grey: zero can be told from paper
 
 
 def arm_style(index: int) -> tuple[str | None, tuple[int, ...]]:
@@ -40,7 +40,7 @@ def colour_scale(matrices: np.ndarray) -> tuple[float, float]:
     return (-high if entries.min() < -0.01 * high else 0.0), high
 
 
-def summarise(curves: Sequence[Curve], points: int = 250) -> dict[str, np.ndarray]:
+def summarise(curves: Sequence[Curve], points: int = 150) -> dict[str, np.ndarray]:
     """steps, mean, low and high over the seeds of loss curves, averaged over neighbouring steps to at most `points`.
 
     A seed that has no finite loss near a step is left out there; where no seed has one the values are NaN.

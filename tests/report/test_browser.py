@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 
 import pytest
 
-from attnres.report import TokenText, write_report
-from tests.report.sample import ATTACK, profile, report
+from attnres.report import ArmReport, Curve, ReportData, TokenText
+from attnres.report.page import page
+from tests.report.sample import ATTACK, curves, profile, report
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
@@ -38,12 +40,25 @@ def browser(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory):
-    """The addresses of a usual and of a hostile report."""
+    """Reports of all kinds: name -> address."""
     hostile = report(
         title=ATTACK, provenance={ATTACK: ATTACK}, tokens=[TokenText(ATTACK, "x", ATTACK), TokenText("", ATTACK, "")]
     )
-    made = {"usual": report(), "hostile": hostile}
-    return {name: write_report(data, tmp_path_factory.mktemp(name)).as_uri() for name, data in made.items()}
+    broken = profile()
+    for name in ("mean_matrix", "mean_share", "token_matrices", "output_rms", "gradient_rms", "entropy"):
+        getattr(broken, name)[...] = math.nan
+    made = {
+        "usual": report(),
+        "hostile": hostile,
+        "inspected": ReportData("one", "run", [ArmReport("full", profile=profile(positions=()))]),
+        "bare": ReportData("", "", [ArmReport("a"), ArmReport("b", curves=[Curve(0, [1], [math.nan])])]),
+        "diverged": report(arms=[ArmReport("a", curves=[Curve(0, [5], [2.0])], profile=broken), *report().arms]),
+        "many": report(arms=[ArmReport(f"arm {i}", curves=curves(), profile=profile(seed=i)) for i in range(20)]),
+    }
+    folder = tmp_path_factory.mktemp("pages")
+    for name, data in made.items():
+        (folder / f"{name}.html").write_text(page(data), encoding="utf-8")
+    return {name: (folder / f"{name}.html").as_uri() for name in made}
 
 
 @pytest.fixture
@@ -152,7 +167,18 @@ def test_hostile_text_is_shown_as_text(opened):
     assert len(opened.find_elements(By.TAG_NAME, "script")) == 2 and not opened.find_elements(By.TAG_NAME, "img")
 
 
-@pytest.mark.parametrize("opened", ["usual", "hostile"], indirect=True)
+@pytest.mark.parametrize("opened", ["inspected", "bare", "diverged", "many"], indirect=True)
+def test_whatever_is_missing_the_page_draws_the_rest(opened):
+    """The console's silence is checked when the page is left."""
+    data = json.loads(opened.find_element(By.ID, "data").get_attribute("textContent"))
+    profiles = sum("profile" in arm for arm in data["arms"])
+    assert len(opened.find_elements(By.CSS_SELECTOR, "#matrix-charts .cells")) == profiles
+    assert len(opened.find_elements(By.CSS_SELECTOR, "#profile-charts svg")) == (6 if profiles else 0)
+    curves = any("curve" in arm for arm in data["arms"])
+    assert bool(opened.find_elements(By.CSS_SELECTOR, "#curve-charts svg")) == curves
+
+
+@pytest.mark.parametrize("opened", ["usual", "hostile", "many"], indirect=True)
 def test_nothing_overflows_on_a_phone(opened):
     opened.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride", {"width": 400, "height": 800, "deviceScaleFactor": 1, "mobile": True}
