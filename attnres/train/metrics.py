@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from pathlib import Path
@@ -42,8 +41,11 @@ class Metrics:
     def append(self, record: Record) -> None:
         self.records.append(record)
         line = _line(record).encode()
-        if self._file.write(line) != len(line):  # an almost full disk takes a part and reports it next time
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+        try:
+            while line:  # an almost full disk takes a part, and says so only when it gets the rest
+                line = line[self._file.write(line) :]
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def sync(self) -> None:
         """Before a checkpoint of this step is written: a resumed run must find the records up to it."""

@@ -17,10 +17,10 @@ def data(tmp_path_factory) -> DataConfig:
     folder = tmp_path_factory.mktemp("corpus")
     for number in range(20):
         (folder / f"{number:02}.txt").write_text(f"{number} {TEXT * 8}")
-    return DataConfig(paths=(str(folder),), cache=str(folder / "cache"), validation_fraction=0.2)
+    return DataConfig(paths=(str(folder),), cache=str(tmp_path_factory.mktemp("cache")), validation_fraction=0.2)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_config(data) -> Callable[..., RunConfig]:
     """A tiny run: `make_config(steps=20, model={"connection": "hc"}, optimizer={"lr": 1e-2})`."""
 

@@ -1,0 +1,118 @@
+"""`attnres train` as a user sees it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from attnres.cli import main
+from attnres.train import RunConfig, load_run, read_metrics
+
+SHAPE = ["--model.dim=8", "--model.layers=1", "--model.heads=1", "--model.context=8"]
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """Options of a run of milliseconds, in an empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").mkdir()
+    for number in range(20):
+        (tmp_path / "text" / f"{number}.txt").write_text(f"{number} fox " * 50)
+    text = ["--data.paths", "text", "--data.cache", "cache", "--data.validation-fraction", "0.2"]
+    return [*SHAPE, *text, "--batch-size", "2", "--validation-tokens", "64"]
+
+
+def test_train(small, tmp_path, capsys):
+    assert main(["train", "out", *small, "--steps", "3", "--model.connection-options", "block_size", "1"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "connection: block"
+    assert lines[1].startswith("parameters: ")
+    assert lines[2].startswith("corpus: ")
+    assert lines[3].split() == ["folder:", "out"]
+    assert any(line.startswith("step 3: validation loss") for line in lines)
+    assert any("tokens/s" in line and "left" in line for line in lines)
+    assert lines[-1] == "folder: out"
+    run = load_run("out")
+    assert (run.step, run.config.model.connection_options) == (3, {"block_size": 1})
+    assert main(["train", "out", *small, "--steps", "3", "--model.connection-options", "block_size", "1"]) == 0
+    assert "done: validation loss" in capsys.readouterr().out
+
+
+def test_default_folder_tells_runs_apart_and_finds_them_again(small, tmp_path):
+    for options in (["--seed", "1"], ["--seed", "2"], ["--optimizer.lr", "1e-3"], ["--seed", "1"]):
+        assert main(["train", *small, "--steps", "2", *options]) == 0
+    folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert len(folders) == 3
+    assert all(name.startswith("block-1x8-seed") for name in folders)
+
+
+def test_options_override_the_recipe(small, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from attnres.train import RunConfig, OptimizerConfig\n"
+        "from attnres import TransformerConfig\n"
+        "config = RunConfig(steps=5, seed=9, optimizer=OptimizerConfig(lr=0.5, clip=2.0),\n"
+        "    model=TransformerConfig(connection='hc', connection_options={'streams': 2}))\n"
+    )
+    assert main(["train", "out", "--recipe", "mine.py", *small, "--steps", "2", "--optimizer.lr", "0.25"]) == 0
+    config = load_run("out").config
+    assert (config.steps, config.seed) == (2, 9)
+    assert (config.optimizer.lr, config.optimizer.clip) == (0.25, 2.0)
+    assert (config.model.connection, config.model.connection_options) == ("hc", {"streams": 2})
+    assert main(["train", "other", "--recipe=mine.py", *small, "--steps", "2"]) == 0
+    assert load_run("other").config.optimizer.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (["--model.connection", "nothing"], "unknown connection 'nothing'"),
+        (["--model.connection-options", "block_size", "0"], "block_size"),
+        (["--model.connection-options", "blocks", "2"], "has no option 'blocks'"),
+        (["--recipe", "none.py"], "no such recipe"),
+        (["--steps", "0"], "steps must be"),
+        (["--data.paths", "nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(small, capsys, options, message):
+    assert main(["train", "out", *small, *options]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.count("\n") == 1
+
+
+def test_other_configuration(small, capsys):
+    assert main(["train", "out", *small, "--steps", "2"]) == 0
+    assert main(["train", "out", *small, "--steps", "3"]) == 2
+    assert "steps is 2 there and 3 here" in capsys.readouterr().err
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as caught:
+        main(["train", "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for part in ("attnres train --recipe recipes/block.py --steps 100", "--model.connection-options", "--optimizer.lr"):
+        assert part in text
+    assert RunConfig.__doc__ and "FOLDER" in text
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(small, tmp_path):
+    command = [sys.executable, "-m", "attnres", "train", "out", *small, "--steps", "1000000"]
+    process = subprocess.Popen(
+        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        while not process.stdout.readline().startswith("step 0: validation loss"):
+            pass
+        process.send_signal(signal.SIGINT)
+        errors = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "run the same command again to go on" in errors
+    assert errors.count("\n") == 1
+    step = load_run("out").step
+    assert step == read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]["step"]

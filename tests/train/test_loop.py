@@ -1,0 +1,343 @@
+"""A run from the outside: what it writes, how it goes on, what it refuses."""
+
+import dataclasses
+import json
+import os
+import resource
+import signal
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+import attnres
+from attnres.errors import UsageError
+from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
+from attnres.train.files import locked
+from attnres.train.loop import Loop
+from attnres.train.trainer import Trainer
+from tests.train.conftest import weights
+
+TIMING = ("tokens_per_second", "step_seconds")
+
+
+def results(folder: Path) -> list[dict]:
+    """The metrics without what a clock decides."""
+    return [{k: v for k, v in record.items() if k not in TIMING} for record in read_metrics(folder / "metrics.jsonl")]
+
+
+def steps_on_disk(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
+
+
+def stop_at(step: int, number: int = signal.SIGINT):
+    """A listener that sends this process a signal while the given step is reported."""
+
+    def listen(event):
+        if event["kind"] == "train" and event["step"] == step:
+            os.kill(os.getpid(), number)
+
+    return listen
+
+
+def test_a_run_writes_everything(make_config, tmp_path):
+    events = []
+    config = make_config(steps=10, keep=2)
+    summary = train(config, tmp_path / "run", events.append)
+    folder = tmp_path / "run"
+    records = read_metrics(folder / "metrics.jsonl")
+    train_records = [r for r in records if r["kind"] == "train"]
+    assert [r["step"] for r in train_records] == list(range(1, 11))
+    assert train_records[0].keys() == {"kind", "step", "loss", "lr", "grad_norm", *TIMING}
+    assert [r["step"] for r in records if r["kind"] == "eval"] == [0, 4, 8, 10]
+    assert [event["kind"] for event in events if event["kind"] not in ("train", "eval")] == ["start", *["saved"] * 3]
+    assert [event for event in events if event["kind"] in ("train", "eval")] == records
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    losses = [r["loss"] for r in records if r["kind"] == "eval"]
+    assert summary["status"] == "done"
+    assert summary["steps"] == 10
+    assert summary["tokens"] == 10 * 2 * 16
+    assert summary["validation_loss"] == losses[-1]
+    assert summary["best_validation_loss"] == min(losses)
+    assert summary["connection"] == "block"
+    assert summary["parameters"] == events[0]["parameters"] > 1000
+    assert 0 < summary["step_seconds"] < 10
+    assert 0 <= summary["peak_memory_bytes"] < 2**34
+    record = json.loads((folder / "config.json").read_text())
+    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["attnres"] == attnres.__version__
+    assert len(record["corpus"]["sha256"]) == 64
+    assert sorted(p.name for p in folder.iterdir()) == sorted(
+        [".lock", "checkpoints", "config.json", "metrics.jsonl", "summary.json", "tokenizer.json"]
+    )
+
+
+def test_a_finished_run_only_returns_its_summary(make_config, tmp_path, monkeypatch):
+    config = make_config(steps=2)
+    summary = train(config, tmp_path)
+    monkeypatch.setattr("attnres.train.loop.open_corpus", lambda *_, **__: pytest.fail("not needed"))
+    events = []
+    assert train(config, tmp_path, events.append) == summary
+    assert events == []
+
+
+def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch):
+    by_step = {0: 9.0, 2: 3.0, 4: 1.0, 6: 2.0, 8: 5.0, 10: 4.0, 12: 6.0}
+    monkeypatch.setattr(Trainer, "evaluate", lambda self: by_step[self.step])
+    config = make_config(steps=12, evaluate_every=2, save_every=2, keep=2)
+    summary = train(config, tmp_path)
+    assert steps_on_disk(tmp_path) == [4, 10, 12]
+    assert summary["best_validation_loss"] == 1.0
+    assert load_run(tmp_path).step == 12
+    assert load_run(tmp_path, best=True).step == 4
+
+
+def test_load_run(make_config, tmp_path):
+    config = make_config(steps=4, model={"connection": "hc"})
+    train(config, tmp_path)
+    run = load_run(tmp_path)
+    assert (run.step, run.config) == (4, config)
+    assert not run.model.training
+    assert run.tokenizer.decode(run.tokenizer.encode("fox")) == "fox"
+    loss = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "eval"][-1]["loss"]
+    from attnres.data import open_corpus
+
+    trainer = Trainer(config, open_corpus(config.data))
+    trainer.model.load_state_dict(run.model.state_dict())
+    assert trainer.evaluate() == loss
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("step", [1, 4, 7])
+def test_stop_and_go_on_is_bit_equal(make_config, tmp_path, number, step):
+    config = make_config(steps=10)
+    train(config, tmp_path / "straight")
+    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(Interrupted, match=f"stopped at step {step} of 10 .*same command") as caught:
+        train(config, tmp_path / "stopped", stop_at(step, number))
+    assert isinstance(caught.value, KeyboardInterrupt)
+    assert "\n" not in str(caught.value)
+    assert steps_on_disk(tmp_path / "stopped")[-1] == step
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    events = []
+    train(config, tmp_path / "stopped", events.append)
+    assert events[0]["step"] == step
+    assert weights(tmp_path / "stopped", 10) == weights(tmp_path / "straight", 10)
+    assert results(tmp_path / "stopped") == results(tmp_path / "straight")
+
+
+def test_second_signal_stops_at_once(make_config, tmp_path):
+    def twice(event):
+        if event["kind"] == "train" and event["step"] == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        train(make_config(), tmp_path, twice)
+    assert not isinstance(caught.value, Interrupted)
+
+
+def test_a_run_in_a_thread(make_config, tmp_path):
+    """Only the main thread may handle signals; elsewhere a run does without."""
+    done = []
+    thread = threading.Thread(target=lambda: done.append(train(make_config(steps=2), tmp_path)))
+    thread.start()
+    thread.join()
+    assert done[0]["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b'{"kind": "train", "step": 5, "lo',
+        b'{"kind": "train", "step": 5, "loss": 1.0}\n{"kind": "eval", "step": 8, "loss": 1.0}\n',
+        b"\xff\x00\n",
+        b"\n",
+        b"",
+    ],
+)
+def test_metrics_after_a_crash_have_no_line_twice_and_none_missing(make_config, tmp_path, tail):
+    config = make_config(steps=8)
+    train(config, tmp_path / "straight")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped", stop_at(4))
+    with (tmp_path / "stopped" / "metrics.jsonl").open("ab") as file:
+        file.write(tail)
+    train(config, tmp_path / "stopped")
+    assert results(tmp_path / "stopped") == results(tmp_path / "straight")
+    lines = (tmp_path / "stopped" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == len(results(tmp_path / "straight"))
+
+
+def test_another_configuration_is_refused_with_both_values(make_config, tmp_path):
+    config = make_config(steps=4)
+    train(config, tmp_path)
+    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    other = dataclasses.replace(
+        make_config(steps=4, model={"connection": "hc", "connection_options": {"streams": 2}}), seed=5
+    )
+    with pytest.raises(UsageError) as caught:
+        train(other, tmp_path)
+    message = str(caught.value)
+    for part in ("model.connection is 'block' there and 'hc' here", "seed is 0 there and 5 here"):
+        assert part in message
+    assert "model.connection_options.streams is 'not set' there and 2 here" in message
+    assert "\n" not in message
+    assert "steps is" not in message
+    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+def test_what_does_not_change_the_result_may_change(make_config, tmp_path):
+    config = make_config(steps=8)
+    train(config, tmp_path / "straight")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped", stop_at(3))
+    train(dataclasses.replace(config, save_every=3, keep=5, device="cpu"), tmp_path / "stopped")
+    assert weights(tmp_path / "stopped", 8) == weights(tmp_path / "straight", 8)
+    assert steps_on_disk(tmp_path / "stopped") == [3, 6, 8]
+
+
+def test_vocabulary_is_raised_to_the_corpus(make_config, tmp_path):
+    config = make_config(steps=2, model={"vocab_size": 7})
+    train(config, tmp_path)
+    assert load_run(tmp_path).config.model.vocab_size == 256
+    train(config, tmp_path)  # and the same command is still the same run
+
+
+def test_changed_corpus_is_refused(make_config, tmp_path):
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(20):
+        (text / f"{number}.txt").write_text(f"{number} " * 99)
+    config = make_config(steps=8)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, paths=(str(text),)))
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", stop_at(3))
+    (text / "3.txt").write_text("something else " * 99)
+    with pytest.raises(UsageError, match="corpus has changed"):
+        train(config, tmp_path / "run")
+
+
+def test_nothing_is_written_before_the_options_are_known_to_be_good(make_config, tmp_path):
+    for bad in (
+        make_config(model={"connection": "nothing"}),
+        make_config(model={"connection_options": {"block_size": 0}}),
+        make_config(model={"context": 10**6}),
+    ):
+        with pytest.raises(UsageError):
+            train(bad, tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_on_one_folder(make_config, tmp_path):
+    with locked(tmp_path), pytest.raises(UsageError, match="another process is training"):
+        train(make_config(), tmp_path)
+    train(make_config(steps=1), tmp_path)
+
+
+def test_a_folder_that_is_no_run(make_config, tmp_path):
+    with pytest.raises(UsageError, match="not a run folder"):
+        load_run(tmp_path)
+    with pytest.raises(UsageError, match="not a run folder"):
+        load_run(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text('{"architectures": ["Other"]}')
+    for action in (lambda: load_run(tmp_path), lambda: train(make_config(), tmp_path)):
+        with pytest.raises(UsageError, match="not written by attnres train"):
+            action()
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="not valid JSON"):
+        load_run(tmp_path)
+
+
+def test_load_run_before_the_first_checkpoint(make_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(Loop, "run", lambda self: {})
+    train(make_config(), tmp_path)
+    with pytest.raises(UsageError, match="no checkpoint yet"):
+        load_run(tmp_path)
+
+
+def poison_at(step: int, parameter: str):
+    """Patch for Trainer.train_step: the update of this step leaves a weight infinite."""
+    original = Trainer.train_step
+
+    def train_step(self):
+        result = original(self)
+        if self.step == step:
+            with torch.no_grad():
+                self.model.get_parameter(parameter).view(-1)[0] = torch.inf
+        return result
+
+    return train_step
+
+
+def test_non_finite_loss_names_step_site_and_last_good_checkpoint(make_config, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", poison_at(6, "sublayers.3.up.weight"))
+        with pytest.raises(RunStopped) as caught:
+            train(make_config(), tmp_path)
+    message = str(caught.value)
+    assert "step 7: the loss is" in message
+    assert "the output of site 3 (layer 1 MLP)" in message
+    assert f"last good checkpoint: {tmp_path / 'checkpoints' / 'step-00000004'}" in message
+    assert "\n" not in message
+    assert load_run(tmp_path).step == 4
+    assert train(make_config(), tmp_path)["status"] == "done"
+
+
+@pytest.mark.parametrize("evaluate_every", [2, 3])
+def test_non_finite_weights_do_not_reach_the_disk(make_config, tmp_path, monkeypatch, evaluate_every):
+    """Poisoned by the very update after which a checkpoint is due; found by evaluating or, at the latest, on saving."""
+    monkeypatch.setattr(Trainer, "train_step", poison_at(4, "head.weight"))
+    with pytest.raises(RunStopped, match=r"step 4: .*step-00000002"):
+        train(make_config(save_every=2, evaluate_every=evaluate_every, keep=1), tmp_path)
+    assert steps_on_disk(tmp_path) == [2]
+
+
+def test_non_finite_before_any_checkpoint(make_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "train_step", poison_at(1, "head.weight"))
+    with pytest.raises(RunStopped, match=r"step 2: .*no checkpoint was saved before"):
+        train(make_config(), tmp_path)
+
+
+@pytest.mark.parametrize("limit, file", [(1500, "metrics.jsonl"), (20_000, "safetensors")])
+def test_full_disk(make_config, tmp_path, limit, file):
+    """The system refuses to let any file grow beyond the limit, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    config = make_config(steps=16)
+    train(config, tmp_path / "straight")
+
+    def fill_disk(event):
+        if event["kind"] == "saved":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+
+    try:
+        with pytest.raises(
+            RunStopped, match=rf"{file}: File too large, at step \d+; last good .*step-00000004"
+        ) as caught:
+            train(config, tmp_path / "run", fill_disk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(caught.value)
+    assert steps_on_disk(tmp_path / "run") == [4], "the good one is intact, and what could not be finished is gone"
+    train(config, tmp_path / "run")
+    assert weights(tmp_path / "run", 16) == weights(tmp_path / "straight", 16)
+    assert results(tmp_path / "run") == results(tmp_path / "straight")
+
+
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="extra not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard(make_config, tmp_path):
+    train(make_config(steps=4, tensorboard=True), tmp_path)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [e.step for e in events.Scalars("loss/train")] == [1, 2, 3, 4]
+    assert [e.step for e in events.Scalars("loss/validation")] == [0, 4]
+
+
+def test_tensorboard_missing(make_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match="pip install"):
+        train(make_config(tensorboard=True), tmp_path)

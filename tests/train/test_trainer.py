@@ -1,0 +1,224 @@
+"""The step and the evaluation, against plain PyTorch."""
+
+import functools
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attnres.data import Sampler, open_corpus, validation_batches
+from attnres.errors import UsageError
+from attnres.model import Transformer
+from attnres.train.trainer import NonFinite, Trainer, forward_backward
+
+
+@pytest.fixture
+def make_trainer(make_config):
+    def make(**fields) -> Trainer:
+        config = make_config(**fields)
+        return Trainer(config, open_corpus(config.data))
+
+    return make
+
+
+def plain_loss(model, rows):
+    """Written from the definition: -log p of each next token, averaged over all of them."""
+    log_p = torch.log_softmax(model(rows[:, :-1]).double(), -1)
+    return -log_p.gather(-1, rows[:, 1:, None]).mean()
+
+
+def test_step_is_the_plain_step_in_adamw(make_trainer):
+    """One accumulated, clipped step equals the textbook one on the whole batch."""
+    trainer = make_trainer(accumulate=3, optimizer={"hidden": "adamw", "clip": 0.5, "lr": 1e-2})
+    config = trainer.config
+    sampler = Sampler(trainer.corpus.train, config.model.context, config.batch_size, config.seed)
+    rows = torch.cat([torch.from_numpy(sampler.next()) for _ in range(3)])
+    model = Transformer(config.model, config.seed)
+    loss = plain_loss(model, rows)
+    loss.backward()
+    norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+    assert norm > 0.5, "the test must clip"
+    result = trainer.train_step()
+    assert result["loss"] == pytest.approx(loss.item(), rel=1e-6)
+    assert result["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    for (name, ours), plain in zip(trainer.model.named_parameters(), model.parameters(), strict=True):
+        if plain.grad is None:
+            continue
+        decay = 0.1 if name.startswith(("head", "sublayers")) and "norm" not in name else 0.0
+        gradient = plain.grad * (0.5 / norm)
+        # AdamW's first step: m/(1-b1) = g and v/(1-b2) = g^2.
+        step = gradient / (gradient.abs() + 1e-8)
+        expected = plain * (1 - result["lr"] * decay) - result["lr"] * step
+        clear = gradient.abs() > 1e-5  # where eps and rounding do not decide the sign
+        torch.testing.assert_close(ours[clear], expected[clear], rtol=1e-4, atol=1e-4)
+
+
+def test_no_clipping(make_trainer):
+    trainer = make_trainer(optimizer={"clip": 0.0})
+    assert trainer.train_step()["grad_norm"] > 0
+
+
+def test_evaluation_is_the_mean_over_all_tokens(make_trainer):
+    """The last batch is smaller than the others: a mean of batch means would be wrong."""
+    trainer = make_trainer(batch_size=3, validation_tokens=16 * 7)
+    config = trainer.config
+    rows = torch.cat([torch.from_numpy(b) for b in validation_batches(trainer.corpus, 16, 3, 16 * 7)])
+    assert len(rows) == 7
+    trainer.model.register_forward_pre_hook(lambda module, _: pytest.fail("train mode") if module.training else None)
+    with torch.no_grad():
+        expected = plain_loss(Transformer(config.model, config.seed), rows)
+    assert trainer.evaluate() == pytest.approx(expected.item(), rel=1e-7)
+    assert trainer.model.training
+    assert all(parameter.grad is None for parameter in trainer.model.parameters())
+
+
+def test_learns(make_trainer):
+    trainer = make_trainer(steps=40)
+    first = trainer.evaluate()
+    for _ in range(40):
+        trainer.train_step()
+    assert trainer.evaluate() < first - 1
+
+
+def test_arms_of_one_seed_share_batches_and_weights(make_trainer):
+    arms = [make_trainer(model={"connection": name}, seed=3) for name in ("residual", "block", "hc")]
+    batches = [arm.sampler.next() for arm in arms]
+    assert all((batch == batches[0]).all() for batch in batches)
+    shared = [{n: p for n, p in a.model.named_parameters() if not n.startswith("connection")} for a in arms]
+    assert all(torch.equal(p, shared[0][n]) for other in shared[1:] for n, p in other.items())
+    other_seed = make_trainer(seed=4)
+    assert (other_seed.sampler.next() != batches[0]).any()
+
+
+def test_bfloat16_autocast_stays_close_and_keeps_weights_in_float32(make_trainer):
+    exact, rounded = make_trainer(), make_trainer(precision="bfloat16")
+    for _ in range(3):
+        a, b = exact.train_step()["loss"], rounded.train_step()["loss"]
+        assert a != b
+        assert a == pytest.approx(b, rel=0.02)
+    assert {p.dtype for p in rounded.model.parameters()} == {torch.float32}
+    assert rounded.evaluate() == pytest.approx(exact.evaluate(), rel=0.02)
+
+
+def test_checkpointing_changes_nothing(make_trainer):
+    plain, recomputed = make_trainer(), make_trainer(checkpointing=True)
+    assert recomputed.model.checkpointing
+    for _ in range(2):
+        assert plain.train_step() == recomputed.train_step()
+
+
+def test_compile_changes_nothing_but_rounding(make_trainer, monkeypatch):
+    # The whole graph is captured and differentiated ahead of time; only the C++ of it, half a minute, is left out.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    plain, compiled = make_trainer(model={"layers": 1}), make_trainer(model={"layers": 1}, compile=True)
+    assert compiled.forward is not compiled.model
+    assert compiled.train_step()["loss"] == pytest.approx(plain.train_step()["loss"], rel=1e-5)
+    names = compiled.tensors()[0]
+    assert names.keys() == plain.tensors()[0].keys(), "a compiled run's checkpoint is any run's checkpoint"
+
+
+@pytest.mark.parametrize("hidden", ["muon", "adamw"])
+@pytest.mark.parametrize("connection", ["block", "hc"])
+def test_restore_is_bit_equal(make_trainer, hidden, connection):
+    fields = {"model": {"connection": connection}, "optimizer": {"hidden": hidden}}
+    straight, first, second = (make_trainer(**fields) for _ in range(3))
+    for _ in range(6):
+        straight.train_step()
+    for _ in range(3):
+        first.train_step()
+    model, optimizer = ({n: t.clone() for n, t in part.items()} for part in first.tensors())
+    second.restore(model, optimizer, first.state())
+    for _ in range(3):
+        second.train_step()
+    for ours, theirs in zip(second.tensors(), straight.tensors(), strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def poison(trainer: Trainer, name: str, value=math.nan):
+    with torch.no_grad():
+        trainer.model.get_parameter(name).view(-1)[0] = value
+
+
+@pytest.mark.parametrize(
+    "parameter, place",
+    [
+        ("embedding.weight", "the embedding"),
+        ("sublayers.0.q.weight", "the output of site 0 (layer 0 attention)"),
+        ("sublayers.3.out.weight", "the output of site 3 (layer 1 MLP)"),
+        ("connection.query.3", "the input of site 3 (layer 1 MLP)"),
+        ("connection.gain.4", "site 4 (readout)"),
+        ("norm.weight", "the logits"),
+        ("head.weight", "the logits"),
+    ],
+)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_non_finite_activation_is_found(make_trainer, parameter, place, precision):
+    trainer = make_trainer(precision=precision)
+    trainer.train_step()
+    if parameter == "embedding.weight":
+        with torch.no_grad():
+            trainer.model.embedding.weight.fill_(math.inf)
+    else:
+        poison(trainer, parameter)
+    before = trainer.sampler.state()
+    with pytest.raises(NonFinite, match="step 2: the loss is nan") as caught:
+        trainer.train_step()
+    assert str(caught.value).endswith(f"first non-finite activation: {place}")
+    assert trainer.step == 1
+    assert before != trainer.sampler.state()
+    with pytest.raises(NonFinite, match="step 1: the loss is nan"):
+        trainer.evaluate()
+
+
+def test_every_connection_can_be_diagnosed(make_trainer):
+    for connection in ("residual", "denseformer", "hc", "delta", "window"):
+        trainer = make_trainer(model={"connection": connection})
+        poison(trainer, "sublayers.2.q.weight")
+        with pytest.raises(NonFinite, match=r"the output of site 2 \(layer 1 attention\)"):
+            trainer.train_step()
+
+
+def test_non_finite_gradient_is_named(make_trainer):
+    trainer = make_trainer()
+    trainer.model.get_parameter("sublayers.1.up.weight").register_hook(lambda gradient: gradient * math.inf)
+    with pytest.raises(
+        NonFinite, match=r"the gradient norm is (inf|nan); every activation is finite, .*: sublayers.1.up"
+    ):
+        trainer.train_step()
+    assert all(torch.isfinite(parameter).all() for parameter in trainer.model.parameters())
+
+
+def test_non_finite_weights_are_never_handed_out(make_trainer):
+    trainer = make_trainer()
+    trainer.train_step()
+    poison(trainer, "head.weight")
+    with pytest.raises(NonFinite, match=r"head\.weight is not finite"):
+        trainer.tensors()
+    trainer = make_trainer()
+    trainer.train_step()
+    state = next(iter(trainer.optimizers[0].state.values()))
+    state["momentum_buffer"][0, 0] = math.inf
+    with pytest.raises(NonFinite, match="momentum_buffer is not finite"):
+        trainer.tensors()
+
+
+def test_forward_backward_adds_to_gradients():
+    """The mean over the micro-batches, whatever stands in .grad before."""
+    weight = torch.nn.Parameter(torch.randn(5, 7))
+    batches = [torch.randint(7, (2, 5)) % 5 for _ in range(2)]
+    model = lambda tokens: weight[tokens]  # noqa: E731
+    loss = forward_backward(model, batches, torch.autocast("cpu", enabled=False))
+    once = weight.grad.clone()
+    expected = torch.stack([F.cross_entropy(weight[b[:, :-1]].flatten(0, 1), b[:, 1:].flatten()) for b in batches])
+    assert loss == pytest.approx(expected.mean().item())
+    torch.testing.assert_close(once, torch.autograd.grad(expected.mean(), weight)[0])
+    forward_backward(model, batches, torch.autocast("cpu", enabled=False))
+    torch.testing.assert_close(weight.grad, 2 * once)
+
+
+def test_cuda_asked_for_and_absent(make_trainer, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="no GPU"):
+        make_trainer(device="cuda")
