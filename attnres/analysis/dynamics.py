@@ -14,8 +14,8 @@ from attnres.connections import Connection, Sublayer
 from attnres.errors import UsageError
 from attnres.model import Transformer
 
-TAG_BYTES = 64 * 2**20
-"""About how much memory the tagged values of one chunk of tokens may take."""
+TAG_BYTES = 8 * 2**20
+"""About how much memory the tagged values of one chunk of tokens may take. More is not faster."""
 
 
 def depth_profile(model: Transformer, tokens: Tensor, positions: Sequence[int] = ()) -> DepthProfile:
