@@ -148,7 +148,7 @@ def _depth_profiles(data: ReportData) -> Figure:
     grid = figure.subplots(2, 3)
     panels = [
         ("output_rms", "output magnitude (RMS of each source)", "source", True),
-        ("gradient_rms", "gradient magnitude (RMS, at each source)", "source", True),
+        ("gradient_rms", "gradient magnitude (RMS at each source)", "source", True),
         ("input_rms", "input magnitude (RMS of what each site reads)", "site", True),
         ("entropy", "entropy of depth weights (nats)", "site", False),
         ("embedding_share", "share of the embedding", "site", False),

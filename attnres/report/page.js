@@ -95,7 +95,7 @@
     const figure = html("figure", {}, html("figcaption", {}, options.title));
     parent.append(figure);
     const width = Math.max(240, figure.clientWidth), height = 280;
-    const left = 56, right = width - 8, top = 10, bottom = height - 40;
+    const left = 56, right = width - 14, top = 10, bottom = height - 40;
     const usable = (y) => y !== null && (!options.log || y > 0);
     const ys = lines.flatMap((line) => [...line.y, ...(line.low || []), ...(line.high || [])]).filter(usable);
     const xs = lines.flatMap((line) => line.x);
@@ -195,9 +195,9 @@
     if (!arms.length) return;
     const deepest = arms.map((arm) => arm.profile).reduce((a, b) => (a.sites.length >= b.sites.length ? a : b));
     const panels = [
-      ["output", "Output magnitude (RMS of each source)", "source", logarithmic],
-      ["gradient", "Gradient magnitude (RMS at each source)", "source", logarithmic],
-      ["input", "Input magnitude (RMS at each site)", "site", logarithmic],
+      ["output", "Output magnitude (RMS)", "source", logarithmic],
+      ["gradient", "Gradient magnitude (RMS)", "source", logarithmic],
+      ["input", "Input magnitude (RMS)", "site", logarithmic],
       ["entropy", "Entropy of the depth weights (nats)", "site", false],
       ["embeddingShare", "Share of the embedding", "site", false],
       ["sourceShare", "Share of each source, mean over its sites", "source", false],
