@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +40,8 @@ from attnres.cli._depth_report import (
     validation_tokens,
 )
 from attnres.cli._sweep_display import SweepDisplay
+from attnres.connections import make_connection
+from attnres.data import check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
 from attnres.report import ReportData, write_report
@@ -94,6 +97,8 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
         for arm in arms
     ]
     console, began = Console(), time.monotonic()
+    with console.status("opening the corpus"):  # before any worker, so that bad text is one error and not many
+        check_length(open_corpus(config.data), config.model.context)
     print_line(
         console, f"{len(arms)} connections x {seeds} seeds, {config.steps} steps each, {workers} at a time: {out}"
     )
@@ -134,7 +139,10 @@ def arm_model(arm: str, model: TransformerConfig) -> TransformerConfig:
         if not equals:
             raise UsageError(f"arm {arm!r}: write options as NAME:OPTION=VALUE,OPTION=VALUE")
         options[option.strip()] = _literal(value.strip())
-    return dataclasses.replace(model, connection=name, connection_options=options)
+    chosen = dataclasses.replace(model, connection=name, connection_options=options)
+    with torch.device("meta"):  # refuses a bad name or option before any run starts
+        make_connection(name, chosen.dim, chosen.sites, **options)
+    return chosen
 
 
 def _literal(text: str) -> Any:

@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TINY = [
+    *("--model.dim", "16", "--model.layers", "2", "--model.context", "32"),
+    *("--steps", "4", "--batch-size", "2", "--evaluate-every", "2", "--save-every", "2", "--validation-tokens", "64"),
+]
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> list[str]:
+    """Options that name a small corpus, with a hostile line that a page must show as text."""
+    folder = tmp_path_factory.mktemp("corpus")
+    words = random.Random(0)
+    for index in range(30):
+        lines = ["</script><script>alert(1)</script> é ✓"]
+        lines += [" ".join(words.choices(["def", "return", "x", "y", "+", "("], k=12)) for _ in range(40)]
+        (folder / f"{index}.txt").write_text("\n".join(lines), encoding="utf-8")
+    return ["--data.paths", str(folder), "--data.cache", str(tmp_path_factory.mktemp("cache"))]
+
+
+@pytest.fixture(scope="session")
+def attnres():
+    """Run the command line as a user does: in a process of its own. Returns code, stdout and stderr."""
+
+    def call(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "attnres", *map(str, arguments)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def comparison(attnres, corpus, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """A finished comparison of two tiny arms and its output."""
+    out = tmp_path_factory.mktemp("comparison")
+    arms = ["residual", "block:block_size=2"]
+    done = attnres("compare", *arms, "--seeds", "2", "--out", out, *TINY, *corpus)
+    assert done.returncode == 0, done.stderr
+    return out, done

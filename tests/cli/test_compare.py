@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from attnres import TransformerConfig, UsageError
+from attnres.cli.compare import arm_model
+from attnres.train import load_run, read_metrics
+from attnres.train.files import locked
+from tests.cli.conftest import TINY
+
+
+def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
+    out, done = comparison
+    assert "block:block_size=2" in done.stdout and "standard" in done.stdout and "report.html" in done.stdout
+    record = json.loads((out / "comparison.json").read_text())
+    residual, block = record["arms"]
+    assert residual["arm"] == "residual" and residual["difference"] is None and residual["seeds"] == 2
+    losses = {
+        arm: [
+            json.loads((out / folder / f"seed-{seed}" / "summary.json").read_text())["validation_loss"]
+            for seed in (0, 1)
+        ]
+        for arm, folder in (("residual", "residual"), ("block", "block_block_size-2"))
+    }
+    pairs = [b - a for a, b in zip(losses["residual"], losses["block"], strict=True)]
+    assert block["difference"] == pytest.approx(sum(pairs) / 2)
+    assert block["difference_error"] == pytest.approx(abs(pairs[0] - pairs[1]) / 2)
+    page = (out / "report.html").read_text()
+    assert "<script>alert(1)" not in page and "block:block_size=2" in page
+    assert (out / "figures").is_dir() and any((out / "figures").glob("*.png"))
+
+
+def test_arms_of_a_seed_are_paired(comparison):
+    """Same shared weights and same data: at step 0 the zero-query Block model is the residual model, up to eps."""
+    out, _ = comparison
+    first = [
+        read_metrics(out / arm / "seed-0" / "metrics.jsonl")[0]["loss"] for arm in ("residual", "block_block_size-2")
+    ]
+    assert first[0] == pytest.approx(first[1], abs=1e-4)
+    options = load_run(out / "block_block_size-2" / "seed-0").config.model.connection_options
+    assert options == {"block_size": 2}
+
+
+def test_the_same_command_again_only_draws_again(comparison, attnres, corpus):
+    out, _ = comparison
+    weights = sorted(out.glob("*/seed-*/checkpoints/*/model.safetensors"))
+    before = [path.stat().st_mtime_ns for path in weights]
+    done = attnres("compare", "residual", "block:block_size=2", "--seeds", "2", "--out", out, *TINY, *corpus)
+    assert done.returncode == 0 and [path.stat().st_mtime_ns for path in weights] == before
+
+
+def test_a_folder_of_another_comparison_is_refused_before_anything_runs(comparison, attnres, corpus):
+    out, _ = comparison
+    options = [*TINY, *corpus, "--optimizer.lr", "0.5"]
+    done = attnres("compare", "residual", "full", "--out", out, *options)
+    assert done.returncode == 2 and "optimizer.lr" in done.stderr and done.stderr.count("\n") == 1
+    assert not (out / "full").exists()
+
+
+def test_a_failed_arm_is_named_and_the_rest_is_shown(tmp_path, attnres, corpus):
+    folder = tmp_path / "full" / "seed-0"
+    folder.mkdir(parents=True)
+    with locked(folder):
+        done = attnres("compare", "residual", "full", *TINY, *corpus, "--out", tmp_path, "--seeds", "1")
+    assert done.returncode == 1 and "full, seed 0: attnres: " in done.stderr and "Traceback" not in done.stderr
+    assert "residual" in done.stdout and (tmp_path / "report.html").exists()
+
+
+def test_when_every_run_fails_the_reason_is_one_line(tmp_path, attnres, corpus):
+    options = [*TINY, *corpus, "--out", tmp_path, "--seeds", "1", "--optimizer.lr", "1e38"]
+    done = attnres("compare", "residual", "full", *options)
+    assert done.returncode == 2 and "no run was finished: residual, seed 0" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_ctrl_c_stops_the_workers_and_the_command_goes_on(tmp_path, corpus):
+    steps = ["--steps", "4000", "--save-every", "4000", "--evaluate-every", "4000"]
+    command = [sys.executable, "-m", "attnres", "compare", "residual", "x0", "--seeds", "1", "--workers", "1"]
+    command += ["--out", str(tmp_path), *TINY, *corpus, *steps]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "residual" / "seed-0" / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and metrics.read_text().count('"train"') > 3):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "goes on" in errors and "Traceback" not in errors
+    saved = list((tmp_path / "residual" / "seed-0" / "checkpoints").glob("step-*"))
+    assert len(saved) == 1 and int(saved[0].name.split("-")[1]) > 0
+
+
+def test_arms_carry_options():
+    model = arm_model("full:query=input,heads=4,key_norm=false,eps=1e-5,window=null", TransformerConfig())
+    assert model.connection == "full"
+    assert model.connection_options == {"query": "input", "heads": 4, "key_norm": False, "eps": 1e-5, "window": None}
+    with pytest.raises(UsageError, match="NAME:OPTION=VALUE"):
+        arm_model("full:heads", TransformerConfig())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["residual"], "at least two arms"),
+        (["residual", "residual"], "at least two arms"),
+        (["residual", "full", "--seeds", "0"], "seeds and workers must be at least 1"),
+        (["residual", "resnet"], "unknown connection 'resnet'; choose one of"),
+        (["residual", "block:block_size=0"], "block_size must be a whole number"),
+        (["residual", "full:depth=3"], "has no option 'depth'"),
+        (["residual", "full", "--data.paths", "/no/such/file"], "/no/such/file"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):
+    from attnres.cli import main
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    code = main(["compare", *arguments, "--out", str(tmp_path / "out"), "--steps", "1"])
+    error = capsys.readouterr().err
+    assert code == 2 and message in error and error.count("\n") == 1

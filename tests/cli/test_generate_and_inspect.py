@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from attnres.cli import command_names, main
+
+
+def test_generate_streams_the_prompt_and_repeats_with_its_seed(comparison, attnres):
+    run = comparison[0] / "residual" / "seed-0"
+    options = ["generate", run, "--prompt", "def é", "--tokens", "12", "--top-k", "20", "--top-p", "0.9"]
+    first, again, other = attnres(*options), attnres(*options), attnres(*options, "--seed", "1")
+    assert first.returncode == 0 and first.stdout.startswith("def é") and first.stdout == again.stdout
+    assert other.stdout != first.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", ""], "the prompt is empty"),
+        (["--prompt", "x" * 33], "33 tokens and the model's context is 32"),
+        (["--prompt", "x", "--top-p", "2"], "top_p must lie"),
+        (["--prompt", "x", "--temperature", "-1"], "temperature must be"),
+    ],
+)
+def test_generate_refuses_in_one_line(options, message, comparison, capsys):
+    assert main(["generate", str(comparison[0] / "residual" / "seed-0"), *options]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+@pytest.mark.parametrize("command", ["generate", "inspect"])
+def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capsys):
+    arguments = ["--prompt", "x"] if command == "generate" else []
+    assert main([command, str(tmp_path), *arguments]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+
+
+def test_inspect_writes_a_page_beside_the_run_or_where_told(comparison, tmp_path, capsys):
+    run = comparison[0] / "block_block_size-2" / "seed-0"
+    assert main(["inspect", str(run)]) == 0
+    assert "of the weight of the sites that can see it" in capsys.readouterr().out
+    assert (run / "report" / "report.html").is_file()
+    prompt = "</script><script>alert(2)</script>"[:33]
+    assert main(["inspect", str(run), "--prompt", prompt, "--out", str(tmp_path)]) == 0
+    assert "<script>alert(2)" not in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("prompt", "count"), [("x", 1), ("x" * 40, 40)])
+def test_inspect_refuses_a_prompt_that_does_not_fit(prompt, count, comparison, capsys):
+    assert main(["inspect", str(comparison[0] / "residual" / "seed-0"), "--prompt", prompt]) == 2
+    assert f"the prompt has {count} tokens; give between 2 and 33" in capsys.readouterr().err
+
+
+def test_help_teaches_with_examples(capsys):
+    assert main([]) == 0
+    overview = capsys.readouterr().out
+    for name in command_names():
+        assert f"  {name}" in overview
+        with pytest.raises(SystemExit) as stop:
+            main([name, "--help"])
+        assert stop.value.code == 0 and f"attnres {name} " in capsys.readouterr().out
+
+
+def test_an_unknown_command_is_one_line(capsys):
+    assert main(["fly"]) == 2
+    assert "unknown command 'fly'; choose one of: " in capsys.readouterr().err
