@@ -81,13 +81,18 @@
     for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) ticks.push(k * step);
     return ticks;
   }
+  // As few of 1 to 9 times the powers of ten as give at least three ticks.
   function logTicks(low, high) {
     const powers = [];
     for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) powers.push(k);
-    const factors = powers.length > 4 ? [1] : powers.length > 2 ? [1, 3] : [1, 2, 5];
     const stride = Math.ceil(powers.length / 8);
-    return powers.filter((_, i) => i % stride === 0).flatMap((k) => factors.map((f) => f * 10 ** k))
-      .filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+    let ticks = [];
+    for (const factors of [[1], [1, 3], [1, 2, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9]]) {
+      ticks = powers.filter((_, i) => i % stride === 0).flatMap((k) => factors.map((factor) => factor * 10 ** k));
+      ticks = ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+      if (ticks.length >= 3) break;
+    }
+    return ticks;
   }
 
   // lines: {name, colour, dashes, wide?, x, y, low?, high?}; options: {title, xLabel, ticks?, log, zero, label(x)}
