@@ -203,7 +203,7 @@
       ["output", "Output magnitude (RMS)", "source", logarithmic],
       ["gradient", "Gradient magnitude (RMS)", "source", logarithmic],
       ["input", "Input magnitude (RMS)", "site", logarithmic],
-      ["entropy", "Entropy of the depth weights (nats)", "site", false],
+      ["entropy", "Entropy of depth weights (nats; grey: uniform)", "site", false],
       ["embeddingShare", "Share of the embedding", "site", false],
       ["sourceShare", "Share of each source, mean over its sites", "source", false],
     ];
