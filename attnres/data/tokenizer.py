@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,7 +50,7 @@ class Tokenizer(Protocol):
         """`encode` of many texts at once, as arrays of `dtype`."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids. Never fails on ids below vocab_size: what is no valid UTF-8 becomes U+FFFD."""
         ...
 
@@ -76,7 +76,7 @@ class ByteTokenizer:
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(_utf8(text), dtype=np.uint8) for text in texts]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         return bytes(map(int, ids)).decode("utf-8", errors="replace")
 
     def stream_decoder(self) -> StreamDecoder:
@@ -125,7 +125,7 @@ class LibraryTokenizer:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)  # uses all cores
         return [np.array(encoding.ids, dtype=token_dtype(self.vocab_size)) for encoding in encodings]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids])
 
     def stream_decoder(self) -> StreamDecoder:

@@ -283,7 +283,7 @@ def test_progress_counts_up_to_its_total(tmp_path):
 # --- errors
 
 
-def test_text_errors_are_one_line(open_, tmp_path, monkeypatch):
+def test_text_errors_are_one_line(open_, tmp_path):
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     (tmp_path / "empty.txt").touch()
     (tmp_path / "folder").mkdir()
@@ -302,6 +302,9 @@ def test_text_errors_are_one_line(open_, tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=message) as caught:
             open_(path)
         assert "\n" not in str(caught.value)
+    for paths in (("latin.txt", "*.txt"), ("*.txt", "latin.txt")):  # named by the user, wherever else it is found
+        with pytest.raises(UsageError, match=r"latin\.txt is not UTF-8"):
+            open_(*paths)
 
 
 def test_a_file_that_cannot_be_read_is_named(open_, tmp_path, monkeypatch):

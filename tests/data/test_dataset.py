@@ -41,7 +41,7 @@ def make(tmp_path):
         if form == "saved":
             table.save_to_disk(str(path))
         elif form == "saved dictionary":
-            datasets.DatasetDict(train=table).save_to_disk(str(path))
+            datasets.DatasetDict({"train": table}).save_to_disk(str(path))
         elif form == "folder":
             path.mkdir()
             table.to_json(str(path / "train.jsonl"))
@@ -81,6 +81,15 @@ def test_cached_tokens_need_no_datasets_library(make, tokenizer, tmp_path, monke
     assert tokenizer_from_json(json.loads(json.dumps(again.tokenizer.to_json()))).encode(TEXT)
     with pytest.raises(UsageError, match=r"^a dataset needs the datasets library: pip install 'attnres\[hf\]'$"):
         open_(path, tmp_path)  # another tokenizer: not in the cache
+
+
+def test_another_tokenizer_gives_another_corpus(make, tokenizer, tmp_path):
+    path = make("a.csv")
+    first = open_(path, tmp_path, tokenizer=tokenizer)
+    library_tokenizer(special_tokens=["</s>"]).save(str(tmp_path / "other.json"))  # ids of the same type
+    other = open_(path, tmp_path, tokenizer=str(tmp_path / "other.json"))
+    np.testing.assert_array_equal(other.train, first.train)  # the ids happen to be equal, what they stand for is not
+    assert other.train.filename != first.train.filename and other.sha256 != first.sha256
 
 
 def test_a_changed_file_is_read_again(make, tmp_path):
