@@ -4,8 +4,7 @@ from attnres.analysis import mixing_matrix
 from attnres.connections import Connection, connection_names, make_connection
 from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig
-
-__version__ = "0.1.0"
+from attnres.version import __version__ as __version__
 
 __all__ = [
     "Connection",

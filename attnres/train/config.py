@@ -12,12 +12,15 @@ from attnres.model import TransformerConfig
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Muon for the hidden matrices, AdamW for the rest, one learning rate for both (SPEC.md 10)."""
+    """Muon for the hidden matrices, AdamW for the rest (SPEC.md 10)."""
 
     hidden: Literal["muon", "adamw"] = "muon"
     """The optimizer of the attention and MLP matrices."""
-    lr: float = 4e-3
-    """Peak learning rate. Muon scales it by 0.2 sqrt(max(fan_in, fan_out)), so that it means the same for both."""
+    lr: float = 1e-2
+    """Peak learning rate of the hidden matrices. Muon scales it by 0.2 sqrt(max(fan_in, fan_out))."""
+    adamw_lr: float = 3e-3
+    """Peak learning rate of the rest: embedding, head, gains and the connection. A pseudo-query's scores move by up to
+    sqrt(dim) times as much as its entries, so a rate that suits matrices can be too high for it."""
     weight_decay: float = 0.1
     """Of the hidden matrices and the head. Embedding, gains and everything in the connection have none."""
     momentum: float = 0.95
@@ -34,8 +37,9 @@ class OptimizerConfig:
     """Share of the steps over which it falls linearly to zero at the end (warm-up, stable, decay)."""
 
     def __post_init__(self) -> None:
-        if self.lr <= 0:
-            raise UsageError(f"lr must be positive, not {self.lr}")
+        for name in ("lr", "adamw_lr"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
         if self.clip < 0:
             raise UsageError(f"clip must be 0 (never) or positive, not {self.clip}")
         if min(self.warmup, self.decay) < 0 or self.warmup + self.decay > 1:
@@ -72,8 +76,7 @@ class RunConfig:
     save_every: int = 100
     """Steps between checkpoints; the last step is always saved."""
     keep: int = 2
-    """How many of the newest checkpoints to keep, beside the best one: the one of lowest validation loss, among those
-    saved at a step that was evaluated."""
+    """How many of the newest checkpoints to keep, beside the one of lowest validation loss (at an evaluated step)."""
     tensorboard: bool = False
     """Write TensorBoard scalars too (extra: tensorboard)."""
 

@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-import attnres
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json
 from attnres.errors import UsageError
 from attnres.train.checkpoint import Checkpoints
 from attnres.train.config import RunConfig
 from attnres.train.files import write_json
 from attnres.train.jsonconfig import config_from_json, config_to_json
+from attnres.version import __version__
 
 TOKENIZER = "tokenizer.json"
 
@@ -121,7 +121,7 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
             "validation_tokens": len(corpus.validation),
         },
         "versions": {
-            "attnres": attnres.__version__,
+            "attnres": __version__,
             "commit": _commit(),
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -138,14 +138,14 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
 
 def _commit() -> str | None:
     """The commit of this package's source, with `-dirty` behind it if files have changed; None if not from git."""
-    source = Path(attnres.__file__).parent
+    source = Path(__file__).parent
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(source), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # an environment inside some other repository is not it
+        git("ls-files", "--error-unmatch", Path(__file__).name)  # an environment inside some other repository is not it
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return None

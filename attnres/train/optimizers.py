@@ -8,27 +8,23 @@ from torch.optim import AdamW, Muon, Optimizer
 from attnres.model import parameter_roles
 from attnres.train.config import OptimizerConfig
 
-DECAYED = ("matrix", "head")
-"""The roles with weight decay. On queries, gains and mixing weights it is a known trap (SPEC.md 13)."""
-
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
     """Muon for the hidden matrices (unless `hidden="adamw"`), AdamW for the rest. They partition the parameters.
 
-    The choice is by role and never by shape: embedding, head and many a connection's parameters are 2-D too.
+    The choice is by role and never by shape: embedding, head and many a connection's parameters are 2-D too. Only the
+    matrices and the head have weight decay: on queries, gains and mixing weights it is a known trap (SPEC.md 13).
     """
     roles = parameter_roles(model)
-    muon, decayed, plain = [], [], []
+    matrices, head, plain = [], [], []
     for name, parameter in model.named_parameters():
-        if config.hidden == "muon" and roles[name] == "matrix":
-            muon.append(parameter)
-        else:
-            (decayed if roles[name] in DECAYED else plain).append(parameter)
+        {"matrix": matrices, "head": head}.get(roles[name], plain).append(parameter)
     optimizers: list[Optimizer] = []
-    if muon:
+    if config.hidden == "muon":
+        matrices, for_muon = [], matrices
         optimizers.append(
             Muon(
-                muon,
+                for_muon,
                 lr=config.lr,
                 momentum=config.momentum,
                 weight_decay=config.weight_decay,
@@ -36,23 +32,31 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer
             )
         )
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": plain, "weight_decay": 0.0},
+        {"params": matrices, "weight_decay": config.weight_decay, "lr": config.lr},
+        {"params": head, "weight_decay": config.weight_decay, "lr": config.adamw_lr},
+        {"params": plain, "weight_decay": 0.0, "lr": config.adamw_lr},
     ]
     # Fused: one kernel per parameter. A connection has many small ones, and the foreach form is not for CPUs.
-    adamw = AdamW([g for g in groups if g["params"]], lr=config.lr, betas=(config.beta1, config.beta2), fused=True)
-    return [*optimizers, adamw]
+    adamw = AdamW([g for g in groups if g["params"]], betas=(config.beta1, config.beta2), fused=True)
+    for optimizer in (all_of_them := [*optimizers, adamw]):
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return all_of_them
 
 
-def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Of update `step` = 0 .. steps - 1: warm-up, stable, decay. No update is wasted on a rate of exactly zero."""
+def schedule(config: OptimizerConfig, step: int, steps: int) -> float:
+    """The share of the peak learning rate at update `step` = 0 .. steps - 1: warm-up, stable, decay.
+
+    Never exactly zero: no update is wasted.
+    """
     warmup, decay = round(config.warmup * steps), round(config.decay * steps)
     rising = (step + 1) / warmup if step < warmup else 1.0
     falling = (steps - step) / decay if step >= steps - decay else 1.0
-    return config.lr * min(rising, falling)
+    return min(rising, falling)
 
 
-def set_learning_rate(optimizers: list[Optimizer], lr: float) -> None:
+def set_learning_rate(optimizers: list[Optimizer], share: float) -> None:
+    """Give every group that share of its peak learning rate."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = share * group["peak_lr"]

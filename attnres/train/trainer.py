@@ -20,7 +20,7 @@ from attnres.errors import UsageError
 from attnres.model import Transformer
 from attnres.train.config import RunConfig
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
-from attnres.train.optimizers import learning_rate, make_optimizers, set_learning_rate
+from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
 
 Model = Callable[[Tensor], Tensor]
 
@@ -76,13 +76,13 @@ class Trainer:
             raise NonFinite(self._diagnosis(self.step + 1, loss, norm.item(), batches))
         if config.clip:
             torch.nn.utils.clip_grads_with_norm_(parameters, config.clip, norm)
-        lr = learning_rate(config, self.step, self.config.steps)
-        set_learning_rate(self.optimizers, lr)
+        share = schedule(config, self.step, self.config.steps)
+        set_learning_rate(self.optimizers, share)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
         self.step += 1
-        return {"loss": loss, "lr": lr, "grad_norm": norm.item()}
+        return {"loss": loss, "lr": share * config.lr, "grad_norm": norm.item()}
 
     @torch.no_grad()
     def evaluate(self) -> float:

@@ -6,7 +6,7 @@ import torch
 from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig, parameter_roles
 from attnres.train.config import OptimizerConfig
-from attnres.train.optimizers import learning_rate, make_optimizers
+from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
 
 CONNECTIONS = ["residual", "block", "highway", "hc", "mhc"]
 
@@ -67,18 +67,28 @@ def test_muon_step_has_the_size_of_an_adamw_step():
 
 
 def test_schedule():
-    config = OptimizerConfig(lr=2.0, warmup=0.1, decay=0.2)
-    rates = [learning_rate(config, step, 100) for step in range(100)]
-    assert rates[:10] == pytest.approx([0.2 * (step + 1) for step in range(10)])
-    assert rates[10:80] == [2.0] * 70
-    assert rates[80:] == pytest.approx([2.0 * (100 - step) / 20 for step in range(80, 100)])
-    assert all(rate > 0 for rate in rates)
+    config = OptimizerConfig(warmup=0.1, decay=0.2)
+    shares = [schedule(config, step, 100) for step in range(100)]
+    assert shares[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
+    assert shares[10:80] == [1.0] * 70
+    assert shares[80:] == pytest.approx([(100 - step) / 20 for step in range(80, 100)])
+    assert all(share > 0 for share in shares)
+
+
+@pytest.mark.parametrize("hidden", ["muon", "adamw"])
+def test_each_role_has_its_learning_rate(hidden):
+    net = model(tied=False)
+    optimizers = make_optimizers(net, OptimizerConfig(hidden=hidden, lr=0.5, adamw_lr=0.25))
+    set_learning_rate(optimizers, 0.1)
+    rate = {p: g["lr"] for o in optimizers for g in o.param_groups for p in g["params"]}
+    for name, role in parameter_roles(net).items():
+        assert rate[net.get_parameter(name)] == pytest.approx(0.05 if role == "matrix" else 0.025), name
 
 
 @pytest.mark.parametrize("warmup, decay", [(0.0, 0.0), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)])
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
 def test_schedule_at_its_edges(warmup, decay, steps):
-    rates = [learning_rate(OptimizerConfig(lr=1.0, warmup=warmup, decay=decay), s, steps) for s in range(steps)]
+    rates = [schedule(OptimizerConfig(warmup=warmup, decay=decay), s, steps) for s in range(steps)]
     assert all(0 < rate <= 1 and math.isfinite(rate) for rate in rates)
 
 

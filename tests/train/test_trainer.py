@@ -30,7 +30,7 @@ def plain_loss(model, rows):
 
 def test_step_is_the_plain_step_in_adamw(make_trainer):
     """One accumulated, clipped step equals the textbook one on the whole batch."""
-    trainer = make_trainer(accumulate=3, optimizer={"hidden": "adamw", "clip": 0.5, "lr": 1e-2})
+    trainer = make_trainer(accumulate=3, optimizer={"hidden": "adamw", "clip": 0.5, "lr": 1e-2, "adamw_lr": 5e-3})
     config = trainer.config
     sampler = Sampler(trainer.corpus.train, config.model.context, config.batch_size, config.seed)
     rows = torch.cat([torch.from_numpy(sampler.next()) for _ in range(3)])
@@ -42,14 +42,18 @@ def test_step_is_the_plain_step_in_adamw(make_trainer):
     result = trainer.train_step()
     assert result["loss"] == pytest.approx(loss.item(), rel=1e-6)
     assert result["grad_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    moments = trainer.tensors()[1]  # the step itself hides the clipping: it has the gradient's sign but not its size
     for (name, ours), plain in zip(trainer.model.named_parameters(), model.parameters(), strict=True):
         if plain.grad is None:
             continue
-        decay = 0.1 if name.startswith(("head", "sublayers")) and "norm" not in name else 0.0
+        matrix = name.startswith("sublayers") and "norm" not in name
+        decay = 0.1 if matrix or name.startswith("head") else 0.0
+        rate = result["lr"] * (1.0 if matrix else 0.5)
         gradient = plain.grad * (0.5 / norm)
         # AdamW's first step: m/(1-b1) = g and v/(1-b2) = g^2.
+        torch.testing.assert_close(moments[name + "/exp_avg"], 0.1 * gradient)
         step = gradient / (gradient.abs() + 1e-8)
-        expected = plain * (1 - result["lr"] * decay) - result["lr"] * step
+        expected = plain * (1 - rate * decay) - rate * step
         clear = gradient.abs() > 1e-5  # where eps and rounding do not decide the sign
         torch.testing.assert_close(ours[clear], expected[clear], rtol=1e-4, atol=1e-4)
 
@@ -128,7 +132,10 @@ def test_restore_is_bit_equal(make_trainer, hidden, connection):
     for _ in range(3):
         first.train_step()
     model, optimizer = ({n: t.clone() for n, t in part.items()} for part in first.tensors())
+    drawn = torch.rand(3)
     second.restore(model, optimizer, first.state())
+    assert torch.equal(torch.rand(3), drawn), "random numbers go on, for sublayers that draw them"
+    torch.set_rng_state(straight.tensors()[1]["rng/cpu"])
     for _ in range(3):
         second.train_step()
     for ours, theirs in zip(second.tensors(), straight.tensors(), strict=True):
