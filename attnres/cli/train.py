@@ -41,7 +41,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
     defaults = load_recipe(recipe) if recipe else RunConfig()
 
     def command(
-        folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FOLDER")] = None,
+        folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = None,
         recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
         *,
         config: Annotated[RunConfig, tyro.conf.arg(name="")] = defaults,
@@ -72,6 +72,7 @@ def run(config: RunConfig, folder: Path) -> int:
         f"(best {summary['best_validation_loss']:.4f}), {summary['step_seconds'] * 1000:.0f} ms per step, "
         f"{summary['peak_memory_bytes'] / 2**20:.0f} MiB for training",
         highlight=False,
+        soft_wrap=True,
     )
     console.print(f"folder: {folder}", highlight=False, soft_wrap=True)
     return 0

@@ -92,6 +92,7 @@ class RunFolder:
         """Make this the folder of that run, or see that it is one already."""
         self.refuse_other(config)
         if (record := self.record()) is None:
+            self.checkpoints.folder.mkdir(exist_ok=True)
             write_json(self.path / TOKENIZER, corpus.tokenizer.to_json())
             # Last: a folder with this file in it is a run.
             write_json(self._config, _description(config, corpus))

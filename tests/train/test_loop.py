@@ -341,3 +341,16 @@ def test_tensorboard_missing(make_config, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match="pip install"):
         train(make_config(tensorboard=True), tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision, tolerance", [("float32", 1e-3), ("bfloat16", 3e-2)])
+def test_gpu_learns_as_the_cpu_does_and_goes_on(make_config, tmp_path, precision, tolerance):
+    config = make_config(steps=8, precision=precision, device="cuda")
+    on_cpu = train(dataclasses.replace(config, device="cpu"), tmp_path / "cpu")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "gpu", stop_at(5))
+    on_gpu = train(config, tmp_path / "gpu")
+    assert on_gpu["validation_loss"] == pytest.approx(on_cpu["validation_loss"], rel=tolerance)
+    assert on_gpu["peak_memory_bytes"] > 0
