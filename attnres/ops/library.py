@@ -20,6 +20,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from attnres.errors import UsageError
+
 library = torch.library.Library("attnres", "DEF")
 library.define(
     "attend(Tensor[] sources, Tensor[] queries, Tensor[] gains, Tensor[] prior, float eps, ScalarType dtype)"
@@ -76,6 +78,11 @@ def _backward(ctx, grad_outs, grad_lses, _):
     return *gradients, None, None
 
 
+def _no_second_derivative(ctx, *_):
+    raise UsageError("the fused depth attention cannot be differentiated twice; use backend='reference' for that")
+
+
 torch.library.register_autograd("attnres::attend", _backward, setup_context=_save_for_backward, lib=library)
+torch.library.register_autograd("attnres::attend_backward", _no_second_derivative, lib=library)
 
 attend = torch.ops.attnres.attend.default

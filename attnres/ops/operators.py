@@ -107,16 +107,32 @@ def attend(
     fused = native_backend(sources[0].device.type)
     if backend not in ("auto", fused):
         raise UsageError(f"backend {backend!r} cannot run on {sources[0].device.type} here; use backend='auto'")
-    tensors = (*sources, *queries, *gains, *prior)
-    if fused == "reference" or not all(x.dtype in _FUSED_DTYPES[fused] for x in tensors):
+    if obstacle := _obstacle(fused, (*sources, *queries, *gains, *prior)):
         if backend == "auto":
             return reference.attend(sources, queries, gains, prior, eps, dtype)
-        dtypes = sorted({str(x.dtype).removeprefix("torch.") for x in tensors})
-        raise UsageError(f"backend {backend!r} does not take {', '.join(dtypes)}; use backend='auto' or 'reference'")
+        raise UsageError(f"backend {backend!r} does not take {obstacle}; use backend='auto' or 'reference'")
     if prior:
         prior = (prior[0].float(), prior[1].float())
     outs, lses, _ = library.attend(sources, queries, gains, prior, eps, dtype)
     return outs, lses
+
+
+def _obstacle(fused: str, tensors: Sequence[Tensor]) -> str:
+    """What of the input the fused backend does not take; empty if it takes it."""
+    if fused == "reference":
+        return "this device"
+    takes = _FUSED_DTYPES[fused]
+    for x in tensors:
+        if x.dtype not in takes:
+            return str(x.dtype).removeprefix("torch.")
+    if not torch.compiler.is_compiling() and _transformed():
+        return "torch.func transforms and forward-mode differentiation"
+    return ""
+
+
+def _transformed() -> bool:
+    # There is no public way to ask either. An operator with only a backward formula would lose tangents in silence.
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 @torch.compiler.assume_constant_result

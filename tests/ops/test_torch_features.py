@@ -1,0 +1,198 @@
+"""The operators under what torch does to a model: compile, checkpointing, hooks, transforms, threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+from attnres.errors import UsageError
+from attnres.ops import attend_blocks, depth_attention, library, merge_partial
+from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
+
+DIM = 40
+
+
+def inputs_of(count: int = 4, *shape: int) -> list[torch.Tensor]:
+    return [*make_sources(count, *(shape or (3, 15)), DIM), make_vector(DIM), make_vector(DIM, centre=1.0)]
+
+
+def one_phase(*tensors):
+    return depth_attention(tensors[:-2], *tensors[-2:])
+
+
+def two_phases(*tensors):
+    *sources, query, gain = tensors
+    out, lse = attend_blocks(sources[:-1], torch.stack([query * gain, query]))
+    return merge_partial(sources[-1], query * gain, out[0], lse[0]) + out[1]
+
+
+every_form = pytest.mark.parametrize("form", [one_phase, two_phases])
+
+
+@pytest.mark.parametrize(
+    ("form", "backend"), [(one_phase, "aot_eager"), (two_phases, "aot_eager"), (two_phases, "inductor")]
+)
+def test_compile_fullgraph(form, backend):
+    torch._dynamo.reset()
+    compiled, tensors = torch.compile(form, fullgraph=True, backend=backend), inputs_of()
+    assert_near(value_and_gradients(compiled, *tensors), value_and_gradients(form, *tensors))
+
+
+def test_calls_of_many_lengths_compile_to_one_graph():
+    """SPEC.md 13, trap 13: a growing list of sources must not run into the recompile limit."""
+
+    def grow(x, query, gain):
+        sources = [x]
+        for _ in range(20):
+            sources.append(torch.tanh(depth_attention(sources, query, gain)))
+        return sources[-1]
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    x, query, gain = inputs_of(1, 3)
+    compiled = torch.compile(grow, fullgraph=True, backend="aot_eager")
+    assert_near(value_and_gradients(compiled, x, query, gain), value_and_gradients(grow, x, query, gain))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+@every_form
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_activation_checkpointing(form, reentrant):
+    def recomputed(*tensors):
+        return checkpoint(form, *tensors, use_reentrant=reentrant)
+
+    tensors = inputs_of()
+    expected = value_and_gradients(form, *tensors)
+    for actual, other in zip(value_and_gradients(recomputed, *tensors), expected, strict=True):
+        assert torch.equal(actual, other)
+
+
+@pytest.mark.parametrize("count", [1, 9])
+def test_saved_besides_the_sources_is_small(count):
+    """Seen through saved-tensor hooks, as offloading sees it: per source and token, at most a few numbers."""
+    *sources, query, gain = (x.requires_grad_() for x in inputs_of(count, 64))
+    known = {x.data_ptr() for x in (*sources, query, gain)}
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        depth_attention(sources, query, gain)
+        attend_blocks(sources, torch.stack([query, gain]))
+    assert {x.data_ptr() for x in sources} <= {x.data_ptr() for x in saved}, "hooks must see the sources"
+    extra = sum(x.numel() for x in saved if x.data_ptr() not in known and x.dim() > 0 and x.shape[-1] != DIM)
+    assert extra <= 64 * (2 * count + 1 + 3 * count + 2)
+    full_size = [x for x in saved if x.data_ptr() not in known and x.shape[-1:] == (DIM,) and x.numel() > DIM]
+    assert not full_size, "neither outputs nor products are saved"
+
+
+def test_merge_saves_its_output_and_not_its_prior():
+    """h is kept by the norm that follows anyway; out_j can go at once."""
+    partial, out = torch.randn(64, DIM, requires_grad=True), torch.randn(64, DIM, requires_grad=True)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        h = merge_partial(partial, make_vector(DIM), out, torch.randn(64))
+    pointers = {x.data_ptr() for x in saved if x.numel() > DIM}
+    assert out.data_ptr() not in pointers and h.data_ptr() in pointers
+
+
+@every_form
+def test_func_transforms(form):
+    """Under them `auto` is the reference, which takes all of them; by name the kernel says that it does not."""
+    tensors = inputs_of()
+    total = lambda *x: (form(*x) ** 2).sum()  # noqa: E731
+    leaves = [x.clone().requires_grad_() for x in tensors]
+    expected = torch.autograd.grad(total(*leaves), leaves)
+    assert_near(torch.func.grad(total, argnums=tuple(range(len(tensors))))(*tensors), expected)
+    batched = torch.func.vmap(form, in_dims=(0,) * 4 + (None, None))(*tensors)
+    assert_near([batched], [form(*tensors)])
+    _, tangent = torch.func.jvp(lambda q: total(*tensors[:-2], q, tensors[-1]), (tensors[-2],), (tensors[-2],))
+    assert_near([tangent], [(expected[-2] * tensors[-2]).sum()], 1e-4)
+
+
+def test_forward_mode_keeps_its_tangent():
+    *sources, query, gain = inputs_of()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(query, torch.ones(DIM))
+        tangent = forward_ad.unpack_dual(depth_attention(sources, dual, gain)).tangent
+    _, expected = torch.func.jvp(lambda q: depth_attention(sources, q, gain), (query,), (torch.ones(DIM),))
+    assert_near([tangent], [expected])
+
+
+def test_what_the_kernel_cannot_do_is_an_error():
+    *sources, query, gain = inputs_of()
+    with pytest.raises(UsageError, match=r"torch\.func"):
+        torch.func.grad(lambda q: depth_attention(sources, q, gain, backend="cpu").sum())(query)
+    query.requires_grad_()
+    h = depth_attention(sources, query, gain, backend="cpu")
+    (gradient,) = torch.autograd.grad(h.square().sum(), query, create_graph=True)
+    with pytest.raises(UsageError, match="cannot be differentiated twice"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("prior", [False, True])
+def test_registration(prior):
+    """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""
+    *sources, query, gain = (x.requires_grad_() for x in inputs_of(1 if prior else 3))
+    priors = [torch.randn(3, 15, DIM), torch.randn(3, 15)] if prior else []
+    torch.library.opcheck(library.attend, (sources, [query], [gain], priors, 1e-6, torch.float32))
+
+
+def test_backward_repeats_to_the_bit_whatever_the_threads():
+    tensors = inputs_of(5, 501)
+    try:
+        results = []
+        for threads in (1, 1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append([*value_and_gradients(one_phase, *tensors), *value_and_gradients(two_phases, *tensors)])
+    finally:
+        torch.set_num_threads(1)
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def test_nothing_is_read_before_it_is_written():
+    """Fresh memory is filled with NaN: any output or gradient that is not wholly written shows it."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    try:
+        assert torch.empty(3).isnan().all()
+        for count, dim in ((1, 7), (3, 33), (17, 64)):
+            tensors = [*make_sources(count + 1, 65, dim), make_vector(dim), make_vector(dim, centre=1.0)]
+            results = [*value_and_gradients(one_phase, *tensors), *value_and_gradients(two_phases, *tensors)]
+            assert all(x.isfinite().all() for x in results)
+            outs, lses, statistics = library.attend(tensors[:-2], tensors[-2:-1], [], [], 1e-6, torch.bfloat16)
+            assert all(x.isfinite().all() for x in (*outs, *lses, statistics))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_inputs_are_not_changed():
+    tensors = inputs_of()
+    before = [x.clone() for x in tensors]
+    leaves = [x.requires_grad_() for x in tensors]
+    (one_phase(*leaves) + two_phases(*leaves)).sum().backward()
+    assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True))
+
+
+def test_the_thread_pool_is_torch_s():
+    """The kernel may not bring a second OpenMP pool: it would spin against torch's."""
+    code = (
+        "import re, torch; from attnres.ops import depth_attention\n"
+        "x = torch.randn(4096, 64); x @ x.T\n"
+        "depth_attention([x, x], torch.zeros(64), backend='cpu')\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "print(torch.get_num_threads(), len(set(re.findall(r'\\S*lib[gi]?omp\\S*', maps))))\n"
+        "print(sum('Threads' in line and int(line.split()[1]) for line in open('/proc/self/status')))\n"
+    )
+    if not sys.platform.startswith("linux"):
+        pytest.skip("reads /proc")
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    counted, pools, running = run.stdout.split()
+    assert counted == "2" and pools == "1" and int(running) <= 3, run.stdout
