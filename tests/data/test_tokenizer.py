@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -52,6 +53,15 @@ def test_stream_never_cuts_a_character(tokenizer):
     cut = tokenizer.encode("😀")[:-1]
     assert len(cut) > 0 and "".join(stream(tokenizer, cut)[:-1]) == ""
     assert set(stream(tokenizer, cut)[-1]) == {"\ufffd"}
+
+
+def test_stream_keeps_the_spaces_of_word_tokenizers():
+    """Metaspace drops the space before the first word only: decoding id by id would lose them all."""
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁one": 0, "▁two": 1, "s": 2}, unk_token="s"))
+    library.decoder = tokenizers.decoders.Metaspace()
+    words = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
+    assert stream(words, [0, 1, 2, 0]) == ["one", " two", "s", " one", ""]
+    assert words.decode([0, 1, 2, 0]) == "one twos one"
 
 
 def test_lone_surrogates_do_not_fail():
