@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from attnres.connections import connection_names
 from attnres.data import Sampler, open_corpus, validation_batches
 from attnres.errors import UsageError
 from attnres.model import Transformer
@@ -122,10 +123,10 @@ def test_compile_changes_nothing_but_rounding(make_trainer, monkeypatch):
     assert names.keys() == plain.tensors()[0].keys(), "a compiled run's checkpoint is any run's checkpoint"
 
 
-@pytest.mark.parametrize("hidden", ["muon", "adamw"])
-@pytest.mark.parametrize("connection", ["block", "hc"])
-def test_restore_is_bit_equal(make_trainer, hidden, connection):
-    fields = {"model": {"connection": connection}, "optimizer": {"hidden": hidden}}
+@pytest.mark.parametrize("hidden, precision", [("muon", "float32"), ("adamw", "bfloat16")])
+@pytest.mark.parametrize("connection", connection_names())
+def test_restore_is_bit_equal(make_trainer, hidden, precision, connection):
+    fields = {"model": {"connection": connection}, "optimizer": {"hidden": hidden}, "precision": precision}
     straight, first, second = (make_trainer(**fields) for _ in range(3))
     for _ in range(6):
         straight.train_step()
