@@ -9,7 +9,8 @@ source files, byte by byte:
     attnres train --model.connection block --model.connection-options block_size 2 query input
     attnres train --data.paths 'texts/*.txt' --optimizer.lr 2e-3
 
-A recipe is a Python file with config = RunConfig(...); options on the command line override it:
+A recipe is a Python file with config = RunConfig(...); options on the command line override it, and naming another
+connection drops the options that it has for its own:
 
     attnres train --recipe recipes/block.py --steps 100
 
@@ -23,6 +24,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -37,8 +39,10 @@ Event = dict[str, Any]
 
 def command_for(arguments: list[str]) -> Callable[..., int]:
     """The command with the recipe among the arguments, if there is one, as its defaults."""
-    recipe = _recipe(arguments)
-    defaults = load_recipe(recipe) if recipe else RunConfig()
+    recipe_file = _recipe(arguments)
+    base = load_recipe(recipe_file) if recipe_file else RunConfig()
+    # tyro would make an option of each key of a filled dict, and take no others.
+    defaults = _with_connection_options(base, {})
 
     def command(
         folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = None,
@@ -52,9 +56,16 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             folder: The run's folder; one below runs/, named after the configuration, when not given.
             recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
+        if config.model.connection == base.model.connection:
+            options = {**base.model.connection_options, **config.model.connection_options}
+            config = _with_connection_options(config, options)
         return run(config, folder or default_folder(config))
 
     return command
+
+
+def _with_connection_options(config: RunConfig, options: dict[str, Any]) -> RunConfig:
+    return replace(config, model=replace(config.model, connection_options=options))
 
 
 def run(config: RunConfig, folder: Path) -> int:

@@ -64,6 +64,24 @@ def test_options_override_the_recipe(small, tmp_path):
     assert load_run("other").config.optimizer.lr == 0.5
 
 
+def test_connection_options_over_those_of_a_recipe(small, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from attnres.train import RunConfig\n"
+        "from attnres import TransformerConfig\n"
+        "options = {'block_size': 2, 'key_norm': False}\n"
+        "config = RunConfig(model=TransformerConfig(connection='block', connection_options=options))\n"
+    )
+    for number, (given, expected) in enumerate(
+        [
+            (["--model.connection-options", "block_size", "1"], {"block_size": 1, "key_norm": False}),
+            (["--model.connection", "residual"], {}),
+            (["--model.connection", "hc", "--model.connection-options", "streams", "2"], {"streams": 2}),
+        ]
+    ):
+        assert main(["train", str(number), "--recipe", "mine.py", *small, "--steps", "1", *given]) == 0
+        assert load_run(str(number)).config.model.connection_options == expected
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
