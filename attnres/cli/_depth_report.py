@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnres.analysis import DepthProfile, depth_profile
 from attnres.analysis.comparison import Comparison
-from attnres.data import Tokenizer, open_corpus, validation_batches
+from attnres.data import Corpus, Tokenizer, validation_batches
 from attnres.errors import UsageError
 from attnres.report import ArmReport, Curve, Summary, TokenText
 from attnres.train import Run, RunConfig, read_metrics
@@ -28,9 +28,8 @@ TEXT_AROUND = 40
 """Characters shown before and after a chosen token."""
 
 
-def validation_tokens(config: RunConfig) -> Tensor:
+def validation_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
     """A few sequences of the run's own validation text, [sequences, context + 1]."""
-    corpus = open_corpus(config.data)
     sequence = config.model.context
     batches = validation_batches(corpus, sequence, PROFILE_SEQUENCES, PROFILE_SEQUENCES * sequence)
     return torch.from_numpy(next(iter(batches)))
@@ -65,22 +64,31 @@ def profile_of(run: Run, tokens: Tensor, positions: Sequence[int]) -> DepthProfi
     return depth_profile(run.model, tokens, positions)
 
 
-def curves_of(runs: Mapping[int, Path]) -> list[Curve]:
-    """The validation losses of an arm's runs by seed."""
+def curves_of(runs: Mapping[int, Path], bytes_per_token: float) -> list[Curve]:
+    """The validation losses of an arm's runs by seed, in nats per byte."""
     curves = []
     for seed, folder in runs.items():
         records = [record for record in read_metrics(folder / "metrics.jsonl") if record["kind"] == "eval"]
-        curves.append(Curve(seed, [record["step"] for record in records], [record["loss"] for record in records]))
+        losses = [record["loss"] / bytes_per_token for record in records]
+        curves.append(Curve(seed, [record["step"] for record in records], losses))
     return curves
 
 
-def arm_report(name: str, runs: Mapping[int, Path], profile: DepthProfile | None, row: Comparison | None) -> ArmReport:
+def arm_report(
+    name: str,
+    runs: Mapping[int, Path],
+    profile: DepthProfile | None,
+    row: Comparison | None,
+    bytes_per_token: float,
+) -> ArmReport:
+    """One arm of the report, from its runs by seed and the profile of the first of them."""
     summary = Summary()
     if row is not None:
         summary = Summary(
             row.validation_loss, row.difference, row.difference_error, row.step_time_ratio, row.peak_memory_ratio
         )
-    return ArmReport(name, f"{len(runs)} seeds" if len(runs) > 1 else "one seed", curves_of(runs), summary, profile)
+    description = f"{len(runs)} seeds; depth of seed {min(runs)}" if len(runs) > 1 else ""
+    return ArmReport(name, description, curves_of(runs, bytes_per_token), summary, profile)
 
 
 def provenance(record: Mapping[str, Any]) -> dict[str, str]:

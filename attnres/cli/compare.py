@@ -41,7 +41,7 @@ from attnres.cli._depth_report import (
 )
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.connections import make_connection
-from attnres.data import check_length, open_corpus
+from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
 from attnres.report import ReportData, write_report
@@ -98,7 +98,8 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
     ]
     console, began = Console(), time.monotonic()
     with console.status("opening the corpus"):  # before any worker, so that bad text is one error and not many
-        check_length(open_corpus(config.data), config.model.context)
+        corpus = open_corpus(config.data)
+        check_length(corpus, config.model.context)
     print_line(
         console, f"{len(arms)} connections x {seeds} seeds, {config.steps} steps each, {workers} at a time: {out}"
     )
@@ -114,20 +115,26 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
     for state in states:
         if state.status == "done":
             finished[arm_of[state.job.name]][state.job.config.seed] = state.job.folder
-    summaries = {
-        arm: {seed: RunFolder(folder).summary() or {} for seed, folder in runs.items()}
-        for arm, runs in finished.items()
-    }
-    rows = compare_arms(summaries, baseline=arms[0])
+    rows = compare_arms(summaries(finished, corpus.bytes_per_token), baseline=arms[0])
     console.print(table(rows, config))
     record = {"arms": [dataclasses.asdict(row) for row in rows], "failed": failures(states).splitlines()}
     write_text(out / "comparison.json", json.dumps(record, indent=1) + "\n")
     with console.status("reading the depth of every connection"):
-        page = write_report(report(finished, rows, config, seeds), out)
+        page = write_report(report(finished, rows, config, corpus), out)
     if failed := failures(states):
         print(f"attnres: not every run was finished; the table is without it\n{failed}", file=sys.stderr)
     print_line(console, f"{time.monotonic() - began:.0f} s. Report: {page}")
     return 1 if failed else 0
+
+
+def summaries(finished: Mapping[str, Mapping[int, Path]], bytes_per_token: float) -> dict[str, dict[int, dict]]:
+    """The runs' summaries by arm and seed, losses in nats per byte: the same for every tokenizer."""
+    read: dict[str, dict[int, dict]] = {}
+    for arm, runs in finished.items():
+        read[arm] = {seed: RunFolder(folder).summary() or {} for seed, folder in runs.items()}
+        for summary in read[arm].values():
+            summary["validation_loss"] /= bytes_per_token
+    return read
 
 
 def arm_model(arm: str, model: TransformerConfig) -> TransformerConfig:
@@ -162,7 +169,7 @@ def table(rows: Sequence[Comparison], config: RunConfig) -> Table:
     """The result, one arm per line."""
     shown = Table(title=f"after {config.steps} steps of {tokens_per_step(config):,} tokens")
     shown.add_column("connection")
-    for heading in ("validation\nnats/token", f"difference to\n{rows[0].arm}", "standard\nerror"):
+    for heading in ("validation\nnats/byte", f"difference to\n{rows[0].arm}", "standard\nerror"):
         shown.add_column(heading, justify="right")
     for heading in ("step\ntime", "peak\nmemory", "seeds"):
         shown.add_column(heading, justify="right")
@@ -188,25 +195,27 @@ def tokens_per_step(config: RunConfig) -> int:
 
 
 def report(
-    finished: Mapping[str, Mapping[int, Path]], rows: Sequence[Comparison], config: RunConfig, seeds: int
+    finished: Mapping[str, Mapping[int, Path]], rows: Sequence[Comparison], config: RunConfig, corpus: Corpus
 ) -> ReportData:
-    tokens = validation_tokens(config)
+    """The page's data: what the table says, every curve, and the depth of each arm's first run."""
+    tokens = validation_tokens(corpus, config)
     positions = chosen_positions(tokens)
-    arms, texts, record = [], [], None
+    arms, record = [], None
     for row in rows:
         runs, profile = finished[row.arm], None
         if runs:
             run = load_run(runs[min(runs)])
-            texts = token_texts(tokens, positions, run.tokenizer)
             profile = profile_of(run, tokens, positions)
             record = RunFolder(run.folder).record()
-        arms.append(arm_report(row.arm, runs, profile, row))
+        arms.append(arm_report(row.arm, runs, profile, row, corpus.bytes_per_token))
     return ReportData(
         title="Residual connections side by side",
         subtitle=f"{config.model.layers} transformer layers of width {config.model.dim}, {config.steps} steps of "
-        f"{tokens_per_step(config):,} tokens, {seeds} paired seeds, embedding std {config.model.embedding_std:g}",
+        f"{tokens_per_step(config):,} tokens, {max(row.seeds for row in rows)} paired seeds, "
+        f"embedding std {config.model.embedding_std:g}",
         arms=arms,
         provenance=provenance(record or {}),
-        tokens=texts,
+        tokens=token_texts(tokens, positions, corpus.tokenizer),
+        unit="nats per byte",
         curve_label="validation loss",
     )

@@ -26,6 +26,7 @@ from attnres.cli._depth_report import (
     token_texts,
     validation_tokens,
 )
+from attnres.data import open_corpus
 from attnres.report import ReportData, write_report
 from attnres.train import load_run
 from attnres.train.folder import RunFolder
@@ -48,7 +49,11 @@ def command(
     trained = load_run(run, best)
     console = Console()
     with console.status("reading the depth of the model"):
-        tokens = validation_tokens(trained.config) if prompt is None else prompt_tokens(trained, prompt)
+        record = RunFolder(run).record() or {}
+        if prompt is None:
+            tokens = validation_tokens(open_corpus(trained.config.data), trained.config)
+        else:
+            tokens = prompt_tokens(trained, prompt)
         positions = chosen_positions(tokens)
         profile = profile_of(trained, tokens, positions)
         name = trained.config.model.connection
@@ -57,9 +62,10 @@ def command(
                 title=f"Depth in {run.name}: {name}",
                 subtitle=f"{trained.config.model.layers} transformer layers of width {trained.config.model.dim} after "
                 f"{trained.step} steps, on {'its validation text' if prompt is None else 'a prompt'}",
-                arms=[arm_report(name, {trained.config.seed: run}, profile, None)],
-                provenance=provenance(RunFolder(run).record() or {}),
+                arms=[arm_report(name, {trained.config.seed: run}, profile, None, record["corpus"]["bytes_per_token"])],
+                provenance=provenance(record),
                 tokens=token_texts(tokens, positions, trained.tokenizer),
+                unit="nats per byte",
                 curve_label="validation loss",
             ),
             run / "report" if out is None else out,
