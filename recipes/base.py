@@ -9,10 +9,11 @@ Expected: validation loss 1.634 nats per byte (seed 0; Python 3.11.7's library, 
 """
 
 from attnres import TransformerConfig
-from attnres.train import RunConfig
+from attnres.train import OptimizerConfig, RunConfig
 
 config = RunConfig(
     model=TransformerConfig(dim=64, layers=16, heads=2, context=256, connection="residual"),
+    optimizer=OptimizerConfig(lr=1e-2, adamw_lr=3e-3),
     steps=300,
     batch_size=8,
 )
