@@ -60,6 +60,8 @@ class SweepDisplay:
 
     def _time_left(self, done: int, total: int) -> str:
         fresh = done - (self.done_at_start or 0)
+        if done == total:
+            return ""
         if not fresh:
             return "starting"
         seconds = (time.monotonic() - self.began) / fresh * (total - done)

@@ -16,7 +16,7 @@ class OptimizerConfig:
 
     hidden: Literal["muon", "adamw"] = "muon"
     """The optimizer of the attention and MLP matrices."""
-    lr: float = 1e-2
+    lr: float = 2e-2
     """Peak learning rate of the hidden matrices. Muon scales it by 0.2 sqrt(max(fan_in, fan_out))."""
     adamw_lr: float = 3e-3
     """Peak learning rate of the rest: embedding, head, gains and the connection. A pseudo-query's scores move by up to
