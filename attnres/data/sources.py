@@ -60,7 +60,12 @@ def open_source(config: DataConfig, cache: Path) -> Source:
     if config.dataset:
         return DatasetSource(config, cache)
     if config.paths:
-        return FileSource(_shorten(config.paths), _expand(config.paths))
+        files = [file for file in _expand(config.paths) if cache.resolve() not in file.path.resolve().parents]
+        if not files:
+            raise UsageError(
+                f"there are no files in {_shorten(config.paths)} but those of the cache; give files of text"
+            )
+        return FileSource(_shorten(config.paths), files)
     return FileSource(f"Python {platform.python_version()} standard library", _standard_library())
 
 

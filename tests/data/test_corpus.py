@@ -331,3 +331,11 @@ def test_too_short(open_, tmp_path):
 def test_paths_or_a_dataset():
     with pytest.raises(UsageError, match="not both"):
         DataConfig(paths=("a",), dataset="b")
+
+
+def test_a_cache_inside_the_text_is_not_text(tmp_path):
+    """Otherwise a second opening would read what the first one wrote, and find another corpus."""
+    write_documents(tmp_path)
+    config = DataConfig(paths=(str(tmp_path),), cache=str(tmp_path / "cache"))
+    first, second = open_corpus(config), open_corpus(config)
+    assert first.sha256 == second.sha256 and first.description == second.description
