@@ -96,7 +96,7 @@ def test_8_no_source_is_dropped():
 
 def test_9_memory_grows_with_the_sources_and_not_with_their_square():
     """What autograd keeps, in units of one source, over a whole run of Full AttnRes."""
-    sites, tokens, dim = 24, 64, 32
+    sites, tokens, dim = 24, 64, 256
     connection, sublayers = randomised("full", dim=dim, sites=sites), make_sublayers(dim, sites)
     kept: dict[int, int] = {}
 
