@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import logging
 import os
 from collections.abc import Sequence
@@ -144,7 +145,15 @@ def native_backend(device: str) -> str:
 @functools.cache
 def _prepare(device: str) -> str:
     name = "reference"
-    if device == "cpu" and not interpreted():
+    if device == "cuda" or (device == "cpu" and interpreted()):
+        if importlib.util.find_spec("triton"):
+            from attnres.ops import triton_backend
+
+            triton_backend.register(device)
+            name = "triton"
+        else:
+            log.warning("Triton is not installed, so depth attention runs in plain PyTorch: pip install attnres[gpu]")
+    elif device == "cpu":
         from attnres.ops import cpu
 
         name = "cpu" if cpu.load() else name

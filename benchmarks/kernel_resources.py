@@ -1,0 +1,99 @@
+"""Compile the Triton kernels for an H100-class GPU, with or without one, and show what each needs.
+
+    python benchmarks/kernel_resources.py
+
+Registers per thread, and bytes of them spilled to memory: a spill costs bandwidth that the kernels do not have to give.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from attnres.ops import triton_backend, triton_kernels
+
+SM_90 = GPUTarget("cuda", 90, 32)
+
+CASES = [(512, 4), (1024, 1), (1024, 8), (2048, 4), (4096, 1), (4096, 2), (7168, 1), (7186, 1), (8192, 1)]
+"""Channels, and queries of a launch: at most triton_backend.ROW_BUDGET together."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    kernel: str
+    channels: int
+    queries: int
+    warps: int
+    registers: int
+    spilled_bytes: int
+
+
+def resources(kernel: Any, channels: int, queries: int, warps: int) -> Resources:
+    """bf16 sources and gradients, float32 parameters, no prior: the costliest form of each kernel."""
+    types: dict[str, Any] = {
+        **{name: "*i64" for name in ("sources", "grad_sources", "previous")},
+        **{name: "*fp32" for name in ("keys", "statistics", "partial")},
+        **{name: ("*fp32",) * queries for name in ("lses", "grad_lses")},
+        **{name: () for name in ("prior_outs", "prior_lses", "grad_prior_outs", "grad_prior_lses")},
+        **{name: "i32" for name in ("tokens", "tokens_each", "first_query", "n", "s")},
+        "outs": ("*bf16",) * queries if kernel is triton_kernels.forward_kernel else (),
+        "grad_outs": ("*bf16",) * queries,
+        "kinds": "*i32",
+        "eps": "fp32",
+    }
+    constants = {"D": channels, "BLOCK": triton.next_power_of_2(channels), "KIND": 1, "GRAD_KIND": 1, "ADDS": False}
+    constants["ALIGNED"] = channels % 8 == 0
+    names = list(inspect.signature(kernel.fn).parameters)
+    constants = {name: value for name, value in constants.items() if name in names}
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    aligned = [["tt.divisibility", 16]]
+    attributes: dict[tuple[int, ...], Any] = {}
+    for place, name in enumerate(names):
+        kind = signature[name]
+        if isinstance(kind, tuple):
+            attributes |= {(place, entry): aligned for entry in range(len(kind))}
+        elif kind.startswith("*"):
+            attributes[(place,)] = aligned
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=SM_90, options={"num_warps": warps})
+    registers, stack = _usage(compiled.asm["cubin"])
+    return Resources(kernel.fn.__name__, channels, queries, warps, registers, stack)
+
+
+def best(kernel: Any, channels: int, queries: int) -> Resources:
+    """With the number of warps that spills least, and of those needs the fewest registers in all."""
+    tried = [resources(kernel, channels, queries, warps) for warps in triton_backend.WARPS]
+    return min(tried, key=lambda r: (r.spilled_bytes, r.registers * r.warps))
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)", text)
+    assert found, text
+    return int(found[1]), int(found[2]) + int(found[3])
+
+
+def main() -> None:
+    print("| kernel | channels | queries | warps | registers | spilled bytes |\n|---|---|---|---|---|---|")
+    for kernel in (triton_kernels.forward_kernel, triton_kernels.backward_kernel):
+        for case in CASES:
+            r = best(kernel, *case)
+            numbers = (r.channels, r.queries, r.warps, r.registers, r.spilled_bytes)
+            print(f"| {r.kernel} | {' | '.join(map(str, numbers))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
