@@ -110,7 +110,7 @@ def _depth_matrices(data: ReportData) -> Figure:
     arms = data.profiled
     columns = min(4, len(arms))
     rows = math.ceil(len(arms) / columns)
-    figure = Figure(figsize=(3.1 * columns + 0.4, 3.5 * rows + 0.3), dpi=150, layout="constrained")
+    figure = Figure(figsize=(3.1 * columns + 0.4, 3.5 * rows + 0.6), dpi=150, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, (arm, profile) in zip(grid.flat, arms, strict=False):
         _draw_matrix(figure, axes, arm.name, profile)
@@ -118,7 +118,7 @@ def _depth_matrices(data: ReportData) -> Figure:
         axes.set_visible(False)
     for axes in grid[:, 0]:
         axes.set_ylabel("site that reads (layer)")
-    figure.suptitle("weight of each source in what each site reads, mean over tokens", fontsize=10)
+    figure.suptitle("weight of each source in what each site reads, mean over tokens\n", fontsize=10)
     return figure
 
 
