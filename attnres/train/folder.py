@@ -118,7 +118,6 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
             "sha256": corpus.sha256,
             "vocab_size": corpus.vocab_size,
             "bytes_per_token": corpus.bytes_per_token,
-            "bytes_per_token": corpus.bytes_per_token,
             "train_tokens": len(corpus.train),
             "validation_tokens": len(corpus.validation),
         },
