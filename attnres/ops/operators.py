@@ -136,10 +136,13 @@ def _transformed() -> bool:
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
-@torch.compiler.assume_constant_result
 def native_backend(device: str) -> str:
     """The fused backend of a kind of device, made ready; "reference" where there is none. Logged once."""
     return _prepare(device)
+
+
+# What torch.compiler.assume_constant_result sets: calling it would import the compiler, a second at every start.
+native_backend._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @functools.cache
