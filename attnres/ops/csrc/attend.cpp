@@ -209,6 +209,13 @@ class Rows {  // the rows of one contiguous tensor [tokens, d]
     return scratch;
   }
 
+  // Ask for the row: many short streams are more than the hardware foresees by itself.
+  void prefetch(int64_t token) const {
+    const int64_t bytes = d_ * (bf16_ ? 2 : 4);
+    const char* const row = static_cast<const char*>(data_) + token * bytes;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(row + at);
+  }
+
   // Where to compute the row; `commit` then rounds it into place if that is elsewhere.
   float* target(int64_t token, float* scratch) const {
     return bf16_ ? scratch : static_cast<float*>(data_) + token * d_;
@@ -289,12 +296,15 @@ inline void softmax_given_lse(const float* s, float lse, int64_t n, float* p) {
   for (int64_t i = 0; i < n; i += kLanes) store(p + i, exp_nonpositive(load<Lanes>(s + i) - lse));
 }
 
-inline float log_sum_exp(const float* s, int64_t n, float* scratch) {
+// The same where lse is not known yet: returns it.
+inline float softmax(const float* s, int64_t n, float* p) {
   float top = s[0];
   for (int64_t i = 1; i < n; ++i) top = s[i] > top ? s[i] : top;
-  softmax_given_lse(s, top, n, scratch);
+  softmax_given_lse(s, top, n, p);
   float total = 0;
-  for (int64_t i = 0; i < n; ++i) total += scratch[i];
+  for (int64_t i = 0; i < n; ++i) total += p[i];
+  const float share = 1.f / total;
+  for (int64_t i = 0; i < n; i += kLanes) store(p + i, load<Lanes>(p + i) * share);
   return top + std::log(total);
 }
 
@@ -346,6 +356,7 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
       float* const r = statistics_data + t * n * (s + 1);
       for (int64_t i = 0; i < n; ++i) {
         v[i] = with[s] = in[i].read(t, row_scratch + i * d);
+        in[i].prefetch(t + 1);
         dots(v[i], with.data(), s + 1, d, dotted);
         r[i] = 1.f / std::sqrt(dotted[s] / d + static_cast<float>(eps));
         for (int64_t j = 0; j < s; ++j) scores[j * stride + i] = dotted[j] * r[i];
@@ -356,8 +367,7 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
       }
       for (int64_t j = 0; j < s; ++j) {
         std::memcpy(r + n * (j + 1), scores + j * stride, sizeof(float) * n);
-        lse_data[j][t] = log_sum_exp(scores + j * stride, rows, p + j * stride);
-        softmax_given_lse(scores + j * stride, lse_data[j][t], rows, p + j * stride);
+        lse_data[j][t] = softmax(scores + j * stride, rows, p + j * stride);
         to[j] = out[j].target(t, out_scratch + j * d);
       }
       weighted_sums(v.data(), rows, p, stride, to.data(), s, d);
@@ -409,9 +419,13 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
       for (int64_t j = 0; j < s; ++j) dc_data[j] = &dc[(chunk * s + j) * d];
       for (int64_t t = chunks.begin(chunk); t < chunks.end(chunk); ++t) {
         const float* const r = statistics_data + t * n * (s + 1);
-        for (int64_t j = 0; j < s; ++j) grad[j] = grads[j].read(t, grad_scratch + j * d);
+        for (int64_t j = 0; j < s; ++j) {
+          grad[j] = grads[j].read(t, grad_scratch + j * d);
+          grads[j].prefetch(t + 1);
+        }
         for (int64_t i = 0; i < n; ++i) {
           v[i] = in[i].read(t, row_scratch + i * d);
+          in[i].prefetch(t + 1);
           dv[i] = d_in[i].target(t, d_scratch + i * d);
           dots(v[i], grad.data(), s, d, dotted);
           for (int64_t j = 0; j < s; ++j) a[j * stride + i] = dotted[j];
