@@ -53,7 +53,7 @@ from attnres.train.sweep import Job, default_workers, failures, require_done, ru
 ARMS = ("residual", "x0", "block", "full")
 SEEDS = 3
 DEFAULTS = RunConfig(steps=240, batch_size=4, evaluate_every=40, save_every=80, validation_tokens=32_768)
-QUICK = dataclasses.replace(DEFAULTS, steps=60, evaluate_every=20, validation_tokens=16_384)
+QUICK = dataclasses.replace(DEFAULTS, steps=48, evaluate_every=16, validation_tokens=16_384)
 QUICK_SEEDS = 2
 
 
