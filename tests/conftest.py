@@ -1,3 +1,5 @@
+import signal
+
 import pytest
 import torch
 
@@ -7,3 +9,10 @@ def one_thread_and_seed():
     """Several torch processes with two threads each on two cores are far slower than with one."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def ctrl_c_is_heard():
+    """A shell starts background jobs with SIGINT ignored, and processes inherit that: Ctrl-C could not be tested."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -100,9 +99,9 @@ def default_workers() -> int:
 def _launch(job: Job, config_file: Path) -> subprocess.Popen[str]:
     config_file.write_text(json.dumps(config_to_json(job.config)), encoding="utf-8")
     return subprocess.Popen(
-        [sys.executable, "-m", "attnres.train.worker", str(job.folder), str(config_file)],
+        [sys.executable, "-m", "attnres.train.worker", str(job.folder), str(config_file), "--with-parent"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # closing it stops the worker, and it closes when this process ends
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
@@ -121,7 +120,9 @@ def _finish(process: subprocess.Popen[str], state: JobState) -> None:
 
 def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
     for process in processes:
-        process.send_signal(signal.SIGINT)
+        if process.stdin:
+            process.stdin.close()
+            process.stdin = None  # communicate() would flush it
     deadline = time.monotonic() + STOP_SECONDS
     for process in processes:
         try:

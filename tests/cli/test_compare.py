@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -80,17 +81,23 @@ def test_when_every_run_fails_the_reason_is_one_line(tmp_path, attnres, corpus):
     assert done.stderr.count("\n") == 1
 
 
-def test_ctrl_c_stops_the_workers_and_the_command_goes_on(tmp_path, corpus):
+def start_long_comparison(folder, corpus) -> subprocess.Popen[str]:
+    """A comparison whose first run has made its first steps and will not end soon."""
     steps = ["--steps", "4000", "--save-every", "4000", "--evaluate-every", "4000"]
     command = [sys.executable, "-m", "attnres", "compare", "residual", "x0", "--seeds", "1", "--workers", "1"]
-    command += ["--out", str(tmp_path), *TINY, *corpus, *steps]
+    command += ["--out", str(folder), *TINY, *corpus, *steps]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    metrics = tmp_path / "residual" / "seed-0" / "metrics.jsonl"
+    metrics = folder / "residual" / "seed-0" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count('"train"') > 3):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
+    return process
+
+
+def test_ctrl_c_stops_the_workers_and_the_command_goes_on(tmp_path, corpus):
+    process = start_long_comparison(tmp_path, corpus)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and "goes on" in errors and "Traceback" not in errors
@@ -125,3 +132,20 @@ def test_bad_input_is_one_line(arguments, message, tmp_path, capsys, monkeypatch
     code = main(["compare", *arguments, "--out", str(tmp_path / "out"), "--steps", "1"])
     error = capsys.readouterr().err
     assert code == 2 and message in error and error.count("\n") == 1
+
+
+def test_workers_do_not_outlive_the_command(tmp_path, corpus):
+    """kill -9 of the command: its worker saves and stops by itself, and leaves the folder free."""
+    process = start_long_comparison(tmp_path, corpus)
+    process.kill()
+    process.communicate()
+    folder = tmp_path / "residual" / "seed-0"
+    deadline = time.monotonic() + 60
+    while not list((folder / "checkpoints").glob("step-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    while True:
+        with suppress(UsageError), locked(folder):
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
