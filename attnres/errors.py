@@ -1,4 +1,8 @@
-"""The one kind of error a user can cause."""
+"""The one kind of error a user can cause, and the check that every record of options shares."""
+
+import dataclasses
+import math
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -6,3 +10,11 @@ class UsageError(ValueError):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+def refuse_non_finite(record: Any) -> None:
+    """Raise UsageError if a float field of the dataclass is infinite or not a number: `nan < 0` is false."""
+    for field in dataclasses.fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UsageError(f"{field.name} must be a finite number, not {value}")

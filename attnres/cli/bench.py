@@ -33,7 +33,7 @@ Part = Literal["operator", "step", "memory", "decode"]
 def command(
     threads: int | None = None,
     rounds: int = 15,
-    only: Annotated[tuple[Part, ...], tyro.conf.UseAppendAction] = (),
+    only: tuple[Part, ...] = (),
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     out: Path | None = None,
 ) -> int:
@@ -42,7 +42,7 @@ def command(
     Args:
         threads: Threads of torch; as many as the machine has cores when not given.
         rounds: How often each contender is measured; the table shows medians.
-        only: Measure only this part; may be given several times.
+        only: Measure only these parts.
         quick: Tiny sizes, to see that everything runs. Its numbers mean nothing.
         out: Also write everything measured to this JSON file.
     """

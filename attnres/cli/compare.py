@@ -90,6 +90,8 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
         raise UsageError(f"seeds and workers must be at least 1, not {seeds} and {workers}")
     if len(set(arms)) < max(2, len(arms)):
         raise UsageError("give at least two arms, each once; the first is the baseline")
+    if (config.model.connection, config.model.connection_options) != (DEFAULTS.model.connection, {}):
+        raise UsageError("the arms name the connections: write them as NAME:OPTION=VALUE instead of --model.connection")
     models = {arm: arm_model(arm, config.model) for arm in arms}
     jobs = [
         Job(f"{arm}, seed {seed}", dataclasses.replace(config, model=models[arm], seed=seed), folder_of(out, arm, seed))
@@ -101,7 +103,8 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
         corpus = open_corpus(config.data)
         check_length(corpus, config.model.context)
     print_line(
-        console, f"{len(arms)} connections x {seeds} seeds, {config.steps} steps each, {workers} at a time: {out}"
+        console,
+        f"{len(arms)} connections, {config.steps} steps, seeds per connection: {seeds}, {workers} at a time: {out}",
     )
     arm_of = {job.name: arm for job, arm in zip(jobs, list(arms) * seeds, strict=True)}
     try:
@@ -211,7 +214,7 @@ def report(
     return ReportData(
         title="Residual connections side by side",
         subtitle=f"{config.model.layers} transformer layers of width {config.model.dim}, {config.steps} steps of "
-        f"{tokens_per_step(config):,} tokens, {max(row.seeds for row in rows)} paired seeds, "
+        f"{tokens_per_step(config):,} tokens, seeds per connection: {max(row.seeds for row in rows)}, "
         f"embedding std {config.model.embedding_std:g}",
         arms=arms,
         provenance=provenance(record or {}),

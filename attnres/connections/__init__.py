@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import pkgutil
 from typing import Any
 
@@ -34,7 +35,10 @@ def connection_class(name: str) -> type[Connection]:
     """The connection of that name. Raises UsageError with the known names for any other."""
     if name not in connection_names():
         raise UsageError(f"unknown connection {name!r}; choose one of: {', '.join(connection_names())}")
-    module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    try:
+        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
+    except SyntaxError as error:
+        raise UsageError(f"{error.filename}, line {error.lineno}: {error.msg}; mend the connection's file") from error
     classes = [
         value
         for value in vars(module).values()
@@ -43,6 +47,10 @@ def connection_class(name: str) -> type[Connection]:
     if len(classes) != 1:
         raise UsageError(f"{module.__file__} must define one subclass of Connection, not {len(classes)}")
     return classes[0]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def make_connection(name: str, dim: int, sites: int, **options: Any) -> Connection:
@@ -54,9 +62,13 @@ def make_connection(name: str, dim: int, sites: int, **options: Any) -> Connecti
     Raises UsageError on an unknown name or option, or a value that the connection does not take.
     """
     cls = connection_class(name)
-    known = [option for option in inspect.signature(cls).parameters if option not in ("dim", "sites")]
-    for option in options:
+    known = {k: p.default for k, p in inspect.signature(cls).parameters.items() if k not in ("dim", "sites")}
+    for option, value in options.items():
         if option not in known:
             takes = f"it takes {', '.join(known)}" if known else "it takes no options"
             raise UsageError(f"connection {name!r} has no option {option!r}; {takes}")
+        if isinstance(known[option], bool) and not isinstance(value, bool):
+            raise UsageError(f"{option} must be True or False, not {value!r}")
+        if isinstance(known[option], float) and not (_is_number(value) and 0 < value < math.inf):
+            raise UsageError(f"{option} must be a positive number, not {value!r}")
     return cls(dim, sites, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -30,7 +31,7 @@ def generate(
     temperature 0 takes the likeliest token. Raises UsageError on an empty prompt, one that leaves no room in the
     model's context, or sampling options out of range.
     """
-    _check(model, prompt, max_new, temperature, top_k, top_p)
+    _check(model, prompt, max_new, temperature, top_k, top_p, seed)
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     caches = [KVCache(model.config, 1, model.embedding.weight.dtype, device) for _ in range(model.config.layers)]
@@ -74,6 +75,7 @@ def _check(
     temperature: float,
     top_k: int | None,
     top_p: float | None,
+    seed: int,
 ) -> None:
     context = model.config.context
     if not prompt:
@@ -84,8 +86,10 @@ def _check(
         )
     if max_new < 1:
         raise UsageError(f"the number of new tokens must be at least 1, not {max_new}")
-    if temperature < 0:
+    if not 0 <= temperature < math.inf:
         raise UsageError(f"temperature must be 0 (greedy) or positive, not {temperature}")
+    if not 0 <= seed < 2**63:
+        raise UsageError(f"seed must be at least 0 and below 2^63, not {seed}")
     if top_k is not None and top_k < 1:
         raise UsageError(f"top_k must be at least 1, not {top_k}")
     if top_p is not None and not 0 < top_p <= 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, refuse_non_finite
 
 Option = int | float | bool | str | None
 
@@ -14,7 +14,7 @@ class TransformerConfig:
     """Sizes and options of the lab's transformer."""
 
     vocab_size: int = 256
-    """Number of token ids."""
+    """Number of token ids; training raises it to the tokenizer's."""
     dim: int = 64
     """Width of the residual stream."""
     layers: int = 16
@@ -41,6 +41,7 @@ class TransformerConfig:
     """Base wavelength of the rotary position embedding."""
 
     def __post_init__(self) -> None:
+        refuse_non_finite(self)
         for name in ("vocab_size", "dim", "layers", "heads", "context"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -55,8 +56,9 @@ class TransformerConfig:
             )
         if self.heads % self.n_kv_heads:
             raise UsageError(f"kv_heads must divide heads: {self.n_kv_heads} does not divide {self.heads}")
-        if self.embedding_std <= 0:
-            raise UsageError(f"embedding_std must be positive, not {self.embedding_std}")
+        for name in ("embedding_std", "norm_eps", "rope_base"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
 
     @property
     def sites(self) -> int:

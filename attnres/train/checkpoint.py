@@ -112,7 +112,7 @@ class Checkpoints:
             log.warning("checkpoint %s is damaged (%s); trying the one before it", checkpoint.path, damage)
         if checkpoints:
             raise UsageError(
-                f"{self.folder}: every checkpoint is damaged; restore one from a backup, or delete this folder "
+                f"{self.folder}: every checkpoint is damaged; restore one from a backup, or delete it "
                 "to train again from the start"
             )
         return None

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attnres.data.config import DataConfig
-from attnres.errors import UsageError
+from attnres.errors import UsageError, refuse_non_finite
 from attnres.model import TransformerConfig
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """Muon for the hidden matrices, AdamW for the rest (SPEC.md 10)."""
+    """Muon for the hidden matrices, AdamW for the rest."""
 
     hidden: Literal["muon", "adamw"] = "muon"
     """The optimizer of the attention and MLP matrices."""
@@ -37,9 +37,15 @@ class OptimizerConfig:
     """Share of the steps over which it falls linearly to zero at the end (warm-up, stable, decay)."""
 
     def __post_init__(self) -> None:
+        refuse_non_finite(self)
         for name in ("lr", "adamw_lr"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.weight_decay < 0:
+            raise UsageError(f"weight_decay must be at least 0, not {self.weight_decay}")
+        for name in ("momentum", "beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
         if self.clip < 0:
             raise UsageError(f"clip must be 0 (never) or positive, not {self.clip}")
         if min(self.warmup, self.decay) < 0 or self.warmup + self.decay > 1:
@@ -72,7 +78,7 @@ class RunConfig:
     evaluate_every: int = 50
     """Steps between evaluations on the fixed validation set; the last step is always evaluated."""
     validation_tokens: int = 65_536
-    """Size of the fixed validation set (as many whole sequences as fit)."""
+    """Size of the fixed validation set (as many whole sequences as fit, at least one)."""
     save_every: int = 100
     """Steps between checkpoints; the last step is always saved."""
     keep: int = 2
@@ -85,3 +91,5 @@ class RunConfig:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"seed must be at least 0 and below 2^63, not {self.seed}")

@@ -56,7 +56,9 @@ class RunFolder:
         """The configuration of the run in this folder. Raises UsageError if there is none."""
         record = self.record()
         if record is None:
-            raise UsageError(f"{self.path}: not a run folder (it has no config.json); give a folder that train wrote")
+            runs = sorted(path.parent for path in self.path.glob("*/seed-*/config.json"))
+            hint = f"give one of its runs, such as {runs[0]}" if runs else "give a folder that train wrote"
+            raise UsageError(f"{self.path}: not a run folder (it has no config.json); {hint}")
         return config_from_json(record["config"])
 
     def tokenizer(self) -> Tokenizer:
@@ -64,8 +66,17 @@ class RunFolder:
         return tokenizer_from_json(_read_json(self.path / TOKENIZER))
 
     def summary(self) -> dict[str, Any] | None:
-        """The result of a run that is done, else None."""
-        return _read_json(self._summary) if self._summary.is_file() else None
+        """The result of a run that is done and whose final weights are still there and good, else None.
+
+        Raises UsageError if nothing tells what the result is of, or if every checkpoint is damaged.
+        """
+        if not self._summary.is_file():
+            return None
+        if self.record() is None:
+            raise UsageError(f"{self.path}: the run's config.json is gone; choose another folder")
+        summary, newest = _read_json(self._summary), self.checkpoints.newest_good()
+        whole = newest is not None and newest.step == summary.get("steps") and (self.path / TOKENIZER).is_file()
+        return summary if whole else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self._summary, summary)
@@ -91,9 +102,10 @@ class RunFolder:
     def claim(self, config: RunConfig, corpus: Corpus) -> None:
         """Make this the folder of that run, or see that it is one already."""
         self.refuse_other(config)
+        if not (self.path / TOKENIZER).is_file():
+            write_json(self.path / TOKENIZER, corpus.tokenizer.to_json())
         if (record := self.record()) is None:
             self.checkpoints.folder.mkdir(exist_ok=True)
-            write_json(self.path / TOKENIZER, corpus.tokenizer.to_json())
             # Last: a folder with this file in it is a run.
             write_json(self._config, _description(config, corpus))
         elif record["corpus"]["sha256"] != corpus.sha256:

@@ -119,6 +119,8 @@ def test_arms_carry_options():
         (["residual"], "at least two arms"),
         (["residual", "residual"], "at least two arms"),
         (["residual", "full", "--seeds", "0"], "seeds and workers must be at least 1"),
+        (["residual", "full", "--model.connection", "hc"], "the arms name the connections"),
+        (["residual", "full", "--seed", "99999999999999999999"], "seed must be at least 0"),
         (["residual", "resnet"], "unknown connection 'resnet'; choose one of"),
         (["residual", "block:block_size=0"], "block_size must be a whole number"),
         (["residual", "full:depth=3"], "has no option 'depth'"),

@@ -35,6 +35,11 @@ def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capsys):
     assert "not a run folder" in capsys.readouterr().err
 
 
+def test_a_comparison_is_no_run_but_holds_some(comparison, capsys):
+    assert main(["generate", str(comparison[0]), "--prompt", "x"]) == 2
+    assert "give one of its runs, such as " in capsys.readouterr().err
+
+
 def test_inspect_writes_a_page_beside_the_run_or_where_told(comparison, tmp_path, capsys):
     run = comparison[0] / "block_block_size-2" / "seed-0"
     assert main(["inspect", str(run)]) == 0

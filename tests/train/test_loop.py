@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import resource
+import shutil
 import signal
 import threading
 from importlib.util import find_spec
@@ -81,6 +82,25 @@ def test_a_finished_run_only_returns_its_summary(make_config, tmp_path, monkeypa
     events = []
     assert train(config, tmp_path, events.append) == summary
     assert events == []
+
+
+@pytest.mark.parametrize("lost", ["checkpoints", "checkpoints/step-00000012/model.safetensors", "tokenizer.json"])
+def test_a_finished_run_that_lost_something_is_made_whole(make_config, tmp_path, lost):
+    """What train calls done, generate can load: the last part is trained again, to the same bits."""
+    config = make_config(steps=12)
+    train(config, tmp_path)
+    expected = weights(tmp_path, 12)
+    path = tmp_path / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    train(config, tmp_path)
+    assert weights(tmp_path, 12) == expected and load_run(tmp_path).step == 12
+
+
+def test_a_result_without_a_configuration_is_refused(make_config, tmp_path):
+    train(make_config(), tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"config.json is gone; choose another folder"):
+        train(make_config(model={"connection": "hc"}), tmp_path)
 
 
 def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch):

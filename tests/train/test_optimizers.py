@@ -92,7 +92,19 @@ def test_schedule_at_its_edges(warmup, decay, steps):
     assert all(0 < rate <= 1 and math.isfinite(rate) for rate in rates)
 
 
-@pytest.mark.parametrize("bad", [{"lr": 0.0}, {"clip": -1.0}, {"warmup": 0.6, "decay": 0.6}, {"warmup": -0.1}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"lr": 0.0},
+        {"lr": math.nan},
+        {"adamw_lr": math.inf},
+        {"weight_decay": -1.0},
+        {"momentum": 1.0},
+        {"clip": -1.0},
+        {"warmup": 0.6, "decay": 0.6},
+        {"warmup": -0.1},
+    ],
+)
 def test_bad_options(bad):
     with pytest.raises(UsageError):
         OptimizerConfig(**bad)
