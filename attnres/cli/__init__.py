@@ -7,9 +7,11 @@ arguments themselves, it defines `command_for(arguments)` instead, which returns
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import sys
+from pathlib import Path
 
 from attnres.errors import UsageError
 
@@ -32,10 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     if name not in command_names():
         return _fail(f"unknown command {name!r}; choose one of: {', '.join(command_names())}", 2)
 
-    import tyro
-
-    module = importlib.import_module(f"{__name__}.{name}")
     try:
+        import tyro
+
+        module = importlib.import_module(f"{__name__}.{name}")
         command = module.command_for(rest) if hasattr(module, "command_for") else module.command
         return tyro.cli(command, prog=f"attnres {name}", description=module.__doc__, args=rest) or 0
     except UsageError as error:
@@ -50,7 +52,8 @@ def main(argv: list[str] | None = None) -> int:
 def _overview() -> str:
     lines = ["attnres: what should carry information through depth?", "", "commands:"]
     for name in command_names():
-        summary = (importlib.import_module(f"{__name__}.{name}").__doc__ or "").partition("\n")[0]
+        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")  # importing it would import torch
+        summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
         lines.append(f"  {name:<10} {summary}")
     return "\n".join([*lines, "", "attnres COMMAND --help explains one, with examples."])
 
