@@ -1,6 +1,6 @@
 """Train several residual connections side by side and show what depth does in each.
 
-With nothing set: the plain residual, the embedding fed back in (x0), Block and Full Attention Residuals, three seeds
+With nothing set: the plain residual, the embedding fed back in (x0), Block and Full Attention Residuals, five seeds
 each, on the Python standard library's own source files, byte by byte:
 
     attnres compare
@@ -51,8 +51,8 @@ from attnres.train.folder import RunFolder
 from attnres.train.sweep import Job, default_workers, failures, require_done, run_jobs
 
 ARMS = ("residual", "x0", "block", "full")
-SEEDS = 3
-DEFAULTS = RunConfig(steps=240, batch_size=4, evaluate_every=40, save_every=80, validation_tokens=32_768)
+SEEDS = 5
+DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=80, validation_tokens=32_768)
 QUICK = dataclasses.replace(DEFAULTS, steps=48, evaluate_every=16, validation_tokens=16_384)
 QUICK_SEEDS = 2
 
