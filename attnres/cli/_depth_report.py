@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from attnres.analysis import DepthProfile, depth_profile
+from attnres.analysis import DepthProfile
 from attnres.analysis.comparison import Comparison
 from attnres.data import Corpus, Tokenizer, validation_batches
 from attnres.errors import UsageError
@@ -58,10 +58,6 @@ def token_texts(tokens: Tensor, positions: Sequence[int], tokenizer: Tokenizer) 
         )
         for position in positions
     ]
-
-
-def profile_of(run: Run, tokens: Tensor, positions: Sequence[int]) -> DepthProfile:
-    return depth_profile(run.model, tokens, positions)
 
 
 def curves_of(runs: Mapping[int, Path], bytes_per_token: float) -> list[Curve]:

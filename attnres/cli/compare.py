@@ -29,12 +29,12 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from attnres.analysis import depth_profile
 from attnres.analysis.comparison import Comparison, compare_arms
 from attnres.cli._depth_report import (
     arm_report,
     chosen_positions,
     print_line,
-    profile_of,
     provenance,
     token_texts,
     validation_tokens,
@@ -208,7 +208,7 @@ def report(
         runs, profile = finished[row.arm], None
         if runs:
             run = load_run(runs[min(runs)])
-            profile = profile_of(run, tokens, positions)
+            profile = depth_profile(run.model, tokens, positions)
             record = RunFolder(run.folder).record()
         arms.append(arm_report(row.arm, runs, profile, row, corpus.bytes_per_token))
     return ReportData(

@@ -16,11 +16,11 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from attnres.analysis import depth_profile
 from attnres.cli._depth_report import (
     arm_report,
     chosen_positions,
     print_line,
-    profile_of,
     prompt_tokens,
     provenance,
     token_texts,
@@ -55,7 +55,7 @@ def command(
         else:
             tokens = prompt_tokens(trained, prompt)
         positions = chosen_positions(tokens)
-        profile = profile_of(trained, tokens, positions)
+        profile = depth_profile(trained.model, tokens, positions)
         name = trained.config.model.connection
         page = write_report(
             ReportData(

@@ -117,11 +117,12 @@ class Block(Connection):
         return torch.stack(scores)
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
-        channels = self.dim // self.heads
-        h: Tensor | float = 0.0
-        for weight, source in zip(weights, self._visible(values), strict=True):
-            h = h + weight.repeat_interleave(channels, -1) * source if self.heads > 1 else h + weight * source
-        assert isinstance(h, Tensor)
+        if self.heads > 1:
+            weights = weights.repeat_interleave(self.dim // self.heads, -1)
+        first, *others = zip(weights, self._visible(values), strict=True)
+        h = first[0] * first[1]
+        for weight, source in others:
+            h = h + weight * source
         return h.to(values[0].dtype)
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:

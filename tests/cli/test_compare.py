@@ -121,6 +121,8 @@ def test_arms_carry_options():
         (["residual", "full", "--seeds", "0"], "seeds and workers must be at least 1"),
         (["residual", "full", "--model.connection", "hc"], "the arms name the connections"),
         (["residual", "full", "--seed", "99999999999999999999"], "seed must be at least 0"),
+        (["residual", "full", "--model.layers", "0"], "layers must be a whole number of at least 1, not 0"),
+        (["residual", "full", "--optimizer.lr", "nan"], "lr must be a finite number"),
         (["residual", "resnet"], "unknown connection 'resnet'; choose one of"),
         (["residual", "block:block_size=0"], "block_size must be a whole number"),
         (["residual", "full:depth=3"], "has no option 'depth'"),
