@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 from attnres.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from attnres.analysis import mixing_matrix
-    from attnres.connections import Connection, connection_names, make_connection
+    from attnres.connections import Connection, connection_names, make_connection, mixing_matrix
     from attnres.errors import UsageError
     from attnres.model import Transformer, TransformerConfig
 
@@ -29,7 +28,7 @@ _HOMES = {
     "UsageError": "errors",
     "connection_names": "connections",
     "make_connection": "connections",
-    "mixing_matrix": "analysis",
+    "mixing_matrix": "connections",
 }
 
 

@@ -1,7 +1,6 @@
 """From connections and trained models to arrays and tables."""
 
 from attnres.analysis.dynamics import depth_profile
-from attnres.analysis.mixing import mixing_matrix
 from attnres.analysis.profile import DepthProfile, sublayer_names
 
-__all__ = ["DepthProfile", "depth_profile", "mixing_matrix", "sublayer_names"]
+__all__ = ["DepthProfile", "depth_profile", "sublayer_names"]

@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnres.analysis.mixing import mixing_matrix
 from attnres.analysis.profile import DepthProfile, sublayer_names
-from attnres.connections import Connection, Sublayer
+from attnres.connections import Connection, Sublayer, mixing_matrix
 from attnres.errors import UsageError
 from attnres.model import Transformer
 

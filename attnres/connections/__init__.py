@@ -12,6 +12,7 @@ import pkgutil
 from typing import Any
 
 from attnres.connections._connection import Connection, Sublayer, Values, Weights
+from attnres.connections._mixing import mixing_matrix
 from attnres.errors import UsageError
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "connection_class",
     "connection_names",
     "make_connection",
+    "mixing_matrix",
 ]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from attnres.connections import Connection, Sublayer
+from attnres.connections._connection import Connection, Sublayer
 from attnres.errors import UsageError
 
 

@@ -1,0 +1,1 @@
+"""Any transformers decoder with any connection: attach, convert, save and load, and the shipped checkpoint forms."""
