@@ -1,0 +1,160 @@
+"""Power laws of loss in compute, and how much compute one rule saves over another."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from attnres.errors import UsageError
+
+FEWEST_SIZES = 3
+"""A line through two points has no error; below three different computes there is no fit."""
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """The final loss of one run. Runs of one `size` and `seed` are paired across arms."""
+
+    compute: float
+    loss: float
+    size: str = ""
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Fit:
+    """L = A C^-a, least squares in log space, with percentile bootstrap intervals."""
+
+    arm: str
+    points: int
+    scale: float
+    """A: the loss at compute 1, in the unit of compute that the points have."""
+    exponent: float
+    """a"""
+    scale_interval: Interval
+    exponent_interval: Interval
+
+    def loss(self, compute: float) -> float:
+        return self.scale * compute**-self.exponent
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """How many times the arm's compute the baseline needs for the arm's loss, on the fitted curves, at `compute`."""
+
+    arm: str
+    baseline: str
+    compute: float
+    factor: float
+    interval: Interval
+
+
+def fit_power_laws(
+    curves: Mapping[str, Sequence[Point]], compute: float | None = None, seed: int = 0
+) -> tuple[list[Fit], list[Advantage]]:
+    """Fit every arm, and compare each with the first one at `compute` (the first arm's largest when not given).
+
+    The intervals hold 95% of a bootstrap of the fits' residuals in log space, widened by sqrt(n / (n - 2)) for the two
+    fitted numbers. Where all arms have the same sizes and seeds, a resample draws the same runs for every arm, so that
+    what a seed does to all arms alike cancels in the comparison. Raises UsageError with too few points, with a
+    compute or loss that has no logarithm, and where the baseline's loss does not fall with compute.
+    """
+    if not curves:
+        raise UsageError("no runs to fit")
+    arms = {arm: sorted(points, key=lambda p: (p.size, p.seed)) for arm, points in curves.items()}
+    for arm, points in arms.items():
+        _check(arm, points)
+    baseline = next(iter(arms))
+    at = max(point.compute for point in arms[baseline]) if compute is None else compute
+    keys = {tuple((p.size, p.seed) for p in points) for points in arms.values()}
+    paired = len(keys) == 1 and len(set(*keys)) == len(*keys)
+
+    lines = {arm: _line(*_logs(points)) for arm, points in arms.items()}
+    if lines[baseline][1] <= 0:
+        raise UsageError(f"{baseline}: the loss does not fall with compute, so it has no compute advantage to measure")
+    generator = np.random.default_rng(seed)
+    draws: dict[str, np.ndarray] = {}
+    picks = None
+    for arm, points in arms.items():
+        if picks is None or not paired:
+            picks = generator.integers(0, len(points), (RESAMPLES, len(points)))
+        draws[arm] = _resampled(points, lines[arm], picks)
+
+    fits = []
+    for arm, points in arms.items():
+        scale, exponent = np.exp(lines[arm][0]), lines[arm][1]
+        intervals = _interval(np.exp(draws[arm][0])), _interval(draws[arm][1])
+        fits.append(Fit(arm, len(points), float(scale), float(exponent), *intervals))
+    advantages = []
+    for arm in list(arms)[1:]:
+        factor = _advantage(lines[arm], lines[baseline], at)
+        interval = _interval(_advantage(draws[arm], draws[baseline], at))
+        advantages.append(Advantage(arm, baseline, at, float(factor), interval))
+    return fits, advantages
+
+
+def read_points(path: str | Path) -> dict[str, list[Point]]:
+    """From a CSV with the columns arm, compute, loss and, for pairs, size and seed. The first arm is the baseline."""
+    curves: dict[str, list[Point]] = {}
+    with Path(path).open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.DictReader(file)
+        if missing := {"arm", "compute", "loss"} - set(rows.fieldnames or ()):
+            raise UsageError(
+                f"{path}: the first line must name the columns arm, compute, loss; missing: {sorted(missing)}"
+            )
+        for row in rows:
+            try:
+                point = Point(
+                    float(row["compute"]), float(row["loss"]), row.get("size") or "", int(row.get("seed") or 0)
+                )
+            except (TypeError, ValueError):
+                raise UsageError(f"{path}, line {rows.line_num}: compute, loss and seed must be numbers") from None
+            curves.setdefault(row["arm"], []).append(point)
+    return curves
+
+
+def _check(arm: str, points: Sequence[Point]) -> None:
+    for point in points:
+        if not (0 < point.compute < np.inf and 0 < point.loss < np.inf):
+            raise UsageError(f"{arm}: compute and loss must be positive and finite, not {point.compute}, {point.loss}")
+    sizes = len({point.compute for point in points})
+    if sizes < FEWEST_SIZES:
+        raise UsageError(f"{arm}: {sizes} different computes are too few for a fit; give at least {FEWEST_SIZES}")
+
+
+def _logs(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
+    return np.log([point.compute for point in points]), np.log([point.loss for point in points])
+
+
+def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """[log A, a] of y = log A - a x by least squares; y may have leading axes, which then follow."""
+    centred = x - x.mean()
+    exponent = -(y @ centred) / (centred @ centred)
+    return np.stack([y.mean(-1) + exponent * x.mean(), exponent])
+
+
+def _resampled(points: Sequence[Point], line: np.ndarray, picks: np.ndarray) -> np.ndarray:
+    x, y = _logs(points)
+    fitted = line[0] - line[1] * x
+    residuals = (y - fitted) * np.sqrt(len(points) / (len(points) - 2))
+    return _line(x, fitted + residuals[picks])
+
+
+def _advantage(arm: np.ndarray, baseline: np.ndarray, compute: float) -> np.ndarray:
+    """C'/C with baseline(C') = arm(C)."""
+    with np.errstate(over="ignore", divide="ignore"):
+        log_loss = arm[0] - arm[1] * np.log(compute)
+        return np.exp((baseline[0] - log_loss) / baseline[1] - np.log(compute))
+
+
+def _interval(draws: np.ndarray) -> Interval:
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)

@@ -1,0 +1,32 @@
+"""How much a depth mixing matrix can express: its effective and its semiseparable rank (SPEC.md 2)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+RELATIVE_TOLERANCE = 1e-3
+"""Singular values below this share of a block's largest are rounding: M comes from float32 activations."""
+
+
+def effective_rank(matrix: np.ndarray) -> np.ndarray:
+    """exp of the entropy of the singular values, scaled to sum to one: [..., n, n] -> [...].
+
+    1 for a matrix of rank one, n for an orthogonal one. Source: Roy and Vetterli 2007.
+    """
+    values = np.linalg.svd(matrix, compute_uv=False)
+    shares = values / values.sum(-1, keepdims=True)
+    return np.exp(-np.sum(np.where(shares > 0, shares * np.log(np.maximum(shares, 1e-300)), 0.0), -1))
+
+
+def semiseparable_rank(matrix: np.ndarray) -> np.ndarray:
+    """The largest numerical rank of the blocks M[l:, :l+1] on and below the diagonal: [..., n, n] -> int [...].
+
+    That is how many numbers per channel a recurrence over depth must carry past site l to produce M: 1 for the plain
+    residual and Highway, at most the number of streams for hyper-connections, as much as fits for dense mixing.
+    """
+    n = matrix.shape[-1]
+    ranks = [
+        np.linalg.matrix_rank(matrix[..., site:, : site + 1], rtol=RELATIVE_TOLERANCE)  # type: ignore[call-arg]
+        for site in range(n)
+    ]
+    return np.max(ranks, axis=0)

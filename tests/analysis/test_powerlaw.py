@@ -1,0 +1,89 @@
+"""Power-law fits: the paper's published curves, scipy as an oracle, coverage of the intervals, bad input."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from attnres import UsageError
+from attnres.analysis.powerlaw import Point, fit_power_laws, read_points
+
+PAPER = {"baseline": (1.891, 0.057), "block": (1.870, 0.058), "full": (1.865, 0.057)}  # PFLOP/s-days
+
+
+def curve(scale, exponent, computes, noise=0.0, generator=None, seeds=1):
+    points = []
+    for size, compute in enumerate(computes):
+        for seed in range(seeds):
+            bump = noise * generator.standard_normal() if generator is not None else 0.0
+            points.append(Point(compute, scale * compute**-exponent * np.exp(bump), f"size {size}", seed))
+    return points
+
+
+def test_the_papers_curves_give_their_numbers_back(tmp_path):
+    lines = ["arm,compute,loss"]
+    for arm, (scale, exponent) in PAPER.items():
+        lines += [f"{arm},{c},{scale * c**-exponent:.12g}" for c in np.geomspace(0.5, 5.6, 5)]
+    path = tmp_path / "paper.csv"
+    path.write_text("\n".join(lines) + "\n")
+    fits, advantages = fit_power_laws(read_points(path))
+    for fit in fits:
+        assert (fit.scale, fit.exponent) == pytest.approx(PAPER[fit.arm], rel=1e-9)
+        assert fit.scale_interval == pytest.approx((fit.scale, fit.scale), rel=1e-6)
+    block = next(a for a in advantages if a.arm == "block")
+    assert block.compute == 5.6 and round(block.factor, 2) == 1.25
+
+
+def test_the_line_is_scipys():
+    points = curve(2.0, 0.1, [1, 3, 10, 30, 90], 0.05, np.random.default_rng(0), seeds=3)
+    fits, _ = fit_power_laws({"one": points})
+    oracle = stats.linregress(np.log([p.compute for p in points]), np.log([p.loss for p in points]))
+    assert fits[0].exponent == pytest.approx(-oracle.slope) and np.log(fits[0].scale) == pytest.approx(oracle.intercept)
+
+
+def test_the_advantage_solves_for_the_baselines_compute():
+    fits, (advantage,) = fit_power_laws(
+        {"a": curve(2.0, 0.1, [1, 4, 9]), "b": curve(1.9, 0.12, [1, 4, 9])}, compute=3.0
+    )
+    assert fits[0].loss(advantage.factor * 3.0) == pytest.approx(fits[1].loss(3.0))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_intervals_hold_the_truth_about_as_often_as_they_say(paired):
+    generator, held, trials = np.random.default_rng(1), 0, 200
+    truth = (2.0 / 1.95) ** (1 / 0.06)
+    for _ in range(trials):
+        base = curve(2.0, 0.06, [1, 2, 4, 8, 16], 0.004, generator, seeds=3)
+        arm = curve(1.95, 0.06, [1, 2, 4, 8, 16], 0.004, generator, seeds=3)
+        if not paired:
+            arm = arm[:-1]
+        _, (advantage,) = fit_power_laws({"base": base, "arm": arm})
+        held += advantage.interval[0] <= truth <= advantage.interval[1]
+    assert 0.88 < held / trials <= 1.0
+
+
+def test_what_a_seed_does_to_all_arms_cancels():
+    generator = np.random.default_rng(2)
+    shared = curve(2.0, 0.06, [1, 2, 4, 8, 16], 0.02, generator, seeds=3)
+    better = [Point(p.compute, 0.98 * p.loss, p.size, p.seed) for p in shared]
+    _, (paired,) = fit_power_laws({"base": shared, "arm": better})
+    _, (unpaired,) = fit_power_laws({"base": shared, "arm": better[:-1]})
+    width = [a.interval[1] - a.interval[0] for a in (paired, unpaired)]
+    assert width[0] < 0.4 * width[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("arm,compute\na,1\n", "missing: \\['loss'\\]"),
+        ("arm,compute,loss\na,one,2\n", "line 2: compute, loss and seed must be numbers"),
+        ("arm,compute,loss\na,1,2\na,2,1.9\n", "too few for a fit"),
+        ("arm,compute,loss\na,1,2\na,2,nan\na,3,1\n", "positive and finite"),
+        ("arm,compute,loss\na,1,1\na,2,2\na,3,3\n", "does not fall with compute"),
+        ("arm,compute,loss\n", "no runs to fit"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path, text, message):
+    path = tmp_path / "points.csv"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        fit_power_laws(read_points(path))
