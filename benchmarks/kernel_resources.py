@@ -48,7 +48,7 @@ def resources(kernel: Any, channels: int, queries: int, warps: int) -> Resources
         "outs": ("*bf16",) * queries if kernel is triton_kernels.forward_kernel else (),
         "grad_outs": ("*bf16",) * queries,
         "kinds": "*i32",
-        "eps": "fp32",
+        **{name: "fp32" for name in ("eps", "scale")},
     }
     constants = {"D": channels, "BLOCK": triton.next_power_of_2(channels), "KIND": 1, "GRAD_KIND": 1, "ADDS": False}
     constants["ALIGNED"] = channels % 8 == 0

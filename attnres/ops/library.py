@@ -1,14 +1,14 @@
 """The operator behind every fused backend: `torch.ops.attnres.attend`, with fake tensors, autograd and vmap.
 
-    outs_j, lses_j, statistics = attend(sources, queries, gains, prior, eps, dtype)
+    outs_j, lses_j, statistics = attend(sources, queries, gains, prior, eps, scale, dtype)
 
     s_ji = (query_j * gain_j) . v_i / rms(v_i);   p_j = softmax_i s_j
-    out_j = sum_i p_ji v_i;   lse_j = log sum_i exp s_ji
+    out_j = scale sum_i p_ji v_i;   lse_j = log sum_i exp s_ji
 
 sources: N tensors [..., d]. queries: S vectors [d]; gains: S vectors, or none. prior: none, or (out, lse) of attention
-over other sources, both float32, merged as one more source whose score is lse; then S = 1. outs: S tensors [..., d] of
-`dtype`; lses: S float32 tensors [...]; statistics: float32 [tokens, N (S + 1)], what the backward pass needs besides
-the sources.
+over other sources, both float32 and with scale 1, merged as one more source whose score is lse; then S = 1. outs: S
+tensors [..., d] of `dtype`; lses: S float32 tensors [...]; statistics: float32 [tokens, N (S + 1)], what the backward
+pass needs besides the sources.
 
 Each backend registers `attend` and `attend_backward` for its device: the CPU kernel by being loaded, Triton by import.
 """
@@ -25,20 +25,21 @@ from attnres.errors import UsageError
 
 library = torch.library.Library("attnres", "DEF")
 library.define(
-    "attend(Tensor[] sources, Tensor[] queries, Tensor[] gains, Tensor[] prior, float eps, ScalarType dtype)"
+    "attend(Tensor[] sources, Tensor[] queries, Tensor[] gains, Tensor[] prior, float eps, float scale,"
+    " ScalarType dtype)"
     " -> (Tensor[] outs, Tensor[] lses, Tensor statistics)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 library.define(
     "attend_backward(Tensor[] grad_outs, Tensor[] grad_lses, Tensor[] sources, Tensor[] queries, Tensor[] gains,"
-    " Tensor[] outs, Tensor[] lses, Tensor[] prior_lse, Tensor statistics)"
+    " Tensor[] outs, Tensor[] lses, Tensor[] prior_lse, Tensor statistics, float scale)"
     " -> (Tensor[] grad_sources, Tensor[] grad_queries, Tensor[] grad_gains, Tensor[] grad_prior)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
 
 @torch.library.register_fake("attnres::attend")
-def _attend_fake(sources, queries, gains, prior, eps, dtype):
+def _attend_fake(sources, queries, gains, prior, eps, scale, dtype):
     x = sources[0]
     tokens = x.numel() // x.shape[-1]
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
@@ -47,7 +48,7 @@ def _attend_fake(sources, queries, gains, prior, eps, dtype):
 
 
 @torch.library.register_fake("attnres::attend_backward")
-def _attend_backward_fake(grad_outs, grad_lses, sources, queries, gains, outs, lses, prior_lse, statistics):
+def _attend_backward_fake(grad_outs, grad_lses, sources, queries, gains, outs, lses, prior_lse, statistics, scale):
     def like(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
@@ -61,13 +62,16 @@ class _Attend(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, sizes: tuple[int, ...], eps: float, dtype: torch.dtype, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, sizes: tuple[int, ...], eps: float, scale: float, dtype: torch.dtype, *tensors: Tensor
+    ) -> Any:
         sources, queries, gains, prior = _split(tensors, sizes)
         with torch._C._AutoDispatchBelowAutograd():
-            outs, lses, statistics = attend(sources, queries, gains, prior, eps, dtype)
+            outs, lses, statistics = attend(sources, queries, gains, prior, eps, scale, dtype)
         # Only a merge needs its output again, and there the following norm keeps it anyway.
         saved = (sources, queries, gains, outs if prior else [], lses, prior[1:], [statistics])
         ctx.sizes = tuple(map(len, saved))
+        ctx.scale = scale
         ctx.save_for_backward(*(x for group in saved for x in group))
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(statistics)
@@ -82,22 +86,22 @@ class _Attend(torch.autograd.Function):
         grad_lses: list[Tensor] = []
         if any(g is not None for g in grads[s : 2 * s]):
             grad_lses = [torch.zeros_like(lse) if g is None else g for g, lse in zip(grads[s:], lses, strict=False)]
-        arguments = (grad_outs, grad_lses, sources, queries, gains, outs, lses, prior_lse, statistics)
+        arguments = (grad_outs, grad_lses, sources, queries, gains, outs, lses, prior_lse, statistics, ctx.scale)
         if torch.is_grad_enabled():
             gradients = attend_backward(*arguments)  # refuses to be differentiated again
         else:
             with torch._C._AutoDispatchBelowAutograd():
                 gradients = attend_backward(*arguments)
-        return None, None, None, *(gradient for group in gradients for gradient in group)
+        return None, None, None, None, *(gradient for group in gradients for gradient in group)
 
 
-def _attend_autograd(sources, queries, gains, prior, eps, dtype):
+def _attend_autograd(sources, queries, gains, prior, eps, scale, dtype):
     tensors = (*sources, *queries, *gains, *prior)
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         with torch._C._AutoDispatchBelowAutograd():
-            return attend(sources, queries, gains, prior, eps, dtype)
+            return attend(sources, queries, gains, prior, eps, scale, dtype)
     sizes = (len(sources), len(queries), len(gains), len(prior))
-    flat = _Attend.apply(sizes, eps, dtype, *tensors)
+    flat = _Attend.apply(sizes, eps, scale, dtype, *tensors)
     s = len(queries)
     return list(flat[:s]), list(flat[s : 2 * s]), flat[2 * s]
 

@@ -96,25 +96,28 @@ def attend(
     eps: float,
     dtype: torch.dtype,
     backend: Backend = "auto",
+    scale: float = 1.0,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The general form behind the three: outs (S of [..., d], in `dtype`) and lses (S of [...]), not stacked.
 
-    Arguments as `attnres.ops.library` describes them. Shapes are not checked here.
+    Arguments as `attnres.ops.library` describes them. Shapes are not checked here. `scale` multiplies the outs in
+    float32, before they are rounded, and neither the lses nor the prior: with the number of sources it turns the mean
+    that attention starts from into their sum (SPEC.md 13, trap 12).
     """
     if backend not in get_args(Backend):
         raise UsageError(f"backend must be one of {', '.join(get_args(Backend))}, not {backend!r}")
     if backend == "reference":
-        return reference.attend(sources, queries, gains, prior, eps, dtype)
+        return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
     fused = native_backend(sources[0].device.type)
     if backend not in ("auto", fused):
         raise UsageError(f"backend {backend!r} cannot run on {sources[0].device.type} here; use backend='auto'")
     if obstacle := _obstacle(fused, (*sources, *queries, *gains, *prior)):
         if backend == "auto":
-            return reference.attend(sources, queries, gains, prior, eps, dtype)
+            return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
         raise UsageError(f"backend {backend!r} does not take {obstacle}; use backend='auto' or 'reference'")
     if prior:
         prior = (prior[0].float(), prior[1].float())
-    outs, lses, _ = library.attend(sources, queries, gains, prior, eps, dtype)
+    outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
     return outs, lses
 
 

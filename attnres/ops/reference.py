@@ -23,6 +23,7 @@ def attend(
     prior: Sequence[Tensor],
     eps: float,
     dtype: torch.dtype,
+    scale: float = 1.0,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """outs and lses of the operator that `attnres.ops.library` describes, with no statistics."""
     outs, lses = [], []
@@ -37,7 +38,7 @@ def attend(
         out = weights[0] * values[0]
         for weight, value in zip(weights[1:], values[1:], strict=True):
             out = out + weight * value
-        outs.append(out.to(dtype))
+        outs.append((out if scale == 1.0 else scale * out).to(dtype))
         lses.append(torch.logsumexp(stacked, 0).squeeze(-1))
     return outs, lses
 

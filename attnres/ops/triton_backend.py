@@ -26,7 +26,7 @@ Tensors = Sequence[Tensor]
 
 
 def attend(
-    sources: Tensors, queries: Tensors, gains: Tensors, prior: Tensors, eps: float, dtype: torch.dtype
+    sources: Tensors, queries: Tensors, gains: Tensors, prior: Tensors, eps: float, scale: float, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     sources, prior = _contiguous(sources), _contiguous(prior)
     x, n, s, d = sources[0], len(sources), len(queries), sources[0].shape[-1]
@@ -52,6 +52,7 @@ def attend(
             n,
             s,
             eps,
+            scale,
             D=d,
             BLOCK=triton.next_power_of_2(d),
             KIND=table.kind,
@@ -70,6 +71,7 @@ def attend_backward(
     lses: Tensors,
     prior_lse: Tensors,
     statistics: Tensor,
+    scale: float,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     grad_outs, grad_lses, sources = _contiguous(grad_outs), _contiguous(grad_lses), _contiguous(sources)
     outs, lses, prior_lse = _contiguous(outs), _contiguous(lses), _contiguous(prior_lse)
@@ -107,6 +109,7 @@ def attend_backward(
             group.start,
             n,
             s,
+            scale,
             D=d,
             BLOCK=triton.next_power_of_2(d),
             KIND=table.kind,

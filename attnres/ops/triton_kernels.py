@@ -1,9 +1,9 @@
 """The Triton kernels of `attend`: one program per token forward, one per run of tokens backward.
 
-Legend: i source (n), j query of a launch, t token; v a source's row, c a key vector, g an output's gradient, all one
-row of BLOCK >= D channels in registers. Sources are found through a table of addresses in the GPU's memory, so that
-a kernel is compiled once for any number of them. Everything is widened to float32 on load and rounded once on its way
-out.
+Legend: i source (n), j query of a launch, t token; v a source's row, c a key vector, g an output's gradient times
+scale, all one row of BLOCK >= D channels in registers. Sources are found through a table of addresses in the GPU's
+memory, so that a kernel is compiled once for any number of them. Everything is widened to float32 on load and rounded
+once on its way out.
 
 Offsets are 64-bit from the token on. There are no atomics: each row of a gradient is written by one program, and a key
 vector's gradient leaves as one partial sum per program.
@@ -81,6 +81,7 @@ def forward_kernel(
     n,
     s,
     eps,
+    scale,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
@@ -120,7 +121,7 @@ def forward_kernel(
         acc, top, total = new_acc, new_top, new_total
 
     for j in tl.static_range(len(outs)):
-        tl.store(outs[j] + row, (acc[j] / total[j]).to(outs[j].dtype.element_ty), mask=inside)
+        tl.store(outs[j] + row, (acc[j] * (scale / total[j])).to(outs[j].dtype.element_ty), mask=inside)
         tl.store(lses[j] + t, top[j] + tl.log(total[j]))
 
 
@@ -133,7 +134,7 @@ def backward_kernel(
     grad_outs,  # tuples, one tensor per query
     lses,
     grad_lses,  # none: zero
-    outs,  # D_j = g_j . out_j if given, else the sum over the sources
+    outs,  # D_j = grad_out_j . out_j if given, else the sum over the sources
     prior_lses,  # none, or one per query, as the two below
     grad_prior_outs,
     grad_prior_lses,
@@ -145,6 +146,7 @@ def backward_kernel(
     first_query,
     n,
     s,
+    scale,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     KIND: tl.constexpr,
@@ -165,7 +167,8 @@ def backward_kernel(
         here = statistics + t * n * (s + 1)
         g, lse, grad_lse, mean, ds_sum = (), (), (), (), ()
         for j in tl.static_range(len(grad_outs)):
-            g += (tl.load(grad_outs[j] + row, mask=inside, other=0.0).to(tl.float32),)
+            grad_out = tl.load(grad_outs[j] + row, mask=inside, other=0.0).to(tl.float32)
+            g += (grad_out * scale,)
             lse += (tl.load(lses[j] + t),)
             ds_sum += (tl.full((), 0.0, tl.float32),)
             if len(grad_lses) > 0:
@@ -173,7 +176,7 @@ def backward_kernel(
             else:
                 grad_lse += (tl.full((), 0.0, tl.float32),)
             if len(outs) > 0:
-                mean += (tl.sum(g[j] * tl.load(outs[j] + row, mask=inside, other=0.0).to(tl.float32)),)
+                mean += (tl.sum(grad_out * tl.load(outs[j] + row, mask=inside, other=0.0).to(tl.float32)),)
             else:
                 mean += (tl.full((), 0.0, tl.float32),)
 

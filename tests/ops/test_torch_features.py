@@ -138,7 +138,7 @@ def test_registration(prior):
     """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(1 if prior else 3))
     priors = [torch.randn(3, 15, DIM), torch.randn(3, 15)] if prior else []
-    torch.library.opcheck(library.attend, (sources, [query], [gain], priors, 1e-6, torch.float32))
+    torch.library.opcheck(library.attend, (sources, [query], [gain], priors, 1e-6, 2.0, torch.float32))
 
 
 def test_backward_repeats_to_the_bit_whatever_the_threads():
@@ -164,7 +164,7 @@ def test_nothing_is_read_before_it_is_written():
             tensors = [*make_sources(count + 1, 65, dim), make_vector(dim), make_vector(dim, centre=1.0)]
             results = [*value_and_gradients(one_phase, *tensors), *value_and_gradients(two_phases, *tensors)]
             assert all(x.isfinite().all() for x in results)
-            outs, lses, statistics = library.attend(tensors[:-2], tensors[-2:-1], [], [], 1e-6, torch.bfloat16)
+            outs, lses, statistics = library.attend(tensors[:-2], tensors[-2:-1], [], [], 1e-6, 1.0, torch.bfloat16)
             assert all(x.isfinite().all() for x in (*outs, *lses, statistics))
     finally:
         torch.use_deterministic_algorithms(False)

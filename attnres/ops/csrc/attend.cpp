@@ -1,8 +1,8 @@
 // Depth attention on the CPU: one pass over the sources per token, while they sit in the first-level cache.
 //
-//   forward   s_ji = r_i (c_j . v_i),  r_i = 1/rms(v_i);   p_j = softmax_i;   out_j = sum_i p_ji v_i
-//   backward  a_ji = g_j . v_i;  ds_ji = p_ji (a_ji - D_j + dlse_j);  D_j = sum_i p_ji a_ji = g_j . out_j
-//             dv_i = sum_j (p_ji g_j + ds_ji r_i c_j) - v_i r_i^2 / d sum_j ds_ji s_ji;   dc_j = sum_i,t ds_ji r_i v_i
+//   forward   s_ji = r_i (c_j . v_i),  r_i = 1/rms(v_i);   p_j = softmax_i;   out_j = scale sum_i p_ji v_i
+//   backward  a_ji = scale g_j . v_i;  ds_ji = p_ji (a_ji - D_j + dlse_j);  D_j = sum_i p_ji a_ji
+//             dv_i = sum_j (scale p_ji g_j + ds_ji r_i c_j) - v_i r_i^2 / d sum_j ds_ji s_ji;   dc_j = sum_i,t ds_ji r_i v_i
 //
 // Legend: i source (N), j query (S), t token, d channels; c_j = query_j * gain_j; g_j the gradient of out_j.
 // A prior (out, lse) is one more source whose score is lse: the result of attention over sources seen earlier.
@@ -296,14 +296,14 @@ inline void softmax_given_lse(const float* s, float lse, int64_t n, float* p) {
   for (int64_t i = 0; i < n; i += kLanes) store(p + i, exp_nonpositive(load<Lanes>(s + i) - lse));
 }
 
-// The same where lse is not known yet: returns it.
-inline float softmax(const float* s, int64_t n, float* p) {
+// scale * softmax where lse is not known yet: returns it.
+inline float softmax(const float* s, float scale, int64_t n, float* p) {
   float top = s[0];
   for (int64_t i = 1; i < n; ++i) top = s[i] > top ? s[i] : top;
   softmax_given_lse(s, top, n, p);
   float total = 0;
   for (int64_t i = 0; i < n; ++i) total += p[i];
-  const float share = 1.f / total;
+  const float share = scale / total;
   for (int64_t i = 0; i < n; i += kLanes) store(p + i, load<Lanes>(p + i) * share);
   return top + std::log(total);
 }
@@ -315,7 +315,8 @@ using Backward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vecto
 
 // prior: {} or {out, lse} (then one query). Returns outs (S of [..., d]), lses (S of [...]), statistics [tokens, N (S+1)]:
 // per token the N inverse rms, then the N scores of each query.
-Forward attend(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, double eps, at::ScalarType dtype) {
+Forward attend(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, double eps, double scale,
+               at::ScalarType dtype) {
   const std::vector<Tensor> sources = contiguous(sources_), prior = contiguous(prior_);
   const int64_t n = sources.size(), s = queries.size(), d = sources[0].size(-1), rows = n + (prior.empty() ? 0 : 1);
   const Chunks chunks(d == 0 ? 0 : sources[0].numel() / d);
@@ -367,7 +368,7 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
       }
       for (int64_t j = 0; j < s; ++j) {
         std::memcpy(r + n * (j + 1), scores + j * stride, sizeof(float) * n);
-        lse_data[j][t] = softmax(scores + j * stride, rows, p + j * stride);
+        lse_data[j][t] = softmax(scores + j * stride, static_cast<float>(scale), rows, p + j * stride);
         to[j] = out[j].target(t, out_scratch + j * d);
       }
       weighted_sums(v.data(), rows, p, stride, to.data(), s, d);
@@ -380,11 +381,12 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
 // grad_lses: {} is zero. With a prior, outs (which give D_j) and prior_lse are needed; else both are {}; the prior's own
 // out is never needed. Returns the gradients of sources, queries, gains and prior (out, lse).
 Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList sources_, TensorList queries, TensorList gains,
-                         TensorList outs_, TensorList lses_, TensorList prior_lse_, const Tensor& statistics_) {
+                         TensorList outs_, TensorList lses_, TensorList prior_lse_, const Tensor& statistics_, double scale_) {
   const std::vector<Tensor> grad_outs = contiguous(grad_outs_), grad_lses = contiguous(grad_lses_);
   const std::vector<Tensor> sources = contiguous(sources_), outs = contiguous(outs_), lses = contiguous(lses_);
   const std::vector<Tensor> prior = contiguous(prior_lse_);
   const Tensor statistics = statistics_.contiguous();
+  const float scale = static_cast<float>(scale_);
   const int64_t n = sources.size(), s = queries.size(), d = sources[0].size(-1);
   const Chunks chunks(d == 0 ? 0 : sources[0].numel() / d);
   const int64_t stride = padded(n);
@@ -428,7 +430,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
           in[i].prefetch(t + 1);
           dv[i] = d_in[i].target(t, d_scratch + i * d);
           dots(v[i], grad.data(), s, d, dotted);
-          for (int64_t j = 0; j < s; ++j) a[j * stride + i] = dotted[j];
+          for (int64_t j = 0; j < s; ++j) a[j * stride + i] = scale * dotted[j];
           f[i] = 0;
         }
         for (int64_t j = 0; j < s; ++j) {
@@ -446,10 +448,11 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
             e[j * stride + i] = ds * r[i];
             f[i] += ds * score[j * stride + i] * r[i] * r[i] / d;
             total += ds;
+            p[j * stride + i] *= scale;
           }
           if (!prior.empty()) {  // all the scores' gradients, the prior's included, add up to grad_lse
             grad_prior[1].data_ptr<float>()[t] = grad_lse - total;
-            const float share = std::exp(prior_lse[t] - lse);
+            const float share = scale * std::exp(prior_lse[t] - lse);
             float* const to = grad_prior[0].data_ptr<float>() + t * d;
             for (int64_t k = 0; k < d; ++k) to[k] = share * grad[j][k];
           }
