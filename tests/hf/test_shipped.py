@@ -1,0 +1,273 @@
+"""The forms in which others ship Block AttnRes, against plain definitions of what their models compute."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from attnres import make_connection
+from attnres.errors import UsageError
+from attnres.hf.shipped import FORMS, read_checkpoint, read_connection, write_connection
+from tests.connections.test_oracles import naive_attnres
+
+LAYERS, DIM = 7, 6
+
+
+def k3_tensors(layers: int, dim: int, prefix: str = "", dtype=torch.float64, device="cpu") -> dict[str, Tensor]:
+    """AttnRes' part of a Kimi K3 checkpoint, names and shapes written out by hand."""
+    torch.manual_seed(0)
+    tensors = {}
+    for i in range(layers):
+        for site in ("self_attention_res", "mlp_res"):
+            tensors[f"{prefix}model.layers.{i}.{site}_norm.weight"] = 1 + 0.3 * torch.randn(dim, device=device)
+            tensors[f"{prefix}model.layers.{i}.{site}_proj.weight"] = torch.randn(1, dim, device=device)
+    tensors[f"{prefix}model.output_attn_res_norm.weight"] = 1 + 0.3 * torch.randn(dim, device=device)
+    tensors[f"{prefix}model.output_attn_res_proj.weight"] = torch.randn(1, dim, device=device)
+    return {name: tensor.to(dtype) for name, tensor in tensors.items()}
+
+
+def k3_config(layers: int, dim: int, block_size: int) -> dict:
+    text = {"num_hidden_layers": layers, "hidden_size": dim, "attn_res_block_size": block_size, "rms_norm_eps": 1e-5}
+    return {"model_type": "kimi_k3", "text_config": text}
+
+
+def k3_mix(stored: list[Tensor], prefix_sum: Tensor, norm: Tensor, proj: Tensor) -> Tensor:
+    """Keys are divided by their rms, c = norm * proj; softmax and sum in float32 (or wider), one rounding."""
+    sources = torch.stack([*stored, prefix_sum]).to(torch.promote_types(prefix_sum.dtype, torch.float32))
+    keys = sources / (sources.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    c = norm.to(sources.dtype) * proj[0].to(sources.dtype)
+    return ((keys @ c).softmax(0)[..., None] * sources).sum(0).to(prefix_sum.dtype)
+
+
+def k3_forward(tensors: dict[str, Tensor], layers: int, block_size: int, x: Tensor, sublayers) -> tuple[Tensor, int]:
+    """The layer loop of Kimi K3, which counts transformer layers, written from its description. The sublayers read
+    the embedding itself in layer 0. Returns the readout and the number of its sources."""
+
+    def mix(site: str, stored: list[Tensor], prefix_sum: Tensor) -> Tensor:
+        return k3_mix(stored, prefix_sum, tensors[f"model.{site}_norm.weight"], tensors[f"model.{site}_proj.weight"])
+
+    stored: list[Tensor] = []
+    prefix_sum: Tensor | None = x
+    for i in range(layers):
+        assert prefix_sum is not None
+        h = mix(f"layers.{i}.self_attention_res", stored, prefix_sum) if stored else prefix_sum
+        if i % block_size == 0:
+            stored, prefix_sum = [*stored, prefix_sum], None
+        y = sublayers[2 * i](h)
+        prefix_sum = y if prefix_sum is None else prefix_sum + y
+        prefix_sum = prefix_sum + sublayers[2 * i + 1](mix(f"layers.{i}.mlp_res", stored, prefix_sum))
+    assert prefix_sum is not None
+    return mix("output_attn_res", stored, prefix_sum), len(stored) + 1
+
+
+def make_sublayers(count: int, dim: int, dtype=torch.float64):
+    matrices = [torch.randn(dim, dim).to(dtype) / dim**0.5 for _ in range(count)]
+    return [lambda h, m=m: torch.tanh(h @ m) for m in matrices]
+
+
+@pytest.mark.parametrize(("layers", "block_size"), [(1, 1), (7, 2), (7, 3), (6, 3), (93, 12)])
+def test_kimi_k3_computes_what_its_layer_loop_computes(layers, block_size):
+    tensors = k3_tensors(layers, DIM)
+    connection = read_connection(tensors, "kimi_k3", k3_config(layers, DIM, block_size))
+    sublayers = make_sublayers(2 * layers, DIM)
+    x = torch.randn(2, 3, DIM, dtype=torch.float64, requires_grad=True)
+    theirs, sources = k3_forward(
+        {name: tensor.requires_grad_() for name, tensor in tensors.items()}, layers, block_size, x, sublayers
+    )
+    values = connection.run(connection.start(x), sublayers)
+    ours = connection.readout(values)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    assert len(values) == sources
+    if layers == 93:
+        assert sources == 9
+
+    upstream = torch.randn_like(ours)
+    gradients = torch.autograd.grad(theirs, [x, *tensors.values()], upstream, allow_unused=True)
+    expected = dict(zip(["x", *tensors], gradients, strict=True))
+    own = [x, *connection.query, *connection.gain]
+    gradients = torch.autograd.grad(ours, own, upstream, materialize_grads=True, allow_unused=True)
+    n = len(connection.query)
+    torch.testing.assert_close(gradients[0], expected["x"], rtol=1e-9, atol=1e-10)
+    sites = FORMS["kimi_k3"].names(layers)
+    for (query, gain), dw, dg in zip(sites, gradients[1 : n + 1], gradients[n + 1 :], strict=True):
+        if expected[query] is None:  # layer 0 reads the embedding alone: its attention site's parameters are unused
+            assert query.startswith("model.layers.0.self_attention") and not dw.any() and not dg.any()
+        else:
+            torch.testing.assert_close(dw, expected[query][0], rtol=1e-9, atol=1e-10)
+            torch.testing.assert_close(dg, expected[gain], rtol=1e-9, atol=1e-10)
+
+
+def test_kimi_k3_rounds_where_it_does():
+    """bfloat16 parameters and stream: one rounding per mixture, the partial is summed in the stream's dtype."""
+    layers, block_size = 9, 2
+    tensors = k3_tensors(layers, 32, dtype=torch.bfloat16)
+    connection = read_connection(tensors, "kimi_k3", k3_config(layers, 32, block_size))
+    assert {p.dtype for p in connection.parameters()} == {torch.bfloat16}
+    sublayers = make_sublayers(2 * layers, 32, torch.bfloat16)
+    x = torch.randn(64, 32, dtype=torch.bfloat16)
+    theirs, _ = k3_forward(tensors, layers, block_size, x, sublayers)
+
+    values = connection.start(x)
+    for site, sublayer in enumerate(sublayers):
+        h = connection.gather(values, connection.weigh(values, site), site)
+        values = connection.scatter(values, None, site, h, sublayer(h))
+    reference = connection.gather(values, connection.weigh(values, 2 * layers), 2 * layers)
+    fused = connection.readout(connection.run(connection.start(x), sublayers))
+    # Sums of nine terms in another order move a few of the float32 numbers across a rounding boundary of bfloat16,
+    # and the sublayers then carry that on; rounding anywhere else would move most of them.
+    for ours in (reference, fused):
+        assert ours.dtype == torch.bfloat16
+        assert (ours == theirs).float().mean() > 0.8
+        torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("form", ["kimi_k3", "fla"])
+def test_written_tensors_are_read_back_to_the_bit(form):
+    connection = make_connection("block", dim=DIM, sites=2 * LAYERS, block_size=4, eps=1e-5)
+    for parameter in connection.parameters():
+        torch.nn.init.normal_(parameter)
+    tensors, entries = write_connection(connection, form)
+    again = read_connection(tensors, form, entries)
+    assert (again.sites, again.dim, again.block_size, again.eps) == (2 * LAYERS, DIM, 4, 1e-5)
+    for name, parameter in connection.named_parameters():
+        assert torch.equal(parameter, again.get_parameter(name)), name
+
+
+def test_the_names_written_are_those_of_the_checkpoint():
+    connection = make_connection("block", dim=DIM, sites=2 * LAYERS, block_size=6, eps=1e-5)
+    tensors, entries = write_connection(connection, "kimi_k3")
+    expected = k3_tensors(LAYERS, DIM)
+    assert {name: tensor.shape for name, tensor in tensors.items()} == {n: t.shape for n, t in expected.items()}
+    assert entries == {"num_hidden_layers": 7, "hidden_size": 6, "attn_res_block_size": 3, "rms_norm_eps": 1e-5}
+
+
+def test_the_whole_of_kimi_k3_on_the_meta_device():
+    tensors = k3_tensors(93, 7168, "language_model.", torch.bfloat16, device="meta")
+    connection = read_connection(tensors, "kimi_k3", k3_config(93, 7168, 12))
+    assert connection.sites == 186 and connection.block_size == 24 and connection.eps == 1e-5
+    assert all(parameter.is_meta for parameter in connection.parameters())
+    assert sum(parameter.numel() for parameter in connection.parameters()) == 187 * 2 * 7168
+
+
+def test_fla_at_every_site():
+    """Blocks are counted in sublayers, so that one may end between attention and MLP."""
+    config = {"num_hidden_layers": LAYERS, "hidden_size": DIM, "attnres_block_size": 3, "norm_eps": 1e-6}
+    torch.manual_seed(1)
+    tensors = {}
+    for i in range(LAYERS):
+        for site in ("attn_res", "mlp_res"):
+            tensors[f"model.layers.{i}.{site}_proj.weight"] = torch.randn(1, DIM)
+            tensors[f"model.layers.{i}.{site}_norm.weight"] = torch.rand(DIM) + 0.5
+    tensors |= {"model.res_proj.weight": torch.randn(1, DIM), "model.res_norm.weight": torch.rand(DIM) + 0.5}
+    connection = read_connection(tensors, "fla", config)
+
+    sublayers = make_sublayers(2 * LAYERS, DIM, torch.float32)
+    values = connection.start(torch.randn(5, DIM))
+    blocks, partial = list(values), None
+    for site in range(2 * LAYERS + 1):
+        layer, half = divmod(site, 2)
+        name = f"model.layers.{layer}.{('attn', 'mlp')[half]}_res" if site < 2 * LAYERS else "model.res"
+        query, gain = tensors[f"{name}_proj.weight"], tensors[f"{name}_norm.weight"]
+        theirs = naive_attnres()(query, blocks if partial is None else [*blocks, partial], gain, rms_eps=1e-6)
+        weights, ours = connection.mix(values, site)
+        torch.testing.assert_close(ours, theirs)
+        if site < 2 * LAYERS:
+            y = sublayers[site](ours)
+            values = connection.scatter(values, weights, site, ours, y)
+            partial = y if partial is None else partial + y
+            if site % 3 == 2:
+                blocks, partial = [*blocks, partial], None
+
+
+def test_every_difference_is_named():
+    tensors = k3_tensors(LAYERS, DIM, "language_model.")
+    del tensors["language_model.model.layers.2.mlp_res_norm.weight"]
+    del tensors["language_model.model.output_attn_res_proj.weight"]
+    name = "language_model.model.layers.5.self_attention_res_proj.weight"
+    tensors[name] = tensors[name][0]
+    tensors["language_model.model.layers.7.mlp_res_proj.weight"] = torch.zeros(1, DIM)
+    tensors["language_model.model.layers.3.self_attn.q_proj.weight"] = torch.zeros(2)  # not of AttnRes
+    with pytest.raises(UsageError) as error:
+        read_connection(tensors, "kimi_k3", k3_config(LAYERS, DIM, 2))
+    assert str(error.value) == (
+        "these are not the AttnRes tensors of kimi_k3 with 7 transformer layers of width 6; "
+        "missing: language_model.model.layers.2.mlp_res_norm.weight, "
+        "language_model.model.output_attn_res_proj.weight; "
+        "surplus: language_model.model.layers.7.mlp_res_proj.weight; "
+        f"of another shape: {name} is [6], not [1, 6]"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t, c: t.clear(), "missing: model.layers.0.self_attention_res_proj.weight, "),
+        (lambda t, c: c["text_config"].pop("attn_res_block_size"), "config.json has no entry attn_res_block_size"),
+        (lambda t, c: c["text_config"].update(hidden_size="6"), "config.json says '6' for hidden_size"),
+        (lambda t, c: t.update(k3_tensors(1, DIM, "draft.")), "behind several prefixes, '' and 'draft.'"),
+    ],
+)
+def test_what_cannot_be_read_is_said(change, message):
+    tensors, config = k3_tensors(2, DIM), k3_config(2, DIM, 1)
+    change(tensors, config)
+    with pytest.raises(UsageError, match=message):
+        read_connection(tensors, "kimi_k3", config)
+
+
+def test_unknown_form():
+    with pytest.raises(UsageError, match=r"unknown form 'k3'; choose one of: kimi_k3, fla"):
+        read_connection({}, "k3", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("residual", {}, "stores Block AttnRes; this connection is a Residual"),
+        ("block", {"block_size": 3}, "14 sublayers in blocks of 3 do not fit"),
+        ("block", {"weighting": "sigmoid"}, "weighting is 'sigmoid'"),
+        ("full", {"query": "input"}, "input_query is True"),
+        ("window", {}, "window is 8"),
+    ],
+)
+def test_what_a_form_cannot_store_is_refused(name, options, message):
+    connection = make_connection(name, dim=DIM, sites=2 * LAYERS, **options)
+    with pytest.raises(UsageError, match=message):
+        write_connection(connection, "kimi_k3")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    tensors = k3_tensors(LAYERS, DIM, "language_model.")
+    tensors["language_model.model.embed_tokens.weight"] = torch.zeros(4, DIM)
+    names = list(tensors)
+    for part in (0, 1):
+        save_file({name: tensors[name] for name in names[part::2]}, tmp_path / f"model-0000{part}.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(k3_config(LAYERS, DIM, 3)))
+    return tmp_path
+
+
+def test_a_sharded_checkpoint_is_read_from_its_folder(checkpoint):
+    connection = read_checkpoint(checkpoint, "kimi_k3")
+    expected = k3_tensors(LAYERS, DIM)
+    assert connection.block_size == 6
+    assert torch.equal(connection.query[3], expected["model.layers.1.mlp_res_proj.weight"][0])
+    assert torch.equal(connection.gain[14], expected["model.output_attn_res_norm.weight"])
+
+
+def test_a_damaged_checkpoint_is_named(checkpoint):
+    file = checkpoint / "model-00001.safetensors"
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(UsageError, match=r"model-00001\.safetensors: cannot be read .*; fetch it again"):
+        read_checkpoint(checkpoint, "kimi_k3")
+    (checkpoint / "config.json").write_text("{")
+    with pytest.raises(UsageError, match=r"config\.json: not valid JSON"):
+        read_checkpoint(checkpoint, "kimi_k3")
+    (checkpoint / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"there is no config\.json"):
+        read_checkpoint(checkpoint, "kimi_k3")
+    with pytest.raises(UsageError, match=r"there are no \.safetensors files"):
+        read_checkpoint(checkpoint / "nowhere", "kimi_k3")
