@@ -56,6 +56,28 @@ def standard_error(values: Sequence[float]) -> float | None:
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
+def paired_p_value(differences: Sequence[float]) -> float | None:
+    """Of a two-sided paired t-test that the mean difference is zero; None for fewer than two pairs."""
+    from scipy.stats import ttest_1samp  # half a second, which most commands need not wait for
+
+    if len(differences) < 2:
+        return None
+    if np.ptp(differences) == 0:  # no spread at all: the test has no scale
+        return 1.0 if differences[0] == 0 else 0.0
+    return float(ttest_1samp(differences, 0.0).pvalue)
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """The p-values corrected for being read together (Holm 1979): in order, the k-th smallest times n - k + 1."""
+    corrected: list[float | None] = list(p_values)
+    known = sorted((p, index) for index, p in enumerate(p_values) if p is not None)
+    largest = 0.0
+    for rank, (p, index) in enumerate(known):
+        largest = max(largest, min(1.0, p * (len(known) - rank)))
+        corrected[index] = largest
+    return corrected
+
+
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 

@@ -22,9 +22,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
@@ -40,10 +39,9 @@ from attnres.cli._depth_report import (
     validation_tokens,
 )
 from attnres.cli._sweep_display import SweepDisplay
-from attnres.connections import make_connection
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
-from attnres.model import TransformerConfig
+from attnres.lab.arms import arm_folder, arm_model
 from attnres.report import ReportData, write_report
 from attnres.train import RunConfig, load_run
 from attnres.train.files import write_text
@@ -94,7 +92,11 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
         raise UsageError("the arms name the connections: write them as NAME:OPTION=VALUE instead of --model.connection")
     models = {arm: arm_model(arm, config.model) for arm in arms}
     jobs = [
-        Job(f"{arm}, seed {seed}", dataclasses.replace(config, model=models[arm], seed=seed), folder_of(out, arm, seed))
+        Job(
+            f"{arm}, seed {seed}",
+            dataclasses.replace(config, model=models[arm], seed=seed),
+            arm_folder(out, arm) / f"seed-{seed}",
+        )
         for seed in range(config.seed, config.seed + seeds)
         for arm in arms
     ]
@@ -138,34 +140,6 @@ def summaries(finished: Mapping[str, Mapping[int, Path]], bytes_per_token: float
         for summary in read[arm].values():
             summary["validation_loss"] /= bytes_per_token
     return read
-
-
-def arm_model(arm: str, model: TransformerConfig) -> TransformerConfig:
-    """The model of an arm NAME or NAME:OPTION=VALUE,... Raises UsageError on any other form."""
-    name, _, listed = arm.partition(":")
-    options = {}
-    for item in filter(None, listed.split(",")):
-        option, equals, value = item.partition("=")
-        if not equals:
-            raise UsageError(f"arm {arm!r}: write options as NAME:OPTION=VALUE,OPTION=VALUE")
-        options[option.strip()] = _literal(value.strip())
-    chosen = dataclasses.replace(model, connection=name, connection_options=options)
-    with torch.device("meta"):  # refuses a bad name or option before any run starts
-        make_connection(name, chosen.dim, chosen.sites, **options)
-    return chosen
-
-
-def _literal(text: str) -> Any:
-    """A JSON number, true, false or null; any other text is itself."""
-    try:
-        value = json.loads(text.lower() if text in ("True", "False") else text)
-    except ValueError:
-        return text
-    return text if isinstance(value, list | dict) else value
-
-
-def folder_of(out: Path, arm: str, seed: int) -> Path:
-    return out / arm.replace(":", "_").replace(",", "_").replace("=", "-") / f"seed-{seed}"
 
 
 def table(rows: Sequence[Comparison], config: RunConfig) -> Table:

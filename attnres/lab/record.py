@@ -14,7 +14,6 @@ from attnres.train.files import write_text
 
 Record = dict[str, Any]
 
-KINDS = ("ablation", "scaling", "dynamics", "prune")
 SIGNIFICANT_DIGITS = 7
 
 
@@ -54,7 +53,7 @@ def read_record(path: Path, kind: str) -> Record:
     return record
 
 
-_COMMANDS = dict(zip(KINDS, ("ablate", "scaling", "dynamics", "prune"), strict=True))
+_COMMANDS = {"ablation": "ablate", "scaling": "scaling", "dynamics": "dynamics", "prune": "prune"}
 
 
 def _rounded(value: Any) -> Any:

@@ -31,6 +31,10 @@ class RunStopped(UsageError):
     """A run could not go on. The message says at which step, why, and which checkpoint is good."""
 
 
+class Diverged(RunStopped):
+    """It could not go on because a number is not finite."""
+
+
 class Interrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM: the run was saved, and the message says how to go on."""
 
@@ -101,7 +105,7 @@ class Loop:
         try:
             return self._run()
         except NonFinite as error:
-            raise RunStopped(f"{error}; {self._last_good()}; try a lower learning rate (--optimizer.lr)") from error
+            raise Diverged(f"{error}; {self._last_good()}; try a lower learning rate (--optimizer.lr)") from error
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise RunStopped(

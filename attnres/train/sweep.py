@@ -20,6 +20,7 @@ from attnres.errors import UsageError
 from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.jsonconfig import config_to_json
+from attnres.train.worker import DIVERGED
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 60.0
@@ -46,6 +47,8 @@ class JobState:
     status: str = "waiting"
     """waiting, running, done or failed"""
     error: str = ""
+    diverged: bool = False
+    """Whether it failed because a number was not finite."""
 
     def refresh(self) -> None:
         """Read the newest complete training record."""
@@ -114,7 +117,7 @@ def _finish(process: subprocess.Popen[str], state: JobState) -> None:
     if process.returncode == 0:
         state.status = "done"
     else:
-        state.status = "failed"
+        state.status, state.diverged = "failed", process.returncode == DIVERGED
         state.error = message.splitlines()[-1] if message else f"the worker ended with code {process.returncode}"
 
 

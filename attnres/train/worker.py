@@ -4,7 +4,7 @@ CONFIG.json holds what `config_to_json` makes of a RunConfig. Everything that th
 is one line on stderr. With --with-parent the run saves and stops when its standard input is closed, at the latest when
 the process that started it is gone, however it went.
 
-Exit code: 0 done, 1 stopped on the way, 2 bad input, 130 interrupted and saved.
+Exit code: 0 done, 1 stopped on the way, 2 bad input, 3 diverged, 130 interrupted and saved.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ import torch
 
 from attnres.errors import UsageError
 from attnres.train.jsonconfig import config_from_json
-from attnres.train.loop import Interrupted, RunStopped, train
+from attnres.train.loop import Diverged, Interrupted, RunStopped, train
+
+DIVERGED = 3
 
 
 def main(arguments: list[str]) -> int:
@@ -35,6 +37,8 @@ def main(arguments: list[str]) -> int:
         train(config_from_json(json.loads(config_file.read_text(encoding="utf-8"))), folder)
     except Interrupted as stop:
         return _fail(str(stop), 130)
+    except Diverged as error:
+        return _fail(str(error), DIVERGED)
     except RunStopped as error:
         return _fail(str(error), 1)
     except UsageError as error:

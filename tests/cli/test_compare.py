@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from attnres import TransformerConfig, UsageError
-from attnres.cli.compare import arm_model
+from attnres.lab.arms import arm_model
 from attnres.train import load_run, read_metrics
 from attnres.train.files import locked
 from tests.cli.conftest import TINY

@@ -1,0 +1,241 @@
+"""The paper's ablation table at laptop scale: every residual rule, its learning rate tuned, with error bars.
+
+    attnres ablate
+    attnres ablate --budget 30m
+    attnres ablate residual block full hc --seeds 5 --embedding-stds 1.0
+    attnres ablate residual full full:heads=4 --grid 1 --steps 400 --out runs/heads --record runs/heads.json
+
+For each arm and scale of the embedding, the learning rates are chosen from a grid of multiples of the defaults, on a
+seed of its own; then every arm runs on the same seeds, so differences to the first arm are paired. Every run is a
+one-thread process with a folder of its own; stop it with Ctrl-C or in any other way, and the same command goes on.
+A run that diverges is kept, marked, and left out of the means. RECORD is what `attnres report` draws from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from attnres.cli._depth_report import print_line
+from attnres.cli._sweep_display import SweepDisplay
+from attnres.data import Corpus, check_length, open_corpus
+from attnres.errors import UsageError
+from attnres.lab.ablation import (
+    ARMS,
+    Cell,
+    Trial,
+    affordable,
+    choose,
+    final_trials,
+    outcome,
+    trial,
+    tuning_trials,
+)
+from attnres.lab.record import Record, header, write_record
+from attnres.lab.verdicts import comparisons
+from attnres.train import RunConfig
+from attnres.train.folder import RunFolder
+from attnres.train.sweep import JobState, default_workers, failures, require_done, run_jobs
+
+DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, validation_tokens=32_768)
+
+
+def command(
+    arms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")] = ARMS,
+    out: Path = Path("runs/ablate"),
+    record: Path = Path("results/ablation.json"),
+    seeds: int = 3,
+    grid: tuple[float, ...] = (0.5, 1.0, 2.0),
+    embedding_stds: tuple[float, ...] = (1.0, 0.02),
+    budget: str | None = None,
+    workers: int = default_workers(),
+    *,
+    config: Annotated[RunConfig, tyro.conf.arg(name="")] = DEFAULTS,
+) -> int:
+    """Ablate.
+
+    Args:
+        arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE. The first is the baseline.
+        out: The folder of all runs.
+        record: The JSON file for everything that was measured.
+        seeds: Paired seeds: seed, seed + 1, ..
+        grid: Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from.
+        embedding_stds: Scales of the embedding, each a table of its own.
+        budget: Time to spend, such as 30m or 2h: the arms are taken in order while they fit.
+        workers: Runs at a time, each with one thread.
+    """
+    check(arms, seeds, grid, embedding_stds, workers, config)
+    cells = [Cell(arm, std) for std in embedding_stds for arm in arms]
+    for cell in cells:
+        trial(cell, 1.0, config.seed, config, out)  # refuses a bad arm before anything runs
+    console, began = Console(), time.monotonic()
+    with console.status("opening the corpus"):
+        corpus = open_corpus(config.data)
+        check_length(corpus, config.model.context)
+    left_out: list[Cell] = []
+    if budget is not None:
+        cells, left_out = _within(
+            seconds_of(budget), cells, seeds + len(grid) * (len(grid) > 1), config, corpus, out, workers
+        )
+    try:
+        tuning = _run(console, "tuning", tuning_trials(cells, grid, config, out), config.steps, workers)
+        tuned = {cell: [outcome(*run) for run in tuning if run[0].cell == cell] for cell in cells}
+        chosen = {cell: grid[0] if len(grid) == 1 else choose(tuned[cell]) for cell in cells}
+        final = _run(
+            console,
+            "final runs",
+            final_trials({cell: factor for cell, factor in chosen.items() if factor is not None}, seeds, config, out),
+            config.steps,
+            workers,
+        )
+    except KeyboardInterrupt:
+        print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)
+        return 130
+    require_done([state for _, state in final])
+    written = _record(tuned, chosen, final, embedding_stds, left_out, out)
+    write_record(record, written)
+    for std, _ in comparisons(written):
+        console.print(table(written, std))
+    print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Figures: attnres report")
+    failed = failures([state for _, state in (*tuning, *final) if not state.diverged])
+    if failed:
+        print(f"attnres: not every run was finished; the table is without it\n{failed}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def check(
+    arms: Sequence[str],
+    seeds: int,
+    grid: Sequence[float],
+    embedding_stds: Sequence[float],
+    workers: int,
+    config: RunConfig,
+) -> None:
+    if seeds < 1 or workers < 1:
+        raise UsageError(f"seeds and workers must be at least 1, not {seeds} and {workers}")
+    if len(set(arms)) < max(2, len(arms)):
+        raise UsageError("give at least two arms, each once; the first is the baseline")
+    for name, values in (("grid", grid), ("embedding-stds", embedding_stds)):
+        if not values or len(set(values)) < len(values) or not all(0 < value < float("inf") for value in values):
+            raise UsageError(f"{name}: give at least one positive number, each once")
+    if (config.model.connection, config.model.connection_options) != (DEFAULTS.model.connection, {}):
+        raise UsageError("the arms name the connections: write them as NAME:OPTION=VALUE instead of --model.connection")
+
+
+def seconds_of(text: str) -> float:
+    """Of 90s, 30m, 2h or 1.5h."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not match or float(match[1]) == 0:
+        raise UsageError(f"budget: write a time such as 30m or 2h, not {text!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def _within(
+    seconds: float, cells: list[Cell], runs: int, config: RunConfig, corpus: Corpus, out: Path, workers: int
+) -> tuple[list[Cell], list[Cell]]:
+    """The cells that the budget buys, and those that it leaves out. Says what it leaves out."""
+    console = Console()
+    with console.status("measuring how long each arm takes"):
+        chosen, minutes = affordable(cells, runs, config, corpus, out, seconds, workers)
+    left_out = [cell for cell in cells if cell not in chosen]
+    total = sum(minutes[cell] for cell in chosen)
+    print_line(console, f"the budget buys {len(chosen)} of {len(cells)} arms, about {total:.0f} minutes")
+    for cell in left_out:
+        print_line(console, f"left out: {cell.name}, about {minutes[cell]:.1f} minutes")
+    if len({cell.arm for cell in chosen}) < 2:
+        raise UsageError(
+            f"the budget is too small for two arms; these need about {sum(list(minutes.values())[:2]):.0f} minutes"
+        )
+    return chosen, left_out
+
+
+def _run(
+    console: Console, what: str, trials: Sequence[Trial], steps: int, workers: int
+) -> list[tuple[Trial, JobState]]:
+    if not trials:
+        return []
+    print_line(console, f"{what}: {len(trials)} runs of {steps} steps, {workers} at a time")
+    with SweepDisplay(console, {trial.job.name: trial.cell.name for trial in trials}, steps) as display:
+        states = run_jobs([trial.job for trial in trials], workers, display.watch)
+    return list(zip(trials, states, strict=True))
+
+
+def _record(
+    tuned: Mapping[Cell, list[dict]],
+    chosen: Mapping[Cell, float | None],
+    final: Sequence[tuple[Trial, JobState]],
+    embedding_stds: Sequence[float],
+    left_out: Sequence[Cell],
+    out: Path,
+) -> Record:
+    done = next(trial for trial, state in final if state.status == "done")
+    run_record = RunFolder(done.job.folder).record() or {}
+    cells = [
+        {
+            **dataclasses.asdict(cell),
+            "tuning": tuned[cell],
+            "factor": chosen[cell],
+            "runs": [outcome(*run) for run in final if run[0].cell == cell],
+        }
+        for cell in chosen
+    ]
+    runs = [run for cell in cells for run in (*cell["tuning"], *cell["runs"]) if "step_seconds" in run]
+    hours = sum(run["step_seconds"] * run["curve"][-1][0] for run in runs) / 3600
+    return header("ablation", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours) | {
+        "embedding_stds": list(embedding_stds),
+        "left_out": [dataclasses.asdict(cell) for cell in left_out],
+        "cells": cells,
+    }
+
+
+def table(record: Record, std: float) -> Table:
+    """The arms at one embedding scale."""
+    rows = next(rows for scale, rows in comparisons(record) if scale == std)
+    cells = {cell["arm"]: cell for cell in record["cells"] if cell["embedding_std"] == std}
+    shown = Table(
+        title=f"embedding std {std:g}, losses in nats per byte",
+        caption="lr: multiple of the default; * at the grid's edge",
+    )
+    shown.add_column("connection")
+    for heading in ("loss", f"difference to\n{rows[0].arm}", "standard\nerror", "lr", "step\ntime", "runs"):
+        shown.add_column(heading, justify="right")
+    for row in rows:
+        cell = cells[row.arm]
+        shown.add_row(
+            row.arm,
+            _number(row.validation_loss, ".4f"),
+            _number(row.difference, "+.4f"),
+            _number(row.difference_error, ".4f"),
+            factor_text(cell),
+            _number(row.step_time_ratio, ".2f", "x"),
+            runs_text(cell),
+        )
+    return shown
+
+
+def factor_text(cell: Mapping) -> str:
+    factors = [run["factor"] for run in cell["tuning"]]
+    if cell["factor"] is None:
+        return "none"
+    edge = len(factors) > 1 and cell["factor"] in (min(factors), max(factors))
+    return f"x{cell['factor']:g}" + "*" * edge
+
+
+def runs_text(cell: Mapping) -> str:
+    done = sum(run["status"] == "done" for run in cell["runs"])
+    diverged = sum(run["status"] == "diverged" for run in cell["runs"])
+    return f"{done}" + (f", {diverged} diverged" if diverged else "")
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "" if value is None else f"{value:{form}}{unit}"

@@ -1,0 +1,83 @@
+"""What an ablation's record says: differences to the baseline, and where its order is the paper's."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from attnres.analysis.comparison import Comparison, compare_arms, holm, paired_p_value, standard_error
+from attnres.lab.paper import ABLATION as PAPER
+from attnres.lab.paper import CLAIMS
+from attnres.lab.record import Record
+
+SIGNIFICANCE = 0.05
+
+
+def comparisons(record: Record) -> Iterator[tuple[float, list[Comparison]]]:
+    """For each embedding scale the arms, the first one being the baseline. Runs that diverged are left out."""
+    for std in record["embedding_stds"]:
+        cells = [cell for cell in record["cells"] if cell["embedding_std"] == std]
+        summaries = {
+            cell["arm"]: {
+                run["seed"]: {**run, "validation_loss": run["loss"]} for run in cell["runs"] if run["status"] == "done"
+            }
+            for cell in cells
+        }
+        if cells:
+            yield std, compare_arms(summaries, baseline=cells[0]["arm"])
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim of the paper, on our runs at one embedding scale."""
+
+    better: str
+    other: str
+    claim: str
+    embedding_std: float
+    difference: float
+    """Mean over seeds of loss(better) - loss(other): negative agrees."""
+    error: float | None
+    p_value: float | None
+    """Of a two-sided paired t-test, Holm-corrected over the claims tested at this scale."""
+
+    @property
+    def reading(self) -> str:
+        if self.p_value is None or self.p_value >= SIGNIFICANCE:
+            return "not decided"
+        return "agrees" if self.difference < 0 else "disagrees"
+
+
+def verdicts(record: Record) -> list[Verdict]:
+    """Every claim of the paper that both arms have paired runs for."""
+    found = []
+    for std in record["embedding_stds"]:
+        losses = {
+            cell["arm"]: {run["seed"]: run["loss"] for run in cell["runs"] if run["status"] == "done"}
+            for cell in record["cells"]
+            if cell["embedding_std"] == std
+        }
+        pairs = {}
+        for better, other, claim in CLAIMS:
+            seeds = losses.get(better, {}).keys() & losses.get(other, {}).keys()
+            if seeds:
+                pairs[better, other, claim] = [losses[better][seed] - losses[other][seed] for seed in sorted(seeds)]
+        p_values = holm([paired_p_value(values) for values in pairs.values()])
+        for ((better, other, claim), values), p_value in zip(pairs.items(), p_values, strict=True):
+            mean, error = statistics.fmean(values), standard_error(values)
+            found.append(Verdict(better, other, claim, std, mean, error, p_value))
+    return found
+
+
+def rank_correlation(record: Record, std: float) -> tuple[float, float, int] | None:
+    """Kendall's tau between our losses and the paper's, its p-value, and over how many arms; None below three."""
+    from scipy.stats import kendalltau
+
+    rows = next((rows for scale, rows in comparisons(record) if scale == std), [])
+    both = [(row.validation_loss, PAPER[row.arm]) for row in rows if row.arm in PAPER and row.validation_loss]
+    if len(both) < 3:
+        return None
+    ours, papers = zip(*both, strict=True)
+    tau, p_value = kendalltau(ours, papers)  # type: ignore[misc]
+    return float(tau), float(p_value), len(both)  # type: ignore[arg-type]
