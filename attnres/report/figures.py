@@ -43,10 +43,10 @@ def figures(data: ReportData) -> dict[str, bytes]:
         drawn |= {"depth_matrices.png": _depth_matrices, "depth_profiles.png": _depth_profiles}
     with mpl.rc_context(STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        return {name: _png(draw(data)) for name, draw in drawn.items()}
+        return {name: png(draw(data)) for name, draw in drawn.items()}
 
 
-def _png(figure: Figure) -> bytes:
+def png(figure: Figure) -> bytes:
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
     return buffer.getvalue()

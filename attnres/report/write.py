@@ -17,13 +17,13 @@ def write_report(data: ReportData, folder: Path | str) -> Path:
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     drawn = figures(data)
     for name, image in drawn.items():
-        _write(folder / "figures" / name, image)
+        write_file(folder / "figures" / name, image)
     path = folder / "report.html"
-    _write(path, page(data).encode())
+    write_file(path, page(data).encode())
     return path
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_file(path: Path, content: bytes) -> None:
     """Atomically: a reader sees the old file or the new one, also after a crash."""
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -1,0 +1,164 @@
+"""The cost model against counting, against a model's own values, and against what is known of the schedules."""
+
+import json
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+import torch
+
+from attnres.analysis.cost import (
+    Plan,
+    cached_total,
+    chunk_sites,
+    counted_transfers,
+    formula_transfers,
+    memory_traffic,
+    naive_total,
+)
+from attnres.analysis.timeline import EFFORT, schedule_actions, simulate
+from attnres.cli import main
+from attnres.connections import make_connection
+from attnres.errors import UsageError
+
+
+def test_memory_traffic_is_the_specifications_table():
+    rows = memory_traffic(dim=7168, block_size=16, blocks=Fraction(128, 16), streams=4)
+    assert [(row.connection, row.formula) for row in rows] == [
+        ("residual", "3d"),
+        ("mhc", "(8m + 2)d + 2m^2 + 4m"),
+        ("full, two-phase", "(S + N)d"),
+        ("block, two-phase", "(N/S + 5)d"),
+    ]
+    assert [round(row.units, 1) for row in rows] == [3, 34, 24, 5.5]
+    assert rows[1].units * 7168 == pytest.approx(34 * 7168 + 48)
+
+
+@pytest.mark.parametrize("pipeline", range(1, 9))
+@pytest.mark.parametrize("virtual", range(1, 6))
+@pytest.mark.parametrize("new_blocks", [Fraction(1, 4), Fraction(1), Fraction(3)])
+def test_formulas_are_the_sum_of_their_transitions(pipeline, virtual, new_blocks):
+    transfers = formula_transfers(pipeline, virtual, new_blocks)
+    assert sum(transfers.naive) == naive_total(pipeline, virtual, new_blocks)
+    assert sum(transfers.cached) == cached_total(pipeline, virtual, new_blocks)
+
+
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+@pytest.mark.parametrize("pipeline", [2, 3, 4])
+@pytest.mark.parametrize("new_blocks", [1, 2])
+def test_counted_is_the_formula_the_embedding_and_what_is_not_sent_back(pipeline, virtual, new_blocks):
+    """In chunks of whole blocks no partial is open, and the two differ by these alone."""
+    chunks = pipeline * virtual
+    sites = chunk_sites(chunks * new_blocks * 4, chunks)
+    counted, formula = (
+        counted_transfers(sites, 4, pipeline),
+        formula_transfers(pipeline, virtual, Fraction(new_blocks)),
+    )
+    assert [c - f for c, f in zip(counted.naive, formula.naive, strict=True)] == [1] * (chunks - 1)
+    returned = [1 if chunk < pipeline else -new_blocks for chunk in range(1, chunks)]
+    assert [c - f for c, f in zip(counted.cached, formula.cached, strict=True)] == returned
+
+
+@pytest.mark.parametrize(("pipeline", "virtual"), [(2, 1), (2, 3), (3, 2), (4, 2)])
+@pytest.mark.parametrize("block_size", [1, 3, 4])
+def test_counted_is_what_the_connections_values_are(pipeline, virtual, block_size):
+    """Run the connection; a tensor that the receiving rank has held before need not be sent again."""
+    connection = make_connection("block", dim=4, sites=26, block_size=block_size)
+    sites = chunk_sites(26, pipeline * virtual)
+    held: list[dict[int, torch.Tensor]] = [{} for _ in range(pipeline)]
+    values = connection.start(torch.randn(2, 4))
+    naive, cached = [], []
+    for chunk, first in enumerate(sites[:-1]):
+        here = held[chunk % pipeline]
+        if chunk:
+            naive.append(len(values))
+            cached.append(sum(id(tensor) not in here for tensor in values))
+        here |= {id(tensor): tensor for tensor in values}
+        for site in range(first, sites[chunk + 1]):
+            values = connection.scatter(values, None, site, values[0], torch.randn(2, 4))
+            here |= {id(tensor): tensor for tensor in values}
+    counted = counted_transfers(sites, block_size, pipeline)
+    assert (counted.naive, counted.cached) == (naive, cached)
+
+
+@pytest.mark.parametrize("micro_batches", [4, 8, 12])
+@pytest.mark.parametrize("pipeline", [1, 2, 4])
+def test_simulated_steps_are_the_known_ones(pipeline, micro_batches):
+    """Without transfers 1F1B idles P - 1 chunks' forward and backward, interleaved V times less (2104.04473)."""
+    for schedule, virtual in (("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-1f1b", 4)):
+        actions = schedule_actions(schedule, pipeline, virtual, micro_batches)
+        chunk = 1 / (pipeline * virtual)
+        step = simulate(actions, [chunk] * pipeline * virtual, [0.0] * pipeline * virtual)
+        assert step.seconds == pytest.approx(3 * (micro_batches + (pipeline - 1) / virtual) / pipeline)
+        assert step.busy == pytest.approx(3 * micro_batches / pipeline / step.seconds)
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved-1f1b", 3), ("zero-bubble", 2)])
+def test_a_timeline_respects_every_dependency(schedule, virtual):
+    pipeline, micro_batches = 4, 8
+    chunks = pipeline * virtual
+    forward = torch.rand(chunks).tolist()
+    transfer = torch.rand(chunks).tolist()
+    step = simulate(schedule_actions(schedule, pipeline, virtual, micro_batches), forward, transfer)
+    ran = {span.action: span for spans in step.ranks for span in spans}
+    kinds = {action.kind for action in ran}
+    assert len(ran) == chunks * micro_batches * len(kinds)
+    assert kinds == (
+        {"forward", "input gradient", "weight gradient"} if schedule == "zero-bubble" else {"forward", "backward"}
+    )
+    for rank, spans in enumerate(step.ranks):
+        assert all(one.end <= other.start for one, other in pairwise(spans))
+        assert all(span.action.chunk % pipeline == rank for span in spans)
+    for action, span in ran.items():
+        assert span.end - span.start == pytest.approx(forward[action.chunk] * EFFORT[action.kind])
+        if action.kind == "weight gradient":
+            assert ran[action._replace(kind="input gradient")].end <= span.start
+        elif action.kind == "forward" and action.chunk:
+            assert ran[action._replace(chunk=action.chunk - 1)].end + transfer[action.chunk] <= span.start + 1e-9
+        elif action.kind != "forward" and action.chunk < chunks - 1:
+            assert ran[action._replace(chunk=action.chunk + 1)].end + transfer[action.chunk + 1] <= span.start + 1e-9
+
+
+def test_one_link_carries_one_message_at_a_time():
+    actions = schedule_actions("1f1b", 2, 1, 2)
+    step = simulate(actions, [1.0, 1.0], [0.0, 5.0])
+    assert [span.start for span in step.ranks[1]] == [6.0, 7.0, 11.0, 12.0]
+
+
+def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
+    figure, out = tmp_path / "step.png", tmp_path / "cost.json"
+    assert main(["cost", "--micro-batches", "8", "--figure", str(figure), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "124 = 7.28 GB" in printed and "55 = 3.23 GB" in printed and "34.01" in printed
+    assert figure.read_bytes().startswith(b"\x89PNG")
+    record = json.loads(out.read_text())
+    assert record["pipeline"]["formula"] == {"naive": 124, "cached": 55}
+    assert len(record["pipeline"]["counted_transitions"]["cached"]) == 31
+    seconds = {name: step["seconds"] for name, step in record["step"].items()}
+    assert seconds["residual"] <= seconds["block, cached"] <= seconds["block, naive"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cost.json", "step.png"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--pipeline", "64"], "256 chunks"),
+        (["--schedule", "1f1b"], "one virtual stage"),
+        (["--micro-batches", "11", "--pipeline", "4"], "multiple of"),
+        (["--virtual", "1", "--micro-batches", "4"], "as many micro-batches"),
+        (["--link", "0"], "link must be positive"),
+        (["--tflops", "nan"], "finite"),
+        (["--block-size", "129"], "block_size 129"),
+        (["--pipeline", "1", "--figure", "x.png"], "--pipeline 2"),
+    ],
+)
+def test_bad_plans_are_one_line(arguments, message, capsys):
+    assert main(["cost", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_plan_refuses_more_chunks_than_sublayers():
+    with pytest.raises(UsageError, match=r"5 chunks .* more than 4 sublayers"):
+        chunk_sites(4, 5)
+    assert Plan(layers=10, block_size=4, pipeline=3, virtual=1).sites == [0, 3, 6, 10]
