@@ -129,14 +129,19 @@ def _obstacle(fused: str, tensors: Sequence[Tensor]) -> str:
     for x in tensors:
         if x.dtype not in takes:
             return str(x.dtype).removeprefix("torch.")
-    if not torch.compiler.is_compiling() and _transformed():
-        return "torch.func transforms and forward-mode differentiation"
+    # There is no public way to ask either. An operator with only a backward formula would lose tangents in silence.
+    if torch.autograd.forward_ad._current_level >= 0:
+        return "forward-mode differentiation"
+    if not torch.compiler.is_compiling() and _gradient_levels() > 1:
+        return "second derivatives"
     return ""
 
 
-def _transformed() -> bool:
-    # There is no public way to ask either. An operator with only a backward formula would lose tangents in silence.
-    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+def _gradient_levels() -> int:
+    """How many `torch.func` gradients are being taken of one another here."""
+    from torch._C import _functorch as levels  # pyright: ignore[reportMissingModuleSource, reportAttributeAccessIssue]
+
+    return sum(level.key() == levels.TransformType.Grad for level in levels.get_interpreter_stack() or ())
 
 
 def native_backend(device: str) -> str:

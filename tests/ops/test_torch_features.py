@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from attnres.errors import UsageError
-from attnres.ops import attend_blocks, depth_attention, library, merge_partial
+from attnres.ops import attend_blocks, depth_attention, library, merge_partial, operators
 from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
 
 DIM = 40
@@ -99,18 +102,98 @@ def test_merge_saves_its_output_and_not_its_prior():
     assert out.data_ptr() not in pointers and h.data_ptr() in pointers
 
 
-@every_form
-def test_func_transforms(form):
-    """Under them `auto` is the reference, which takes all of them; by name the kernel says that it does not."""
-    tensors = inputs_of()
+def transforms_of(form):
+    """Each as a function of the tensors, and all of them with a nonlinearity after the operator."""
     total = lambda *x: (form(*x) ** 2).sum()  # noqa: E731
-    leaves = [x.clone().requires_grad_() for x in tensors]
-    expected = torch.autograd.grad(total(*leaves), leaves)
-    assert_near(torch.func.grad(total, argnums=tuple(range(len(tensors))))(*tensors), expected)
-    batched = torch.func.vmap(form, in_dims=(0,) * 4 + (None, None))(*tensors)
-    assert_near([batched], [form(*tensors)])
-    _, tangent = torch.func.jvp(lambda q: total(*tensors[:-2], q, tensors[-1]), (tensors[-2],), (tensors[-2],))
-    assert_near([tangent], [(expected[-2] * tensors[-2]).sum()], 1e-4)
+    everything, over_tokens = tuple(range(6)), (0,) * 4 + (None, None)
+    return {
+        "grad": torch.func.grad(total, argnums=everything),
+        "vjp": lambda *x: torch.func.vjp(form, *x)[1](torch.linspace(-1, 1, x[0].numel()).view_as(x[0])),
+        "jacrev": torch.func.jacrev(lambda *x: form(*x).sum(-1), argnums=everything),
+        "vmap": torch.func.vmap(form, in_dims=over_tokens),
+        "vmap over queries and another axis": lambda *x: torch.func.vmap(form, (None, 1, None, None, 0, None), 1)(
+            x[0][:, 0], x[1], *(v[:, 0] for v in x[2:4]), torch.stack([x[4]] * x[1].shape[1]), x[5]
+        ),
+        "vmap of vmap": torch.func.vmap(torch.func.vmap(form, in_dims=over_tokens), in_dims=over_tokens),
+        "a gradient for each member": torch.func.vmap(torch.func.grad(total, argnums=everything), in_dims=over_tokens),
+        "grad of vmap": torch.func.grad(
+            lambda *x: (torch.func.vmap(form, in_dims=over_tokens)(*x) ** 2).sum(), argnums=everything
+        ),
+    }
+
+
+@contextlib.contextmanager
+def reference_only():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operators, "_obstacle", lambda *_: "anything")
+        yield
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch):
+    """How often the fused operator ran, counted where `attnres.ops` calls it."""
+    calls = []
+    counted = lambda *x: (calls.append(x), library.attend(*x))[1]  # noqa: E731
+    monkeypatch.setattr(operators, "library", SimpleNamespace(attend=counted))
+    return calls
+
+
+@every_form
+@pytest.mark.parametrize("name", transforms_of(one_phase))
+def test_func_transforms(form, name, kernel_calls):
+    """They go through the kernel and equal those of plain PyTorch."""
+    tensors = inputs_of(4, 2, 3)
+    actual = tree_leaves(transforms_of(form)[name](*tensors))
+    assert kernel_calls, "the reference ran instead"
+    with reference_only():
+        expected = tree_leaves(transforms_of(form)[name](*tensors))
+    assert_near(actual, expected, 5e-5)
+
+
+@every_form
+def test_second_derivatives_and_forward_mode_are_the_reference_s(form, kernel_calls):
+    tensors = inputs_of(4, 2, 3)
+    total = lambda query: (form(*tensors[:-2], query, tensors[-1]) ** 2).sum()  # noqa: E731
+    query = tensors[-2]
+    gradient, step = torch.func.grad(total), 1e-2 * query / query.norm()
+    slope, bend = gradient(query), (gradient(query + step) - gradient(query - step)) / 2
+    kernel_calls.clear()
+    _, tangent = torch.func.jvp(total, (query,), (query,))
+    assert_near([tangent], [(slope * query).sum()], 1e-4)
+    assert_near([torch.func.hessian(total)(query) @ step], [bend], 1e-2)
+    assert_near([torch.func.grad(lambda x: (torch.func.grad(total)(x) * step).sum())(query)], [bend], 1e-2)
+    assert not kernel_calls
+
+
+def test_transforms_compile():
+    """To the same, or to an error: a tangent or a second derivative may not vanish in silence."""
+    torch._dynamo.reset()
+    tensors = inputs_of(4, 2, 3)
+    total = lambda *x: (one_phase(*x) ** 2).sum()  # noqa: E731
+    each = torch.func.vmap(torch.func.grad(total, argnums=tuple(range(6))), in_dims=(0,) * 4 + (None, None))
+    assert_near(torch.compile(each, fullgraph=True, backend="aot_eager")(*tensors), each(*tensors))
+
+    def tangent(query):
+        return torch.func.jvp(lambda q: total(*tensors[:-2], q, tensors[-1]), (query,), (query,))[1]
+
+    assert_near([torch.compile(tangent, backend="aot_eager")(tensors[-2])], [tangent(tensors[-2])])
+
+    def curvature(query):
+        gradient = torch.func.grad(lambda q: total(*tensors[:-2], q, tensors[-1]))
+        return torch.func.grad(lambda q: gradient(q).square().sum())(query)
+
+    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
+        torch.compile(curvature, backend="aot_eager")(tensors[-2])
+
+
+@every_form
+def test_offloading_the_saved_tensors(form):
+    """A saved-tensor hook may give back copies."""
+    tensors = inputs_of()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x.clone()):
+        actual = value_and_gradients(form, *tensors)
+    for one, other in zip(actual, value_and_gradients(form, *tensors), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_forward_mode_keeps_its_tangent():
@@ -124,8 +207,11 @@ def test_forward_mode_keeps_its_tangent():
 
 def test_what_the_kernel_cannot_do_is_an_error():
     *sources, query, gain = inputs_of()
-    with pytest.raises(UsageError, match=r"torch\.func"):
-        torch.func.grad(lambda q: depth_attention(sources, q, gain, backend="cpu").sum())(query)
+    by_name = lambda q: depth_attention(sources, q, gain, backend="cpu").square().sum()  # noqa: E731
+    with pytest.raises(UsageError, match="does not take second derivatives; use"):
+        torch.func.grad(lambda q: torch.func.grad(by_name)(q).sum())(query)
+    with pytest.raises(UsageError, match="does not take forward-mode differentiation; use"):
+        torch.func.jvp(by_name, (query,), (query,))
     query.requires_grad_()
     h = depth_attention(sources, query, gain, backend="cpu")
     (gradient,) = torch.autograd.grad(h.square().sum(), query, create_graph=True)
@@ -139,6 +225,11 @@ def test_registration(prior):
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(1 if prior else 3))
     priors = [torch.randn(3, 15, DIM), torch.randn(3, 15)] if prior else []
     torch.library.opcheck(library.attend, (sources, [query], [gain], priors, 1e-6, 2.0, torch.float32))
+    with torch.no_grad():
+        outs, lses, statistics = library.attend(sources, [query], [gain], priors, 1e-6, 2.0, torch.float32)
+    saved = (sources, [query], [gain], outs if prior else [], lses, priors[1:], statistics)
+    checks = ("test_schema", "test_faketensor", "test_autograd_registration")  # it has no gradient of its own
+    torch.library.opcheck(library.attend_backward, ([outs[0].sin()], [], *saved, 2.0), test_utils=checks)
 
 
 def test_backward_repeats_to_the_bit_whatever_the_threads():
