@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from attnres.train.sweep import JobState
+from attnres.train.sweep import Job, JobState
 
 PLAIN_SECONDS = 20.0
 
 
 class SweepDisplay:
-    """`watch` is the callback of `run_jobs`; arms maps each job's name to its arm."""
+    """`watch` is the callback of `run_jobs`; arms maps each job's name to its arm.
 
-    def __init__(self, console: Console, arms: Mapping[str, str], steps: int) -> None:
+    cost: of one step of a job, in any unit, where jobs differ; the time left follows it.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        jobs: Sequence[Job],
+        arms: Mapping[str, str],
+        cost: Callable[[Job], float] = lambda _: 1.0,
+    ) -> None:
         self.console = console
         self.arms = arms
-        self.steps = steps
+        self.cost = {job.name: cost(job) for job in jobs}
+        self.whole_cost = sum(self.cost[job.name] * job.config.steps for job in jobs)
         self.began = time.monotonic()
-        self.done_at_start: int | None = None
+        self.spent_at_start: float | None = None
         self.last_line = self.began
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -34,9 +44,10 @@ class SweepDisplay:
         )
         self.tasks: dict[str, TaskID] = {}
         for arm in dict.fromkeys(arms.values()):
-            total = steps * sum(other == arm for other in arms.values())
+            total = sum(job.config.steps for job in jobs if arms[job.name] == arm)
             self.tasks[arm] = self.progress.add_task(arm, total=total, note="waiting")
-        self.whole = self.progress.add_task("all", total=steps * len(arms), note="")
+        self.steps = sum(job.config.steps for job in jobs)
+        self.whole = self.progress.add_task("all", total=self.steps, note="")
 
     def __enter__(self) -> SweepDisplay:
         self.progress.start()
@@ -47,24 +58,25 @@ class SweepDisplay:
 
     def watch(self, states: Sequence[JobState]) -> None:
         done = sum(state.step for state in states)
-        if self.done_at_start is None:
-            self.done_at_start = done
-        left = self._time_left(done, len(states) * self.steps)
+        spent = sum(self.cost[state.job.name] * state.step for state in states)
+        if self.spent_at_start is None:
+            self.spent_at_start = spent
+        left = self._time_left(spent)
         for arm, task in self.tasks.items():
             of_arm = [state for state in states if self.arms[state.job.name] == arm]
             self.progress.update(task, completed=sum(state.step for state in of_arm), note=_note(of_arm))
         self.progress.update(self.whole, completed=done, note=left)
         if not self.console.is_terminal and time.monotonic() - self.last_line > PLAIN_SECONDS:
             self.last_line = time.monotonic()
-            self.console.print(f"{done} of {len(states) * self.steps} steps, {left}", highlight=False)
+            self.console.print(f"{done} of {self.steps} steps, {left}", highlight=False)
 
-    def _time_left(self, done: int, total: int) -> str:
-        fresh = done - (self.done_at_start or 0)
-        if done == total:
+    def _time_left(self, spent: float) -> str:
+        fresh = spent - (self.spent_at_start or 0.0)
+        if spent >= self.whole_cost:
             return ""
         if not fresh:
             return "starting"
-        seconds = (time.monotonic() - self.began) / fresh * (total - done)
+        seconds = (time.monotonic() - self.began) / fresh * (self.whole_cost - spent)
         return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
 
 

@@ -24,10 +24,10 @@ from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from attnres.cli._depth_report import print_line
 from attnres.cli._sweep_display import SweepDisplay
+from attnres.cli._tables import rich_table
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.ablation import (
@@ -42,7 +42,7 @@ from attnres.lab.ablation import (
     tuning_trials,
 )
 from attnres.lab.record import Record, header, write_record
-from attnres.lab.verdicts import comparisons
+from attnres.lab.tables import ablation_tables, verdict_table
 from attnres.train import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import JobState, default_workers, failures, require_done, run_jobs
@@ -104,8 +104,8 @@ def command(
     require_done([state for _, state in final])
     written = _record(tuned, chosen, final, embedding_stds, left_out, out)
     write_record(record, written)
-    for std, _ in comparisons(written):
-        console.print(table(written, std))
+    for table in (*ablation_tables(written), verdict_table(written)):
+        console.print(rich_table(table))
     print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Figures: attnres report")
     failed = failures([state for _, state in (*tuning, *final) if not state.diverged])
     if failed:
@@ -165,8 +165,9 @@ def _run(
     if not trials:
         return []
     print_line(console, f"{what}: {len(trials)} runs of {steps} steps, {workers} at a time")
-    with SweepDisplay(console, {trial.job.name: trial.cell.name for trial in trials}, steps) as display:
-        states = run_jobs([trial.job for trial in trials], workers, display.watch)
+    jobs = [trial.job for trial in trials]
+    with SweepDisplay(console, jobs, {trial.job.name: trial.cell.name for trial in trials}) as display:
+        states = run_jobs(jobs, workers, display.watch)
     return list(zip(trials, states, strict=True))
 
 
@@ -196,46 +197,3 @@ def _record(
         "left_out": [dataclasses.asdict(cell) for cell in left_out],
         "cells": cells,
     }
-
-
-def table(record: Record, std: float) -> Table:
-    """The arms at one embedding scale."""
-    rows = next(rows for scale, rows in comparisons(record) if scale == std)
-    cells = {cell["arm"]: cell for cell in record["cells"] if cell["embedding_std"] == std}
-    shown = Table(
-        title=f"embedding std {std:g}, losses in nats per byte",
-        caption="lr: multiple of the default; * at the grid's edge",
-    )
-    shown.add_column("connection")
-    for heading in ("loss", f"difference to\n{rows[0].arm}", "standard\nerror", "lr", "step\ntime", "runs"):
-        shown.add_column(heading, justify="right")
-    for row in rows:
-        cell = cells[row.arm]
-        shown.add_row(
-            row.arm,
-            _number(row.validation_loss, ".4f"),
-            _number(row.difference, "+.4f"),
-            _number(row.difference_error, ".4f"),
-            factor_text(cell),
-            _number(row.step_time_ratio, ".2f", "x"),
-            runs_text(cell),
-        )
-    return shown
-
-
-def factor_text(cell: Mapping) -> str:
-    factors = [run["factor"] for run in cell["tuning"]]
-    if cell["factor"] is None:
-        return "none"
-    edge = len(factors) > 1 and cell["factor"] in (min(factors), max(factors))
-    return f"x{cell['factor']:g}" + "*" * edge
-
-
-def runs_text(cell: Mapping) -> str:
-    done = sum(run["status"] == "done" for run in cell["runs"])
-    diverged = sum(run["status"] == "diverged" for run in cell["runs"])
-    return f"{done}" + (f", {diverged} diverged" if diverged else "")
-
-
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "" if value is None else f"{value:{form}}{unit}"

@@ -110,7 +110,7 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
     )
     arm_of = {job.name: arm for job, arm in zip(jobs, list(arms) * seeds, strict=True)}
     try:
-        with SweepDisplay(console, arm_of, config.steps) as display:
+        with SweepDisplay(console, jobs, arm_of) as display:
             states = run_jobs(jobs, workers, display.watch)
     except KeyboardInterrupt:
         print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)

@@ -106,25 +106,27 @@ def final_trials(chosen: Mapping[Cell, float], seeds: int, config: RunConfig, ou
 
 
 def outcome(trial: Trial, state: JobState) -> dict[str, Any]:
-    """What is recorded of one run.
+    """What is recorded of one run of a cell."""
+    return {"factor": trial.factor, "seed": trial.seed, **outcome_of(trial.job.folder, state)}
+
+
+def outcome_of(path: Path, state: JobState) -> dict[str, Any]:
+    """How a run ended: its status, its validation losses in nats per byte, and what it cost.
 
     status: "done"; "diverged" if it met a number that is not finite or ended no lower than it began; "failed" if it
-    stopped for any other reason. Losses are in nats per byte.
+    stopped for any other reason.
     """
-    folder = RunFolder(trial.job.folder)
+    folder = RunFolder(path)
     evaluations = [record for record in read_metrics(folder.metrics) if record["kind"] == "eval"]
     bytes_per_token = ((folder.record() or {}).get("corpus") or {}).get("bytes_per_token", 1.0)
     curve = [[record["step"], record["loss"] / bytes_per_token] for record in evaluations]
-    result: dict[str, Any] = {"factor": trial.factor, "seed": trial.seed, "status": state.status, "curve": curve}
-    if state.status == "done":
-        summary = folder.summary() or {}
-        result["loss"] = summary["validation_loss"] / bytes_per_token
-        result |= {name: summary[name] for name in ("step_seconds", "peak_memory_bytes", "parameters")}
-        if result["loss"] >= curve[0][1]:
-            result["status"] = "diverged"
-    else:
-        result |= {"error": state.error, "status": "diverged" if state.diverged else state.status}
-    return result
+    if state.status != "done":
+        return {"status": "diverged" if state.diverged else "failed", "curve": curve, "error": state.error}
+    summary = folder.summary() or {}
+    loss = summary["validation_loss"] / bytes_per_token
+    status = "done" if loss < curve[0][1] else "diverged"
+    cost = {name: summary[name] for name in ("step_seconds", "peak_memory_bytes")}
+    return {"status": status, "curve": curve, "loss": loss, **cost}
 
 
 def choose(outcomes: Sequence[Mapping[str, Any]]) -> float | None:
