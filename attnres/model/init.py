@@ -16,10 +16,11 @@ whatever their connection: paired comparisons start from the same point.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnres.model.config import TransformerConfig
 
@@ -28,13 +29,21 @@ Role = Literal["embedding", "head", "matrix", "gain", "connection"]
 HEAD_STD = 0.02
 
 
-def initialise(model: nn.Module, config: TransformerConfig, seed: int) -> None:
-    """Draw the weights of everything but the connection. In place."""
+def initialise(
+    model: nn.Module,
+    config: TransformerConfig,
+    seed: int,
+    put: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+) -> None:
+    """Draw the weights of everything but the connection, one after the other. In place.
+
+    put(weight, drawn): what sets a weight, where a process holds only a part of it.
+    """
     generator = torch.Generator().manual_seed(seed)
 
-    def normal(weight: torch.Tensor, std: float) -> None:
+    def normal(weight: Tensor, std: float) -> None:
         # Drawn on the CPU in float32, so that a seed gives one model on every device and in every dtype.
-        weight.copy_(torch.randn(weight.shape, generator=generator) * std)
+        put(weight, torch.randn(weight.shape, generator=generator) * std)
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -19,13 +19,14 @@ from attnres.model.sublayers import MLP, Attention, Context, LayerCache, rotary_
 class Transformer(nn.Module):
     """Embedding, 2 * layers sublayers joined by a connection, final norm, head.
 
-    `checkpointing = True` recomputes each transformer layer in the backward pass, connection included.
+    `checkpointing = True` recomputes each transformer layer in the backward pass, connection included. With seed None
+    the weights are not drawn: for the meta device, or to be loaded.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: TransformerConfig, seed: int = 0) -> None:
+    def __init__(self, config: TransformerConfig, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config
         self.checkpointing = False
@@ -41,7 +42,8 @@ class Transformer(nn.Module):
         cos, sin = rotary_angles(config)
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
-        initialise(self, config, seed)
+        if seed is not None:
+            initialise(self, config, seed)
 
     def bound_sublayers(self, time: int, caches: Sequence[LayerCache] | None = None, start: int = 0) -> list[Sublayer]:
         """The sublayers as functions of h alone, for `time` tokens that begin at position `start`."""
@@ -62,8 +64,7 @@ class Transformer(nn.Module):
         """tokens [batch, time] -> the readout [batch, time, dim], before the final norm."""
         sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
         values = self.connection.start(self.embedding(tokens))
-        run = self._checkpointed_run if self.checkpointing and torch.is_grad_enabled() else self.connection.run
-        return self.connection.readout(run(values, sublayers))
+        return self.connection.readout(self.run(values, sublayers))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The readout [..., dim] -> logits [..., vocab_size]."""
@@ -73,8 +74,11 @@ class Transformer(nn.Module):
         scale = HEAD_STD / self.config.embedding_std
         return nn.functional.linear(normed * scale, self.embedding.weight)
 
-    def _checkpointed_run(self, values: Values, sublayers: list[Sublayer]) -> Values:
-        for first in range(0, len(sublayers), 2):
-            layer = sublayers[first : first + 2]
-            values = checkpoint(self.connection.run, values, layer, first, use_reentrant=False)
+    def run(self, values: Values, sublayers: list[Sublayer], first: int = 0) -> Values:
+        """`connection.run` from site `first` on; with `checkpointing` two sublayers at a time."""
+        if not (self.checkpointing and torch.is_grad_enabled()):
+            return self.connection.run(values, sublayers, first)
+        for start in range(0, len(sublayers), 2):
+            layer = sublayers[start : start + 2]
+            values = checkpoint(self.connection.run, values, layer, first + start, use_reentrant=False)
         return values

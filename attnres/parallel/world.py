@@ -1,0 +1,200 @@
+"""The processes of a run: who they are, that they are the same program, and how they end together.
+
+Started by torchrun (or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), each process of a run is one
+of a `World`. When one of them dies, the others find a closed connection at their next exchange, or wait no longer than
+the timeout; they stop, and one of them says so in one line.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from attnres.errors import UsageError
+from attnres.parallel.layout import Layout
+from attnres.version import __version__
+
+T = TypeVar("T")
+
+
+class Lost(Exception):
+    """Another process of the run is gone or does not answer. The message says what was heard of it."""
+
+
+class World:
+    """A run of one process: nobody to ask. `ManyProcesses` has the same methods."""
+
+    rank = 0
+    size = 1
+
+    @property
+    def main(self) -> bool:
+        """Whether this process is the one that writes and prints."""
+        return self.rank == 0
+
+    def share(self, make: Callable[[], T]) -> T:
+        """What `make` returns on the main process, on all of them."""
+        return make()
+
+    def any(self, flag: bool) -> bool:
+        """Whether the flag is set on any process."""
+        return flag
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        """Raise UsageError, naming the fact and the process, unless all processes have the same facts."""
+
+    def speaks(self) -> bool:
+        """Whether this process is the one to print the error that ends the run: true on the first that asks."""
+        return True
+
+
+class ManyProcesses(World):
+    """One of several processes, with a process group that spans them all."""
+
+    def __init__(self, layout: Layout, device: torch.device, store: Any, rank: int, size: int) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        assert layout.shard is not None
+        self.layout = layout
+        self.device = device
+        self.rank, self.size = rank, size
+        self._store = store
+        shape = (layout.pipeline, layout.replicate, layout.shard)
+        self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "replicate", "shard"))
+
+    @property
+    def data_rank(self) -> int:
+        """Which part of each batch is this process's."""
+        assert self.layout.shard is not None
+        return self.mesh.get_local_rank("replicate") * self.layout.shard + self.mesh.get_local_rank("shard")
+
+    def share(self, make: Callable[[], T]) -> T:
+        import torch.distributed as dist
+
+        box = [make() if self.main else None]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]  # type: ignore[return-value]
+
+    def any(self, flag: bool) -> bool:
+        return self.sum(torch.tensor(float(flag))).item() > 0
+
+    def sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes, on all of them; a new tensor."""
+        import torch.distributed as dist
+
+        total = tensor.detach().to(self.device).clone()
+        dist.all_reduce(total)
+        return total
+
+    def gather(self, value: T) -> list[T]:
+        """Every process's value, by rank."""
+        import torch.distributed as dist
+
+        values: list[Any] = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def agree(self, facts: Mapping[str, str]) -> None:
+        everyone = self.gather(dict(facts))
+        for rank, theirs in enumerate(everyone):
+            differing = [name for name in facts if theirs.get(name) != everyone[0].get(name)]
+            if differing:
+                raise UsageError(
+                    f"process {rank} differs from process 0 in its {' and '.join(differing)}; "
+                    "start all of them with the same command and the same installation"
+                )
+
+    def speaks(self) -> bool:
+        try:
+            return self._store.add("attnres/spoken", 1) == 1
+        except Exception:  # the process that kept the store is gone, so it may not have said anything
+            return True
+
+
+def processes() -> int:
+    """How many processes torchrun has started for this run; 1 without it."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main() -> bool:
+    """Whether this process prints, as far as the environment tells."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def join_world(layout: Layout, device: str) -> Iterator[World]:
+    """Meet the other processes, and leave them in the end.
+
+    device: "cpu" (gloo) or "cuda" (NCCL). Raises UsageError if the layout does not fit the number of processes, or if
+    not all of them come within the timeout; a broken connection inside the block becomes `Lost`.
+    """
+    layout = layout.fit(processes())
+    if processes() == 1:
+        yield World()
+        return
+
+    import torch.distributed as dist
+
+    rank, size = int(os.environ["RANK"]), processes()
+    timeout = timedelta(seconds=layout.timeout)
+    where = torch.device(device, int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
+    if where.type == "cuda":
+        torch.cuda.set_device(where)
+    try:
+        store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=timeout)))
+        # A restart by torchrun may find the keys of the attempt before it.
+        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        backend = "nccl" if where.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        world = ManyProcesses(layout, where, store, rank, size)
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        raise UsageError(
+            f"process {rank} of {size} has not met all the others within {layout.timeout:g} s ({_first_line(error)}); "
+            "see that every machine runs the command and reaches MASTER_ADDR"
+        ) from error
+    try:
+        yield world
+    except Exception as error:
+        if not _is_lost(error):
+            raise
+        raise Lost(f"process {rank} of {size} has lost another one ({_first_line(error)})") from error
+    else:
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+@cache
+def code_digest() -> str:
+    """The version and a hash of this package's source, as it lies on this machine."""
+    root = Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".cpp")):
+        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
+    return f"{__version__} {digest.hexdigest()}"
+
+
+# What gloo, NCCL and the store say when a process is gone or silent. They share no exception type.
+_LOST = re.compile(r"closed by peer|connection reset|broken pipe|timed out|timeout|gloo|nccl|socket|recvvalue", re.I)
+
+
+def _is_lost(error: BaseException) -> bool:
+    chain: BaseException | None = error
+    while chain is not None:
+        if isinstance(chain, RuntimeError | ConnectionError) and _LOST.search(str(chain)):
+            return True
+        chain = chain.__cause__ or chain.__context__
+    return False
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:160] if lines else type(error).__name__
