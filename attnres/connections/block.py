@@ -134,7 +134,8 @@ class Block(Connection):
     def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
         if not self._fused:
             return super().mix(values, site)
-        return None, self._attend(self._visible(values), range(site, site + 1), values[0].dtype)[0][0]
+        outs, _ = attend(self._visible(values), *self._vectors(range(site, site + 1)), (), self.eps, values[0].dtype)
+        return None, outs[0]
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
         """Two phases (Algorithm 1 of the paper): the finished blocks are read once for all sites of a tile, and each
@@ -156,20 +157,20 @@ class Block(Connection):
             return super().run(values, sublayers, first)
         dtype = values[0].dtype
         finished = len(values) - (first % self.block_size > 0)
-        sites = range(first, first + len(sublayers))
-        waiting = list(zip(*self._attend(values[:finished], sites, widen(values[0]).dtype), strict=True))
+        queries, gains = self._vectors(range(first, first + len(sublayers)))
+        phase_1 = attend(values[:finished], queries, gains, (), self.eps, widen(values[0]).dtype)
+        waiting = list(zip(queries, gains, *phase_1, strict=True))
+        del phase_1
         for site, sublayer in enumerate(sublayers, first):
-            h, lse = waiting.pop(0)  # not kept: nobody needs it again, backward included
+            query, gain, h, lse = waiting.pop(0)  # not kept: nobody needs h again, backward included
             if len(values) > finished:
-                h = self._attend(values[finished:], range(site, site + 1), dtype, (h, lse))[0][0]
+                h = attend(values[finished:], [query], [gain], (h, lse), self.eps, dtype)[0][0]
             values = self.scatter(values, None, site, h, sublayer(h.to(dtype)))
         return values
 
-    def _attend(
-        self, sources: Values, sites: range, dtype: torch.dtype, prior: Values = ()
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        queries, gains = [self.query[site] for site in sites], [self.gain[site] for site in sites]
-        return attend(sources, queries, gains, prior, self.eps, dtype)
+    def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
+        """The queries and gains of consecutive sites."""
+        return [self.query[site] for site in sites], [self.gain[site] for site in sites]
 
     def extra_repr(self) -> str:
         return (
