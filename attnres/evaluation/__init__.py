@@ -1,0 +1,5 @@
+"""Downstream tasks through lm-eval, for the lab's runs and for models of transformers."""
+
+from attnres.evaluation.harness import Score, compare_models, evaluate_model, load_tasks
+
+__all__ = ["Score", "compare_models", "evaluate_model", "load_tasks"]

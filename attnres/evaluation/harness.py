@@ -1,0 +1,189 @@
+"""lm-eval's tasks on one model, and beside its plain twin. lm-eval is imported on first use: it takes seconds."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnres.errors import UsageError
+from attnres.train import load_run
+
+SEED = 1234
+"""Of the examples before a question, as lm-eval's own command chooses them."""
+BOOTSTRAPS = 1000
+"""Resamples where lm-eval's own standard error is a bootstrap."""
+GROUPS = 200
+"""Groups of documents in a jackknife: its own relative error is then about 5%."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one task."""
+
+    task: str
+    metric: str
+    """With its filter behind a comma, where that is not `none`."""
+    higher_is_better: bool | None
+    documents: int
+    value: float
+    error: float | None
+    """Standard error: lm-eval's, or by `jackknife` where it gives none; None for a single document."""
+    samples: tuple[Any, ...]
+    """What each document contributes: a number, or parts of one, such as (nats, bytes)."""
+    aggregate: Callable[[Sequence[Any]], float]
+    """From the samples to the value: often the mean."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A score less the other model's on the same documents."""
+
+    value: float
+    error: float | None
+    """Standard error, paired by document: of a mean, that of the mean of the documents' differences."""
+
+
+def load_tasks(names: Sequence[str]) -> Any:
+    """lm-eval's tasks, groups or tags by these names, or from these yaml files. Raises UsageError."""
+    _quiet()
+    try:
+        from lm_eval.tasks import TaskManager
+    except ImportError:
+        raise UsageError("evaluation needs the lm-eval library: pip install 'attnres[eval]'") from None
+    files = [name for name in names if name.endswith((".yaml", ".yml"))]
+    for file in files:
+        if not Path(file).is_file():
+            raise UsageError(f"there is no task file {file}; check the path")
+    manager = TaskManager(include_defaults=len(files) < len(names))
+    unknown = [name for name in names if name not in files and name not in manager.task_index]
+    if unknown:
+        raise UsageError(
+            f"lm-eval has no task {', '.join(map(repr, unknown))}; `lm-eval ls tasks` lists them, or give a .yaml file"
+        )
+    try:
+        return manager.load(list(names))
+    except Exception as error:  # a task may run any code and read any data
+        raise UsageError(f"cannot load the tasks {', '.join(names)}: {_first_line(error)}") from error
+
+
+def evaluate_model(
+    path: str | Path, tasks: Any, batch_size: int = 8, shots: int | None = None, limit: int | None = None
+) -> list[Score]:
+    """The scores of a run folder, or of a folder of transformers (attached or plain), on `load_tasks(...)`.
+
+    shots: examples before each question, where the task does not fix that. limit: only the first documents of a task.
+    """
+    from lm_eval.evaluator import evaluate
+
+    model = _open_model(Path(path), batch_size)
+    for task in tasks["tasks"].values():
+        fixed = task.get_config("num_fewshot")
+        if fixed != 0:  # a task that has none has its reason
+            task.set_config(key="num_fewshot", value=(fixed or 0) if shots is None else shots)
+        task.set_fewshot_seed(seed=SEED)
+    torch.manual_seed(SEED)
+    # Its bootstrap would fork a process per core from this one, whose torch may hold threads.
+    os.environ["DISABLE_MULTIPROC"] = "1"
+    # Not `simple_evaluate`, which spends seconds on a report of the machine.
+    results = evaluate(model, tasks, limit=limit, bootstrap_iters=BOOTSTRAPS)
+    assert results is not None
+    return [score for name, task in tasks["tasks"].items() for score in _scores(name, task, dict(results))]
+
+
+def compare_models(scores: Sequence[Score], others: Sequence[Score]) -> list[Difference | None]:
+    """For each score its difference to the other model's; None where that has no such score."""
+    known = {(score.task, score.metric): score for score in others}
+    return [
+        _difference(score, known[key]) if (key := (score.task, score.metric)) in known else None for score in scores
+    ]
+
+
+def _difference(score: Score, other: Score) -> Difference:
+    if len(score.samples) != len(other.samples):
+        return Difference(score.value - other.value, None)
+    pairs = list(zip(score.samples, other.samples, strict=True))
+
+    def aggregate(chosen: Sequence[Any]) -> float:
+        ours, theirs = zip(*chosen, strict=True)
+        return score.aggregate(ours) - other.aggregate(theirs)
+
+    return Difference(score.value - other.value, jackknife(aggregate, pairs))
+
+
+def jackknife(aggregate: Callable[[Sequence[Any]], float], samples: Sequence[Any]) -> float | None:
+    """Standard error of aggregate(samples), by leaving out one of at most GROUPS groups of samples at a time.
+
+    With as many groups as samples, that of a mean is exactly stdev / sqrt(n). Source: Tukey 1958; Shao & Tu 1995.
+    """
+    groups = min(len(samples), GROUPS)
+    if groups < 2:
+        return None
+    without = [aggregate([s for i, s in enumerate(samples) if i % groups != group]) for group in range(groups)]
+    return math.sqrt((groups - 1) * statistics.pvariance(without))
+
+
+def _open_model(path: Path, batch_size: int) -> Any:
+    """A language model of lm-eval from a folder."""
+    from attnres.evaluation.run_lm import RunLM
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        config = {}
+    except ValueError as error:
+        raise UsageError(f"{path / 'config.json'}: not valid JSON ({error}); give another folder") from None
+    if "model_type" not in config:
+        return RunLM(load_run(path), batch_size, torch.device(device))
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        if "attnres" in config:
+            import attnres.hf
+
+            model = attnres.hf.load(path)
+        else:
+            model: Any = AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+    except UsageError:
+        raise
+    except Exception as error:  # transformers raises many kinds
+        raise UsageError(f"{path}: cannot be loaded as a model of transformers: {_first_line(error)}") from error
+    wrap: Any = HFLM  # its decorator hides what it takes
+    return wrap(pretrained=model.to(device).eval(), tokenizer=tokenizer, batch_size=batch_size, device=device)
+
+
+def _scores(name: str, task: Any, results: dict[str, Any]) -> list[Score]:
+    row, better = results["results"][name], results["higher_is_better"].get(name, {})
+    scores = []
+    for key, value in row.items():
+        metric, comma, chosen = key.partition(",")
+        if not comma or metric.endswith("_stderr"):
+            continue
+        samples = tuple(sample[metric] for sample in results["samples"][name] if sample["filter"] == chosen)
+        aggregate = task.aggregation()[metric]
+        error = row.get(f"{metric}_stderr,{chosen}")
+        if not isinstance(error, float):  # "N/A"
+            error = jackknife(aggregate, samples)
+        title = metric if chosen == "none" else key
+        scores.append(Score(name, title, better.get(metric), len(samples), float(value), error, samples, aggregate))
+    return scores
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip("'\" \n") or type(error).__name__).splitlines()[0]
+
+
+def _quiet() -> None:
+    """lm-eval reports every step of its own as INFO or WARNING."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from attnres.cli import main
+from tests.evaluation.conftest import make_run, plain_run, run, tasks  # noqa: F401  fixtures
+
+
+def test_a_run_beside_its_twin(attnres, run, plain_run, tasks, tmp_path):  # noqa: F811
+    out = tmp_path / "scores.json"
+    done = attnres("eval", run, "--beside", plain_run, "--tasks", tasks["choice"], tasks["text"], "--out", out)
+    assert done.returncode == 0, done.stderr
+    assert "sums_choice" in done.stdout and "acc_norm ↑" in done.stdout and "bits_per_byte ↓" in done.stdout
+    assert f"scores: {out}" in done.stdout.replace("\n", "")
+    record = json.loads(out.read_text())
+    assert record["model"] == str(run) and record["beside"] == str(plain_run) and "lm-eval" in record["versions"]
+    assert [score["metric"] for score in record["scores"]] == ["acc", "acc_norm", "bits_per_byte"]
+    for score, other, difference in zip(record["scores"], record["others"], record["differences"], strict=True):
+        assert difference["value"] == score["value"] - other["value"]
+        assert f"{score['value']:.4f} ± {score['error']:.4f}" in done.stdout
+        assert f"{difference['value']:+.4f}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere", "--tasks", "x"], "nowhere: no such folder; give a run's, or a model's of transformers"),
+        ([".", "--tasks", "x", "--limit", "0"], "limit must be at least 1, not 0"),
+        ([".", "--tasks", "nowhere.yaml"], "there is no task file nowhere.yaml"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, capsys, monkeypatch):
+    assert main(["eval", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_without_lm_eval(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
+    assert main(["eval", str(tmp_path), "--tasks", "piqa"]) == 2
+    assert "pip install 'attnres[eval]'" in capsys.readouterr().err
