@@ -8,7 +8,8 @@
 For each arm and scale of the embedding, the learning rates are chosen from a grid of multiples of the defaults, on a
 seed of its own; then every arm runs on the same seeds, so differences to the first arm are paired. Every run is a
 one-thread process with a folder of its own; stop it with Ctrl-C or in any other way, and the same command goes on.
-A run that diverges is kept, marked, and left out of the means. RECORD is what `attnres report` draws from.
+A run that diverges is kept, marked, and left out of the means. RECORD is what `attnres report` draws from; arms that it
+holds already, from a sweep with the same options, are not run again.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ from attnres.lab.ablation import (
     trial,
     tuning_trials,
 )
-from attnres.lab.record import Record, header, write_record
+from attnres.lab.record import Record, header, read_record, write_record
 from attnres.lab.tables import ablation_tables, verdict_table
-from attnres.train import RunConfig
+from attnres.train import RunConfig, config_to_json
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import JobState, default_workers, failures, require_done, run_jobs
 
@@ -82,32 +83,29 @@ def command(
     with console.status("opening the corpus"):
         corpus = open_corpus(config.data)
         check_length(corpus, config.model.context)
+    sweep = {"config": config_to_json(config), "grid": list(grid), "seeds": seeds}
+    before = earlier(record, sweep)
+    missing = [cell for cell in cells if cell not in before["cells"]]
+    if len(missing) < len(cells):
+        print_line(console, f"{len(cells) - len(missing)} of {len(cells)} arms are in {record} already")
     left_out: list[Cell] = []
-    if budget is not None:
-        cells, left_out = _within(
-            seconds_of(budget), cells, seeds + len(grid) * (len(grid) > 1), config, corpus, out, workers
-        )
-    try:
-        tuning = _run(console, "tuning", tuning_trials(cells, grid, config, out), config.steps, workers)
-        tuned = {cell: [outcome(*run) for run in tuning if run[0].cell == cell] for cell in cells}
-        chosen = {cell: grid[0] if len(grid) == 1 else choose(tuned[cell]) for cell in cells}
-        final = _run(
-            console,
-            "final runs",
-            final_trials({cell: factor for cell, factor in chosen.items() if factor is not None}, seeds, config, out),
-            config.steps,
-            workers,
-        )
-    except KeyboardInterrupt:
-        print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)
-        return 130
-    require_done([state for _, state in final])
-    written = _record(tuned, chosen, final, embedding_stds, left_out, out)
-    write_record(record, written)
+    if missing and budget is not None:
+        runs_of_each = seeds + len(grid) * (len(grid) > 1)
+        missing, left_out = _within(seconds_of(budget), missing, runs_of_each, config, corpus, out, workers)
+    failed = ""
+    if missing:
+        try:
+            new, states = _train(console, missing, grid, seeds, config, out, workers)
+        except KeyboardInterrupt:
+            print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)
+            return 130
+        failed = failures([state for state in states if not state.diverged])
+        run_record = next(RunFolder(state.job.folder).record() or {} for state in states if state.status == "done")
+        write_record(record, _merged(before, new, cells, left_out, sweep, run_record))
+    written = read_record(record, "ablation")
     for table in (*ablation_tables(written), verdict_table(written)):
         console.print(rich_table(table))
     print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Figures: attnres report")
-    failed = failures([state for _, state in (*tuning, *final) if not state.diverged])
     if failed:
         print(f"attnres: not every run was finished; the table is without it\n{failed}", file=sys.stderr)
     return 1 if failed else 0
@@ -152,48 +150,71 @@ def _within(
     print_line(console, f"the budget buys {len(chosen)} of {len(cells)} arms, about {total:.0f} minutes")
     for cell in left_out:
         print_line(console, f"left out: {cell.name}, about {minutes[cell]:.1f} minutes")
-    if len({cell.arm for cell in chosen}) < 2:
-        raise UsageError(
-            f"the budget is too small for two arms; these need about {sum(list(minutes.values())[:2]):.0f} minutes"
-        )
+    if not chosen:
+        raise UsageError(f"the budget is too small for any arm; the first needs about {minutes[cells[0]]:.1f} minutes")
     return chosen, left_out
 
 
-def _run(
-    console: Console, what: str, trials: Sequence[Trial], steps: int, workers: int
-) -> list[tuple[Trial, JobState]]:
-    if not trials:
-        return []
-    print_line(console, f"{what}: {len(trials)} runs of {steps} steps, {workers} at a time")
-    jobs = [trial.job for trial in trials]
-    with SweepDisplay(console, jobs, {trial.job.name: trial.cell.name for trial in trials}) as display:
-        states = run_jobs(jobs, workers, display.watch)
-    return list(zip(trials, states, strict=True))
+def _train(
+    console: Console, cells: list[Cell], grid: Sequence[float], seeds: int, config: RunConfig, out: Path, workers: int
+) -> tuple[dict[Cell, Record], list[JobState]]:
+    """Tune, then train: the cells of the record, and how every run ended."""
+
+    def run(what: str, trials: Sequence[Trial]) -> list[tuple[Trial, JobState]]:
+        if not trials:
+            return []
+        print_line(console, f"{what}: {len(trials)} runs of {config.steps} steps, {workers} at a time")
+        jobs = [trial.job for trial in trials]
+        with SweepDisplay(console, jobs, {trial.job.name: trial.cell.name for trial in trials}) as display:
+            return list(zip(trials, run_jobs(jobs, workers, display.watch), strict=True))
+
+    tuning = run("tuning", tuning_trials(cells, grid, config, out))
+    tuned = {cell: [outcome(*one) for one in tuning if one[0].cell == cell] for cell in cells}
+    chosen = {cell: grid[0] if len(grid) == 1 else choose(tuned[cell]) for cell in cells}
+    trainable = {cell: factor for cell, factor in chosen.items() if factor is not None}
+    final = run("final runs", final_trials(trainable, seeds, config, out))
+    states = [state for _, state in (*tuning, *final)]
+    require_done([state for _, state in final] or states)
+    recorded = {}
+    for cell, factor in chosen.items():
+        ends = [outcome(*one) for one in final if one[0].cell == cell]
+        recorded[cell] = {**dataclasses.asdict(cell), "factor": factor, "tuning": tuned[cell], "runs": ends}
+    return recorded, states
 
 
-def _record(
-    tuned: Mapping[Cell, list[dict]],
-    chosen: Mapping[Cell, float | None],
-    final: Sequence[tuple[Trial, JobState]],
-    embedding_stds: Sequence[float],
+def earlier(path: Path, sweep: Record) -> Record:
+    """The cells that the record holds already and the hours they took. Raises UsageError if it is another sweep's."""
+    if not path.exists():
+        return {"cells": {}, "hours": 0.0}
+    record = read_record(path, "ablation")
+    differing = [name for name in sweep if record["sweep"].get(name) != sweep[name]]
+    if differing:
+        raise UsageError(
+            f"{path} holds a sweep with another {' and another '.join(differing)}; repeat its options to go on with "
+            "it, or choose another --record and --out"
+        )
+    cells = {Cell(cell["arm"], cell["embedding_std"]): cell for cell in record["cells"]}
+    whole = {cell: entry for cell, entry in cells.items() if all(run["status"] != "failed" for run in entry["runs"])}
+    return {"cells": whole, "hours": record["hours"]}
+
+
+def _merged(
+    before: Record,
+    new: Mapping[Cell, Record],
+    cells: Sequence[Cell],
     left_out: Sequence[Cell],
-    out: Path,
+    sweep: Record,
+    run_record: Record,
 ) -> Record:
-    done = next(trial for trial, state in final if state.status == "done")
-    run_record = RunFolder(done.job.folder).record() or {}
-    cells = [
-        {
-            **dataclasses.asdict(cell),
-            "tuning": tuned[cell],
-            "factor": chosen[cell],
-            "runs": [outcome(*run) for run in final if run[0].cell == cell],
-        }
-        for cell in chosen
-    ]
-    runs = [run for cell in cells for run in (*cell["tuning"], *cell["runs"]) if "step_seconds" in run]
+    """The record with the new cells in it, in the order of this command."""
+    commit = run_record["versions"]["commit"]
+    everything = before["cells"] | {cell: entry | {"commit": commit} for cell, entry in new.items()}
+    ordered = [everything[cell] for cell in dict.fromkeys([*cells, *everything]) if cell in everything]
+    runs = [run for entry in new.values() for run in (*entry["tuning"], *entry["runs"]) if "step_seconds" in run]
     hours = sum(run["step_seconds"] * run["curve"][-1][0] for run in runs) / 3600
-    return header("ablation", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours) | {
-        "embedding_stds": list(embedding_stds),
+    return header("ablation", shlex.join(["attnres", *sys.argv[1:]]), run_record, before["hours"] + hours) | {
+        "sweep": sweep,
+        "embedding_stds": list(dict.fromkeys(entry["embedding_std"] for entry in ordered)),
         "left_out": [dataclasses.asdict(cell) for cell in left_out],
-        "cells": cells,
+        "cells": ordered,
     }

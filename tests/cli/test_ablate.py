@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attnres.cli import main
+from attnres.lab.ablation import choose
+from attnres.lab.record import read_record
+from attnres.lab.tables import ablation_tables
+from attnres.train import train
+from attnres.train.loop import Diverged
+from attnres.train.sweep import JobState
+from tests.cli.conftest import TINY
+
+STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3", "--validation-tokens", "64"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process():
+    """Runs train here and not in workers, whose start takes seconds each; tests of compare have real ones."""
+
+    def run_jobs(jobs, workers, watch):
+        states = [JobState(job) for job in jobs]
+        for state in states:
+            try:
+                train(state.job.config, state.job.folder)
+                state.status = "done"
+            except Diverged as error:
+                state.status, state.error, state.diverged = "failed", str(error), True
+            state.refresh()
+            watch(states)
+        return states
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnres.cli.ablate.run_jobs", run_jobs)
+        yield
+
+
+@pytest.fixture
+def ablate(capsys):
+    def call(*arguments):
+        code = main(["ablate", *map(str, arguments)])
+        return code, capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def sweep(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("ablation")
+    options = [*STEPS, *corpus, "--seeds", "2", "--embedding-stds", "1", "--out", out / "runs"]
+    options = [str(option) for option in (*options, "--record", out / "record.json")]
+    assert main(["ablate", "residual", "full", *options, "--grid", "1", "30"]) == 0
+    return out, options
+
+
+def test_the_record_holds_every_run_and_the_choice(sweep):
+    out, _ = sweep
+    record = read_record(out / "record.json", "ablation")
+    assert [cell["arm"] for cell in record["cells"]] == ["residual", "full"]
+    for cell in record["cells"]:
+        assert [(run["factor"], run["seed"]) for run in cell["tuning"]] == [(1.0, 1000), (30.0, 1000)]
+        assert cell["factor"] == min(cell["tuning"], key=lambda run: run["loss"])["factor"]
+        assert [run["seed"] for run in cell["runs"]] == [0, 1]
+        for run in cell["runs"]:
+            folder = out / "runs" / "std-1" / cell["arm"] / f"lr-{cell['factor']:g}" / f"seed-{run['seed']}"
+            summary = json.loads((folder / "summary.json").read_text())
+            assert run["loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
+            config = json.loads((folder / "config.json").read_text())["config"]
+            assert config["optimizer"]["adamw_lr"] == pytest.approx(3e-3 * cell["factor"])
+    assert record["versions"]["commit"] and record["hours"] > 0 and record["sweep"]["grid"] == [1, 30]
+    table = ablation_tables(record)[0]
+    pairs = [run["loss"] for run in record["cells"][1]["runs"]], [run["loss"] for run in record["cells"][0]["runs"]]
+    assert float(table.rows[1][2]) == pytest.approx(sum(a - b for a, b in zip(*pairs, strict=True)) / 2, abs=6e-5)
+
+
+def test_arms_that_are_recorded_are_not_run_again_and_new_ones_join(sweep, ablate):
+    out, options = sweep
+    before = read_record(out / "record.json", "ablation")
+    code, told = ablate("residual", "full", "x0", *options, "--grid", "1", "30")
+    assert code == 0 and "2 of 3 arms" in told.out and "tuning: 2 runs" in told.out
+    after = read_record(out / "record.json", "ablation")
+    assert after["cells"][:2] == before["cells"] and after["cells"][2]["arm"] == "x0"
+    assert after["hours"] > before["hours"]
+
+
+def test_another_sweeps_record_is_refused(sweep, ablate):
+    code, told = ablate("residual", "full", *sweep[1], "--grid", "1")
+    assert code == 2 and "another grid" in told.err and told.err.count("\n") == 1
+
+
+def test_a_budget_says_what_it_leaves_out(tmp_path, ablate, corpus):
+    options = [*STEPS, *corpus, "--out", tmp_path, "--record", tmp_path / "r.json"]
+    code, told = ablate("residual", "full", "--budget", "1s", *options)
+    assert code == 2 and "too small for any arm" in told.err and "left out: full" in told.out
+    assert not (tmp_path / "r.json").exists()
+
+
+def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
+    """A learning rate of 1e38: the run stops on a number that is not finite."""
+    record = tmp_path / "r.json"
+    options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--out", tmp_path, "--record", record]
+    code, told = ablate("residual", "full", *options, "--grid", "1", "1e38")
+    assert code == 0, told.err
+    for cell in read_record(record, "ablation")["cells"]:
+        assert [run["status"] for run in cell["tuning"]] == ["done", "diverged"] and cell["factor"] == 1.0
+
+
+def test_the_lowest_loss_that_was_reached_is_chosen():
+    runs = [{"status": "done", "loss": 2.0, "factor": 1.0}, {"status": "diverged", "loss": 1.0, "factor": 2.0}]
+    assert choose(runs) == 1.0 and choose(runs[1:]) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["residual"], "at least two arms"),
+        (["residual", "resnet"], "unknown connection 'resnet'"),
+        (["residual", "full", "--seeds", "0"], "seeds and workers must be at least 1"),
+        (["residual", "full", "--grid", "0"], "grid: give at least one positive number"),
+        (["residual", "full", "--embedding-stds", "1", "1"], "embedding-stds: give at least one positive number, each"),
+        (["residual", "full", "--budget", "soon"], "budget: write a time such as 30m"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, tmp_path, ablate, corpus):
+    places = ["--out", str(tmp_path / "out"), "--record", str(tmp_path / "record.json")]
+    code, told = ablate(*arguments, *places, *corpus)
+    assert code == 2 and message in told.err and told.err.count("\n") == 1 and not (tmp_path / "out").exists()
