@@ -1,0 +1,217 @@
+"""A transformer cut into stages over the ranks of a process group, run by torch's schedules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+
+from attnres.connections import make_connection
+from attnres.errors import UsageError
+from attnres.model import TransformerConfig
+from attnres.parallel.cache import CrossStageCache
+from attnres.parallel.plan import Chunk, even_cuts, plan, trace
+from attnres.parallel.stage import ChunkRunner, Stage, build_stages
+
+SCHEDULES = ("1f1b", "interleaved-1f1b", "zero-bubble")
+
+
+class Pipeline:
+    """Forward and backward of `Transformer(config, seed)` over P ranks, V chunks of sublayers on each.
+
+    Chunk c stands on rank c mod P. Losses and gradients are the one-process model's. Every rank of the group calls the
+    same methods in the same order.
+
+    group: the ranks of this pipeline, by default all; cuts: the first site of each chunk but the first, by default as
+    even as whole sublayers allow; cache: False sends all of `values` at every transition, for comparison; precision: the
+    dtype of matrix products under autocast, None for that of the parameters.
+
+    Raises UsageError, alike on every rank and before anything is sent, on what cannot be a pipeline.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        seed: int,
+        micro_batches: int,
+        group: dist.ProcessGroup | None = None,
+        virtual: int = 1,
+        schedule: str = "1f1b",
+        cache: bool = True,
+        cuts: Sequence[int] | None = None,
+        device: torch.device | str = "cpu",
+        precision: torch.dtype | None = None,
+        checkpointing: bool = False,
+    ) -> None:
+        self.config = config
+        self.group = group
+        self.micro_batches = micro_batches
+        self.precision = precision
+        self.device = torch.device(device)
+        self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
+        check_pipeline(config, self.ranks, virtual, schedule, micro_batches, cuts)
+        self.cuts = even_cuts(config.sites, self.ranks * virtual) if cuts is None else list(cuts)
+        self.cached = cache
+        self.cache = CrossStageCache()
+        self.traffic: Counter[tuple[int, str]] = Counter()
+        """Bytes that this rank has sent, by (chunk to or from whose predecessor the transition leads, direction)."""
+        self._plans: dict[tuple[int, int], list[Chunk]] = {}
+
+        count = self.ranks * virtual
+        own = range(self.rank, count, self.ranks)
+        self.stages = build_stages(config, seed, self.plan(1, 1), own)
+        """This rank's stages. Shard or wrap their parameters before the first step."""
+        for stage in self.stages:
+            stage.checkpointing = checkpointing
+            stage.autocast = precision
+            stage.to(self.device)
+        self._runners = [
+            ChunkRunner(stage, index, count, self.device, group, self.cache, self.traffic)
+            for index, stage in zip(own, self.stages, strict=True)
+        ]
+        options = {"n_microbatches": micro_batches, "loss_fn": self._loss, "scale_grads": False}
+        if schedule == "1f1b":
+            self.schedule = Schedule1F1B(self._runners[0], **options)
+        else:
+            kind = ScheduleInterleaved1F1B if schedule == "interleaved-1f1b" else ScheduleInterleavedZeroBubble
+            self.schedule = kind(self._runners, **options)  # type: ignore[arg-type]
+
+    def forward_backward(self, batches: Sequence[Tensor]) -> float:
+        """Add the gradient of the batches' mean loss to the parameters; return that loss, on every rank.
+
+        batches: as many as `micro_batches`, all [batch, time + 1], the same on every rank.
+        """
+        if len(batches) != self.micro_batches or len({batch.shape for batch in batches}) != 1:
+            shapes = ", ".join(str(list(batch.shape)) for batch in batches)
+            raise UsageError(f"a step takes {self.micro_batches} micro-batches of one shape, not {shapes}")
+        self._follow(batches[0])
+        tokens = torch.cat(list(batches))
+        inputs = (tokens[:, :-1],) if self.rank == 0 else ()
+        losses: list[Tensor] = []
+        if self._last:
+            self.schedule.step(*inputs, target=tokens[:, 1:], losses=losses, return_outputs=False)
+        else:
+            self.schedule.step(*inputs, return_outputs=False)
+        # Summed as the trainer does on one device, in Python's floats.
+        loss = torch.tensor(sum(loss.item() for loss in losses), dtype=torch.float64, device=self.device)
+        self._from_last(loss)
+        return loss.item()
+
+    @torch.no_grad()
+    def token_losses(self, tokens: Tensor) -> Tensor:
+        """tokens [batch, time + 1] -> nats [batch * time] of each next token, on every rank. Forward only."""
+        self._follow(tokens)
+        losses = torch.empty(tokens[:, 1:].numel(), device=self.device)
+        sends: list[dist.Work] = []
+        for runner in self._runners:
+            runner.has_backward = False
+            for work in _start(runner.get_fwd_recv_ops(0) if not runner.is_first else []):
+                work.wait()
+            output = runner.forward_one_chunk(0, (tokens[:, :-1],))
+            runner.clear_runtime_states()
+            sends += _start(runner.get_fwd_send_ops(0))
+            if runner.is_last:
+                losses = self._token_losses(output, tokens[:, 1:])
+        for work in sends:
+            work.wait()
+        self._from_last(losses)
+        return losses
+
+    def plan(self, batch: int, time: int) -> list[Chunk]:
+        """What every chunk reads, makes, receives and sends, for micro-batches of this shape."""
+        if (batch, time) not in self._plans:
+            config = self.config
+            with torch.device("meta"):
+                connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
+            stream = torch.get_default_dtype()
+            # The embedding is not a matrix product, so autocast leaves it alone; every sublayer ends in one.
+            values = trace(connection, (batch, time, config.dim), stream, self.precision or stream).values
+            self._plans[batch, time] = plan(values, self.cuts, self.ranks, self.cached)
+        return self._plans[batch, time]
+
+    # The model that these stages are a part of: parameters have the one-process names and differ between ranks.
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for stage in self.stages:
+            yield from stage.named_parameters()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        for _, parameter in self.named_parameters():
+            yield parameter
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {name: tensor for stage in self.stages for name, tensor in stage.state_dict().items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take this rank's share of the state; the whole model's will do."""
+        for stage in self.stages:
+            stage.load_state_dict({name: state[name] for name in stage.state_dict()})
+
+    def train(self, mode: bool = True) -> None:
+        for stage in self.stages:
+            stage.train(mode)
+
+    def eval(self) -> None:
+        self.train(False)
+
+    @property
+    def _last(self) -> bool:
+        return self.rank == self.ranks - 1
+
+    def _follow(self, tokens: Tensor) -> None:
+        batch, time = tokens.shape[0], tokens.shape[1] - 1
+        if time > self.config.context:
+            raise UsageError(f"{time} tokens do not fit the model's context of {self.config.context}")
+        for runner in self._runners:
+            runner.follow(self.plan(batch, time)[runner.stage_index])
+
+    def _token_losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, self.precision, enabled=self.precision is not None):
+            return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+
+    def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        return self._token_losses(logits, targets).mean() / self.micro_batches
+
+    def _from_last(self, tensor: Tensor) -> None:
+        dist.broadcast(tensor, group=self.group, group_src=self.ranks - 1)
+
+
+def check_pipeline(
+    config: TransformerConfig,
+    ranks: int,
+    virtual: int,
+    schedule: str,
+    micro_batches: int,
+    cuts: Sequence[int] | None = None,
+) -> None:
+    """Raise UsageError, one line that says what to change, unless this can be a pipeline. Needs no process group."""
+    count = ranks * virtual
+    if schedule not in SCHEDULES:
+        raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
+    if virtual < 1 or micro_batches < 1:
+        raise UsageError(f"virtual stages and micro-batches must be at least 1, not {virtual} and {micro_batches}")
+    if count > config.sites:
+        raise UsageError(f"{count} pipeline stages for {config.sites} sublayers; use fewer stages or more layers")
+    if cuts is not None and len(cuts) != count - 1:
+        raise UsageError(f"{count} stages have {count - 1} cuts between them, not {len(cuts)}")
+    if config.tied and count > 1:
+        raise UsageError("a tied embedding would stand on two stages; use tied=False with a pipeline")
+    if schedule == "1f1b" and virtual > 1:
+        raise UsageError("1f1b has one stage on each rank; use interleaved-1f1b or zero-bubble for virtual stages")
+    if schedule == "1f1b" and micro_batches < ranks:
+        raise UsageError(f"1f1b over {ranks} ranks needs at least {ranks} micro-batches, not {micro_batches}")
+    rounds = max(1, micro_batches // ranks)
+    if schedule != "1f1b" and micro_batches % rounds:
+        fits = micro_batches // ranks * ranks, (micro_batches // ranks + 1) * ranks
+        raise UsageError(
+            f"{schedule} over {ranks} ranks cannot share out {micro_batches} micro-batches; use {fits[0]} or {fits[1]}"
+        )
+
+
+def _start(operations: list[dist.P2POp]) -> list[dist.Work]:
+    return dist.batch_isend_irecv(operations) if operations else []

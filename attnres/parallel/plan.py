@@ -1,0 +1,179 @@
+"""What travels between pipeline stages, decided before anything runs.
+
+A connection's `values` are a tuple of tensors, and a tensor that a sublayer leaves alone is the same object before and
+after. So one pass of the connection over shapes alone shows, for every connection, which entries of depth's state each
+site makes and how long each of them stays: finished blocks, earlier outputs and the embedding are found without naming
+any of them. From that follows what each chunk of a pipeline must be sent and what its rank already has.
+
+Words: a *chunk* is a run of consecutive sublayers; chunk c stands on rank c mod P. *Transition* c is what goes from
+chunk c - 1 to chunk c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnres.connections import Connection, Values
+from attnres.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor of depth's state, from the site that makes it to the last one that has it in its values."""
+
+    index: int
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+class Held(NamedTuple):
+    """An entry as one rank holds it: which, and since which of the rank's chunks."""
+
+    entry: Entry
+    since: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What the values are made of at each site 0 .. L, and at which sites each of the connection's parameters is used."""
+
+    values: list[tuple[Entry, ...]]
+    users: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one chunk reads, makes, gets and passes on. Each gradient goes the way of its entry, backwards."""
+
+    sites: range
+    inputs: tuple[Held, ...]
+    """What it reads, each entry once."""
+    positions: tuple[int, ...]
+    """For each of the values at its first site the index of its input."""
+    made: tuple[Held, ...]
+    """What is new in the values after its last sublayer."""
+    outputs: tuple[int, ...]
+    """Where those stand in the values."""
+    received: tuple[Held, ...]
+    """What the chunk before it sends, as this rank holds it."""
+    sent: tuple[Held, ...]
+    """What it sends to the next chunk, in the order in which that one receives it."""
+    forgotten: tuple[Held, ...]
+    """What no later chunk of the rank reads."""
+
+
+def trace(connection: Connection, shape: tuple[int, ...], stream: torch.dtype, output: torch.dtype) -> Trace:
+    """Follow the values through all sites, on shapes alone.
+
+    connection: on the meta device; shape: of the embedding, [batch, time, dim]; stream, output: the dtypes of the
+    embedding and of a sublayer's output, which differ under autocast.
+    """
+    names = {parameter: name for name, parameter in connection.named_parameters()}
+    users: dict[str, list[int]] = {name: [] for name in names.values()}
+    count = 0
+
+    def entries(values: Values, before: Sequence[tuple[Tensor, Entry]]) -> tuple[Entry, ...]:
+        nonlocal count
+        known = [*before]
+        for value in values:
+            if not any(value is tensor for tensor, _ in known):
+                known.append((value, Entry(count, tuple(value.shape), value.dtype)))
+                count += 1
+        return tuple(next(entry for tensor, entry in known if tensor is value) for value in values)
+
+    values = connection.start(torch.empty(shape, dtype=stream, device="meta"))
+    seen = [entries(values, ())]
+    for site in range(connection.sites + 1):
+        with torch.enable_grad():
+            weights = connection.weigh(values, site)
+            h = connection.gather(values, weights, site)
+            after = values
+            if site < connection.sites:
+                after = connection.scatter(values, weights, site, h, h.detach().to(output))
+        for parameter in _leaves((h, *after)):
+            if parameter in names:
+                users[names[parameter]].append(site)
+        if site < connection.sites:
+            seen.append(entries(after, list(zip(values, seen[-1], strict=True))))
+            # A graph per site: what stayed is the same object, what is new starts anew.
+            values = tuple(next((v for v in values if v is new), new.detach()) for new in after)
+    return Trace(seen, users)
+
+
+def _leaves(outputs: Iterable[Tensor]) -> set[nn.Parameter]:
+    """The parameters that the outputs are computed from."""
+    waiting = [output.grad_fn for output in outputs if output.grad_fn is not None]
+    visited, leaves = set(waiting), set()
+    while waiting:
+        node = waiting.pop()
+        if hasattr(node, "variable"):
+            leaves.add(node.variable)  # pyright: ignore[reportAttributeAccessIssue]
+        following = {n for n, _ in node.next_functions if n is not None} - visited
+        visited |= following
+        waiting += following
+    return leaves
+
+
+def even_cuts(sites: int, chunks: int) -> list[int]:
+    """The first site of each chunk but the first, as even as whole sublayers allow."""
+    return [sites * chunk // chunks for chunk in range(1, chunks)]
+
+
+def chunk_sites(sites: int, cuts: Sequence[int]) -> list[range]:
+    """The sites of each chunk. Raises UsageError unless the cuts rise strictly between 0 and `sites`."""
+    bounds = [0, *cuts, sites]
+    if any(left >= right for left, right in zip(bounds, bounds[1:], strict=False)):
+        raise UsageError(f"cuts must rise from 1 to {sites - 1} at most, not {list(cuts)}")
+    return [range(left, right) for left, right in zip(bounds, bounds[1:], strict=False)]
+
+
+def plan(values: Sequence[tuple[Entry, ...]], cuts: Sequence[int], ranks: int, cache: bool = True) -> list[Chunk]:
+    """For each chunk what it reads, makes, receives, sends and may forget.
+
+    values: `Trace.values`. With the cache a chunk receives what its rank has never had, so an entry comes to each rank
+    once; without it (the naive form) every transition carries all of the values.
+    """
+    sites = chunk_sites(len(values) - 1, cuts)
+    # What each chunk reads; behind the last one nothing is passed on.
+    read = [(), *(values[cut] for cut in cuts), ()]
+    held: list[dict[Entry, Held]] = []
+    received: list[list[Entry]] = []
+    for chunk in range(len(sites)):
+        # On a single rank nothing is sent, with or without a cache.
+        remembered = held[chunk - ranks] if chunk >= ranks and (cache or ranks == 1) else {}
+        received.append([entry for entry in dict.fromkeys(read[chunk]) if entry not in remembered])
+        new = dict.fromkeys((*read[chunk], *read[chunk + 1]))
+        held.append({**{entry: Held(entry, chunk) for entry in new}, **remembered})
+
+    def hold(chunk: int, entries: Iterable[Entry]) -> tuple[Held, ...]:
+        return tuple(held[chunk][entry] for entry in entries)
+
+    chunks = []
+    for chunk in range(len(sites)):
+        inputs = list(dict.fromkeys(read[chunk]))
+        made = [entry for entry in dict.fromkeys(read[chunk + 1]) if entry not in inputs]
+        later = chunk + ranks
+        kept = () if later >= len(sites) else hold(later, read[later])
+        chunks.append(
+            Chunk(
+                sites=sites[chunk],
+                inputs=hold(chunk, inputs),
+                positions=tuple(inputs.index(entry) for entry in read[chunk]),
+                made=hold(chunk, made),
+                outputs=tuple(read[chunk + 1].index(entry) for entry in made),
+                received=hold(chunk, received[chunk]),
+                sent=hold(chunk, received[chunk + 1] if chunk + 1 < len(sites) else ()),
+                forgotten=tuple(key for key in hold(chunk, (*inputs, *made)) if key not in kept),
+            )
+        )
+    return chunks

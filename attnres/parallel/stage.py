@@ -1,0 +1,260 @@
+"""The stages of a pipeline: the module that holds a chunk's parameters, and its half of torch's schedules."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining.stage import _PipelineStageBase
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+from attnres.errors import UsageError
+from attnres.model import Transformer, TransformerConfig
+from attnres.parallel.cache import CrossStageCache
+from attnres.parallel.plan import Chunk, Held, trace
+
+
+class Stage(Transformer):
+    """The sublayers at `chunk.sites` of a Transformer, with the embedding or the head if they stand at its ends.
+
+    Parameters have the names that they have in the whole model; those of other chunks are None. `autocast` is the dtype
+    of matrix products, None for that of the parameters.
+    """
+
+    chunk: Chunk
+    autocast: torch.dtype | None = None
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The chunk's inputs (for the first: tokens [batch, time]) -> what it makes (the last: logits)."""
+        sites = self.chunk.sites
+        time = inputs[0].shape[1]  # of tokens and of all values: [batch, time, ...]
+        with torch.autocast(inputs[0].device.type, self.autocast, enabled=self.autocast is not None):
+            if sites.start == 0:
+                values = self.connection.start(self.embedding(inputs[0]))
+            else:
+                values = tuple(inputs[position] for position in self.chunk.positions)
+            values = self.run(values, self.bound_sublayers(time)[sites.start : sites.stop], sites.start)
+            if sites.stop == self.config.sites:
+                return self.logits(self.connection.readout(values))
+        return tuple(_Alias.apply(values[position]) for position in self.chunk.outputs)  # pyright: ignore[reportReturnType]
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory behind an autograd node of its own.
+
+    torch's zero bubble detaches a stage's outputs in place, and autograd refuses that for a tensor that the graph has
+    saved (a block is a source of its own chunk's later sites) and for a view.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient
+
+
+def build_stages(config: TransformerConfig, seed: int, chunks: Sequence[Chunk], own: Sequence[int]) -> list[Stage]:
+    """The stages of the chunks `own`, with the weights that `Transformer(config, seed)` has, to the bit.
+
+    No other chunk's parameters are ever in memory, but for one at a time while the seeded draws go past it.
+    """
+    owners = _owners(config, chunks)
+    registered = iter(owners)
+
+    def only_own(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
+        _, owner = next(registered)
+        return None if owner in own else nn.Parameter(parameter.to("meta"))
+
+    with _at_registration(only_own):
+        whole = Stage(config, seed)
+    parameters, owner = dict(whole.named_parameters()), dict(owners)
+    stages = []
+    for index in own:
+        # deepcopy's memo says what to put for an object: this chunk's parameters themselves, None for all others.
+        elsewhere = {id(p): p if owner[name] == index else None for name, p in parameters.items()}
+        stage = copy.deepcopy(whole, elsewhere)
+        stage.chunk = chunks[index]
+        stages.append(stage)
+    return stages
+
+
+def _owners(config: TransformerConfig, chunks: Sequence[Chunk]) -> list[tuple[str, int]]:
+    """Name and chunk of each parameter, in the order in which a Transformer registers them.
+
+    Which sites use a connection's parameter is read off the connection's maths and not off an index: DenseFormer has
+    one per transformer layer.
+    """
+    registered: list[nn.Parameter] = []
+    with _at_registration(lambda module, name, parameter: registered.append(parameter)), torch.device("meta"):
+        whole = Transformer(config, seed=None)
+    names = {parameter: name for name, parameter in whole.named_parameters()}
+    users = trace(whole.connection, (1, 1, config.dim), torch.float32, torch.float32).users
+    last = len(chunks) - 1
+    chunk_of = [index for index, chunk in enumerate(chunks) for _ in chunk.sites] + [last]
+
+    def owner(name: str) -> int:
+        top, _, rest = name.partition(".")
+        if top == "sublayers":
+            return chunk_of[int(rest.split(".")[0])]
+        if top != "connection":
+            return 0 if top == "embedding" else last
+        owners = sorted({chunk_of[site] for site in users[rest]})
+        if len(owners) > 1:
+            raise UsageError(
+                f"{name} is used by {len(owners)} stages; a pipeline needs a connection's parameters per site"
+            )
+        return owners[0] if owners else 0
+
+    return [(names[parameter], owner(names[parameter])) for parameter in registered]
+
+
+@contextlib.contextmanager
+def _at_registration(hook: Callable[[nn.Module, str, nn.Parameter], nn.Parameter | None]) -> Iterator[None]:
+    """Show every parameter to `hook` as a module registers it; what the hook returns takes its place."""
+    handle = register_module_parameter_registration_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+class ChunkRunner(_PipelineStageBase):
+    """One chunk in torch's schedules: what to send, what to receive and where gradients go, as its plan says.
+
+    torch's `PipelineStage` sends every output to the next stage and every input's gradient to the one before. Here an
+    entry of `values` that the next rank has had is not sent, and the shares of its gradient meet in the rank's cache:
+    from the chunks that read it here and from the rank that it was sent on to. In backward order the chunk that first
+    received it comes last, so it sends the sum back.
+
+    `traffic` counts the bytes handed to isend, by (chunk that the transition leads to, direction).
+    """
+
+    def __init__(
+        self,
+        module: Stage,
+        index: int,
+        count: int,
+        device: torch.device,
+        group: dist.ProcessGroup | None,
+        cache: CrossStageCache,
+        traffic: Counter[tuple[int, str]],
+    ) -> None:
+        super().__init__(module, index, count, device, group)
+        self.cache = cache
+        self.traffic = traffic
+        self._outbox: dict[int, list[Tensor]] = {}
+        self._inbox: dict[int, list[Tensor]] = {}
+        self._returned: dict[int, list[Tensor]] = {}
+        self._runtime_validate = False  # forward_one_chunk compares with the plan
+        self.args_recv_info = {0: ()}  # torch asks it who the neighbours are; the plan knows
+
+    def follow(self, chunk: Chunk) -> None:
+        """Use this plan from now on: the entries' shapes are those of the micro-batches to come."""
+        self.chunk = chunk
+        self._stage_meta.inputs = (None,) * max(1, len(chunk.inputs))  # only its length is read  # type: ignore
+
+    # Forward
+
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        buffers = [self.cache.keep(fwd_chunk_id, held, self._empty(held)) for held in self.chunk.received]
+        return [self._receive(buffer, self.stage_index - 1) for buffer in buffers]
+
+    def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
+        needs_grad = self.has_backward and torch.is_grad_enabled()
+        # A leaf of its own for each chunk that reads the entry, so that their gradients stay apart until they are added.
+        read = (self.cache.tensor(fwd_chunk_id, held) for held in self.chunk.inputs)
+        return tuple(tensor.detach().requires_grad_(needs_grad) for tensor in read)
+
+    def forward_one_chunk(self, fwd_chunk_id: int, args: tuple, kwargs: Any = None, save_forward_output: bool = True):
+        output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
+        if not self.is_last:
+            for held, made in zip(self.chunk.made, output, strict=True):
+                expected = held.entry.shape, held.entry.dtype
+                if expected != (tuple(made.shape), made.dtype):
+                    raise RuntimeError(f"stage {self.stage_index} made {made.dtype} {list(made.shape)}, not {expected}")
+                self.cache.keep(fwd_chunk_id, held, made.detach())
+        # Before anything is forgotten, because a schedule may ask for the sends later.
+        sent = (self.cache.tensor(fwd_chunk_id, held) for held in self.chunk.sent)
+        self._outbox[fwd_chunk_id] = [tensor.contiguous() for tensor in sent]
+        for held in self.chunk.forgotten:
+            self.cache.forget(fwd_chunk_id, held)
+        return output
+
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
+        tensors = self._outbox.pop(fwd_chunk_id)
+        return [self._send(tensor, self.stage_index + 1, "forward") for tensor in tensors]
+
+    # Backward
+
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if not self.has_backward or self.is_last:
+            return []
+        buffers = self._inbox[bwd_chunk_id] = [self._empty(held) for held in self.chunk.sent]
+        return [self._receive(buffer, self.stage_index + 1) for buffer in buffers]
+
+    def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor, ...]:
+        for held, gradient in zip(self.chunk.sent, self._inbox.pop(bwd_chunk_id, ()), strict=True):
+            self.cache.add_gradient(bwd_chunk_id, held, gradient)
+        return tuple(self.cache.take_gradient(bwd_chunk_id, held, self.device) for held in self.chunk.made)
+
+    def backward_one_chunk(self, bwd_chunk_id: int, loss=None, full_backward: bool = True, last_backward: bool = False):
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        if not self.has_backward:
+            return
+        gradients = self.bwd_cache.pop(bwd_chunk_id)
+        if self.is_first:
+            return
+        for held, gradient in zip(self.chunk.inputs, gradients, strict=True):
+            if gradient is not None:
+                self.cache.add_gradient(bwd_chunk_id, held, gradient)
+        received = self.chunk.received
+        self._returned[bwd_chunk_id] = [self.cache.take_gradient(bwd_chunk_id, held, self.device) for held in received]
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        if not self.has_backward or self.is_first:
+            return []
+        gradients = self._returned.pop(bwd_chunk_id)
+        return [self._send(gradient.contiguous(), self.stage_index - 1, "backward") for gradient in gradients]
+
+    # Chunks that follow each other on one rank (a pipeline of one) meet in the cache: nothing to hand over.
+
+    def set_local_fwd_input(self, prev_stage_outputs: Any, mb_index: int) -> None:
+        pass
+
+    def get_local_bwd_output(self, mb_index: int) -> tuple:
+        return ()
+
+    def set_local_bwd_input(self, next_stage_bwd_outputs: tuple, mb_index: int) -> None:
+        pass
+
+    # Set-up and transport
+
+    def _prepare_forward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> None:
+        self.chunks = num_microbatches
+
+    def _prepare_backward_infra(self, num_microbatches: int, *args: Any, **kwargs: Any) -> None:
+        self.chunks = num_microbatches
+
+    def _create_grad_recv_info(self, act_send_info: dict) -> tuple:
+        return ()
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return super()._get_init_p2p_neighbors_ops() if self.group_size > 1 else []
+
+    def _empty(self, held: Held) -> Tensor:
+        return torch.empty(held.entry.shape, dtype=held.entry.dtype, device=self.device)
+
+    def _receive(self, buffer: Tensor, source: int) -> dist.P2POp:
+        return dist.P2POp(dist.irecv, buffer, self._resolve_peer_global_rank(source), self.group)
+
+    def _send(self, tensor: Tensor, target: int, direction: str) -> dist.P2POp:
+        self.traffic[max(self.stage_index, target), direction] += tensor.nbytes
+        return dist.P2POp(dist.isend, tensor, self._resolve_peer_global_rank(target), self.group)
