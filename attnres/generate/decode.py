@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from attnres.errors import UsageError
-from attnres.generate.cache import KVCache
 from attnres.model import Transformer
 
 PREFILL_CHUNK = 256
@@ -34,7 +33,7 @@ def generate(
     _check(model, prompt, max_new, temperature, top_k, top_p, seed)
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
-    caches = [KVCache(model.config, 1, model.embedding.weight.dtype, device) for _ in range(model.config.layers)]
+    caches = model.new_caches(batch=1)
     tokens = torch.tensor([list(prompt)], device=device)
 
     for start in range(0, len(prompt), PREFILL_CHUNK):

@@ -9,6 +9,15 @@
 | norm gains | 1 |
 | connection | as its own file says |
 
+Sublayers of transformers follow the same rules (o_proj and down_proj are their *out*), and where they have more:
+
+| parameter | start |
+|---|---|
+| stacked experts | as the matrices that they are a stack of |
+| router, short convolution | N(0, 1/sqrt(fan_in)) |
+| A_log, dt_bias of KDA | log U(1, 16); softplus^-1 of a step drawn log-uniformly from 1e-3 to 1e-1 |
+| biases | 0 |
+
 Embedding, sublayers and head draw from one generator in a fixed order, so models of one seed share these weights
 whatever their connection: paired comparisons start from the same point.
 """
@@ -24,9 +33,10 @@ from torch import Tensor, nn
 
 from attnres.model.config import TransformerConfig
 
-Role = Literal["embedding", "head", "matrix", "gain", "connection"]
+Role = Literal["embedding", "head", "matrix", "experts", "gain", "other", "connection"]
 
 HEAD_STD = 0.02
+OUTPUTS = ("out.weight", "o_proj.weight", "down_proj.weight", "experts.down_proj")
 
 
 def initialise(
@@ -50,19 +60,42 @@ def initialise(
             role = role_of(name)
             if role == "embedding":
                 normal(parameter, config.embedding_std)
-            elif role == "matrix":
-                fan_in = parameter.shape[1] * (config.sites if name.endswith("out.weight") else 1)
+            elif role in ("matrix", "experts"):
+                fan_in = parameter.shape[-1] * (config.sites if name.endswith(OUTPUTS) else 1)
                 normal(parameter, 1 / math.sqrt(fan_in))
             elif role == "head":
                 normal(parameter, HEAD_STD)
+            elif role == "gain":
+                put(parameter, torch.ones(parameter.shape))
+            elif role == "other":
+                put(parameter, _draw_other(name, parameter.shape, generator))
+
+
+def _draw_other(name: str, shape: torch.Size, generator: torch.Generator) -> Tensor:
+    """What only sublayers of transformers have. KDA's as its authors start it (Kimi Linear, 2510.26692)."""
+    if name.endswith("A_log"):
+        return torch.empty(shape).uniform_(1, 16, generator=generator).log()
+    if name.endswith("dt_bias"):
+        step = torch.empty(shape).uniform_(math.log(1e-3), math.log(1e-1), generator=generator).exp()
+        return step + torch.log(-torch.expm1(-step))
+    if name.endswith("bias"):
+        return torch.zeros(shape)
+    return torch.randn(shape, generator=generator) / math.sqrt(shape[-1])
 
 
 def role_of(name: str) -> Role:
     """The role of a parameter of `Transformer`, from where it stands and not from its shape."""
-    top = name.split(".")[0]
+    top, *path = name.split(".")
     if top in ("connection", "embedding", "head"):
         return top  # type: ignore[return-value]
-    return "gain" if "norm" in name.split(".") else "matrix"
+    if any("norm" in part for part in path) or top == "norm":
+        return "gain"
+    if "block" not in path:
+        return "matrix"
+    owner, leaf = path[-2:]  # in a block of transformers
+    if owner == "experts":
+        return "experts"
+    return "matrix" if "_proj" in owner and leaf == "weight" else "other"
 
 
 def parameter_roles(model: nn.Module) -> dict[str, Role]:

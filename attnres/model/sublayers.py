@@ -5,22 +5,14 @@ Shapes: B batch, T time, D dim, H query heads, K key/value heads, E head dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnres.model.config import TransformerConfig
-
-
-class LayerCache(Protocol):
-    """Where one attention sublayer keeps keys and values while decoding."""
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the new keys and values [B, K, T, E]; return all stored so far."""
-        ...
+from attnres.model.backbone import backbone_angles
+from attnres.model.config import LAB, TransformerConfig
 
 
 class Context(NamedTuple):
@@ -28,7 +20,7 @@ class Context(NamedTuple):
 
     cos: Tensor  # [T, E/2]
     sin: Tensor  # [T, E/2]
-    caches: Sequence[LayerCache] | None = None  # one per attention sublayer while decoding
+    caches: Any = None  # while decoding: what `Transformer.new_caches` made for these sublayers
 
 
 class Attention(nn.Module):
@@ -77,8 +69,16 @@ def rotate(x: Tensor, context: Context) -> Tensor:
     return torch.cat([left * cos - right * sin, left * sin + right * cos], -1).to(x.dtype)
 
 
+def lab_sublayers(config: TransformerConfig, pre_norm: bool) -> list[nn.Module]:
+    """Attention and MLP by turns, of all layers; without their norms if not pre_norm."""
+    kinds = [(Attention(config, layer, pre_norm), MLP(config, pre_norm)) for layer in range(config.layers)]
+    return [sublayer for layer in kinds for sublayer in layer]
+
+
 def rotary_angles(config: TransformerConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin [context, E/2]."""
+    """cos and sin [context, E/2]; those of the backbone where it is not the lab's."""
+    if config.backbone != LAB:
+        return backbone_angles(config)
     half = config.head_dim // 2
     frequency = config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
     angle = torch.outer(torch.arange(config.context, dtype=torch.float32), frequency)

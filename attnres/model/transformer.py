@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,11 @@ from torch.utils.checkpoint import checkpoint
 
 from attnres.connections import Sublayer, Values, make_connection
 from attnres.errors import UsageError
-from attnres.model.config import TransformerConfig
+from attnres.model.backbone import backbone_cache, backbone_sublayers
+from attnres.model.cache import KVCache
+from attnres.model.config import LAB, TransformerConfig
 from attnres.model.init import HEAD_STD, initialise
-from attnres.model.sublayers import MLP, Attention, Context, LayerCache, rotary_angles
+from attnres.model.sublayers import Context, lab_sublayers, rotary_angles
 
 
 class Transformer(nn.Module):
@@ -33,10 +35,8 @@ class Transformer(nn.Module):
         self.connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
         pre_norm = self.connection.pre_norm
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        self.sublayers = nn.ModuleList()
-        for layer in range(config.layers):
-            self.sublayers.append(Attention(config, layer, pre_norm))
-            self.sublayers.append(MLP(config, pre_norm))
+        make_sublayers = lab_sublayers if config.backbone == LAB else backbone_sublayers
+        self.sublayers = nn.ModuleList(make_sublayers(config, pre_norm))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
         cos, sin = rotary_angles(config)
@@ -45,7 +45,14 @@ class Transformer(nn.Module):
         if seed is not None:
             initialise(self, config, seed)
 
-    def bound_sublayers(self, time: int, caches: Sequence[LayerCache] | None = None, start: int = 0) -> list[Sublayer]:
+    def new_caches(self, batch: int) -> Any:
+        """What decoding `batch` sequences keeps between its steps, empty: for `hidden` and `bound_sublayers`."""
+        if self.config.backbone != LAB:
+            return backbone_cache(self.config)
+        weight = self.embedding.weight
+        return [KVCache(self.config, batch, weight.dtype, weight.device) for _ in range(self.config.layers)]
+
+    def bound_sublayers(self, time: int, caches: Any = None, start: int = 0) -> list[Sublayer]:
         """The sublayers as functions of h alone, for `time` tokens that begin at position `start`."""
         stop = start + time
         if stop > self.config.context:
@@ -53,14 +60,14 @@ class Transformer(nn.Module):
         context = Context(self.cos[start:stop], self.sin[start:stop], caches)
         return [partial(sublayer, context=context) for sublayer in self.sublayers]
 
-    def forward(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None, start: int = 0) -> Tensor:
+    def forward(self, tokens: Tensor, caches: Any = None, start: int = 0) -> Tensor:
         """tokens [batch, time] -> logits [batch, time, vocab_size].
 
-        While decoding, `caches` holds one cache per transformer layer and `start` is the number of tokens in them.
+        While decoding, `caches` is what `new_caches` made and `start` is the number of tokens in it.
         """
         return self.logits(self.hidden(tokens, caches, start))
 
-    def hidden(self, tokens: Tensor, caches: Sequence[LayerCache] | None = None, start: int = 0) -> Tensor:
+    def hidden(self, tokens: Tensor, caches: Any = None, start: int = 0) -> Tensor:
         """tokens [batch, time] -> the readout [batch, time, dim], before the final norm."""
         sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
         values = self.connection.start(self.embedding(tokens))

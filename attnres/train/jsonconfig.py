@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -52,8 +53,10 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return tuple(_value(arguments[0], item, where) for item in value)
     if origin is dict and isinstance(value, dict):
         return {key: _value(arguments[1], item, where) for key, item in value.items()}
-    if origin in (Union, types.UnionType) and any(_is(argument, value) for argument in arguments):
-        return value
+    if origin in (Union, types.UnionType):
+        for argument in arguments:
+            with contextlib.suppress(UsageError):
+                return _value(argument, value, where)
     if hint is float and _is(int, value):
         return float(value)
     if isinstance(hint, type) and origin is None and _is(hint, value):

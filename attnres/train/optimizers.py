@@ -9,21 +9,22 @@ from attnres.model import parameter_roles
 from attnres.train.config import OptimizerConfig
 
 
-def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[Optimizer]:
+def make_optimizers(model: nn.Module, config: OptimizerConfig, muon: type[Muon] = Muon) -> list[Optimizer]:
     """Muon for the hidden matrices (unless `hidden="adamw"`), AdamW for the rest. They partition the parameters.
 
     The choice is by role and never by shape: embedding, head and many a connection's parameters are 2-D too. Only the
-    matrices and the head have weight decay: on queries, gains and mixing weights it is a known trap (SPEC.md 13).
+    matrices, stacked experts and the head have weight decay: on queries, gains and mixing weights it is a known trap
+    (SPEC.md 13). Muon takes no stack of matrices.
     """
     roles = parameter_roles(model)
     matrices, head, plain = [], [], []
     for name, parameter in model.named_parameters():
-        {"matrix": matrices, "head": head}.get(roles[name], plain).append(parameter)
+        {"matrix": matrices, "head": head, "experts": head}.get(roles[name], plain).append(parameter)
     optimizers: list[Optimizer] = []
     if config.hidden == "muon":
         matrices, for_muon = [], matrices
         optimizers.append(
-            Muon(
+            muon(
                 for_muon,
                 lr=config.lr,
                 momentum=config.momentum,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnres.model import TransformerConfig
+from attnres.model.config import TransformerConfig
 
 
 class KVCache:

@@ -1,0 +1,165 @@
+"""Sublayers from transformers: its attention, KDA, MLA and mixtures of experts between the lab's embedding and head.
+
+`TransformerConfig.backbone` names a model type of transformers whose decoder layers are pre-norm attention and pre-norm
+MLP. Its layers are built as transformers builds them and taken apart into the two sublayers that a connection joins;
+embedding, final norm and head are the lab's. Needs the extra hf.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnres.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnres.model.config import TransformerConfig
+    from attnres.model.sublayers import Context
+
+BACKBONES = ("deepseek_v3", "kimi_linear", "llama", "mistral", "qwen3", "qwen3_moe")
+"""Model types that tests hold against transformers' own forward pass."""
+
+
+class BackboneSublayer(nn.Module):
+    """y = block(norm(h)) for an attention or MLP of transformers and the norm before it.
+
+    Where there is a `layer` number the block is attention: KDA takes another cache argument than softmax attention, and
+    neither a mask nor positions.
+    """
+
+    def __init__(self, norm: nn.Module, block: nn.Module, layer: int | None = None) -> None:
+        super().__init__()
+        self.norm = norm
+        self.block = block
+        self.layer = layer
+        self.takes = frozenset(inspect.signature(block.forward).parameters)
+
+    def forward(self, h: Tensor, context: Context) -> Tensor:
+        x = self.norm(h)
+        y = self.block(x) if self.layer is None else self.block(x, **self._arguments(x.shape[1], context))
+        return y[0] if isinstance(y, tuple) else y
+
+    def _arguments(self, time: int, context: Context) -> dict[str, Any]:
+        cache = context.caches
+        if "cache_params" in self.takes:
+            return {"cache_params": cache}
+        arguments: dict[str, Any] = {"past_key_values": cache, "attention_mask": None}
+        if "position_embeddings" in self.takes:
+            arguments["position_embeddings"] = context.cos[None], context.sin[None]
+        if cache is not None and time > 1 and (stored := cache.get_seq_length(self.layer)):  # type: ignore[attr-defined]
+            # Without a mask it would be causal from the first stored token on, and not from the first new one.
+            mask = torch.ones(time, stored + time, dtype=torch.bool, device=context.cos.device)
+            arguments["attention_mask"] = mask.tril(stored)[None, None]
+        return arguments
+
+
+def backbone_sublayers(config: TransformerConfig, pre_norm: bool) -> list[BackboneSublayer]:
+    """Attention and MLP by turns, of all layers of `config.backbone`; without their norms if not pre_norm.
+
+    Their weights are not drawn. Raises UsageError on a backbone or an option that is not known, or that transformers
+    refuses.
+    """
+    theirs = transformers_config(config)
+    module, prefix = _modeling(config.backbone)
+    make_layer = getattr(module, f"{prefix}DecoderLayer")
+    sublayers = []
+    for number in range(config.layers):
+        layer = make_layer(theirs, number)
+        norms = (layer.input_layernorm, layer.post_attention_layernorm) if pre_norm else (nn.Identity(), nn.Identity())
+        sublayers.append(BackboneSublayer(norms[0], layer.self_attn, number))
+        sublayers.append(BackboneSublayer(norms[1], layer.mlp))
+    return sublayers
+
+
+def backbone_angles(config: TransformerConfig) -> tuple[Tensor, Tensor]:
+    """cos and sin [context, rotary dim] as the backbone computes them; empty ones where it has no rotary positions."""
+    module, prefix = _modeling(config.backbone)
+    rotary = getattr(module, f"{prefix}RotaryEmbedding", None)
+    if rotary is None:
+        return torch.zeros(config.context, 0), torch.zeros(config.context, 0)
+    cos, sin = rotary(transformers_config(config))(torch.zeros(1), torch.arange(config.context)[None])
+    return cos[0], sin[0]
+
+
+def backbone_cache(config: TransformerConfig) -> Any:
+    """transformers' cache for decoding: keys and values, or recurrent states, as each layer needs."""
+    from transformers import DynamicCache
+
+    return DynamicCache(config=transformers_config(config))
+
+
+def transformers_config(config: TransformerConfig) -> Any:
+    """The backbone's configuration: the sizes of `config` under transformers' names, and `backbone_options`."""
+    _modeling(config.backbone)
+    from transformers import AutoConfig, PreTrainedConfig
+
+    shared = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.dim,
+        "intermediate_size": config.n_hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "max_position_embeddings": config.context,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        "tie_word_embeddings": config.tied,
+        # Of a tokenizer that is not ours.
+        **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None},
+    }
+    cls: Any = type(AutoConfig.for_model(config.backbone))
+    known = {field.name for field in dataclasses.fields(cls)}
+    unknown = [option for option in config.backbone_options if option not in known]
+    if unknown:
+        takes = sorted(known - shared.keys() - {field.name for field in dataclasses.fields(PreTrainedConfig)})
+        raise UsageError(f"backbone {config.backbone} has no option {', '.join(unknown)}; it takes {', '.join(takes)}")
+    options = {name: value for name, value in shared.items() if name in known} | config.backbone_options
+    try:
+        theirs = cls(**{name: list(v) if isinstance(v, tuple) else v for name, v in options.items()})
+    except Exception as error:  # its checks raise many kinds
+        line = str(error).strip().splitlines()[-1].strip()
+        raise UsageError(f"backbone {config.backbone} refuses these options: {line}") from error
+    window = getattr(theirs, "sliding_window", None)
+    if window is not None and window < config.context:
+        raise UsageError(
+            f"backbone {config.backbone} would attend to {window} tokens only; "
+            f"give backbone option sliding_window {config.context} or more"
+        )
+    theirs._attn_implementation = "sdpa"
+    theirs._experts_implementation = "grouped_mm" if torch.cuda.is_available() else "eager"
+    return theirs
+
+
+def _modeling(backbone: str) -> tuple[ModuleType, str]:
+    """transformers' module of that model type and what its classes' names begin with."""
+    if backbone not in BACKBONES:
+        raise UsageError(f"unknown backbone {backbone!r}; choose lab or one of: {', '.join(BACKBONES)}")
+    try:
+        from transformers import AutoConfig
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    except ImportError:
+        raise UsageError(f"backbone {backbone} needs the transformers library: pip install 'attnres[hf]'") from None
+    with _cpu_kernels() if not torch.cuda.is_available() else nullcontext():
+        cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(backbone))]  # imports the module
+    return sys.modules[cls.__module__], cls.__name__.removesuffix("ForCausalLM")
+
+
+@contextmanager
+def _cpu_kernels() -> Iterator[None]:
+    """Where fla can be imported, transformers takes its Triton kernels, which a machine without a GPU cannot run."""
+    before = sys.modules.get("fla")
+    sys.modules["fla"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["fla"]
+        if before is not None:
+            sys.modules["fla"] = before
