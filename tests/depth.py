@@ -19,6 +19,8 @@ ATTNRES_OPTIONS = [
     {"key_norm": False},
     {"heads": 3},
     {"window": 2},
+    {"total": True},
+    {"total": True, "weighting": "sigmoid"},
     {"query": "input", "heads": 4, "weighting": "sigmoid", "window": 3},
 ]
 

@@ -34,6 +34,9 @@ class Block(Connection):
       key_norm=False        score_i = w_l . v_i; no gain
       heads=H               H slices of dim, each with a softmax of its own
       window=W              only the embedding and the newest W sources
+    and, for weights that were trained with the plain residual:
+      total=True            the weights are scaled to one at the start, so that h is the sum of the sources and not
+                            their mean: n p_i for n sources (2 p_i for sigmoid). SPEC.md 13.12
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Block(Connection):
         key_norm: bool = True,
         heads: int = 1,
         window: int | None = None,
+        total: bool = False,
     ) -> None:
         super().__init__(dim, sites)
         positive("block_size", block_size)
@@ -69,6 +73,7 @@ class Block(Connection):
         self.key_norm = key_norm
         self.heads = heads
         self.window = window
+        self.total = total
         self._fused = (query, mixing, weighting, key_norm, heads) == ("static", "keys", "softmax", True, 1)
 
         if self.static_mixing:
@@ -93,7 +98,14 @@ class Block(Connection):
 
     def weigh(self, values: Values, site: int) -> Weights:
         scores = self._scores(self._visible(values), site)
-        return torch.sigmoid(scores) if self.weighting == "sigmoid" else torch.softmax(scores, 0)
+        weights = torch.sigmoid(scores) if self.weighting == "sigmoid" else torch.softmax(scores, 0)
+        return weights * self._scale(len(scores)) if self.total else weights
+
+    def _scale(self, sources: int) -> float:
+        """What the weights of so many sources are multiplied by."""
+        if not self.total:
+            return 1.0
+        return 2.0 if self.weighting == "sigmoid" else float(sources)
 
     def _scores(self, sources: Values, site: int) -> Tensor:
         """[sources, ..., heads]"""
@@ -134,7 +146,8 @@ class Block(Connection):
     def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
         if not self._fused:
             return super().mix(values, site)
-        outs, _ = attend(self._visible(values), *self._vectors(range(site, site + 1)), (), self.eps, values[0].dtype)
+        sources, vectors = self._visible(values), self._vectors(range(site, site + 1))
+        outs, _ = attend(sources, *vectors, (), self.eps, values[0].dtype, scale=self._scale(len(sources)))
         return None, outs[0]
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
@@ -163,8 +176,11 @@ class Block(Connection):
         del phase_1
         for site, sublayer in enumerate(sublayers, first):
             query, gain, h, lse = waiting.pop(0)  # not kept: nobody needs h again, backward included
+            scale = self._scale(len(values))
             if len(values) > finished:
-                h = attend(values[finished:], [query], [gain], (h, lse), self.eps, dtype)[0][0]
+                h = attend(values[finished:], [query], [gain], (h, lse), self.eps, dtype, scale=scale)[0][0]
+            elif self.total:
+                h = scale * h  # phase 1 is not scaled: the other sites of the tile merge it
             values = self.scatter(values, None, site, h, sublayer(h.to(dtype)))
         return values
 
@@ -175,5 +191,5 @@ class Block(Connection):
     def extra_repr(self) -> str:
         return (
             f"{super().extra_repr()}, block_size={self.block_size}, weighting={self.weighting}, "
-            f"key_norm={self.key_norm}, heads={self.heads}, window={self.window}"
+            f"key_norm={self.key_norm}, heads={self.heads}, window={self.window}, total={self.total}"
         )

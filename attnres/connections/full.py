@@ -22,5 +22,6 @@ class Full(Block):
         key_norm: bool = True,
         heads: int = 1,
         window: int | None = None,
+        total: bool = False,
     ) -> None:
-        super().__init__(dim, sites, 1, eps, query, mixing, weighting, key_norm, heads, window)
+        super().__init__(dim, sites, 1, eps, query, mixing, weighting, key_norm, heads, window, total)
