@@ -8,6 +8,7 @@ each, on the Python standard library's own source files, byte by byte:
     attnres compare residual full hc mhc --seeds 5
     attnres compare residual block block:block_size=8 full:query=input,heads=4
     attnres compare --model.embedding-std 0.02 --out runs/small-embedding
+    attnres compare residual block full --recipe recipes/kimi_linear.py --seeds 2
 
 The first arm is the baseline. Arms of one seed share initial weights and the order of the data, so differences are
 paired. Every run is a one-thread process with a folder of its own; stop it with Ctrl-C or in any other way, and the
@@ -38,12 +39,13 @@ from attnres.cli._depth_report import (
     token_texts,
     validation_tokens,
 )
+from attnres.cli._recipe import named_recipe
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.report import ReportData, write_report
-from attnres.train import RunConfig, load_run
+from attnres.train import RunConfig, load_recipe, load_run
 from attnres.train.files import write_text
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import Job, default_workers, failures, require_done, run_jobs
@@ -56,17 +58,25 @@ QUICK_SEEDS = 2
 
 
 def command_for(arguments: list[str]) -> Callable[..., int]:
-    """The command with the defaults of --quick if it is among the arguments."""
-    quick = "--quick" in arguments
+    """The command with the defaults of --quick or of a recipe, if they are among the arguments."""
+    quick, recipe_file = "--quick" in arguments, named_recipe(arguments)
+    defaults, name = (QUICK, "quick") if quick else (DEFAULTS, "compare")
+    if recipe_file:
+        if quick:
+            raise UsageError("--quick and --recipe each say what a run is; give one of them")
+        defaults, name = load_recipe(recipe_file), f"compare-{Path(recipe_file).stem}"
+        model = dataclasses.replace(defaults.model, connection=DEFAULTS.model.connection, connection_options={})
+        defaults = dataclasses.replace(defaults, model=model)  # the arms name the connections
 
     def command(
         arms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")] = ARMS,
-        out: Path = Path("runs/quick" if quick else "runs/compare"),
+        out: Path = Path("runs") / name,
         seeds: int = QUICK_SEEDS if quick else SEEDS,
         workers: int = default_workers(),
         quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+        recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
         *,
-        config: Annotated[RunConfig, tyro.conf.arg(name="")] = QUICK if quick else DEFAULTS,
+        config: Annotated[RunConfig, tyro.conf.arg(name="")] = defaults,
     ) -> int:
         """Compare.
 
@@ -76,6 +86,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             seeds: Paired seeds: seed, seed + 1, ..
             workers: Runs at a time, each with one thread.
             quick: A small comparison, in about a minute.
+            recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
         return run(arms, config, out, seeds, workers)
 

@@ -32,6 +32,7 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from attnres.cli._recipe import named_recipe
 from attnres.train import Interrupted, RunConfig, RunStopped, config_to_json, load_recipe, train
 
 Event = dict[str, Any]
@@ -39,7 +40,7 @@ Event = dict[str, Any]
 
 def command_for(arguments: list[str]) -> Callable[..., int]:
     """The command with the recipe among the arguments, if there is one, as its defaults."""
-    recipe_file = _recipe(arguments)
+    recipe_file = named_recipe(arguments)
     base = load_recipe(recipe_file) if recipe_file else RunConfig()
     # tyro would make an option of each key of a filled dict, and take no others.
     defaults = _with_connection_options(base, {})
@@ -94,15 +95,6 @@ def default_folder(config: RunConfig) -> Path:
     model = config.model
     digest = hashlib.sha256(json.dumps(config_to_json(config), sort_keys=True).encode()).hexdigest()[:6]
     return Path("runs") / f"{model.connection}-{model.layers}x{model.dim}-seed{config.seed}-{digest}"
-
-
-def _recipe(arguments: list[str]) -> str | None:
-    """The value of --recipe, which must be known before the other options can have their defaults."""
-    for position, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name == "--recipe":
-            return value if equals else next(iter(arguments[position + 1 :]), None)
-    return None
 
 
 class _Display:

@@ -1,0 +1,14 @@
+"""Recipes on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def named_recipe(arguments: Sequence[str]) -> str | None:
+    """The value of --recipe, which must be known before the other options can have their defaults."""
+    for position, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == "--recipe":
+            return value if equals else next(iter(arguments[position + 1 :]), None)
+    return None
