@@ -53,6 +53,13 @@ def read_record(path: Path, kind: str) -> Record:
     return record
 
 
+def read_records(folder: Path) -> dict[str, Record]:
+    """The records in a folder by kind, as far as it holds them: KIND.json each."""
+    return {
+        kind: read_record(folder / f"{kind}.json", kind) for kind in _COMMANDS if (folder / f"{kind}.json").exists()
+    }
+
+
 _COMMANDS = {"ablation": "ablate", "scaling": "scaling", "dynamics": "dynamics", "prune": "prune"}
 
 

@@ -101,7 +101,7 @@ def final_points(record: Record) -> dict[str, list[Point]]:
     return curves
 
 
-def iso_flop_curves(record: Record, levels: int = 4) -> dict[str, dict[float, list[tuple[float, float]]]]:
+def iso_flop_curves(record: Record, levels: int = 8) -> dict[str, dict[float, list[tuple[float, float]]]]:
     """arm -> compute -> [(parameters, loss)]: mean over seeds, read off the training curves at equal compute.
 
     Losses in mid-run, before the learning rate has decayed, and so above those of a run that was made for that compute:

@@ -1,0 +1,49 @@
+"""Draw the results page from the lab's records: no training, every table and figure.
+
+    attnres report
+    attnres report results --out report
+    attnres report --tables
+
+Reads the JSON records that `attnres ablate`, `scaling`, `dynamics` and `prune` wrote, and writes OUT/results.html and
+OUT/figures/*.png. With --tables it prints the tables as Markdown, as they stand in docs/RESULTS.md.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from attnres.cli._depth_report import print_line
+from attnres.errors import UsageError
+from attnres.lab.record import read_records
+from attnres.report.lab import EXPERIMENTS, markdown_table, write_results
+
+
+def command(
+    results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS")] = Path("results"),
+    out: Path = Path("report"),
+    tables: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> int:
+    """Report.
+
+    Args:
+        results: The folder of the records.
+        out: Where to write.
+        tables: Print the tables as Markdown and write nothing.
+    """
+    records = read_records(results)
+    if not records:
+        raise UsageError(f"{results}: no records there; `attnres ablate`, `scaling`, `dynamics` and `prune` write them")
+    console = Console()
+    if tables:
+        for kind, record in records.items():
+            for table in EXPERIMENTS[kind].tables(record):
+                print(f"**{table.title}**\n\n{markdown_table(table)}\n\n{table.note}\n")
+        return 0
+    with console.status("drawing"):
+        page = write_results(records, out)
+    print_line(console, f"{', '.join(records)}: {page}")
+    return 0

@@ -1,0 +1,145 @@
+"""The results page: the lab's records as tables and figures in one file that needs no other."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from attnres.analysis.powerlaw import fit_power_laws
+from attnres.lab.record import Record
+from attnres.lab.scaling import final_points
+from attnres.lab.tables import TextTable, ablation_tables, scaling_table, verdict_table
+from attnres.report import lab_figures
+from attnres.report.figures import STYLE, png
+from attnres.report.style import visible
+from attnres.report.write import write_file
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, the name of its file, and what it shows for those who do not see it."""
+
+    name: str
+    alt: str
+    draw: Callable[[Record], Figure]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """How a record of one kind is shown."""
+
+    title: str
+    question: str
+    tables: Callable[[Record], Sequence[TextTable]]
+    pictures: Sequence[Picture]
+
+
+EXPERIMENTS = {
+    "ablation": Experiment(
+        "Which residual rule?",
+        "The paper's Table 4: every rule with its own learning rate, on the same seeds as the baseline. Negative "
+        "differences are better. Runs that diverged are counted and left out of the means.",
+        lambda record: [*ablation_tables(record), verdict_table(record)],
+        [
+            Picture("ablation", "difference to the baseline of every arm, beside the paper's", lab_figures.ablation),
+            Picture("tuning", "loss of every arm at each learning rate of the grid", lab_figures.tuning),
+        ],
+    ),
+    "scaling": Experiment(
+        "Does it last with scale?",
+        "Loss against training compute for several sizes, tokens in proportion to parameters, fitted in log space. The "
+        "compute advantage is how many times the compute the baseline needs for the same loss.",
+        lambda record: [scaling_table(*fit_power_laws(final_points(record)), "FLOPs")],
+        [Picture("scaling", "losses with fits, compute advantage, loss against size", lab_figures.scaling)],
+    ),
+}
+
+
+def write_results(records: Mapping[str, Record], folder: Path) -> Path:
+    """Write folder/results.html and folder/figures/*.png from the records by kind. Returns the page's path."""
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    sections = []
+    for kind, experiment in EXPERIMENTS.items():
+        if kind in records:
+            images = drawn(experiment, records[kind])
+            for name, image in images.items():
+                write_file(folder / "figures" / f"{name}.png", image)
+            sections.append(_section(experiment, records[kind], images))
+    path = folder / "results.html"
+    write_file(path, _page(sections).encode())
+    return path
+
+
+def drawn(experiment: Experiment, record: Record) -> dict[str, bytes]:
+    """Name -> PNG."""
+    with mpl.rc_context(STYLE):
+        return {picture.name: png(picture.draw(record)) for picture in experiment.pictures}
+
+
+def markdown_table(table: TextTable) -> str:
+    """For the documents: exactly what a document must hold to show this table."""
+    lines = [f"| {' | '.join(table.columns)} |", "|" + "---|" * len(table.columns)]
+    lines += [f"| {' | '.join(row)} |" for row in table.rows]
+    return "\n".join(lines)
+
+
+def _page(sections: Sequence[str]) -> str:
+    style = files("attnres.report").joinpath("page.css").read_text(encoding="utf-8")
+    body = "\n".join(sections) or "<p>No records were found.</p>"
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:; '
+        "style-src 'unsafe-inline'\">\n"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<title>attnres: results</title>\n<style>\n{style}\n"
+        "figure img { max-width: 100%; height: auto; background: #fff; }\n</style>\n</head>\n<body>\n"
+        "<header>\n<h1>What should carry information through depth?</h1>\n"
+        '<p class="subtitle">Every number and picture on this page is drawn from recorded runs.</p>\n</header>\n'
+        f"{body}\n</body>\n</html>\n"
+    )
+
+
+def _section(experiment: Experiment, record: Record, images: Mapping[str, bytes]) -> str:
+    parts = [f"<section>\n<h2>{_text(experiment.title)}</h2>", f"<p>{_text(experiment.question)}</p>"]
+    for picture in experiment.pictures:
+        data = base64.b64encode(images[picture.name]).decode()
+        parts.append(f'<figure><img alt="{_text(picture.alt)}" src="data:image/png;base64,{data}"></figure>')
+    parts += [_html_table(table) for table in experiment.tables(record)]
+    parts += ["<h3>Where this comes from</h3>", _provenance(record), "</section>"]
+    return "\n".join(parts)
+
+
+def _html_table(table: TextTable) -> str:
+    head = "".join(f'<th scope="col">{_text(column)}</th>' for column in table.columns)
+    rows = []
+    for name, *cells in table.rows:
+        numbers = "".join(f'<td class="number">{_text(cell)}</td>' for cell in cells)
+        rows.append(f'<tr><th scope="row">{_text(name)}</th>{numbers}</tr>')
+    return (
+        f'<h3>{_text(table.title)}</h3>\n<div class="scroll"><table>\n<thead><tr>{head}</tr></thead>\n'
+        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>\n<p>{_text(table.note)}</p>"
+    )
+
+
+def _provenance(record: Record) -> str:
+    facts = {
+        "command": record["command"],
+        "date": record["date"],
+        "commit": str(record["versions"].get("commit")),
+        "training": f"{record['hours']:.1f} hours of one thread",
+        "machine": ", ".join(f"{name} {value}" for name, value in record["machine"].items()),
+        "corpus": f"{record['corpus'].get('description')}, sha256 {record['corpus'].get('sha256')}",
+    }
+    entries = "\n".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
+    return f"<dl>\n{entries}\n</dl>"
+
+
+def _text(text: str) -> str:
+    return escape(visible(text))

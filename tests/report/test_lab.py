@@ -1,0 +1,111 @@
+"""The results page and its figures, from made-up records; the documents' tables, from the recorded ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+
+from attnres.cli import main
+from attnres.lab.record import read_records, write_record
+from attnres.report.lab import EXPERIMENTS, markdown_table
+
+ROOT = Path(__file__).parents[2]
+ATTACK = "<script>alert(1)</script>"
+HEADER = {
+    "command": f"attnres {ATTACK}",
+    "date": "2026-01-01",
+    "hours": 1.5,
+    "versions": {"commit": "abc"},
+    "machine": {"cores": 2},
+    "corpus": {"description": "text", "sha256": "0"},
+    "config": {},
+}
+
+
+def ablation() -> dict:
+    draw = random.Random(0)
+    cells = []
+    for std in (1.0, 0.02):
+        for arm, base in (("residual", 2.2), ("full", 2.1), ("block:heads=2", 2.15), ("highway", 2.3)):
+            runs = [
+                {"factor": 1.0, "seed": seed, "status": "done", "loss": base + 0.1 * seed + draw.gauss(0, 0.01)}
+                | {"step_seconds": 1.0, "peak_memory_bytes": 1, "curve": [[0, 5.5], [4, base]]}
+                for seed in range(3)
+            ]
+            tuning = [{"factor": 0.5, "seed": 9, "status": "done", "loss": base}]
+            tuning += [{"factor": 1.0, "seed": 9, "status": "diverged", "curve": [], "error": "not finite"}]
+            cells.append({"arm": arm, "embedding_std": std, "factor": 1.0, "tuning": tuning, "runs": runs})
+    cells[3]["runs"] = [{"factor": 1.0, "seed": 0, "status": "diverged", "curve": [], "error": "x"}]
+    cells[7] |= {"factor": None, "runs": []}
+    return {"kind": "ablation", **HEADER, "embedding_stds": [1.0, 0.02], "cells": cells}
+
+
+def scaling() -> dict:
+    runs = []
+    for arm, scale in (("residual", 9.0), ("full", 8.8)):
+        for size, parameters in enumerate([1e5, 2e5, 4e5]):
+            for seed in range(2):
+                tokens, flops = parameters, 6 * parameters
+                curve = [[tokens * k / 10, scale * (flops * tokens * max(k, 0.1) / 10) ** -0.05] for k in range(11)]
+                run = {"arm": arm, "size": str(size), "seed": seed, "parameters": parameters, "tokens": tokens}
+                run |= {"flops_per_token": flops, "status": "done", "curve": curve}
+                runs.append(run | {"loss": curve[-1][1] * (1 + 0.001 * seed)})
+    return {"kind": "scaling", **HEADER, "arms": ["residual", "full"], "runs": runs}
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    for record in (ablation(), scaling()):
+        write_record(tmp_path / "results" / f"{record['kind']}.json", record)
+    return tmp_path / "results"
+
+
+def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results, tmp_path, capsys):
+    out = tmp_path / "report"
+    assert main(["report", str(results), "--out", str(out)]) == 0
+    page = (out / "results.html").read_text()
+    assert page.count("data:image/png;base64,") == 3 == len(list((out / "figures").glob("*.png")))
+    assert ATTACK not in page and "://" not in re.sub(r"base64,[^\"]*", "", page)
+    for kind, record in read_records(results).items():
+        for table in EXPERIMENTS[kind].tables(record):
+            assert all(f">{row[1]}<" in page for row in table.rows)
+
+
+def test_a_browser_shows_it_whole(results, tmp_path, browser):
+    main(["report", str(results), "--out", str(tmp_path / "report")])
+    browser.get((tmp_path / "report" / "results.html").as_uri())
+    sizes = browser.execute_script("return [...document.images].map(i => [i.naturalWidth, i.alt.length])")
+    assert len(sizes) == 3 and all(width > 500 and text > 10 for width, text in sizes)
+    wider = browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wider <= 0 and not browser.get_log("browser")
+    assert browser.find_elements("tag name", "script") == []
+
+
+def test_tables_mark_what_diverged_and_what_lies_at_the_grids_edge(results, capsys):
+    assert main(["report", str(results), "--tables"]) == 0
+    told = capsys.readouterr().out
+    assert "| highway |  |  |  | x1* | 0, 1 diverged |  |" in told and "| highway |  |  |  | none | 0 |  |" in told
+    assert "| full |" in told and "agrees" in told and "2.00x" not in told
+
+
+def test_bad_folders_are_one_line(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no records there" in capsys.readouterr().err
+    (tmp_path / "ablation.json").write_text("{")
+    assert main(["report", str(tmp_path)]) == 2
+    (tmp_path / "ablation.json").write_text(json.dumps({"kind": "scaling"}))
+    assert main(["report", str(tmp_path)]) == 2
+    errors = capsys.readouterr().err
+    assert "not valid JSON" in errors and "not a record of ablation" in errors and errors.count("\n") == 2
+
+
+def test_the_documents_numbers_are_the_records():
+    """Every table of the recorded runs stands in docs/RESULTS.md as it is drawn from them."""
+    document = (ROOT / "docs" / "RESULTS.md").read_text()
+    for kind, record in read_records(ROOT / "results").items():
+        for table in EXPERIMENTS[kind].tables(record):
+            assert markdown_table(table) in document, f"docs/RESULTS.md differs from results/{kind}.json: {table.title}"
