@@ -8,10 +8,28 @@ from pathlib import Path
 
 import pytest
 
+from attnres.train import train
+from attnres.train.loop import Diverged
+from attnres.train.sweep import JobState
+
 TINY = [
     *("--model.dim", "16", "--model.layers", "2", "--model.context", "32"),
     *("--steps", "4", "--batch-size", "2", "--evaluate-every", "2", "--save-every", "2", "--validation-tokens", "64"),
 ]
+
+
+def run_jobs_here(jobs, workers, watch):
+    """`run_jobs` in this process: a worker takes seconds to start, and the tests of compare have real ones."""
+    states = [JobState(job) for job in jobs]
+    for state in states:
+        try:
+            train(state.job.config, state.job.folder)
+            state.status = "done"
+        except Diverged as error:
+            state.status, state.error, state.diverged = "failed", str(error), True
+        state.refresh()
+        watch(states)
+    return states
 
 
 @pytest.fixture(scope="session")

@@ -8,32 +8,15 @@ from attnres.cli import main
 from attnres.lab.ablation import choose
 from attnres.lab.record import read_record
 from attnres.lab.tables import ablation_tables
-from attnres.train import train
-from attnres.train.loop import Diverged
-from attnres.train.sweep import JobState
-from tests.cli.conftest import TINY
+from tests.cli.conftest import TINY, run_jobs_here
 
 STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3", "--validation-tokens", "64"]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process():
-    """Runs train here and not in workers, whose start takes seconds each; tests of compare have real ones."""
-
-    def run_jobs(jobs, workers, watch):
-        states = [JobState(job) for job in jobs]
-        for state in states:
-            try:
-                train(state.job.config, state.job.folder)
-                state.status = "done"
-            except Diverged as error:
-                state.status, state.error, state.diverged = "failed", str(error), True
-            state.refresh()
-            watch(states)
-        return states
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnres.cli.ablate.run_jobs", run_jobs)
+        patch.setattr("attnres.cli.ablate.run_jobs", run_jobs_here)
         yield
 
 

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+
+from attnres.analysis.flops import training_flops
+from attnres.analysis.powerlaw import fit_power_laws
+from attnres.cli import main
+from attnres.lab.record import read_record
+from attnres.lab.scaling import final_points, iso_flop_curves, parse_size, sized
+from attnres.train import RunConfig
+from tests.cli.conftest import run_jobs_here
+
+SMALL = [*("--sizes", "1x16", "2x16", "1x32", "--tokens-per-parameter", "0.02", "--seeds", "2")]
+SMALL += [*("--model.context", "16", "--batch-size", "1", "--validation-tokens", "32")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnres.cli.scaling.run_jobs", run_jobs_here)
+        yield
+
+
+def test_a_sweep_leaves_points_and_a_table(tmp_path, corpus, capsys):
+    record_path = tmp_path / "record.json"
+    code = main(
+        ["scaling", "residual", "full", *SMALL, *corpus, "--out", str(tmp_path / "runs"), "--record", str(record_path)]
+    )
+    told = capsys.readouterr()
+    record = read_record(record_path, "scaling")
+    points = final_points(record)
+    assert list(points) == ["residual", "full"] and [len(p) for p in points.values()] == [6, 6]
+    sizes = {(p.size, p.seed) for p in points["full"]}
+    assert sizes == {(size, seed) for size in ("1x16", "2x16", "1x32") for seed in (0, 1)}
+    for run in record["runs"]:
+        config = sized(RunConfig(batch_size=1), parse_size(run["size"]), run["arm"], 0.02, run["seed"]).model
+        assert run["tokens"] == pytest.approx(0.02 * run["parameters"], abs=16)
+        assert run["flops_per_token"] < training_flops(config)  # of a longer context
+        assert run["curve"][-1] == [run["tokens"], run["loss"]]
+    assert code == 0 and "advantage over" in told.out and "L = A C^-a" in told.out
+
+
+def test_the_papers_curves_from_a_file(capsys):
+    assert main(["scaling", "--csv", "results/paper-scaling.csv", "--unit", "PFLOP/s-days"]) == 0
+    told = capsys.readouterr().out
+    assert "1.891" in told and "0.0580" in told and "1.25x" in told
+
+
+def test_loss_at_equal_compute():
+    """L = C^-0.1 along every run: each size has the same loss at the same compute."""
+    runs = []
+    for parameters in (1.0, 2.0, 4.0):
+        curve = [[k * parameters, (6 * parameters * k * parameters) ** -0.1] for k in range(1, 11)]
+        run = {"arm": "a", "size": f"{parameters}", "seed": 0, "parameters": parameters, "status": "done"}
+        runs.append(run | {"flops_per_token": 6 * parameters, "curve": curve})
+    levels = iso_flop_curves({"arms": ["a"], "runs": runs})["a"]
+    assert any(len(points) > 1 for points in levels.values())
+    for compute, points in levels.items():
+        assert [loss for _, loss in points] == pytest.approx([compute**-0.1] * len(points), rel=2e-3)
+
+
+def test_fits_leave_out_runs_that_diverged():
+    runs = [
+        {
+            "arm": "a",
+            "size": str(c),
+            "seed": 0,
+            "status": "done",
+            "flops_per_token": c,
+            "tokens": 1,
+            "loss": 2 * c**-0.1,
+        }
+        for c in (1.0, 2.0, 4.0)
+    ]
+    runs.append({**runs[0], "size": "x", "status": "diverged", "loss": 100.0})
+    fits, _ = fit_power_laws(final_points({"runs": runs}))
+    assert fits[0].points == 3 and fits[0].exponent == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--sizes", "2x16", "2x32"], "sizes: give at least three"),
+        (["--sizes", "2x16", "2x32", "deep"], "write LAYERSxDIM"),
+        (["--sizes", "2x16", "2x32", "2x17"], "a multiple of 16"),
+        (["--tokens-per-parameter", "0"], "tokens-per-parameter must be positive"),
+        (["--csv", "/no/such/file.csv"], "/no/such/file.csv: No such file"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, capsys, tmp_path):
+    assert main(["scaling", *arguments, "--out", str(tmp_path)]) in (1, 2)
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
