@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from typing import Any
 
 
@@ -11,6 +12,13 @@ class UsageError(Exception):
     The command line prints it without a traceback and exits with code 2. It is no ValueError: tyro would catch one that
     a record of options raises, and print a box of its own.
     """
+
+    speaker: bool | None = None
+    """In a run of several processes, whether this one is to print it; None where all have it: the first one then."""
+
+    @property
+    def to_be_printed(self) -> bool:
+        return os.environ.get("RANK", "0") == "0" if self.speaker is None else self.speaker
 
 
 def refuse_non_finite(record: Any) -> None:

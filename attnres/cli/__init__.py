@@ -41,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
         command = module.command_for(rest) if hasattr(module, "command_for") else module.command
         return tyro.cli(command, prog=f"attnres {name}", description=module.__doc__, args=rest) or 0
     except UsageError as error:
-        return _fail(str(error), 2)
+        return _fail(str(error), 2) if error.to_be_printed else 2
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 1)

@@ -14,6 +14,11 @@ connection drops the options that it has for its own:
 
     attnres train --recipe recipes/block.py --steps 100
 
+Several devices, or processes on one machine, under torchrun; `--shard` takes what the other two leave:
+
+    torchrun --nproc-per-node 2 -m attnres train --shard 2
+    torchrun --nproc-per-node 4 -m attnres train --pipeline 2 --virtual 2 --shard 2 --accumulate 4
+
 The run's folder holds its configuration, metrics (one JSON object per line), checkpoints and, at the end, a summary.
 Stop it with Ctrl-C or in any other way: the same command goes on from the last checkpoint, to the same result.
 """
@@ -33,7 +38,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from attnres.cli._recipe import named_recipe
-from attnres.train import Interrupted, RunConfig, RunStopped, config_to_json, load_recipe, train
+from attnres.parallel.layout import Layout
+from attnres.parallel.world import is_main
+from attnres.train import ONE_PROCESS, Interrupted, RunConfig, RunStopped, config_to_json, load_recipe, train
 
 Event = dict[str, Any]
 
@@ -50,6 +57,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
         recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
         *,
         config: Annotated[RunConfig, tyro.conf.arg(name="")] = defaults,
+        layout: Annotated[Layout, tyro.conf.arg(name="")] = ONE_PROCESS,
     ) -> int:
         """Train.
 
@@ -60,7 +68,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
         if config.model.connection == base.model.connection:
             options = {**base.model.connection_options, **config.model.connection_options}
             config = _with_connection_options(config, options)
-        return run(config, folder or default_folder(config))
+        return run(config, folder or default_folder(config), layout)
 
     return command
 
@@ -69,16 +77,16 @@ def _with_connection_options(config: RunConfig, options: dict[str, Any]) -> RunC
     return replace(config, model=replace(config.model, connection_options=options))
 
 
-def run(config: RunConfig, folder: Path) -> int:
+def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
     """Train with progress on the terminal; return the exit code."""
-    console = Console()
+    console = Console(quiet=not is_main())
     with _Display(console) as display:
         try:
-            summary = train(config, folder, listen=display.show, progress=display.opening)
+            summary = train(config, folder, listen=display.show, progress=display.opening, layout=layout)
         except Interrupted as stop:
-            return display.fail(str(stop), 130)
+            return display.fail(str(stop), 130) if is_main() else 130
         except RunStopped as error:
-            return display.fail(str(error), 1)
+            return display.fail(str(error), 1) if error.to_be_printed else 1
     console.print(
         f"done: validation loss {summary['validation_loss']:.4f} nats per token after {summary['steps']} steps "
         f"(best {summary['best_validation_loss']:.4f}), {summary['step_seconds'] * 1000:.0f} ms per step, "

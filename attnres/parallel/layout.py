@@ -47,6 +47,11 @@ class Layout:
         """Into how many parts each batch is cut."""
         return self.replicate * (self.shard or 1)
 
+    @property
+    def order(self) -> Schedule:
+        """The schedule, also where none was named."""
+        return self.schedule or ("interleaved-1f1b" if self.virtual > 1 else "1f1b")
+
     def fit(self, processes: int) -> Layout:
         """This layout with `shard` filled in. Raises UsageError if it is not one for that many processes."""
         others = self.pipeline * self.replicate

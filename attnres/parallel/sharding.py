@@ -53,8 +53,8 @@ def shard(model: Transformer, mesh: DeviceMesh, precision: torch.dtype) -> None:
     # Inputs are not cast: the rotary angles and the stream keep their dtype, and autocast does what it always does.
     mixed = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for sublayer in model.sublayers:
-        matrices = [module for module in sublayer.modules() if isinstance(module, nn.Linear)]
-        if matrices:  # a pipeline stage has only its own sublayers
+        matrices: list[nn.Module] = [m for m in sublayer.modules() if isinstance(m, nn.Linear) and m.weight is not None]
+        if matrices:  # a pipeline stage has those of its own sublayers alone
             fully_shard(matrices, mesh=mesh, mp_policy=mixed)
     fully_shard(model, mesh=mesh)
 

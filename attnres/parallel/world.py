@@ -26,7 +26,7 @@ from attnres.version import __version__
 T = TypeVar("T")
 
 
-class Lost(Exception):
+class Lost(UsageError):
     """Another process of the run is gone or does not answer. The message says what was heard of it."""
 
 
@@ -52,22 +52,17 @@ class World:
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise UsageError, naming the fact and the process, unless all processes have the same facts."""
 
-    def speaks(self) -> bool:
-        """Whether this process is the one to print the error that ends the run: true on the first that asks."""
-        return True
-
 
 class ManyProcesses(World):
     """One of several processes, with a process group that spans them all."""
 
-    def __init__(self, layout: Layout, device: torch.device, store: Any, rank: int, size: int) -> None:
+    def __init__(self, layout: Layout, device: torch.device, rank: int, size: int) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
         assert layout.shard is not None
         self.layout = layout
         self.device = device
         self.rank, self.size = rank, size
-        self._store = store
         shape = (layout.pipeline, layout.replicate, layout.shard)
         self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "replicate", "shard"))
 
@@ -113,12 +108,6 @@ class ManyProcesses(World):
                     "start all of them with the same command and the same installation"
                 )
 
-    def speaks(self) -> bool:
-        try:
-            return self._store.add("attnres/spoken", 1) == 1
-        except Exception:  # the process that kept the store is gone, so it may not have said anything
-            return True
-
 
 def processes() -> int:
     """How many processes torchrun has started for this run; 1 without it."""
@@ -141,32 +130,42 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
     if processes() == 1:
         yield World()
         return
+    rank, size = int(os.environ["RANK"]), processes()
 
     import torch.distributed as dist
+    from torch.distributed.distributed_c10d import PrefixStore
+    from torch.distributed.rendezvous import rendezvous
 
-    rank, size = int(os.environ["RANK"]), processes()
     timeout = timedelta(seconds=layout.timeout)
     where = torch.device(device, int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
+    store: Any = None
     try:
-        store, _, _ = next(iter(dist.rendezvous("env://", rank, size, timeout=timeout)))
+        store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
         # A restart by torchrun may find the keys of the attempt before it.
-        store = dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        store = PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
         backend = "nccl" if where.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
-        world = ManyProcesses(layout, where, store, rank, size)
+        world = ManyProcesses(layout, where, rank, size)
     except (dist.DistError, RuntimeError, ValueError) as error:
-        raise UsageError(
+        missed = UsageError(
             f"process {rank} of {size} has not met all the others within {layout.timeout:g} s ({_first_line(error)}); "
             "see that every machine runs the command and reaches MASTER_ADDR"
-        ) from error
+        )
+        missed.speaker = _first_to_speak(store)
+        raise missed from error
     try:
         yield world
+    except UsageError as error:
+        error.speaker = _first_to_speak(store)
+        raise
     except Exception as error:
         if not _is_lost(error):
             raise
-        raise Lost(f"process {rank} of {size} has lost another one ({_first_line(error)})") from error
+        lost = Lost(f"process {rank} of {size} has lost another one ({_first_line(error)})")
+        lost.speaker = _first_to_speak(store)
+        raise lost from error
     else:
         dist.barrier()
         dist.destroy_process_group()
@@ -180,6 +179,14 @@ def code_digest() -> str:
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".cpp")):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return f"{__version__} {digest.hexdigest()}"
+
+
+def _first_to_speak(store: Any) -> bool:
+    """Whether no other process has asked this before: the one that ends a run says why, the others follow silently."""
+    try:
+        return store.add("attnres/spoken", 1) == 1
+    except Exception:  # there is no store, or the process that kept it is gone and may not have said anything
+        return True
 
 
 # What gloo, NCCL and the store say when a process is gone or silent. They share no exception type.

@@ -2,12 +2,13 @@
 
 from attnres.train.config import OptimizerConfig, RunConfig
 from attnres.train.jsonconfig import config_from_json, config_to_json
-from attnres.train.loop import Interrupted, RunStopped, train
+from attnres.train.loop import ONE_PROCESS, Interrupted, RunStopped, train
 from attnres.train.metrics import read_metrics
 from attnres.train.recipe import load_recipe
 from attnres.train.run import Run, load_run
 
 __all__ = [
+    "ONE_PROCESS",
     "Interrupted",
     "OptimizerConfig",
     "Run",

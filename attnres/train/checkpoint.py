@@ -93,11 +93,14 @@ class Checkpoints:
         """Write one, durable when this returns. Raises OSError, such as on a full disk, and then leaves nothing."""
         path = self.folder / f"step-{step:08d}"
         with new_folder(path) as partial:
-            _save_tensors(model, partial / MODEL)
-            _save_tensors(optimizer, partial / OPTIMIZER)
+            self._write_tensors(partial, model, optimizer)
             _write_json(partial / STATE, state)
             _write_json(partial / CHECKSUMS, {name: sha256(partial / name) for name in FILES})
         return Checkpoint(path)
+
+    def _write_tensors(self, folder: Path, model: Tensors, optimizer: Tensors) -> None:
+        _save_tensors(model, folder / MODEL)
+        _save_tensors(optimizer, folder / OPTIMIZER)
 
     def newest_good(self) -> Checkpoint | None:
         """The newest one that is not damaged; names in one line each damaged one that is passed over.

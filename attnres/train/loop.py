@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import statistics
 import threading
@@ -11,17 +12,24 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnres.data import check_length, open_corpus
+import torch
+
+from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
+from attnres.parallel.layout import Layout
+from attnres.parallel.world import Lost, ManyProcesses, World, code_digest, join_world
 from attnres.train.checkpoint import Checkpoint
 from attnres.train.config import RunConfig
 from attnres.train.files import locked
 from attnres.train.folder import RunFolder, fit_vocabulary
+from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import PeakMemory
-from attnres.train.metrics import Metrics
-from attnres.train.trainer import NonFinite, Trainer
+from attnres.train.metrics import Metrics, Records
+from attnres.train.trainer import NonFinite, Trainer, choose_device
 
 Listener = Callable[[dict[str, Any]], None]
+
+ONE_PROCESS = Layout()
 
 WARM_UP_STEPS = 3
 """The first steps, which allocate and compile, do not count in the median step time."""
@@ -44,6 +52,7 @@ def train(
     folder: str | Path,
     listen: Listener | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    layout: Layout = ONE_PROCESS,
 ) -> dict[str, Any]:
     """Start the run in `folder`, or go on with the one that is there, and return its summary when it is done.
 
@@ -54,50 +63,91 @@ def train(
       {"kind": "start", "folder", "connection", "parameters", "corpus", "step", "steps", "tokens_per_step"},
       and with {"kind": "saved", "step", "path"} for every checkpoint.
     progress: handed to `open_corpus`.
+    layout: in each of several processes (see `join_world`), how they share the work. All of them call this with the
+      same arguments; only the first one writes and calls `listen`.
 
-    Raises UsageError (bad configuration or corpus, a folder of another configuration or in use), RunStopped (numbers
-    not finite, disk full) and Interrupted (Ctrl-C, SIGTERM: saved).
+    Raises UsageError (bad configuration, corpus or layout, a folder of another configuration or in use), RunStopped
+    (numbers not finite, disk full, a process lost) and Interrupted (Ctrl-C, SIGTERM: saved).
     """
     run = RunFolder(folder)
+    try:
+        with join_world(layout, choose_device(config.device).type) as world:
+            return _train(config, run, world, listen, progress)
+    except Lost as lost:
+        newest = run.checkpoints.all()[-1:]
+        good = f"newest checkpoint: {newest[0].path}" if newest else "no checkpoint was saved before"
+        stopped = RunStopped(f"{lost}; {good}; start all of them again to go on")
+        stopped.speaker = lost.speaker
+        raise stopped from lost
+
+
+def _train(
+    config: RunConfig,
+    run: RunFolder,
+    world: World,
+    listen: Listener | None,
+    progress: Callable[[str, int, int], None] | None,
+) -> dict[str, Any]:
+    world.agree(
+        {"configuration": json.dumps(config_to_json(config)), "code": code_digest(), "torch": torch.__version__}
+    )
     run.refuse_other(config)
-    if (summary := run.summary()) is not None:
+    if (summary := world.share(run.summary)) is not None:
         return summary
     corpus = open_corpus(config.data, progress=progress)
+    world.agree({"corpus": corpus.sha256})
     check_length(corpus, config.model.context)
     config = fit_vocabulary(config, corpus.vocab_size)
-    trainer = Trainer(config, corpus)  # whatever is wrong with the options, nothing has been written yet
-    run.path.mkdir(parents=True, exist_ok=True)
+    trainer = _trainer(config, corpus, world)  # whatever is wrong with the options, nothing has been written yet
     with ExitStack() as stack:
-        stack.enter_context(locked(run.path))
-        run.claim(config, corpus)
-        resumed = run.checkpoints.newest_good()
-        run.checkpoints.clean(resumed)
-        metrics = stack.enter_context(closing(Metrics(run.metrics, resumed.step if resumed else 0)))
-        loop = Loop(trainer, run, metrics, resumed)
+        if world.main:
+            run.path.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(run.path))
+            run.claim(config, corpus)
+        resumed = world.share(run.checkpoints.newest_good)
+        begun = resumed.step if resumed else 0
+        if world.main:
+            run.checkpoints.clean(resumed)
+            metrics = stack.enter_context(closing(Metrics(run.metrics, begun)))
+        records = world.share(lambda: metrics.records)
+        if not world.main:
+            metrics, listen = Records(records), None
+        loop = Loop(trainer, run, metrics, resumed, world)
         if listen:
             loop.listeners.append(listen)
-        if config.tensorboard:
+        if config.tensorboard and world.main:
             from attnres.train.tensorboard import tensorboard_writer
 
             loop.listeners.append(stack.enter_context(tensorboard_writer(run.path, trainer.step)))
         return loop.run()
 
 
-class Loop:
-    """Train, evaluate, save and report until the last step."""
+def _trainer(config: RunConfig, corpus: Corpus, world: World) -> Trainer:
+    if not isinstance(world, ManyProcesses):
+        return Trainer(config, corpus)
+    from attnres.train.distributed import DistributedTrainer  # takes a second to import
 
-    def __init__(self, trainer: Trainer, folder: RunFolder, metrics: Metrics, resumed: Checkpoint | None) -> None:
+    return DistributedTrainer(config, corpus, world)
+
+
+class Loop:
+    """Train, evaluate, save and report until the last step. In several processes each runs one, in step."""
+
+    def __init__(
+        self, trainer: Trainer, folder: RunFolder, metrics: Records, resumed: Checkpoint | None, world: World
+    ) -> None:
         self.trainer = trainer
         self.config = trainer.config
         self.folder = folder
         self.metrics = metrics
+        self.world = world
+        self.checkpoints = trainer.checkpoints(folder.checkpoints.folder)
         self.listeners: list[Listener] = []
         self.last_good = resumed
         self.earlier_peak = 0
         if resumed:
-            state = resumed.state()
-            trainer.restore(resumed.model(), resumed.optimizer(), state)
-            self.earlier_peak = state["peak_memory_bytes"]
+            trainer.load(resumed)
+            self.earlier_peak = resumed.state()["peak_memory_bytes"]
         self.memory = PeakMemory(trainer.device)
 
     def run(self) -> dict[str, Any]:
@@ -118,7 +168,7 @@ class Loop:
         self._tell(self._start_record())
         with _stop_requested() as stop:
             while True:
-                if stop() and trainer.step < steps:
+                if self.world.any(stop()) and trainer.step < steps:
                     path = self._save().path
                     raise Interrupted(
                         f"stopped at step {trainer.step} of {steps} and saved in {path}; "
@@ -132,7 +182,8 @@ class Loop:
                     break
                 self._step()
         summary = self._summary()
-        self.folder.write_summary(summary)
+        if self.world.main:
+            self.folder.write_summary(summary)
         return summary
 
     def _step(self) -> None:
@@ -161,8 +212,9 @@ class Loop:
             "peak_memory_bytes": self._peak_memory(),
         }
         self.metrics.sync()
-        self.last_good = self.folder.checkpoints.save(step, model, optimizer, state)
-        self.folder.checkpoints.prune(self.config.keep)
+        self.last_good = self.checkpoints.save(step, model, optimizer, state)
+        if self.world.main:
+            self.checkpoints.prune(self.config.keep)
         self._tell({"kind": "saved", "step": step, "path": str(self.last_good.path)})
         return self.last_good
 
@@ -185,15 +237,12 @@ class Loop:
             "kind": "start",
             "folder": str(self.folder.path),
             "connection": self.config.model.connection,
-            "parameters": self._parameters(),
+            "parameters": self.trainer.parameters,
             "corpus": self.trainer.corpus.description,
             "step": self.trainer.step,
             "steps": self.config.steps,
             "tokens_per_step": self.trainer.tokens_per_step,
         }
-
-    def _parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.trainer.model.parameters())
 
     def _summary(self) -> dict[str, Any]:
         seconds = [record["step_seconds"] for record in self.metrics.of_kind("train")]
@@ -206,7 +255,7 @@ class Loop:
             "best_validation_loss": min(validation),
             "step_seconds": statistics.median(seconds[WARM_UP_STEPS:] or seconds),
             "peak_memory_bytes": self._peak_memory(),
-            "parameters": self._parameters(),
+            "parameters": self.trainer.parameters,
             "connection": self.config.model.connection,
         }
 

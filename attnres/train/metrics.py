@@ -27,19 +27,35 @@ def read_metrics(path: Path) -> list[Record]:
     return records
 
 
-class Metrics:
+class Records:
+    """The metrics of a run in memory alone, for the processes that do not write."""
+
+    def __init__(self, records: list[Record]) -> None:
+        self.records = records
+
+    def append(self, record: Record) -> None:
+        self.records.append(record)
+
+    def sync(self) -> None:
+        """Nothing is on its way to a disk."""
+
+    def of_kind(self, kind: str) -> list[Record]:
+        return [record for record in self.records if record["kind"] == kind]
+
+
+class Metrics(Records):
     """The metrics file of a run that stands at `step`: later records, of a run that crashed, are cut off."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
-        self.records = [record for record in read_metrics(path) if record["step"] <= step]
+        super().__init__([record for record in read_metrics(path) if record["step"] <= step])
         kept = "".join(map(_line, self.records))
         if not path.exists() or path.read_bytes() != kept.encode():
             write_text(path, kept)
         self._file = path.open("ab", buffering=0)
 
     def append(self, record: Record) -> None:
-        self.records.append(record)
+        super().append(record)
         line = _line(record).encode()
         try:
             while line:  # an almost full disk takes a part, and says so only when it gets the rest
@@ -53,9 +69,6 @@ class Metrics:
 
     def close(self) -> None:
         self._file.close()
-
-    def of_kind(self, kind: str) -> list[Record]:
-        return [record for record in self.records if record["kind"] == kind]
 
 
 def _line(record: Record) -> str:

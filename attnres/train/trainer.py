@@ -1,6 +1,7 @@
 """One optimizer step, one evaluation, and the whole state of both: what happens on the device.
 
-Files, signals and progress are the loop's (loop.py). A trainer for several devices replaces `forward_backward`.
+Files, signals and progress are the loop's (loop.py). The trainer of several devices (distributed.py) differs in how the
+model is built and where its forward and backward passes happen.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.optim import Optimizer
 
 from attnres.data import Corpus, Sampler, validation_batches
 from attnres.errors import UsageError
 from attnres.model import Transformer
+from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.config import RunConfig
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
@@ -53,13 +57,21 @@ class Trainer:
         torch.manual_seed(config.seed)
         self.config = config
         self.corpus = corpus
-        self.device = _device(config.device)
-        self.model = Transformer(config.model, config.seed).to(self.device)
-        self.model.checkpointing = config.checkpointing
+        self.device = choose_device(config.device)
+        self.model, self.optimizers = self._build()
         self.forward: Model = torch.compile(self.model, dynamic=False) if config.compile else self.model
-        self.optimizers = make_optimizers(self.model, config.optimizer)
         self.sampler = Sampler(corpus.train, config.model.context, config.batch_size, config.seed)
         self.step = 0
+
+    def _build(self) -> tuple[Any, list[Optimizer]]:
+        model = Transformer(self.config.model, self.config.seed).to(self.device)
+        model.checkpointing = self.config.checkpointing
+        return model, make_optimizers(model, self.config.optimizer)
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the whole model has learned."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     @property
     def tokens_per_step(self) -> int:
@@ -69,9 +81,9 @@ class Trainer:
         """One update. Returns its loss, learning rate and gradient norm; raises NonFinite and changes no weight."""
         config = self.config.optimizer
         batches = [self._to_device(self.sampler.next()) for _ in range(self.config.accumulate)]
-        loss = forward_backward(self.forward, batches, self._autocast())
+        loss = self.forward_backward(batches)
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = self.total_norm([p.grad for p in parameters if p.grad is not None])
         if not (math.isfinite(loss) and math.isfinite(norm.item())):
             raise NonFinite(self._diagnosis(self.step + 1, loss, norm.item(), batches))
         if config.clip:
@@ -84,6 +96,14 @@ class Trainer:
         self.step += 1
         return {"loss": loss, "lr": share * config.lr, "grad_norm": norm.item()}
 
+    def forward_backward(self, batches: list[Tensor]) -> float:
+        """Add the gradient of the batches' mean loss to the parameters; return that loss."""
+        return forward_backward(self.forward, batches, self._autocast())
+
+    def total_norm(self, gradients: list[Tensor]) -> Tensor:
+        """The norm of the whole gradient."""
+        return torch.nn.utils.get_total_norm(gradients)
+
     @torch.no_grad()
     def evaluate(self) -> float:
         """Nats per token over the whole of the fixed validation set."""
@@ -95,14 +115,17 @@ class Trainer:
         )
         for batch in batches:
             tokens = self._to_device(batch)
-            with self._autocast():
-                losses = token_losses(self.forward, tokens)
-            batch_total = losses.double().sum().item()
+            batch_total = self.total_loss(tokens)
             if not math.isfinite(batch_total):
                 raise NonFinite(self._diagnosis(self.step, batch_total, 0.0, [tokens]))
-            total, count = total + batch_total, count + losses.numel()
+            total, count = total + batch_total, count + tokens[:, 1:].numel()
         self.model.train()
         return total / count
+
+    def total_loss(self, tokens: Tensor) -> float:
+        """Nats over all tokens of the batch."""
+        with self._autocast():
+            return token_losses(self.forward, tokens).double().sum().item()
 
     def tensors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """The weights, and everything else that is a tensor: optimizer state and random-number state.
@@ -112,16 +135,21 @@ class Trainer:
         optimizer = {f"{name}/{key}": tensor for name, key, tensor in self._optimizer_state()}
         model = self.model.state_dict()
         for name, tensor in [*model.items(), *optimizer.items()]:
-            if not bool(torch.isfinite(tensor).all()):
+            if not self._is_finite(tensor):
                 raise NonFinite(f"step {self.step}: {name} is not finite after the update")
-        optimizer["rng/cpu"] = torch.get_rng_state()
-        if self.device.type == "cuda":
-            optimizer["rng/cuda"] = torch.cuda.get_rng_state(self.device)
-        return model, optimizer
+        return model, {**optimizer, **self._random_state()}
 
     def state(self) -> dict[str, Any]:
         """The rest, as a JSON value."""
         return {"step": self.step, "sampler": self.sampler.state()}
+
+    def checkpoints(self, folder: Path) -> Checkpoints:
+        """What writes and finds them in that folder."""
+        return Checkpoints(folder)
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Be what the checkpoint was made from."""
+        self.restore(checkpoint.model(), checkpoint.optimizer(), checkpoint.state())
 
     def restore(self, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:
         """Be what `tensors` and `state` came from."""
@@ -134,7 +162,8 @@ class Trainer:
         for owner, names in zip(self.optimizers, self._names(), strict=True):
             entries = {index: saved[name] for index, name in enumerate(names) if name in saved}
             owner.load_state_dict({"state": entries, "param_groups": owner.state_dict()["param_groups"]})
-        torch.set_rng_state(optimizer["rng/cpu"])
+        if "rng/cpu" in optimizer:  # several processes have none that is worth keeping
+            torch.set_rng_state(optimizer["rng/cpu"])
         if self.device.type == "cuda" and "rng/cuda" in optimizer:
             torch.cuda.set_rng_state(optimizer["rng/cuda"], self.device)
         self.sampler.restore(state["sampler"])
@@ -149,6 +178,15 @@ class Trainer:
         for optimizer, names in zip(self.optimizers, self._names(), strict=True):
             for index, entries in optimizer.state_dict()["state"].items():
                 yield from ((names[index], key, tensor) for key, tensor in entries.items())
+
+    def _random_state(self) -> dict[str, Tensor]:
+        state = {"rng/cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["rng/cuda"] = torch.cuda.get_rng_state(self.device)
+        return state
+
+    def _is_finite(self, tensor: Tensor) -> bool:
+        return bool(torch.isfinite(tensor).all())
 
     def _to_device(self, batch: Any) -> Tensor:
         return torch.from_numpy(batch).to(self.device)
@@ -169,7 +207,7 @@ class Trainer:
         return f"step {step}: {broken}, although every activation is finite"
 
 
-def _device(name: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UsageError("device cuda: torch finds no GPU here; use --device cpu or auto")
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
