@@ -15,8 +15,8 @@ from attnres.connections import make_connection
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
 from attnres.parallel.cache import CrossStageCache
-from attnres.parallel.plan import Chunk, even_cuts, plan, trace
-from attnres.parallel.stage import ChunkRunner, Stage, build_stages
+from attnres.parallel.plan import Chunk, Trace, even_cuts, plan, trace
+from attnres.parallel.stage import ChunkRunner, build_stages
 
 SCHEDULES = ("1f1b", "interleaved-1f1b", "zero-bubble")
 
@@ -27,9 +27,9 @@ class Pipeline:
     Chunk c stands on rank c mod P. Losses and gradients are the one-process model's. Every rank of the group calls the
     same methods in the same order.
 
-    group: the ranks of this pipeline, by default all; cuts: the first site of each chunk but the first, by default as
-    even as whole sublayers allow; cache: False sends all of `values` at every transition, for comparison; precision: the
-    dtype of matrix products under autocast, None for that of the parameters.
+    micro_batches: how many a step has; group: the ranks of this pipeline, by default all; cache: False sends all of
+    `values` at every transition, for comparison; cuts: the first site of each chunk but the first, by default as even
+    as whole sublayers allow; precision: the dtype of matrix products under autocast, None for that of the parameters.
 
     Raises UsageError, alike on every rank and before anything is sent, on what cannot be a pipeline.
     """
@@ -59,19 +59,23 @@ class Pipeline:
         self.cached = cache
         self.cache = CrossStageCache()
         self.traffic: Counter[tuple[int, str]] = Counter()
-        """Bytes that this rank has sent, by (chunk to or from whose predecessor the transition leads, direction)."""
+        """Bytes that this rank has sent: transition c between chunks c - 1 and c, by (c, "forward" or "backward")."""
         self._plans: dict[tuple[int, int], list[Chunk]] = {}
 
         count = self.ranks * virtual
         own = range(self.rank, count, self.ranks)
-        self.stages = build_stages(config, seed, self.plan(1, 1), own)
+        shapeless = self._trace(1, 1)
+        chunks = plan(shapeless.values, self.cuts, self.ranks, cache)
+        self.stages = build_stages(config, seed, chunks, shapeless.users, own)
         """This rank's stages. Shard or wrap their parameters before the first step."""
         for stage in self.stages:
-            stage.checkpointing = checkpointing
+            stage.checkpointing = checkpointing and schedule != "zero-bubble"
             stage.autocast = precision
             stage.to(self.device)
+        # Zero bubble goes over a chunk's graph once per parameter, and torch's checkpoint would recompute each time.
+        recompute = checkpointing and schedule == "zero-bubble"
         self._runners = [
-            ChunkRunner(stage, index, count, self.device, group, self.cache, self.traffic)
+            ChunkRunner(stage, index, count, self.device, group, self.cache, self.traffic, recompute)
             for index, stage in zip(own, self.stages, strict=True)
         ]
         options = {"n_microbatches": micro_batches, "loss_fn": self._loss, "scale_grads": False}
@@ -125,14 +129,16 @@ class Pipeline:
     def plan(self, batch: int, time: int) -> list[Chunk]:
         """What every chunk reads, makes, receives and sends, for micro-batches of this shape."""
         if (batch, time) not in self._plans:
-            config = self.config
-            with torch.device("meta"):
-                connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
-            stream = torch.get_default_dtype()
-            # The embedding is not a matrix product, so autocast leaves it alone; every sublayer ends in one.
-            values = trace(connection, (batch, time, config.dim), stream, self.precision or stream).values
-            self._plans[batch, time] = plan(values, self.cuts, self.ranks, self.cached)
+            self._plans[batch, time] = plan(self._trace(batch, time).values, self.cuts, self.ranks, self.cached)
         return self._plans[batch, time]
+
+    def _trace(self, batch: int, time: int) -> Trace:
+        config = self.config
+        with torch.device("meta"):
+            connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
+        stream = torch.get_default_dtype()
+        # The embedding is no matrix product, so autocast leaves it alone; every sublayer ends in one.
+        return trace(connection, (batch, time, config.dim), stream, self.precision or stream)
 
     # The model that these stages are a part of: parameters have the one-process names and differ between ranks.
 

@@ -11,6 +11,7 @@ chunk c - 1 to chunk c.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -45,7 +46,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """What the values are made of at each site 0 .. L, and at which sites each of the connection's parameters is used."""
+    """What the values consist of at each site 0 .. L, and which sites use each of the connection's parameters."""
 
     values: list[tuple[Entry, ...]]
     users: dict[str, list[int]]
@@ -80,33 +81,30 @@ def trace(connection: Connection, shape: tuple[int, ...], stream: torch.dtype, o
     """
     names = {parameter: name for name, parameter in connection.named_parameters()}
     users: dict[str, list[int]] = {name: [] for name in names.values()}
-    count = 0
+    count = itertools.count()
 
-    def entries(values: Values, before: Sequence[tuple[Tensor, Entry]]) -> tuple[Entry, ...]:
-        nonlocal count
-        known = [*before]
+    def entries(values: Values, known: dict[int, Entry]) -> tuple[Entry, ...]:
         for value in values:
-            if not any(value is tensor for tensor, _ in known):
-                known.append((value, Entry(count, tuple(value.shape), value.dtype)))
-                count += 1
-        return tuple(next(entry for tensor, entry in known if tensor is value) for value in values)
+            if id(value) not in known:
+                known[id(value)] = Entry(next(count), tuple(value.shape), value.dtype)
+        return tuple(known[id(value)] for value in values)
 
     values = connection.start(torch.empty(shape, dtype=stream, device="meta"))
-    seen = [entries(values, ())]
+    seen = [entries(values, {})]
     for site in range(connection.sites + 1):
         with torch.enable_grad():
             weights = connection.weigh(values, site)
             h = connection.gather(values, weights, site)
-            after = values
-            if site < connection.sites:
-                after = connection.scatter(values, weights, site, h, h.detach().to(output))
+            readout = site == connection.sites
+            after = values if readout else connection.scatter(values, weights, site, h, h.detach().to(output))
         for parameter in _leaves((h, *after)):
             if parameter in names:
                 users[names[parameter]].append(site)
-        if site < connection.sites:
-            seen.append(entries(after, list(zip(values, seen[-1], strict=True))))
-            # A graph per site: what stayed is the same object, what is new starts anew.
-            values = tuple(next((v for v in values if v is new), new.detach()) for new in after)
+        if not readout:
+            seen.append(entries(after, {id(value): entry for value, entry in zip(values, seen[-1], strict=True)}))
+            # One graph per site: what is new starts anew, and what stayed must remain the same object.
+            stayed = {id(value) for value in values}
+            values = tuple(value if id(value) in stayed else value.detach() for value in after)
     return Trace(seen, users)
 
 
@@ -132,9 +130,9 @@ def even_cuts(sites: int, chunks: int) -> list[int]:
 def chunk_sites(sites: int, cuts: Sequence[int]) -> list[range]:
     """The sites of each chunk. Raises UsageError unless the cuts rise strictly between 0 and `sites`."""
     bounds = [0, *cuts, sites]
-    if any(left >= right for left, right in zip(bounds, bounds[1:], strict=False)):
-        raise UsageError(f"cuts must rise from 1 to {sites - 1} at most, not {list(cuts)}")
-    return [range(left, right) for left, right in zip(bounds, bounds[1:], strict=False)]
+    if any(left >= right for left, right in itertools.pairwise(bounds)):
+        raise UsageError(f"cuts must rise, from 1 to {sites - 1} at most, and not be {list(cuts)}")
+    return [range(left, right) for left, right in itertools.pairwise(bounds)]
 
 
 def plan(values: Sequence[tuple[Entry, ...]], cuts: Sequence[int], ranks: int, cache: bool = True) -> list[Chunk]:

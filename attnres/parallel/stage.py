@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig
 from attnres.parallel.cache import CrossStageCache
-from attnres.parallel.plan import Chunk, Held, trace
+from attnres.parallel.plan import Chunk, Held
 
 
 class Stage(Transformer):
@@ -61,12 +61,19 @@ class _Alias(torch.autograd.Function):
         return gradient
 
 
-def build_stages(config: TransformerConfig, seed: int, chunks: Sequence[Chunk], own: Sequence[int]) -> list[Stage]:
+def build_stages(
+    config: TransformerConfig,
+    seed: int,
+    chunks: Sequence[Chunk],
+    users: Mapping[str, Sequence[int]],
+    own: Sequence[int],
+) -> list[Stage]:
     """The stages of the chunks `own`, with the weights that `Transformer(config, seed)` has, to the bit.
 
-    No other chunk's parameters are ever in memory, but for one at a time while the seeded draws go past it.
+    users: `Trace.users`. No other chunk's parameters are ever in memory, but for one at a time while the seeded draws
+    go past it.
     """
-    owners = _owners(config, chunks)
+    owners = _owners(config, chunks, users)
     registered = iter(owners)
 
     def only_own(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
@@ -86,17 +93,17 @@ def build_stages(config: TransformerConfig, seed: int, chunks: Sequence[Chunk], 
     return stages
 
 
-def _owners(config: TransformerConfig, chunks: Sequence[Chunk]) -> list[tuple[str, int]]:
+def _owners(
+    config: TransformerConfig, chunks: Sequence[Chunk], users: Mapping[str, Sequence[int]]
+) -> list[tuple[str, int]]:
     """Name and chunk of each parameter, in the order in which a Transformer registers them.
 
-    Which sites use a connection's parameter is read off the connection's maths and not off an index: DenseFormer has
-    one per transformer layer.
+    Which sites use a connection's parameter was read off its maths and not off an index: DenseFormer has one per layer.
     """
     registered: list[nn.Parameter] = []
     with _at_registration(lambda module, name, parameter: registered.append(parameter)), torch.device("meta"):
         whole = Transformer(config, seed=None)
     names = {parameter: name for name, parameter in whole.named_parameters()}
-    users = trace(whole.connection, (1, 1, config.dim), torch.float32, torch.float32).users
     last = len(chunks) - 1
     chunk_of = [index for index, chunk in enumerate(chunks) for _ in chunk.sites] + [last]
 
@@ -119,7 +126,7 @@ def _owners(config: TransformerConfig, chunks: Sequence[Chunk]) -> list[tuple[st
 @contextlib.contextmanager
 def _at_registration(hook: Callable[[nn.Module, str, nn.Parameter], nn.Parameter | None]) -> Iterator[None]:
     """Show every parameter to `hook` as a module registers it; what the hook returns takes its place."""
-    handle = register_module_parameter_registration_hook(hook)
+    handle = register_module_parameter_registration_hook(hook)  # pyright: ignore[reportArgumentType]
     try:
         yield
     finally:
@@ -134,7 +141,8 @@ class ChunkRunner(_PipelineStageBase):
     from the chunks that read it here and from the rank that it was sent on to. In backward order the chunk that first
     received it comes last, so it sends the sum back.
 
-    `traffic` counts the bytes handed to isend, by (chunk that the transition leads to, direction).
+    `traffic` counts the bytes handed to isend: transition c between chunks c - 1 and c, by (c, direction). With
+    `recompute` the forward pass keeps only the inputs, and the backward pass begins with a second one.
     """
 
     def __init__(
@@ -146,8 +154,11 @@ class ChunkRunner(_PipelineStageBase):
         group: dist.ProcessGroup | None,
         cache: CrossStageCache,
         traffic: Counter[tuple[int, str]],
+        recompute: bool = False,
     ) -> None:
         super().__init__(module, index, count, device, group)
+        # The last chunk's backward pass follows at once, from a loss whose graph is there already.
+        self.recompute = recompute and not self.is_last
         self.cache = cache
         self.traffic = traffic
         self._outbox: dict[int, list[Tensor]] = {}
@@ -169,9 +180,13 @@ class ChunkRunner(_PipelineStageBase):
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         needs_grad = self.has_backward and torch.is_grad_enabled()
-        # A leaf of its own for each chunk that reads the entry, so that their gradients stay apart until they are added.
+        # A leaf of its own for each chunk that reads the entry: their gradients stay apart until they are added.
         read = (self.cache.tensor(fwd_chunk_id, held) for held in self.chunk.inputs)
         return tuple(tensor.detach().requires_grad_(needs_grad) for tensor in read)
+
+    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.recompute):
+            return super().forward_maybe_with_nosync(*args, **kwargs)
 
     def forward_one_chunk(self, fwd_chunk_id: int, args: tuple, kwargs: Any = None, save_forward_output: bool = True):
         output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
@@ -206,9 +221,12 @@ class ChunkRunner(_PipelineStageBase):
         return tuple(self.cache.take_gradient(bwd_chunk_id, held, self.device) for held in self.chunk.made)
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss=None, full_backward: bool = True, last_backward: bool = False):
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         if not self.has_backward:
             return
+        if self.recompute:
+            _, inputs = self.fwd_cache[bwd_chunk_id]
+            self.fwd_cache[bwd_chunk_id] = self.submod(*inputs), inputs
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
         gradients = self.bwd_cache.pop(bwd_chunk_id)
         if self.is_first:
             return

@@ -1,0 +1,90 @@
+"""A few processes that stay up and run one case after another, each on a process group of the size that it asks for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TIME_LIMIT = 60.0
+
+
+class Ranks:
+    """`world` processes on gloo. `run` calls a function on the first `ranks` of them and returns what each returned.
+
+    Whatever goes wrong ends all of them, and the next `run` starts new ones: nothing can hang for longer than the limit.
+    """
+
+    def __init__(self, world: int, folder: Path) -> None:
+        self.world = world
+        self.folder = folder
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+        self._starts = 0
+        # One server imports torch once and forks the processes, before it has any thread.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["attnres.parallel.pipeline", "tests.parallel.ranks"])
+
+    def run(self, function: Callable[..., Any], *args: Any, ranks: int, limit: float = TIME_LIMIT) -> list[Any]:
+        """function(group, *args) on ranks 0 .. ranks - 1. Raises the first rank's error, as text, or TimeoutError."""
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes[:ranks]:
+            pipe.send((function, args, ranks))
+        deadline = time.monotonic() + limit
+        results, errors = [], []
+        for rank, pipe in enumerate(self._pipes[:ranks]):
+            if not pipe.poll(max(0.0, deadline - time.monotonic())):
+                self.stop()
+                raise TimeoutError(f"rank {rank} did not return within {limit} s; others said: {errors}")
+            try:
+                result, error = pipe.recv()
+            except EOFError:
+                result, error = None, f"rank {rank} is gone"
+            results.append(result)
+            errors += [error] if error else []
+        if errors:
+            self.stop()
+            raise RuntimeError("\n".join(errors))
+        return results
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._processes, self._pipes = [], []
+
+    def _start(self) -> None:
+        self._starts += 1
+        rendezvous = self.folder / f"rendezvous-{self._starts}"
+        for rank in range(self.world):
+            here, there = self._context.Pipe()
+            process = self._context.Process(target=_serve, args=(rank, self.world, str(rendezvous), there), daemon=True)
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._pipes.append(here)
+
+
+def _serve(rank: int, world: int, rendezvous: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=timedelta(seconds=TIME_LIMIT)
+    )
+    groups = [dist.new_group(list(range(size))) for size in range(1, world + 1)]
+    with suppress(EOFError):
+        while True:
+            function, args, ranks = pipe.recv()
+            try:
+                pipe.send((function(groups[ranks - 1], *args), None))
+            except Exception:
+                pipe.send((None, f"rank {rank}:\n{traceback.format_exc()}"))

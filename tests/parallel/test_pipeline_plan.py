@@ -1,0 +1,224 @@
+"""What travels between stages, from the connections' maths alone: no process is started here."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+
+import pytest
+import torch
+from torch import nn
+
+from attnres.connections import Connection, connection_names, make_connection
+from attnres.errors import UsageError
+from attnres.model import Transformer, TransformerConfig
+from attnres.parallel.pipeline import check_pipeline
+from attnres.parallel.plan import Chunk, Trace, chunk_sites, even_cuts, plan, trace
+from attnres.parallel.stage import build_stages
+from tests.depth import VARIANTS, variant_id
+
+BATCH, TIME, DIM = 2, 3, 12
+TOKENS = BATCH * TIME
+
+
+@functools.cache
+def traced(name: str, sites: int, output: torch.dtype = torch.float32, **options) -> Trace:
+    with torch.device("meta"):
+        connection = make_connection(name, DIM, sites, **options)
+    return trace(connection, (BATCH, TIME, DIM), torch.float32, output)
+
+
+def widths(name: str, sites: int, **options) -> list[int]:
+    """How many new entries each site makes."""
+    values = traced(name, sites, **options).values
+    return [len(set(after) - set(before)) for before, after in itertools.pairwise(values)]
+
+
+def sent_per_transition(chunks: list[Chunk]) -> list[int]:
+    """In units of one [batch, time, dim] in float32."""
+    return [sum(held.entry.nbytes for held in chunk.received) // (TOKENS * DIM * 4) for chunk in chunks[1:]]
+
+
+def test_what_stays_is_found_without_naming_a_connection():
+    # AttnRes: the embedding and finished blocks stay, only the partial is new.
+    assert [len(v) for v in traced("block", 6, block_size=3).values] == [1, 2, 2, 2, 3, 3, 3]
+    assert widths("block", 6, block_size=3) == [1] * 6
+    assert widths("full", 6) == [1] * 6
+    # delta makes its stream and an output, and keeps the outputs; x0 keeps the embedding.
+    assert widths("delta", 6) == [2] * 6
+    assert [len(v) for v in traced("delta", 6).values] == [1, 2, 3, 4, 5, 6, 7]
+    assert widths("x0", 6) == [1] * 6
+    assert len(set(traced("x0", 6).values[0])) == 1  # (x, x) is one tensor
+    assert widths("residual", 6) == widths("mhc", 6) == [1] * 6
+
+
+def test_entries_have_the_shapes_and_dtypes_of_the_values():
+    bf16 = traced("full", 2, output=torch.bfloat16).values[-1]
+    assert [entry.dtype for entry in bf16] == [torch.float32, torch.bfloat16, torch.bfloat16]
+    assert [entry.nbytes for entry in bf16] == [TOKENS * DIM * 4, TOKENS * DIM * 2, TOKENS * DIM * 2]
+    assert traced("hc", 2, streams=3).values[1][0].shape == (BATCH, TIME, 3, DIM)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("virtual", [1, 2, 4])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_block_transitions_match_the_formulas(ranks, virtual, blocks):
+    """SPEC.md 8, for cuts at block boundaries; the embedding is a block that chunk 0 makes on top of its N_p."""
+    chunks, size = ranks * virtual, 2
+    sites = chunks * blocks * size
+    values, cuts = traced("block", sites, block_size=size).values, even_cuts(sites, chunks)
+
+    naive = sent_per_transition(plan(values, cuts, ranks, cache=False))
+    embedding = chunks - 1
+    assert naive == [1 + c * blocks for c in range(1, chunks)]
+    assert sum(naive) == chunks * (chunks - 1) // 2 * blocks + embedding
+
+    cached = sent_per_transition(plan(values, cuts, ranks, cache=True))
+    embedding = ranks - 1
+    # The formula lets each later transition carry P N_p blocks; N_p of them the receiver made itself and is not sent.
+    formula = ranks * (ranks - 1) // 2 * blocks + (virtual - 1) * ranks**2 * blocks
+    assert sum(cached) == formula - (virtual - 1) * ranks * blocks + embedding
+    # Chunks 1 .. P-1 see the embedding for the first time; from then on what the P - 1 other ranks made.
+    assert cached == [min(c, ranks - 1) * blocks + (c < ranks) for c in range(1, chunks)]
+    assert max(naive) >= virtual * max(cached)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "naive"])
+def test_every_chunk_has_what_it_reads(variant, ranks, cache):
+    """Replay the transitions with sets: nothing is read, sent or returned that is not there; nothing is left over."""
+    name, options = variant
+    sites = 12
+    values = traced(name, sites, **options).values
+    draw = random.Random(str(variant))
+    for count in range(ranks, sites + 1, ranks):
+        cuts = sorted(draw.sample(range(1, sites), count - 1))
+        chunks = plan(values, cuts, ranks, cache)
+        there: list[set] = [set() for _ in range(ranks)]
+        for index, chunk in enumerate(chunks):
+            here = there[index % ranks]
+            assert not here & {*chunk.received, *chunk.made}
+            here |= set(chunk.received)
+            first = chunk.sites.start
+            if first:
+                assert here >= set(chunk.inputs)
+                assert tuple(chunk.inputs[p].entry for p in chunk.positions) == values[first]
+            here |= set(chunk.made)
+            assert here >= set(chunk.sent)
+            if index + 1 < count:
+                following = chunks[index + 1]
+                assert [h.entry for h in chunk.sent] == [h.entry for h in following.received]
+                assert tuple(values[following.sites.start][p] for p in chunk.outputs) == tuple(
+                    h.entry for h in chunk.made
+                )
+            here -= set(chunk.forgotten)
+        assert not any(there)
+        # With the cache no rank is sent an entry twice, or one that it made.
+        if cache:
+            for rank in range(ranks):
+                had = [h.entry for chunk in chunks[rank::ranks] for h in (*chunk.received, *chunk.made)]
+                assert len(had) == len(set(had))
+
+
+@pytest.mark.parametrize("name", connection_names())
+@pytest.mark.parametrize("chunks", [1, 2, 5])
+def test_stages_share_out_the_whole_model_bit_for_bit(name, chunks):
+    config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4, connection=name)
+    whole = dict(Transformer(config, seed=5).named_parameters())
+    traces = traced(name, config.sites)
+    layout = plan(traces.values, even_cuts(config.sites, chunks), 1)
+    found: dict[str, torch.Tensor] = {}
+    for rank in range(2):
+        for stage in build_stages(config, 5, layout, traces.users, range(rank, chunks, 2)):
+            own = dict(stage.named_parameters())
+            assert not own.keys() & found.keys()
+            assert not any(parameter.is_meta for parameter in own.values())
+            sublayers = {int(key.split(".")[1]) for key in own if key.startswith("sublayers.")}
+            assert sublayers == set(stage.chunk.sites)
+            found |= own
+    assert found.keys() == whole.keys()
+    assert all(torch.equal(found[key], whole[key]) for key in whole)
+
+
+def test_a_rank_never_holds_another_ranks_parameters(monkeypatch):
+    """Of everything that is registered as a parameter while a stage is built, only its own is real."""
+    config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4, connection="highway")
+    traces = traced("highway", config.sites)
+    layout = plan(traces.values, even_cuts(config.sites, 4), 4)
+    real: list[int] = []
+    original = nn.Module.register_parameter
+
+    def register(self, name, parameter):
+        original(self, name, parameter)
+        kept = self._parameters[name]
+        if kept is not None and not kept.is_meta:
+            real.append(kept.numel())
+
+    monkeypatch.setattr(nn.Module, "register_parameter", register)
+    (stage,) = build_stages(config, 0, layout, traces.users, [2])
+    assert sum(real) == sum(parameter.numel() for parameter in stage.parameters())
+
+
+class Shared(Connection):
+    """A connection whose one parameter is used at every site."""
+
+    def __init__(self, dim: int, sites: int) -> None:
+        super().__init__(dim, sites)
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def weigh(self, values, site):
+        return self.scale
+
+    def gather(self, values, weights, site):
+        return weights * values[0]
+
+    def scatter(self, values, weights, site, h, y):
+        return (values[0] + y,)
+
+
+def test_a_parameter_of_two_stages_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr("attnres.model.transformer.make_connection", lambda name, dim, sites: Shared(dim, sites))
+    with torch.device("meta"):
+        traces = trace(Shared(DIM, 8), (1, 1, DIM), torch.float32, torch.float32)
+    assert traces.users == {"scale": list(range(9))}
+    config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
+    with pytest.raises(UsageError, match=r"connection\.scale is used by 2 stages"):
+        build_stages(config, 0, plan(traces.values, [4], 2), traces.users, [0])
+
+
+def test_even_cuts():
+    assert even_cuts(10, 3) == [3, 6]
+    assert chunk_sites(10, [3, 6]) == [range(3), range(3, 6), range(6, 10)]
+    assert [len(sites) for sites in chunk_sites(7, even_cuts(7, 7))] == [1] * 7
+    for wrong in ([0, 3], [3, 3], [4, 2], [3, 10], [-1]):
+        with pytest.raises(UsageError, match="cuts must rise"):
+            chunk_sites(10, wrong)
+
+
+CONFIG = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"ranks": 3, "virtual": 3, "schedule": "zero-bubble"}, "9 pipeline stages for 8 sublayers; use fewer stages"),
+        ({"schedule": "gpipe"}, "schedule must be one of 1f1b, interleaved-1f1b, zero-bubble, not 'gpipe'"),
+        ({"virtual": 2}, "1f1b has one stage on each rank; use interleaved-1f1b or zero-bubble"),
+        ({"virtual": 0}, "must be at least 1, not 0 and 4"),
+        ({"micro_batches": 0}, "must be at least 1, not 1 and 0"),
+        ({"ranks": 4, "micro_batches": 3}, "1f1b over 4 ranks needs at least 4 micro-batches, not 3"),
+        ({"schedule": "interleaved-1f1b", "micro_batches": 5}, "cannot share out 5 micro-batches; use 4 or 6"),
+        ({"schedule": "zero-bubble", "ranks": 4, "micro_batches": 9}, "cannot share out 9 micro-batches; use 8 or 12"),
+        ({"cuts": [1, 2]}, "2 stages have 1 cuts between them, not 2"),
+        ({"config": TransformerConfig(tied=True)}, "tied embedding would stand on two stages"),
+    ],
+)
+def test_what_cannot_be_a_pipeline_is_refused_in_one_line(arguments, message):
+    default = {"config": CONFIG, "ranks": 2, "virtual": 1, "schedule": "1f1b", "micro_batches": 4}
+    check_pipeline(**default)
+    with pytest.raises(UsageError) as error:
+        check_pipeline(**(default | arguments))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
