@@ -97,7 +97,8 @@ def _call(command: list[str]) -> None:
 
 def _key() -> str:
     """What the compiled file depends on."""
-    parts = [SOURCE.read_text(), " ".join(FLAGS), compiler(), torch.__version__, platform.machine(), _cpu_features()]
+    sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir())]
+    parts = [*sources, " ".join(FLAGS), compiler(), torch.__version__, platform.machine(), _cpu_features()]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -259,6 +260,46 @@ def test_nothing_is_read_before_it_is_written():
             assert all(x.isfinite().all() for x in (*outs, *lses, statistics))
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_large_results_reuse_memory_and_never_share_it():
+    """A freed result's memory serves the next of its size; what is alive, in whichever thread, keeps its own."""
+    x = torch.ones(1024, 1024)
+    once = lambda factor: depth_attention([factor * x], torch.zeros(1024))  # noqa: E731
+    first = once(1.0)
+    address, view = first.data_ptr(), first[3]
+    del first
+    assert once(2.0).data_ptr() != address and view.eq(1).all(), "a view keeps it alive"
+    del view
+    assert once(3.0).data_ptr() == address
+    kept: list[torch.Tensor] = []
+    threads = [threading.Thread(target=lambda: kept.extend(once(float(k)) for k in range(8))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len({h.data_ptr() for h in kept}) == 24
+    assert sorted(h.mean().item() for h in kept) == sorted([float(k) for k in range(8)] * 3)
+    assert once(5.0).resize_(2048, 1024)[:1024].eq(5).all()
+
+
+def test_the_memory_kept_is_bounded():
+    """At most 256 MB stay with the kernel when everything is freed."""
+    code = (
+        "import torch; from attnres.ops import depth_attention\n"
+        "resident = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096 / 2**20\n"
+        "once = lambda rows: depth_attention([torch.ones(rows, 1024)], torch.zeros(1024))\n"
+        "once(8); before = resident()\n"
+        "kept = [once(2**12 + k) for k in range(32)]\n"
+        "held = resident(); del kept\n"
+        "print(held - before, resident() - before)\n"
+    )
+    if not sys.platform.startswith("linux"):
+        pytest.skip("reads /proc")
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    held, left = map(float, run.stdout.split())
+    assert held > 500 and 200 < left < 300, run.stdout
 
 
 def test_inputs_are_not_changed():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnres.connections import Connection, make_connection
+from attnres.connections import Connection, block, make_connection
 from attnres.connections.block import TILE
+from attnres.ops import attend
 from tests.depth import make_sublayers, randomise
 from tests.ops.cases import assert_near
 
@@ -62,12 +63,12 @@ def test_every_sublayer_is_given_the_stream_s_dtype(stream, output):
     assert set(seen) == {stream} and len(seen) == 2 * SITES
 
 
-def test_the_bank_is_read_once_per_tile():
+def test_the_bank_is_read_once_per_tile(monkeypatch):
     """The point of it: as many reads of finished blocks as there are tiles, and not as there are sites."""
     connection, sublayers = make_connection("full", dim=DIM, sites=SITES), make_sublayers(DIM, SITES)
     reads = []
-    attend = connection._attend
-    connection._attend = lambda sources, *rest: (reads.append(len(sources)), attend(sources, *rest))[1]
+    counted = lambda sources, *rest, **more: (reads.append(len(sources)), attend(sources, *rest, **more))[1]  # noqa: E731
+    monkeypatch.setattr(block, "attend", counted)
     connection.run(connection.start(torch.randn(9, DIM)), sublayers)
     phase_1 = [1 + site for site in range(0, SITES, TILE)]
     assert sum(reads) == sum(phase_1) + sum(site % TILE for site in range(SITES))

@@ -12,9 +12,9 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/library.h>
+
+#include "pool.h"
 
 #include <cmath>
 #include <cstdint>
@@ -251,7 +251,7 @@ std::vector<const float*> data_of(const std::vector<Tensor>& tensors) {
 std::vector<Tensor> empty_each(TensorList like) {
   std::vector<Tensor> out;
   out.reserve(like.size());
-  for (const Tensor& x : like) out.push_back(at::empty_like(x, at::MemoryFormat::Contiguous));
+  for (const Tensor& x : like) out.push_back(Pool::get().empty(x.sizes(), x.scalar_type()));
   return out;
 }
 
@@ -322,14 +322,13 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
   const Chunks chunks(d == 0 ? 0 : sources[0].numel() / d);
   const int64_t stride = padded(rows);
   const auto shape = sources[0].sizes();
-  const auto f32 = sources[0].options().dtype(at::kFloat);
 
   std::vector<Tensor> outs, lses;
   for (int64_t j = 0; j < s; ++j) {
-    outs.push_back(at::empty(shape, sources[0].options().dtype(dtype)));
-    lses.push_back(at::empty(shape.slice(0, shape.size() - 1), f32));
+    outs.push_back(Pool::get().empty(shape, dtype));
+    lses.push_back(Pool::get().empty(shape.slice(0, shape.size() - 1), at::kFloat));
   }
-  Tensor statistics = at::empty({chunks.tokens, n * (s + 1)}, f32);
+  Tensor statistics = Pool::get().empty({chunks.tokens, n * (s + 1)}, at::kFloat);
 
   std::vector<float> c = key_vectors(queries, gains, d);
   const std::vector<Rows> in = rows_of(sources), out = rows_of(outs);
@@ -393,7 +392,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
 
   const std::vector<Tensor> grad_sources = empty_each(sources), grad_queries = empty_each(queries), grad_gains = empty_each(gains);
   std::vector<Tensor> grad_prior;
-  if (!prior.empty()) grad_prior = {at::empty(sources[0].sizes(), prior[0].options()), at::empty_like(prior[0])};
+  if (!prior.empty()) grad_prior = {Pool::get().empty(sources[0].sizes(), at::kFloat), Pool::get().empty(prior[0].sizes(), at::kFloat)};
 
   std::vector<float> c = key_vectors(queries, gains, d);
   const std::vector<const float*> c_data = pointers<const float>(c.data(), s, d);
