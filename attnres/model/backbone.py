@@ -96,6 +96,11 @@ def backbone_cache(config: TransformerConfig) -> Any:
     return DynamicCache(config=transformers_config(config))
 
 
+def experts_per_token(config: TransformerConfig) -> int:
+    """Of the routed experts of one mixture; 0 where the backbone has none."""
+    return 0 if config.backbone == "lab" else getattr(transformers_config(config), "num_experts_per_tok", 0)
+
+
 def transformers_config(config: TransformerConfig) -> Any:
     """The backbone's configuration: the sizes of `config` under transformers' names, and `backbone_options`."""
     _modeling(config.backbone)

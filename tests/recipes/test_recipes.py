@@ -1,0 +1,82 @@
+"""Every recipe is built on the meta device; the paper's are counted, and the small Kimi Linear is trained."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnres import Transformer, make_connection
+from attnres.model import count_parameters
+from attnres.train import load_recipe, load_run, train
+
+pytest.importorskip("transformers")
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+PAPER = {"194m": 194, "241m": 241, "296m": 296, "436m": 436, "528m": 528}
+"""Millions of activated parameters, embedding left out: 2603.15031, Table 2."""
+
+
+@pytest.mark.parametrize("size", PAPER)
+def test_the_papers_scaling_sizes(size):
+    config = load_recipe(RECIPES / "scaling" / f"{size}.py")
+    counts = count_parameters(config.model)
+    assert 0.98 < counts.active_without_embedding / (PAPER[size] * 1e6) < 0.995
+    blocks = -(-config.model.sites // config.model.connection_options["block_size"])
+    assert blocks in (7, 8, 9)  # about eight
+    tokens = config.steps * config.batch_size * config.accumulate * config.model.context
+    assert tokens == pytest.approx({"194m": 38.7e9, "528m": 119e9}.get(size, tokens), rel=1e-3)
+
+
+def test_the_papers_48b():
+    config = load_recipe(RECIPES / "kimi_linear_48b.py").model
+    counts = count_parameters(config)
+    assert counts.total == 49_122_928_512
+    assert counts.connection == (2 * 27 + 1) * 2 * 2304 == 253_440
+    assert counts.active == pytest.approx(3.48e9, rel=1e-3)
+    assert counts.active_without_embedding == pytest.approx(2.73e9, rel=1e-3)
+    assert count_parameters(replace(config, connection="residual", connection_options={})).connection == 0
+
+    connection = make_connection("block", dim=32, sites=config.sites, **config.connection_options)
+    values = connection.run(connection.start(torch.randn(1, 32)), [torch.tanh] * 54)
+    assert len(values) == 10  # at the readout: the embedding and nine blocks
+
+
+def test_counts_of_a_mixture_by_hand():
+    config = load_recipe(RECIPES / "kimi_linear.py").model
+    counts = count_parameters(config)
+    model = Transformer(config)
+    assert counts.total == sum(p.numel() for p in model.parameters())
+    assert counts.connection == sum(p.numel() for p in model.connection.parameters())
+    assert counts.embedding == 2 * 256 * 64
+    expert = 3 * 64 * 48
+    assert counts.total - counts.active == 7 * (8 - 2) * expert  # seven mixtures; two of eight experts are met
+
+
+@pytest.mark.parametrize("connection", ["residual", "block", "full"])
+def test_the_small_kimi_linear_trains(connection, tmp_path):
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for number in range(12):
+        (corpus / f"{number}.txt").write_text(f"{number} depth is what we mix. " * 20)
+    recipe = load_recipe(RECIPES / "kimi_linear.py")
+    options = {**recipe.model.backbone_options, "layer_types": recipe.model.backbone_options["layer_types"][:4]}
+    config = replace(
+        recipe,
+        model=replace(
+            recipe.model, layers=4, context=32, backbone_options=options, connection=connection, connection_options={}
+        ),
+        data=replace(recipe.data, paths=(str(corpus),), cache=str(tmp_path / "cache"), validation_fraction=0.2),
+        steps=6,
+        validation_tokens=128,
+    )
+    folder = tmp_path / "run"
+    summary = train(replace(config, steps=6, save_every=3), folder)
+    assert summary["validation_loss"] < 5.0  # from log 256 = 5.55
+    run = load_run(folder)
+    assert run.config.model == config.model and run.step == 6
+    with torch.no_grad():
+        tokens = torch.arange(20)[None]
+        assert bool(run.model(tokens).isfinite().all())
