@@ -1,54 +1,83 @@
-"""`attnres bench`: what it may print, on sizes too small to mean anything."""
+"""`attnres bench`: what it may print and write, with parts that measure nothing."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-import torch
 
-from attnres.cli import _bench, bench, main
-from attnres.cli._bench import NOT_MEASURED, Sizes
+from attnres.bench import curves, decode, gpu, memory, operator, step
+from attnres.bench.measure import NOT_MEASURED, Row
+from attnres.cli import main
 
-TINY = Sizes(batch=2, time=8, operator_dim=16, sources=3, dim=64, layers=1, decode_dim=64, rounds=1)
+POINT = {"attnres, ms": 1.0, "stacked, ms": 20.0, "compiled reference, ms": 2.0}
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    monkeypatch.setattr(bench, "Sizes", lambda *_, **__: TINY)
-    monkeypatch.setattr(torch, "compile", lambda function: function)
-    monkeypatch.setattr(_bench, "copy_bandwidth", lambda: 1e10)
+def fake_parts(monkeypatch):
+    for part in (operator, step, memory, decode):
+        monkeypatch.setattr(part, "measure", lambda _, name=part.__name__: [Row(name, "here", "1.06", "1.03", 1.02)])
+    limit = {"bytes that must move at the copy bandwidth, ms": 0.1}
+    rows = [
+        Row("operator", "here", "-", "-", 20.0, {"axis": axis, axis: value, **POINT, **limit})
+        for axis in ("sources", "time", "dim")
+        for value in (2.0, 4.0)
+    ]
+    monkeypatch.setattr(curves, "measure", lambda _: rows)
+
+
+def bench(*arguments: str) -> int:
+    return main(["bench", "--threads", "1", *arguments])
 
 
 def test_writes_what_it_measured(tmp_path, capsys):
     out = tmp_path / "bench.json"
-    code = main(["bench", "--quick", "--threads", "1", "--only", "operator", "decode", "--out", str(out)])
-    assert code == 0
+    assert bench("--rounds", "3", "--out", str(out)) == 0
     record = json.loads(out.read_text())
-    measured = [row for row in record["rows"] if row["ratio"] != NOT_MEASURED]
-    assert len(measured) == 3 and all(row["ratio"] > 0 for row in measured)
-    unmeasured = [row["where"] for row in record["rows"] if row["ratio"] == NOT_MEASURED]
-    assert unmeasured == ["one H100/H200-class GPU"] * 3, "no estimate for what could not be measured"
-    assert record["sizes"]["sources"] == 3 and record["machine"]["threads"] == 1
-    assert NOT_MEASURED.split()[0] in capsys.readouterr().out
+    measured = [row["what"] for row in record["rows"] if row["ratio"] != NOT_MEASURED]
+    assert measured == [f"attnres.bench.{part}" for part in ("operator", "step", "memory", "decode")]
+    assert record["rounds"] == 3 and record["machine"]["threads"] == 1 and "fla-core" in record["versions"]
+    text = capsys.readouterr().out
+    assert "1.02" in text
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 
-def test_a_wrong_contender_gets_no_speed(monkeypatch):
-    right = _bench.depth_attention
-    monkeypatch.setattr(_bench, "depth_attention", lambda *x, **options: 0.999 * right(*x, **options))
-    rows = _bench.operator_rows(TINY, "here", lambda _: None)
-    assert all(row.ratio is None for row in rows)
-    assert not any(name.startswith("attnres, ms") for name in rows[0].details)
-    assert rows[0].details["attnres, error"] > _bench.TOLERANCE and "stacked, ms" in rows[0].details
+def test_no_estimate_for_what_could_not_be_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
+    out = tmp_path / "bench.json"
+    assert bench("gpu", "--out", str(out)) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert len(rows) == 5 and {row["ratio"] for row in rows} == {NOT_MEASURED}
 
 
-def test_steps_take_turns():
-    order: list[str] = []
-    contenders = {name: lambda name=name: order.append(name) for name in "ab"}
-    assert set(_bench.take_turns(contenders, 3, lambda _: None, "")) == {"a", "b"}
-    assert order == list("ab") * 5
+@pytest.mark.parametrize("chosen", [["step", "decode"], ["--only", "step", "decode"], ["step", "--only", "decode"]])
+def test_only_the_parts_asked_for(chosen, tmp_path):
+    out = tmp_path / "bench.json"
+    assert bench(*chosen, "--out", str(out)) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["what"] for row in rows] == ["attnres.bench.step", "attnres.bench.decode"]
 
 
-def test_bad_options_are_one_line(capsys):
-    assert main(["bench", "--rounds", "0"]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
+def test_curves_can_be_drawn_again_from_the_record(tmp_path):
+    from attnres.report.curves import draw_curves
+
+    out, figures = tmp_path / "curves.json", tmp_path / "figures"
+    assert bench("curves", "--out", str(out), "--figures", str(figures)) == 0
+    drawn = (figures / "performance-curves.png").read_bytes()
+    assert drawn.startswith(b"\x89PNG")
+    again = draw_curves(json.loads(out.read_text())["rows"], tmp_path / "again")
+    assert again.read_bytes() == drawn
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--rounds", "0"], "at least 1"),
+        (["step", "--figures", "here"], "curves"),
+        (["step", "--out", "no/such/folder/bench.json"], "no/such/folder"),
+    ],
+)
+def test_bad_options_are_one_line(arguments, message, capsys):
+    assert bench(*arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

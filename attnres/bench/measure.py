@@ -1,0 +1,128 @@
+"""How anything is measured here: contenders take turns in one process, and only ratios of medians are compared.
+
+What disturbs the machine then disturbs them alike. A contender whose output or any gradient is off from float64 gets
+no speed.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+NOT_MEASURED = "not measured"
+
+CPU = torch.device("cpu")
+
+GPU_SECONDS = 0.02
+
+Progress = Callable[[str], None]
+Run = Callable[[], object]
+
+
+@dataclass
+class Row:
+    """One line of the table: a ratio, what it must and should be, and what it was made of.
+
+    A `must` that ends in "%" or "x" says how the ratio is written; a ratio of None was not measured.
+    """
+
+    what: str
+    where: str
+    must: str
+    aim: str
+    ratio: float | None = None
+    details: dict[str, float | str] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> str:
+        if self.ratio is None:
+            return NOT_MEASURED
+        if self.must.endswith("%"):
+            return f"{100 * self.ratio:.1f}%"
+        return f"{self.ratio:.2f}" + "x" * self.must.endswith("x")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every part is told. `quick` asks for sizes too small to mean anything, to see that everything runs."""
+
+    rounds: int = 15
+    quick: bool = False
+    progress: Progress = lambda _: None
+
+    @property
+    def where(self) -> str:
+        return f"{torch.get_num_threads()} CPU threads"
+
+
+def take_turns(
+    contenders: Mapping[str, Run], rounds: int, progress: Progress, what: str, device: torch.device = CPU
+) -> dict[str, float]:
+    """The median seconds of each, measured alternately after two rounds of warming up.
+
+    Waiting for a GPU costs more than a short call to it takes: as many calls are made before as fill GPU_SECONDS.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    calls = dict.fromkeys(contenders, 1)
+    for number in range(-2, rounds):
+        progress(f"{what}: round {max(0, number + 1)} of {rounds}")
+        for name, run in contenders.items():
+            taken = _timed(run, calls[name], device)
+            if number >= 0:
+                seconds[name].append(taken)
+            elif device.type == "cuda":
+                calls[name] = max(1, math.ceil(GPU_SECONDS / taken))
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _timed(run: Run, calls: int, device: torch.device) -> float:
+    _wait(device)
+    start = time.perf_counter()
+    for _ in range(calls):
+        run()
+    _wait(device)
+    return (time.perf_counter() - start) / calls
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def why(error: Exception) -> str:
+    """A contender failed, in a few words."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def milliseconds(medians: dict[str, float]) -> dict[str, float | str]:
+    return {f"{name}, ms": 1e3 * seconds for name, seconds in medians.items()}
+
+
+def outputs_and_gradients(
+    function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, parameters: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """[h, and the gradients of `grad . h` by every input and parameter]"""
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    h = function(*leaves)
+    return [h.detach(), *torch.autograd.grad(h, [*leaves, *parameters], grad)]
+
+
+def worst_error(ours: Sequence[Tensor], exact: Sequence[Tensor]) -> float:
+    """The largest of the relative errors in norm; NaN if any is."""
+    return float(torch.stack([(a.double() - b).norm() / b.norm() for a, b in zip(ours, exact, strict=True)]).max())
+
+
+def copy_bandwidth(device: torch.device = CPU) -> float:
+    """Bytes read and written per second by a copy far larger than the caches."""
+    source = torch.ones((1 if device.type == "cpu" else 8) * 64 * 2**20, device=device)
+    target = torch.empty_like(source)
+    seconds = take_turns({"copy": lambda: target.copy_(source)}, 7, lambda _: None, "copy", device)["copy"]
+    return 2 * source.nbytes / seconds

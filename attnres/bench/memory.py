@@ -1,0 +1,68 @@
+"""Peak resident memory of a training step, over the plain residual's.
+
+Each step runs in a process of its own, several times over: where an allocator puts things depends on what it has seen
+before. What counts is what the process held at its highest less what it held before there was a model.
+"""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from attnres.bench.measure import Row, Setting
+from attnres.bench.step import FULL, OPTIONS, QUICK, training_step
+
+PROCESSES = 3
+
+
+def measure(setting: Setting) -> list[Row]:
+    peaks: dict[str, list[float]] = {name: [] for name in OPTIONS}
+    for number in range(PROCESSES):
+        for name in OPTIONS:
+            setting.progress(f"peak memory: {name}, process {number + 1} of {PROCESSES}")
+            peaks[name].append(in_a_process(name, setting.quick))
+    median = {name: statistics.median(values) for name, values in peaks.items()}
+    details: dict[str, float | str] = {
+        f"{name}, MB": ", ".join(f"{peak / 1e6:.1f}" for peak in values) for name, values in peaks.items()
+    }
+    what = "peak memory of that step, {} over residual"
+    return [
+        Row(what.format("Block S=4"), setting.where, "1.10", "1.05", median["block"] / median["residual"], details),
+        Row(what.format("Full"), setting.where, "1.25", "1.15", median["full"] / median["residual"]),
+    ]
+
+
+def in_a_process(name: str, quick: bool) -> float:
+    """`added_by_training` in a process that has done nothing else."""
+    command = [sys.executable, "-m", __name__, name, str(torch.get_num_threads()), *["quick"] * quick]
+    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+
+
+def added_by_training(name: str, quick: bool) -> int:
+    """The bytes that two training steps add to what it takes to have torch at all."""
+    training_step(name, QUICK)()  # loads the kernels and starts the threads
+    before = _resident_peak()
+    step = training_step(name, QUICK if quick else FULL)
+    for _ in range(2):
+        step()
+    return _resident_peak() - before
+
+
+def _resident_peak() -> int:
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
+    # Not getrusage on Linux: its figure begins at what the parent process held.
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+
+if __name__ == "__main__":
+    connection, threads, *rest = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    print(added_by_training(connection, bool(rest)))

@@ -1,0 +1,145 @@
+"""The operator forward and backward, over PyTorch written plainly, its compiled form and the other packages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from attnres.bench import readers
+from attnres.bench.measure import (
+    CPU,
+    Row,
+    Run,
+    Setting,
+    copy_bandwidth,
+    milliseconds,
+    outputs_and_gradients,
+    take_turns,
+    why,
+    worst_error,
+)
+from attnres.bench.readers import Read
+
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
+"""Relative, in norm: float32 over a few hundred additions; two roundings to bfloat16."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of one call."""
+
+    batch: int
+    time: int
+    dim: int
+    sources: int
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+
+    def __str__(self) -> str:
+        return f"{self.batch}x{self.time} tokens, d {self.dim}, {self.sources} sources"
+
+    @property
+    def source_bytes(self) -> int:
+        return self.batch * self.time * self.dim * self.dtype.itemsize
+
+
+@dataclass
+class Comparison:
+    """Of the contenders at one shape."""
+
+    seconds: dict[str, float] = field(default_factory=dict)  # of those that are right
+    errors: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)  # why
+
+    @property
+    def details(self) -> dict[str, float | str]:
+        return {
+            **milliseconds(self.seconds),
+            **{f"{name}, error": error for name, error in self.errors.items()},
+            **{name: f"not measured, {reason}" for name, reason in self.missing.items()},
+        }
+
+    def over(self, name: str) -> float | None:
+        """How many times faster we are than it."""
+        if not {"attnres", name} <= self.seconds.keys():
+            return None
+        return self.seconds[name] / self.seconds["attnres"]
+
+    def over_the_next(self) -> float | None:
+        """How many times faster we are than the fastest of the others."""
+        others = [name for name in self.seconds if name != "attnres"]
+        return self.over(min(others, key=self.seconds.__getitem__)) if others else None
+
+
+def measure(setting: Setting) -> list[Row]:
+    shape = Shape(2, 8, 16, 3) if setting.quick else Shape(8, 256, 512, 9)
+    others, missing = readers.packages(shape.device)
+    result = compare(shape, {**readers.plain(), **others}, setting, missing)
+    bandwidth = copy_bandwidth()
+    moved = bytes_to_move(shape)
+    details = result.details | {
+        "bytes that must move at the copy bandwidth, ms": 1e3 * moved / bandwidth,
+        "copy bandwidth, GB/s": bandwidth / 1e9,
+    }
+    if "attnres" in result.seconds:
+        details["share of the copy bandwidth"] = moved / bandwidth / result.seconds["attnres"]
+    what = f"operator forward+backward, {shape}: over"
+    where = setting.where
+    return [
+        Row(f"{what} stacked eager PyTorch", where, "20x", "40x", result.over("stacked"), details),
+        Row(f"{what} torch.compile of the reference", where, "3x", "6x", result.over("compiled reference")),
+        Row(f"{what} fla-core's", where, "1x", "1.5x", result.over("fla-core")),
+    ]
+
+
+def compare(shape: Shape, contenders: dict[str, Read], setting: Setting, missing: dict[str, str]) -> Comparison:
+    """Forward and backward of those whose output and gradients are right."""
+    inputs, grad = make_inputs(shape)
+    exact = outputs_and_gradients(_flat(readers.stacked), [x.double() for x in inputs], grad.double())
+    result = Comparison(missing=dict(missing))
+    runs: dict[str, Run] = {}
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    for name, read in contenders.items():
+        setting.progress(f"operator, {shape}: checking {name} against float64")
+        try:
+            result.errors[name] = worst_error(outputs_and_gradients(_flat(read), inputs, grad), exact)
+        except Exception as error:  # whatever another package raises is its result
+            result.missing[name] = why(error)
+            continue
+        if result.errors[name] <= TOLERANCE[shape.dtype]:
+            runs[name] = _forward_backward(_flat(read), leaves, grad)
+    result.seconds = take_turns(runs, setting.rounds, setting.progress, f"operator, {shape}", shape.device)
+    return result
+
+
+def bytes_to_move(shape: Shape) -> int:
+    """Forward and backward, once each: v, h; then v, dh, dv."""
+    return shape.source_bytes * (3 * shape.sources + 2)
+
+
+def make_inputs(shape: Shape) -> tuple[list[Tensor], Tensor]:
+    """(sources, query and gain), and a gradient of the output."""
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, device=shape.device)
+
+    size, d = (shape.batch, shape.time, shape.dim), shape.dim
+    sources = [normal(*size).to(shape.dtype) for _ in range(shape.sources)]
+    vectors = [(normal(d) / d**0.5).to(shape.dtype), (1 + normal(d) / d**0.5).to(shape.dtype)]
+    return [*sources, *vectors], normal(*size).to(shape.dtype)
+
+
+def _flat(read: Read) -> Callable[..., Tensor]:
+    return lambda *x: read(x[:-2], x[-2], x[-1])
+
+
+def _forward_backward(function: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> Run:
+    def run() -> None:
+        for leaf in leaves:
+            leaf.grad = None
+        function(*leaves).backward(grad)
+
+    return run

@@ -1,0 +1,64 @@
+"""A training step of a model with each connection, over the plain residual's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from attnres.bench.measure import Row, Setting, milliseconds, take_turns
+from attnres.model import Transformer, TransformerConfig
+
+OPTIONS = {"residual": {}, "block": {"block_size": 4}, "full": {}}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the model and its batch."""
+
+    dim: int
+    layers: int
+    batch: int
+    time: int
+
+    def __str__(self) -> str:
+        return f"d {self.dim}, {self.layers} layers, {self.batch}x{self.time} tokens"
+
+
+FULL, QUICK = Sizes(256, 12, 8, 256), Sizes(64, 1, 2, 8)
+
+
+def measure(setting: Setting) -> list[Row]:
+    sizes = QUICK if setting.quick else FULL
+    steps = {name: training_step(name, sizes) for name in OPTIONS}
+    medians = take_turns(steps, setting.rounds, setting.progress, "training step")
+    ratio = {name: seconds / medians["residual"] for name, seconds in medians.items()}
+    what = f"training step, {{}} over residual, {sizes}"
+    return [
+        Row(what.format("Block S=4"), setting.where, "1.06", "1.03", ratio["block"], milliseconds(medians)),
+        Row(what.format("Full"), setting.where, "1.20", "1.10", ratio["full"]),
+    ]
+
+
+def training_step(name: str, sizes: Sizes) -> Callable[[], None]:
+    """Loss, gradients and AdamW update on fixed random tokens."""
+    model = build_model(name, sizes.dim, sizes.layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    tokens = torch.randint(0, 256, (sizes.batch, sizes.time + 1))
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+        optimizer.step()
+
+    return step
+
+
+def build_model(name: str, dim: int, layers: int) -> Transformer:
+    return Transformer(
+        TransformerConfig(
+            dim=dim, layers=layers, heads=dim // 64, connection=name, connection_options=dict(OPTIONS[name])
+        )
+    )

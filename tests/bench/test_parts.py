@@ -1,0 +1,134 @@
+"""The parts of `attnres bench`, on sizes too small to mean anything and on the CPU, the GPU's part too."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnres.bench import curves, decode, gpu, measure, memory, operator, readers, stack, step
+from attnres.bench.measure import Row, Setting, take_turns
+
+CPU = torch.device("cpu")
+SETTING = Setting(rounds=1, quick=True)
+SMALL = operator.Shape(2, 4, 16, 3)
+
+
+@pytest.fixture(autouse=True)
+def without_compiler(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    for module in (operator, gpu, curves):
+        monkeypatch.setattr(module, "copy_bandwidth", lambda *_: 1e10)
+
+
+def test_the_operator_is_held_against_all_that_run_here():
+    first, *others = operator.measure(SETTING)
+    contenders = {"attnres", "stacked", "compiled reference", "compiled stacked", "fla-core"}
+    assert {name.removesuffix(", ms") for name in first.details if name.endswith(", ms")} >= contenders
+    assert all(row.ratio is not None and row.ratio > 0 for row in (first, *others))
+    for name in ("flash-attn-res", "liger-kernel"):
+        assert "CUDA" in str(first.details[name]), "a package that cannot run says why"
+
+
+def test_a_wrong_contender_gets_no_speed():
+    wrong = {
+        "attnres": lambda *x: 0.999 * readers.ours(*x),  # output
+        "detached": lambda sources, query, gain: readers.stacked(sources, query, gain.detach() + 0 * gain),  # gradient
+        "raises": lambda *_: 1 / 0,
+        "stacked": readers.stacked,
+    }
+    result = operator.compare(SMALL, wrong, SETTING, {})
+    assert set(result.seconds) == {"stacked"}
+    assert result.errors["attnres"] == pytest.approx(1e-3, rel=0.1) and result.errors["detached"] > 0.1
+    assert result.missing["raises"].startswith("ZeroDivisionError")
+    assert result.over("stacked") is None and result.over_the_next() is None
+
+
+def test_bytes_that_must_move():
+    shape = operator.Shape(2, 4, 16, 3, torch.bfloat16)
+    source = 2 * 4 * 16 * 2
+    forward, backward = 3 * source + source, 3 * source + source + 3 * source
+    assert operator.bytes_to_move(shape) == forward + backward
+
+
+@pytest.mark.parametrize("kind", ["identity", "SwiGLU"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_whole_stacks_agree(kind, dtype):
+    shape = stack.Shape(kind, 5, 64, 2, 4, 2, dtype)
+    result = stack.compare(shape, SETTING)
+    assert set(result.seconds) == {"attnres", "stacked", "compiled stacked", "fla-core"}
+    assert all(error < stack.TOLERANCE[dtype] for error in result.errors.values())
+    assert "CUDA" in result.missing["flash-attn-res"]
+
+
+def test_a_wrong_stack_is_found(monkeypatch):
+    def cumulative(x, model):  # SPEC.md 13, trap 3: the partial is never begun anew
+        values, partial = (x,), 0
+        for site, sublayer in enumerate(model.sublayers):
+            read = readers.stacked(values, model.connection.query[site], model.connection.gain[site])
+            partial = partial + sublayer(read)
+            values = (*values[: 1 + -(-site // 2)], partial)
+        return readers.stacked(values, model.connection.query[-1], model.connection.gain[-1])
+
+    monkeypatch.setattr(stack, "ours", cumulative)
+    result = stack.compare(stack.Shape("identity", 5, 64, 2, 4, 2, torch.float32), SETTING)
+    assert "attnres" in result.errors and "attnres" not in result.seconds
+
+
+def test_every_row_of_the_gpu_without_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rows = gpu.measure(SETTING)
+    assert len(rows) == 5 and {row.measured for row in rows} == {"not measured"}
+    measured = gpu.measure_on(CPU, gpu.QUICK, SETTING)
+    assert {row.what.partition(",")[0] for row in measured} == {row.what.partition(",")[0] for row in rows}
+    for row in measured:
+        knows_no_peak = "share of peak" in row.what
+        assert (row.ratio is None) == knows_no_peak
+        assert not knows_no_peak or row.details["GB/s"] > 0
+    assert [row.where for row in measured] == ["cpu"] * len(measured)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_every_row_of_the_gpu():
+    rows = gpu.measure(SETTING)
+    assert all(row.ratio is not None for row in rows)
+
+
+def test_curves_name_their_axis():
+    rows = curves.measure(SETTING)
+    assert {row.details["axis"] for row in rows} == {"sources", "time", "dim"}
+    for row in rows:
+        assert row.details[row.details["axis"]] > 0 and "attnres, ms" in row.details
+
+
+def test_steps_of_every_connection():
+    for row in (*step.measure(SETTING), *decode.measure(SETTING)):
+        assert row.ratio is not None and row.ratio > 0
+
+
+def test_memory_is_of_a_process_of_its_own():
+    assert memory.in_a_process("full", quick=True) >= 0
+    assert memory.added_by_training("full", quick=True) >= 0
+
+
+def test_memory_is_the_median_of_several_processes(monkeypatch):
+    peaks = {"residual": [10e6, 30e6, 20e6], "block": [22e6, 99e6, 1e6], "full": [40e6] * 3}
+    monkeypatch.setattr(memory, "in_a_process", lambda name, _: peaks[name].pop(0))
+    block, full = memory.measure(SETTING)
+    assert (block.ratio, full.ratio) == pytest.approx((1.1, 2.0))
+    assert block.details["block, MB"] == "22.0, 99.0, 1.0"
+
+
+def test_contenders_take_turns():
+    order: list[str] = []
+    contenders = {name: lambda name=name: order.append(name) for name in "ab"}
+    assert set(take_turns(contenders, 3, lambda _: None, "")) == {"a", "b"}
+    assert order == list("ab") * 5
+
+
+def test_how_ratios_are_written():
+    written = [
+        Row("", "", must, "", ratio).measured for must, ratio in [("20x", 2.5), ("1.06", 1.0512), ("2%", 0.0123)]
+    ]
+    assert written == ["2.50x", "1.05", "1.2%"]
+    assert Row("", "", "2%", "").measured == measure.NOT_MEASURED
