@@ -1,5 +1,8 @@
 """The CPU kernel: compiled once per machine and torch version, kept in the user's cache folder, loaded on first use.
 
+`ATTNRES_BUILD_KERNEL=1 pip install --no-build-isolation .` compiles it at install time instead (setup.py), for where
+there will be no compiler. It is then used if CPU and torch are those that it was compiled for.
+
 It is compiled with the flags of torch's own extension loader, but not through it: that needs ninja, and its lock file
 outlives a killed process and then blocks every later one.
 """
@@ -46,10 +49,11 @@ def build() -> Path:
     """
     if os.name != "posix":
         raise BuildError("it needs Linux or macOS with g++ or clang++")
-    folder = cache_folder()
-    library = folder / f"attend-{_key()}.so"
-    if library.exists():
-        return library
+    folder, name = cache_folder(), library_name()
+    library = folder / name
+    for built in (SOURCE.parent / name, library):
+        if built.exists():
+            return built
     folder.mkdir(parents=True, exist_ok=True)
     import fcntl
 
@@ -57,7 +61,7 @@ def build() -> Path:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
             log.warning("building the CPU kernel, once, in about %d s", BUILD_SECONDS)
-            _compile(library)
+            compile_to(library)
     return library
 
 
@@ -70,7 +74,14 @@ def compiler() -> str:
     return os.environ.get("CXX") or "c++"
 
 
-def _compile(library: Path) -> None:
+def library_name() -> str:
+    """A file name for the compiled kernel, of all that it depends on."""
+    sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir()) if path.suffix in (".cpp", ".h")]
+    parts = [*sources, " ".join(FLAGS), compiler(), torch.__version__, platform.machine(), _cpu_features()]
+    return f"attend-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:20]}.so"
+
+
+def compile_to(library: Path) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
@@ -93,13 +104,6 @@ def _call(command: list[str]) -> None:
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stderr.splitlines() if "error" in line] or error.stderr.splitlines() or ["?"]
         raise BuildError(f"{command[0]} failed: {lines[0].strip()}") from None
-
-
-def _key() -> str:
-    """What the compiled file depends on."""
-    sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir())]
-    parts = [*sources, " ".join(FLAGS), compiler(), torch.__version__, platform.machine(), _cpu_features()]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:20]
 
 
 def _cpu_features() -> str:

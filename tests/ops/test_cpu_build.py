@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -28,9 +30,10 @@ cp "$KERNEL" "$out"
 """
 
 
-def start(**environment: str) -> subprocess.Popen:
+def start(cwd: Path | None = None, **environment: str) -> subprocess.Popen:
     return subprocess.Popen(
         [sys.executable, "-c", USE],
+        cwd=cwd,
         env={**os.environ, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -76,8 +79,32 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path):
 
 
 def test_another_source_is_another_file(monkeypatch, tmp_path):
-    before = cpu._key()
-    changed = tmp_path / "attend.cpp"
-    changed.write_text(cpu.SOURCE.read_text() + "\n")
-    monkeypatch.setattr(cpu, "SOURCE", changed)
-    assert cpu._key() != before
+    before = cpu.library_name()
+    folder = shutil.copytree(cpu.SOURCE.parent, tmp_path / "csrc")
+    monkeypatch.setattr(cpu, "SOURCE", folder / "attend.cpp")
+    assert cpu.library_name() == before
+    for changed in folder.iterdir():
+        text = changed.read_text()
+        changed.write_text(text + "\n")
+        assert cpu.library_name() != before
+        changed.write_text(text)
+
+
+def test_built_at_install_time(tmp_path):
+    """Then nothing is compiled on first use, nor anything written."""
+    stand_in, calls, installed = tmp_path / "c++", tmp_path / "calls", tmp_path / "installed"
+    stand_in.write_text(SLOW_COMPILER.replace("sleep 1\n", ""))
+    stand_in.chmod(0o755)
+    environment = {**os.environ, "CXX": str(stand_in), "CALLS": str(calls), "KERNEL": str(cpu.build())}
+    command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", installed]
+    root = Path(__file__).parents[2]
+    asked = {"ATTNRES_BUILD_KERNEL": "1"}
+    run = subprocess.run(command, cwd=root, env=environment | asked, capture_output=True, text=True, timeout=100)
+    assert run.returncode == 0, run.stderr
+    assert len(calls.read_text().splitlines()) == 2, "compiled and linked"
+    stand_in.unlink()
+    cache = tmp_path / "cache"
+    use = start(tmp_path, CXX=str(stand_in), XDG_CACHE_HOME=str(cache), PYTHONPATH=str(installed))
+    out, err = use.communicate(timeout=100)
+    assert out.strip() == "cpu" and "WARNING" not in err, err
+    assert not cache.exists()
