@@ -1,1 +1,14 @@
-"""Any transformers decoder with any connection: attach, convert, save and load, and the shipped checkpoint forms."""
+"""Any transformers decoder with any connection: attach, convert, and the shipped checkpoint forms.
+
+model = attnres.hf.attach(AutoModelForCausalLM.from_pretrained(...), "block", block_size=8)
+model.save_pretrained(path)
+model = attnres.hf.load(path)
+attnres.hf.mixing_matrix(model, input_ids)
+"""
+
+from attnres.hf.attach import attach, connection_of
+from attnres.hf.checkpoint import load
+from attnres.hf.depth import mixing_matrix
+from attnres.hf.training import param_groups
+
+__all__ = ["attach", "connection_of", "load", "mixing_matrix", "param_groups"]

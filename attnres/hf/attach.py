@@ -1,0 +1,287 @@
+"""Give a transformers decoder a connection, in place.
+
+A decoder's forward hands the hidden states from one layer to the next and then to the final norm, and does not look at
+them. So what it hands on may as well be the connection's values: each layer takes the `Depth` of the layer before it,
+runs its sublayers through the connection, and returns the next `Depth`; the final norm reads it out. Everything else,
+masks, caches, positions, experts, is the model's own code. No state is on modules between forwards.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnres.connections import Connection, Sublayer, Values, connection_class, make_connection
+from attnres.errors import UsageError
+from attnres.hf.source import DecoderCode, LayerCode, read_decoder, read_layer
+
+log = logging.getLogger("attnres")
+
+CONNECTION = "connection"
+"""The decoder's attribute that holds the connection; parameters are called `model.connection.query.0` and so on."""
+
+
+class Depth(NamedTuple):
+    """What travels between layers in place of the hidden states.
+
+    A named tuple in a named tuple's place: accelerate moves it between devices, torch.compile and FSDP see its tensors,
+    and transformers' recorder of hidden states, which takes a tuple's first element, gets all values.
+    """
+
+    values: Values
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """Where the parts of a decoder are that a connection is attached to."""
+
+    decoder: nn.Module
+    layers: list[nn.Module]
+    norm: nn.Module
+    dim: int
+
+    @property
+    def first_sites(self) -> list[int]:
+        """The site of each layer's first sublayer, and the readout's."""
+        return [2 * index for index in range(len(self.layers) + 1)]
+
+
+def attach(model: Any, connection: str = "block", **options: Any) -> Any:
+    """Replace the residual connection of a transformers decoder, in place, and return the model.
+
+    model: a causal language model of transformers, or its base model. connection, options: as for `make_connection`;
+    `total=True` is added where the connection has that option, so that the attached model starts as the plain one:
+    the same logits up to rounding. One that cannot start so is attached all the same, and a warning says it.
+
+    The connection becomes a part of the model, `connection_of(model)`: its parameters are trained, saved by
+    `save_pretrained` and restored by `attnres.hf.load`, whatever the model's dtype in float32.
+
+    Raises UsageError, and leaves the model as it was, for a model whose layers it cannot read, that shares weights between layers,
+    is quantised, or has a connection already, and for a connection or option that does not fit.
+    """
+    anatomy = examine(model)
+    if "total" in _options_of(connection):
+        options = {"total": True, **options}
+    made = _fitting_connection(connection, anatomy, options)
+    if not starts_as_residual(made):
+        log.warning(
+            "%s does not start as the plain residual: the model's outputs change until it is trained", connection
+        )
+    _install(anatomy, made)
+    model.config.attnres = {"connection": connection, "options": options}
+    return model
+
+
+def connection_of(model: Any) -> Connection:
+    """The connection of an attached model. Raises UsageError if it has none."""
+    decoder = decoder_of(model)
+    if not isinstance(decoder, _Decoder):
+        raise UsageError("the model has no connection; call attnres.hf.attach(model, ...) first")
+    return decoder.connection
+
+
+def decoder_of(model: Any) -> nn.Module:
+    """The module of a transformers model that holds the layers."""
+    if not callable(getattr(model, "get_decoder", None)) or not hasattr(model, "config"):
+        raise UsageError(
+            f"give a model of transformers, not a {type(model).__name__}; attach before wrapping it (PEFT, DDP)"
+        )
+    return model.get_decoder()
+
+
+def attached_layers(model: Any) -> list[nn.Module]:
+    """The layers of an attached model, from the embedding up."""
+    return [module for module in decoder_of(model).modules() if isinstance(module, _Layer)]
+
+
+def examine(model: Any) -> Anatomy:
+    """Find the parts of a model, changing nothing. Raises UsageError for what cannot have a connection."""
+    decoder = decoder_of(model)
+    config = model.config
+    if isinstance(decoder, _Decoder):
+        raise UsageError("the model already has a connection; start from the plain checkpoint")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(f"{config.model_type} is an encoder-decoder; attach takes decoders only")
+    if getattr(model, "hf_quantizer", None) or getattr(config, "quantization_config", None):
+        raise UsageError("the model's weights are quantised; attach to the unquantised checkpoint")
+    names: DecoderCode = read_decoder(type(decoder))
+    layers = list(getattr(decoder, names.layers))
+    for layer in layers:
+        read_layer(type(layer))
+    _refuse_sharing(layers)
+    dim = config.get_text_config().hidden_size
+    return Anatomy(decoder, layers, getattr(decoder, names.norm), dim)
+
+
+def starts_as_residual(connection: Connection) -> bool:
+    """Whether the connection, with the parameters it has, reads the plain sum of the sources at every site."""
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(connection.sites + 1, connection.dim, generator=generator)
+    expected = outputs.cumsum(0)
+    seen: list[Tensor] = []
+
+    def sublayer(h: Tensor) -> Tensor:
+        seen.append(h)
+        return outputs[len(seen)]
+
+    with torch.no_grad():
+        seen.append(connection.readout(connection.run(connection.start(outputs[0]), [sublayer] * connection.sites)))
+    return torch.allclose(torch.stack(seen), expected, rtol=1e-4, atol=1e-4)
+
+
+def _options_of(connection: str) -> set[str]:
+    return set(inspect.signature(connection_class(connection)).parameters)
+
+
+def _fitting_connection(name: str, anatomy: Anatomy, options: dict[str, Any]) -> Connection:
+    sites = anatomy.first_sites[-1]
+    if not connection_class(name).pre_norm:
+        raise UsageError(f"{name} is defined on sublayers without a norm of their own; this model's have one")
+    with torch.device("cpu"):
+        made = make_connection(name, anatomy.dim, sites, **options).float()
+    block_size = options.get("block_size", 1)
+    if block_size > sites:
+        raise UsageError(f"block_size {block_size} is more than the model's {sites} sublayers; give at most {sites}")
+    return made
+
+
+def _refuse_sharing(layers: Sequence[nn.Module]) -> None:
+    owner: dict[int, int] = {}
+    for index, layer in enumerate(layers):
+        for name, parameter in layer.named_parameters():
+            other = owner.setdefault(id(parameter), index)
+            if other != index:
+                raise UsageError(f"layers {other} and {index} share {name}; a connection needs a layer for every site")
+
+
+class _Reader:
+    """A module that uses the connection of its decoder without holding it: PEFT may put another in its place."""
+
+    _decoder: tuple[nn.Module]  # in a tuple, so that it does not become a child
+
+    @property
+    def connection(self) -> Connection:
+        return self._decoder[0].connection  # type: ignore[return-value]
+
+
+class _Decoder(nn.Module):
+    """What an attached decoder does besides its own forward: it says what each layer read, where hidden states are asked for."""
+
+    connection: Connection
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        outputs = super().forward(*args, **kwargs)
+        fields = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
+        for key, field in list(fields):
+            if isinstance(field, tuple) and any(isinstance(state, tuple) for state in field):
+                states = tuple(self._as_read(state, 2 * index) for index, state in enumerate(field))
+                if isinstance(outputs, dict):
+                    outputs[key] = states
+                else:
+                    outputs = (*outputs[:key], states, *outputs[key + 1 :])
+        return outputs
+
+    def _as_read(self, state: Any, site: int) -> Any:
+        """The hidden states at a site: what its sublayer reads, which for the plain residual is the stream."""
+        return self.connection.mix(state, site)[1] if isinstance(state, tuple) else state
+
+
+class _Layer(_Reader, nn.Module):
+    """A decoder layer whose sublayers are joined by the connection."""
+
+    _code: LayerCode
+    _first_site: int
+
+    def forward(self, stream: Tensor | Depth, /, *args: Any, **kwargs: Any) -> Depth:
+        values = stream.values if isinstance(stream, Depth) else self.connection.start(stream)
+        if self.gradient_checkpointing and self.training:
+            return Depth(self._recomputed(values, args, kwargs))
+        return Depth(self._run(args, kwargs, *values))
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *values: Tensor) -> Values:
+        return self.connection.run(values, bound_sublayers(self, args, kwargs), self._first_site)
+
+    def _recomputed(self, values: Values, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
+        """As transformers' GradientCheckpointingLayer does it, but with every value an argument: reentrant
+        checkpointing loses, in silence, the gradient of a tensor inside a tuple."""
+        arguments = {**dict(zip(self._code.parameters, args, strict=False)), **kwargs}
+        cached = {name: None for name in ("past_key_values", "layer_past") if arguments.get(name) is not None}
+        if arguments.get("use_cache"):
+            cached["use_cache"] = False
+        return self._gradient_checkpointing_func(functools.partial(self._run, (), {**arguments, **cached}), *values)
+
+
+class _Norm(_Reader, nn.Module):
+    """A final norm that reads the connection out."""
+
+    def forward(self, stream: Depth | Tensor) -> Tensor:
+        return super().forward(self.connection.readout(stream.values) if isinstance(stream, Depth) else stream)
+
+
+def bound_sublayers(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Sublayer]:
+    """The layer's sublayers as functions of h alone, under the arguments of its forward."""
+    code: LayerCode = layer._code  # type: ignore[assignment]
+    for name in code.absent:
+        position = code.parameters.index(name)
+        if kwargs.get(name) is not None or len(args) > position and args[position] is not None:
+            raise UsageError(f"{name} was given, but an attached layer has no sublayer for it")
+    return [_bind(sublayer, layer, args, kwargs) for sublayer in code.sublayers]
+
+
+def _bind(sublayer: Callable[..., Tensor], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sublayer:
+    return lambda h: sublayer(layer, h, *args, **kwargs)
+
+
+def _install(anatomy: Anatomy, connection: Connection) -> None:
+    connection.to(next(anatomy.layers[0].parameters()).device)
+    anatomy.decoder.register_module(CONNECTION, connection)
+    parts = [(anatomy.decoder, _Decoder), (anatomy.norm, _Norm), *((layer, _Layer) for layer in anatomy.layers)]
+    for module, role in parts:
+        _change_class(module, attached_class(type(module), role))
+    for first, layer in zip(anatomy.first_sites, anatomy.layers, strict=False):
+        layer._decoder, layer._first_site = (anatomy.decoder,), first  # type: ignore[assignment]
+    anatomy.norm._decoder = (anatomy.decoder,)  # type: ignore[assignment]
+
+
+def _change_class(module: nn.Module, cls: type) -> None:
+    hook = getattr(module, "_hf_hook", None)
+    if hook is None:
+        module.__class__ = cls
+        return
+    # accelerate keeps the bound forward of the class that it found.
+    from accelerate.hooks import add_hook_to_module, remove_hook_from_module
+
+    remove_hook_from_module(module)
+    module.__class__ = cls
+    add_hook_to_module(module, hook)
+
+
+@functools.cache
+def attached_class(original: type, role: type) -> type:
+    """A subclass of `original` with the forward of `role`, under the original's name.
+
+    The name is what transformers' recorders, accelerate's and FSDP's policies look a class up by. Pickled by its two
+    parts, because by that name it could not be found.
+    """
+    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__reduce__": _reduce}
+    attached = type(original.__name__, (role, original), {**names, "_parts": (original, role)})
+    if role is _Layer:
+        attached._code = read_layer(original)
+    attached.forward = role.forward  # GradientCheckpointingLayer wraps the forward of its subclasses; _Layer does that
+    return attached
+
+
+def _reduce(module: Any) -> tuple[Any, ...]:
+    return _new, type(module)._parts, module.__getstate__()
+
+
+def _new(original: type, role: type) -> nn.Module:
+    cls = attached_class(original, role)
+    return cls.__new__(cls)

@@ -1,0 +1,137 @@
+"""Attached models on disk: what `save_pretrained` writes, read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from attnres.errors import UsageError
+from attnres.hf.attach import CONNECTION, attach, connection_of, decoder_of
+
+RECORD = "attnres"
+"""The entry of config.json that holds the connection's name and options."""
+
+
+def load(path: str | Path, **kwargs: Any) -> Any:
+    """The attached model that `save_pretrained` wrote to a folder.
+
+    kwargs are those of `from_pretrained`: dtype, device_map and so on. The connection stays in float32.
+    Raises UsageError, naming the tensors, for a folder that is not of an attached model or does not fit its config.
+    """
+    folder = Path(path)
+    config = read_config(folder)
+    record = config.get(RECORD)
+    if record is None:
+        raise UsageError(
+            f"{folder} is a plain checkpoint; attach a connection to it, or run: attnres convert {folder} DST"
+        )
+    if (
+        not isinstance(record, dict)
+        or set(record) != {"connection", "options"}
+        or not isinstance(record["options"], dict)
+    ):
+        raise UsageError(f'{folder / "config.json"}: "{RECORD}" must hold the connection and its options')
+    model = load_plain(folder, **kwargs)
+    attach(model, record["connection"], **record["options"])
+    _fill(model, folder)
+    return model
+
+
+def load_plain(folder: Path, **kwargs: Any) -> Any:
+    """The model of a local folder without its connection. Every tensor of the plain model must be there and fit."""
+    cls = _model_class(read_config(folder), folder)
+    # What the plain model does not know is a warning there, or an error here; the connection's tensors are neither.
+    ignored = [*(cls._keys_to_ignore_on_load_unexpected or ()), rf"(^|\.){CONNECTION}\."]
+    patient = type(cls.__name__, (cls,), {"__module__": cls.__module__, "_keys_to_ignore_on_load_unexpected": ignored})
+    try:
+        model, info = patient.from_pretrained(
+            folder, output_loading_info=True, local_files_only=True, ignore_mismatched_sizes=True, **kwargs
+        )
+    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
+        raise UsageError(f"{folder}: cannot be loaded: {_first_line(error)}") from None
+    model.__class__ = cls
+    wrong = {
+        "missing": sorted(info["missing_keys"]),
+        "surplus": sorted(info["unexpected_keys"]),
+        "of another shape": sorted(f"{name} is {list(a)}, not {list(b)}" for name, a, b in info["mismatched_keys"]),
+    }
+    _refuse(folder, wrong)
+    return model
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    try:
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"{folder}: there is no config.json; give the folder of a transformers checkpoint") from None
+    except ValueError as error:
+        raise UsageError(f"{folder / 'config.json'}: not valid JSON ({error}); fetch it again") from None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UsageError(f"{folder}: there are no .safetensors files; save the model with save_pretrained")
+    return files
+
+
+def _model_class(config: Mapping[str, Any], folder: Path) -> Any:
+    try:
+        import transformers
+    except ImportError:
+        raise UsageError("this needs transformers; pip install 'attnres[hf]'") from None
+    names = config.get("architectures") or []
+    cls = getattr(transformers, names[0], None) if names else None
+    if not hasattr(cls, "from_pretrained"):
+        named = f"{names[0]!r}" if names else "none"
+        raise UsageError(
+            f"{folder / 'config.json'}: architectures must name a class of transformers {transformers.__version__}, not {named}"
+        )
+    return cls
+
+
+@torch.no_grad()
+def _fill(model: Any, folder: Path) -> None:
+    """Read the connection's tensors, all of them and no others."""
+    connection, decoder = connection_of(model), decoder_of(model)
+    (prefix,) = (f"{name}.".lstrip(".") for name, module in model.named_modules() if module is decoder)
+    prefix += f"{CONNECTION}."
+    stored: dict[str, Tensor] = {}
+    for file in weight_files(folder):
+        try:
+            with safe_open(file, "pt") as tensors:
+                names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118
+                stored.update((name, tensors.get_tensor(name)) for name in names)
+        except SafetensorError as error:
+            raise UsageError(f"{file}: cannot be read ({_first_line(error)}); fetch it again") from None
+    expected = {prefix + name: parameter for name, parameter in connection.named_parameters()}
+    shared = expected.keys() & stored.keys()
+    wrong = {
+        "missing": sorted(expected.keys() - stored.keys()),
+        "surplus": sorted(stored.keys() - expected.keys()),
+        "of another shape": sorted(
+            f"{name} is {list(stored[name].shape)}, not {list(expected[name].shape)}"
+            for name in shared
+            if stored[name].shape != expected[name].shape
+        ),
+    }
+    _refuse(folder, wrong)
+    for name, parameter in expected.items():
+        parameter.copy_(stored[name])
+
+
+def _refuse(folder: Path, wrong: Mapping[str, list[str]]) -> None:
+    if any(wrong.values()):
+        said = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in wrong.items() if names)
+        raise UsageError(f"{folder}: its tensors are not those of its config.json; {said}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
