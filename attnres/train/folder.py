@@ -86,8 +86,8 @@ class RunFolder:
         record = self.record()
         if record is None:
             return
-        stored = _flat(config_to_json(config_from_json(record["config"])))
-        given = _flat(config_to_json(fit_vocabulary(config, record["corpus"]["vocab_size"])))
+        stored = flat_fields(config_to_json(config_from_json(record["config"])))
+        given = flat_fields(config_to_json(fit_vocabulary(config, record["corpus"]["vocab_size"])))
         differing = [
             f"{name} is {stored.get(name, 'not set')!r} there and {given.get(name, 'not set')!r} here"
             for name in {**stored, **given}
@@ -164,10 +164,11 @@ def _commit() -> str | None:
         return None
 
 
-def _flat(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flat_fields(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Of nested dicts: names joined by dots -> values."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
-        flat |= _flat(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+        flat |= flat_fields(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
     return flat
 
 
