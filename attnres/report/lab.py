@@ -13,10 +13,12 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from attnres.analysis.powerlaw import fit_power_laws
+from attnres.lab.dynamics_tables import dynamics_tables
+from attnres.lab.prune import prune_tables
 from attnres.lab.record import Record
 from attnres.lab.scaling import final_points
 from attnres.lab.tables import TextTable, ablation_tables, scaling_table, verdict_table
-from attnres.report import lab_figures
+from attnres.report import lab_dynamics, lab_figures
 from attnres.report.figures import STYLE, png
 from attnres.report.style import visible
 from attnres.report.write import write_file
@@ -58,6 +60,25 @@ EXPERIMENTS = {
         "compute advantage is how many times the compute the baseline needs for the same loss.",
         lambda record: [scaling_table(*fit_power_laws(final_points(record)), "FLOPs")],
         [Picture("scaling", "losses with fits, compute advantage, loss against size", lab_figures.scaling)],
+    ),
+    "dynamics": Experiment(
+        "What does depth do?",
+        "Magnitudes, gradients, updates and depth weights over depth and over training, and the ranks of the depth "
+        "mixing matrix, with the paper's claims tested over paired seeds.",
+        dynamics_tables,
+        [
+            Picture("dynamics-depth", "magnitudes over depth at the last step", lab_dynamics.dynamics_depth),
+            Picture("dynamics-weights", "depth weights of every connection", lab_dynamics.dynamics_weights),
+            Picture("dynamics-training", "magnitudes and entropy over training", lab_dynamics.dynamics_training),
+            Picture("dynamics-ranks", "ranks of the depth mixing matrix", lab_dynamics.dynamics_ranks),
+            Picture("dynamics-matrices", "depth mixing matrices", lab_dynamics.dynamics_matrices),
+        ],
+    ),
+    "prune": Experiment(
+        "What is a sublayer worth?",
+        "Each sublayer left out in turn: the validation loss that this adds.",
+        prune_tables,
+        [Picture("prune", "loss added by leaving out each sublayer", lab_dynamics.prune)],
     ),
 }
 
