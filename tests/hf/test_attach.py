@@ -1,0 +1,226 @@
+"""attach: the same model at the start, for every architecture; refusals that change nothing."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import attnres.hf
+from attnres import UsageError, connection_names
+from attnres.hf.attach import starts_as_residual
+from tests.depth import randomise
+from tests.hf.models import CONFIGS, make_model, make_tokens
+
+ARCHITECTURES = sorted(CONFIGS)
+EXACT = {"residual", "x0", "denseformer", "block", "full"}
+
+
+def greedy(model, tokens, **options):
+    return model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None, **options)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("connection", "options"), [("full", {}), *(("block", {"block_size": size}) for size in (1, 2, 3, 4, 5, 6, 7, 8))]
+)
+def test_lossless(name, connection, options):
+    """Same logits at every depth and the same greedy tokens, with embeddings so small that the norms' eps is felt."""
+    model, tokens = make_model(name), make_tokens()
+    with torch.no_grad():
+        plain = model(tokens, output_hidden_states=True)
+    expected = greedy(model, tokens) if options.get("block_size") in (None, 3) else None
+    attnres.hf.attach(model, connection, **options)
+    with torch.no_grad():
+        attached = model(tokens, output_hidden_states=True)
+    scale = plain.logits.abs().max()
+    torch.testing.assert_close(attached.logits / scale, plain.logits / scale, rtol=0, atol=1e-5)
+    for mine, theirs in zip(attached.hidden_states, plain.hidden_states, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())
+    if expected is not None:
+        assert torch.equal(greedy(model, tokens), expected)
+
+
+def test_the_mean_would_not_be_lossless():
+    """SPEC.md 13, trap 12: why total=True."""
+    model, tokens = make_model("llama"), make_tokens()
+    with torch.no_grad():
+        plain = model(tokens).logits
+        mean = attnres.hf.attach(model, "full", total=False)(tokens).logits
+    assert (plain - mean).abs().max() > 1e-4 * plain.abs().max()
+
+
+@pytest.mark.parametrize("name", connection_names())
+def test_every_connection(name, caplog):
+    model, tokens = make_model("llama"), make_tokens()
+    with torch.no_grad():
+        plain = model(tokens).logits
+    if name in ("postnorm", "rezero"):
+        with pytest.raises(UsageError, match="defined on sublayers without a norm"):
+            attnres.hf.attach(model, name)
+        return
+    with torch.no_grad():
+        attached = attnres.hf.attach(model, name)(tokens).logits
+    assert attached.isfinite().all()
+    same = torch.allclose(attached, plain, rtol=0, atol=1e-5 * plain.abs().max().item())
+    assert starts_as_residual(attnres.hf.connection_of(model)) == (name in EXACT)
+    assert same or name not in EXACT
+    assert ("does not start as the plain residual" in caplog.text) == (name not in EXACT)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_trained_queries_cached_decoding_and_the_depth_matrix(name):
+    model, tokens = attnres.hf.attach(make_model(name), "block", block_size=3), make_tokens()
+    randomise(attnres.hf.connection_of(model))
+    with torch.no_grad():
+        whole = model(tokens, use_cache=False).logits
+        first = model(tokens[:, :6], use_cache=True)
+        rest = [first.logits]
+        cache = first.past_key_values
+        for position in range(6, tokens.shape[1]):
+            step = model(tokens[:, position : position + 1], past_key_values=cache, use_cache=True)
+            rest.append(step.logits)
+    torch.testing.assert_close(torch.cat(rest, 1), whole, rtol=1e-3, atol=1e-4 * whole.abs().max().item())
+
+    matrix = attnres.hf.mixing_matrix(model, tokens)
+    sites = 2 * model.config.num_hidden_layers
+    assert matrix.shape == (*tokens.shape, sites + 1, sites + 1)
+    assert matrix.triu(1).abs().max() == 0
+    # h = n sum p v with weights of a softmax; a block's weight stands at each of its members.
+    sources = 1 + (torch.arange(sites + 1) + 2) // 3
+    distinct = matrix[..., 0] + matrix[..., 1::3].sum(-1)
+    torch.testing.assert_close(distinct, sources.expand_as(distinct).float(), rtol=1e-4, atol=1e-4)
+
+
+def test_against_sublayers_written_by_hand():
+    """An oracle that shares no code with attach: AttnRes in float64 by its definition, around llama's own modules."""
+    model, tokens = make_model("llama").double(), make_tokens()
+    attnres.hf.attach(model, "full", eps=1e-6).double()
+    connection = attnres.hf.connection_of(model)
+    randomise(connection)
+    decoder = model.model
+    with torch.no_grad():
+        x = decoder.embed_tokens(tokens)
+        positions = torch.arange(tokens.shape[1])[None]
+        angles = decoder.rotary_emb(x, positions)
+        mask = torch.full((tokens.shape[1],) * 2, float("-inf")).triu(1)[None, None].double()
+        sources = [x]
+
+        def read(site):
+            keys = torch.stack([v * (v.square().mean(-1, keepdim=True) + 1e-6).rsqrt() for v in sources])
+            scores = (keys * connection.gain[site] * connection.query[site]).sum(-1, keepdim=True)
+            return len(sources) * (scores.softmax(0) * torch.stack(sources)).sum(0)
+
+        for index, layer in enumerate(decoder.layers):
+            attention, _ = layer.self_attn(layer.input_layernorm(read(2 * index)), angles, mask)
+            sources.append(attention)
+            sources.append(layer.mlp(layer.post_attention_layernorm(read(2 * index + 1))))
+        h = read(8)
+        weight = decoder.norm.weight
+        expected = model.lm_head(weight * h * (h.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt())
+        torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_is_left_on_modules_and_two_threads_may_run_one_model():
+    model = attnres.hf.attach(make_model("llama"), "block", block_size=3)
+    randomise(attnres.hf.connection_of(model))
+    before = {name: set(vars(module)) for name, module in model.named_modules()}
+    batches = [make_tokens(2, 11), make_tokens(3, 7)]
+    with torch.no_grad():
+        expected = [model(tokens).logits for tokens in batches]
+    assert before == {name: set(vars(module)) for name, module in model.named_modules()}
+    failures = []
+
+    def work(tokens, logits):
+        with torch.no_grad():
+            failures.extend(1 for _ in range(10) if not torch.equal(model(tokens).logits, logits))
+
+    threads = [threading.Thread(target=work, args=pair) for pair in zip(batches * 2, expected * 2, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not failures
+
+
+def test_copies_and_pickles():
+    model, tokens = attnres.hf.attach(make_model("llama"), "full"), make_tokens()
+    randomise(attnres.hf.connection_of(model))
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(twin(tokens).logits, model(tokens).logits)
+        randomised_again = attnres.hf.connection_of(twin)
+        nn.init.zeros_(randomised_again.query[3])
+        assert not torch.equal(twin(tokens).logits, model(tokens).logits)
+
+
+def parallel(model):
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model("cohere", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, vocab_size=64)
+    return AutoModelForCausalLM.from_config(config)
+
+
+def shared(model):
+    model.model.layers[2] = model.model.layers[0]
+    return model
+
+
+def tied(model):
+    model.model.layers[2].mlp.up_proj.weight = model.model.layers[1].mlp.up_proj.weight
+    return model
+
+
+def quantised(model):
+    model.config.quantization_config = {"quant_method": "gptq"}
+    return model
+
+
+def encoder_decoder(model):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    return T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "arguments", "message"),
+    [
+        (parallel, {}, r"CohereDecoderLayer: `hidden_states = residual \+ hidden_states_attention \+ hidden_states_mlp`"),
+        (shared, {}, "layers 0 and 2 share"),
+        (tied, {}, "layers 1 and 2 share mlp.up_proj.weight"),
+        (quantised, {}, "quantised"),
+        (encoder_decoder, {}, "encoder-decoder"),
+        (lambda model: nn.Linear(2, 2), {}, "give a model of transformers, not a Linear"),
+        (lambda model: attnres.hf.attach(model, "full"), {}, "already has a connection"),
+        (lambda model: model, {"block_size": 9}, "block_size 9 is more than the model's 8 sublayers"),
+        (lambda model: model, {"block_size": 0}, "block_size must be a whole number"),
+        (lambda model: model, {"block_size": "x"}, "block_size must be a whole number"),
+        (lambda model: model, {"colour": 1}, "has no option 'colour'"),
+        (lambda model: model, {"connection": "bloc"}, "unknown connection 'bloc'"),
+    ],
+)
+def test_refused_and_left_as_it_was(spoil, arguments, message):
+    model = spoil(make_model("llama"))
+    names, classes = [n for n, _ in model.named_parameters()], [type(m) for m in model.modules()]
+    with pytest.raises(UsageError, match=message) as refused:
+        attnres.hf.attach(model, **arguments)
+    assert "\n" not in str(refused.value)
+    assert names == [n for n, _ in model.named_parameters()] and classes == [type(m) for m in model.modules()]
+
+
+def test_parameter_groups():
+    model = attnres.hf.attach(make_model("gpt2"), "block", block_size=2)
+    connection = {id(p) for p in attnres.hf.connection_of(model).parameters()}
+    model.lm_head.weight.requires_grad_(False)  # tied to the embedding
+    groups = {group["name"]: group for group in attnres.hf.param_groups(model, 1e-4, weight_decay=0.1)}
+    assert {id(p) for p in groups["connection"]["params"]} == connection
+    assert (groups["connection"]["lr"], groups["connection"]["weight_decay"]) == (1e-3, 0.0)
+    assert all(p.ndim > 1 for p in groups["decayed"]["params"]) and groups["decayed"]["weight_decay"] == 0.1
+    assert all(p.ndim == 1 for p in groups["not decayed"]["params"]) and groups["not decayed"]["weight_decay"] == 0
+    listed = [id(p) for group in groups.values() for p in group["params"]]
+    assert sorted(listed) == sorted(id(p) for p in model.parameters() if p.requires_grad)
+    with pytest.raises(UsageError, match="no connection"):
+        attnres.hf.param_groups(make_model("gpt2"), 1e-4)
