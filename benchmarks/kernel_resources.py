@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -37,20 +38,28 @@ class Resources:
     spilled_bytes: int
 
 
-def resources(kernel: Any, channels: int, queries: int, warps: int) -> Resources:
-    """bf16 sources and gradients, float32 parameters, no prior: the costliest form of each kernel."""
+def resources(kernel: Any, channels: int, queries: int, warps: int, kind: int = 1, merges: bool = False) -> Resources:
+    """Of one form of a kernel: by default bf16 sources and gradients, float32 parameters and no prior."""
+    stream = "*fp16" if kind == triton_backend.KINDS[torch.float16] else "*bf16"
+    prior = ("*fp32",) * (queries if merges else 0)
     types: dict[str, Any] = {
         **{name: "*i64" for name in ("sources", "grad_sources", "previous")},
         **{name: "*fp32" for name in ("keys", "statistics", "partial")},
         **{name: ("*fp32",) * queries for name in ("lses", "grad_lses")},
-        **{name: () for name in ("prior_outs", "prior_lses", "grad_prior_outs", "grad_prior_lses")},
+        **{name: prior for name in ("prior_outs", "prior_lses", "grad_prior_outs", "grad_prior_lses")},
         **{name: "i32" for name in ("tokens", "tokens_each", "first_query", "n", "s")},
-        "outs": ("*bf16",) * queries if kernel is triton_kernels.forward_kernel else (),
-        "grad_outs": ("*bf16",) * queries,
+        "outs": (stream,) * queries if merges or kernel is triton_kernels.forward_kernel else (),
+        "grad_outs": (stream,) * queries,
         "kinds": "*i32",
         **{name: "fp32" for name in ("eps", "scale")},
     }
-    constants = {"D": channels, "BLOCK": triton.next_power_of_2(channels), "KIND": 1, "GRAD_KIND": 1, "ADDS": False}
+    constants = {
+        "D": channels,
+        "BLOCK": triton.next_power_of_2(channels),
+        "KIND": kind,
+        "GRAD_KIND": kind,
+        "ADDS": False,
+    }
     constants["ALIGNED"] = channels % 8 == 0
     names = list(inspect.signature(kernel.fn).parameters)
     constants = {name: value for name, value in constants.items() if name in names}

@@ -20,6 +20,7 @@ ROW_BUDGET = 8192  # queries of a launch times channels: a query keeps four such
 PROGRAMS = 1024  # of a backward launch, whatever the device, so that a query's gradient does not depend on it
 TABLE_STEP = 16  # tensors per launch of the table's kernel
 WARPS = (4, 8, 16)
+TUNED_FOR = ["D", "KIND", "s"]  # channels, the sources' dtype, queries
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 Tensors = Sequence[Tensor]
@@ -181,8 +182,11 @@ def _contiguous(tensors: Tensors) -> list[Tensor]:
 
 @functools.cache
 def _tuned(kernel: Any) -> Any:
-    """The kernel with its number of warps chosen by measurement, once per width; the interpreter has no warps."""
+    """The kernel with its number of warps chosen by measurement, once for each of TUNED_FOR and kept on disk.
+
+    The interpreter has no warps. The number of sources is no key: it only sets how often the same loop goes round.
+    """
     if not isinstance(kernel, triton.JITFunction):
         return kernel
     configs = [triton.Config({}, num_warps=warps) for warps in WARPS]
-    return triton.autotune(configs, key=["D"], cache_results=True)(kernel)
+    return triton.autotune(configs, key=TUNED_FOR, cache_results=True)(kernel)

@@ -40,6 +40,27 @@ def test_no_register_is_spilled_on_an_h100(channels, queries):
         assert best(kernel, channels, queries).spilled_bytes == 0
 
 
+@pytest.mark.skipif(FUSED == "triton", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize("kind", [2, -1], ids=["float16", "mixed"])
+def test_every_form_compiles_for_an_h100(kind):
+    from attnres.ops import triton_kernels
+    from benchmarks.kernel_resources import resources
+
+    for kernel in (triton_kernels.forward_kernel, triton_kernels.backward_kernel):
+        assert resources(kernel, 33, 1, warps=4, kind=kind, merges=True).spilled_bytes == 0
+
+
+@pytest.mark.skipif(FUSED == "triton", reason="the interpreter is not tuned")
+def test_the_search_is_bounded_and_kept():
+    from attnres.ops import triton_backend, triton_kernels
+
+    for kernel in (triton_kernels.forward_kernel, triton_kernels.backward_kernel):
+        tuner = triton_backend._tuned(kernel)
+        assert len(tuner.configs) == len(triton_backend.WARPS) and tuner.cache_results
+        assert set(tuner.keys) <= set(kernel.arg_names), "Triton says nothing about a key that is no argument"
+        assert tuner.keys == triton_backend.TUNED_FOR
+
+
 def on_a_gpu(test):
     return pytest.mark.gpu(pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")(test))
 
