@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.pipelining._backward import _get_grad_fn_or_grad_acc
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
@@ -235,6 +236,22 @@ class ChunkRunner(_PipelineStageBase):
                 self.cache.add_gradient(bwd_chunk_id, held, gradient)
         received = self.chunk.received
         self._returned[bwd_chunk_id] = [self.cache.take_gradient(bwd_chunk_id, held, self.device) for held in received]
+
+    def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict, last_backward: bool = False) -> tuple:
+        if backward_type != "input":
+            return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        # The connection's parameters get their gradients together with the inputs: its operators compute both at once.
+        # And they must: where one operator has several sites' queries, torch 2.13 sorts the parameters into groups that
+        # overlap, goes over the freed graph again, and counts gradients twice if the graph is not freed.
+        inputs, connection = bwd_kwargs["input_values"], list(self.submod.connection.parameters())  # type: ignore
+        bwd_kwargs = {**bwd_kwargs, "input_values": [*inputs, *connection]}
+        gradients, groups = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
+        for parameter, gradient in zip(connection, gradients[len(inputs) :], strict=True):
+            # torch adds the next micro-batch's in place, and autograd may return one tensor as two gradients.
+            if gradient is not None and parameter.grad is gradient:
+                parameter.grad = gradient.clone()
+        done = {_get_grad_fn_or_grad_acc(parameter) for parameter in connection}
+        return gradients[: len(inputs)], [group for group in groups or () if not done & group["params"]]
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         if not self.has_backward or self.is_first:

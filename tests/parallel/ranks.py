@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import torch
 import torch.distributed as dist
 
 TIME_LIMIT = 60.0
+GRACE = 10.0
+"""How long the others have to notice that one rank failed."""
 
 
 class Ranks:
     """`world` processes on gloo. `run` calls a function on the first `ranks` of them and returns what each returned.
 
-    Whatever goes wrong ends all of them, and the next `run` starts new ones: nothing can hang for longer than the limit.
+    Whatever goes wrong ends all of them, and the next `run` starts new ones; nothing hangs for longer than the limit.
     """
 
     def __init__(self, world: int, folder: Path) -> None:
@@ -35,27 +38,32 @@ class Ranks:
         self._context.set_forkserver_preload(["attnres.parallel.pipeline", "tests.parallel.ranks"])
 
     def run(self, function: Callable[..., Any], *args: Any, ranks: int, limit: float = TIME_LIMIT) -> list[Any]:
-        """function(group, *args) on ranks 0 .. ranks - 1. Raises the first rank's error, as text, or TimeoutError."""
+        """function(group, *args) on ranks 0 .. ranks - 1. Raises the ranks' errors, as text, or TimeoutError."""
         if not self._processes:
             self._start()
         for pipe in self._pipes[:ranks]:
             pipe.send((function, args, ranks))
+        results: dict[int, Any] = {}
+        errors: list[str] = []
+        waiting = dict(zip(self._pipes, range(ranks), strict=False))
         deadline = time.monotonic() + limit
-        results, errors = [], []
-        for rank, pipe in enumerate(self._pipes[:ranks]):
-            if not pipe.poll(max(0.0, deadline - time.monotonic())):
-                self.stop()
-                raise TimeoutError(f"rank {rank} did not return within {limit} s; others said: {errors}")
-            try:
-                result, error = pipe.recv()
-            except EOFError:
-                result, error = None, f"rank {rank} is gone"
-            results.append(result)
-            errors += [error] if error else []
-        if errors:
+        while waiting and (ready := wait(waiting, max(0.0, deadline - time.monotonic()))):
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    results[rank], error = pipe.recv()
+                except EOFError:
+                    error = f"rank {rank} is gone"
+                errors += [error] if error else []
+            if errors:
+                deadline = min(deadline, time.monotonic() + GRACE)
+        if errors or waiting:
             self.stop()
-            raise RuntimeError("\n".join(errors))
-        return results
+        if errors:
+            raise RuntimeError("\n".join([*errors, *(f"rank {rank} went on waiting" for rank in waiting.values())]))
+        if waiting:
+            raise TimeoutError(f"ranks {list(waiting.values())} did not return within {limit} s")
+        return [results[rank] for rank in range(ranks)]
 
     def stop(self) -> None:
         for process in self._processes:
@@ -88,3 +96,4 @@ def _serve(rank: int, world: int, rendezvous: str, pipe: Connection) -> None:
                 pipe.send((function(groups[ranks - 1], *args), None))
             except Exception:
                 pipe.send((None, f"rank {rank}:\n{traceback.format_exc()}"))
+                os._exit(1)  # as a rank of torchrun would; its peers see the connection close

@@ -1,0 +1,399 @@
+"""Pipelines on real processes against the one-process model: losses, every gradient, bytes on the wire, the cache."""
+
+from __future__ import annotations
+
+import os
+import signal
+import zlib
+from collections import Counter
+from dataclasses import dataclass, replace
+from functools import cache as remember
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnres.connections import connection_names
+from attnres.errors import UsageError
+from attnres.model import Transformer, TransformerConfig
+from attnres.parallel.pipeline import Pipeline
+from tests.parallel.ranks import Ranks
+
+SEED, BATCH, CONTEXT, DIM = 3, 2, 6, 12
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    pool = Ranks(4, tmp_path_factory.mktemp("ranks"))
+    yield pool
+    pool.stop()
+
+
+@dataclass(frozen=True)
+class Case:
+    ranks: int
+    virtual: int = 1
+    schedule: str = "1f1b"
+    micro_batches: int = 4
+    connection: str = "block"
+    options: tuple[tuple[str, Any], ...] = ()
+    layers: int = 5
+    cache: bool = True
+    checkpointing: bool = False
+    cuts: tuple[int, ...] | None = None
+    dtype: torch.dtype = torch.float64
+    precision: torch.dtype | None = None
+    steps: int = 1
+    """Steps whose gradients add up: the second must not see anything of the first."""
+
+    @property
+    def config(self) -> TransformerConfig:
+        return TransformerConfig(
+            vocab_size=11,
+            dim=DIM,
+            layers=self.layers,
+            heads=2,
+            context=CONTEXT,
+            connection=self.connection,
+            connection_options=dict(self.options),
+        )
+
+    def batches(self, step: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(step)
+        shape = (BATCH, CONTEXT + 1 - step % 2)  # an odd step is one token shorter
+        return [torch.randint(0, 11, shape, generator=generator) for _ in range(self.micro_batches)]
+
+
+@dataclass
+class Outcome:
+    """What one rank has to show."""
+
+    losses: list[float]
+    gradients: dict[str, Tensor | None]
+    sent: Counter[tuple[int, str]]
+    wire: int
+    """Bytes that went through torch.distributed.isend, whoever called it."""
+    cache_bytes: int
+    cache_peak: int
+
+
+def randomise_connection(model: Transformer | Pipeline) -> None:
+    """Zero starts hide terms. By name, so that it does not matter which rank has the parameter."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.startswith("connection."):
+                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+
+
+def make_pipeline(group: dist.ProcessGroup, case: Case) -> Pipeline:
+    torch.set_default_dtype(case.dtype)
+    pipeline = Pipeline(
+        case.config,
+        SEED,
+        micro_batches=case.micro_batches,
+        group=group,
+        virtual=case.virtual,
+        schedule=case.schedule,
+        cache=case.cache,
+        cuts=case.cuts,
+        precision=case.precision,
+        checkpointing=case.checkpointing,
+    )
+    randomise_connection(pipeline)
+    return pipeline
+
+
+class Wire:
+    """Counts what goes through isend, below anything of ours."""
+
+    def __enter__(self) -> Wire:
+        self.bytes, self.original = 0, dist.isend
+
+        def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+            self.bytes += tensor.nbytes
+            return self.original(tensor, *args, **kwargs)
+
+        # P2POp compares with the one, torch's schedules take the other.
+        dist.isend = dist.distributed_c10d.isend = counted
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        dist.isend = dist.distributed_c10d.isend = self.original
+
+
+def run_case(group: dist.ProcessGroup, case: Case) -> Outcome:
+    pipeline = make_pipeline(group, case)
+    losses = [pipeline.forward_backward(case.batches(step)) for step in range(case.steps - 1)]
+    pipeline.traffic.clear()  # torch's own first sends are over
+    pipeline.cache.peak_bytes = 0
+    if case.steps == 1:
+        losses = [pipeline.forward_backward(case.batches(0))]
+        wire = -1
+    else:
+        with Wire() as counter:
+            losses.append(pipeline.forward_backward(case.batches(case.steps - 1)))
+        wire = counter.bytes
+    gradients = {name: parameter.grad for name, parameter in pipeline.named_parameters()}
+    return Outcome(losses, gradients, pipeline.traffic, wire, pipeline.cache.bytes, pipeline.cache.peak_bytes)
+
+
+@remember
+def one_process(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
+    torch.set_default_dtype(case.dtype)
+    try:
+        model = Transformer(case.config, SEED)
+        randomise_connection(model)
+        losses = []
+        for step in range(case.steps):
+            total = 0.0
+            for tokens in case.batches(step):
+                with torch.autocast("cpu", case.precision, enabled=case.precision is not None):
+                    logits = model(tokens[:, :-1]).flatten(0, 1)
+                    loss = F.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none").mean()
+                    loss = loss / case.micro_batches
+                loss.backward()
+                total += loss.item()
+            losses.append(total)
+        return losses, {name: parameter.grad for name, parameter in model.named_parameters()}
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def reference(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
+    """Of all that cuts the same model in other ways there is one."""
+    plain = replace(case, ranks=1, virtual=1, schedule="", cache=True, checkpointing=False, cuts=None)
+    return one_process(plain)
+
+
+def compare(case: Case, outcomes: list[Outcome], tolerance: float) -> None:
+    """Every gradient within the tolerance of its own largest element; nothing missing, nothing left in a cache.
+
+    The floor is for gradients that cancel: h is one source at site 0, and the norm behind it does not feel its scale.
+    """
+    losses, gradients = reference(case)
+    floor = 1e-6 * max(gradient.abs().max().item() for gradient in gradients.values() if gradient is not None)
+    for outcome in outcomes:
+        assert outcome.losses == pytest.approx(losses, rel=max(tolerance, 1e-15))
+        assert outcome.cache_bytes == 0
+    found: dict[str, Tensor | None] = {}
+    for outcome in outcomes:
+        assert not found.keys() & outcome.gradients.keys()
+        found |= outcome.gradients
+    assert found.keys() == gradients.keys()
+    for name, expected in gradients.items():
+        gradient = found[name]
+        assert (gradient is None) == (expected is None), name
+        if gradient is not None and expected is not None:
+            difference = (gradient - expected).abs().max().item()
+            assert difference <= tolerance * max(expected.abs().max().item(), floor), f"{name}: {difference}"
+
+
+LAYOUTS = [
+    {"ranks": 2, "schedule": "1f1b", "micro_batches": 3},
+    {"ranks": 2, "virtual": 2, "schedule": "interleaved-1f1b", "micro_batches": 3},
+    {"ranks": 3, "virtual": 2, "schedule": "zero-bubble", "micro_batches": 5},
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
+@pytest.mark.parametrize("name", connection_names())
+def test_every_connection_on_every_schedule(ranks, name, layout):
+    case = Case(connection=name, **layout)
+    compare(case, ranks.run(run_case, case, ranks=case.ranks), 1e-11)
+
+
+OPTIONS = [
+    {"query": "input", "heads": 3},
+    {"mixing": "static"},
+    {"weighting": "sigmoid", "key_norm": False},
+    {"window": 2},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_options_of_attnres_under_zero_bubble(ranks, options):
+    """Its two halves of the backward pass go different ways through each option's graph."""
+    case = Case(3, 2, "zero-bubble", 3, "block", (("block_size", 3), *options.items()))
+    compare(case, ranks.run(run_case, case, ranks=3), 1e-11)
+
+
+GRID = [(P, V, True) for P in (1, 2, 3, 4) for V in (1, 2, 3, 4)]
+NAIVE = [(1, 2, False), (2, 1, False), (2, 3, False), (3, 2, False), (4, 4, False)]
+
+
+@pytest.mark.parametrize(("ranks_", "virtual", "cached"), GRID + NAIVE)
+def test_any_number_of_ranks_and_virtual_stages(ranks, ranks_, virtual, cached):
+    """16 to 18 sublayers in blocks of 3: cuts fall inside blocks, and the last block is not full."""
+    schedule = "zero-bubble" if (ranks_ + virtual) % 2 else "interleaved-1f1b"
+    odd = {1: 1, 2: 3, 3: 5, 4: 7}[ranks_]
+    case = Case(ranks_, virtual, schedule, odd, "block", (("block_size", 3),), layers=8, cache=cached)
+    outcomes = ranks.run(run_case, case, ranks=ranks_)
+    compare(case, outcomes, 1e-11)
+    if ranks_ == 1:
+        assert not outcomes[0].sent
+
+
+@pytest.mark.parametrize("cuts", [(1, 2, 9), (2, 5, 8)], ids=str)
+@pytest.mark.parametrize("name", ["block", "delta", "x0", "denseformer"])
+def test_stages_are_cut_anywhere(ranks, name, cuts):
+    case = Case(2, 2, "interleaved-1f1b", 4, name, cuts=cuts)
+    compare(case, ranks.run(run_case, case, ranks=2), 1e-11)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
+@pytest.mark.parametrize("name", ["block", "delta", "mhc"])
+def test_activation_checkpointing(ranks, name, layout):
+    case = Case(connection=name, checkpointing=True, **layout)
+    compare(case, ranks.run(run_case, case, ranks=case.ranks), 1e-11)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
+def test_float32_is_bitwise_where_the_order_of_sums_is_the_same(ranks, layout):
+    """A stream has one reader per site, so cutting it changes no sum."""
+    for name in ("residual", "hc", "highway"):
+        case = Case(connection=name, dtype=torch.float32, **layout)
+        outcomes = ranks.run(run_case, case, ranks=case.ranks)
+        compare(case, outcomes, 0.0 if layout["schedule"] != "zero-bubble" else 1e-6)
+        assert [outcome.losses for outcome in outcomes] == [reference(case)[0]] * case.ranks
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
+@pytest.mark.parametrize("name", ["block", "full", "delta", "denseformer"])
+def test_float32_gradients_within_a_millionth(ranks, name, layout):
+    """Relative to the whole gradient: each connection adds up the shares of a source in another order when cut.
+
+    In float32 the fused kernels run, where one autograd node has the queries of several sites.
+    """
+    case = Case(connection=name, dtype=torch.float32, **layout)
+    outcomes = ranks.run(run_case, case, ranks=case.ranks)
+    compare(case, outcomes, 1e-5)
+    found = {name: gradient for outcome in outcomes for name, gradient in outcome.gradients.items()}
+    pairs = [(found[name], g) for name, g in reference(case)[1].items() if g is not None]
+    squares = torch.tensor([[(a - b).square().sum(), b.square().sum()] for a, b in pairs]).sum(0)
+    assert (squares[0] / squares[1]).sqrt() < 1e-6
+
+
+def test_autocast_sends_the_dtypes_of_the_one_process_model(ranks):
+    """The embedding stays in float32, blocks are in bfloat16; an entry's dtype is part of the plan."""
+    case = Case(2, 2, "interleaved-1f1b", 4, "block", dtype=torch.float32, precision=torch.bfloat16)
+    compare(case, ranks.run(run_case, case, ranks=2), 5e-2)
+    full = replace(case, connection="residual")
+    compare(full, ranks.run(run_case, full, ranks=2), 1e-6)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zero-bubble"])
+@pytest.mark.parametrize("cached", [True, False], ids=["cache", "naive"])
+def test_bytes_on_the_wire_are_the_formulas(ranks, schedule, cached):
+    """SPEC.md 8, counted under torch.distributed.isend. Two steps: the first also carries torch's own greetings."""
+    P, V, M, blocks, size = 2, 3, 4, 1, 2
+    case = Case(P, V, schedule, M, "block", (("block_size", size),), layers=P * V * blocks * size // 2, cache=cached)
+    case = replace(case, steps=3)  # the third is as long as the first
+    outcomes = ranks.run(run_case, case, ranks=P)
+    compare(case, outcomes, 1e-11)
+    sent = sum((outcome.sent for outcome in outcomes), Counter())
+    assert [outcome.wire for outcome in outcomes] == [sum(outcome.sent.values()) for outcome in outcomes]
+
+    C, unit = P * V, M * BATCH * CONTEXT * DIM * 8  # one entry of all micro-batches, in float64
+    for direction in ("forward", "backward"):
+        per_transition = [sent[c, direction] // unit for c in range(1, C)]
+        if cached:
+            assert per_transition == [min(c, P - 1) * blocks + (c < P) for c in range(1, C)]
+            formula = P * (P - 1) // 2 * blocks + (V - 1) * P**2 * blocks
+            own_blocks, embedding = (V - 1) * P * blocks, P - 1
+            assert sum(per_transition) == formula - own_blocks + embedding
+        else:
+            assert per_transition == [1 + c * blocks for c in range(1, C)]
+            assert sum(per_transition) == C * (C - 1) // 2 * blocks + (C - 1)
+        assert sum(sent[c, direction] for c in range(1, C)) == sum(per_transition) * unit
+
+
+def test_an_open_partial_comes_on_top(ranks):
+    """Cut inside each block: a transition carries the open partial besides the finished blocks."""
+    case = Case(2, 2, "interleaved-1f1b", 2, "block", (("block_size", 4),), layers=8, cuts=(2, 6, 10))
+    outcomes = ranks.run(run_case, case, ranks=2)
+    compare(case, outcomes, 1e-11)
+    sent = sum((outcome.sent for outcome in outcomes), Counter())
+    unit = 2 * BATCH * CONTEXT * DIM * 8
+    # To chunk 1: embedding, partial. To chunk 2: the block that chunk 1 finished, partial. To chunk 3: likewise.
+    assert [sent[c, "forward"] // unit for c in (1, 2, 3)] == [2, 2, 2]
+
+
+def test_the_caches_peak(ranks):
+    """With blocks at the cuts, one chunk per rank and 1F1B: what a chunk reads and makes, and never more."""
+    case = Case(4, 1, "1f1b", 4, "block", (("block_size", 2),), layers=8, steps=2)
+    case = replace(case, steps=3)
+    outcomes = ranks.run(run_case, case, ranks=4)
+    compare(case, outcomes, 1e-11)
+    entry = BATCH * CONTEXT * DIM * 8
+    # Blocks 0 (embedding) .. 2 (rank + 1): rank r reads 1 + 2r of them and makes two. Its backward pass holds as many
+    # gradients and no tensors. Rank 0 reads tokens and makes the embedding as well; the last passes nothing on.
+    assert [outcome.cache_peak // entry for outcome in outcomes] == [3, 5, 7, 7]
+
+
+def evaluate(group: dist.ProcessGroup, case: Case) -> list[Tensor]:
+    pipeline = make_pipeline(group, case)
+    before = pipeline.token_losses(case.batches(1)[0])
+    pipeline.forward_backward(case.batches(0))
+    after = pipeline.token_losses(case.batches(1)[0])
+    assert pipeline.cache.bytes == 0
+    return [before, after]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
+def test_token_losses_between_steps(ranks, layout):
+    case = Case(connection="block", dtype=torch.float32, **layout)
+    model = Transformer(case.config, SEED)
+    randomise_connection(model)
+    tokens = case.batches(1)[0]
+    expected = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
+    for before, after in ranks.run(evaluate, case, ranks=case.ranks):
+        torch.testing.assert_close(before, expected.detach(), rtol=1e-5, atol=1e-5)
+        assert torch.equal(before, after)
+
+
+def bad_steps(group: dist.ProcessGroup, case: Case) -> list[str]:
+    pipeline = make_pipeline(group, case)
+    good = case.batches(0)
+    long = [torch.zeros(BATCH, CONTEXT + 2, dtype=torch.int64)] * len(good)
+    messages = []
+    for batches in (good[1:], [*good[1:], good[0][:1]], long):
+        try:
+            pipeline.forward_backward(batches)
+        except UsageError as error:
+            messages.append(str(error))
+    return [*messages, str(pipeline.forward_backward(good))]  # nothing was sent, so it still works
+
+
+def test_a_batch_that_does_not_fit_is_refused_on_every_rank(ranks):
+    case = Case(2, micro_batches=2)
+    for messages in ranks.run(bad_steps, case, ranks=2):
+        assert "2 micro-batches of one shape, not [2, 7]" in messages[0]
+        assert "2 micro-batches of one shape, not [2, 7], [1, 7]" in messages[1]
+        assert "7 tokens do not fit the model's context of 6" in messages[2]
+        assert float(messages[3]) == pytest.approx(reference(case)[0][0])
+
+
+def die(group: dist.ProcessGroup, case: Case, how: str) -> None:
+    pipeline = make_pipeline(group, case)
+    pipeline.forward_backward(case.batches(0))
+    if dist.get_rank() == 1:
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("on purpose")
+    pipeline.forward_backward(case.batches(0))
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_a_rank_that_fails_ends_the_others_within_seconds(tmp_path, how):
+    """They fail because a connection closes, long before the group's time limit."""
+    pool = Ranks(3, tmp_path)
+    with pytest.raises(RuntimeError) as error:
+        pool.run(die, Case(3, 2, "interleaved-1f1b", 3), how, ranks=3)
+    message = str(error.value)
+    assert ("rank 1 is gone" if how == "kill" else "on purpose") in message
+    assert "rank 0:" in message and "rank 2:" in message
+    assert "waiting" not in message  # ranks.GRACE
