@@ -21,6 +21,8 @@ ATTNRES_OPTIONS = [
     {"window": 2},
     {"total": True},
     {"total": True, "weighting": "sigmoid"},
+    {"value_norm": True},
+    {"scaled_scores": True},
     {"query": "input", "heads": 4, "weighting": "sigmoid", "window": 3},
 ]
 

@@ -34,6 +34,9 @@ class Block(Connection):
       key_norm=False        score_i = w_l . v_i; no gain
       heads=H               H slices of dim, each with a softmax of its own
       window=W              only the embedding and the newest W sources
+    two that transformers' inkling2 has:
+      value_norm=True       h_l = sum_i p_i v_i / rms(v_i); a single source is read as it is
+      scaled_scores=True    scores are divided by sqrt(dim), or by the square root of a head's width
     and, for weights that were trained with the plain residual:
       total=True            the weights are scaled to one at the start, so that h is the sum of the sources and not
                             their mean: n p_i for n sources (2 p_i for sigmoid). SPEC.md 13.12
@@ -52,6 +55,8 @@ class Block(Connection):
         heads: int = 1,
         window: int | None = None,
         total: bool = False,
+        value_norm: bool = False,
+        scaled_scores: bool = False,
     ) -> None:
         super().__init__(dim, sites)
         positive("block_size", block_size)
@@ -74,7 +79,10 @@ class Block(Connection):
         self.heads = heads
         self.window = window
         self.total = total
-        self._fused = (query, mixing, weighting, key_norm, heads) == ("static", "keys", "softmax", True, 1)
+        self.value_norm = value_norm
+        self.scaled_scores = scaled_scores
+        plain = (query, mixing, weighting, key_norm, heads) == ("static", "keys", "softmax", True, 1)
+        self._fused = plain and not (value_norm or scaled_scores)
 
         if self.static_mixing:
             self.logits = nn.ParameterList(torch.zeros(self._count(site), heads) for site in range(sites + 1))
@@ -97,9 +105,18 @@ class Block(Connection):
         return (values[0], *values[-self.window :])
 
     def weigh(self, values: Values, site: int) -> Weights:
-        scores = self._scores(self._visible(values), site)
+        sources = self._visible(values)
+        scores = self._scores(sources, site)
+        if self.scaled_scores:
+            scores = scores * (self.dim // self.heads) ** -0.5
         weights = torch.sigmoid(scores) if self.weighting == "sigmoid" else torch.softmax(scores, 0)
+        if self.value_norm and len(sources) > 1:
+            weights = weights * torch.stack([self._inverse_rms(widen(source)) for source in sources])
         return weights * self._scale(len(scores)) if self.total else weights
+
+    def _inverse_rms(self, source: Tensor) -> Tensor:
+        """[..., 1]"""
+        return torch.rsqrt(source.square().mean(-1, keepdim=True) + self.eps)
 
     def _scale(self, sources: int) -> float:
         """What the weights of so many sources are multiplied by."""
@@ -116,7 +133,7 @@ class Block(Connection):
         key_vector = widen(self.query[site])
         if self.input_query:
             newest = widen(sources[-1])
-            normed = newest * torch.rsqrt(newest.square().mean(-1, keepdim=True) + self.eps)
+            normed = newest * self._inverse_rms(newest)
             key_vector = key_vector + torch.matmul(normed, widen(self.query_map[site]).mT)
         if self.key_norm:
             key_vector = key_vector * self.gain[site]
@@ -124,7 +141,7 @@ class Block(Connection):
         for source in map(widen, sources):
             score = (source * key_vector).unflatten(-1, (self.heads, -1)).sum(-1)
             if self.key_norm:
-                score = score * torch.rsqrt(source.square().mean(-1, keepdim=True) + self.eps)
+                score = score * self._inverse_rms(source)
             scores.append(score)
         return torch.stack(scores)
 

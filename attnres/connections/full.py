@@ -23,5 +23,9 @@ class Full(Block):
         heads: int = 1,
         window: int | None = None,
         total: bool = False,
+        value_norm: bool = False,
+        scaled_scores: bool = False,
     ) -> None:
-        super().__init__(dim, sites, 1, eps, query, mixing, weighting, key_norm, heads, window, total)
+        super().__init__(
+            dim, sites, 1, eps, query, mixing, weighting, key_norm, heads, window, total, value_norm, scaled_scores
+        )

@@ -23,7 +23,10 @@ from attnres.errors import UsageError
 
 @dataclass(frozen=True)
 class Form:
-    """How one code base stores Block AttnRes. `{layer}` stands for a transformer layer's number."""
+    """How one code base stores Block AttnRes. `{layer}` stands for a transformer layer's number.
+
+    Names stand behind a prefix: `model.` in a causal language model, and more where that is a part of another model.
+    """
 
     attention: str
     """What the names of an attention site's parameters begin with."""
@@ -64,14 +67,15 @@ class Form:
         return re.compile(rf"^((?:.*\.)?)(?:{heads})(?:{tails})$")
 
 
+PREFIX = "model."
 _LINEAR = {"query": "_proj.weight", "query_shape": (1, -1), "gain": "_norm.weight"}  # nn.Linear(dim, 1) and an RMSNorm
 
 FORMS = {
-    # 93 transformer layers of width 7168 in blocks of 12; the multimodal checkpoint puts "language_model." in front.
+    # 93 transformer layers of width 7168 in blocks of 12.
     "kimi_k3": Form(
-        attention="model.layers.{layer}.self_attention_res",
-        mlp="model.layers.{layer}.mlp_res",
-        readout="model.output_attn_res",
+        attention="layers.{layer}.self_attention_res",
+        mlp="layers.{layer}.mlp_res",
+        readout="output_attn_res",
         **_LINEAR,
         block_size="attn_res_block_size",
         sublayers=2,
@@ -80,14 +84,30 @@ FORMS = {
     ),
     # The models of flash-linear-attention.
     "fla": Form(
-        attention="model.layers.{layer}.attn_res",
-        mlp="model.layers.{layer}.mlp_res",
-        readout="model.res",
+        attention="layers.{layer}.attn_res",
+        mlp="layers.{layer}.mlp_res",
+        readout="res",
         **_LINEAR,
         block_size="attnres_block_size",
         sublayers=1,
         eps=1e-6,
         eps_entry="norm_eps",
+    ),
+    # transformers' inkling2. Keys have no gain. The attention of its hybrid (not sliding) layers reads three mixtures
+    # at once, for queries, keys and values, where a connection has one: their queries are of another shape, and refused.
+    "inkling2": Form(
+        attention="layers.{layer}.attention_input",
+        mlp="layers.{layer}.mlp_input",
+        readout="final_input",
+        query=".query",
+        query_shape=(-1,),
+        gain=None,
+        block_size="n_layers_per_attn_res_block",
+        sublayers=2,
+        eps=1e-6,
+        eps_entry=None,
+        options={"value_norm": True, "scaled_scores": True},
+        first_site=False,
     ),
 }
 
@@ -95,8 +115,8 @@ FORMS = {
 def read_connection(tensors: Mapping[str, Tensor], form: str, config: Mapping[str, Any]) -> Block:
     """The connection whose parameters are among `tensors`, in the dtype and on the device that they have there.
 
-    tensors: a checkpoint's, by name; those that are not of AttnRes are passed over. A prefix before all names of the
-      form, such as `language_model.`, is found by itself.
+    tensors: a checkpoint's, by name; those that are not of AttnRes are passed over. The prefix of the names, such as
+      `language_model.model.`, is found by itself.
     form: a name of `FORMS`.
     config: the content of the model's config.json; a `text_config` inside it counts.
 
@@ -110,7 +130,7 @@ def read_connection(tensors: Mapping[str, Tensor], form: str, config: Mapping[st
     eps = text.get(layout.eps_entry, layout.eps) if layout.eps_entry else layout.eps
 
     found = {name: match[1] for name in tensors if (match := layout.pattern.match(name))}
-    prefix = _one_prefix(set(found.values()), form)
+    prefix = _one_prefix(set(found.values()) or {PREFIX}, form)
     sites = layout.names(layers)
     query_shape = [dim if size == -1 else size for size in layout.query_shape]
     shapes = {}
@@ -133,8 +153,8 @@ def read_connection(tensors: Mapping[str, Tensor], form: str, config: Mapping[st
 def write_connection(connection: Connection, form: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The connection's parameters under the form's names, and the entries that config.json must have for them.
 
-    The inverse of `read_connection`. A form without key gains stores c = g * w. Raises UsageError where the form has
-    no place for what the connection does.
+    The inverse of `read_connection`, for a causal language model. A form without key gains stores c = g * w. Raises
+    UsageError where the form has no place for what the connection does.
     """
     layout = _form(form)
     connection = _expressible(connection, form, layout)
@@ -143,9 +163,9 @@ def write_connection(connection: Connection, form: str) -> tuple[dict[str, Tenso
         if not names:
             continue
         query, gain = connection.query[site].detach(), connection.gain[site].detach()
-        tensors[names[0]] = (query if layout.gain else query * gain).reshape(layout.query_shape)
+        tensors[PREFIX + names[0]] = (query if layout.gain else query * gain).reshape(layout.query_shape)
         if names[1]:
-            tensors[names[1]] = gain
+            tensors[PREFIX + names[1]] = gain
     entries: dict[str, Any] = {
         "num_hidden_layers": connection.sites // 2,
         "hidden_size": connection.dim,
@@ -197,7 +217,7 @@ def _one_prefix(prefixes: set[str], form: str) -> str:
     if len(prefixes) > 1:
         both = " and ".join(repr(prefix) for prefix in sorted(prefixes))
         raise UsageError(f"the tensors hold {form} parameters behind several prefixes, {both}; give those of one model")
-    return next(iter(prefixes), "")
+    return next(iter(prefixes))
 
 
 def _refuse_differences(

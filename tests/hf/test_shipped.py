@@ -93,7 +93,8 @@ def test_kimi_k3_computes_what_its_layer_loop_computes(layers, block_size):
     n = len(connection.query)
     torch.testing.assert_close(gradients[0], expected["x"], rtol=1e-9, atol=1e-10)
     sites = FORMS["kimi_k3"].names(layers)
-    for (query, gain), dw, dg in zip(sites, gradients[1 : n + 1], gradients[n + 1 :], strict=True):
+    for names, dw, dg in zip(sites, gradients[1 : n + 1], gradients[n + 1 :], strict=True):
+        query, gain = (f"model.{name}" for name in names)
         if expected[query] is None:  # layer 0 reads the embedding alone: its attention site's parameters are unused
             assert query.startswith("model.layers.0.self_attention") and not dw.any() and not dg.any()
         else:
@@ -183,6 +184,99 @@ def test_fla_at_every_site():
                 blocks, partial = [*blocks, partial], None
 
 
+INKLING = {
+    "vocab_size": 40,
+    "unpadded_vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "swa_num_attention_heads": 2,
+    "swa_num_key_value_heads": 1,
+    "swa_head_dim": 8,
+    "sliding_window_size": 4,
+    "d_rel": 4,
+    "rel_extent": 8,
+    "moe_intermediate_size": 8,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_layers_per_attn_res_block": 2,
+    "eos_token_id": 1,
+}
+
+
+def test_inkling2_is_transformers_model():
+    """Its own sublayers between our connection give its own hidden states and gradients."""
+    inkling2 = pytest.importorskip("transformers.models.inkling2.modeling_inkling2")
+    torch.manual_seed(0)
+    config = inkling2.Inkling2TextConfig(**INKLING, layer_types=["hybrid_sliding"] * 5)
+    model = inkling2.Inkling2TextModel(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("query"):
+                parameter.normal_(std=3.0)
+    calls = [{} for _ in model.layers]
+    for layer, call in zip(model.layers, calls, strict=True):
+        layer.self_attn.register_forward_pre_hook(lambda _, __, kwargs, c=call: c.update(kwargs), with_kwargs=True)
+    tokens = torch.randint(0, 40, (2, 7))
+    theirs = model(input_ids=tokens, use_cache=False).last_hidden_state
+
+    def attention(layer, call):
+        call = {name: value for name, value in call.items() if name != "hidden_states"}
+        after = layer.post_attention_convolution
+        return lambda h: after(
+            layer.self_attn(hidden_states=layer.input_layernorm(h), **call)[0],
+            past_key_values=None,
+            conv_mask=call["conv_mask"],
+        )
+
+    def mlp(layer, call):
+        return lambda h: layer.post_mlp_convolution(
+            layer.mlp(layer.post_attention_layernorm(h)), past_key_values=None, conv_mask=call["conv_mask"]
+        )
+
+    pairs = zip(model.layers, map(dict, calls), strict=True)
+    sublayers = [make(layer, call) for layer, call in pairs for make in (attention, mlp)]
+    connection = read_connection(model.state_dict(prefix="model."), "inkling2", config.to_dict())
+    embedded = model.embed_tokens(tokens)
+    ours = model.norm(connection.readout(connection.run(connection.start(embedded), sublayers)))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+    upstream = torch.randn_like(theirs)
+    embedding = model.embed_tokens.weight
+    named = {name: parameter for name, parameter in model.named_parameters() if name.endswith("query")}
+    expected = torch.autograd.grad(theirs, [embedding, *named.values()], upstream)
+    gradients = torch.autograd.grad(ours, [embedding, *list(connection.query)[1:]], upstream)
+    assert len(named) == 10 and all(g.abs().max() > 1e-3 for g in expected)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * other.abs().max().item())
+
+    tensors, entries = write_connection(connection, "inkling2")
+    assert {name.removeprefix("model.") for name in tensors} == named.keys()
+    assert all(torch.equal(tensors[f"model.{name}"], parameter) for name, parameter in named.items())
+    assert {name: getattr(config, name) for name in entries} == entries
+
+
+def test_inkling2_has_no_place_for_a_key_gain():
+    connection = make_connection("block", dim=6, sites=6, block_size=2, value_norm=True, scaled_scores=True)
+    for parameter in connection.parameters():
+        torch.nn.init.normal_(parameter)
+    tensors, entries = write_connection(connection, "inkling2")
+    again = read_connection(tensors, "inkling2", entries)
+    sublayers, x = make_sublayers(6, 6, torch.float32), torch.randn(4, 6)
+    outputs = [c.readout(c.run(c.start(x), sublayers)) for c in (connection, again)]
+    torch.testing.assert_close(*outputs)
+
+
+def test_a_site_of_inkling2_that_reads_three_mixtures_is_refused():
+    connection = make_connection("block", dim=6, sites=6, block_size=2, value_norm=True, scaled_scores=True)
+    tensors, entries = write_connection(connection, "inkling2")
+    tensors["model.layers.2.attention_input.query"] = torch.zeros(3, 6)
+    with pytest.raises(UsageError, match=r"model\.layers\.2\.attention_input\.query is \[3, 6\], not \[6\]"):
+        read_connection(tensors, "inkling2", entries)
+
+
 def test_every_difference_is_named():
     tensors = k3_tensors(LAYERS, DIM, "language_model.")
     del tensors["language_model.model.layers.2.mlp_res_norm.weight"]
@@ -208,7 +302,7 @@ def test_every_difference_is_named():
         (lambda t, c: t.clear(), "missing: model.layers.0.self_attention_res_proj.weight, "),
         (lambda t, c: c["text_config"].pop("attn_res_block_size"), "config.json has no entry attn_res_block_size"),
         (lambda t, c: c["text_config"].update(hidden_size="6"), "config.json says '6' for hidden_size"),
-        (lambda t, c: t.update(k3_tensors(1, DIM, "draft.")), "behind several prefixes, '' and 'draft.'"),
+        (lambda t, c: t.update(k3_tensors(1, DIM, "draft.")), "behind several prefixes, 'draft.model.' and 'model.'"),
     ],
 )
 def test_what_cannot_be_read_is_said(change, message):
@@ -219,7 +313,7 @@ def test_what_cannot_be_read_is_said(change, message):
 
 
 def test_unknown_form():
-    with pytest.raises(UsageError, match=r"unknown form 'k3'; choose one of: kimi_k3, fla"):
+    with pytest.raises(UsageError, match=r"unknown form 'k3'; choose one of: kimi_k3, fla, inkling2"):
         read_connection({}, "k3", {})
 
 
