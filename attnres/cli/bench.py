@@ -10,7 +10,8 @@ take part where they are installed: pip install 'attnres[bench]'. Run it on a ma
 contenders take turns, but a busy machine still blurs ratios this close to one.
 
 The parts `operator`, `step`, `memory`, `decode` and `gpu` are what a plain `attnres bench` measures. `curves` (how the
-cost grows with sources, tokens and channels) takes longer, and runs when it is named.
+cost grows with sources, tokens and channels) and `parallel` (a pipeline of four processes: bytes sent with the
+cross-stage cache and without, and the time of a step) take longer, and run when they are named.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ from attnres.bench.measure import NOT_MEASURED, Row, Setting
 from attnres.errors import UsageError
 from attnres.report.write import write_file
 
-Part = Literal["operator", "step", "memory", "decode", "gpu", "curves"]
+Part = Literal["operator", "step", "memory", "decode", "gpu", "curves", "parallel"]
 """The file of `attnres/bench/` that defines `measure(setting)`."""
 
-BY_NAME_ONLY = ("curves",)
+BY_NAME_ONLY = ("curves", "parallel")
 
 
 def command(

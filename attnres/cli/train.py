@@ -17,7 +17,7 @@ connection drops the options that it has for its own:
 Several devices, or processes on one machine, under torchrun; `--shard` takes what the other two leave:
 
     torchrun --nproc-per-node 2 -m attnres train --shard 2
-    torchrun --nproc-per-node 4 -m attnres train --pipeline 2 --virtual 2 --shard 2 --accumulate 4
+    torchrun --nproc-per-node 4 -m attnres train --pipeline 2 --virtual-stages 2 --shard 2 --accumulate 4
 
 The run's folder holds its configuration, metrics (one JSON object per line), checkpoints and, at the end, a summary.
 Stop it with Ctrl-C or in any other way: the same command goes on from the last checkpoint, to the same result.

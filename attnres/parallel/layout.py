@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import arg
 
 from attnres.errors import UsageError
 
@@ -18,8 +20,9 @@ class Layout:
 
     pipeline: int = 1
     """Pipeline stages P: the depth is cut over that many processes."""
-    virtual: int = 1
-    """Virtual stages V of each process of the pipeline; chunk c of the depth is on stage c mod P."""
+    virtual: Annotated[int, arg(aliases=["--virtual-stages"])] = 1
+    """Virtual stages V of each process of the pipeline; chunk c of the depth is on stage c mod P. (Behind torchrun say
+    --virtual-stages: it takes --virtual for an option of its own.)"""
     schedule: Schedule | None = None
     """The order of a pipeline's work; interleaved-1f1b when not given, or 1f1b where there is one virtual stage."""
     cache: Literal["on", "off"] = "on"
@@ -70,6 +73,11 @@ class Layout:
             raise UsageError(
                 f"{chunks} pipeline chunks ({self.pipeline} stages x {self.virtual} virtual) are more than {sites} "
                 "sublayers; use fewer stages or a deeper model"
+            )
+        if self.order == "zero-bubble" and self.data_parallel > 1:
+            # Its weight gradients are made without the hooks in which FSDP2 sums them over processes (torch 2.13).
+            raise UsageError(
+                "zero-bubble goes with --shard 1 --replicate 1 only; elsewhere use --schedule interleaved-1f1b"
             )
         if batch_size % self.data_parallel:
             raise UsageError(

@@ -31,7 +31,7 @@ from attnres.train.checkpoint import MODEL, OPTIMIZER, Checkpoint, Checkpoints, 
 from attnres.train.config import RunConfig
 from attnres.train.files import PARTIAL, remove_folder
 from attnres.train.optimizers import make_optimizers
-from attnres.train.trainer import Trainer, forward_backward, token_losses
+from attnres.train.trainer import COUNT, Trainer, forward_backward, token_losses
 
 
 class DistributedTrainer(Trainer):
@@ -126,16 +126,14 @@ class DistributedTrainer(Trainer):
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Read this process's part of every tensor, from a checkpoint of any layout."""
-        model = {name: _empty_like(parameter.shape, parameter) for name, parameter in self.model.named_parameters()}
+        model = {name: _empty_like(parameter) for name, parameter in self.model.named_parameters()}
         optimizer: dict[str, Tensor] = {}
         with safe_open(checkpoint.path / OPTIMIZER, "pt") as file:
             for key in file.keys():  # noqa: SIM118 not a dict
-                name = key.rpartition("/")[0]
+                name, _, entry = key.rpartition("/")
                 if name in model:
-                    shape = torch.Size(file.get_slice(key).get_shape())
-                    optimizer[key] = (
-                        _empty_like(shape, model[name]) if shape == model[name].shape else file.get_tensor(key)
-                    )
+                    of_weight = entry != COUNT and file.get_slice(key).get_shape() == list(model[name].shape)
+                    optimizer[key] = _empty_like(model[name]) if of_weight else file.get_tensor(key)
         whole = {key: tensor for key, tensor in {**model, **optimizer}.items() if not isinstance(tensor, DTensor)}
         parts = {key: tensor for key, tensor in {**model, **optimizer}.items() if isinstance(tensor, DTensor)}
         _read_whole(checkpoint.path, whole)
@@ -177,6 +175,8 @@ class DistributedCheckpoints(Checkpoints):
         return checkpoint
 
     def _write_tensors(self, folder: Path, model: Tensors, optimizer: Tensors) -> None:
+        # torch joins the parts of a tensor without axes to a zero (2.13).
+        optimizer = {name: tensor.view(1) if tensor.ndim == 0 else tensor for name, tensor in optimizer.items()}
         files = dict.fromkeys(model, 1) | dict.fromkeys(optimizer, 2)
         names: dict[str, int] = {}
         for of_one in self.world.gather(files):  # also: the main process has made the folder
@@ -197,11 +197,11 @@ class DistributedCheckpoints(Checkpoints):
                 index.unlink()
 
 
-def _empty_like(shape: torch.Size, weight: Tensor) -> Tensor:
-    """Zeros of that shape, laid out as the weight."""
+def _empty_like(weight: Tensor) -> Tensor:
+    """Zeros of the weight's shape, cut over processes as it is."""
     if isinstance(weight, DTensor):
-        return zeros(shape, dtype=weight.dtype, device_mesh=weight.device_mesh, placements=weight.placements)
-    return torch.zeros(shape, dtype=weight.dtype, device=weight.device)
+        return zeros(weight.shape, dtype=weight.dtype, device_mesh=weight.device_mesh, placements=weight.placements)
+    return torch.zeros_like(weight)
 
 
 def _read_whole(folder: Path, tensors: dict[str, Tensor]) -> None:

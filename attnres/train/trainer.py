@@ -28,6 +28,9 @@ from attnres.train.optimizers import make_optimizers, schedule, set_learning_rat
 
 Model = Callable[[Tensor], Tensor]
 
+COUNT = "step"
+"""What optimizers call the number of updates that a parameter has had."""
+
 
 class NonFinite(Exception):
     """A loss, a gradient or a weight is infinite or not a number. The message says which, at which step and where."""
@@ -158,7 +161,8 @@ class Trainer:
         for key, tensor in optimizer.items():
             name, _, entry = key.rpartition("/")
             # A copy: the tensor may be a view of the checkpoint's file, aligned in some other way.
-            saved[name][entry] = tensor.clone()
+            # A count has no axis, but one where several processes wrote it (distributed.py).
+            saved[name][entry] = tensor.clone().reshape(() if entry == COUNT else tensor.shape)
         for owner, names in zip(self.optimizers, self._names(), strict=True):
             entries = {index: saved[name] for index, name in enumerate(names) if name in saved}
             owner.load_state_dict({"state": entries, "param_groups": owner.state_dict()["param_groups"]})

@@ -1,0 +1,242 @@
+"""Several processes against one: the same losses, the same weights, the same files."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from attnres.data import open_corpus
+from attnres.errors import UsageError
+from attnres.parallel.layout import Layout
+from attnres.train import load_run
+from attnres.train.checkpoint import Checkpoint, Checkpoints
+from attnres.train.trainer import Trainer
+from tests.parallel.ranks import Ranks
+
+LAYOUTS = {
+    "shard 4": Layout(shard=4),
+    "replicate 2, shard 2": Layout(replicate=2, shard=2),
+    "pipeline 4": Layout(pipeline=4, shard=1),
+    "zero bubble 4 x 2": Layout(pipeline=4, virtual=2, shard=1, schedule="zero-bubble"),
+    "pipeline 2 x 2, shard 2": Layout(pipeline=2, virtual=2, shard=2),
+    "pipeline 2 x 2, replicate 2": Layout(pipeline=2, virtual=2, replicate=2, shard=1),
+    "pipeline 2 x 2 without cache, shard 2": Layout(pipeline=2, virtual=2, shard=2, cache="off"),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    ranks = Ranks(2, tmp_path_factory.mktemp("pair"))
+    yield ranks
+    ranks.stop()
+
+
+def make_trainer(config, layout=None):
+    """In a test's own process the trainer of one; in one of `Ranks` that of all of them."""
+    corpus = open_corpus(config.data)
+    if layout is None:
+        return Trainer(config, corpus)
+    import torch.distributed as dist
+
+    from attnres.parallel.world import ManyProcesses
+    from attnres.train.distributed import DistributedTrainer
+
+    world = ManyProcesses(layout, torch.device("cpu"), dist.get_rank(), dist.get_world_size())
+    return DistributedTrainer(config, corpus, world)
+
+
+def go(_group, config, layout, steps, start=None, save=None):
+    """Start, or go on from a checkpoint, for some steps; save. Returns losses and norms, and the validation loss."""
+    trainer = make_trainer(config, layout)
+    if start is not None:
+        trainer.load(Checkpoint(start))
+    records = [trainer.train_step() for _ in range(steps)]
+    loss = trainer.evaluate()
+    if save is not None:
+        state = {**trainer.state(), "validation_loss": loss, "peak_memory_bytes": 0}
+        trainer.checkpoints(Path(save)).save(trainer.step, *trainer.tensors(), state)
+    return [(r["loss"], r["grad_norm"]) for r in records], loss, trainer.parameters
+
+
+def contents(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    path = folder / f"step-{step:08d}"
+    assert Checkpoint(path).damage() is None
+    tensors = {**load_file(path / "model.safetensors"), **load_file(path / "optimizer.safetensors")}
+    # A count that several processes wrote has an axis of length one.
+    return {name: tensor.reshape(()) if name.endswith("/step") else tensor for name, tensor in tensors.items()}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_every_layout_trains_as_one_process(make_config, ranks, tmp_path, layout):
+    """AdamW alone: what Muon makes of a rounding in bfloat16 is no fair measure."""
+    config = make_config(
+        batch_size=4, accumulate=4, steps=12, model={"layers": 4}, optimizer={"hidden": "adamw"}, validation_tokens=112
+    )
+    expected = go(None, config, None, 3, save=tmp_path / "one")
+    for losses, validation, parameters in ranks.run(go, config, layout, 3, None, tmp_path / "many", ranks=4):
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=2e-6, atol=1e-6)
+        assert validation == pytest.approx(expected[1], rel=1e-6)
+        assert parameters == expected[2]
+    one, many = contents(tmp_path / "one", 3), contents(tmp_path / "many", 3)
+    assert many.keys() == one.keys() - {"rng/cpu"}
+    for name, tensor in many.items():
+        # Adam brings a gradient that is zero but for rounding to the size of the learning rate, 1e-2.
+        if not name.startswith("connection.query.0"):
+            torch.testing.assert_close(tensor, one[name], rtol=1e-4, atol=3e-4, msg=lambda text, name=name: name + text)
+
+
+@pytest.mark.parametrize("connection", ["residual", "hc", "denseformer", "rezero", "delta"])
+def test_other_connections_on_shards_of_a_pipeline(make_config, ranks, connection):
+    config = make_config(batch_size=4, accumulate=2, model={"layers": 4, "connection": connection})
+    config = dataclasses.replace(
+        config, checkpointing=True, optimizer=dataclasses.replace(config.optimizer, hidden="adamw")
+    )
+    expected = go(None, config, None, 2)
+    losses, validation, _ = ranks.run(go, config, Layout(pipeline=2, virtual=2, shard=2), 2, ranks=4)[0]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=3e-6, atol=1e-6)
+    assert validation == pytest.approx(expected[1], rel=2e-6)
+
+
+def test_bfloat16_is_close(make_config, ranks):
+    config = make_config(batch_size=4, accumulate=2, precision="bfloat16", model={"layers": 4})
+    expected = go(None, config, None, 3)
+    for layout in (Layout(shard=4), Layout(pipeline=2, virtual=2, shard=2)):
+        losses, validation, _ = ranks.run(go, config, layout, 3, ranks=4)[0]
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=2e-2, atol=1e-2)
+        assert validation == pytest.approx(expected[1], rel=5e-3)
+
+
+def test_a_run_goes_on_with_fewer_processes(make_config, ranks, pair, tmp_path):
+    config = make_config(batch_size=4, accumulate=4, steps=12, model={"layers": 4}, optimizer={"hidden": "adamw"})
+    ranks.run(go, config, Layout(pipeline=2, virtual=2, shard=2), 3, None, tmp_path, ranks=4)
+    place = tmp_path / "step-00000003"
+    straight = torch.tensor(go(None, config, None, 7)[0][3:])
+    for went_on in (
+        go(None, config, None, 4, place),
+        pair.run(go, config, Layout(shard=2), 4, place, ranks=2)[0],
+        pair.run(go, config, Layout(pipeline=2, shard=1), 4, place, ranks=2)[0],
+    ):
+        torch.testing.assert_close(torch.tensor(went_on[0]), straight, rtol=5e-6, atol=1e-6)
+
+
+def test_a_checkpoint_goes_from_layout_to_layout_bit_for_bit(make_config, ranks, pair, tmp_path):
+    """4 processes -> 2 -> 1 -> 4: loading and saving again changes no bit, and training goes on."""
+    config = make_config(batch_size=4, accumulate=4, steps=12, model={"layers": 4})
+    many = Layout(pipeline=2, virtual=2, shard=2)
+    first = ranks.run(go, config, many, 3, None, tmp_path / "four", ranks=4)
+    saved = contents(tmp_path / "four", 3)
+    place = tmp_path / "four" / "step-00000003"
+    others = {
+        "two in a pipeline": lambda to: pair.run(go, config, Layout(pipeline=2, shard=1), 0, place, to, ranks=2),
+        "two shards": lambda to: pair.run(go, config, Layout(shard=2), 0, place, to, ranks=2),
+        "one": lambda to: [go(None, config, None, 0, place, to)],
+        "four shards": lambda to: ranks.run(go, config, Layout(shard=4), 0, place, to, ranks=4),
+        "four stages": lambda to: ranks.run(go, config, Layout(pipeline=4, shard=1), 0, place, to, ranks=4),
+    }
+    for name, again in others.items():
+        for _, validation, _ in again(tmp_path / name):
+            assert validation == pytest.approx(first[0][1], rel=1e-6)
+        loaded = contents(tmp_path / name, 3)
+        assert loaded.keys() - {"rng/cpu"} == saved.keys()
+        assert all(torch.equal(loaded[key], saved[key]) for key in saved), name
+    # The same layout goes on to the same bits.
+    ranks.run(go, config, many, 5, None, tmp_path / "whole", ranks=4)
+    ranks.run(go, config, many, 2, place, tmp_path / "parts", ranks=4)
+    whole, parts = contents(tmp_path / "whole", 5), contents(tmp_path / "parts", 5)
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def _muon(_group):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    from attnres.parallel.muon import ShardedMuon
+
+    torch.manual_seed(0)
+    shapes = [(8, 6), (5, 7), (2, 9), (16, 16), (9, 4), (1, 3), (30, 12)]  # fewer rows than processes, uneven, many
+    options = {"lr": 0.1, "weight_decay": 0.1, "adjust_lr_fn": "match_rms_adamw"}
+    mesh = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("replicate", "shard"))
+    cut = [Replicate(), Shard(0)]
+    whole = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+    parts = [torch.nn.Parameter(distribute_tensor(w.detach().clone(), mesh, cut)) for w in whole]
+    one, many = torch.optim.Muon(whole, **options), ShardedMuon(parts, **options)
+    for _ in range(3):
+        for w, p in zip(whole, parts, strict=True):
+            w.grad = torch.randn(w.shape)
+            p.grad = distribute_tensor(w.grad, mesh, cut)
+        one.step()
+        many.step()
+    return [torch.equal(w, p.full_tensor()) for w, p in zip(whole, parts, strict=True)]
+
+
+def test_muon_on_shards_is_torchs_bit_for_bit(ranks):
+    assert all(all(equal) for equal in ranks.run(_muon, ranks=4))
+
+
+def _start(_group, config):
+    trainer = make_trainer(config, Layout(shard=4))
+    weights = dict(make_trainer(config).model.named_parameters())
+    own = sum(parameter.to_local().numel() for parameter in trainer.model.parameters())
+    equal = {name: torch.equal(p.full_tensor(), weights[name]) for name, p in trainer.model.named_parameters()}
+    return equal, equal.keys() == weights.keys(), own
+
+
+@pytest.mark.parametrize("connection", ["block", "mhc", "mhc-lite", "postnorm"])
+def test_the_meta_device_gives_the_weights_of_one_process(make_config, ranks, connection):
+    config = make_config(batch_size=4, model={"connection": connection})
+    results = ranks.run(_start, config, ranks=4)
+    assert all(all(equal.values()) and complete for equal, complete, _ in results)
+    assert sum(own for _, _, own in results) == make_trainer(config).parameters
+
+
+def test_a_finished_checkpoint_is_loaded_by_generate(make_config, ranks, tmp_path):
+    from attnres.train.folder import RunFolder
+
+    config = make_config(batch_size=4, accumulate=2, model={"layers": 4})
+    corpus = open_corpus(config.data)
+    RunFolder(tmp_path).checkpoints.folder.mkdir(parents=True)
+    RunFolder(tmp_path).claim(config, corpus)
+    layout = Layout(pipeline=2, virtual=2, shard=2)
+    validation = ranks.run(go, config, layout, 2, None, tmp_path / "checkpoints", ranks=4)[0][1]
+    trainer = Trainer(config, corpus)
+    trainer.model.load_state_dict(load_run(tmp_path).model.state_dict())
+    assert trainer.evaluate() == pytest.approx(validation, rel=1e-6)
+    assert [c.step for c in Checkpoints(tmp_path / "checkpoints").all()] == [2]
+    assert not list(tmp_path.rglob("*.partial")) and not list(tmp_path.rglob("sharded"))
+
+
+@pytest.mark.parametrize(
+    ("layout", "processes", "message"),
+    [
+        (Layout(pipeline=2, shard=2), 2, "is 4 processes, but there are 2"),
+        (Layout(pipeline=3), 4, "is 3 processes, but there are 4"),
+        (Layout(replicate=2), 1, "but there are 1"),
+    ],
+)
+def test_a_layout_for_another_number_of_processes_is_refused(layout, processes, message):
+    with pytest.raises(UsageError, match=message):
+        layout.fit(processes)
+
+
+def test_layouts_are_checked():
+    assert Layout(pipeline=2).fit(6).shard == 3
+    assert Layout().fit(1) == Layout(shard=1)
+    with pytest.raises(UsageError, match=r"12 pipeline chunks .* more than 8 sublayers"):
+        Layout(pipeline=4, virtual=3, shard=1).check(8, 4)
+    with pytest.raises(UsageError, match="use --schedule interleaved-1f1b"):
+        Layout(pipeline=2, virtual=2, shard=2, schedule="zero-bubble").check(8, 4)
+    with pytest.raises(UsageError, match="batch_size 6 does not divide over 4"):
+        Layout(replicate=2, shard=2).check(8, 6)
+    for bad in ({"pipeline": 0}, {"shard": -1}, {"timeout": float("nan")}, {"virtual": 2}):
+        with pytest.raises(UsageError):
+            Layout(**bad)
