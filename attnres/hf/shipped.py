@@ -94,7 +94,7 @@ FORMS = {
         eps_entry="norm_eps",
     ),
     # transformers' inkling2. Keys have no gain. The attention of its hybrid (not sliding) layers reads three mixtures
-    # at once, for queries, keys and values, where a connection has one: their queries are of another shape, and refused.
+    # at once, for queries, keys and values, where a connection has one; what has that shape is refused.
     "inkling2": Form(
         attention="layers.{layer}.attention_input",
         mlp="layers.{layer}.mlp_input",

@@ -1,0 +1,86 @@
+"""Datasets and tokenizers by name in `attnres train`, from local folders."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import datasets
+import pytest
+
+from attnres.cli import main
+from attnres.train import load_run
+from tests.cli.conftest import TINY
+from tests.data.text import TEXT, library_tokenizer
+
+ROWS = [f"row {i}: {i**3} é\n{TEXT[: 200 + i]}" for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    """A folder with a tokenizer.json, as save_pretrained leaves it."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    library_tokenizer(special_tokens=["<|endoftext|>"]).save(str(folder / "tokenizer.json"))
+    return str(folder)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    datasets.disable_progress_bars()
+    yield
+    datasets.enable_progress_bars()
+
+
+def train(tmp_path, *options: str) -> int:
+    return main(["train", str(tmp_path / "run"), *TINY, "--data.cache", str(tmp_path / "cache"), *options])
+
+
+@pytest.mark.parametrize("form", ["saved", "parquet", "json", "text"])
+def test_a_local_dataset_with_a_library_tokenizer(form, tokenizer, tmp_path, capsys, offline):
+    rows, column = datasets.Dataset.from_dict({"body": ROWS}), "body"
+    path = tmp_path / form
+    if form == "saved":
+        rows.save_to_disk(str(path))
+    elif form == "text":
+        path, column = tmp_path / "all.txt", "text"
+        path.write_text("\n\n".join(ROWS))
+    else:
+        path = tmp_path / f"rows.{form}"
+        {"parquet": rows.to_parquet, "json": rows.to_json}[form](str(path))
+    options = ["--data.dataset", str(path), "--data.dataset-column", column, "--data.tokenizer", tokenizer]
+    if form == "text":  # one document, which cannot be split by documents
+        options += ["--data.validation-fraction", "0.3"]
+    assert train(tmp_path, *options) == 0, capsys.readouterr().err
+    output = capsys.readouterr().out
+    assert f"corpus:     dataset {path}, split train, {1 if form == 'text' else 40} document" in output
+    run = load_run(tmp_path / "run")
+    assert run.config.model.vocab_size == 280  # raised from bytes to the tokenizer's
+    assert run.tokenizer.decode(run.tokenizer.encode("depth é")) == "depth é"
+
+
+@pytest.mark.parametrize(
+    ("library", "options"),
+    [("datasets", ["--data.dataset", "nowhere/at-all"]), ("tokenizers", ["--data.tokenizer", "nowhere/at-all"])],
+)
+def test_without_the_extra(library, options, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, library, None)
+    assert train(tmp_path, *options) == 2
+    error = capsys.readouterr().err
+    assert "pip install 'attnres[hf]'" in error and error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_name_that_cannot_be_had_offline(tmp_path, capsys, offline):
+    assert train(tmp_path, "--data.dataset", "nowhere/at-all") == 2
+    error = capsys.readouterr().err
+    assert "cannot load the dataset nowhere/at-all" in error and error.count("\n") == 1
+
+
+def test_a_tokenizer_that_is_none(tmp_path, capsys):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"model": 3}))
+    assert train(tmp_path, "--data.tokenizer", str(tmp_path)) == 2
+    error = capsys.readouterr().err
+    assert "is not a tokenizer.json" in error and error.count("\n") == 1
