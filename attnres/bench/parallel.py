@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -131,12 +132,12 @@ def _paper_row() -> Row:
 
 def _run_ranks(sizes: Sizes, setting: Setting) -> tuple[dict[str, float], dict[str, Counter]]:
     """Median seconds of each contender's step, and the bytes of one micro-batch by transition and direction."""
-    import torch.multiprocessing as mp
+    from torch.multiprocessing.spawn import spawn
 
-    queue: Any = mp.get_context("spawn").SimpleQueue()
+    queue: Any = multiprocessing.get_context("spawn").SimpleQueue()
     with tempfile.TemporaryDirectory() as folder:
         arguments = (folder, sizes, setting.rounds, queue)
-        ranks: Any = mp.spawn(_rank, arguments, nprocs=PIPELINE, join=False)  # ends all of them when one fails
+        ranks: Any = spawn(_rank, arguments, nprocs=PIPELINE, join=False)  # ends all of them when one fails
         traffic: dict[str, Counter] = {name: Counter() for name in CONTENDERS}
         medians: dict[str, float] = {}
         ended = False
