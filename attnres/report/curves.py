@@ -1,6 +1,6 @@
 """The curves of `attnres bench curves`, drawn from what it measured.
 
-python -m attnres.report.curves benchmarks/results/curves.json docs/figures
+python -m attnres.report.curves benchmarks/curves.json docs/figures
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from attnres.report.figures import STYLE, png
 from attnres.report.style import ARM_COLOURS
 from attnres.report.write import write_file
 
-AXES = {"sources": "sources", "time": "tokens per sequence (2 sequences)", "dim": "channels d"}
+AXES = {"sources": "sources", "time": "tokens per sequence", "dim": "channels d"}
 
 LIMIT = "bytes that must move at the copy bandwidth"
 
@@ -48,6 +48,7 @@ def _figure(points: Sequence[dict[str, Any]]) -> Figure:
         axes.set_xlabel(label)
     first = figure.axes[0]
     first.set_ylabel("forward + backward, ms")
+    figure.suptitle(f"where not varied: {points[0]['elsewhere']}, float32", fontsize=9)
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=len(LINES), frameon=False)
     return figure
 
