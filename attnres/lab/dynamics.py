@@ -91,10 +91,9 @@ def profiles(folder: Path, tokens: Tensor) -> Record:
         if {name: record.get(name) for name in wanted} == wanted:
             run.checkpoints.prune(keep=1)
             return record
-    record = {"kind": PROFILES_KIND, **wanted, **_measure(config, run.checkpoints, tokens)}
-    write_record(stored, record)
+    write_record(stored, {"kind": PROFILES_KIND, **wanted, **_measure(config, run.checkpoints, tokens)})
     run.checkpoints.prune(keep=1)
-    return record
+    return read_record(stored, PROFILES_KIND)
 
 
 def _measure(config: RunConfig, checkpoints: Checkpoints, tokens: Tensor) -> Record:

@@ -215,17 +215,17 @@ def statements(record: Record) -> list[Statement]:
     ]
     found = []
     for claim, measure, sign in own:
-        found += tested(claim, sign, _each(arms, measure))
+        found += judged(claim, sign, _each(arms, measure))
     for claim, measure, sign in against:
-        found += tested(claim, sign, paired(arms, baseline, measure))
+        found += judged(claim, sign, paired(arms, baseline, measure))
     found += _periodic(record)
-    found += tested("depth weights sharpen in training", -1, _each(arms, sharpening))
+    found += judged("depth weights sharpen in training", -1, _each(arms, sharpening))
     untrained = {arm: statistics.fmean(map(embedding_excess_at_start, runs.values())) for arm, runs in arms.items()}
     details = {arm: f"{excess:+.3f} untrained" for arm, excess in untrained.items()}
-    found += tested("the embedding is a sink", 1, _each(arms, embedding_excess), details)
+    found += judged("the embedding is a sink", 1, _each(arms, embedding_excess), details)
     sinks = {arm: early_sink(list(runs.values())) for arm, runs in arms.items()}
     details = {arm: source_name(source) for arm, (_, source) in sinks.items()}
-    found += tested("an early sublayer is a sink", 1, {arm: values for arm, (values, _) in sinks.items()}, details)
+    found += judged("an early sublayer is a sink", 1, {arm: values for arm, (values, _) in sinks.items()}, details)
     return found
 
 
@@ -255,7 +255,7 @@ def paired(
     return {arm: values for arm, values in pairs.items() if values}
 
 
-def tested(
+def judged(
     claim: str,
     sign: int,
     values: Mapping[str, Sequence[float]],

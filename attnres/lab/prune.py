@@ -25,7 +25,8 @@ from torch import Tensor
 
 from attnres.data import Corpus, validation_batches
 from attnres.errors import UsageError
-from attnres.lab.dynamics_statements import NEGLIGIBLE, Statement, paired, tested
+from attnres.lab.dynamics import ARMS
+from attnres.lab.dynamics_statements import NEGLIGIBLE, Statement, judged, paired
 from attnres.lab.dynamics_tables import DECIDED, mean_text, runs_text, statement_table
 from attnres.lab.record import Record, read_record, write_record
 from attnres.lab.tables import TextTable
@@ -80,7 +81,7 @@ def added_losses(
 
 
 def _summed_loss(model: Transformer, values: tuple[Tensor, ...], tokens: Tensor) -> float:
-    logits = model.logits(model.connection.readout(values)).float()
+    logits = model.logits(model.connection.readout(values))
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").double().sum().item()
 
 
@@ -189,7 +190,7 @@ def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], N
         "seconds": time.perf_counter() - began,
     }
     write_record(stored, record)
-    return record
+    return read_record(stored, KIND)
 
 
 def refuse_other_corpus(run: Trained, corpus: Corpus) -> None:
@@ -224,9 +225,9 @@ MEASURES: dict[str, Callable[[Mapping[str, Any]], float]] = {
 
 
 def by_arm(record: Record) -> dict[str, list[Mapping[str, Any]]]:
-    """The record's runs, the baseline's first."""
+    """The record's runs, the baseline's first, then in the order in which `attnres dynamics` has them."""
     arms: dict[str, list[Mapping[str, Any]]] = {record["baseline"]: []}
-    for run in record["runs"]:
+    for run in sorted(record["runs"], key=lambda run: ARMS.index(run["arm"]) if run["arm"] in ARMS else len(ARMS)):
         arms.setdefault(run["arm"], []).append(run)
     return arms
 
@@ -243,7 +244,7 @@ def prune_statements(record: Record) -> list[Statement]:
     )
     found = []
     for claim, measure, sign, negligible in claims:
-        found += tested(claim, sign, paired(arms, baseline, MEASURES[measure]), negligible=negligible)
+        found += judged(claim, sign, paired(arms, baseline, MEASURES[measure]), negligible=negligible)
     return found
 
 

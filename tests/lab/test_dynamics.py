@@ -1,0 +1,200 @@
+"""Profiles of trained runs over depth and training, and the command that makes a record of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from attnres import UsageError, connection_names, make_connection, mixing_matrix
+from attnres.analysis import depth_profile
+from attnres.analysis.rank import semiseparable_rank
+from attnres.cli import main
+from attnres.data import open_corpus
+from attnres.lab.dynamics import (
+    PROFILES,
+    arm_record,
+    depth_ranks,
+    moments,
+    profiled_tokens,
+    profiles,
+    rank_bound,
+    update_sizes,
+)
+from attnres.lab.dynamics_tables import dynamics_tables
+from attnres.lab.record import read_record
+from attnres.model import Transformer, TransformerConfig
+from attnres.train import OptimizerConfig, RunConfig, load_run, read_metrics
+from attnres.train.sweep import JobState
+from tests.depth import make_sublayers, randomise
+from tests.lab.conftest import ARMS
+
+
+@pytest.fixture
+def run(sweep, tmp_path):
+    """One run of the sweep with a folder of its own."""
+    planned = next(run for run in sweep.planned if run.arm == ARMS[1])
+    folder = tmp_path / "run"
+    shutil.copytree(planned.job.folder, folder)
+    return dataclasses.replace(planned, job=dataclasses.replace(planned.job, folder=folder))
+
+
+def test_moments_begin_before_the_first_step_and_end_with_the_last():
+    assert moments(RunConfig(steps=7, save_every=3)) == [0, 3, 6, 7]
+    assert moments(RunConfig(steps=6, save_every=3)) == [0, 3, 6]
+    assert moments(RunConfig(steps=2, save_every=100)) == [0, 2]
+
+
+def test_profiles_are_of_the_run_at_every_moment(run):
+    tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
+    assert tokens.shape[1] == 17
+    measured = profiles(run.job.folder, tokens)
+    assert [moment["step"] for moment in measured["moments"]] == [0, 2, 4, 6]
+    first, last = measured["moments"][0], measured["moments"][-1]
+
+    trained = depth_profile(load_run(run.job.folder).model, tokens)
+    assert last["gradient_rms"] == pytest.approx(trained.gradient_rms, rel=1e-3)
+    assert measured["source_share"] == pytest.approx(trained.source_share, rel=1e-3)
+    assert measured["mean_matrix"][3] == pytest.approx(trained.mean_matrix[3, :4], rel=1e-3)
+    # Before any step AttnRes shares equally, and the loss is the one that the run itself measured.
+    assert first["entropy"][1:] == pytest.approx(np.log(np.arange(2, 14)), rel=1e-3)
+    assert first["output_rms"] != last["output_rms"] and "update" not in first
+    assert len(last["update"]) == 12 and min(last["update"]) > 0
+
+
+def test_the_untrained_moment_is_the_model_that_training_began_with(run):
+    """The evaluation at step 0 in the run's own metrics is of this model."""
+    from attnres.data import validation_batches
+    from attnres.train.folder import RunFolder
+    from attnres.train.trainer import token_losses
+
+    config = RunFolder(run.job.folder).config()
+    model = Transformer(config.model, config.seed)
+    corpus = open_corpus(config.data)
+    batches = list(validation_batches(corpus, config.model.context, 64, config.validation_tokens))
+    with torch.no_grad():
+        loss = torch.cat([token_losses(model, torch.from_numpy(batch)) for batch in batches]).mean().item()
+    assert loss == pytest.approx(read_metrics(run.job.folder / "metrics.jsonl")[0]["loss"], rel=1e-5)
+
+
+def test_profiles_are_kept_and_checkpoints_are_not(run):
+    tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
+    once = profiles(run.job.folder, tokens)
+    left = sorted(path.name for path in (run.job.folder / "checkpoints").iterdir())
+    assert "step-00000006" in left and len(left) <= 2
+    again = profiles(run.job.folder, tokens)
+    assert again["moments"] == once["moments"]
+    with pytest.raises(UsageError, match="no checkpoint of step"):  # of other tokens: they cannot be made again
+        profiles(run.job.folder, tokens[:1])
+
+
+def test_a_damaged_checkpoint_is_named(run):
+    file = run.job.folder / "checkpoints" / "step-00000004" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
+    with pytest.raises(UsageError, match=r"step-00000004: model.safetensors is not as it was written"):
+        profiles(run.job.folder, tokens)
+    assert not (run.job.folder / PROFILES).exists()
+
+
+def test_update_size_is_relative_and_per_step_at_the_peak_rate():
+    model = Transformer(TransformerConfig(dim=8, layers=1, heads=1, context=8))
+    earlier = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        for parameter in model.sublayers[1].parameters():
+            parameter.mul_(1.5)
+        model.embedding.weight.mul_(7)
+    optimizer = OptimizerConfig(warmup=0.5, decay=0.5)  # rates 1/2, 1, 1, 1/2 of the peak
+    assert update_sizes(model, earlier, optimizer, 0, 4, 4) == pytest.approx([0, 0.5 / 3])
+    assert update_sizes(model, earlier, optimizer, 1, 3, 4) == pytest.approx([0, 0.5 / 2])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "bound"),
+    [
+        ("residual", {}, 1),
+        ("highway", {}, 1),
+        ("x0", {}, 2),
+        ("hc", {"streams": 3}, 3),
+        ("mhc", {"streams": 4}, 4),
+        ("full", {}, 5),
+        ("block", {"block_size": 4}, 3),
+    ],
+)
+def test_the_bound_on_the_rank_is_what_theory_says(name, options, bound):
+    assert rank_bound(make_connection(name, 8, 8, **options)) == bound
+
+
+@pytest.mark.parametrize("name", connection_names())
+def test_no_connection_exceeds_its_bound(name):
+    """In every channel of M, from random parameters: theory against the matrices themselves."""
+    connection = make_connection(name, 12, 7)
+    randomise(connection)
+    with torch.no_grad():
+        matrix = mixing_matrix(connection.double(), torch.randn(2, 12).double(), make_sublayers(), per_channel=True)
+    ranks = semiseparable_rank(matrix.movedim(-1, 1).numpy())
+    assert ranks.max() <= rank_bound(make_connection(name, 12, 7))
+
+
+def test_ranks_of_a_model():
+    def ranks(name: str) -> dict[str, float]:
+        model = Transformer(TransformerConfig(dim=16, layers=4, heads=2, context=32, connection=name))
+        with torch.no_grad():
+            for parameter in model.connection.parameters():
+                parameter.add_(0.5 * torch.randn_like(parameter))
+        return depth_ranks(model, torch.randint(0, 256, (32,)))
+
+    assert ranks("residual")["semiseparable"] == 1
+    # Its channels have different gates: the mean M over channels is not 1-semiseparable, each of them is.
+    assert ranks("highway")["semiseparable"] == 1
+    assert ranks("full")["semiseparable"] > 3
+
+
+def test_a_diverged_run_is_kept_and_marked(sweep):
+    run = sweep.planned[0]
+    ended = [(run, JobState(run.job, status="failed", diverged=True, error="step 3: the loss is nan"))]
+    record = arm_record("residual", ended, {})
+    assert record["runs"][0]["status"] == "diverged" and "nan" in record["runs"][0]["error"]
+    assert record["mean_matrix"] is None and record["rank_bound"] == 1
+    table = dynamics_tables({"arms": [record]})[0]
+    assert table.rows[0][-1] == "0, 1 diverged"
+
+
+def test_the_command_writes_a_record_and_goes_on_from_its_folder(sweep, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    shutil.copytree(sweep.folder, tmp_path / "runs")
+    arguments = ["dynamics", *ARMS, *sweep.options, "--out", str(tmp_path / "runs"), "--record"]
+    assert main([*arguments, str(tmp_path / "first.json")]) == 0
+    shown = capsys.readouterr().out
+    assert "What this shows" in shown and "h grows with depth" in shown
+    record = read_record(tmp_path / "first.json", "dynamics")
+    assert [arm["arm"] for arm in record["arms"]] == list(ARMS)
+    assert [arm["rank_bound"] for arm in record["arms"]] == [1, 4, 2]
+    assert [run["status"] for arm in record["arms"] for run in arm["runs"]] == ["done"] * 6
+    assert record["hours"] > 0 and record["config"]["steps"] == 6
+    for arm in record["arms"]:
+        assert len(arm["mean_matrix"]) == 13 and len(arm["runs"][0]["moments"]) == 4
+    # The checkpoints are gone now; the same command draws from what each folder keeps.
+    assert main([*arguments, str(tmp_path / "second.json")]) == 0
+    again = json.loads((tmp_path / "second.json").read_text())
+    assert again["arms"] == record["arms"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["residual"], "at least two arms"),
+        (["residual", "resnet"], "unknown connection 'resnet'"),
+        (["residual", "full", "--seeds", "0"], "seeds and workers must be at least 1"),
+        ([*ARMS, "--steps", "8"], "steps is 6 there and 8 here"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, message, sweep, tmp_path, capsys):
+    code = main(["dynamics", *sweep.options, "--record", str(tmp_path / "record.json"), *arguments])
+    error = capsys.readouterr().err
+    assert code == 2 and message in error and error.count("\n") == 1
+    assert not (tmp_path / "record.json").exists()

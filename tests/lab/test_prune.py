@@ -1,0 +1,197 @@
+"""What each sublayer is worth: against models without it, and the command."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attnres import UsageError, connection_names
+from attnres.cli import main
+from attnres.lab.prune import added_losses, find_runs, gini, open_runs, prune_statements, prune_tables, removable
+from attnres.model import Transformer, TransformerConfig
+from tests.lab.conftest import ARMS
+
+SITES = 6
+
+
+def model_of(name: str, **options) -> Transformer:
+    config = TransformerConfig(
+        dim=16, layers=SITES // 2, heads=2, context=16, connection=name, connection_options=options, norm_eps=1e-12
+    )
+    model = Transformer(config).double().eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.connection.parameters():
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
+        for sublayer in model.sublayers:
+            sublayer.out.weight.mul_(4)
+        model.head.weight.mul_(20)
+    return model
+
+
+def batch(seed: int = 0, sequences: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (sequences, 13))
+
+
+def loss_of(model: Transformer, hidden: torch.Tensor, tokens: np.ndarray) -> float:
+    return F.cross_entropy(model.logits(hidden).flatten(0, 1), torch.from_numpy(tokens)[:, 1:].flatten()).item()
+
+
+@pytest.mark.parametrize("name", connection_names())
+@torch.no_grad()
+def test_a_sublayer_that_is_off_is_one_whose_output_matrix_is_zero(name):
+    """The same for every connection, against the whole model run again; over two batches of unequal size."""
+    model = model_of(name)
+    batches = [batch(), batch(1, 1)]
+    base, added = added_losses(model, batches)
+
+    def mean_loss() -> float:
+        losses = [loss_of(model, model.hidden(torch.from_numpy(part[:, :-1])), part) for part in batches]
+        return (3 * losses[0] + losses[1]) / 4
+
+    assert base == pytest.approx(mean_loss(), rel=1e-6)
+    for site in range(SITES):
+        weight = model.sublayers[site].out.weight
+        kept = weight.clone()
+        weight.zero_()
+        assert base + added[site] == pytest.approx(mean_loss(), rel=1e-6)
+        weight.copy_(kept)
+    assert np.abs(added).max() > 1e-3
+
+
+@pytest.mark.parametrize("removed", range(SITES))
+@torch.no_grad()
+def test_for_attnres_zero_is_removal_from_the_softmax(removed):
+    """The definition of Full written out without the source: the mass that a zero takes only scales h."""
+    model, tokens = model_of("full"), batch()
+    base, added = added_losses(model, [tokens])
+    connection = model.connection
+    sublayers = model.bound_sublayers(12)
+    sources = [model.embedding(torch.from_numpy(tokens[:, :-1]))]
+
+    def mixture(site: int) -> torch.Tensor:
+        stack = torch.stack(sources)
+        keys = stack * torch.rsqrt(stack.square().mean(-1, keepdim=True) + 1e-6) * connection.gain[site]
+        return (torch.softmax(keys @ connection.query[site], 0).unsqueeze(-1) * stack).sum(0)
+
+    for site, sublayer in enumerate(sublayers):
+        if site != removed:
+            sources.append(sublayer(mixture(site)))
+    assert len(sources) == SITES
+    assert base + added[removed] == pytest.approx(loss_of(model, mixture(SITES), tokens), rel=1e-9)
+
+
+@torch.no_grad()
+def test_for_the_plain_residual_off_is_skipped():
+    model, tokens = model_of("residual"), batch()
+    base, added = added_losses(model, [tokens])
+    for removed in range(SITES):
+        x = model.embedding(torch.from_numpy(tokens[:, :-1]))
+        for site, sublayer in enumerate(model.bound_sublayers(12)):
+            x = x if site == removed else x + sublayer(x)
+        assert base + added[removed] == pytest.approx(loss_of(model, x, tokens), rel=1e-9)
+
+
+def test_gini_and_removable_of_known_costs():
+    assert gini([1, 1, 1, 1]) == pytest.approx(0)
+    assert gini([0, 0, 0, 1]) == pytest.approx(3 / 4)
+    assert gini([1, 3]) == pytest.approx(1 / 4)
+    assert gini([-1, 0, 0, 1]) == pytest.approx(3 / 4) and gini([0, -1]) == 0
+    values = np.random.default_rng(0).exponential(size=9)
+    pairs = np.abs(values[:, None] - values[None]).mean() / (2 * values.mean())
+    assert gini(list(values)) == pytest.approx(pairs)
+    assert removable([0.0, 0.009, 0.5, -0.2]) == pytest.approx(3 / 4)
+
+
+def record_of(cost: dict[str, float], seeds: int = 4) -> dict:
+    generator = np.random.default_rng(0)
+    return {
+        "tokens": 64,
+        "baseline": "residual",
+        "config": {"model": {"layers": 3}},
+        "runs": [
+            {
+                "arm": arm,
+                "seed": seed,
+                "status": "done",
+                "loss": 1.5,
+                "added": list(value * (1 + 0.02 * generator.standard_normal(SITES))),
+            }
+            for seed in range(seeds)
+            for arm, value in cost.items()
+        ],
+    }
+
+
+def test_statements_follow_the_costs():
+    record = record_of({"block": 0.2, "residual": 0.005, "x0": 0.005})
+    record["runs"].append({"arm": "x0", "seed": 9, "status": "unfinished"})
+    found = {(statement.claim, statement.arm): statement for statement in prune_statements(record)}
+    median = found["a sublayer costs more than in residual, median", "block"]
+    assert median.reading == "shown" and median.value == pytest.approx(0.195, rel=0.05)
+    assert found["fewer are removable than in residual", "block"].value == pytest.approx(-1)
+    assert found["a sublayer costs more than in residual, median", "x0"].reading == "refuted"
+    costs = prune_tables(record)[0]
+    assert [row[0] for row in costs.rows] == ["residual", "x0", "block"]
+    assert costs.rows[1][-1] == "4, 1 unfinished"
+
+
+def test_runs_of_other_configurations_are_refused_by_name(sweep, tmp_path):
+    one, other = sweep.planned[0].job.folder, tmp_path / "other"
+    shutil.copytree(sweep.planned[1].job.folder, other)
+    assert [run.arm for run in open_runs([one, other])] == list(ARMS[:2])
+    record = json.loads((other / "config.json").read_text())
+    record["config"]["model"]["layers"] = 7
+    record["config"]["optimizer"]["lr"] = 0.5
+    (other / "config.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=r"different configurations \(model.layers\)"):
+        open_runs([one, other])
+
+
+def test_the_command_measures_once_and_marks_what_is_not_finished(sweep, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    folder = tmp_path / "runs"
+    for run in sweep.planned:
+        shutil.copytree(run.job.folder, folder / run.arm.partition(":")[0] / f"seed-{run.seed}")
+    (folder / "hc" / "seed-1" / "summary.json").unlink()
+    arguments = ["prune", "--runs", str(folder), "--tokens", "64", "--record", str(tmp_path / "prune.json")]
+    assert main(arguments) == 0
+    shown = capsys.readouterr().out
+    assert "Loss added" in shown and "(unfinished)" in shown
+    record = json.loads((tmp_path / "prune.json").read_text())
+    assert record["baseline"] == "residual" and record["tokens"] == 64
+    assert sorted(run["status"] for run in record["runs"]) == ["done"] * 5 + ["unfinished"]
+    assert {run["arm"] for run in record["runs"]} == set(ARMS)
+    assert all(len(run["added"]) == 12 for run in record["runs"] if run["status"] == "done")
+    kept = folder / "residual" / "seed-0" / "prune.json"
+    before = kept.stat().st_mtime_ns
+    assert main(arguments) == 0 and kept.stat().st_mtime_ns == before
+    again = json.loads((tmp_path / "prune.json").read_text())
+    assert again["runs"] == record["runs"]
+
+
+def test_bad_input_is_one_line(sweep, tmp_path, capsys):
+    done = sweep.planned[0].job.folder
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for arguments, message in (
+        ([], "give run folders"),
+        ([empty], "no run there"),
+        ([tmp_path / "nowhere"], "no run there"),
+        ([done, "--tokens", "0"], "tokens must be at least 1"),
+        ([done, sweep.folder / "residual" / "seed-0" / "..", done], "both residual, seed 0"),
+    ):
+        code = main(["prune", *map(str, arguments), "--record", str(tmp_path / "record.json")])
+        error = capsys.readouterr().err
+        assert code == 2 and message in error and error.count("\n") == 1
+    assert not (tmp_path / "record.json").exists()
+
+
+def test_runs_are_found_in_folders_of_any_depth(sweep):
+    assert find_runs([sweep.folder]) == sorted(run.job.folder for run in sweep.planned)
+    assert find_runs([sweep.planned[0].job.folder] * 2) == [sweep.planned[0].job.folder]
