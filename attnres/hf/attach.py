@@ -63,8 +63,8 @@ def attach(model: Any, connection: str = "block", **options: Any) -> Any:
     The connection becomes a part of the model, `connection_of(model)`: its parameters are trained, saved by
     `save_pretrained` and restored by `attnres.hf.load`, whatever the model's dtype in float32.
 
-    Raises UsageError, and leaves the model as it was, for a model whose layers it cannot read, that shares weights between layers,
-    is quantised, or has a connection already, and for a connection or option that does not fit.
+    Raises UsageError, and leaves the model as it was, for a model whose layers it cannot read, that shares weights
+    between layers, is quantised, or has a connection already, and for a connection or option that does not fit.
     """
     anatomy = examine(model)
     if "total" in _options_of(connection):
@@ -172,7 +172,7 @@ class _Reader:
 
 
 class _Decoder(nn.Module):
-    """What an attached decoder does besides its own forward: it says what each layer read, where hidden states are asked for."""
+    """A decoder that says what each layer read, where hidden states are asked for."""
 
     connection: Connection
 
@@ -230,7 +230,7 @@ def bound_sublayers(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
     code: LayerCode = layer._code  # type: ignore[assignment]
     for name in code.absent:
         position = code.parameters.index(name)
-        if kwargs.get(name) is not None or len(args) > position and args[position] is not None:
+        if kwargs.get(name) is not None or (len(args) > position and args[position] is not None):
             raise UsageError(f"{name} was given, but an attached layer has no sublayer for it")
     return [_bind(sublayer, layer, args, kwargs) for sublayer in code.sublayers]
 
@@ -259,6 +259,7 @@ def _change_class(module: nn.Module, cls: type) -> None:
     from accelerate.hooks import add_hook_to_module, remove_hook_from_module
 
     remove_hook_from_module(module)
+    vars(module).pop("forward", None)  # it is put back as the old class's, bound to the instance
     module.__class__ = cls
     add_hook_to_module(module, hook)
 

@@ -92,7 +92,8 @@ def _model_class(config: Mapping[str, Any], folder: Path) -> Any:
     if not hasattr(cls, "from_pretrained"):
         named = f"{names[0]!r}" if names else "none"
         raise UsageError(
-            f"{folder / 'config.json'}: architectures must name a class of transformers {transformers.__version__}, not {named}"
+            f"{folder / 'config.json'}: architectures must name a class of transformers {transformers.__version__}, "
+            f"not {named}"
         )
     return cls
 

@@ -66,7 +66,7 @@ def read_layer(layer: type) -> LayerCode:
 
 @functools.cache
 def read_decoder(decoder: type) -> DecoderCode:
-    """Find the loop over the layers and the norm behind it. Raises UsageError where anything else touches the stream."""
+    """Find the loop over the layers and the norm behind it. Raises UsageError if anything else touches the stream."""
     try:
         _, tree = _parse(decoder)
         return _find_loop(tree)

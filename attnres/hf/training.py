@@ -13,9 +13,9 @@ def param_groups(
 ) -> list[dict[str, Any]]:
     """Groups for any torch optimizer, and so for Trainer: `optimizers=(AdamW(param_groups(model, ...)), None)`.
 
-    The connection's parameters, `query_lr` (10 lr if not given) and no decay, because a decayed query forgets what it
-    reads; matrices, with lr and weight_decay; vectors (norms, biases), with lr and no decay. Only what requires a gradient is
-    listed; a group that would be empty is left out.
+    The connection's parameters, with query_lr (10 lr if not given) and no decay, which would pull them to the plain
+    residual; matrices, with lr and weight_decay; vectors (norms, biases), with lr and no decay. Only what requires a
+    gradient is listed; a group that would be empty is left out.
     """
     connection_parameters = {id(p) for p in connection_of(model).parameters()}
     groups: dict[str, dict[str, Any]] = {

@@ -188,7 +188,11 @@ def encoder_decoder(model):
 @pytest.mark.parametrize(
     ("spoil", "arguments", "message"),
     [
-        (parallel, {}, r"CohereDecoderLayer: `hidden_states = residual \+ hidden_states_attention \+ hidden_states_mlp`"),
+        (
+            parallel,
+            {},
+            r"CohereDecoderLayer: `hidden_states = residual \+ hidden_states_attention \+ hidden_states_mlp`",
+        ),
         (shared, {}, "layers 0 and 2 share"),
         (tied, {}, "layers 1 and 2 share mlp.up_proj.weight"),
         (quantised, {}, "quantised"),

@@ -1,0 +1,115 @@
+"""A checkpoint with a connection, made from a plain one on disk."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnres.errors import UsageError
+from attnres.hf.attach import attach, connection_of
+from attnres.hf.checkpoint import RECORD, load, load_plain, read_config, weight_files
+from attnres.ops import widen
+
+TOLERANCE = 1e-5
+"""Largest difference of two logits in float32, in units of the largest logit, that counts as the same."""
+
+TOKENS = 32
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What `convert` did."""
+
+    connection: str
+    options: dict[str, Any]
+    parameters: int
+    """Of the plain model."""
+    added: int
+    """Parameters of the connection."""
+    tensors: tuple[str, ...]
+    """Names of the tensors that were added."""
+    difference: float
+    """Largest difference of a logit to the plain model's, in units of the largest logit."""
+
+
+def convert(
+    source: str | Path,
+    target: str | Path,
+    connection: str = "block",
+    options: dict[str, Any] | None = None,
+    lossy: bool = False,
+    step: Callable[[str], object] = lambda text: None,
+) -> Conversion:
+    """Write a folder that `attnres.hf.load` reads, with the weights of `source` and a new connection.
+
+    source: folder of a plain transformers checkpoint. target: a folder that does not exist yet; it
+    appears whole or not at all. Before that the new folder is loaded and must give the plain model's logits on random
+    tokens in float32, unless lossy. Tokenizer and other files are copied. `step` is told what happens next.
+
+    Raises UsageError for a checkpoint or connection that does not fit, and where the logits differ.
+    """
+    source, target = Path(source), Path(target)
+    if target.exists():
+        raise UsageError(f"{target} exists; give a new folder")
+    if RECORD in read_config(source):
+        raise UsageError(f"{source} has a connection already; give the plain checkpoint")
+    partial = target.with_name(target.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        step("reading the plain checkpoint")
+        model = load_plain(source, dtype="auto")
+        parameters = sum(p.numel() for p in model.parameters())
+        expected = _logits(model)
+        step("attaching the connection")
+        attach(model, connection, **options or {})
+        step("writing")
+        model.save_pretrained(partial, max_shard_size=_shard_size(source))
+        _copy_other_files(source, partial)
+        names = tuple(name for name in model.state_dict() if ".connection." in f".{name}")
+        added = sum(p.numel() for p in connection_of(model).parameters())
+        record = model.config.attnres
+        del model
+        step("checking that the logits agree")
+        found = _logits(load(partial, dtype="auto"))
+        difference = ((found - expected).abs().max() / expected.abs().max()).item()
+        if not lossy and not difference <= TOLERANCE:
+            raise UsageError(
+                f"the logits would differ by {difference:.1e} of the largest: {connection} with these options is not "
+                "the plain residual at the start; choose block or full, or give --lossy"
+            )
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return Conversion(connection, record["options"], parameters, added, names, difference)
+
+
+@torch.no_grad()
+def _logits(model: Any) -> torch.Tensor:
+    """Of a few random tokens, in float32 whatever the weights are stored in: bfloat16 would hide a difference."""
+    vocabulary = model.config.get_text_config().vocab_size
+    tokens = torch.randint(vocabulary, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    dtypes = [(tensor, tensor.dtype) for tensor in [*model.parameters(), *model.buffers()]]
+    for tensor, dtype in dtypes:
+        tensor.data = widen(tensor.data) if dtype.is_floating_point else tensor.data
+    logits = model.eval()(tokens, use_cache=False).logits
+    for tensor, dtype in dtypes:
+        tensor.data = tensor.data.to(dtype)
+    return logits
+
+
+def _shard_size(source: Path) -> int:
+    """Files no larger than the source's largest: its owner chose that size."""
+    return max(math.ceil(1.01 * file.stat().st_size) for file in weight_files(source)) + 2**20
+
+
+def _copy_other_files(source: Path, target: Path) -> None:
+    for file in source.iterdir():
+        weights = file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
+        if file.is_file() and not weights and not (target / file.name).exists():
+            shutil.copy2(file, target)

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnres import UsageError, hf
+from attnres.hf.convert import convert
+from tests.hf.models import make_model, make_tokens
+
+
+@pytest.fixture
+def plain(tmp_path):
+    make_model("llama").save_pretrained(tmp_path / "plain")
+    (tmp_path / "plain" / "tokenizer.json").write_text("{}")
+    return tmp_path / "plain"
+
+
+def test_convert(attnres, plain, tmp_path):
+    target = tmp_path / "attached"
+    options = ("--connection", "block", "--block-size", "3", "--options", "eps", "1e-5")
+    done = attnres("convert", plain, target, *options)
+    assert done.returncode == 0, done.stderr
+    assert "576 parameters in 18 tensors added to" in done.stdout and "differ by at most" in done.stdout
+    assert sorted(f.name for f in target.iterdir()) == sorted(f.name for f in plain.iterdir())
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["attached", "plain"]
+    model, tokens = hf.load(target), make_tokens()
+    assert (hf.connection_of(model).block_size, hf.connection_of(model).eps) == (3, 1e-5)
+    torch.testing.assert_close(model(tokens).logits, make_model("llama")(tokens).logits, rtol=1e-4, atol=1e-5)
+
+    again = attnres("convert", plain, target)
+    assert again.returncode == 2 and again.stderr == f"attnres: {target} exists; give a new folder\n"
+    other = attnres("convert", plain, tmp_path / "other", "--connection", "mhc")
+    assert other.returncode == 2 and "the logits would differ by" in other.stderr
+    assert "Traceback" not in other.stderr
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["attached", "plain"]
+
+
+def test_bfloat16_stays_and_lossy_is_allowed(plain, tmp_path):
+    make_model("llama").to(torch.bfloat16).save_pretrained(plain)
+    done = convert(plain, tmp_path / "a", "mhc", lossy=True)
+    assert done.difference > 1e-3
+    done = convert(plain, tmp_path / "b", "full")
+    assert done.difference < 1e-5
+    model = hf.load(tmp_path / "b", dtype="auto")
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(model.model.norm.weight, make_model("llama").to(torch.bfloat16).model.norm.weight)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"block_size": 99}, "block_size 99 is more than"), ({"size": 1}, "has no option 'size'")]
+)
+def test_bad_options_leave_nothing(plain, tmp_path, options, message):
+    with pytest.raises(UsageError, match=message):
+        convert(plain, tmp_path / "new", "block", options)
+    assert [f.name for f in tmp_path.iterdir()] == ["plain"]
+    with pytest.raises(UsageError, match="no config.json"):
+        convert(tmp_path / "nowhere", tmp_path / "new")
