@@ -145,15 +145,12 @@ def _open_model(path: Path, batch_size: int) -> Any:
     if "model_type" not in config:
         return RunLM(load_run(path), batch_size, torch.device(device))
     from lm_eval.models.huggingface import HFLM
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
+
+    from attnres.hf.checkpoint import RECORD, load, load_plain
 
     try:
-        if "attnres" in config:
-            import attnres.hf
-
-            model = attnres.hf.load(path)
-        else:
-            model: Any = AutoModelForCausalLM.from_pretrained(path, local_files_only=True)
+        model = load(path) if RECORD in config else load_plain(path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except UsageError:
         raise

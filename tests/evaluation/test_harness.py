@@ -143,6 +143,25 @@ def test_a_folder_of_transformers_beside_a_run(llama, run, tasks):
     assert difference.error is not None
 
 
+def test_an_attached_model_beside_its_plain_twin(llama, tasks, tmp_path):
+    """With queries of zero it is the plain model, so every difference is zero; with others it is not."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import attnres.hf
+
+    loaded = load_tasks([tasks["choice"], tasks["text"]])
+    plain = evaluate_model(llama, loaded)
+    model = attnres.hf.attach(AutoModelForCausalLM.from_pretrained(llama), "block", block_size=2)
+    for folder in ("zero", "random"):
+        model.save_pretrained(tmp_path / folder)
+        AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path / folder)
+        differences = compare_models(evaluate_model(tmp_path / folder, loaded), plain)
+        largest = max(abs(difference.value) for difference in differences)
+        assert largest < 1e-5 if folder == "zero" else largest > 1e-3
+        for query in attnres.hf.connection_of(model).query:
+            torch.nn.init.normal_(query, std=5.0)
+
+
 def test_the_jackknife_of_many_documents_leaves_out_groups():
     values = torch.randn(5000, generator=torch.Generator().manual_seed(0)).tolist()
     assert jackknife(statistics.fmean, values) == pytest.approx(1 / math.sqrt(5000), rel=0.15)
@@ -185,7 +204,7 @@ def test_answers_longer_than_the_context(run, tasks, tmp_path):
 
 def test_folder_of_neither_kind(tmp_path, tasks):
     (tmp_path / "config.json").write_text('{"model_type": "no_such_type"}')
-    with pytest.raises(UsageError, match=r"cannot be loaded as a model of transformers: .*no_such_type"):
+    with pytest.raises(UsageError, match=r"config\.json: architectures must name a class of transformers"):
         evaluate_model(tmp_path, load_tasks([tasks["choice"]]))
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"config\.json: not valid JSON"):

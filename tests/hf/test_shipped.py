@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import attnres.hf
 from attnres import make_connection
 from attnres.errors import UsageError
 from attnres.hf.shipped import FORMS, read_checkpoint, read_connection, write_connection
@@ -100,6 +101,48 @@ def test_kimi_k3_computes_what_its_layer_loop_computes(layers, block_size):
         else:
             torch.testing.assert_close(dw, expected[query][0], rtol=1e-9, atol=1e-10)
             torch.testing.assert_close(dg, expected[gain], rtol=1e-9, atol=1e-10)
+
+
+@torch.no_grad()
+def test_a_whole_model_with_the_parameters_of_kimi_k3():
+    """Kimi Linear of transformers, attached, against the layer loop of Kimi K3 over the plain model's own parts."""
+    transformers = pytest.importorskip("transformers")
+    layers, dim, block_size = 5, 32, 2
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(
+        transformers.KimiLinearConfig(
+            **{"vocab_size": 50, "hidden_size": dim, "intermediate_size": 48, "num_hidden_layers": layers},
+            **{"num_attention_heads": 2, "num_key_value_heads": 2, "linear_num_heads": 2, "linear_head_dim": 16},
+            **{"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 12},
+            **{"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+            **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.2},
+        )
+    ).eval()
+    tensors = k3_tensors(layers, dim, dtype=torch.float32)
+    tokens = torch.randint(0, 50, (2, 9))
+
+    def attention(layer):
+        def call(h):
+            y = layer.self_attn(hidden_states=layer.input_layernorm(h), attention_mask=None)
+            return y[0] if isinstance(y, tuple) else y
+
+        return call
+
+    def mlp(layer):
+        return lambda h: layer.mlp(layer.post_attention_layernorm(h))
+
+    decoder = model.model
+    sublayers = [make(layer) for layer in decoder.layers for make in (attention, mlp)]
+    readout, _ = k3_forward(tensors, layers, block_size, decoder.embed_tokens(tokens), sublayers)
+    theirs = model.lm_head(decoder.norm(readout))
+    plain = model(tokens, use_cache=False).logits
+
+    read = read_connection(tensors, "kimi_k3", k3_config(layers, dim, block_size))
+    attnres.hf.attach(model, "block", block_size=read.block_size, eps=read.eps, total=False)
+    attnres.hf.connection_of(model).load_state_dict(read.state_dict())
+    ours = model(tokens, use_cache=False).logits
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert (ours - plain).abs().max() > 0.1
 
 
 def test_kimi_k3_rounds_where_it_does():
