@@ -8,8 +8,11 @@ the timeout; they stop, and one of them says so in one line.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -155,6 +158,8 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
         )
         missed.speaker = _first_to_speak(store)
         raise missed from error
+    # It prints the whole schedule when a connection breaks.
+    logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     try:
         yield world
     except UsageError as error:
@@ -163,6 +168,8 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
     except Exception as error:
         if not _is_lost(error):
             raise
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which must not come before the message
         lost = Lost(f"process {rank} of {size} has lost another one ({_first_line(error)})")
         lost.speaker = _first_to_speak(store)
         raise lost from error
@@ -203,5 +210,5 @@ def _is_lost(error: BaseException) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:160] if lines else type(error).__name__
+    text = re.sub(r"^\[/[^]]*\] *", "", str(error).strip())  # where in gloo's source it was
+    return re.split(r"\. |\n", text)[0][:160] or type(error).__name__
