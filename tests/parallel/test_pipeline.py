@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache as remember
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -199,10 +200,14 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
+def each_layout(layouts=LAYOUTS):
+    return pytest.mark.parametrize("layout", layouts, ids=lambda layout: layout["schedule"])
+
+
+@each_layout()
 @pytest.mark.parametrize("name", connection_names())
 def test_every_connection_on_every_schedule(ranks, name, layout):
-    case = Case(connection=name, **layout)
+    case = Case(connection=name, layers=4, **layout)
     compare(case, ranks.run(run_case, case, ranks=case.ranks), 1e-11)
 
 
@@ -244,14 +249,29 @@ def test_stages_are_cut_anywhere(ranks, name, cuts):
     compare(case, ranks.run(run_case, case, ranks=2), 1e-11)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
-@pytest.mark.parametrize("name", ["block", "delta", "mhc"])
+@each_layout()
+@pytest.mark.parametrize("name", ["block", "mhc"])
 def test_activation_checkpointing(ranks, name, layout):
     case = Case(connection=name, checkpointing=True, **layout)
     compare(case, ranks.run(run_case, case, ranks=case.ranks), 1e-11)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
+def forward_calls(group: dist.ProcessGroup, case: Case) -> list[int]:
+    pipeline, calls = make_pipeline(group, case), []
+    for stage in pipeline.stages:
+        stage.register_forward_hook(lambda module, *_: calls.append(module.chunk.sites.start))
+    pipeline.forward_backward(case.batches(0))
+    return calls
+
+
+def test_zero_bubble_checkpoints_whole_chunks(ranks):
+    """All but the last, whose backward pass follows its forward pass at once, run forward twice."""
+    case = Case(2, 2, "zero-bubble", 2, layers=4, checkpointing=True)
+    calls = Counter(chain.from_iterable(ranks.run(forward_calls, case, ranks=2)))
+    assert calls == {0: 4, 2: 4, 4: 4, 6: 2}
+
+
+@each_layout()
 def test_float32_is_bitwise_where_the_order_of_sums_is_the_same(ranks, layout):
     """A stream has one reader per site, so cutting it changes no sum."""
     for name in ("residual", "hc", "highway"):
@@ -261,8 +281,8 @@ def test_float32_is_bitwise_where_the_order_of_sums_is_the_same(ranks, layout):
         assert [outcome.losses for outcome in outcomes] == [reference(case)[0]] * case.ranks
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
-@pytest.mark.parametrize("name", ["block", "full", "delta", "denseformer"])
+@each_layout(LAYOUTS[1:])
+@pytest.mark.parametrize("name", ["block", "full", "delta"])
 def test_float32_gradients_within_a_millionth(ranks, name, layout):
     """Relative to the whole gradient: each connection adds up the shares of a source in another order when cut.
 
@@ -343,7 +363,7 @@ def evaluate(group: dist.ProcessGroup, case: Case) -> list[Tensor]:
     return [before, after]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout["schedule"])
+@each_layout(LAYOUTS[1:])
 def test_token_losses_between_steps(ranks, layout):
     case = Case(connection="block", dtype=torch.float32, **layout)
     model = Transformer(case.config, SEED)
