@@ -308,6 +308,7 @@ def test_inkling2_has_no_place_for_a_key_gain():
     tensors, entries = write_connection(connection, "inkling2")
     again = read_connection(tensors, "inkling2", entries)
     sublayers, x = make_sublayers(6, 6, torch.float32), torch.randn(4, 6)
+    assert torch.equal(connection.mix((x,), 0)[1], x)  # a single source is not normed
     outputs = [c.readout(c.run(c.start(x), sublayers)) for c in (connection, again)]
     torch.testing.assert_close(*outputs)
 
