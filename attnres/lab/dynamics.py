@@ -146,7 +146,7 @@ def update_sizes(
     change, size = np.zeros(sublayers), np.zeros(sublayers)
     roles = parameter_roles(model)
     for name, parameter in model.named_parameters():
-        if roles[name] == "matrix":  # sublayers.7.out.weight
+        if roles[name] in ("matrix", "experts"):  # sublayers.7.out.weight
             index = int(name.split(".")[1])
             change[index] += (parameter.detach() - earlier[name]).double().square().sum().item()
             size[index] += earlier[name].double().square().sum().item()
