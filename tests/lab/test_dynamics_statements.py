@@ -69,6 +69,7 @@ def test_seeds_that_repeat_one_pattern_are_not_counted_as_evidence():
     once = periodicity(fluctuations(3), 4)
     many = periodicity(np.stack([fluctuations(3)] * 5), 4)
     assert once is not None and many is not None and many.p_value == pytest.approx(once.p_value)
+    assert many.amplitude == pytest.approx(once.amplitude)
 
 
 def test_places_that_cannot_be_told_apart_have_no_period():
