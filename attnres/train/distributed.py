@@ -181,9 +181,11 @@ class DistributedCheckpoints(Checkpoints):
         names: dict[str, int] = {}
         for of_one in self.world.gather(files):  # also: the main process has made the folder
             names |= of_one
+        # In one order, or a run that was restarted would write the same tensors to different bytes.
+        tensors, names = dict(sorted({**model, **optimizer}.items())), dict(sorted(names.items()))
         writer = HuggingFaceStorageWriter(str(folder), names, save_distributed=True, enable_consolidation=True)
         try:
-            save({**model, **optimizer}, storage_writer=writer)
+            save(tensors, storage_writer=writer)
         except CheckpointException as error:
             for cause, _ in error.failures.values():
                 if isinstance(cause, OSError):
