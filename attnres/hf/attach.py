@@ -198,6 +198,7 @@ class _Layer(_Reader, nn.Module):
 
     _code: LayerCode
     _first_site: int
+    _gradient_checkpointing_func: Callable[..., Values]
 
     def forward(self, stream: Tensor | Depth, /, *args: Any, **kwargs: Any) -> Depth:
         values = stream.values if isinstance(stream, Depth) else self.connection.start(stream)
@@ -212,7 +213,9 @@ class _Layer(_Reader, nn.Module):
         """As transformers' GradientCheckpointingLayer does it, but with every value an argument: reentrant
         checkpointing loses, in silence, the gradient of a tensor inside a tuple."""
         arguments = {**dict(zip(self._code.parameters, args, strict=False)), **kwargs}
-        cached = {name: None for name in ("past_key_values", "layer_past") if arguments.get(name) is not None}
+        cached: dict[str, Any] = {
+            name: None for name in ("past_key_values", "layer_past") if arguments.get(name) is not None
+        }
         if arguments.get("use_cache"):
             cached["use_cache"] = False
         return self._gradient_checkpointing_func(functools.partial(self._run, (), {**arguments, **cached}), *values)
@@ -285,4 +288,4 @@ def _reduce(module: Any) -> tuple[Any, ...]:
 
 def _new(original: type, role: type) -> nn.Module:
     cls = attached_class(original, role)
-    return cls.__new__(cls)
+    return cls.__new__(cls)  # pyright: ignore[reportCallIssue]

@@ -53,5 +53,5 @@ def test_bad_options_leave_nothing(plain, tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
         convert(plain, tmp_path / "new", "block", options)
     assert [f.name for f in tmp_path.iterdir()] == ["plain"]
-    with pytest.raises(UsageError, match="no config.json"):
+    with pytest.raises(UsageError, match=r"no config\.json"):
         convert(tmp_path / "nowhere", tmp_path / "new")

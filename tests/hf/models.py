@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 from typing import Any
 
@@ -52,12 +53,23 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-def make_model(name: str, seed: int = 0, **overrides: Any):
+def make_model(name: str, **overrides: Any):
+    """A copy of one model per architecture and overrides."""
+    key = (name, tuple(sorted(overrides.items())))
+    if key not in _made:
+        _made[key] = _make_model(name, overrides)
+    return copy.deepcopy(_made[key])
+
+
+_made: dict[Any, Any] = {}
+
+
+def _make_model(name: str, overrides: dict[str, Any]):
     """A model in evaluation mode. Matrices and gains spread as after training, the embedding is small (1e-3): there
     the norms' eps is felt."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     options = {**_COMMON, **CONFIGS[name], **overrides}
     if name in ("gpt2", "deepseek_v3", "kimi_linear"):
         options.pop("head_dim")
