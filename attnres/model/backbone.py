@@ -152,13 +152,13 @@ def _modeling(backbone: str) -> tuple[ModuleType, str]:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
     except ImportError:
         raise UsageError(f"backbone {backbone} needs the transformers library: pip install 'attnres[hf]'") from None
-    with _cpu_kernels() if not torch.cuda.is_available() else nullcontext():
+    with cpu_kernels() if not torch.cuda.is_available() else nullcontext():
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(backbone))]  # imports the module
     return sys.modules[cls.__module__], cls.__name__.removesuffix("ForCausalLM")
 
 
 @contextmanager
-def _cpu_kernels() -> Iterator[None]:
+def cpu_kernels() -> Iterator[None]:
     """Where fla can be imported, transformers takes its Triton kernels, which a machine without a GPU cannot run."""
     before = sys.modules.get("fla")
     sys.modules["fla"] = None  # type: ignore[assignment]
