@@ -46,6 +46,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
     },
     "kimi_linear": {
+        **_MOE,
         **_MLA,
         "num_key_value_heads": 4,
         "linear_attn_config": {"num_heads": 2, "head_dim": 8, "kda_layers": [1, 2, 3], "full_attn_layers": [4]},
