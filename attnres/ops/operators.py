@@ -16,6 +16,7 @@ from attnres.errors import UsageError
 from attnres.ops import library, reference
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
+BACKENDS = get_args(Backend)
 
 log = logging.getLogger("attnres")
 
@@ -104,8 +105,8 @@ def attend(
     float32, before they are rounded, and neither the lses nor the prior: with the number of sources it turns the mean
     that attention starts from into their sum (SPEC.md 13, trap 12).
     """
-    if backend not in get_args(Backend):
-        raise UsageError(f"backend must be one of {', '.join(get_args(Backend))}, not {backend!r}")
+    if backend not in BACKENDS:
+        raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if backend == "reference":
         return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
     fused = native_backend(sources[0].device.type)
@@ -117,7 +118,11 @@ def attend(
         raise UsageError(f"backend {backend!r} does not take {obstacle}; use backend='auto' or 'reference'")
     if prior:
         prior = (prior[0].float(), prior[1].float())
-    outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
+    else:  # the way to the kernel by way of autograd costs as much again as the kernel for one token
+        with torch._C._AutoDispatchBelowAutograd():
+            outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
     return outs, lses
 
 
@@ -132,7 +137,7 @@ def _obstacle(fused: str, tensors: Sequence[Tensor]) -> str:
     # There is no public way to ask either. An operator with only a backward formula would lose tangents in silence.
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation"
-    if not torch.compiler.is_compiling() and _gradient_levels() > 1:
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and _gradient_levels() > 1:
         return "second derivatives"
     return ""
 
