@@ -1,4 +1,4 @@
-"""How anything is measured here: contenders take turns in one process, and only ratios of medians are compared.
+"""How anything is measured here: contenders take turns, and only ratios of medians are compared.
 
 What disturbs the machine then disturbs them alike. A contender whose output or any gradient is off from float64 gets
 no speed.

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,6 +31,8 @@ from attnres.bench.readers import Read
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Relative, in norm: float32 over a few hundred additions; two roundings to bfloat16."""
 
+TURNS = 3
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -44,6 +51,9 @@ class Shape:
     @property
     def source_bytes(self) -> int:
         return self.batch * self.time * self.dim * self.dtype.itemsize
+
+
+FULL, QUICK = Shape(8, 256, 512, 9), Shape(2, 8, 16, 3)
 
 
 @dataclass
@@ -75,9 +85,8 @@ class Comparison:
 
 
 def measure(setting: Setting) -> list[Row]:
-    shape = Shape(2, 8, 16, 3) if setting.quick else Shape(8, 256, 512, 9)
-    others, missing = readers.packages(shape.device)
-    result = compare(shape, {**readers.plain(), **others}, setting, missing)
+    shape = QUICK if setting.quick else FULL
+    result = in_processes_of_their_own(setting)
     bandwidth = copy_bandwidth()
     moved = bytes_to_move(shape)
     details = result.details | {
@@ -93,6 +102,36 @@ def measure(setting: Setting) -> list[Row]:
         Row(f"{what} torch.compile of the reference", where, "3x", "6x", result.over("compiled reference")),
         Row(f"{what} fla-core's", where, "1x", "1.5x", result.over("fla-core")),
     ]
+
+
+def in_processes_of_their_own(setting: Setting) -> Comparison:
+    """`compare` with every contender in a process that holds nothing else; they take turns, process after process.
+
+    In one process they disturb each other: what one frees changes when glibc gives memory back to the system for all,
+    and page faults are half of some contenders' time.
+    """
+    others, missing = readers.packages(CPU)
+    result = Comparison(missing=missing)
+    seconds: dict[str, list[float]] = {name: [] for name in (*readers.plain(), *others)}
+    rounds = max(1, setting.rounds // TURNS)
+    for turn in range(TURNS):
+        for name, taken in seconds.items():
+            if name in result.missing:
+                continue
+            setting.progress(f"operator: {name}, process {turn + 1} of {TURNS}")
+            of_one = _in_a_process(name, rounds, setting.quick)
+            result.errors |= of_one.errors
+            result.missing |= of_one.missing
+            taken += of_one.seconds.values()
+    result.seconds = {name: statistics.median(taken) for name, taken in seconds.items() if taken}
+    return result
+
+
+def _in_a_process(name: str, rounds: int, quick: bool) -> Comparison:
+    threads = torch.get_num_threads()
+    command = [sys.executable, "-m", __name__, name, str(threads), str(rounds), *["quick"] * quick]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return Comparison(**json.loads(done.stdout))
 
 
 def compare(shape: Shape, contenders: dict[str, Read], setting: Setting, missing: dict[str, str]) -> Comparison:
@@ -138,8 +177,17 @@ def _flat(read: Read) -> Callable[..., Tensor]:
 
 def _forward_backward(function: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> Run:
     def run() -> None:
-        for leaf in leaves:
-            leaf.grad = None
         function(*leaves).backward(grad)
+        for leaf in leaves:  # here: whoever made the gradients pays for giving their memory back
+            leaf.grad = None
 
     return run
+
+
+if __name__ == "__main__":
+    contender, threads, rounds, *rest = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    torch.manual_seed(0)
+    contenders = readers.plain() | readers.packages(CPU)[0]
+    alone = compare(QUICK if rest else FULL, {contender: contenders[contender]}, Setting(int(rounds)), {})
+    print(json.dumps(dataclasses.asdict(alone)))
