@@ -116,7 +116,7 @@ def attend(
         if backend == "auto":
             return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
         raise UsageError(f"backend {backend!r} does not take {obstacle}; use backend='auto' or 'reference'")
-    if prior:
+    if prior and (prior[0].dtype, prior[1].dtype) != (torch.float32, torch.float32):
         prior = (prior[0].float(), prior[1].float())
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
