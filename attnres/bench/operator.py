@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import torch
@@ -32,6 +31,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Relative, in norm: float32 over a few hundred additions; two roundings to bfloat16."""
 
 TURNS = 3
+
+KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**32)}
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,10 @@ class Comparison:
 
 def measure(setting: Setting) -> list[Row]:
     shape = QUICK if setting.quick else FULL
-    result = in_processes_of_their_own(setting)
+    others, missing = readers.packages(CPU)
+    result, right = check(shape, {**readers.plain(), **others}, setting, missing)
+    result.seconds = in_processes_of_their_own(right, setting, {})
+    kept = Comparison(in_processes_of_their_own(("attnres", "compiled reference"), setting, KEEP_MEMORY))
     bandwidth = copy_bandwidth()
     moved = bytes_to_move(shape)
     details = result.details | {
@@ -100,47 +104,51 @@ def measure(setting: Setting) -> list[Row]:
     return [
         Row(f"{what} stacked eager PyTorch", where, "20x", "40x", result.over("stacked"), details),
         Row(f"{what} torch.compile of the reference", where, "3x", "6x", result.over("compiled reference")),
+        Row(f"{what} the same, where glibc keeps freed memory", where, "-", "-", kept.over("compiled reference")),
         Row(f"{what} fla-core's", where, "1x", "1.5x", result.over("fla-core")),
     ]
 
 
-def in_processes_of_their_own(setting: Setting) -> Comparison:
-    """`compare` with every contender in a process that holds nothing else; they take turns, process after process.
+def in_processes_of_their_own(
+    names: Collection[str], setting: Setting, environment: dict[str, str]
+) -> dict[str, float]:
+    """Median seconds of contenders that are right, each in processes that do nothing else; they take turns.
 
-    In one process they disturb each other: what one frees changes when glibc gives memory back to the system for all,
-    and page faults are half of some contenders' time.
+    In one process they disturb each other, and so does the check: what one frees changes when glibc gives memory back
+    to the system for all, and page faults are more than half of some contenders' time.
     """
-    others, missing = readers.packages(CPU)
-    result = Comparison(missing=missing)
-    seconds: dict[str, list[float]] = {name: [] for name in (*readers.plain(), *others)}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     rounds = max(1, setting.rounds // TURNS)
     for turn in range(TURNS):
         for name, taken in seconds.items():
-            if name in result.missing:
-                continue
             setting.progress(f"operator: {name}, process {turn + 1} of {TURNS}")
-            of_one = _in_a_process(name, rounds, setting.quick)
-            result.errors |= of_one.errors
-            result.missing |= of_one.missing
-            taken += of_one.seconds.values()
-    result.seconds = {name: statistics.median(taken) for name, taken in seconds.items() if taken}
-    return result
-
-
-def _in_a_process(name: str, rounds: int, quick: bool) -> Comparison:
-    threads = torch.get_num_threads()
-    command = [sys.executable, "-m", __name__, name, str(threads), str(rounds), *["quick"] * quick]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return Comparison(**json.loads(done.stdout))
+            command = [sys.executable, "-m", __name__, name, str(torch.get_num_threads()), str(rounds)]
+            command += ["quick"] * setting.quick
+            environ = {**os.environ, **environment}
+            taken.append(
+                float(subprocess.run(command, stdout=subprocess.PIPE, env=environ, text=True, check=True).stdout)
+            )
+    return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
 def compare(shape: Shape, contenders: dict[str, Read], setting: Setting, missing: dict[str, str]) -> Comparison:
-    """Forward and backward of those whose output and gradients are right."""
+    """Forward and backward of those whose output and gradients are right, in this process."""
+    result, right = check(shape, contenders, setting, missing)
+    inputs, grad = make_inputs(shape)
+    leaves = [x.requires_grad_() for x in inputs]
+    runs = {name: _forward_backward(_flat(read), leaves, grad) for name, read in right.items()}
+    result.seconds = take_turns(runs, setting.rounds, setting.progress, f"operator, {shape}", shape.device)
+    return result
+
+
+def check(
+    shape: Shape, contenders: dict[str, Read], setting: Setting, missing: dict[str, str]
+) -> tuple[Comparison, dict[str, Read]]:
+    """The contenders' errors against float64, and those that are right."""
     inputs, grad = make_inputs(shape)
     exact = outputs_and_gradients(_flat(readers.stacked), [x.double() for x in inputs], grad.double())
     result = Comparison(missing=dict(missing))
-    runs: dict[str, Run] = {}
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    right: dict[str, Read] = {}
     for name, read in contenders.items():
         setting.progress(f"operator, {shape}: checking {name} against float64")
         try:
@@ -149,9 +157,8 @@ def compare(shape: Shape, contenders: dict[str, Read], setting: Setting, missing
             result.missing[name] = why(error)
             continue
         if result.errors[name] <= TOLERANCE[shape.dtype]:
-            runs[name] = _forward_backward(_flat(read), leaves, grad)
-    result.seconds = take_turns(runs, setting.rounds, setting.progress, f"operator, {shape}", shape.device)
-    return result
+            right[name] = read
+    return result, right
 
 
 def bytes_to_move(shape: Shape) -> int:
@@ -184,10 +191,16 @@ def _forward_backward(function: Callable[..., Tensor], leaves: list[Tensor], gra
     return run
 
 
-if __name__ == "__main__":
-    contender, threads, rounds, *rest = sys.argv[1:]
-    torch.set_num_threads(int(threads))
+def time_alone(name: str, rounds: int, shape: Shape) -> float:
+    """Median seconds of one contender."""
     torch.manual_seed(0)
-    contenders = readers.plain() | readers.packages(CPU)[0]
-    alone = compare(QUICK if rest else FULL, {contender: contenders[contender]}, Setting(int(rounds)), {})
-    print(json.dumps(dataclasses.asdict(alone)))
+    inputs, grad = make_inputs(shape)
+    read = (readers.plain() | readers.packages(CPU)[0])[name]
+    run = _forward_backward(_flat(read), [x.requires_grad_() for x in inputs], grad)
+    return take_turns({name: run}, rounds, lambda _: None, "operator")[name]
+
+
+if __name__ == "__main__":
+    contender, threads, number, *rest = sys.argv[1:]
+    torch.set_num_threads(int(threads))
+    print(time_alone(contender, int(number), QUICK if rest else FULL))

@@ -35,7 +35,7 @@ from attnres.bench.measure import NOT_MEASURED, Row, Setting
 from attnres.errors import UsageError
 from attnres.report.write import write_file
 
-Part = Literal["operator", "step", "memory", "decode", "gpu", "curves", "parallel"]
+Part = Literal["operator", "decode", "step", "memory", "gpu", "curves", "parallel"]
 """The file of `attnres/bench/` that defines `measure(setting)`."""
 
 BY_NAME_ONLY = ("curves", "parallel")

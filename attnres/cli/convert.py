@@ -5,7 +5,8 @@
     attnres convert SRC DST --connection block --block-size 4 --options eps 1e-5
 
 SRC is a local folder that save_pretrained wrote, DST a new one. The new model gives the same logits, which is checked
-before DST appears. In Python, attnres.hf.load(DST) reads it; docs/TRANSFORMERS.md goes on from there. A connection that does not start as the plain residual (mhc, highway, window ..) needs --lossy.
+before DST appears. In Python, attnres.hf.load(DST) reads it; docs/TRANSFORMERS.md goes on from there. A connection that
+does not start as the plain residual (mhc, highway, window ..) needs --lossy.
 """
 
 from __future__ import annotations

@@ -204,7 +204,7 @@ class Block(Connection):
 
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
         """The queries and gains of consecutive sites."""
-        # Not self.query[site]: that takes 2 us, and longer where a sublayer has just filled the caches with its weights.
+        # Not self.query[site]: 2 us, and longer where a sublayer has just filled the caches with its weights.
         queries, gains = self.query._parameters, self.gain._parameters
         return [queries[str(site)] for site in sites], [gains[str(site)] for site in sites]
 

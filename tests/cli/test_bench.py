@@ -35,7 +35,7 @@ def test_writes_what_it_measured(tmp_path, capsys):
     assert bench("--rounds", "3", "--out", str(out)) == 0
     record = json.loads(out.read_text())
     measured = [row["what"] for row in record["rows"] if row["ratio"] != NOT_MEASURED]
-    assert measured == [f"attnres.bench.{part}" for part in ("operator", "step", "memory", "decode")]
+    assert measured == [f"attnres.bench.{part}" for part in ("operator", "decode", "step", "memory")]
     assert record["rounds"] == 3 and record["machine"]["threads"] == 1 and "fla-core" in record["versions"]
     text = capsys.readouterr().out
     assert "1.02" in text
