@@ -64,7 +64,7 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
         return None
     if np.ptp(differences) == 0:  # no spread at all: the test has no scale
         return 1.0 if differences[0] == 0 else 0.0
-    return float(ttest_1samp(differences, 0.0).pvalue)
+    return float(ttest_1samp(differences, 0.0).pvalue)  # type: ignore[attr-defined]
 
 
 def holm(p_values: Sequence[float | None]) -> list[float | None]:

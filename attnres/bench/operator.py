@@ -118,10 +118,11 @@ def in_processes_of_their_own(
     to the system for all, and page faults are more than half of some contenders' time.
     """
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    rounds = max(1, setting.rounds // TURNS)
-    for turn in range(TURNS):
+    turns = 1 if setting.quick else TURNS
+    rounds = max(1, setting.rounds // turns)
+    for turn in range(turns):
         for name, taken in seconds.items():
-            setting.progress(f"operator: {name}, process {turn + 1} of {TURNS}")
+            setting.progress(f"operator: {name}, process {turn + 1} of {turns}")
             command = [sys.executable, "-m", __name__, name, str(torch.get_num_threads()), str(rounds)]
             command += ["quick"] * setting.quick
             environ = {**os.environ, **environment}

@@ -206,7 +206,7 @@ class Block(Connection):
         """The queries and gains of consecutive sites."""
         # Not self.query[site]: 2 us, and longer where a sublayer has just filled the caches with its weights.
         queries, gains = self.query._parameters, self.gain._parameters
-        return [queries[str(site)] for site in sites], [gains[str(site)] for site in sites]
+        return [queries[str(site)] for site in sites], [gains[str(site)] for site in sites]  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
         return (

@@ -52,9 +52,10 @@ def _importable(folder: Path) -> Iterator[None]:
     finally:
         for entry in added:
             sys.path.remove(entry)
-        for name in set(sys.modules) - before:
-            if any(Path(place).is_relative_to(folder) for place in _places(name)):
-                del sys.modules[name]
+        # All found before any is forgotten: a folder's place is looked up through its parent's.
+        new = set(sys.modules) - before
+        for name in [name for name in new if any(Path(place).is_relative_to(folder) for place in _places(name))]:
+            del sys.modules[name]
 
 
 def _places(name: str) -> list[str]:

@@ -55,7 +55,7 @@ def test_only_the_parts_asked_for(chosen, tmp_path):
     out = tmp_path / "bench.json"
     assert bench(*chosen, "--out", str(out)) == 0
     rows = json.loads(out.read_text())["rows"]
-    assert [row["what"] for row in rows] == ["attnres.bench.step", "attnres.bench.decode"]
+    assert [row["what"] for row in rows] == ["attnres.bench.decode", "attnres.bench.step"]
 
 
 def test_curves_can_be_drawn_again_from_the_record(tmp_path):
