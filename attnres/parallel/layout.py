@@ -74,11 +74,6 @@ class Layout:
                 f"{chunks} pipeline chunks ({self.pipeline} stages x {self.virtual} virtual) are more than {sites} "
                 "sublayers; use fewer stages or a deeper model"
             )
-        if self.order == "zero-bubble" and self.data_parallel > 1:
-            # Its weight gradients are made without the hooks in which FSDP2 sums them over processes (torch 2.13).
-            raise UsageError(
-                "zero-bubble goes with --shard 1 --replicate 1 only; elsewhere use --schedule interleaved-1f1b"
-            )
         if batch_size % self.data_parallel:
             raise UsageError(
                 f"batch_size {batch_size} does not divide over {self.data_parallel} data-parallel processes "

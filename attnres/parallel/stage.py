@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining._backward import _get_grad_fn_or_grad_acc
 from torch.distributed.pipelining.stage import _PipelineStageBase
 from torch.nn.modules.module import register_module_parameter_registration_hook
@@ -227,7 +228,7 @@ class ChunkRunner(_PipelineStageBase):
         if self.recompute:
             _, inputs = self.fwd_cache[bwd_chunk_id]
             self.fwd_cache[bwd_chunk_id] = self.submod(*inputs), inputs
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward or self._is_sharded, last_backward)
         gradients = self.bwd_cache.pop(bwd_chunk_id)
         if self.is_first:
             return
@@ -236,6 +237,16 @@ class ChunkRunner(_PipelineStageBase):
                 self.cache.add_gradient(bwd_chunk_id, held, gradient)
         received = self.chunk.received
         self._returned[bwd_chunk_id] = [self.cache.take_gradient(bwd_chunk_id, held, self.device) for held in received]
+
+    @property
+    def _is_sharded(self) -> bool:
+        """Zero bubble's weight pass goes round the hooks in which FSDP2 gathers and sums (torch 2.13): then the input pass
+        makes all gradients, and the bubble is filled less."""
+        return isinstance(self.submod, FSDPModule)
+
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
+        if not self._is_sharded:
+            super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict, last_backward: bool = False) -> tuple:
         if backward_type != "input":

@@ -22,6 +22,8 @@ LAYOUTS = {
     "zero bubble 4 x 2": Layout(pipeline=4, virtual=2, shard=1, schedule="zero-bubble"),
     "pipeline 2 x 2, shard 2": Layout(pipeline=2, virtual=2, shard=2),
     "pipeline 2 x 2, replicate 2": Layout(pipeline=2, virtual=2, replicate=2, shard=1),
+    "zero bubble 2 x 2, shard 2": Layout(pipeline=2, virtual=2, shard=2, schedule="zero-bubble"),
+    "zero bubble 2 x 2, replicate 2": Layout(pipeline=2, virtual=2, replicate=2, shard=1, schedule="zero-bubble"),
     "pipeline 2 x 2 without cache, shard 2": Layout(pipeline=2, virtual=2, shard=2, cache="off"),
 }
 
@@ -233,8 +235,6 @@ def test_layouts_are_checked():
     assert Layout().fit(1) == Layout(shard=1)
     with pytest.raises(UsageError, match=r"12 pipeline chunks .* more than 8 sublayers"):
         Layout(pipeline=4, virtual=3, shard=1).check(8, 4)
-    with pytest.raises(UsageError, match="use --schedule interleaved-1f1b"):
-        Layout(pipeline=2, virtual=2, shard=2, schedule="zero-bubble").check(8, 4)
     with pytest.raises(UsageError, match="batch_size 6 does not divide over 4"):
         Layout(replicate=2, shard=2).check(8, 6)
     for bad in ({"pipeline": 0}, {"shard": -1}, {"timeout": float("nan")}, {"virtual": 2}):
