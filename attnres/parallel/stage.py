@@ -240,8 +240,9 @@ class ChunkRunner(_PipelineStageBase):
 
     @property
     def _is_sharded(self) -> bool:
-        """Zero bubble's weight pass goes round the hooks in which FSDP2 gathers and sums (torch 2.13): then the input pass
-        makes all gradients, and the bubble is filled less."""
+        """Zero bubble's weight pass goes round the hooks in which FSDP2 gathers and sums (torch 2.13): then the input
+        pass makes all gradients, and the bubble is filled less.
+        """
         return isinstance(self.submod, FSDPModule)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
