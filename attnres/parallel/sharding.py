@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -11,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from attnres.connections import make_connection
 from attnres.model import Transformer, TransformerConfig
 from attnres.model.init import initialise
-from attnres.model.sublayers import rotary_angles
+from attnres.parallel.stage import at_registration
 
 
 def sharded_transformer(
@@ -22,18 +24,20 @@ def sharded_transformer(
     mesh: dimensions "replicate" and "shard". precision: what the sublayers' matrices are gathered in; gradients
     are summed in float32, and all else, such as gains and the connection, stays in float32.
 
-    It is built on the meta device and filled weight by weight, so no process ever holds the whole of it.
+    Its parameters go to the meta device as they are made and are filled one by one, so no process ever holds the whole
+    of it. Buffers are small, and only the module that makes one knows its value.
     """
-    with torch.device("meta"):
+    with at_registration(lambda module, name, parameter: nn.Parameter(parameter.to("meta"))):
         model = Transformer(config, seed=None)
+    buffers = dict(model.named_buffers())
     shard(model, mesh, precision)
     model.to_empty(device=device)
-    _fill(model, config, seed)
+    _fill(model, config, seed, buffers)
     return model
 
 
 @torch.no_grad()
-def _fill(model: Transformer, config: TransformerConfig, seed: int) -> None:
+def _fill(model: Transformer, config: TransformerConfig, seed: int, buffers: Mapping[str, Tensor]) -> None:
     """Give empty weights and buffers the values that they have in `Transformer(config, seed)`."""
     initialise(model, config, seed, put)
     for module in model.modules():
@@ -41,11 +45,11 @@ def _fill(model: Transformer, config: TransformerConfig, seed: int) -> None:
             module.reset_parameters()
     # A connection's own file says how it starts, and it is small.
     connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
-    started = {**dict(connection.named_parameters()), **dict(connection.named_buffers())}
-    for name, tensor in [*model.connection.named_parameters(), *model.connection.named_buffers()]:
+    started = dict(connection.named_parameters())
+    for name, tensor in model.connection.named_parameters():
         put(tensor, started[name])
-    for buffer, angles in zip((model.cos, model.sin), rotary_angles(config), strict=True):
-        buffer.copy_(angles)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
 
 
 def shard(model: Transformer, mesh: DeviceMesh, precision: torch.dtype) -> None:

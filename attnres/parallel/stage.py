@@ -82,7 +82,7 @@ def build_stages(
         _, owner = next(registered)
         return None if owner in own else nn.Parameter(parameter.to("meta"))
 
-    with _at_registration(only_own):
+    with at_registration(only_own):
         whole = Stage(config, seed)
     parameters, owner = dict(whole.named_parameters()), dict(owners)
     stages = []
@@ -103,7 +103,7 @@ def _owners(
     Which sites use a connection's parameter was read off its maths and not off an index: DenseFormer has one per layer.
     """
     registered: list[nn.Parameter] = []
-    with _at_registration(lambda module, name, parameter: registered.append(parameter)), torch.device("meta"):
+    with at_registration(lambda module, name, parameter: registered.append(parameter)), torch.device("meta"):
         whole = Transformer(config, seed=None)
     names = {parameter: name for name, parameter in whole.named_parameters()}
     last = len(chunks) - 1
@@ -126,7 +126,7 @@ def _owners(
 
 
 @contextlib.contextmanager
-def _at_registration(hook: Callable[[nn.Module, str, nn.Parameter], nn.Parameter | None]) -> Iterator[None]:
+def at_registration(hook: Callable[[nn.Module, str, nn.Parameter], nn.Parameter | None]) -> Iterator[None]:
     """Show every parameter to `hook` as a module registers it; what the hook returns takes its place."""
     handle = register_module_parameter_registration_hook(hook)  # pyright: ignore[reportArgumentType]
     try:
