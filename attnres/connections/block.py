@@ -183,11 +183,10 @@ class Block(Connection):
         return values
 
     def _run_tile(self, values: Values, sublayers: list[Sublayer], first: int) -> Values:
-        in_open_block = first % self.block_size > 0
-        if len(sublayers) <= 1 + in_open_block:  # too few sites: a phase more is no fewer reads
+        if len(sublayers) == 1:
             return super().run(values, sublayers, first)
         dtype = values[0].dtype
-        finished = len(values) - in_open_block
+        finished = len(values) - (first % self.block_size > 0)
         queries, gains = self._vectors(range(first, first + len(sublayers)))
         phase_1 = attend(values[:finished], queries, gains, (), self.eps, widen(values[0]).dtype)
         waiting = list(zip(queries, gains, *phase_1, strict=True))
