@@ -28,7 +28,7 @@ from rich.console import Console
 
 from attnres.cli._depth_report import print_line
 from attnres.cli._sweep_display import SweepDisplay
-from attnres.cli._tables import rich_table
+from attnres.cli._tables import print_table
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.ablation import (
@@ -105,7 +105,7 @@ def command(
         write_record(record, _merged(before, new, cells, left_out, sweep, run_record))
     written = read_record(record, "ablation")
     for table in (*ablation_tables(written), verdict_table(written)):
-        console.print(rich_table(table))
+        print_table(console, table)
     print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Figures: attnres report")
     if failed:
         print(f"attnres: not every run was finished; the table is without it\n{failed}", file=sys.stderr)

@@ -29,7 +29,7 @@ from rich.progress import track
 
 from attnres.cli._depth_report import print_line
 from attnres.cli._sweep_display import SweepDisplay
-from attnres.cli._tables import rich_table
+from attnres.cli._tables import print_table
 from attnres.cli.ablate import check
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.lab.dynamics import ARMS, Run, arm_record, moments, profiled_tokens, profiles, runs
@@ -79,7 +79,7 @@ def command(
         return 130
     write_record(record, written)
     for table in dynamics_tables(written):
-        console.print(rich_table(table))
+        print_table(console, table)
     print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Figures: attnres report")
     if failed := failures([state for state in states if not state.diverged]):
         print(f"attnres: not every run was finished; the tables are without it\n{failed}", file=sys.stderr)

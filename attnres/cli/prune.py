@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attnres.cli._depth_report import print_line
-from attnres.cli._tables import rich_table
+from attnres.cli._tables import print_table
 from attnres.data import Corpus, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.prune import Trained, find_runs, open_runs, prune_tables, pruned, refuse_other_corpus
@@ -66,7 +66,7 @@ def command(
     written = _record(trained, _measured(console, done, corpus, tokens), tokens)
     write_record(record, written)
     for table in prune_tables(written):
-        console.print(rich_table(table))
+        print_table(console, table)
     for run in left_out:
         print_line(console, f"left out: {run.folder.path} ({run.status})")
     print_line(console, f"Record: {record}. Figures: attnres report")

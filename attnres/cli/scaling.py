@@ -24,7 +24,7 @@ from rich.console import Console
 from attnres.analysis.powerlaw import fit_power_laws, read_points
 from attnres.cli._depth_report import print_line
 from attnres.cli._sweep_display import SweepDisplay
-from attnres.cli._tables import rich_table
+from attnres.cli._tables import print_table
 from attnres.cli.ablate import check
 from attnres.data import check_length, open_corpus
 from attnres.errors import UsageError
@@ -67,7 +67,7 @@ def command(
     """
     console = Console()
     if csv is not None:
-        console.print(rich_table(scaling_table(*fit_power_laws(read_points(csv)), unit)))
+        print_table(console, scaling_table(*fit_power_laws(read_points(csv)), unit))
         return 0
     check(arms, seeds, (1.0,), (1.0,), workers, config)
     if len(set(sizes)) < max(3, len(sizes)):
@@ -99,7 +99,7 @@ def command(
     written = header("scaling", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours)
     written |= {"arms": list(arms), "tokens_per_parameter": tokens_per_parameter, "runs": recorded}
     write_record(record, written)
-    console.print(rich_table(scaling_table(*fit_power_laws(final_points(written)), "FLOPs")))
+    print_table(console, scaling_table(*fit_power_laws(final_points(written)), "FLOPs"))
     print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Figures: attnres report")
     if failed := failures([state for state in states if not state.diverged]):
         print(f"attnres: not every run was finished; the fit is without it\n{failed}", file=sys.stderr)
