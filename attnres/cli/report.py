@@ -19,7 +19,7 @@ from rich.console import Console
 from attnres.cli._depth_report import print_line
 from attnres.errors import UsageError
 from attnres.lab.record import read_records
-from attnres.report.lab import EXPERIMENTS, markdown_table, write_results
+from attnres.report.lab import markdown, write_results
 
 
 def command(
@@ -40,8 +40,7 @@ def command(
     console = Console()
     if tables:
         for kind, record in records.items():
-            for table in EXPERIMENTS[kind].tables(record):
-                print(f"**{table.title}**\n\n{markdown_table(table)}\n\n{table.note}\n")
+            print("\n\n".join(markdown(kind, record)), end="\n\n")
         return 0
     with console.status("drawing"):
         page = write_results(records, out)

@@ -104,11 +104,16 @@ def drawn(experiment: Experiment, record: Record) -> dict[str, bytes]:
         return {picture.name: png(picture.draw(record)) for picture in experiment.pictures}
 
 
-def markdown_table(table: TextTable) -> str:
-    """For the documents: exactly what a document must hold to show this table."""
-    lines = [f"| {' | '.join(table.columns)} |", "|" + "---|" * len(table.columns)]
+def markdown(kind: str, record: Record) -> list[str]:
+    """For the documents: where the record comes from, then its tables; a document must hold each of them as it is."""
+    origin = "; ".join(f"{name}: {value}" for name, value in _origin(record).items())
+    return [origin, *(_markdown_table(table) for table in EXPERIMENTS[kind].tables(record))]
+
+
+def _markdown_table(table: TextTable) -> str:
+    lines = [f"**{table.title}**", "", f"| {' | '.join(table.columns)} |", "|" + "---|" * len(table.columns)]
     lines += [f"| {' | '.join(row)} |" for row in table.rows]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", table.note])
 
 
 def _page(sections: Sequence[str]) -> str:
@@ -150,16 +155,20 @@ def _html_table(table: TextTable) -> str:
 
 
 def _provenance(record: Record) -> str:
-    facts = {
+    entries = "\n".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in _origin(record).items())
+    return f"<dl>\n{entries}\n</dl>"
+
+
+def _origin(record: Record) -> dict[str, str]:
+    """What was run, when and on what."""
+    return {
         "command": record["command"],
         "date": record["date"],
         "commit": str(record["versions"].get("commit")),
-        "training": f"{record['hours']:.1f} hours of one thread",
+        "computing": f"{record['hours']:.1f} hours of one thread",
         "machine": ", ".join(f"{name} {value}" for name, value in record["machine"].items()),
         "corpus": f"{record['corpus'].get('description')}, sha256 {record['corpus'].get('sha256')}",
     }
-    entries = "\n".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in facts.items())
-    return f"<dl>\n{entries}\n</dl>"
 
 
 def _text(text: str) -> str:
