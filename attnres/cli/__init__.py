@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
 import pkgutil
 import sys
 from pathlib import Path
@@ -21,7 +22,8 @@ def command_names() -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130 interrupted."""
+    """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130 interrupted,
+    141 the reader of the output has gone (the last two as shells count them)."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(_overview())
@@ -39,9 +41,14 @@ def main(argv: list[str] | None = None) -> int:
 
         module = importlib.import_module(f"{__name__}.{name}")
         command = module.command_for(rest) if hasattr(module, "command_for") else module.command
-        return tyro.cli(command, prog=f"attnres {name}", description=module.__doc__, args=rest) or 0
+        code = tyro.cli(command, prog=f"attnres {name}", description=module.__doc__, args=rest) or 0
+        sys.stdout.flush()
+        return code
     except UsageError as error:
         return _fail(str(error), 2) if error.to_be_printed else 2
+    except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
+        return 141
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 1)

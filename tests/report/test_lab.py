@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,6 +92,12 @@ def test_tables_mark_what_diverged_and_what_lies_at_the_grids_edge(results, caps
     told = capsys.readouterr().out
     assert "| highway |  |  |  | x1* | 0, 1 diverged |  |" in told and "| highway |  |  |  | none | 0 |  |" in told
     assert "| full |" in told and "agrees" in told and "2.00x" not in told
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(results):
+    command = f"{sys.executable} -m attnres report {results} --tables"
+    piped = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | true"], capture_output=True, text=True)
+    assert (piped.returncode, piped.stderr) == (141, "")
 
 
 def test_bad_folders_are_one_line(tmp_path, capsys):
