@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from attnres.lab.tables import verdict_table
+from attnres.lab.tables import ablation_tables, verdict_table
 from attnres.lab.verdicts import comparisons, rank_correlation, verdicts
 
 LOSSES = {
@@ -76,3 +76,8 @@ def test_rank_correlation_is_kendalls_over_the_papers_arms():
     ours, papers = [2.15, 2.0525, 2.0975, 2.65], [1.766, 1.737, 1.746, 1.747]
     expected = stats.kendalltau(ours, papers)
     assert known == pytest.approx((expected.statistic, expected.pvalue, 4))  # type: ignore[attr-defined]
+
+
+def test_the_papers_differences_have_our_sign():
+    (table,) = ablation_tables(record({arm: LOSSES[arm] for arm in ("residual", "full")}))
+    assert [(row[0], row[-1]) for row in table.rows] == [("residual", ""), ("full", "-0.029")]
