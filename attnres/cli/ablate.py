@@ -8,8 +8,9 @@
 For each arm and scale of the embedding, the learning rates are chosen from a grid of multiples of the defaults, on a
 seed of its own; then every arm runs on the same seeds, so differences to the first arm are paired. Every run is a
 one-thread process with a folder of its own; stop it with Ctrl-C or in any other way, and the same command goes on.
-A run that diverges is kept, marked, and left out of the means. RECORD is what `attnres report` draws from; arms that it
-holds already, from a sweep with the same options, are not run again.
+A run that diverges is kept, marked, and left out of the means. Ends with tables, OUT/results.html and OUT/figures/.
+RECORD is what `attnres report` draws from; arms that it holds already, from a sweep with the same options, are not run
+again.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import tyro
 from rich.console import Console
 
 from attnres.cli._depth_report import print_line
+from attnres.cli._lab_page import draw_page
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_table
 from attnres.data import Corpus, check_length, open_corpus
@@ -68,7 +70,7 @@ def command(
 
     Args:
         arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE. The first is the baseline.
-        out: The folder of all runs.
+        out: The folder of all runs and of the figures.
         record: The JSON file for everything that was measured.
         seeds: Paired seeds: seed, seed + 1, ..
         grid: Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from.
@@ -106,7 +108,8 @@ def command(
     written = read_record(record, "ablation")
     for table in (*ablation_tables(written), verdict_table(written)):
         print_table(console, table)
-    print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Figures: attnres report")
+    page = draw_page(console, {"ablation": written}, out)
+    print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Report: {page}")
     if failed:
         print(f"attnres: not every run was finished; the table is without it\n{failed}", file=sys.stderr)
     return 1 if failed else 0

@@ -11,7 +11,8 @@ it, refute it, or do not decide, by a test over paired seeds.
 
 All checkpoints stay on the disk until the runs are profiled (12 MB each at the default size); what remains then is
 dynamics.json in every run's folder. Stop it with Ctrl-C or in any other way, and the same command goes on. A run that
-diverges is kept, marked, and left out of the means. RECORD is what `attnres report` draws from.
+diverges is kept, marked, and left out of the means. Ends with tables, OUT/results.html and OUT/figures/. RECORD is what
+`attnres report` draws from.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from rich.console import Console
 from rich.progress import track
 
 from attnres.cli._depth_report import print_line
+from attnres.cli._lab_page import draw_page
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_table
 from attnres.cli.ablate import check
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.lab.dynamics import ARMS, Run, arm_record, moments, profiled_tokens, profiles, runs
 from attnres.lab.dynamics_tables import dynamics_tables
-from attnres.lab.record import Record, header, write_record
+from attnres.lab.record import Record, header, read_record, write_record
 from attnres.train import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import JobState, default_workers, failures, require_done, run_jobs
@@ -55,7 +57,7 @@ def command(
 
     Args:
         arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE. The first is the baseline.
-        out: The folder of all runs.
+        out: The folder of all runs and of the figures.
         record: The JSON file for everything that was measured.
         seeds: Paired seeds: seed, seed + 1, ..
         workers: Runs at a time, each with one thread.
@@ -80,7 +82,8 @@ def command(
     write_record(record, written)
     for table in dynamics_tables(written):
         print_table(console, table)
-    print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Figures: attnres report")
+    page = draw_page(console, {"dynamics": read_record(record, "dynamics")}, out)
+    print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Report: {page}")
     if failed := failures([state for state in states if not state.diverged]):
         print(f"attnres: not every run was finished; the tables are without it\n{failed}", file=sys.stderr)
     return 1 if failed else 0

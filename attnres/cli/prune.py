@@ -9,7 +9,7 @@ as taking the source out of the softmax: what mass a zero takes only scales the 
 norm. Runs of one connection and several seeds make one row, and differences to the residual (or the first connection,
 where there is none) are paired by seed. Runs that are not finished, or that ended no lower than they began, are marked
 and left out. What is measured stays in prune.json in every run's folder, so after Ctrl-C the same command goes on.
-RECORD is what `attnres report` draws from.
+Ends with tables, OUT/results.html and OUT/figures/. RECORD is what `attnres report` draws from.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attnres.cli._depth_report import print_line
+from attnres.cli._lab_page import draw_page
 from attnres.cli._tables import print_table
 from attnres.data import Corpus, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.prune import Trained, find_runs, open_runs, prune_tables, pruned, refuse_other_corpus
-from attnres.lab.record import Record, header, write_record
+from attnres.lab.record import Record, header, read_record, write_record
 
 BASELINE = "residual"
 
@@ -37,6 +38,7 @@ BASELINE = "residual"
 def command(
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = (),
     runs: Path | None = None,
+    out: Path = Path("runs/prune"),
     record: Path = Path("results/prune.json"),
     tokens: int = 16_384,
 ) -> int:
@@ -45,6 +47,7 @@ def command(
     Args:
         folders: Run folders.
         runs: A folder of which every run inside is taken.
+        out: The folder of the page and its figure.
         record: The JSON file for everything that was measured.
         tokens: Validation tokens to measure on, the same ones for every run.
     """
@@ -69,7 +72,8 @@ def command(
         print_table(console, table)
     for run in left_out:
         print_line(console, f"left out: {run.folder.path} ({run.status})")
-    print_line(console, f"Record: {record}. Figures: attnres report")
+    page = draw_page(console, {"prune": read_record(record, "prune")}, out)
+    print_line(console, f"Record: {record}. Report: {page}")
     return 0
 
 

@@ -17,9 +17,10 @@ import tyro
 from rich.console import Console
 
 from attnres.cli._depth_report import print_line
+from attnres.cli._lab_page import draw_page
 from attnres.errors import UsageError
 from attnres.lab.record import read_records
-from attnres.report.lab import markdown, write_results
+from attnres.report.lab import markdown
 
 
 def command(
@@ -42,7 +43,5 @@ def command(
         for kind, record in records.items():
             print("\n\n".join(markdown(kind, record)), end="\n\n")
         return 0
-    with console.status("drawing"):
-        page = write_results(records, out)
-    print_line(console, f"{', '.join(records)}: {page}")
+    print_line(console, f"{', '.join(records)}: {draw_page(console, records, out)}")
     return 0

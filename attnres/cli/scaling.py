@@ -7,7 +7,8 @@
 Trains every connection at every size on tokens in proportion to the parameters, fits L = A C^-a in log space, and says
 how many times the compute the first connection needs for the others' loss, with 95% bootstrap intervals. With --csv it
 only fits: columns arm, compute, loss and, for pairs, size and seed; the first arm is the baseline. Every run has a
-folder of its own; stop it with Ctrl-C or in any other way, and the same command goes on.
+folder of its own; stop it with Ctrl-C or in any other way, and the same command goes on. Ends with a table and
+OUT/figures/, and after training with OUT/results.html. RECORD is what `attnres report` draws from.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from rich.console import Console
 
 from attnres.analysis.powerlaw import fit_power_laws, read_points
 from attnres.cli._depth_report import print_line
+from attnres.cli._lab_page import draw_page
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_table
 from attnres.cli.ablate import check
 from attnres.data import check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.ablation import outcome_of
-from attnres.lab.record import header, write_record
+from attnres.lab.record import header, read_record, write_record
 from attnres.lab.scaling import ARMS, SIZES, Run, final_points, flops_per_token, parse_size, runs
 from attnres.lab.tables import scaling_table
+from attnres.report.lab import write_fit
 from attnres.train import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import JobState, default_workers, failures, require_done, run_jobs
@@ -56,7 +59,7 @@ def command(
 
     Args:
         arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE. The first is the baseline.
-        out: The folder of all runs.
+        out: The folder of all runs and of the figures.
         record: The JSON file for everything that was measured.
         sizes: Models as LAYERSxDIM, at least three. Steps, heads, layers and dim below are replaced by theirs.
         tokens_per_parameter: Tokens of a run over the parameters of its sublayers.
@@ -67,7 +70,9 @@ def command(
     """
     console = Console()
     if csv is not None:
-        print_table(console, scaling_table(*fit_power_laws(read_points(csv)), unit))
+        points = read_points(csv)
+        print_table(console, scaling_table(*fit_power_laws(points), unit))
+        print_line(console, f"Figure: {write_fit(points, unit, out)}")
         return 0
     check(arms, seeds, (1.0,), (1.0,), workers, config)
     if len(set(sizes)) < max(3, len(sizes)):
@@ -100,7 +105,8 @@ def command(
     written |= {"arms": list(arms), "tokens_per_parameter": tokens_per_parameter, "runs": recorded}
     write_record(record, written)
     print_table(console, scaling_table(*fit_power_laws(final_points(written)), "FLOPs"))
-    print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Figures: attnres report")
+    page = draw_page(console, {"scaling": read_record(record, "scaling")}, out)
+    print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Report: {page}")
     if failed := failures([state for state in states if not state.diverged]):
         print(f"attnres: not every run was finished; the fit is without it\n{failed}", file=sys.stderr)
     return 1 if failed else 0

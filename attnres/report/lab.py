@@ -12,7 +12,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from attnres.analysis.powerlaw import fit_power_laws
+from attnres.analysis.powerlaw import Point, fit_power_laws
 from attnres.lab.dynamics_tables import dynamics_tables
 from attnres.lab.prune import prune_tables
 from attnres.lab.record import Record
@@ -30,7 +30,7 @@ class Picture:
 
     name: str
     alt: str
-    draw: Callable[[Record], Figure]
+    draw: Callable[[Record], Figure | None]
 
 
 @dataclass(frozen=True)
@@ -98,10 +98,20 @@ def write_results(records: Mapping[str, Record], folder: Path) -> Path:
     return path
 
 
-def drawn(experiment: Experiment, record: Record) -> dict[str, bytes]:
-    """Name -> PNG."""
+def write_fit(curves: Mapping[str, Sequence[Point]], unit: str, folder: Path) -> Path:
+    """Write folder/figures/scaling-fit.png from points that are no record's. Returns its path."""
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    path = folder / "figures" / "scaling-fit.png"
     with mpl.rc_context(STYLE):
-        return {picture.name: png(picture.draw(record)) for picture in experiment.pictures}
+        write_file(path, png(lab_figures.scaling_fit(curves, unit)))
+    return path
+
+
+def drawn(experiment: Experiment, record: Record) -> dict[str, bytes]:
+    """Name -> PNG, of the pictures that the record has something to show in."""
+    with mpl.rc_context(STYLE):
+        figures = {picture.name: picture.draw(record) for picture in experiment.pictures}
+        return {name: png(figure) for name, figure in figures.items() if figure is not None}
 
 
 def markdown(kind: str, record: Record) -> list[str]:
@@ -135,6 +145,8 @@ def _page(sections: Sequence[str]) -> str:
 def _section(experiment: Experiment, record: Record, images: Mapping[str, bytes]) -> str:
     parts = [f"<section>\n<h2>{_text(experiment.title)}</h2>", f"<p>{_text(experiment.question)}</p>"]
     for picture in experiment.pictures:
+        if picture.name not in images:
+            continue
         data = base64.b64encode(images[picture.name]).decode()
         parts.append(f'<figure><img alt="{_text(picture.alt)}" src="data:image/png;base64,{data}"></figure>')
     parts += [_html_table(table) for table in experiment.tables(record)]

@@ -61,11 +61,16 @@ def ablation(record: Record) -> Figure:
     return figure
 
 
-def tuning(record: Record) -> Figure:
-    """Loss of each arm at each point of the learning-rate grid, over the arm's best: was the grid wide enough?"""
+def tuning(record: Record) -> Figure | None:
+    """Loss of each arm at each point of the learning-rate grid, over the arm's best: was the grid wide enough?
+
+    None where there was nothing to choose.
+    """
     stds = record["embedding_stds"]
     arms = list(dict.fromkeys(cell["arm"] for cell in record["cells"]))
     factors = sorted({run["factor"] for cell in record["cells"] for run in cell["tuning"]})
+    if not factors:
+        return None
     figure = Figure(
         figsize=(2.6 + 1.0 * len(factors) * len(stds), 1.4 + 0.27 * len(arms)), dpi=150, layout="constrained"
     )
@@ -98,15 +103,30 @@ def scaling(record: Record) -> Figure:
     fits, advantages = fit_power_laws(points)
     figure = Figure(figsize=(13, 4.4), dpi=150, layout="constrained")
     curves, factors, iso = figure.subplots(1, 3, width_ratios=(1.25, 0.9, 1.25))
-    _fits(curves, points, fits)
-    _advantages(factors, advantages)
+    _fits(curves, points, fits, "FLOPs")
+    curves.set_ylabel("validation loss (nats per byte)")
+    _, published = fit_power_laws(scaling_points(), SCALING_COMPUTE)
+    _advantages(factors, advantages, {advantage.arm: advantage.factor for advantage in published})
     _iso_flop(iso, iso_flop_curves(record), list(points))
     handles, labels = curves.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
 
 
-def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit]) -> None:
+def scaling_fit(points: Mapping[str, Sequence[Point]], unit: str) -> Figure:
+    """Losses and fits, and the compute advantage, of points from anywhere."""
+    fits, advantages = fit_power_laws(points)
+    figure = Figure(figsize=(8, 4), dpi=150, layout="constrained")
+    curves, factors = figure.subplots(1, 2, width_ratios=(1.4, 1))
+    _fits(curves, points, fits, unit)
+    curves.set_ylabel("loss")
+    _advantages(factors, advantages, {})
+    handles, labels = curves.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    return figure
+
+
+def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit], unit: str) -> None:
     for index, fit in enumerate(fits):
         style = _style(index)
         computes = np.array([point.compute for point in points[fit.arm]])
@@ -117,23 +137,21 @@ def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit]
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:.2g}")
-    axes.yaxis.set_minor_formatter("{x:.2g}")
-    _plain_ticks(axes.xaxis, "{x:.0e}")
+    axes.yaxis.set_major_formatter("{x:.3g}")
+    axes.yaxis.set_minor_formatter("{x:.3g}")
+    _plain_ticks(axes.xaxis, "{x:g}")
     axes.set_title("loss against compute, L = A C^-a", loc="left")
-    axes.set_xlabel("training compute C (FLOPs)")
-    axes.set_ylabel("validation loss (nats per byte)")
+    axes.set_xlabel(visible(f"training compute C ({unit})"))
     axes.grid(alpha=0.25)
 
 
-def _advantages(axes: Axes, advantages: Sequence[Advantage]) -> None:
-    _, published = fit_power_laws(scaling_points(), SCALING_COMPUTE)
-    paper = {advantage.arm: advantage.factor for advantage in published}
+def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str, float]) -> None:
+    label = f"{'ours' if paper else 'fit'} and 95% interval"
     axes.axhline(1, color=INK, linewidth=1)
     for index, advantage in enumerate(advantages):
         low, high = advantage.interval
         axes.plot([index, index], [low, high], color=OURS, linewidth=1.6)
-        axes.plot(index, advantage.factor, "o", color=OURS, label="ours, 95% interval" if index == 0 else None)
+        axes.plot(index, advantage.factor, "o", color=OURS, label=label if index == 0 else None)
         if advantage.arm in paper:
             axes.plot(
                 index,
@@ -145,9 +163,10 @@ def _advantages(axes: Axes, advantages: Sequence[Advantage]) -> None:
             )
     axes.set_xticks(range(len(advantages)), labels=[visible(advantage.arm) for advantage in advantages])
     axes.set_xlim(-0.6, len(advantages) - 0.4)
+    axes.margins(y=0.2)  # room for the legend
     axes.set_title("compute advantage", loc="left")
     if advantages:
-        axes.set_ylabel(visible(f"times the compute that {advantages[0].baseline} needs for the same loss"), fontsize=8)
+        axes.set_ylabel(f"times the compute that {visible(advantages[0].baseline)}\nneeds for the same loss")
     axes.grid(axis="y", alpha=0.25)
     axes.legend(frameon=False)
 
@@ -173,7 +192,7 @@ def _iso_flop(
 
 def _plain_ticks(axis: Axis, form: str) -> None:
     """Numbers without mathtext, which is off."""
-    axis.set_major_locator(LogLocator(subs=(1, 3)))
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(form)
     axis.set_minor_formatter(NullFormatter())
 

@@ -52,6 +52,7 @@ def test_the_record_holds_every_run_and_the_choice(sweep):
             assert run["loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
             config = json.loads((folder / "config.json").read_text())["config"]
             assert config["optimizer"]["adamw_lr"] == pytest.approx(3e-3 * cell["factor"])
+    assert {figure.stem for figure in (out / "runs" / "figures").iterdir()} == {"ablation", "tuning"}
     assert record["versions"]["commit"] and record["hours"] > 0 and record["sweep"]["grid"] == [1, 30]
     table = ablation_tables(record)[0]
     pairs = [run["loss"] for run in record["cells"][1]["runs"]], [run["loss"] for run in record["cells"][0]["runs"]]

@@ -38,12 +38,16 @@ def test_a_sweep_leaves_points_and_a_table(tmp_path, corpus, capsys):
         assert run["flops_per_token"] < training_flops(config)  # of a longer context
         assert run["curve"][-1] == [run["tokens"], run["loss"]]
     assert code == 0 and "advantage over" in told.out and "L = A C^-a" in told.out
+    assert [figure.name for figure in (tmp_path / "runs" / "figures").iterdir()] == ["scaling.png"]
+    assert "Does it last with scale?" in (tmp_path / "runs" / "results.html").read_text()
 
 
-def test_the_papers_curves_from_a_file(capsys):
-    assert main(["scaling", "--csv", "results/paper-scaling.csv", "--unit", "PFLOP/s-days"]) == 0
+def test_the_papers_curves_from_a_file(tmp_path, capsys):
+    options = ["--csv", "results/paper-scaling.csv", "--unit", "PFLOP/s-days", "--out", str(tmp_path)]
+    assert main(["scaling", *options]) == 0
     told = capsys.readouterr().out
     assert "1.891" in told and "0.0580" in told and "1.25x" in told
+    assert (tmp_path / "figures" / "scaling-fit.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_loss_at_equal_compute():

@@ -178,6 +178,7 @@ def test_the_command_writes_a_record_and_goes_on_from_its_folder(sweep, tmp_path
     assert record["hours"] > 0 and record["config"]["steps"] == 6
     for arm in record["arms"]:
         assert len(arm["mean_matrix"]) == 13 and len(arm["runs"][0]["moments"]) == 4
+    assert len(list((tmp_path / "runs" / "figures").glob("dynamics-*.png"))) == 5
     # The checkpoints are gone now; the same command draws from what each folder keeps.
     assert main([*arguments, str(tmp_path / "second.json")]) == 0
     again = json.loads((tmp_path / "second.json").read_text())

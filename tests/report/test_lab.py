@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from attnres.analysis.powerlaw import read_points
 from attnres.cli import main
 from attnres.lab.record import read_records, write_record
-from attnres.report.lab import EXPERIMENTS, markdown
+from attnres.report.figures import png
+from attnres.report.lab import EXPERIMENTS, markdown, write_results
+from attnres.report.lab_figures import scaling_fit
 
 ROOT = Path(__file__).parents[2]
 ATTACK = "<script>alert(1)</script>"
@@ -75,6 +78,24 @@ def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results,
     for kind, record in read_records(results).items():
         for table in EXPERIMENTS[kind].tables(record):
             assert all(f">{row[1]}<" in page for row in table.rows)
+
+
+def test_a_learning_rate_that_was_not_tuned_has_no_figure(tmp_path):
+    record = ablation()
+    for cell in record["cells"]:
+        cell["tuning"] = []
+    page = write_results({"ablation": record}, tmp_path).read_text()
+    assert [figure.name for figure in (tmp_path / "figures").iterdir()] == ["ablation.png"]
+    assert page.count("<figure>") == 1
+
+
+def test_losses_close_to_each_other_have_ticks_that_differ():
+    figure = scaling_fit(read_points(ROOT / "results" / "paper-scaling.csv"), "PFLOP/s-days")
+    png(figure)
+    axis = figure.axes[0].yaxis
+    labels = [tick.label1.get_text() for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
+    shown = [label for label in labels if label]
+    assert len(shown) > 3 and len(set(shown)) == len(shown)
 
 
 def test_a_browser_shows_it_whole(results, tmp_path, browser):
