@@ -2,7 +2,9 @@
 
 import json
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import attnres
 from attnres.train import config_to_json, read_metrics, train
 from tests.train.conftest import weights
 
@@ -33,14 +36,19 @@ def recipe(folder: Path, config, name: str = "run.py") -> Path:
     return path
 
 
-def torchrun(*arguments: object, processes: int, restarts: int = 0) -> subprocess.Popen:
-    launcher = ["torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
-    command = [sys.executable, "-m", *launcher, "-m", "attnres", "train", *map(str, arguments)]
+def torchrun(
+    *arguments: object, processes: int, restarts: int = 0, meeting: tuple[str, ...] = ("--standalone",)
+) -> subprocess.Popen:
+    launcher = ["torch.distributed.run", *meeting, f"--nproc-per-node={processes}", f"--max-restarts={restarts}"]
+    # The -- keeps torchrun from reading our --virtual as one of its own options.
+    command = [sys.executable, "-m", *launcher, "-m", "--", "attnres", "train", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
 
 
-def by_hand(commands: list[list[object]], port: int, size: int | None = None) -> list[tuple[int, str, float]]:
-    """Start one process per command, as a launcher would; (exit code, stderr, seconds) of each."""
+def by_hand(
+    commands: list[list[object]], port: int, size: int | None = None, folders: tuple[Path | None, ...] = (None, None)
+) -> list[tuple[int, str, float]]:
+    """Start one process per command in its folder, as a launcher would; (exit code, stderr, seconds) of each."""
     began = time.monotonic()
     started = [
         subprocess.Popen(
@@ -48,11 +56,12 @@ def by_hand(commands: list[list[object]], port: int, size: int | None = None) ->
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            cwd=folder,
             env=environment(
                 RANK=str(rank), WORLD_SIZE=str(size or len(commands)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
             ),
         )
-        for rank, command in enumerate(commands)
+        for rank, (command, folder) in enumerate(zip(commands, folders, strict=False))
     ]
     ended = [(process, process.communicate(timeout=LIMIT)[1]) for process in started]
     return [(process.returncode, error, time.monotonic() - began) for process, error in ended]
@@ -70,10 +79,13 @@ def wait_for(done, process: subprocess.Popen) -> None:
         time.sleep(0.02)
 
 
+def is_open(port: int) -> bool:
+    with socket.socket() as visitor:
+        return visitor.connect_ex(("localhost", port)) == 0
+
+
 @pytest.fixture
 def port(tmp_path_factory) -> int:
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -87,7 +99,7 @@ def test_a_killed_process_ends_the_others_and_torchrun_goes_on_to_the_same_bits(
         recipe(tmp_path, config),
         "--pipeline",
         2,
-        "--virtual-stages",
+        "--virtual",
         2,
         "--schedule",
         "interleaved-1f1b",
@@ -122,13 +134,36 @@ def test_fewer_processes_go_on_where_more_stopped(make_config, tmp_path):
 
 
 @pytest.mark.timeout(LIMIT)
+def test_torchrun_goes_on_with_the_machines_that_are_left(make_config, tmp_path, port):
+    """Elastic: of two "machines" with a process each, one is lost, and the other finishes the run alone."""
+    config = make_config(batch_size=4, steps=60, save_every=10, evaluate_every=60, optimizer={"hidden": "adamw"})
+    arguments = [tmp_path / "run", "--recipe", recipe(tmp_path, config)]
+    patience = "last_call_timeout=10,keep_alive_interval=1,keep_alive_max_attempt=2"
+    meeting = ("--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", f"--rdzv-conf={patience}")
+    left = torchrun(*arguments, processes=1, restarts=2, meeting=meeting)
+    wait_for(lambda: is_open(port), left)  # the first holds what they agree on, so it must stay
+    lost = torchrun(*arguments, processes=1, restarts=2, meeting=meeting)
+    wait_for(lambda: len(read_metrics(tmp_path / "run" / "metrics.jsonl")) > 13, left)
+    for pid in [*children(lost.pid), lost.pid]:
+        os.kill(pid, signal.SIGKILL)
+    lost.communicate()
+    out, error = left.communicate(timeout=LIMIT)
+    assert left.returncode == 0, error
+    assert error.count("attnres: ") == 1 and "has lost another one" in error
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert "going on from step" in out and summary["steps"] == 60
+    expected = train(config, tmp_path / "one")
+    assert summary["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-3)
+
+
+@pytest.mark.timeout(LIMIT)
 def test_bad_input_is_one_line_from_one_process(make_config, tmp_path, port):
     config = make_config(batch_size=4, accumulate=2)
     one, other = recipe(tmp_path, config), recipe(tmp_path, make_config(batch_size=4, accumulate=2, seed=5), "other.py")
 
-    def said(*commands: list[object], size: int | None = None) -> str:
+    def said(*commands: list[object], size: int | None = None, folders: tuple[Path | None, ...] = (None, None)) -> str:
         nonlocal port
-        ended = by_hand([[tmp_path / "run", *command] for command in commands], port, size)
+        ended = by_hand([[tmp_path / "run", *command] for command in commands], port, size, folders)
         port += 1
         assert all(code in (1, 2) for code, _, _ in ended), ended
         lines = [line for _, error, _ in ended for line in error.splitlines() if "attnres: " in line]
@@ -138,5 +173,11 @@ def test_bad_input_is_one_line_from_one_process(make_config, tmp_path, port):
         return lines[0]
 
     assert "process 1 differs from process 0 in its configuration" in said(["--recipe", one], ["--recipe", other])
+    package = Path(attnres.__file__).parent
+    changed = shutil.copytree(package, tmp_path / "newer" / "attnres", ignore=shutil.ignore_patterns("__pycache__"))
+    with open(changed / "model" / "transformer.py", "a") as module:
+        module.write("# a later commit\n")
+    newer = said(["--recipe", one], ["--recipe", one], folders=(None, changed.parent))
+    assert "process 1 differs from process 0 in its code" in newer
     missing = said(["--recipe", one, "--timeout", 2], size=2)
     assert "has not met all the others within 2 s" in missing
