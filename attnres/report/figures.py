@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -118,7 +119,8 @@ def _depth_matrices(data: ReportData) -> Figure:
         axes.set_visible(False)
     for axes in grid[:, 0]:
         axes.set_ylabel("site that reads (layer)")
-    figure.suptitle("weight of each source in what each site reads, mean over tokens\n", fontsize=10)
+    title = textwrap.fill("weight of each source in what each site reads, mean over tokens", 40 * columns)
+    figure.suptitle(f"{title}\n", fontsize=10)
     return figure
 
 

@@ -141,6 +141,8 @@ def test_one_arm_without_curves_is_enough(tmp_path):
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {"depth_matrices.png", "depth_profiles.png"}
     sections = [attributes for tag, attributes in Elements(path.read_text()).tags if tag == "section"]
     assert [("hidden" in attributes) for attributes in sections] == [True, True, False, False, True]
+    for figure in (tmp_path / "figures").iterdir():
+        assert np.all(matplotlib.image.imread(figure)[:, [0, -1]] == 1), f"{figure.name}: something is cut off"
 
 
 def test_twenty_arms_of_thirty_two_sublayers_stay_small():
