@@ -13,6 +13,7 @@ from attnres.parallel.layout import Layout
 from attnres.train import load_run
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.trainer import Trainer
+from tests.model.test_backbone import config_of
 from tests.parallel.ranks import Ranks
 
 LAYOUTS = {
@@ -106,6 +107,25 @@ def test_other_connections_on_shards_of_a_pipeline(make_config, ranks, connectio
     losses, validation, _ = ranks.run(go, config, Layout(pipeline=2, virtual=2, shard=2), 2, ranks=4)[0]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=3e-6, atol=1e-6)
     assert validation == pytest.approx(expected[1], rel=2e-6)
+
+
+@pytest.mark.parametrize("layout", [Layout(shard=2), Layout(pipeline=2, shard=1)], ids=["shard 2", "pipeline 2"])
+@pytest.mark.parametrize("backbone", ["llama", "kimi_linear"])
+def test_sublayers_of_transformers_train_as_in_one_process(make_config, pair, backbone, layout):
+    model = dataclasses.asdict(config_of(backbone, vocab_size=256))
+    config = make_config(batch_size=4, accumulate=2, model=model, optimizer={"hidden": "adamw"})
+    expected = go(None, config, None, 2)
+    losses, validation, _ = pair.run(go, config, layout, 2, ranks=2)[0]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=5e-6, atol=1e-6)
+    assert validation == pytest.approx(expected[1], rel=2e-6)
+
+
+def test_a_tied_embedding_is_cut_once(make_config, pair):
+    config = make_config(batch_size=4, model={"layers": 2, "tied": True}, optimizer={"hidden": "adamw"})
+    expected = go(None, config, None, 3)
+    losses, validation, parameters = pair.run(go, config, Layout(shard=2), 3, ranks=2)[0]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=2e-6, atol=1e-6)
+    assert (validation, parameters) == (pytest.approx(expected[1], rel=1e-6), expected[2])
 
 
 def test_bfloat16_is_close(make_config, ranks):
