@@ -9,8 +9,8 @@ For each arm and scale of the embedding, the learning rates are chosen from a gr
 seed of its own; then every arm runs on the same seeds, so differences to the first arm are paired. Every run is a
 one-thread process with a folder of its own; stop it with Ctrl-C or in any other way, and the same command goes on.
 A run that diverges is kept, marked, and left out of the means. Ends with tables, OUT/results.html and OUT/figures/.
-RECORD is what `attnres report` draws from; arms that it holds already, from a sweep with the same options, are not run
-again.
+RECORD is what `attnres report` draws from; arms that it holds already, with the same options and as many seeds or more,
+are not run again.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def command(
     with console.status("opening the corpus"):
         corpus = open_corpus(config.data)
         check_length(corpus, config.model.context)
-    sweep = {"config": config_to_json(config), "grid": list(grid), "seeds": seeds}
+    sweep = {"config": config_to_json(config), "grid": list(grid)}
     before = earlier(record, sweep)
-    missing = [cell for cell in cells if cell not in before["cells"]]
+    missing = [cell for cell in cells if not has_seeds(before.get(cell), seeds)]
     if len(missing) < len(cells):
         print_line(console, f"{len(cells) - len(missing)} of {len(cells)} arms are in {record} already")
     left_out: list[Cell] = []
@@ -186,10 +186,10 @@ def _train(
     return recorded, states
 
 
-def earlier(path: Path, sweep: Record) -> Record:
-    """The cells that the record holds already and the hours they took. Raises UsageError if it is another sweep's."""
+def earlier(path: Path, sweep: Record) -> dict[Cell, Record]:
+    """The cells that the record holds already. Raises UsageError if it is another sweep's."""
     if not path.exists():
-        return {"cells": {}, "hours": 0.0}
+        return {}
     record = read_record(path, "ablation")
     differing = [name for name in sweep if record["sweep"].get(name) != sweep[name]]
     if differing:
@@ -197,13 +197,18 @@ def earlier(path: Path, sweep: Record) -> Record:
             f"{path} holds a sweep with another {' and another '.join(differing)}; repeat its options to go on with "
             "it, or choose another --record and --out"
         )
-    cells = {Cell(cell["arm"], cell["embedding_std"]): cell for cell in record["cells"]}
-    whole = {cell: entry for cell, entry in cells.items() if all(run["status"] != "failed" for run in entry["runs"])}
-    return {"cells": whole, "hours": record["hours"]}
+    return {Cell(cell["arm"], cell["embedding_std"]): cell for cell in record["cells"]}
+
+
+def has_seeds(entry: Record | None, seeds: int) -> bool:
+    """Whether the cell is there with as many seeds or more. One that no learning rate trains has no runs to wait for."""
+    if entry is None or any(run["status"] == "failed" for run in entry["runs"]):
+        return False
+    return len(entry["runs"]) >= seeds or entry["factor"] is None
 
 
 def _merged(
-    before: Record,
+    before: Mapping[Cell, Record],
     new: Mapping[Cell, Record],
     cells: Sequence[Cell],
     left_out: Sequence[Cell],
@@ -212,11 +217,11 @@ def _merged(
 ) -> Record:
     """The record with the new cells in it, in the order of this command."""
     commit = run_record["versions"]["commit"]
-    everything = before["cells"] | {cell: entry | {"commit": commit} for cell, entry in new.items()}
+    everything = {**before} | {cell: entry | {"commit": commit} for cell, entry in new.items()}
     ordered = [everything[cell] for cell in dict.fromkeys([*cells, *everything]) if cell in everything]
-    runs = [run for entry in new.values() for run in (*entry["tuning"], *entry["runs"]) if "step_seconds" in run]
+    runs = [run for entry in ordered for run in (*entry["tuning"], *entry["runs"]) if "step_seconds" in run]
     hours = sum(run["step_seconds"] * run["curve"][-1][0] for run in runs) / 3600
-    return header("ablation", shlex.join(["attnres", *sys.argv[1:]]), run_record, before["hours"] + hours) | {
+    return header("ablation", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours) | {
         "sweep": sweep,
         "embedding_stds": list(dict.fromkeys(entry["embedding_std"] for entry in ordered)),
         "left_out": [dataclasses.asdict(cell) for cell in left_out],

@@ -91,6 +91,23 @@ def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
         assert [run["status"] for run in cell["tuning"]] == ["done", "diverged"] and cell["factor"] == 1.0
 
 
+def test_more_seeds_are_added_and_none_is_lost(tmp_path, ablate, corpus):
+    record = tmp_path / "r.json"
+    options = [*STEPS, *corpus, "--grid", "1", "--embedding-stds", "1", "--out", tmp_path, "--record", record]
+
+    def seeds(number: int) -> list[list[int]]:
+        code, told = ablate("residual", "full", *options, "--seeds", str(number))
+        assert code == 0, told.err
+        return [[run["seed"] for run in cell["runs"]] for cell in read_record(record, "ablation")["cells"]]
+
+    assert seeds(1) == [[0], [0]]
+    assert seeds(2) == [[0, 1], [0, 1]]
+    written = read_record(record, "ablation")
+    runs = [run for cell in written["cells"] for run in cell["runs"]]
+    assert written["hours"] * 3600 == pytest.approx(sum(run["step_seconds"] * 3 for run in runs), rel=1e-4)
+    assert seeds(1) == [[0, 1], [0, 1]] and read_record(record, "ablation") == written
+
+
 def test_the_lowest_loss_that_was_reached_is_chosen():
     runs = [{"status": "done", "loss": 2.0, "factor": 1.0}, {"status": "diverged", "loss": 1.0, "factor": 2.0}]
     assert choose(runs) == 1.0 and choose(runs[1:]) is None
