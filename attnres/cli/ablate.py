@@ -201,7 +201,7 @@ def earlier(path: Path, sweep: Record) -> dict[Cell, Record]:
 
 
 def has_seeds(entry: Record | None, seeds: int) -> bool:
-    """Whether the cell is there with as many seeds or more. One that no learning rate trains has no runs to wait for."""
+    """Whether the cell is there with as many seeds or more. Where no learning rate trains, no run is missing."""
     if entry is None or any(run["status"] == "failed" for run in entry["runs"]):
         return False
     return len(entry["runs"]) >= seeds or entry["factor"] is None
