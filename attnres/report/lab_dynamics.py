@@ -171,6 +171,7 @@ def prune(record: Record) -> Figure:
     figure = Figure(figsize=(13, 4.2), dpi=150, layout="constrained")
     attention, mlp, ordered = panels = figure.subplots(1, 3, sharey=True)
     layers = 0
+    lowest = min((min(added) for runs in arms.values() for added in runs), default=0)
     for index, (arm, runs) in enumerate(arms.items()):
         if runs:
             added = np.array(runs)
@@ -184,6 +185,7 @@ def prune(record: Record) -> Figure:
         )
         # Linear through zero: without some sublayers the model is better.
         axes.set_yscale("symlog", linthresh=THRESHOLD / 10)
+        axes.set_ylim(bottom=min(2 * lowest, 0) - THRESHOLD / 20)  # the margin would be decades below zero
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_title(title, loc="left", fontsize=9)
         axes.grid(alpha=0.25)

@@ -56,4 +56,6 @@ def test_pruning_shows_attention_and_mlp_apart_and_the_cost_sorted():
         assert np.asarray(line.get_ydata()) == pytest.approx(expected)
     falling = np.asarray(next(line for line in ordered.get_lines() if line.get_label() == "block").get_ydata())
     assert np.all(np.diff(falling) <= 0)
+    lowest = min(min(run["added"]) for run in record["runs"] if run["status"] == "done")
+    assert min(2 * lowest, 0) - 0.001 < ordered.get_ylim()[0] < min(lowest, 0)  # no empty decades below zero
     assert pixels(figure) != pixels(lab_dynamics.prune(record_of({"residual": 0.02, "block": 0.9}, seeds=2)))
