@@ -93,7 +93,7 @@ def tuning(record: Record) -> Figure | None:
         axes.set_title(f"embedding std {std:g}", loc="left")
         axes.set_xlabel("learning rates over the defaults")
     if image is not None:
-        figure.colorbar(image, ax=panels, label="loss above the arm's best (nats per byte)", shrink=0.8)
+        figure.colorbar(image, ax=panels, label="loss above the arm's\nbest (nats per byte)", shrink=0.8)
     return figure
 
 
