@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from attnres.errors import UsageError
 from attnres.hf.attach import CONNECTION, attach, connection_of, decoder_of
-from attnres.model.backbone import cpu_kernels
+from attnres.model.backbone import runnable_kernels
 
 RECORD = "attnres"
 """The entry of config.json that holds the connection's name and options."""
@@ -90,7 +89,7 @@ def _model_class(config: Mapping[str, Any], folder: Path) -> Any:
     except ImportError:
         raise UsageError("this needs transformers; pip install 'attnres[hf]'") from None
     names = config.get("architectures") or []
-    with cpu_kernels() if not torch.cuda.is_available() else nullcontext():
+    with runnable_kernels():
         cls = getattr(transformers, names[0], None) if names else None  # imports the model's module
     if not hasattr(cls, "from_pretrained"):
         named = f"{names[0]!r}" if names else "none"

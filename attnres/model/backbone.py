@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -152,19 +152,22 @@ def _modeling(backbone: str) -> tuple[ModuleType, str]:
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
     except ImportError:
         raise UsageError(f"backbone {backbone} needs the transformers library: pip install 'attnres[hf]'") from None
-    with cpu_kernels() if not torch.cuda.is_available() else nullcontext():
+    with runnable_kernels():
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(backbone))]  # imports the module
     return sys.modules[cls.__module__], cls.__name__.removesuffix("ForCausalLM")
 
 
 @contextmanager
-def cpu_kernels() -> Iterator[None]:
-    """Where fla can be imported, transformers takes its Triton kernels, which a machine without a GPU cannot run."""
-    before = sys.modules.get("fla")
+def runnable_kernels() -> Iterator[None]:
+    """Import modules of transformers in here: where they find fla they take its Triton kernels, and for good, also on
+    a machine without a GPU, which cannot run them."""
+    if torch.cuda.is_available():
+        yield
+        return
+    before = {"fla": sys.modules["fla"]} if "fla" in sys.modules else {}
     sys.modules["fla"] = None  # type: ignore[assignment]
     try:
         yield
     finally:
         del sys.modules["fla"]
-        if before is not None:
-            sys.modules["fla"] = before
+        sys.modules.update(before)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import sys
 from typing import Any
 
-import pytest
 import torch
+
+from attnres.model.backbone import runnable_kernels
 
 VOCABULARY = 64
 
@@ -74,10 +74,7 @@ def _make_model(name: str, overrides: dict[str, Any]):
     options = {**_COMMON, **CONFIGS[name], **overrides}
     if name in ("gpt2", "deepseek_v3", "kimi_linear"):
         options.pop("head_dim")
-    # Where fla can be imported, transformers takes its Triton kernels for KDA, which need a GPU.
-    with pytest.MonkeyPatch.context() as patch:
-        if not torch.cuda.is_available():
-            patch.setitem(sys.modules, "fla", None)
+    with runnable_kernels():
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **options)).eval()
     with torch.no_grad():
         for parameter_name, parameter in model.named_parameters():

@@ -13,6 +13,7 @@ import attnres.hf
 from attnres import make_connection
 from attnres.errors import UsageError
 from attnres.hf.shipped import FORMS, read_checkpoint, read_connection, write_connection
+from attnres.model.backbone import runnable_kernels
 from tests.connections.test_oracles import naive_attnres
 
 LAYERS, DIM = 7, 6
@@ -109,15 +110,16 @@ def test_a_whole_model_with_the_parameters_of_kimi_k3():
     transformers = pytest.importorskip("transformers")
     layers, dim, block_size = 5, 32, 2
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.KimiLinearConfig(
-            **{"vocab_size": 50, "hidden_size": dim, "intermediate_size": 48, "num_hidden_layers": layers},
-            **{"num_attention_heads": 2, "num_key_value_heads": 2, "linear_num_heads": 2, "linear_head_dim": 16},
-            **{"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 12},
-            **{"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
-            **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.2},
-        )
-    ).eval()
+    with runnable_kernels():
+        model = transformers.AutoModelForCausalLM.from_config(
+            transformers.KimiLinearConfig(
+                **{"vocab_size": 50, "hidden_size": dim, "intermediate_size": 48, "num_hidden_layers": layers},
+                **{"num_attention_heads": 2, "num_key_value_heads": 2, "linear_num_heads": 2, "linear_head_dim": 16},
+                **{"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 12},
+                **{"num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+                **{"pad_token_id": None, "bos_token_id": None, "eos_token_id": None, "initializer_range": 0.2},
+            )
+        ).eval()
     tensors = k3_tensors(layers, dim, dtype=torch.float32)
     tokens = torch.randint(0, 50, (2, 9))
 
