@@ -14,9 +14,14 @@ from attnres.lab.record import Record
 SIGNIFICANCE = 0.05
 
 
+def scales(record: Record) -> list[float]:
+    """The embedding's standard deviations, the largest first whatever was run first."""
+    return sorted(record["embedding_stds"], reverse=True)
+
+
 def comparisons(record: Record) -> Iterator[tuple[float, list[Comparison]]]:
     """For each embedding scale the arms, the first one being the baseline. Runs that diverged are left out."""
-    for std in record["embedding_stds"]:
+    for std in scales(record):
         cells = [cell for cell in record["cells"] if cell["embedding_std"] == std]
         summaries = {
             cell["arm"]: {
@@ -52,7 +57,7 @@ class Verdict:
 def verdicts(record: Record) -> list[Verdict]:
     """Every claim of the paper that both arms have paired runs for."""
     found = []
-    for std in record["embedding_stds"]:
+    for std in scales(record):
         losses = {
             cell["arm"]: {run["seed"]: run["loss"] for run in cell["runs"] if run["status"] == "done"}
             for cell in record["cells"]

@@ -15,7 +15,7 @@ from attnres.lab.paper import ABLATION as PAPER
 from attnres.lab.paper import SCALING_COMPUTE, scaling_points
 from attnres.lab.record import Record
 from attnres.lab.scaling import final_points, iso_flop_curves
-from attnres.lab.verdicts import comparisons
+from attnres.lab.verdicts import comparisons, scales
 from attnres.report.figures import INK
 from attnres.report.style import WEIGHT_COLOURS, arm_style, visible
 
@@ -25,8 +25,10 @@ OURS, THEIRS = "#0072B2", "#D55E00"
 def ablation(record: Record) -> Figure:
     """Each arm's difference to the baseline, seed by seed, beside the paper's."""
     tables = list(comparisons(record))
-    first = tables[0][1]
-    order = [row.arm for row in sorted(first[1:], key=lambda row: (row.difference is None, row.difference))]
+    others = [
+        row for _, rows in tables for row in sorted(rows[1:], key=lambda row: (row.difference is None, row.difference))
+    ]
+    order = list(dict.fromkeys(row.arm for row in others))  # of the first scale; what only another one has comes below
     height = 1.6 + 0.27 * len(order)
     figure = Figure(figsize=(5.2 * len(tables) + 1.8, height), dpi=150, layout="constrained")
     panels = np.atleast_1d(figure.subplots(1, len(tables), sharey=True))
@@ -36,7 +38,7 @@ def ablation(record: Record) -> Figure:
         base = losses.get(rows[0].arm, {})
         axes.axvline(0, color=INK, linewidth=1)
         for row in rows[1:]:
-            if row.arm not in place or row.difference is None:
+            if row.difference is None:
                 continue
             y = place[row.arm]
             pairs = [loss - base[seed] for seed, loss in losses[row.arm].items() if seed in base]
@@ -66,7 +68,7 @@ def tuning(record: Record) -> Figure | None:
 
     None where there was nothing to choose.
     """
-    stds = record["embedding_stds"]
+    stds = scales(record)
     arms = list(dict.fromkeys(cell["arm"] for cell in record["cells"]))
     factors = sorted({run["factor"] for cell in record["cells"] for run in cell["tuning"]})
     if not factors:
@@ -78,14 +80,18 @@ def tuning(record: Record) -> Figure | None:
     image = None
     for axes, std in zip(panels, stds, strict=True):
         losses = np.full((len(arms), len(factors)), np.nan)
+        tried = np.zeros(losses.shape, bool)
         for cell in record["cells"]:
             if cell["embedding_std"] == std:
                 for run in cell["tuning"]:
+                    place = arms.index(cell["arm"]), factors.index(run["factor"])
+                    tried[place] = True
                     if run["status"] == "done":
-                        losses[arms.index(cell["arm"]), factors.index(run["factor"])] = run["loss"]
+                        losses[place] = run["loss"]
         best = np.where(np.isnan(losses).all(1, keepdims=True), np.nan, _row_min(losses))
         image = axes.imshow(losses - best, cmap=WEIGHT_COLOURS + "_r", vmin=0, vmax=0.15, aspect="auto")
-        for (row, column), excess in np.ndenumerate(losses - best):
+        for row, column in np.argwhere(tried):
+            excess = (losses - best)[row, column]
             text = "diverged" if np.isnan(excess) else "best" if excess == 0 else f"+{excess:.3f}"
             axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if excess > 0.08 else INK)
         axes.set_xticks(range(len(factors)), labels=[f"x{factor:g}" for factor in factors])

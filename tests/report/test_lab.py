@@ -14,6 +14,7 @@ import pytest
 from attnres.analysis.powerlaw import read_points
 from attnres.cli import main
 from attnres.lab.record import read_records, write_record
+from attnres.report import lab_figures
 from attnres.report.figures import png
 from attnres.report.lab import EXPERIMENTS, markdown, write_results
 from attnres.report.lab_figures import scaling_fit
@@ -78,6 +79,21 @@ def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results,
     for kind, record in read_records(results).items():
         for table in EXPERIMENTS[kind].tables(record):
             assert all(f">{row[1]}<" in page for row in table.rows)
+
+
+def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
+    record = ablation()
+    record["embedding_stds"].reverse()  # the small scale was run first
+    del record["cells"][5:]  # and there only the baseline
+    drawn = lab_figures.ablation(record)
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["embedding std 1", "embedding std 0.02"]
+    assert {label.get_text() for label in drawn.axes[0].get_yticklabels()} == {"full", "block:heads=2", "highway"}
+    tuned = lab_figures.tuning(record)
+    assert tuned is not None
+    assert [[text.get_text() for text in axes.texts] for axes in tuned.axes[:2]] == [
+        ["best", "diverged"] * 4,
+        ["best", "diverged"],
+    ]
 
 
 def test_a_learning_rate_that_was_not_tuned_has_no_figure(tmp_path):
