@@ -16,6 +16,7 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -31,8 +32,8 @@ from attnres.cli.ablate import check
 from attnres.data import check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.ablation import outcome_of
-from attnres.lab.record import header, read_record, write_record
-from attnres.lab.scaling import ARMS, SIZES, Run, final_points, flops_per_token, parse_size, runs
+from attnres.lab.record import Record, header, read_record, write_record
+from attnres.lab.scaling import ARMS, SIZES, Run, Size, final_points, flops_per_token, parse_size, runs
 from attnres.lab.tables import scaling_table
 from attnres.report.lab import write_fit
 from attnres.train import RunConfig
@@ -97,12 +98,7 @@ def command(
         print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)
         return 130
     require_done(states)
-    done = next(state for state in states if state.status == "done")
-    recorded = [_recorded(run, state, flops[run.arm, run.size]) for run, state in zip(planned, states, strict=True)]
-    hours = sum(run["step_seconds"] * run["steps"] for run in recorded if "step_seconds" in run) / 3600
-    run_record = RunFolder(done.job.folder).record() or {}
-    written = header("scaling", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours)
-    written |= {"arms": list(arms), "tokens_per_parameter": tokens_per_parameter, "runs": recorded}
+    written = _record(list(zip(planned, states, strict=True)), flops, arms, tokens_per_parameter)
     write_record(record, written)
     print_table(console, scaling_table(*fit_power_laws(final_points(written)), "FLOPs"))
     page = draw_page(console, {"scaling": read_record(record, "scaling")}, out)
@@ -110,6 +106,20 @@ def command(
     if failed := failures([state for state in states if not state.diverged]):
         print(f"attnres: not every run was finished; the fit is without it\n{failed}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _record(
+    ended: Sequence[tuple[Run, JobState]],
+    flops: Mapping[tuple[str, Size], float],
+    arms: Sequence[str],
+    tokens_per_parameter: float,
+) -> Record:
+    recorded = [_recorded(run, state, flops[run.arm, run.size]) for run, state in ended]
+    hours = sum(run["step_seconds"] * run["steps"] for run in recorded if "step_seconds" in run) / 3600
+    done = next(run for run, state in ended if state.status == "done")
+    run_record = RunFolder(done.job.folder).record() or {}
+    head = header("scaling", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours)
+    return head | {"arms": list(arms), "tokens_per_parameter": tokens_per_parameter, "runs": recorded}
 
 
 def _recorded(run: Run, state: JobState, flops: float) -> dict:
