@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
+from attnres.connections import make_connection
 from attnres.errors import UsageError
 from attnres.ops import attend_blocks, depth_attention, library, merge_partial, operators
 from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
@@ -281,6 +282,30 @@ def test_large_results_reuse_memory_and_never_share_it():
     assert len({h.data_ptr() for h in kept}) == 24
     assert sorted(h.mean().item() for h in kept) == sorted([float(k) for k in range(8)] * 3)
     assert once(5.0).resize_(2048, 1024)[:1024].eq(5).all()
+
+
+def test_a_decode_step_runs_on_the_buffers_of_the_step_before(monkeypatch):
+    """Also when the rest of the program has meanwhile taken whatever memory of their sizes was free."""
+    connection = make_connection("block", dim=DIM, sites=9, block_size=4)
+    token, used, taken = torch.ones(1, 1, DIM), [], []
+
+    def attend(*arguments):
+        results = kernel(*arguments)
+        used.extend((x.data_ptr(), x.shape) for x in tree_leaves(results))
+        return results
+
+    def step():
+        used.clear()
+        connection.readout(connection.run(connection.start(token), [torch.sin] * 9))
+        taken.extend(torch.empty(shape) for _, shape in used for _ in range(20))
+        return list(used)
+
+    kernel = library.attend
+    monkeypatch.setattr(library, "attend", attend)
+    with torch.inference_mode():
+        first, second = step(), step()
+    assert len(first) == 2 * (4 + 4 + 1) + 3 * 3 * 2 + 3 + 3
+    assert second == first
 
 
 def test_the_memory_kept_is_bounded():

@@ -1,15 +1,15 @@
-// Memory for the kernel's large results, kept for the next one of the same size when it is freed.
+// Memory for the kernel's results, kept for the next one of the same size when it is freed.
 //
 // The C library gives large freed blocks back to the system, which then zeroes and maps the next one page by page: for
-// the gradients of nine sources that took several times as long as computing them. What is kept is at most kKept
-// bytes, the oldest goes first, and a training step frees and asks for the same sizes over and over, so its peak does
-// not grow.
+// the gradients of nine sources that took several times as long as computing them. A decode step, whose results are
+// small, runs on the buffers of the step before and saves the search for aligned ones. What is kept is at most kBytes
+// in kBlocks blocks, the oldest goes first, and a training step frees and asks for the same sizes over and over, so its
+// peak does not grow.
 
 #pragma once
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
-#include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 
 #include <cmath>
@@ -33,7 +33,6 @@ class Pool final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (bytes < kSmall) return c10::GetCPUAllocator()->allocate(bytes);
     Block* const block = take(bytes);
     return {block->data, block, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
@@ -43,7 +42,8 @@ class Pool final : public c10::Allocator {
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
  private:
-  static constexpr size_t kSmall = size_t{1} << 18, kKept = size_t{1} << 28;
+  static constexpr size_t kBytes = size_t{1} << 28;
+  static constexpr std::ptrdiff_t kBlocks = 1024;  // bounds the search
 
   struct Block {
     void* data;
@@ -72,7 +72,7 @@ class Pool final : public c10::Allocator {
       pool.kept_.push_back(static_cast<Block*>(freed));
       pool.held_ += pool.kept_.back()->bytes;
       auto oldest = pool.kept_.begin();
-      for (; pool.held_ > kKept; ++oldest) pool.held_ -= (*oldest)->bytes;
+      for (; pool.held_ > kBytes || pool.kept_.end() - oldest > kBlocks; ++oldest) pool.held_ -= (*oldest)->bytes;
       too_old.assign(pool.kept_.begin(), oldest);
       pool.kept_.erase(pool.kept_.begin(), oldest);
     }
