@@ -216,12 +216,12 @@ def _merged(
     run_record: Record,
 ) -> Record:
     """The record with the new cells in it, in the order of this command."""
-    commit = run_record["versions"]["commit"]
-    everything = {**before} | {cell: entry | {"commit": commit} for cell, entry in new.items()}
+    everything = {**before, **new}
     ordered = [everything[cell] for cell in dict.fromkeys([*cells, *everything]) if cell in everything]
-    runs = [run for entry in ordered for run in (*entry["tuning"], *entry["runs"]) if "step_seconds" in run]
-    hours = sum(run["step_seconds"] * run["curve"][-1][0] for run in runs) / 3600
+    runs = [run for entry in ordered for run in (*entry["tuning"], *entry["runs"])]
+    hours = sum(run["step_seconds"] * run["curve"][-1][0] for run in runs if "step_seconds" in run) / 3600
     return header("ablation", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours) | {
+        "commits": list(dict.fromkeys(run["commit"] for run in runs if run.get("commit"))),
         "sweep": sweep,
         "embedding_stds": list(dict.fromkeys(entry["embedding_std"] for entry in ordered)),
         "left_out": [dataclasses.asdict(cell) for cell in left_out],

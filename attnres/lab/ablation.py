@@ -111,22 +111,24 @@ def outcome(trial: Trial, state: JobState) -> dict[str, Any]:
 
 
 def outcome_of(path: Path, state: JobState) -> dict[str, Any]:
-    """How a run ended: its status, its validation losses in nats per byte, and what it cost.
+    """How a run ended: its status, its validation losses in nats per byte, what it cost, and the commit of its code.
 
     status: "done"; "diverged" if it met a number that is not finite or ended no lower than it began; "failed" if it
     stopped for any other reason.
     """
     folder = RunFolder(path)
     evaluations = [record for record in read_metrics(folder.metrics) if record["kind"] == "eval"]
-    bytes_per_token = ((folder.record() or {}).get("corpus") or {}).get("bytes_per_token", 1.0)
+    run_record = folder.record() or {}
+    bytes_per_token = (run_record.get("corpus") or {}).get("bytes_per_token", 1.0)
     curve = [[record["step"], record["loss"] / bytes_per_token] for record in evaluations]
+    end = {"curve": curve, "commit": run_record.get("versions", {}).get("commit")}
     if state.status != "done":
-        return {"status": "diverged" if state.diverged else "failed", "curve": curve, "error": state.error}
+        return {"status": "diverged" if state.diverged else "failed", "error": state.error, **end}
     summary = folder.summary() or {}
     loss = summary["validation_loss"] / bytes_per_token
     status = "done" if loss < curve[0][1] else "diverged"
     cost = {name: summary[name] for name in ("step_seconds", "peak_memory_bytes")}
-    return {"status": status, "curve": curve, "loss": loss, **cost}
+    return {"status": status, "loss": loss, **cost, **end}
 
 
 def choose(outcomes: Sequence[Mapping[str, Any]]) -> float | None:

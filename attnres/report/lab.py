@@ -176,7 +176,7 @@ def _origin(record: Record) -> dict[str, str]:
     return {
         "command": record["command"],
         "date": record["date"],
-        "commit": str(record["versions"].get("commit")),
+        "commit": ", ".join(map(str, record.get("commits") or [record["versions"].get("commit")])),
         "computing": f"{record['hours']:.1f} hours of one thread",
         "machine": ", ".join(f"{name} {value}" for name, value in record["machine"].items()),
         "corpus": f"{record['corpus'].get('description')}, sha256 {record['corpus'].get('sha256')}",

@@ -8,6 +8,8 @@ from attnres.cli import main
 from attnres.lab.ablation import choose
 from attnres.lab.record import read_record
 from attnres.lab.tables import ablation_tables
+from attnres.report.lab import markdown
+from attnres.train import folder
 from tests.cli.conftest import TINY, run_jobs_here
 
 STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3", "--validation-tokens", "64"]
@@ -106,6 +108,17 @@ def test_more_seeds_are_added_and_none_is_lost(tmp_path, ablate, corpus):
     runs = [run for cell in written["cells"] for run in cell["runs"]]
     assert written["hours"] * 3600 == pytest.approx(sum(run["step_seconds"] * 3 for run in runs), rel=1e-4)
     assert seeds(1) == [[0, 1], [0, 1]] and read_record(record, "ablation") == written
+
+
+def test_the_record_names_every_commit_that_its_runs_were_made_at(tmp_path, ablate, corpus, monkeypatch):
+    options = [*STEPS, *corpus, "--grid", "1", "--embedding-stds", "1", "--out", tmp_path]
+    for commit, arms in (("aaa", ("residual", "full")), ("bbb", ("residual", "full", "x0"))):
+        monkeypatch.setattr(folder, "_commit", lambda commit=commit: commit)
+        code, told = ablate(*arms, *options, "--seeds", "1", "--record", tmp_path / "r.json")
+        assert code == 0, told.err
+    record = read_record(tmp_path / "r.json", "ablation")
+    assert [run["commit"] for cell in record["cells"] for run in cell["runs"]] == ["aaa", "aaa", "bbb"]
+    assert "; commit: aaa, bbb; " in markdown("ablation", record)[0]
 
 
 def test_the_lowest_loss_that_was_reached_is_chosen():
