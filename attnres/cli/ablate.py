@@ -220,8 +220,8 @@ def _merged(
     ordered = [everything[cell] for cell in dict.fromkeys([*cells, *everything]) if cell in everything]
     runs = [run for entry in ordered for run in (*entry["tuning"], *entry["runs"])]
     hours = sum(run["step_seconds"] * run["curve"][-1][0] for run in runs if "step_seconds" in run) / 3600
-    return header("ablation", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours) | {
-        "commits": list(dict.fromkeys(run["commit"] for run in runs if run.get("commit"))),
+    commits = [run.get("commit") for run in runs]
+    return header("ablation", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours, commits) | {
         "sweep": sweep,
         "embedding_stds": list(dict.fromkeys(entry["embedding_std"] for entry in ordered)),
         "left_out": [dataclasses.asdict(cell) for cell in left_out],

@@ -102,4 +102,5 @@ def _record(
     finished = [run for arm in recorded for run in arm["runs"] if "step_seconds" in run]
     hours = sum(run["step_seconds"] for run in finished) * config.steps / 3600
     run_record = RunFolder(done[0].job.folder).record() or {}
-    return header("dynamics", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours) | {"arms": recorded}
+    commits = [run["commit"] for run in finished]
+    return header("dynamics", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours, commits) | {"arms": recorded}

@@ -99,9 +99,10 @@ def _record(trained: Sequence[Trained], measured: dict[Path, Record], tokens: in
         numbers = {name: result[name] for name in ("loss", "added") if name in result}
         recorded.append({"arm": run.arm, "seed": run.config.seed, "status": run.status, **numbers})
     done = [run["arm"] for run in recorded if run["status"] == "done"]
-    run_record = next(run.folder.record() for run in trained if run.status == "done") or {}
+    run_records = [run.folder.record() or {} for run in trained if run.status == "done"]
+    commits = [run_record["versions"]["commit"] for run_record in run_records]
     hours = sum(result["seconds"] for result in measured.values()) / 3600
-    return header("prune", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours) | {
+    return header("prune", shlex.join(["attnres", *sys.argv[1:]]), run_records[0], hours, commits) | {
         "tokens": tokens,
         "baseline": BASELINE if BASELINE in done else done[0],
         "runs": recorded,

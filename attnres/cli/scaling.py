@@ -118,7 +118,8 @@ def _record(
     hours = sum(run["step_seconds"] * run["steps"] for run in recorded if "step_seconds" in run) / 3600
     done = next(run for run, state in ended if state.status == "done")
     run_record = RunFolder(done.job.folder).record() or {}
-    head = header("scaling", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours)
+    commits = [run["commit"] for run in recorded]
+    head = header("scaling", shlex.join(["attnres", *sys.argv[1:]]), run_record, hours, commits)
     return head | {"arms": list(arms), "tokens_per_parameter": tokens_per_parameter, "runs": recorded}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,13 @@ Record = dict[str, Any]
 SIGNIFICANT_DIGITS = 7
 
 
-def header(kind: str, command: str, run_record: Mapping[str, Any], hours: float) -> Record:
+def header(
+    kind: str, command: str, run_record: Mapping[str, Any], hours: float, commits: Iterable[str | None]
+) -> Record:
     """What was run: the first entries of every record.
 
-    run_record: config.json of one of the runs. hours: of computing, summed over this and earlier calls.
+    run_record: config.json of one of the runs. hours: of computing, summed over this and earlier calls. commits: of
+    the code of each run, which differ where a sweep was taken up again later.
     """
     return {
         "kind": kind,
@@ -28,6 +31,7 @@ def header(kind: str, command: str, run_record: Mapping[str, Any], hours: float)
         "date": date.today().isoformat(),
         "hours": hours,
         "versions": run_record["versions"],
+        "commits": list(dict.fromkeys(commit for commit in commits if commit)),
         "machine": run_record["machine"],
         "corpus": run_record["corpus"],
         "config": run_record["config"],
