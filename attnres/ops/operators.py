@@ -27,7 +27,7 @@ _FUSED_DTYPES = {
 
 
 def depth_attention(
-    sources: Sequence[Tensor],
+    sources: Sequence[Tensor] | Tensor,
     query: Tensor,
     gain: Tensor | None = None,
     eps: float = 1e-6,
@@ -35,32 +35,35 @@ def depth_attention(
 ) -> Tensor:
     """h = sum_i p_i v_i,  p = softmax_i(query . RMSNorm(v_i; gain, eps)). Attention Residuals (2603.15031), eq. 3.
 
-    sources: one or more tensors v_i [..., d], of any mix of dtypes; query: [d]; gain: [d], or None for ones.
+    sources: one or more tensors v_i [..., d], of any mix of floating dtypes, or one tensor that stacks them.
+    query: [d]; gain: [d], or None for ones.
     Returns h [..., d] in the dtype of sources[0], which is the stream's: float32 inside, rounded once.
 
     `backend`: "reference" is plain PyTorch and takes everything; "cpu" and "triton" are fused, forward and backward;
     "auto" is the fastest of them that takes the input. Raises UsageError on shapes that do not fit, and on input that a
     backend asked for by name does not take.
     """
-    _check(sources, "sources", [query] if gain is None else [query, gain], "query and gain")
+    sources = list(sources)
+    _check(sources, "sources", [query] if gain is None else [query, gain], "query and gain", eps)
     gains = [] if gain is None else [gain]
     outs, _ = attend(sources, [query], gains, (), eps, sources[0].dtype, backend)
     return outs[0]
 
 
 def attend_blocks(
-    bank: Sequence[Tensor], queries: Tensor, eps: float = 1e-6, backend: Backend = "auto"
+    bank: Sequence[Tensor] | Tensor, queries: Tensor, eps: float = 1e-6, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
     """Phase 1: all queries of a block attend to the finished blocks at once. Algorithm 1 of the paper; SPEC.md 5.
 
-    bank: one or more tensors [..., d]; queries: [S, d], each with its gain already multiplied in.
+    bank: as `depth_attention`'s sources; queries: [S, d], each with its gain already multiplied in.
     Returns out [S, ..., d] and the log-sum-exp of the scores lse [S, ...], both in float32 and not rounded:
     `merge_partial` rounds. Each out[j] equals depth_attention(bank, queries[j]) but for that. Backends and errors as
     there.
     """
     if queries.ndim != 2 or len(queries) == 0:
         raise UsageError(f"queries must be [S, d] with S of at least 1, not {list(queries.shape)}")
-    _check(bank, "bank", [queries[0]], "queries")
+    bank = list(bank)
+    _check(bank, "bank", [queries[0]], "queries", eps)
     outs, lses = attend(bank, queries.unbind(), [], (), eps, _inner_dtype(bank), backend)
     return torch.stack(outs), torch.stack(lses)
 
@@ -82,7 +85,7 @@ def merge_partial(
     which is partial's if not given: give the stream's where autocast makes them differ. Backends and errors as in
     `depth_attention`.
     """
-    _check([partial, out_j], "partial and out_j", [query], "query")
+    _check([partial, out_j], "partial and out_j", [query], "query", eps)
     if lse_j.shape != partial.shape[:-1]:
         raise UsageError(f"lse_j must be {list(partial.shape[:-1])}, not {list(lse_j.shape)}")
     outs, _ = attend([partial], [query], [], (out_j, lse_j), eps, dtype or partial.dtype, backend)
@@ -182,9 +185,15 @@ def interpreted() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def _check(sources: Sequence[Tensor], name: str, vectors: Sequence[Tensor], vector_names: str) -> None:
+def _check(sources: Sequence[Tensor], name: str, vectors: Sequence[Tensor], vector_names: str, eps: float) -> None:
     if len(sources) == 0:
         raise UsageError(f"{name} must hold at least one tensor")
+    for x in (*sources, *vectors):
+        if not x.is_floating_point():
+            dtype = str(x.dtype).removeprefix("torch.")
+            raise UsageError(f"{name} and {vector_names} must be of a floating dtype, not {dtype}")
+    if not eps >= 0:
+        raise UsageError(f"eps must not be negative, not {eps}")
     shape = sources[0].shape
     if len(shape) == 0 or any(x.shape != shape for x in sources):
         shapes = ", ".join(str(list(x.shape)) for x in sources)

@@ -312,6 +312,18 @@ def test_bad_input_is_named():
         merge_partial(x, q, torch.randn(3, 4), torch.randn(2))
     with pytest.raises(UsageError, match="lse_j must be"):
         merge_partial(x, q, x, torch.randn(3))
+    for sources, query in (([x, x.int()], q), ([x], q.long())):
+        with pytest.raises(UsageError, match="floating dtype, not int"):
+            depth_attention(sources, query)
+    for eps in (-1e-6, float("nan")):
+        with pytest.raises(UsageError, match="eps must not be negative"):
+            attend_blocks([x], q[None], eps)
+
+
+def test_sources_may_be_stacked():
+    x, q, queries = torch.randn(3, 2, 5, 4), torch.randn(4), torch.randn(2, 4)
+    assert torch.equal(depth_attention(x, q), depth_attention(list(x), q))
+    assert all(map(torch.equal, attend_blocks(x, queries), attend_blocks(list(x), queries)))
 
 
 @both_backends
