@@ -67,12 +67,20 @@ class Connection(nn.Module):
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
         """Pass the values through consecutive sublayers, of which the leftmost stands at site `first`."""
-        for site, sublayer in enumerate(sublayers, first):
+        for site, sublayer in enumerate(self._fitting(sublayers, first), first):
             weights, h = self.mix(values, site)
             y = sublayer(h)
             with outside_autocast(values):
                 values = self.scatter(values, weights, site, h, y)
         return values
+
+    def _fitting(self, sublayers: Iterable[Sublayer], first: int) -> list[Sublayer]:
+        listed = list(sublayers)
+        if first + len(listed) > self.sites:
+            raise UsageError(
+                f"the connection has {self.sites} sites; {len(listed)} sublayers from {first} on do not fit"
+            )
+        return listed
 
     def readout(self, values: Values) -> Tensor:
         """The input of the final norm and the head: h at site L."""

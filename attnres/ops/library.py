@@ -41,8 +41,25 @@ library.define(
 )
 
 
+def check(sources: Sequence[Tensor], vectors: Sequence[Tensor], prior: Sequence[Tensor]) -> None:
+    """Raises UsageError on sizes or devices that do not fit, which would lead a kernel outside its memory.
+
+    The CPU kernel has a check of its own: this one takes 3 us, of a call of 7 for one token.
+    """
+    x = sources[0]
+    wanted = [(v, x.shape) for v in (*sources, *prior[:1])]
+    wanted += [(v, x.shape[-1:]) for v in vectors] + [(v, x.shape[:-1]) for v in prior[1:]]
+    for v, shape in wanted:
+        if v.shape != shape or v.device != x.device:
+            raise UsageError(
+                f"depth attention over sources {list(x.shape)} on {x.device} cannot take {list(v.shape)} on {v.device} "
+                f"where {list(shape)} belongs"
+            )
+
+
 @torch.library.register_fake("attnres::attend")
 def _attend_fake(sources, queries, gains, prior, eps, scale, dtype):
+    check(sources, (*queries, *gains), prior)
     x = sources[0]
     tokens = x.numel() // x.shape[-1]
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]

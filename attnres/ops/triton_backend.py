@@ -14,6 +14,7 @@ import torch
 import triton
 from torch import Tensor
 
+from attnres.ops import library
 from attnres.ops import triton_kernels as kernels
 
 ROW_BUDGET = 8192  # queries of a launch times channels: a query keeps four such rows in registers
@@ -29,6 +30,7 @@ Tensors = Sequence[Tensor]
 def attend(
     sources: Tensors, queries: Tensors, gains: Tensors, prior: Tensors, eps: float, scale: float, dtype: torch.dtype
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
+    library.check(sources, (*queries, *gains), prior)
     sources, prior = _contiguous(sources), _contiguous(prior)
     x, n, s, d = sources[0], len(sources), len(queries), sources[0].shape[-1]
     tokens = x.numel() // d

@@ -10,6 +10,7 @@ from safetensors.torch import load, save
 from torch.utils.checkpoint import checkpoint
 
 from attnres import Connection, connection_names, make_connection, mixing_matrix
+from attnres.errors import UsageError
 from tests.depth import DIM, SITES, VARIANTS, make_sublayers, randomise, randomised, trace, variant_id
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
@@ -47,6 +48,15 @@ def test_mixing_matrix_reproduces_every_input(variant):
         torch.testing.assert_close(rebuilt[site], h, rtol=1e-5, atol=1e-5 * h.abs().max().item())
     mean = mixing_matrix(connection, x, sublayers)
     torch.testing.assert_close(mean, matrix.mean(-1))
+
+
+@every_variant
+def test_more_sublayers_than_sites_are_refused(variant):
+    name, options = variant
+    connection, sublayers = make_connection(name, DIM, SITES, **options), make_sublayers()
+    values = connection.run(connection.start(torch.randn(2, DIM)), sublayers[:-1])
+    with pytest.raises(UsageError, match=f"has {SITES} sites; 2 sublayers from {SITES - 1} on do not fit"):
+        connection.run(values, sublayers[-2:], first=SITES - 1)
 
 
 @every_variant

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnres.errors import UsageError
-from attnres.ops import attend, attend_blocks, depth_attention, merge_partial
+from attnres.ops import attend, attend_blocks, depth_attention, library, merge_partial, operators
 from tests.ops.cases import (
     FUSED,
     assert_near,
@@ -318,6 +318,31 @@ def test_bad_input_is_named():
     for eps in (-1e-6, float("nan")):
         with pytest.raises(UsageError, match="eps must not be negative"):
             attend_blocks([x], q[None], eps)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("sources", "queries", "gains", "prior"),
+    [
+        ([(2, 16)], [(32,)], [], []),
+        ([(2, 16)], [(16,)], [(8,)], []),
+        ([(2, 16), (3, 16)], [(16,)], [], []),
+        ([(2, 16)], [(16,)], [], [(2, 8), (2,)]),
+        ([(2, 16)], [(16,)], [], [(2, 16), (3,)]),
+    ],
+)
+def test_sizes_that_do_not_fit_stop_at_the_kernel(sources, queries, gains, prior, device):
+    """It is called with unchecked sizes by every connection, and would write outside its memory."""
+    operators.native_backend("cpu")
+    groups = [[torch.randn(shape, device=device) for shape in group] for group in (sources, queries, gains, prior)]
+    with pytest.raises((RuntimeError, UsageError), match="source"):
+        library.attend(*groups, 1e-6, 1.0, torch.float32)
+
+
+def test_a_tensor_on_another_device_stops_at_the_kernel():
+    x, q = torch.randn(2, 4), torch.randn(4, device="meta")
+    with pytest.raises(UsageError, match=r"on cpu cannot take \[4\] on meta"):
+        depth_attention([x], q)
 
 
 def test_sources_may_be_stacked():

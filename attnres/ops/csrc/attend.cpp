@@ -200,7 +200,10 @@ inline uint16_t narrow(float x) {  // to nearest even; NaN stays NaN
 
 class Rows {  // the rows of one contiguous tensor [tokens, d]
  public:
-  explicit Rows(const Tensor& x) : d_(x.size(-1)), bf16_(x.scalar_type() == at::kBFloat16), data_(x.data_ptr()) {}
+  explicit Rows(const Tensor& x) : d_(x.size(-1)), bf16_(x.scalar_type() == at::kBFloat16), data_(x.data_ptr()) {
+    TORCH_CHECK(x.is_cpu() && (bf16_ || x.scalar_type() == at::kFloat),
+                "depth attention on the CPU takes its float32 and bfloat16 tensors, not ", x.scalar_type(), " on ", x.device());
+  }
 
   const float* read(int64_t token, float* scratch) const {
     if (!bf16_) return static_cast<const float*>(data_) + token * d_;
@@ -313,10 +316,25 @@ inline float softmax(const float* s, float scale, int64_t n, float* p) {
 using Forward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor>;
 using Backward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>>;
 
+// Python passes shapes on unseen, so what does not fit must stop here: it would write over other memory.
+void check_shapes(TensorList sources, TensorList queries, TensorList gains, TensorList prior) {
+  TORCH_CHECK(!sources.empty() && sources[0].dim() > 0, "depth attention needs a source [..., d]");
+  const auto shape = sources[0].sizes(), tokens = shape.slice(0, shape.size() - 1), vector = shape.slice(shape.size() - 1);
+  for (const Tensor& x : sources)
+    TORCH_CHECK(x.sizes() == shape, "the sources of depth attention must all be ", shape, ", not ", x.sizes());
+  for (const TensorList vectors : {queries, gains})
+    for (const Tensor& x : vectors)
+      TORCH_CHECK(x.sizes() == vector, "for sources ", shape, " queries and gains must be ", vector, ", not ", x.sizes());
+  TORCH_CHECK(gains.empty() || gains.size() == queries.size(), "each query wants a gain, or none has one");
+  TORCH_CHECK(prior.empty() || (prior.size() == 2 && queries.size() == 1 && prior[0].sizes() == shape && prior[1].sizes() == tokens),
+              "for sources ", shape, " a prior is an out ", shape, " and a lse ", tokens, ", for one query");
+}
+
 // prior: {} or {out, lse} (then one query). Returns outs (S of [..., d]), lses (S of [...]), statistics [tokens, N (S+1)]:
 // per token the N inverse rms, then the N scores of each query.
 Forward attend(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, double eps, double scale,
                at::ScalarType dtype) {
+  check_shapes(sources_, queries, gains, prior_);
   const std::vector<Tensor> sources = contiguous(sources_), prior = contiguous(prior_);
   const int64_t n = sources.size(), s = queries.size(), d = sources[0].size(-1), rows = n + (prior.empty() ? 0 : 1);
   const Chunks chunks(d == 0 ? 0 : sources[0].numel() / d);
