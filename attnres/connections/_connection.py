@@ -36,6 +36,13 @@ class Connection(nn.Module):
     pre_norm: ClassVar[bool] = True
     """Whether the sublayers normalise their own input. PostNorm and ReZero are defined on sublayers that do not."""
 
+    channel_maps: ClassVar[tuple[str, ...]] = ()
+    """Names of parameter lists whose entries are matrices [.., dim] over a token's channels.
+
+    They want a learning rate dim times smaller than the other parameters. AdamW moves every entry by about the rate,
+    and here dim entries add up where a query or a gate's bias has one.
+    """
+
     def __init__(self, dim: int, sites: int) -> None:
         super().__init__()
         positive("dim", dim)

@@ -42,6 +42,8 @@ class Block(Connection):
                             their mean: n p_i for n sources (2 p_i for sigmoid). SPEC.md 13.12
     """
 
+    channel_maps = ("query_map",)
+
     def __init__(
         self,
         dim: int,

@@ -14,12 +14,19 @@ def param_groups(
     """Groups for any torch optimizer, and so for Trainer: `optimizers=(AdamW(param_groups(model, ...)), None)`.
 
     The connection's parameters, with query_lr (10 lr if not given) and no decay, which would pull them to the plain
-    residual; matrices, with lr and weight_decay; vectors (norms, biases), with lr and no decay. Only what requires a
-    gradient is listed; a group that would be empty is left out.
+    residual; its matrices over channels (of query="input" and highway), with query_lr / dim and no decay; matrices,
+    with lr and weight_decay; vectors (norms, biases), with lr and no decay. Only what requires a gradient is listed; a
+    group that would be empty is left out.
     """
-    connection_parameters = {id(p) for p in connection_of(model).parameters()}
+    connection = connection_of(model)
+    query_lr = 10 * lr if query_lr is None else query_lr
+    names = {
+        id(p): "channel maps" if name.split(".")[0] in connection.channel_maps else "connection"
+        for name, p in connection.named_parameters()
+    }
     groups: dict[str, dict[str, Any]] = {
-        "connection": {"lr": 10 * lr if query_lr is None else query_lr, "weight_decay": 0.0},
+        "connection": {"lr": query_lr, "weight_decay": 0.0},
+        "channel maps": {"lr": query_lr / connection.dim, "weight_decay": 0.0},
         "decayed": {"lr": lr, "weight_decay": weight_decay},
         "not decayed": {"lr": lr, "weight_decay": 0.0},
     }
@@ -30,9 +37,6 @@ def param_groups(
     for parameter in model.parameters():
         if not parameter.requires_grad:
             continue
-        if id(parameter) in connection_parameters:
-            name = "connection"
-        else:
-            name = "decayed" if parameter.ndim > 1 else "not decayed"
+        name = names.get(id(parameter), "decayed" if parameter.ndim > 1 else "not decayed")
         groups[name]["params"].append(parameter)
     return [{"name": name, **group} for name, group in groups.items() if group["params"]]

@@ -31,9 +31,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from attnres.connections import Connection
 from attnres.model.config import TransformerConfig
 
-Role = Literal["embedding", "head", "matrix", "experts", "gain", "other", "connection"]
+Role = Literal["embedding", "head", "matrix", "experts", "gain", "other", "connection", "channel map"]
 
 HEAD_STD = 0.02
 OUTPUTS = ("out.weight", "o_proj.weight", "down_proj.weight", "experts.down_proj")
@@ -100,4 +101,13 @@ def role_of(name: str) -> Role:
 
 def parameter_roles(model: nn.Module) -> dict[str, Role]:
     """Parameter name -> role. Optimizers choose by role: embeddings, heads and stacked queries are 2-D too."""
-    return {name: role_of(name) for name, _ in model.named_parameters()}
+    maps = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, Connection)
+        for name, parameter in module.named_parameters()
+        if name.split(".")[0] in module.channel_maps
+    }
+    return {
+        name: "channel map" if id(parameter) in maps else role_of(name) for name, parameter in model.named_parameters()
+    }

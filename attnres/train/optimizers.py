@@ -14,12 +14,14 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig, muon: type[Muon] 
 
     The choice is by role and never by shape: embedding, head and many a connection's parameters are 2-D too. Only the
     matrices, stacked experts and the head have weight decay: on queries, gains and mixing weights it is a known trap
-    (SPEC.md 13). Muon takes no stack of matrices.
+    (SPEC.md 13). Muon takes no stack of matrices. A connection's channel maps have a rate dim times smaller: with that
+    of a query, AttnRes with an input-dependent query ended far behind the plain residual (docs/RESULTS.md).
     """
     roles = parameter_roles(model)
-    matrices, head, plain = [], [], []
+    matrices, head, plain, maps = [], [], [], []
+    groups_of = {"matrix": matrices, "head": head, "experts": head, "channel map": maps}
     for name, parameter in model.named_parameters():
-        {"matrix": matrices, "head": head, "experts": head}.get(roles[name], plain).append(parameter)
+        groups_of.get(roles[name], plain).append(parameter)
     optimizers: list[Optimizer] = []
     if config.hidden == "muon":
         matrices, for_muon = [], matrices
@@ -36,6 +38,7 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig, muon: type[Muon] 
         {"params": matrices, "weight_decay": config.weight_decay, "lr": config.lr},
         {"params": head, "weight_decay": config.weight_decay, "lr": config.adamw_lr},
         {"params": plain, "weight_decay": 0.0, "lr": config.adamw_lr},
+        {"params": maps, "weight_decay": 0.0, "lr": config.adamw_lr / (maps[0].shape[-1] if maps else 1)},
     ]
     # Fused: one kernel per parameter. A connection has many small ones, and the foreach form is not for CPUs.
     adamw = AdamW([g for g in groups if g["params"]], betas=(config.beta1, config.beta2), fused=True)

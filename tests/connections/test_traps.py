@@ -63,7 +63,7 @@ def test_6_and_10_queries_are_vectors_of_their_own_role():
     model = Transformer(TransformerConfig(dim=16, layers=2, connection="full", connection_options={"query": "input"}))
     roles = parameter_roles(model)
     assert all(query.shape == (16,) for query in model.connection.query)
-    assert {roles[name] for name in roles if name.startswith("connection.")} == {"connection"}
+    assert {roles[name] for name in roles if name.startswith("connection.")} == {"connection", "channel map"}
     matrices = [name for name, role in roles.items() if role == "matrix"]
     assert len(matrices) == 2 * (4 + 3) and all(name.startswith("sublayers.") for name in matrices)
 

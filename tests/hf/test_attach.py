@@ -228,3 +228,12 @@ def test_parameter_groups():
     assert sorted(listed) == sorted(id(p) for p in model.parameters() if p.requires_grad)
     with pytest.raises(UsageError, match="no connection"):
         attnres.hf.param_groups(make_model("gpt2"), 1e-4)
+
+
+def test_a_query_s_map_has_a_group_of_its_own():
+    model = attnres.hf.attach(make_model("gpt2"), "block", block_size=2, query="input")
+    connection = attnres.hf.connection_of(model)
+    groups = {group["name"]: group for group in attnres.hf.param_groups(model, 1e-4, query_lr=1.0)}
+    assert {id(p) for p in groups["channel maps"]["params"]} == {id(p) for p in connection.query_map}
+    assert (groups["channel maps"]["lr"], groups["channel maps"]["weight_decay"]) == (1 / connection.dim, 0.0)
+    assert groups["connection"]["lr"] == 1.0 and len(groups["connection"]["params"]) == 2 * len(connection.query_map)

@@ -85,6 +85,20 @@ def test_each_role_has_its_learning_rate(hidden):
         assert rate[net.get_parameter(name)] == pytest.approx(0.05 if role == "matrix" else 0.025), name
 
 
+@pytest.mark.parametrize(
+    ("connection", "options", "maps"),
+    [("highway", {}, "gate"), ("block", {"query": "input"}, "query_map"), ("block", {}, None), ("hc", {}, None)],
+)
+def test_maps_over_channels_have_a_smaller_rate(connection, options, maps):
+    net = model(connection, connection_options=options)
+    groups = [g for o in make_optimizers(net, OptimizerConfig(adamw_lr=0.25)) for g in o.param_groups]
+    chosen = {p: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
+    for name, parameter in net.connection.named_parameters():
+        assert chosen[parameter] == (0.25 / 16 if name.split(".")[0] == maps else 0.25, 0.0), name
+    assert ((0.25 / 16, 0.0) in chosen.values()) == (maps is not None)
+    assert all(g["params"] for g in groups)
+
+
 @pytest.mark.parametrize("warmup, decay", [(0.0, 0.0), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)])
 @pytest.mark.parametrize("steps", [1, 2, 3, 7])
 def test_schedule_at_its_edges(warmup, decay, steps):
