@@ -5,12 +5,12 @@
     attnres ablate residual block full hc --seeds 5 --embedding-stds 1.0
     attnres ablate residual full full:heads=4 --grid 1 --steps 400 --out runs/heads --record runs/heads.json
 
-For each arm and scale of the embedding, the learning rates are chosen from a grid of multiples of the defaults, on a
-seed of its own; then every arm runs on the same seeds, so differences to the first arm are paired. Every run is a
-one-thread process with a folder of its own; stop it with Ctrl-C or in any other way, and the same command goes on.
-A run that diverges is kept, marked, and left out of the means. Ends with tables, OUT/results.html and OUT/figures/.
-RECORD is what `attnres report` draws from; arms that it holds already, with the same options and as many seeds or more,
-are not run again.
+For each arm and scale of the embedding, the learning rates are chosen from a grid of multiples of the defaults: all of
+it on one seed, the best two on others too, none of them reported; then every arm runs on the same seeds, so differences
+to the first arm are paired. Every run is a one-thread process with a folder of its own; stop it with Ctrl-C or in any
+other way, and the same command goes on. A run that diverges is kept, marked, and left out of the means. Ends with
+tables, OUT/results.html and OUT/figures/. RECORD is what `attnres report` draws from; arms that it holds already, with
+the same options and as many seeds or more, are not run again.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from attnres.lab.ablation import (
     choose,
     final_trials,
     outcome,
+    playoff_trials,
     trial,
     tuning_trials,
 )
@@ -60,6 +61,7 @@ def command(
     record: Path = Path("results/ablation.json"),
     seeds: int = 3,
     grid: tuple[float, ...] = (0.5, 1.0, 2.0),
+    tuning_seeds: int = 2,
     embedding_stds: tuple[float, ...] = (1.0, 0.02),
     budget: str | None = None,
     workers: int = default_workers(),
@@ -74,11 +76,14 @@ def command(
         record: The JSON file for everything that was measured.
         seeds: Paired seeds: seed, seed + 1, ..
         grid: Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from.
+        tuning_seeds: Seeds to choose the rates on; only the best two of the grid run on more than the first.
         embedding_stds: Scales of the embedding, each a table of its own.
         budget: Time to spend, such as 30m or 2h: the arms are taken in order while they fit.
         workers: Runs at a time, each with one thread.
     """
     check(arms, seeds, grid, embedding_stds, workers, config)
+    if tuning_seeds < 1:
+        raise UsageError(f"tuning-seeds must be at least 1, not {tuning_seeds}")
     cells = [Cell(arm, std) for std in embedding_stds for arm in arms]
     for cell in cells:
         trial(cell, 1.0, config.seed, config, out)  # refuses a bad arm before anything runs
@@ -86,19 +91,19 @@ def command(
     with console.status("opening the corpus"):
         corpus = open_corpus(config.data)
         check_length(corpus, config.model.context)
-    sweep = {"config": config_to_json(config), "grid": list(grid)}
+    sweep = {"config": config_to_json(config), "grid": list(grid), "tuning_seeds": tuning_seeds}
     before = earlier(record, sweep)
     missing = [cell for cell in cells if not has_seeds(before.get(cell), seeds)]
     if len(missing) < len(cells):
         print_line(console, f"{len(cells) - len(missing)} of {len(cells)} arms are in {record} already")
     left_out: list[Cell] = []
     if missing and budget is not None:
-        runs_of_each = seeds + len(grid) * (len(grid) > 1)
+        runs_of_each = seeds + (len(grid) + 2 * (tuning_seeds - 1)) * (len(grid) > 1)
         missing, left_out = _within(seconds_of(budget), missing, runs_of_each, config, corpus, out, workers)
     failed = ""
     if missing:
         try:
-            new, states = _train(console, missing, grid, seeds, config, out, workers)
+            new, states = _train(console, missing, grid, tuning_seeds, seeds, config, out, workers)
         except KeyboardInterrupt:
             print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)
             return 130
@@ -160,7 +165,14 @@ def _within(
 
 
 def _train(
-    console: Console, cells: list[Cell], grid: Sequence[float], seeds: int, config: RunConfig, out: Path, workers: int
+    console: Console,
+    cells: list[Cell],
+    grid: Sequence[float],
+    tuning_seeds: int,
+    seeds: int,
+    config: RunConfig,
+    out: Path,
+    workers: int,
 ) -> tuple[dict[Cell, Record], list[JobState]]:
     """Tune, then train: the cells of the record, and how every run ended."""
 
@@ -173,7 +185,9 @@ def _train(
             return list(zip(trials, run_jobs(jobs, workers, display.watch), strict=True))
 
     tuning = run("tuning", tuning_trials(cells, grid, config, out))
-    tuned = {cell: [outcome(*one) for one in tuning if one[0].cell == cell] for cell in cells}
+    tuned = _by_cell(cells, tuning)
+    tuning += run("tuning, the best two again", playoff_trials(tuned, tuning_seeds, config, out))
+    tuned = _by_cell(cells, tuning)
     chosen = {cell: grid[0] if len(grid) == 1 else choose(tuned[cell]) for cell in cells}
     trainable = {cell: factor for cell, factor in chosen.items() if factor is not None}
     final = run("final runs", final_trials(trainable, seeds, config, out))
@@ -184,6 +198,10 @@ def _train(
         ends = [outcome(*one) for one in final if one[0].cell == cell]
         recorded[cell] = {**dataclasses.asdict(cell), "factor": factor, "tuning": tuned[cell], "runs": ends}
     return recorded, states
+
+
+def _by_cell(cells: Sequence[Cell], ended: Sequence[tuple[Trial, JobState]]) -> dict[Cell, list[Record]]:
+    return {cell: [outcome(*one) for one in ended if one[0].cell == cell] for cell in cells}
 
 
 def earlier(path: Path, sweep: Record) -> dict[Cell, Record]:

@@ -41,7 +41,7 @@ def ablation_tables(record: Record) -> list[TextTable]:
             )
             for row in (baseline, *others)
         )
-        note = "lr: multiple of the default rates, chosen on a seed of its own; * at the edge of the grid."
+        note = "lr: multiple of the default rates, chosen on seeds of its own; * at the edge of the grid."
         if tau := rank_correlation(record, std):
             note += f" Order against the paper's: Kendall's tau {tau[0]:+.2f}, p = {tau[1]:.3f}, {tau[2]} arms."
         columns = ("connection", "loss", f"difference to {baseline.arm}", "standard error", "lr", "runs", "paper")
@@ -97,7 +97,7 @@ def _factor_with_interval(advantage: Advantage | None) -> str:
 
 
 def _factor(cell: Mapping) -> str:
-    factors = [run["factor"] for run in cell["tuning"]]
+    factors = {run["factor"] for run in cell["tuning"]}
     if cell["factor"] is None:
         return "none"
     edge = len(factors) > 1 and cell["factor"] in (min(factors), max(factors))

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from attnres.analysis.powerlaw import Advantage, Fit, Point, fit_power_laws
+from attnres.lab.ablation import choose
 from attnres.lab.paper import ABLATION as PAPER
 from attnres.lab.paper import SCALING_COMPUTE, scaling_points
 from attnres.lab.record import Record
@@ -64,7 +65,9 @@ def ablation(record: Record) -> Figure:
 
 
 def tuning(record: Record) -> Figure | None:
-    """Loss of each arm at each point of the learning-rate grid, over the arm's best: was the grid wide enough?
+    """Loss of each arm at each point of the learning-rate grid, over that of the rate chosen: was the grid wide enough?
+
+    Differences are means over the tuning seeds that both rates ran on.
 
     None where there was nothing to choose.
     """
@@ -79,21 +82,18 @@ def tuning(record: Record) -> Figure | None:
     panels = np.atleast_1d(figure.subplots(1, len(stds), sharey=True))
     image = None
     for axes, std in zip(panels, stds, strict=True):
-        losses = np.full((len(arms), len(factors)), np.nan)
-        tried = np.zeros(losses.shape, bool)
+        excess = np.full((len(arms), len(factors)), np.nan)
         for cell in record["cells"]:
-            if cell["embedding_std"] == std:
-                for run in cell["tuning"]:
-                    place = arms.index(cell["arm"]), factors.index(run["factor"])
-                    tried[place] = True
-                    if run["status"] == "done":
-                        losses[place] = run["loss"]
-        best = np.where(np.isnan(losses).all(1, keepdims=True), np.nan, _row_min(losses))
-        image = axes.imshow(losses - best, cmap=WEIGHT_COLOURS + "_r", vmin=0, vmax=0.15, aspect="auto")
-        for row, column in np.argwhere(tried):
-            excess = (losses - best)[row, column]
-            text = "diverged" if np.isnan(excess) else "best" if excess == 0 else f"+{excess:.3f}"
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, color="white" if excess > 0.08 else INK)
+            if cell["embedding_std"] != std:
+                continue
+            row, best = arms.index(cell["arm"]), choose(cell["tuning"])
+            for factor in {run["factor"] for run in cell["tuning"]}:
+                column = factors.index(factor)
+                value = excess[row, column] = _excess(cell["tuning"], factor, best)
+                text = "diverged" if np.isnan(value) else "best" if factor == best else f"{value:+.3f}"
+                colour = "white" if value > 0.08 else INK
+                axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+        image = axes.imshow(excess, cmap=WEIGHT_COLOURS + "_r", vmin=0, vmax=0.15, aspect="auto")
         axes.set_xticks(range(len(factors)), labels=[f"x{factor:g}" for factor in factors])
         axes.set_yticks(range(len(arms)), labels=[visible(arm) for arm in arms])
         axes.set_title(f"embedding std {std:g}", loc="left")
@@ -101,6 +101,13 @@ def tuning(record: Record) -> Figure | None:
     if image is not None:
         figure.colorbar(image, ax=panels, label="loss above the arm's\nbest (nats per byte)", shrink=0.8)
     return figure
+
+
+def _excess(tuning: Sequence[Record], factor: float, best: float | None) -> float:
+    """How far the rate's loss lies above that of the best, mean over the seeds of both; NaN where a run did not end."""
+    losses = {(run["factor"], run["seed"]): run["loss"] if run["status"] == "done" else np.nan for run in tuning}
+    pairs = [(loss, losses.get((best, seed))) for (of, seed), loss in losses.items() if of == factor]
+    return float(np.mean([loss - other for loss, other in pairs if other is not None] or np.nan))
 
 
 def scaling(record: Record) -> Figure:
@@ -214,7 +221,3 @@ def _losses(record: Record, std: float) -> dict[str, dict[int, float]]:
         for cell in record["cells"]
         if cell["embedding_std"] == std
     }
-
-
-def _row_min(values: np.ndarray) -> np.ndarray:
-    return np.min(np.where(np.isnan(values), np.inf, values), axis=1, keepdims=True)

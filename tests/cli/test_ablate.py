@@ -5,7 +5,8 @@ import json
 import pytest
 
 from attnres.cli import main
-from attnres.lab.ablation import choose
+from attnres.cli.ablate import DEFAULTS
+from attnres.lab.ablation import Cell, choose, playoff_trials
 from attnres.lab.record import read_record
 from attnres.lab.tables import ablation_tables
 from attnres.report.lab import markdown
@@ -45,8 +46,12 @@ def test_the_record_holds_every_run_and_the_choice(sweep):
     record = read_record(out / "record.json", "ablation")
     assert [cell["arm"] for cell in record["cells"]] == ["residual", "full"]
     for cell in record["cells"]:
-        assert [(run["factor"], run["seed"]) for run in cell["tuning"]] == [(1.0, 1000), (30.0, 1000)]
-        assert cell["factor"] == min(cell["tuning"], key=lambda run: run["loss"])["factor"]
+        tuned = sorted((run["seed"], run["factor"]) for run in cell["tuning"])
+        assert tuned == [(1000, 1.0), (1000, 30.0), (1001, 1.0), (1001, 30.0)]
+        total = {
+            factor: sum(run["loss"] for run in cell["tuning"] if run["factor"] == factor) for factor in (1.0, 30.0)
+        }
+        assert cell["factor"] == min(total, key=total.__getitem__)
         assert [run["seed"] for run in cell["runs"]] == [0, 1]
         for run in cell["runs"]:
             folder = out / "runs" / "std-1" / cell["arm"] / f"lr-{cell['factor']:g}" / f"seed-{run['seed']}"
@@ -90,7 +95,7 @@ def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
     code, told = ablate("residual", "full", *options, "--grid", "1", "1e38")
     assert code == 0, told.err
     for cell in read_record(record, "ablation")["cells"]:
-        assert [run["status"] for run in cell["tuning"]] == ["done", "diverged"] and cell["factor"] == 1.0
+        assert [run["status"] for run in cell["tuning"]] == ["done", "diverged", "done"] and cell["factor"] == 1.0
 
 
 def test_more_seeds_are_added_and_none_is_lost(tmp_path, ablate, corpus):
@@ -124,6 +129,20 @@ def test_the_record_names_every_commit_that_its_runs_were_made_at(tmp_path, abla
 def test_the_lowest_loss_that_was_reached_is_chosen():
     runs = [{"status": "done", "loss": 2.0, "factor": 1.0}, {"status": "diverged", "loss": 1.0, "factor": 2.0}]
     assert choose(runs) == 1.0 and choose(runs[1:]) is None
+
+
+def test_the_best_two_rates_play_off_on_more_seeds(tmp_path):
+    def run(factor, seed, loss, status="done"):
+        return {"factor": factor, "seed": seed, "loss": loss, "status": status}
+
+    grid = [run(0.25, 1000, 2.2), run(0.5, 1000, 2.1), run(1.0, 1000, 2.0), run(2.0, 1000, 0.0, "diverged")]
+    cell = Cell("full", 1.0)
+    playoff = playoff_trials({cell: grid}, 3, DEFAULTS, tmp_path)
+    assert [(trial.factor, trial.seed) for trial in playoff] == [(1.0, 1001), (0.5, 1001), (1.0, 1002), (0.5, 1002)]
+    more = [run(1.0, 1001, 2.3), run(0.5, 1001, 2.1)]
+    assert choose([*grid, *more]) == 0.5
+    assert choose([*grid, more[0], run(0.5, 1001, 0.0, "diverged")]) == 1.0
+    assert choose([*grid, run(1.0, 1001, 9.0), run(0.5, 1001, 9.0)]) == 1.0, "0.25 has one seed only"
 
 
 @pytest.mark.parametrize(

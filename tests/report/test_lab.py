@@ -96,6 +96,16 @@ def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
     ]
 
 
+def test_rates_are_compared_on_the_seeds_they_share():
+    record = ablation()
+    losses = {(0.5, 9): 2.3, (1.0, 9): 2.2, (2.0, 9): 2.19, (1.0, 10): 2.0, (2.0, 10): 2.1}
+    tuning = [{"factor": f, "seed": seed, "status": "done", "loss": loss} for (f, seed), loss in losses.items()]
+    record["cells"] = [record["cells"][0] | {"tuning": tuning}]
+    drawn = lab_figures.tuning(record)
+    assert drawn is not None
+    assert sorted(text.get_text() for text in drawn.axes[0].texts) == ["+0.045", "+0.100", "best"]
+
+
 def test_a_learning_rate_that_was_not_tuned_has_no_figure(tmp_path):
     record = ablation()
     for cell in record["cells"]:
