@@ -37,10 +37,10 @@ class Connection(nn.Module):
     """Whether the sublayers normalise their own input. PostNorm and ReZero are defined on sublayers that do not."""
 
     channel_maps: ClassVar[tuple[str, ...]] = ()
-    """Names of parameter lists whose entries are matrices [.., dim] over a token's channels.
+    """Names of parameter lists of matrices [dim, dim] that make a query from a token's channels.
 
-    They want a learning rate dim times smaller than the other parameters. AdamW moves every entry by about the rate,
-    and here dim entries add up where a query or a gate's bias has one.
+    They want a learning rate dim times smaller than a query: AdamW moves every entry by about the rate, and dim of them
+    add up in each entry of the query. A gate, which no sum over channels follows, does better without (Highway).
     """
 
     def __init__(self, dim: int, sites: int) -> None:

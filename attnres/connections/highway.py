@@ -16,8 +16,6 @@ class Highway(Connection):
     Source: Srivastava et al. 2015 (1505.00387).
     """
 
-    channel_maps = ("gate",)
-
     def __init__(self, dim: int, sites: int) -> None:
         super().__init__(dim, sites)
         self.gate = nn.ParameterList(torch.zeros(dim, dim) for _ in range(sites))

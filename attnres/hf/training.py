@@ -14,7 +14,7 @@ def param_groups(
     """Groups for any torch optimizer, and so for Trainer: `optimizers=(AdamW(param_groups(model, ...)), None)`.
 
     The connection's parameters, with query_lr (10 lr if not given) and no decay, which would pull them to the plain
-    residual; its matrices over channels (of query="input" and highway), with query_lr / dim and no decay; matrices,
+    residual; the matrices of query="input", with query_lr / dim and no decay; matrices,
     with lr and weight_decay; vectors (norms, biases), with lr and no decay. Only what requires a gradient is listed; a
     group that would be empty is left out.
     """

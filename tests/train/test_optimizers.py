@@ -87,7 +87,7 @@ def test_each_role_has_its_learning_rate(hidden):
 
 @pytest.mark.parametrize(
     ("connection", "options", "maps"),
-    [("highway", {}, "gate"), ("block", {"query": "input"}, "query_map"), ("block", {}, None), ("hc", {}, None)],
+    [("block", {"query": "input"}, "query_map"), ("block", {}, None), ("highway", {}, None)],
 )
 def test_maps_over_channels_have_a_smaller_rate(connection, options, maps):
     net = model(connection, connection_options=options)
