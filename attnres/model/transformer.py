@@ -69,6 +69,8 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens: Tensor, caches: Any = None, start: int = 0) -> Tensor:
         """tokens [batch, time] -> the readout [batch, time, dim], before the final norm."""
+        if tokens.ndim != 2:
+            raise UsageError(f"tokens must be [batch, time], not {list(tokens.shape)}")
         sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
         values = self.connection.start(self.embedding(tokens))
         return self.connection.readout(self.run(values, sublayers))

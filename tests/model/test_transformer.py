@@ -171,3 +171,8 @@ def test_a_bad_configuration_is_one_line(change, message):
 def test_too_long_a_sequence_is_refused():
     with pytest.raises(UsageError, match="33 tokens do not fit the model's context of 32"):
         Transformer(TransformerConfig(**SMALL))(torch.zeros(1, 33, dtype=torch.long))
+
+
+def test_tokens_without_a_batch_are_refused():
+    with pytest.raises(UsageError, match=r"tokens must be \[batch, time\], not \[4\]"):
+        Transformer(TransformerConfig(**SMALL))(torch.zeros(4, dtype=torch.long))
