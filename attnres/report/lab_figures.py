@@ -187,12 +187,14 @@ def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str,
 def _iso_flop(
     axes: Axes, arms: Mapping[str, Mapping[float, Sequence[tuple[float, float]]]], names: Sequence[str]
 ) -> None:
+    labelled: set[float] = set()  # an arm whose steps cost less ends below a level that others reach
     for arm, levels in arms.items():
         style = _style(names.index(arm))
         for compute, points in levels.items():
             sizes, losses = zip(*points, strict=True)
             axes.plot(sizes, losses, marker="o", markersize=3.5, **style)
-            if arm == names[0]:
+            if compute not in labelled:
+                labelled.add(compute)
                 axes.annotate(f" {compute:.0e}", (sizes[-1], losses[-1]), fontsize=8, va="center")
     axes.set_xscale("log")
     _plain_ticks(axes.xaxis, "{x:.2g}")

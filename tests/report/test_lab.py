@@ -14,6 +14,7 @@ import pytest
 from attnres.analysis.powerlaw import read_points
 from attnres.cli import main
 from attnres.lab.record import read_records, write_record
+from attnres.lab.scaling import iso_flop_curves
 from attnres.report import lab_figures
 from attnres.report.figures import png
 from attnres.report.lab import EXPERIMENTS, markdown, write_results
@@ -94,6 +95,15 @@ def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
         ["best", "diverged"] * 4,
         ["best", "diverged"],
     ]
+
+
+def test_every_level_of_compute_has_its_label():
+    record = scaling()
+    for run in record["runs"]:
+        run["flops_per_token"] *= 1.3 if run["arm"] == "full" else 1.0
+    levels = {arm: set(curves) for arm, curves in iso_flop_curves(record).items()}
+    assert levels["full"] - levels["residual"], "or the test shows nothing"
+    assert len(lab_figures.scaling(record).axes[2].texts) == len(set.union(*levels.values()))
 
 
 def test_rates_are_compared_on_the_seeds_they_share():
