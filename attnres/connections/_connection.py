@@ -76,7 +76,7 @@ class Connection(nn.Module):
         """Pass the values through consecutive sublayers, of which the leftmost stands at site `first`."""
         for site, sublayer in enumerate(self._fitting(sublayers, first), first):
             weights, h = self.mix(values, site)
-            y = sublayer(h)
+            y = output_of(sublayer, h)
             with outside_autocast(values):
                 values = self.scatter(values, weights, site, h, y)
         return values
@@ -95,6 +95,13 @@ class Connection(nn.Module):
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, sites={self.sites}"
+
+
+def output_of(sublayer: Sublayer, h: Tensor) -> Tensor:
+    y = sublayer(h)
+    if not isinstance(y, Tensor):
+        raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
+    return y
 
 
 def outside_autocast(values: Values) -> AbstractContextManager[Any]:

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Sublayer, Values, Weights, one_of, positive, widen
+from attnres.connections._connection import Connection, Sublayer, Values, Weights, one_of, output_of, positive, widen
 from attnres.errors import UsageError
 from attnres.ops import attend
 
@@ -200,7 +200,7 @@ class Block(Connection):
                 h = attend(values[finished:], [query], [gain], (h, lse), self.eps, dtype, scale=scale)[0][0]
             elif self.total:
                 h = scale * h  # phase 1 is not scaled: the other sites of the tile merge it
-            values = self.scatter(values, None, site, h, sublayer(h.to(dtype)))
+            values = self.scatter(values, None, site, h, output_of(sublayer, h.to(dtype)))
         return values
 
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from attnres.connections import Connection
+from attnres.connections import connection_class
 from attnres.model.config import TransformerConfig
 
 Role = Literal["embedding", "head", "matrix", "experts", "gain", "other", "connection", "channel map"]
@@ -99,15 +99,10 @@ def role_of(name: str) -> Role:
     return "matrix" if "_proj" in owner and leaf == "weight" else "other"
 
 
-def parameter_roles(model: nn.Module) -> dict[str, Role]:
-    """Parameter name -> role. Optimizers choose by role: embeddings, heads and stacked queries are 2-D too."""
-    maps = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, Connection)
-        for name, parameter in module.named_parameters()
-        if name.split(".")[0] in module.channel_maps
-    }
-    return {
-        name: "channel map" if id(parameter) in maps else role_of(name) for name, parameter in model.named_parameters()
-    }
+def parameter_roles(model: Any) -> dict[str, Role]:
+    """Parameter name -> role, of a `Transformer` or a pipeline's part of one.
+
+    Optimizers choose by role: embeddings, heads and stacked queries are 2-D too.
+    """
+    maps = tuple(f"connection.{name}." for name in connection_class(model.config.connection).channel_maps)
+    return {name: "channel map" if name.startswith(maps) else role_of(name) for name, _ in model.named_parameters()}

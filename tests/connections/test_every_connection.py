@@ -60,6 +60,14 @@ def test_more_sublayers_than_sites_are_refused(variant):
 
 
 @every_variant
+def test_a_sublayer_that_returns_no_tensor_is_named(variant):
+    name, options = variant
+    connection = make_connection(name, DIM, SITES, **options)
+    with pytest.raises(UsageError, match="its output tensor alone, not tuple"):
+        connection.run(connection.start(torch.randn(2, DIM)), [lambda h: (h, None)] * SITES)
+
+
+@every_variant
 def test_no_site_sees_a_later_source(variant):
     name, options = variant
     matrix = mixing_matrix(randomised(name, **options), torch.randn(2, 3, DIM), make_sublayers())
