@@ -30,7 +30,7 @@ class Connection(nn.Module):
 
     `sites` is the number of sublayers L. Sites 0 .. L-1 feed sublayers; site L is the readout before the final norm.
     Shapes: x, h, y and the mixture are [..., dim]. All maths of a connection runs outside autocast and in at least
-    float32; values keep the dtype of the stream.
+    float32; values are of the stream's dtype or, where a sublayer returns a wider one, of that.
     """
 
     pre_norm: ClassVar[bool] = True
@@ -107,7 +107,7 @@ def output_of(sublayer: Sublayer, h: Tensor) -> Tensor:
 def outside_autocast(values: Values) -> AbstractContextManager[Any]:
     """A context in which matrix products keep their dtype: bf16 keys or queries break depth attention."""
     device = values[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
         return nullcontext()  # to enter and leave the other one takes 3 us, twice per site: decoding feels it
     return torch.autocast(device, enabled=False)
 

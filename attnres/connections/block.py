@@ -136,7 +136,7 @@ class Block(Connection):
         if self.input_query:
             newest = widen(sources[-1])
             normed = newest * self._inverse_rms(newest)
-            key_vector = key_vector + torch.matmul(normed, widen(self.query_map[site]).mT)
+            key_vector = key_vector + torch.matmul(normed, self.query_map[site].to(normed).mT)
         if self.key_norm:
             key_vector = key_vector * self.gain[site]
         scores = []

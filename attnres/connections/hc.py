@@ -39,11 +39,11 @@ class HC(Streams):
         read, carry, write = (widen(p[site]) for p in (self.read, self.carry, self.write))
         if self.dynamic:
             normed = self._normalise(streams, site)
-            mixing = torch.tanh(torch.matmul(normed, widen(self.read_carry_fn[site]).mT))  # [..., n, 1 + n]
+            mixing = torch.tanh(torch.matmul(normed, self.read_carry_fn[site].to(normed).mT))  # [..., n, 1 + n]
             mixing = mixing * self.read_carry_scale[site]
             read = read + mixing[..., 0]
             carry = carry + mixing[..., 1:]
-            written = torch.tanh(torch.matmul(normed, widen(self.write_fn[site])))
+            written = torch.tanh(torch.matmul(normed, self.write_fn[site].to(normed)))
             write = write + written * self.write_scale[site]
         return read, carry.mT, write
 

@@ -55,15 +55,18 @@ def sample(
     """
     if temperature == 0:
         return logits.argmax(-1)
-    logits = logits.float() / temperature
+    logits = logits.float()
+    # Relative to the likeliest, the division overflows to -inf only, which is the limit of a low temperature.
+    logits = (logits - logits.max(-1, keepdim=True).values) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None and top_k < logits.shape[-1]:
         smallest_kept = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
     probabilities = logits.softmax(-1)
     if top_p is not None and top_p < 1:
         ordered, order = probabilities.sort(-1, descending=True)
-        before = ordered.cumsum(-1) - ordered  # mass of the likelier tokens; 0 for the first, which always stays
-        probabilities = probabilities.masked_fill((before >= top_p).gather(-1, order.argsort(-1)), 0.0)
+        dropped = ordered.cumsum(-1) - ordered >= top_p  # by the mass of the likelier tokens
+        dropped[:, 0] = False  # float32 may round top_p to 0
+        probabilities = probabilities.masked_fill(dropped.gather(-1, order.argsort(-1)), 0.0)
     return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
 
 
@@ -83,6 +86,9 @@ def _check(
         raise UsageError(
             f"the prompt has {len(prompt)} tokens and the model's context is {context}; shorten the prompt"
         )
+    vocabulary = model.config.vocab_size
+    if not all(0 <= token < vocabulary for token in prompt):
+        raise UsageError(f"the prompt's tokens must be at least 0 and below the model's vocabulary size, {vocabulary}")
     if max_new < 1:
         raise UsageError(f"the number of new tokens must be at least 1, not {max_new}")
     if not 0 <= temperature < math.inf:

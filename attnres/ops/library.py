@@ -10,6 +10,8 @@ over other sources, both float32 and with scale 1, merged as one more source who
 tensors [..., d] of `dtype`; lses: S float32 tensors [...]; statistics: float32 [tokens, N (S + 1)], what the backward
 pass needs besides the sources.
 
+`attend_backward` takes the prior as [lse] with outs, or as [lse, out] without them.
+
 Each backend registers `attend` and `attend_backward` for its device: the CPU kernel by being loaded, Triton by import.
 """
 
@@ -21,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 from torch.autograd.function import _SingleLevelFunction
 from torch.utils._pytree import tree_map
 
@@ -35,7 +38,7 @@ library.define(
 )
 library.define(
     "attend_backward(Tensor[] grad_outs, Tensor[] grad_lses, Tensor[] sources, Tensor[] queries, Tensor[] gains,"
-    " Tensor[] outs, Tensor[] lses, Tensor[] prior_lse, Tensor statistics, float scale)"
+    " Tensor[] outs, Tensor[] lses, Tensor[] prior, Tensor statistics, float scale)"
     " -> (Tensor[] grad_sources, Tensor[] grad_queries, Tensor[] grad_gains, Tensor[] grad_prior)",
     tags=torch.Tag.pt2_compliant_tag,
 )
@@ -47,6 +50,8 @@ def check(sources: Sequence[Tensor], vectors: Sequence[Tensor], prior: Sequence[
     The CPU kernel has a check of its own: this one takes 3 us, of a call of 7 for one token.
     """
     x = sources[0]
+    if x.shape[-1] == 0:
+        raise UsageError("depth attention needs sources [..., d] with d of at least 1")
     wanted = [(v, x.shape) for v in (*sources, *prior[:1])]
     wanted += [(v, x.shape[-1:]) for v in vectors] + [(v, x.shape[:-1]) for v in prior[1:]]
     for v, shape in wanted:
@@ -68,11 +73,11 @@ def _attend_fake(sources, queries, gains, prior, eps, scale, dtype):
 
 
 @torch.library.register_fake("attnres::attend_backward")
-def _attend_backward_fake(grad_outs, grad_lses, sources, queries, gains, outs, lses, prior_lse, statistics, scale):
+def _attend_backward_fake(grad_outs, grad_lses, sources, queries, gains, outs, lses, prior, statistics, scale):
     def like(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
-    grad_prior = [sources[0].new_empty(sources[0].shape, dtype=torch.float32), *like(prior_lse)] if prior_lse else []
+    grad_prior = [sources[0].new_empty(sources[0].shape, dtype=torch.float32), *like(prior[:1])] if prior else []
     return like(sources), like(queries), like(gains), grad_prior
 
 
@@ -91,8 +96,11 @@ class _Attend(_SingleLevelFunction):
         sources, queries, gains, prior = _split(tensors, sizes)
         with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
             outs, lses, statistics = attend(sources, queries, gains, prior, eps, scale, dtype)
-        # Only a merge needs its output again, and there the following norm keeps it anyway.
-        saved = (sources, queries, gains, outs if prior else [], lses, prior[1:], [statistics])
+        # Only a merge needs its output again, and there the following norm keeps it anyway. Once rounded it no longer
+        # serves: a query's gradient would lose digits without limit as the partial's weight nears 1.
+        rounded = dtype != torch.float32
+        needed_outs, needed_prior = ([], prior[::-1]) if rounded else (outs if prior else [], prior[1:])
+        saved = (sources, queries, gains, needed_outs, lses, needed_prior, [statistics])
         ctx.sizes = tuple(map(len, saved))
         ctx.scale = scale
         ctx.save_for_backward(*(x for group in saved for x in group))
@@ -102,14 +110,14 @@ class _Attend(_SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        sources, queries, gains, outs, lses, prior_lse, (statistics,) = _split(ctx.saved_tensors, ctx.sizes)
+        sources, queries, gains, outs, lses, prior, (statistics,) = _split(ctx.saved_tensors, ctx.sizes)
         s = len(queries)
         x = sources[0]
         grad_outs = [x.new_zeros(x.shape) if g is None else g for g in grads[:s]]
         grad_lses: list[Tensor] = []
         if any(g is not None for g in grads[s : 2 * s]):
             grad_lses = [torch.zeros_like(lse) if g is None else g for g, lse in zip(grads[s:], lses, strict=False)]
-        arguments = (grad_outs, grad_lses, sources, queries, gains, outs, lses, prior_lse, statistics, ctx.scale)
+        arguments = (grad_outs, grad_lses, sources, queries, gains, outs, lses, prior, statistics, ctx.scale)
         gradients = attend_backward(*arguments)
         return None, None, None, None, *(gradient for group in gradients for gradient in group)
 
@@ -144,13 +152,15 @@ def _attend_backward_autograd(*arguments):
     *groups, statistics, scale = arguments
     groups.append([statistics])
     tensors = [x for group in groups for x in group]
+    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        raise UsageError("the fused depth attention has no tangents of its gradients; use backend='reference' for them")
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         with torch._C._AutoDispatchBelowAutograd():
             return attend_backward(*arguments)
     with enable_single_level_autograd_function():
         flat = _AttendBackward.apply(tuple(map(len, groups)), scale, *tensors)  # pyright: ignore[reportAttributeAccessIssue]
-    _, _, sources, queries, gains, _, _, prior_lse, _ = groups
-    return tuple(_split(flat, (len(sources), len(queries), len(gains), 2 * len(prior_lse))))
+    _, _, sources, queries, gains, _, _, prior, _ = groups
+    return tuple(_split(flat, (len(sources), len(queries), len(gains), 2 if prior else 0)))
 
 
 def _one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -169,6 +179,13 @@ def _one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+def _refuse_batched_gradients(*_: Any) -> Any:
+    raise UsageError(
+        "the fused depth attention takes no batch of gradients at once from torch.autograd (is_grads_batched, "
+        "vectorize); use torch.func.vjp and vmap, or backend='reference'"
+    )
+
+
 def _split(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
     rest = iter(tensors)
     return [[next(rest) for _ in range(size)] for size in sizes]
@@ -180,3 +197,4 @@ library.impl("attend", _attend_autograd, "Autograd")
 for operator in (attend, attend_backward):
     torch.library.register_vmap(operator, _one_by_one(operator), lib=library)
 library.impl("attend_backward", _attend_backward_autograd, "Autograd")
+library.impl("attend_backward", _refuse_batched_gradients, "Batched")

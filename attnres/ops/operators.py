@@ -35,9 +35,11 @@ def depth_attention(
 ) -> Tensor:
     """h = sum_i p_i v_i,  p = softmax_i(query . RMSNorm(v_i; gain, eps)). Attention Residuals (2603.15031), eq. 3.
 
-    sources: one or more tensors v_i [..., d], of any mix of floating dtypes, or one tensor that stacks them.
+    sources: one or more tensors v_i [..., d], of any mix of float32, bfloat16, float16 and float64, or one tensor that
+    stacks them.
     query: [d]; gain: [d], or None for ones.
-    Returns h [..., d] in the dtype of sources[0], which is the stream's: float32 inside, rounded once.
+    Returns h [..., d] in the dtype of sources[0], which is the stream's: float32 inside, rounded once. Squares must fit
+    float32 as in any RMSNorm, so |v_i| must stay below 1e18, and below 1e12 for the reference's gradients.
 
     `backend`: "reference" is plain PyTorch and takes everything; "cpu" and "triton" are fused, forward and backward;
     "auto" is the fastest of them that takes the input. Raises UsageError on shapes that do not fit, and on input that a
@@ -115,7 +117,7 @@ def attend(
     fused = native_backend(sources[0].device.type)
     if backend not in ("auto", fused):
         raise UsageError(f"backend {backend!r} cannot run on {sources[0].device.type} here; use backend='auto'")
-    if obstacle := _obstacle(fused, (*sources, *queries, *gains, *prior)):
+    if obstacle := _obstacle(fused, (*sources, *queries, *gains, *prior), dtype):
         if backend == "auto":
             return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
         raise UsageError(f"backend {backend!r} does not take {obstacle}; use backend='auto' or 'reference'")
@@ -129,14 +131,14 @@ def attend(
     return outs, lses
 
 
-def _obstacle(fused: str, tensors: Sequence[Tensor]) -> str:
-    """What of the input the fused backend does not take; empty if it takes it."""
+def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:
+    """What of the input, or of the output asked for, the fused backend does not take; empty if it takes it."""
     if fused == "reference":
         return "this device"
     takes = _FUSED_DTYPES[fused]
-    for x in tensors:
-        if x.dtype not in takes:
-            return str(x.dtype).removeprefix("torch.")
+    for given in (dtype, *(x.dtype for x in tensors)):
+        if given not in takes:
+            return str(given).removeprefix("torch.")
     # There is no public way to ask either. An operator with only a backward formula would lose tangents in silence.
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation"
@@ -189,15 +191,15 @@ def _check(sources: Sequence[Tensor], name: str, vectors: Sequence[Tensor], vect
     if len(sources) == 0:
         raise UsageError(f"{name} must hold at least one tensor")
     for x in (*sources, *vectors):
-        if not x.is_floating_point():
+        if x.dtype not in reference.DTYPES:
             dtype = str(x.dtype).removeprefix("torch.")
-            raise UsageError(f"{name} and {vector_names} must be of a floating dtype, not {dtype}")
+            raise UsageError(f"{name} and {vector_names} must be float32, bfloat16, float16 or float64, not {dtype}")
     if not eps >= 0:
         raise UsageError(f"eps must not be negative, not {eps}")
     shape = sources[0].shape
-    if len(shape) == 0 or any(x.shape != shape for x in sources):
+    if len(shape) == 0 or shape[-1] == 0 or any(x.shape != shape for x in sources):
         shapes = ", ".join(str(list(x.shape)) for x in sources)
-        raise UsageError(f"{name} must all have one shape [..., d], not {shapes}")
+        raise UsageError(f"{name} must all have one shape [..., d] with d of at least 1, not {shapes}")
     for vector in vectors:
         if vector.shape != shape[-1:]:
             raise UsageError(f"{vector_names} must have the sources' last size {shape[-1]}, not {list(vector.shape)}")

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
 
 def depth_weights(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None, eps: float = 1e-6) -> Tensor:
     """p = softmax_i(query . RMSNorm(v_i; gain, eps)), [sources, ..., 1]. Attention Residuals (2603.15031), eq. 3.

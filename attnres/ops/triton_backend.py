@@ -72,12 +72,14 @@ def attend_backward(
     gains: Tensors,
     outs: Tensors,
     lses: Tensors,
-    prior_lse: Tensors,
+    prior: Tensors,
     statistics: Tensor,
     scale: float,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     grad_outs, grad_lses, sources = _contiguous(grad_outs), _contiguous(grad_lses), _contiguous(sources)
-    outs, lses, prior_lse = _contiguous(outs), _contiguous(lses), _contiguous(prior_lse)
+    outs, lses, statistics = _contiguous(outs), _contiguous(lses), statistics.contiguous()
+    prior = _contiguous(prior)
+    prior_lse, prior_out = prior[:1], prior[1:]
     x, n, s, d = sources[0], len(sources), len(queries), sources[0].shape[-1]
     tokens = x.numel() // d
     keys = _key_vectors(queries, gains)
@@ -101,6 +103,7 @@ def attend_backward(
             tuple(lses[group]),
             tuple(grad_lses[group]),
             tuple(outs[group]),
+            tuple(prior_out),
             tuple(prior_lse),
             tuple(grad_prior_outs),
             tuple(grad_prior_lses),

@@ -134,7 +134,8 @@ def backward_kernel(
     grad_outs,  # tuples, one tensor per query
     lses,
     grad_lses,  # none: zero
-    outs,  # D_j = grad_out_j . out_j if given, else the sum over the sources
+    outs,  # D_j = grad_out_j . out_j if given, else the sum over the sources and the prior
+    prior_outs,  # one per query if that sum is to be taken, else none
     prior_lses,  # none, or one per query, as the two below
     grad_prior_outs,
     grad_prior_lses,
@@ -181,6 +182,9 @@ def backward_kernel(
                 mean += (tl.full((), 0.0, tl.float32),)
 
         if len(outs) == 0:
+            for j in tl.static_range(len(prior_outs)):
+                out = tl.load(prior_outs[j] + row, mask=inside, other=0.0)
+                mean = (tl.exp(tl.load(prior_lses[j] + t) - lse[j]) * tl.sum(g[j] * out),)  # a prior has one query
             for i in range(n):
                 v = _load_row(sources, kinds, i, row, inside, KIND, ALIGNED)
                 new_mean = ()

@@ -68,6 +68,27 @@ def test_a_sublayer_that_returns_no_tensor_is_named(variant):
 
 
 @every_variant
+@pytest.mark.parametrize(
+    ("stream", "sublayers"), [("float64", "float64"), ("float16", "float32"), ("bfloat16", "float32")]
+)
+def test_a_stream_of_another_dtype_than_the_parameters(variant, stream, sublayers):
+    name, options = variant
+    connection, of_sublayers = randomised(name, **options), getattr(torch, sublayers)
+    values = connection.start(torch.randn(2, DIM, dtype=getattr(torch, stream)))
+    h = connection.readout(connection.run(values, [lambda h: h.to(of_sublayers).tanh()] * SITES))
+    assert h.isfinite().all() and h.dtype in (getattr(torch, stream), of_sublayers)
+
+
+@every_variant
+def test_shapes_without_numbers(variant):
+    """On the meta device, where a large model is laid out before it has memory."""
+    name, options = variant
+    connection = randomised(name, **options).to("meta")
+    x = torch.randn(2, 3, DIM, device="meta")
+    assert whole(connection, [torch.tanh] * SITES)(x).shape == x.shape
+
+
+@every_variant
 def test_no_site_sees_a_later_source(variant):
     name, options = variant
     matrix = mixing_matrix(randomised(name, **options), torch.randn(2, 3, DIM), make_sublayers())

@@ -81,6 +81,8 @@ def test_sampling_follows_the_distribution_it_is_asked_for():
     squared = torch.tensor([0.25, 0.0625, 0.0225, 0.01])
     close(shares(temperature=0.5), *(squared / squared.sum()).tolist())
     close(shares(temperature=0), 1.0, 0.0, 0.0, 0.0)
+    close(shares(temperature=1e-300), 1.0, 0.0, 0.0, 0.0)
+    close(shares(top_p=1e-300), 1.0, 0.0, 0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,8 @@ def test_sampling_follows_the_distribution_it_is_asked_for():
     [
         ([], {}, "empty"),
         ([1] * 33, {}, "33 tokens"),
+        ([1, 61], {}, "below the model's vocabulary size, 61"),
+        ([-1], {}, "at least 0"),
         ([1], {"temperature": -1.0}, "temperature"),
         ([1], {"temperature": float("nan")}, "temperature"),
         ([1], {"temperature": float("inf")}, "temperature"),

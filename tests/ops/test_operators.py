@@ -277,6 +277,32 @@ def test_merge_partial_against_its_formula(backend):
     assert_near([h], [exact(partial.to(BF16).double(), *in_double(query, out, lse))])
 
 
+@both_backends
+def test_merged_gradients_do_not_feel_the_output_s_rounding(backend):
+    """Nor does its share of the mixture: 1 - a is 3e-3 here, by which an error in g . h would be divided."""
+    partial, query, out = torch.randn(40, 48).to(BF16), make_vector(48), torch.randn(40, 48)
+    lse = torch.full((40,), -6.0)
+    merged = lambda q, o, s: merge_partial(partial, q, o, s, backend=backend).double()  # noqa: E731
+    exact = lambda q, o, s: merge_partial(partial.double(), q, o, s, backend="reference")  # noqa: E731
+    actual = value_and_gradients(merged, query, out, lse)
+    expected = value_and_gradients(exact, *in_double(query, out, lse))
+    assert_near(actual[1:], expected[1:], 1e-4)
+
+
+@both_backends
+def test_saved_tensors_may_come_back_with_other_strides(backend):
+    inputs = [*make_sources(4, 15, 12), make_vector(12)]
+
+    def both(*tensors):
+        out, lse = attend_blocks(tensors[:3], tensors[4].unsqueeze(0), backend=backend)
+        return merge_partial(tensors[3], tensors[4], out[0], lse[0], backend=backend)
+
+    turned = lambda x: x.mT.contiguous().mT if x.ndim > 1 else x  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(turned, lambda x: x):
+        actual = value_and_gradients(both, *inputs)
+    assert_near(actual, value_and_gradients(both, *inputs))
+
+
 @pytest.mark.parametrize("dtype", [F64, F16])
 def test_auto_takes_what_the_kernel_does_not(dtype):
     inputs = [*make_sources(3, 15, 8, dtypes=(dtype,)), make_vector(8, dtype)]
@@ -286,6 +312,10 @@ def test_auto_takes_what_the_kernel_does_not(dtype):
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(UsageError, match=f"'cpu' does not take {name}; use"):
         depth_attention(inputs[:3], inputs[3], backend="cpu")
+    of_that_dtype = {"query": torch.randn(8), "out_j": torch.randn(15, 8), "lse_j": torch.randn(15), "dtype": dtype}
+    assert merge_partial(torch.randn(15, 8), **of_that_dtype).dtype == dtype
+    with pytest.raises(UsageError, match=f"'cpu' does not take {name}; use"):
+        merge_partial(torch.randn(15, 8), **of_that_dtype, backend="cpu")
 
 
 def test_bad_input_is_named():
@@ -313,8 +343,12 @@ def test_bad_input_is_named():
     with pytest.raises(UsageError, match="lse_j must be"):
         merge_partial(x, q, x, torch.randn(3))
     for sources, query in (([x, x.int()], q), ([x], q.long())):
-        with pytest.raises(UsageError, match="floating dtype, not int"):
+        with pytest.raises(UsageError, match="float16 or float64, not int"):
             depth_attention(sources, query)
+    with pytest.raises(UsageError, match="float16 or float64, not float8"):
+        depth_attention([x.to(torch.float8_e4m3fn)], q)
+    with pytest.raises(UsageError, match="d of at least 1"):
+        attend_blocks([torch.zeros(2, 0)], torch.zeros(1, 0))
     for eps in (-1e-6, float("nan")):
         with pytest.raises(UsageError, match="eps must not be negative"):
             attend_blocks([x], q[None], eps)
@@ -329,6 +363,7 @@ def test_bad_input_is_named():
         ([(2, 16), (3, 16)], [(16,)], [], []),
         ([(2, 16)], [(16,)], [], [(2, 8), (2,)]),
         ([(2, 16)], [(16,)], [], [(2, 16), (3,)]),
+        ([(2, 0)], [(0,)], [], []),
     ],
 )
 def test_sizes_that_do_not_fit_stop_at_the_kernel(sources, queries, gains, prior, device):

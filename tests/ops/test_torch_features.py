@@ -104,6 +104,15 @@ def test_merge_saves_its_output_and_not_its_prior():
     assert out.data_ptr() not in pointers and h.data_ptr() in pointers
 
 
+def test_merge_saves_its_prior_where_its_output_is_rounded():
+    out = torch.randn(64, DIM, requires_grad=True)
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        h = merge_partial(torch.randn(64, DIM).bfloat16(), make_vector(DIM), out, torch.randn(64))
+    pointers = {x.data_ptr() for x in saved if x.numel() > DIM}
+    assert out.data_ptr() in pointers and h.data_ptr() not in pointers
+
+
 def transforms_of(form):
     """Each as a function of the tensors, and all of them with a nonlinearity after the operator."""
     total = lambda *x: (form(*x) ** 2).sum()  # noqa: E731
@@ -219,17 +228,23 @@ def test_what_the_kernel_cannot_do_is_an_error():
     (gradient,) = torch.autograd.grad(h.square().sum(), query, create_graph=True)
     with pytest.raises(UsageError, match="cannot be differentiated twice"):
         gradient.sum().backward()
+    h = depth_attention(sources, query, gain)
+    with pytest.raises(UsageError, match="no batch of gradients"):
+        torch.autograd.grad(h, query, torch.randn(2, *h.shape), is_grads_batched=True, retain_graph=True)
+    with forward_ad.dual_level(), pytest.raises(UsageError, match="no tangents of its gradients"):
+        torch.autograd.grad(h, query, forward_ad.make_dual(torch.ones_like(h), torch.ones_like(h)))
 
 
-@pytest.mark.parametrize("prior", [False, True])
-def test_registration(prior):
+@pytest.mark.parametrize(("prior", "rounded"), [(False, False), (True, False), (True, True)])
+def test_registration(prior, rounded):
     """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(1 if prior else 3))
     priors = [torch.randn(3, 15, DIM), torch.randn(3, 15)] if prior else []
     torch.library.opcheck(library.attend, (sources, [query], [gain], priors, 1e-6, 2.0, torch.float32))
     with torch.no_grad():
         outs, lses, statistics = library.attend(sources, [query], [gain], priors, 1e-6, 2.0, torch.float32)
-    saved = (sources, [query], [gain], outs if prior else [], lses, priors[1:], statistics)
+    of_merge = ([], lses, priors[::-1]) if rounded else (outs if prior else [], lses, priors[1:])
+    saved = (sources, [query], [gain], *of_merge, statistics)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")  # it has no gradient of its own
     torch.library.opcheck(library.attend_backward, ([outs[0].sin()], [], *saved, 2.0), test_utils=checks)
 

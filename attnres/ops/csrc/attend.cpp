@@ -318,7 +318,7 @@ using Backward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vecto
 
 // Python passes shapes on unseen, so what does not fit must stop here: it would write over other memory.
 void check_shapes(TensorList sources, TensorList queries, TensorList gains, TensorList prior) {
-  TORCH_CHECK(!sources.empty() && sources[0].dim() > 0, "depth attention needs a source [..., d]");
+  TORCH_CHECK(!sources.empty() && sources[0].dim() > 0 && sources[0].size(-1) > 0, "depth attention needs a source [..., d]");
   const auto shape = sources[0].sizes(), tokens = shape.slice(0, shape.size() - 1), vector = shape.slice(shape.size() - 1);
   for (const Tensor& x : sources)
     TORCH_CHECK(x.sizes() == shape, "the sources of depth attention must all be ", shape, ", not ", x.sizes());
@@ -337,7 +337,7 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
   check_shapes(sources_, queries, gains, prior_);
   const std::vector<Tensor> sources = contiguous(sources_), prior = contiguous(prior_);
   const int64_t n = sources.size(), s = queries.size(), d = sources[0].size(-1), rows = n + (prior.empty() ? 0 : 1);
-  const Chunks chunks(d == 0 ? 0 : sources[0].numel() / d);
+  const Chunks chunks(sources[0].numel() / d);
   const int64_t stride = padded(rows);
   const auto shape = sources[0].sizes();
 
@@ -395,17 +395,17 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
   return {outs, lses, statistics};
 }
 
-// grad_lses: {} is zero. With a prior, outs (which give D_j) and prior_lse are needed; else both are {}; the prior's own
-// out is never needed. Returns the gradients of sources, queries, gains and prior (out, lse).
+// grad_lses: {} is zero. prior: {}, {lse} with outs, or {lse, out} without them: D_j needs the one or the other. Returns
+// the gradients of sources, queries, gains and prior (out, lse).
 Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList sources_, TensorList queries, TensorList gains,
-                         TensorList outs_, TensorList lses_, TensorList prior_lse_, const Tensor& statistics_, double scale_) {
+                         TensorList outs_, TensorList lses_, TensorList prior_, const Tensor& statistics_, double scale_) {
   const std::vector<Tensor> grad_outs = contiguous(grad_outs_), grad_lses = contiguous(grad_lses_);
   const std::vector<Tensor> sources = contiguous(sources_), outs = contiguous(outs_), lses = contiguous(lses_);
-  const std::vector<Tensor> prior = contiguous(prior_lse_);
+  const std::vector<Tensor> prior = contiguous(prior_);
   const Tensor statistics = statistics_.contiguous();
   const float scale = static_cast<float>(scale_);
   const int64_t n = sources.size(), s = queries.size(), d = sources[0].size(-1);
-  const Chunks chunks(d == 0 ? 0 : sources[0].numel() / d);
+  const Chunks chunks(sources[0].numel() / d);
   const int64_t stride = padded(n);
 
   const std::vector<Tensor> grad_sources = empty_each(sources), grad_queries = empty_each(queries), grad_gains = empty_each(gains);
@@ -415,7 +415,9 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   std::vector<float> c = key_vectors(queries, gains, d);
   const std::vector<const float*> c_data = pointers<const float>(c.data(), s, d);
   std::vector<float> dc(std::max<int64_t>(1, chunks.count) * s * d, 0.f);
-  const std::vector<Rows> in = rows_of(sources), grads = rows_of(grad_outs), out = rows_of(outs), d_in = rows_of(grad_sources);
+  const std::vector<Rows> in = rows_of(sources), grads = rows_of(grad_outs), d_in = rows_of(grad_sources);
+  const std::vector<Rows> out = rows_of(outs);
+  const std::vector<Rows> prior_rows = prior.size() < 2 ? std::vector<Rows>{} : std::vector<Rows>{Rows(prior[1])};
   const float* const statistics_data = statistics.const_data_ptr<float>();
   const std::vector<const float*> lse_data = data_of(lses), grad_lse_data = data_of(grad_lses);
   const float* const prior_lse = prior.empty() ? nullptr : prior[0].const_data_ptr<float>();
@@ -454,11 +456,16 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
           const float lse = lse_data[j][t], grad_lse = grad_lses.empty() ? 0.f : grad_lse_data[j][t];
           std::memcpy(score + j * stride, r + n * (j + 1), sizeof(float) * n);
           softmax_given_lse(score + j * stride, lse, n, p + j * stride);
+          const float prior_share = prior.empty() ? 0.f : scale * std::exp(prior_lse[t] - lse);
           float mean = 0, total = 0;
-          if (prior.empty()) {
-            for (int64_t i = 0; i < n; ++i) mean += p[j * stride + i] * a[j * stride + i];
-          } else {
+          if (!out.empty()) {
             dot<1>(out[j].read(t, grad_scratch + s * d), &grad[j], d, &mean);
+          } else {
+            if (!prior_rows.empty()) {
+              dot<1>(prior_rows[0].read(t, grad_scratch + s * d), &grad[j], d, &mean);
+              mean *= prior_share;
+            }
+            for (int64_t i = 0; i < n; ++i) mean += p[j * stride + i] * a[j * stride + i];
           }
           for (int64_t i = 0; i < n; ++i) {
             const float ds = p[j * stride + i] * (a[j * stride + i] - mean + grad_lse);
@@ -469,9 +476,8 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
           }
           if (!prior.empty()) {  // all the scores' gradients, the prior's included, add up to grad_lse
             grad_prior[1].data_ptr<float>()[t] = grad_lse - total;
-            const float share = scale * std::exp(prior_lse[t] - lse);
             float* const to = grad_prior[0].data_ptr<float>() + t * d;
-            for (int64_t k = 0; k < d; ++k) to[k] = share * grad[j][k];
+            for (int64_t k = 0; k < d; ++k) to[k] = prior_share * grad[j][k];
           }
         }
         const Spread spreading{v.data(), n, d, p, e, f, stride, dv.data()};
