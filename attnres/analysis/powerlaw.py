@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,8 @@ class Fit:
 
     arm: str
     points: int
+    computes: Interval
+    """The smallest and the largest."""
     scale: float
     """A: the loss at compute 1, in the unit of compute that the points have."""
     exponent: float
@@ -92,7 +95,8 @@ def fit_power_laws(
     for arm, points in arms.items():
         scale, exponent = np.exp(lines[arm][0]), lines[arm][1]
         intervals = _interval(np.exp(draws[arm][0])), _interval(draws[arm][1])
-        fits.append(Fit(arm, len(points), float(scale), float(exponent), *intervals))
+        computes = [point.compute for point in points]
+        fits.append(Fit(arm, len(points), (min(computes), max(computes)), float(scale), float(exponent), *intervals))
     advantages = []
     for arm in list(arms)[1:]:
         factor = _advantage(lines[arm], lines[baseline], at)
@@ -104,7 +108,11 @@ def fit_power_laws(
 def read_points(path: str | Path) -> dict[str, list[Point]]:
     """From a CSV with the columns arm, compute, loss and, for pairs, size and seed. The first arm is the baseline."""
     curves: dict[str, list[Point]] = {}
-    with Path(path).open(newline="", encoding="utf-8-sig") as file:
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise UsageError(f"{path}: not UTF-8 text; save it as CSV in UTF-8") from None
+    with io.StringIO(text, newline="") as file:
         rows = csv.DictReader(file)
         if missing := {"arm", "compute", "loss"} - set(rows.fieldnames or ()):
             raise UsageError(

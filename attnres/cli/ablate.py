@@ -3,14 +3,14 @@
     attnres ablate
     attnres ablate --budget 30m
     attnres ablate residual block full hc --seeds 5 --embedding-stds 1.0
-    attnres ablate residual full full:heads=4 --grid 1 --steps 400 --out runs/heads --record runs/heads.json
+    attnres ablate residual full full:heads=4 --grid 1 --steps 400 --out runs/heads
 
 For each arm and scale of the embedding, the learning rates are chosen from a grid of multiples of the defaults: all of
 it on one seed, the best two on others too, none of them reported; then every arm runs on the same seeds, so differences
 to the first arm are paired. Every run is a one-thread process with a folder of its own; stop it with Ctrl-C or in any
 other way, and the same command goes on. A run that diverges is kept, marked, and left out of the means. Ends with
-tables, OUT/results.html and OUT/figures/. RECORD is what `attnres report` draws from; arms that it holds already, with
-the same options and as many seeds or more, are not run again.
+tables, OUT/results.html and OUT/figures/. Arms that RECORD holds already, with the same options and as many seeds or
+more, are not run again; `attnres report OUT` draws from it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import tyro
 from rich.console import Console
 
 from attnres.cli._depth_report import print_line
-from attnres.cli._lab_page import draw_page
+from attnres.cli._lab_page import draw_page, record_path
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_table
 from attnres.data import Corpus, check_length, open_corpus
@@ -46,7 +46,7 @@ from attnres.lab.ablation import (
     tuning_trials,
 )
 from attnres.lab.record import Record, header, read_record, write_record
-from attnres.lab.tables import ablation_tables, verdict_table
+from attnres.lab.tables import ablation_tables
 from attnres.train import RunConfig, config_to_json
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import JobState, default_workers, failures, require_done, run_jobs
@@ -58,7 +58,7 @@ DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=160, validation_tok
 def command(
     arms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")] = ARMS,
     out: Path = Path("runs/ablate"),
-    record: Path = Path("results/ablation.json"),
+    record: Path | None = None,
     seeds: int = 3,
     grid: tuple[float, ...] = (0.5, 1.0, 2.0),
     tuning_seeds: int = 2,
@@ -71,9 +71,9 @@ def command(
     """Ablate.
 
     Args:
-        arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE. The first is the baseline.
+        arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline.
         out: The folder of all runs and of the figures.
-        record: The JSON file for everything that was measured.
+        record: The JSON file for everything that was measured; OUT/ablation.json if not given.
         seeds: Paired seeds: seed, seed + 1, ..
         grid: Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from.
         tuning_seeds: Seeds to choose the rates on; only the best two of the grid run on more than the first.
@@ -84,9 +84,11 @@ def command(
     check(arms, seeds, grid, embedding_stds, workers, config)
     if tuning_seeds < 1:
         raise UsageError(f"tuning-seeds must be at least 1, not {tuning_seeds}")
+    spendable = None if budget is None else seconds_of(budget)
     cells = [Cell(arm, std) for std in embedding_stds for arm in arms]
     for cell in cells:
         trial(cell, 1.0, config.seed, config, out)  # refuses a bad arm before anything runs
+    record = record_path("ablation", record, out)
     console, began = Console(), time.monotonic()
     with console.status("opening the corpus"):
         corpus = open_corpus(config.data)
@@ -97,9 +99,9 @@ def command(
     if len(missing) < len(cells):
         print_line(console, f"{len(cells) - len(missing)} of {len(cells)} arms are in {record} already")
     left_out: list[Cell] = []
-    if missing and budget is not None:
+    if missing and spendable is not None:
         runs_of_each = seeds + (len(grid) + 2 * (tuning_seeds - 1)) * (len(grid) > 1)
-        missing, left_out = _within(seconds_of(budget), missing, runs_of_each, config, corpus, out, workers)
+        missing, left_out = _within(spendable, missing, runs_of_each, config, corpus, out, workers)
     failed = ""
     if missing:
         try:
@@ -111,7 +113,7 @@ def command(
         run_record = next(RunFolder(state.job.folder).record() or {} for state in states if state.status == "done")
         write_record(record, _merged(before, new, cells, left_out, sweep, run_record))
     written = read_record(record, "ablation")
-    for table in (*ablation_tables(written), verdict_table(written)):
+    for table in ablation_tables(written):
         print_table(console, table)
     page = draw_page(console, {"ablation": written}, out)
     print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Report: {page}")

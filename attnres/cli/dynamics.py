@@ -2,7 +2,7 @@
 
     attnres dynamics
     attnres dynamics residual block full --seeds 5 --model.layers 24 --model.dim 48
-    attnres dynamics residual block:block_size=8 --steps 400 --save-every 50 --out runs/s8 --record runs/s8.json
+    attnres dynamics residual block:block_size=8 --steps 400 --save-every 50 --out runs/s8
 
 Trains every connection on the same seeds, then profiles each run before its first step and at every --save-every
 steps on fixed validation text. The first connection is the baseline. Says of each of the paper's claims (what sublayers
@@ -11,8 +11,8 @@ it, refute it, or do not decide, by a test over paired seeds.
 
 All checkpoints stay on the disk until the runs are profiled (12 MB each at the default size); what remains then is
 dynamics.json in every run's folder. Stop it with Ctrl-C or in any other way, and the same command goes on. A run that
-diverges is kept, marked, and left out of the means. Ends with tables, OUT/results.html and OUT/figures/. RECORD is what
-`attnres report` draws from.
+diverges is kept, marked, and left out of the means. Ends with tables, OUT/results.html and OUT/figures/;
+`attnres report OUT` draws them again from RECORD.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 
 from attnres.cli._depth_report import print_line
-from attnres.cli._lab_page import draw_page
+from attnres.cli._lab_page import draw_page, record_path
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_table
 from attnres.cli.ablate import check
@@ -47,7 +47,7 @@ DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=20, 
 def command(
     arms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")] = ARMS,
     out: Path = Path("runs/dynamics"),
-    record: Path = Path("results/dynamics.json"),
+    record: Path | None = None,
     seeds: int = 3,
     workers: int = default_workers(),
     *,
@@ -56,14 +56,15 @@ def command(
     """Dynamics.
 
     Args:
-        arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE. The first is the baseline.
+        arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline.
         out: The folder of all runs and of the figures.
-        record: The JSON file for everything that was measured.
+        record: The JSON file for everything that was measured; OUT/dynamics.json if not given.
         seeds: Paired seeds: seed, seed + 1, ..
         workers: Runs at a time, each with one thread.
     """
     check(arms, seeds, (1.0,), (1.0,), workers, config)
     planned = runs(arms, range(config.seed, config.seed + seeds), config, out)
+    record = record_path("dynamics", record, out)
     console, began = Console(), time.monotonic()
     with console.status("opening the corpus"):
         corpus = open_corpus(config.data)
@@ -97,7 +98,7 @@ def _record(
     print_line(console, f"profiling {len(done)} runs at {len(moments(config))} moments each")
     measured: dict[str, dict[int, Record]] = {arm: {} for arm in arms}
     for run in track(done, "profiling", console=console, disable=not console.is_terminal):
-        measured[run.arm][run.seed] = profiles(run.job.folder, tokens)
+        measured[run.arm][run.seed] = profiles(run.job.folder, tokens, moments(config))
     recorded = [arm_record(arm, [pair for pair in ended if pair[0].arm == arm], measured[arm]) for arm in arms]
     finished = [run for arm in recorded for run in arm["runs"] if "step_seconds" in run]
     hours = sum(run["step_seconds"] for run in finished) * config.steps / 3600

@@ -2,14 +2,14 @@
 
     attnres prune runs/compare/residual/seed-0 runs/compare/block/seed-0
     attnres prune --runs runs/dynamics
-    attnres prune --runs runs/compare --tokens 65536 --record runs/prune.json
+    attnres prune --runs runs/compare --tokens 65536 --out runs/prune-long
 
 A sublayer that is switched off returns zero; all else stays, and nothing is trained again. For AttnRes that is the same
 as taking the source out of the softmax: what mass a zero takes only scales the mixture, and sublayers begin with a
 norm. Runs of one connection and several seeds make one row, and differences to the residual (or the first connection,
 where there is none) are paired by seed. Runs that are not finished, or that ended no lower than they began, are marked
 and left out. What is measured stays in prune.json in every run's folder, so after Ctrl-C the same command goes on.
-Ends with tables, OUT/results.html and OUT/figures/. RECORD is what `attnres report` draws from.
+Ends with tables, OUT/results.html and OUT/figures/; `attnres report OUT` draws them again from RECORD.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attnres.cli._depth_report import print_line
-from attnres.cli._lab_page import draw_page
+from attnres.cli._lab_page import draw_page, record_path
 from attnres.cli._tables import print_table
 from attnres.data import Corpus, open_corpus
 from attnres.errors import UsageError
@@ -39,7 +39,7 @@ def command(
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = (),
     runs: Path | None = None,
     out: Path = Path("runs/prune"),
-    record: Path = Path("results/prune.json"),
+    record: Path | None = None,
     tokens: int = 16_384,
 ) -> int:
     """Prune.
@@ -48,8 +48,8 @@ def command(
         folders: Run folders.
         runs: A folder of which every run inside is taken.
         out: The folder of the page and its figure.
-        record: The JSON file for everything that was measured.
-        tokens: Validation tokens to measure on, the same ones for every run.
+        record: The JSON file for everything that was measured; OUT/prune.json if not given.
+        tokens: Validation tokens to measure on, the same ones for every run: whole sequences, at least one.
     """
     given = [*folders, *([] if runs is None else [runs])]
     if not given:
@@ -61,12 +61,13 @@ def command(
     done = [run for run in trained if run.status == "done"]
     if not done:
         raise UsageError(f"no run is finished: {left_out[0].folder.path} is {left_out[0].status}")
+    record = record_path("prune", record, out)
     console = Console()
     with console.status("opening the corpus"):
         corpus = open_corpus(done[0].config.data)
     for run in done:
         refuse_other_corpus(run, corpus)
-    written = _record(trained, _measured(console, done, corpus, tokens), tokens)
+    written = _record(trained, _measured(console, done, corpus, tokens))
     write_record(record, written)
     for table in prune_tables(written):
         print_table(console, table)
@@ -92,7 +93,7 @@ def _measured(console: Console, done: Sequence[Trained], corpus: Corpus, tokens:
     return measured
 
 
-def _record(trained: Sequence[Trained], measured: dict[Path, Record], tokens: int) -> Record:
+def _record(trained: Sequence[Trained], measured: dict[Path, Record]) -> Record:
     recorded = []
     for run in trained:
         result = measured.get(run.folder.path, {})
@@ -103,7 +104,7 @@ def _record(trained: Sequence[Trained], measured: dict[Path, Record], tokens: in
     commits = [run_record["versions"]["commit"] for run_record in run_records]
     hours = sum(result["seconds"] for result in measured.values()) / 3600
     return header("prune", shlex.join(["attnres", *sys.argv[1:]]), run_records[0], hours, commits) | {
-        "tokens": tokens,
+        "tokens": next(iter(measured.values()))["tokens"],
         "baseline": BASELINE if BASELINE in done else done[0],
         "runs": recorded,
     }

@@ -1,11 +1,12 @@
 """Draw the results page from the lab's records: no training, every table and figure.
 
     attnres report
-    attnres report results --out report
+    attnres report runs/ablate --out runs/page
     attnres report --tables
 
-Reads the JSON records that `attnres ablate`, `scaling`, `dynamics` and `prune` wrote, and writes OUT/results.html and
-OUT/figures/*.png. With --tables it prints the tables as Markdown, as they stand in docs/RESULTS.md.
+Reads the JSON records that `attnres ablate`, `scaling`, `dynamics` and `prune` wrote into a folder, under the names
+ablation.json, scaling.json, dynamics.json and prune.json, and writes OUT/results.html and OUT/figures/*.png. With
+--tables it prints the tables as Markdown, as they stand in docs/RESULTS.md.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ def command(
     """
     records = read_records(results)
     if not records:
-        raise UsageError(f"{results}: no records there; `attnres ablate`, `scaling`, `dynamics` and `prune` write them")
+        raise UsageError(
+            f"{results}: no ablation.json, scaling.json, dynamics.json or prune.json there; `attnres ablate`, "
+            "`scaling`, `dynamics` and `prune` write them into their --out"
+        )
     console = Console()
     if tables:
         for kind, record in records.items():

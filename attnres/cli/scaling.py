@@ -8,7 +8,7 @@ Trains every connection at every size on tokens in proportion to the parameters,
 how many times the compute the first connection needs for the others' loss, with 95% bootstrap intervals. With --csv it
 only fits: columns arm, compute, loss and, for pairs, size and seed; the first arm is the baseline. Every run has a
 folder of its own; stop it with Ctrl-C or in any other way, and the same command goes on. Ends with a table and
-OUT/figures/, and after training with OUT/results.html. RECORD is what `attnres report` draws from.
+OUT/figures/, and after training with OUT/results.html; `attnres report OUT` draws them again from RECORD.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rich.console import Console
 
 from attnres.analysis.powerlaw import fit_power_laws, read_points
 from attnres.cli._depth_report import print_line
-from attnres.cli._lab_page import draw_page
+from attnres.cli._lab_page import draw_page, record_path
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_table
 from attnres.cli.ablate import check
@@ -33,7 +33,7 @@ from attnres.data import check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.ablation import outcome_of
 from attnres.lab.record import Record, header, read_record, write_record
-from attnres.lab.scaling import ARMS, SIZES, Run, Size, final_points, flops_per_token, parse_size, runs
+from attnres.lab.scaling import ARMS, SIZES, Run, Size, diverged, final_points, flops_per_token, parse_size, runs
 from attnres.lab.tables import scaling_table
 from attnres.report.lab import write_fit
 from attnres.train import RunConfig
@@ -46,7 +46,7 @@ DEFAULTS = RunConfig(batch_size=4, validation_tokens=32_768)
 def command(
     arms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")] = ARMS,
     out: Path = Path("runs/scaling"),
-    record: Path = Path("results/scaling.json"),
+    record: Path | None = None,
     sizes: tuple[str, ...] = SIZES,
     tokens_per_parameter: float = 0.4,
     seeds: int = 3,
@@ -59,9 +59,9 @@ def command(
     """Scaling.
 
     Args:
-        arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE. The first is the baseline.
+        arms: Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline.
         out: The folder of all runs and of the figures.
-        record: The JSON file for everything that was measured.
+        record: The JSON file for everything that was measured; OUT/scaling.json if not given.
         sizes: Models as LAYERSxDIM, at least three. Steps, heads, layers and dim below are replaced by theirs.
         tokens_per_parameter: Tokens of a run over the parameters of its sublayers.
         seeds: Paired seeds: seed, seed + 1, ..
@@ -71,6 +71,8 @@ def command(
     """
     console = Console()
     if csv is not None:
+        if arms != ARMS or record is not None:
+            raise UsageError("--csv fits all arms of its file and writes no record; leave out the ARMs and --record")
         points = read_points(csv)
         print_table(console, scaling_table(*fit_power_laws(points), unit))
         print_line(console, f"Figure: {write_fit(points, unit, out)}")
@@ -82,6 +84,7 @@ def command(
         raise UsageError(f"tokens-per-parameter must be positive, not {tokens_per_parameter}")
     seed_range = range(config.seed, config.seed + seeds)
     planned = runs(arms, [parse_size(size) for size in sizes], seed_range, config, tokens_per_parameter, out)
+    record = record_path("scaling", record, out)
     began = time.monotonic()
     with console.status("opening the corpus"):
         check_length(open_corpus(config.data), config.model.context)
@@ -100,7 +103,7 @@ def command(
     require_done(states)
     written = _record(list(zip(planned, states, strict=True)), flops, arms, tokens_per_parameter)
     write_record(record, written)
-    print_table(console, scaling_table(*fit_power_laws(final_points(written)), "FLOPs"))
+    print_table(console, scaling_table(*fit_power_laws(final_points(written)), "FLOPs", diverged(written)))
     page = draw_page(console, {"scaling": read_record(record, "scaling")}, out)
     print_line(console, f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {record}. Report: {page}")
     if failed := failures([state for state in states if not state.diverged]):

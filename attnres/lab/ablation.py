@@ -174,7 +174,7 @@ def affordable(
 
 def seconds_of_a_run(config: RunConfig, corpus: Corpus) -> float:
     """From three measured steps after two that warm up."""
-    trainer = Trainer(config, corpus)
+    trainer = Trainer(dataclasses.replace(config, steps=max(5, config.steps)), corpus)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -76,8 +76,8 @@ def moments(config: RunConfig) -> list[int]:
     return [*range(0, config.steps, config.save_every), config.steps]
 
 
-def profiles(folder: Path, tokens: Tensor) -> Record:
-    """The profiles of a finished run at every moment, measured once and then read from its folder.
+def profiles(folder: Path, tokens: Tensor, moments: Sequence[int]) -> Record:
+    """The profiles of a finished run at these steps, measured once and then read from its folder.
 
     When they are written, all checkpoints but the newest and the best are deleted. Raises UsageError if a checkpoint
     that is needed is gone or damaged.
@@ -85,28 +85,27 @@ def profiles(folder: Path, tokens: Tensor) -> Record:
     run = RunFolder(folder)
     config = run.config()
     stored = folder / PROFILES
-    wanted = {"steps": moments(config), "tokens": list(tokens.shape)}
+    wanted = {"steps": list(moments), "tokens": list(tokens.shape)}
     if stored.is_file():
         record = read_record(stored, PROFILES_KIND)
         if {name: record.get(name) for name in wanted} == wanted:
             run.checkpoints.prune(keep=1)
             return record
-    write_record(stored, {"kind": PROFILES_KIND, **wanted, **_measure(config, run.checkpoints, tokens)})
+    write_record(stored, {"kind": PROFILES_KIND, **wanted, **_measure(config, run.checkpoints, tokens, moments)})
     run.checkpoints.prune(keep=1)
     return read_record(stored, PROFILES_KIND)
 
 
-def _measure(config: RunConfig, checkpoints: Checkpoints, tokens: Tensor) -> Record:
+def _measure(config: RunConfig, checkpoints: Checkpoints, tokens: Tensor, moments: Sequence[int]) -> Record:
     model = Transformer(config.model, config.seed).eval()
     found = {checkpoint.step: checkpoint for checkpoint in checkpoints.all()}
-    wanted = moments(config)
-    if missing := [step for step in wanted[1:] if step not in found]:
+    if missing := [step for step in moments[1:] if step not in found]:
         raise UsageError(
             f"{checkpoints.folder}: no checkpoint of step {missing[0]}, and it is needed for the dynamics; repeat the "
             "--save-every that the run was trained with, or delete its folder to train it again"
         )
     measured = []
-    for before, step in zip([None, *wanted], wanted, strict=False):
+    for before, step in zip([None, *moments], moments, strict=False):
         earlier = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         if before is not None:
             if damage := found[step].damage():

@@ -25,7 +25,7 @@ ABLATION = {
 
 CLAIMS = (
     ("full", "residual", "attention over depth beats the plain residual"),
-    ("block", "residual", "so does its block form"),
+    ("block", "residual", "Block S = 4 beats the plain residual"),
     ("full", "block", "Full beats Block S = 4"),
     ("full", "denseformer", "weights that depend on the input beat fixed ones"),
     ("full", "mhc", "Full beats mHC"),

@@ -166,11 +166,14 @@ def _literal(value: Any) -> str:
 def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], None] = lambda _: None) -> Record:
     """What every sublayer of the run is worth, on so many validation tokens, in nats per byte.
 
-    Measured once and then read from its folder.
+    Measured once and then read from its folder. The tokens recorded are those measured: whole sequences, as far as the
+    validation split goes.
     """
     stored = run.folder.path / "prune.json"
     step = run.folder.checkpoints.all()[-1].step
     sublayers = run.config.model.sites
+    batches = list(validation_batches(corpus, run.config.model.context, BATCH, tokens))
+    tokens = sum(batch[:, 1:].size for batch in batches)
     if stored.is_file():
         record = read_record(stored, KIND)
         if (record.get("tokens"), record.get("step")) == (tokens, step):
@@ -178,7 +181,6 @@ def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], N
             return record
     began = time.perf_counter()
     model = load_run(run.folder.path).model
-    batches = list(validation_batches(corpus, run.config.model.context, BATCH, tokens))
     loss, added = added_losses(model, batches, lambda done: watch(done / len(batches)))
     per_byte = corpus.bytes_per_token
     record = {

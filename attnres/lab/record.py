@@ -54,6 +54,9 @@ def read_record(path: Path, kind: str) -> Record:
         raise UsageError(f"{path}: not valid JSON ({error})") from error
     if not isinstance(record, dict) or record.get("kind") != kind:
         raise UsageError(f"{path}: not a record of {kind}")
+    for name in (*_HEADER, *_ENTRIES[kind]) if kind in _ENTRIES else ():
+        if name not in record or record[name] == []:
+            raise UsageError(f"{path}: a damaged record of {kind}, with nothing under {name!r}")
     return record
 
 
@@ -63,6 +66,15 @@ def read_records(folder: Path) -> dict[str, Record]:
         kind: read_record(folder / f"{kind}.json", kind) for kind in _COMMANDS if (folder / f"{kind}.json").exists()
     }
 
+
+_HEADER = ("command", "date", "hours", "versions", "machine", "corpus", "config")
+_ENTRIES = {
+    "ablation": ("embedding_stds", "cells"),
+    "scaling": ("arms", "runs"),
+    "dynamics": ("arms",),
+    "prune": ("tokens", "baseline", "runs"),
+}
+"""What must be in a record, and not be empty."""
 
 _COMMANDS = {"ablation": "ablate", "scaling": "scaling", "dynamics": "dynamics", "prune": "prune"}
 

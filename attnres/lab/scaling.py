@@ -92,8 +92,8 @@ def flops_per_token(run: Run) -> float:
 
 
 def final_points(record: Record) -> dict[str, list[Point]]:
-    """The final loss of every run that was finished, by arm; compute in operations."""
-    curves: dict[str, list[Point]] = {}
+    """The final loss of every run that was finished, by arm, the baseline first; compute in operations."""
+    curves: dict[str, list[Point]] = {record["arms"][0]: []}
     for run in record["runs"]:
         if run["status"] == "done":
             compute = run["flops_per_token"] * run["tokens"]
@@ -101,15 +101,22 @@ def final_points(record: Record) -> dict[str, list[Point]]:
     return curves
 
 
+def diverged(record: Record) -> dict[str, int]:
+    """How many runs of each arm did not end below where they began."""
+    return {
+        arm: sum(run["arm"] == arm and run["status"] == "diverged" for run in record["runs"]) for arm in record["arms"]
+    }
+
+
 def iso_flop_curves(record: Record, levels: int = 8) -> dict[str, dict[float, list[tuple[float, float]]]]:
     """arm -> compute -> [(parameters, loss)]: mean over seeds, read off the training curves at equal compute.
 
-    Losses in mid-run, before the learning rate has decayed, and so above those of a run that was made for that compute:
-    good for comparing sizes and arms with each other at one level, not for a fit. A size counts at a level if its runs
-    reach it; a level is kept if two sizes do. Levels are spaced evenly in log compute, between the smallest model's
-    whole run and the largest model's.
+    Losses before the learning rate begins to decay, and so above those of a run that was made for that compute: good
+    for comparing sizes and arms with each other at one level, not for a fit. A size counts at a level if its runs reach
+    it before that; a level is kept if two sizes do. Levels are spaced evenly in log compute, between what the smallest
+    and the largest model have used by then under the arm that uses least.
     """
-    totals = sorted(max(run["curve"][-1][0] for run in group) for group in _by_size(record).values())
+    totals = sorted(min(run["curve"][-1][0] for run in group) for group in _by_size(record).values())
     if len(totals) < 2:
         return {}
     low, high = math.log(totals[0]), math.log(totals[-1])
@@ -131,7 +138,8 @@ def _by_size(record: Record, arm: str | None = None) -> dict[str, list[dict[str,
     groups: dict[str, list[dict[str, Any]]] = {}
     for run in record["runs"]:
         if run["status"] == "done" and arm in (None, run["arm"]):
-            compute = [[run["flops_per_token"] * tokens, loss] for tokens, loss in run["curve"]]
+            steady = (1 - record["config"]["optimizer"]["decay"]) * run["tokens"]
+            compute = [[run["flops_per_token"] * tokens, loss] for tokens, loss in run["curve"] if tokens <= steady]
             groups.setdefault(run["size"], []).append({**run, "curve": compute})
     return groups
 

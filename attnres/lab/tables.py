@@ -10,6 +10,9 @@ from attnres.lab.paper import ABLATION as PAPER
 from attnres.lab.record import Record
 from attnres.lab.verdicts import comparisons, rank_correlation, verdicts
 
+EXTRAPOLATED = 1.5
+"""Times an arm's largest compute: further out, its advantage is marked."""
+
 
 @dataclass(frozen=True)
 class TextTable:
@@ -22,7 +25,7 @@ class TextTable:
 
 
 def ablation_tables(record: Record) -> list[TextTable]:
-    """One for each embedding scale, best arm first, the baseline on top."""
+    """One for each embedding scale, best arm first, the baseline on top; then the paper's claims, if any are tested."""
     tables = []
     for std, rows in comparisons(record):
         cells = {cell["arm"]: cell for cell in record["cells"] if cell["embedding_std"] == std}
@@ -46,11 +49,10 @@ def ablation_tables(record: Record) -> list[TextTable]:
             note += f" Order against the paper's: Kendall's tau {tau[0]:+.2f}, p = {tau[1]:.3f}, {tau[2]} arms."
         columns = ("connection", "loss", f"difference to {baseline.arm}", "standard error", "lr", "runs", "paper")
         tables.append(TextTable(f"embedding std {std:g}, nats per byte", columns, shown, note))
-    return tables
+    return tables + _verdict_tables(record)
 
 
-def verdict_table(record: Record) -> TextTable:
-    """The paper's claims on our runs."""
+def _verdict_tables(record: Record) -> list[TextTable]:
     rows = tuple(
         (
             verdict.claim,
@@ -65,22 +67,33 @@ def verdict_table(record: Record) -> TextTable:
     )
     columns = ("the paper finds", "difference", "std", "ours", "standard error", "p", "reading")
     note = "p: two-sided paired t-test over seeds, Holm-corrected within a scale; decided where p < 0.05."
-    return TextTable("The paper's claims on these runs", columns, rows, note)
+    return [TextTable("The paper's claims on these runs", columns, rows, note)] if rows else []
 
 
-def scaling_table(fits: Sequence[Fit], advantages: Sequence[Advantage], unit: str) -> TextTable:
+def scaling_table(
+    fits: Sequence[Fit], advantages: Sequence[Advantage], unit: str, diverged: Mapping[str, int] | None = None
+) -> TextTable:
+    """diverged: how many runs of an arm the fit is without; an arm of which nothing else is left has no fit."""
+    diverged = {arm: count for arm, count in (diverged or {}).items() if count}
+    lost = {arm: f", {count} diverged" for arm, count in diverged.items()}
     factors = {advantage.arm: advantage for advantage in advantages}
     rows = tuple(
         (
             fit.arm,
-            str(fit.points),
+            f"{fit.points}{lost.get(fit.arm, '')}",
             f"{fit.scale:.4g} [{fit.scale_interval[0]:.4g}, {fit.scale_interval[1]:.4g}]",
             f"{fit.exponent:.4f} [{fit.exponent_interval[0]:.4f}, {fit.exponent_interval[1]:.4f}]",
             _factor_with_interval(factors.get(fit.arm)),
         )
         for fit in fits
     )
+    fitted = {fit.arm for fit in fits}
+    rows += tuple((arm, f"0{text}", "", "", "") for arm, text in lost.items() if arm not in fitted)
     at = f" Compute advantage: at C = {advantages[0].compute:.3g} {unit}." if advantages else ""
+    for fit in fits if advantages else ():
+        if not fit.computes[0] <= advantages[0].compute <= EXTRAPOLATED * fit.computes[1]:
+            low, high = fit.computes
+            at += f" Extrapolated for {fit.arm}, measured from {low:.3g} to {high:.3g}."
     columns = ("connection", "points", "A", "a", f"compute advantage over {fits[0].arm}")
     return TextTable("L = A C^-a", columns, rows, f"C in {unit}; 95% bootstrap intervals.{at}")
 

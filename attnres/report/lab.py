@@ -16,8 +16,8 @@ from attnres.analysis.powerlaw import Point, fit_power_laws
 from attnres.lab.dynamics_tables import dynamics_tables
 from attnres.lab.prune import prune_tables
 from attnres.lab.record import Record
-from attnres.lab.scaling import final_points
-from attnres.lab.tables import TextTable, ablation_tables, scaling_table, verdict_table
+from attnres.lab.scaling import diverged, final_points
+from attnres.lab.tables import TextTable, ablation_tables, scaling_table
 from attnres.report import lab_dynamics, lab_figures
 from attnres.report.figures import STYLE, png
 from attnres.report.style import visible
@@ -48,7 +48,7 @@ EXPERIMENTS = {
         "Which residual rule?",
         "The paper's Table 4: every rule with its own learning rate, on the same seeds as the baseline. Negative "
         "differences are better. Runs that diverged are counted and left out of the means.",
-        lambda record: [*ablation_tables(record), verdict_table(record)],
+        ablation_tables,
         [
             Picture("ablation", "difference to the baseline of every arm, beside the paper's", lab_figures.ablation),
             Picture("tuning", "loss of every arm at each learning rate of the grid", lab_figures.tuning),
@@ -58,7 +58,7 @@ EXPERIMENTS = {
         "Does it last with scale?",
         "Loss against training compute for several sizes, tokens in proportion to parameters, fitted in log space. The "
         "compute advantage is how many times the compute the baseline needs for the same loss.",
-        lambda record: [scaling_table(*fit_power_laws(final_points(record)), "FLOPs")],
+        lambda record: [scaling_table(*fit_power_laws(final_points(record)), "FLOPs", diverged(record))],
         [Picture("scaling", "losses with fits, compute advantage, loss against size", lab_figures.scaling)],
     ),
     "dynamics": Experiment(
@@ -85,16 +85,14 @@ EXPERIMENTS = {
 
 def write_results(records: Mapping[str, Record], folder: Path) -> Path:
     """Write folder/results.html and folder/figures/*.png from the records by kind. Returns the page's path."""
+    shown = {kind: experiment for kind, experiment in EXPERIMENTS.items() if kind in records}
+    images = {kind: drawn(experiment, records[kind]) for kind, experiment in shown.items()}
+    page = _page([_section(experiment, records[kind], images[kind]) for kind, experiment in shown.items()])
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    sections = []
-    for kind, experiment in EXPERIMENTS.items():
-        if kind in records:
-            images = drawn(experiment, records[kind])
-            for name, image in images.items():
-                write_file(folder / "figures" / f"{name}.png", image)
-            sections.append(_section(experiment, records[kind], images))
+    for name, image in (pair for of_kind in images.values() for pair in of_kind.items()):
+        write_file(folder / "figures" / f"{name}.png", image)
     path = folder / "results.html"
-    write_file(path, _page(sections).encode())
+    write_file(path, page.encode())
     return path
 
 

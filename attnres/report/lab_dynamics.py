@@ -154,7 +154,7 @@ def dynamics_matrices(record: Record) -> Figure:
         low, high = colour_scale(matrix)
         colours = SIGNED_COLOURS if low < 0 else WEIGHT_COLOURS
         image = axes.imshow(matrix, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
-        figure.colorbar(image, ax=axes, shrink=0.8, extend="max" if np.nanmax(matrix[1:]) > 1.001 * high else "neither")
+        figure.colorbar(image, ax=axes, shrink=0.8, extend="max" if np.nanmax(matrix) > 1.001 * high else "neither")
         axes.set_title(visible(arm["arm"]), fontweight="bold")
         axes.set_xlabel("source (layer)")
         axes.set_ylabel("site that reads (layer)")

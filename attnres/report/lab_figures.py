@@ -80,7 +80,7 @@ def tuning(record: Record) -> Figure | None:
         figsize=(2.6 + 1.0 * len(factors) * len(stds), 1.4 + 0.27 * len(arms)), dpi=150, layout="constrained"
     )
     panels = np.atleast_1d(figure.subplots(1, len(stds), sharey=True))
-    image = None
+    image, clipped = None, False
     for axes, std in zip(panels, stds, strict=True):
         excess = np.full((len(arms), len(factors)), np.nan)
         for cell in record["cells"]:
@@ -94,12 +94,14 @@ def tuning(record: Record) -> Figure | None:
                 colour = "white" if value > 0.08 else INK
                 axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
         image = axes.imshow(excess, cmap=WEIGHT_COLOURS + "_r", vmin=0, vmax=0.15, aspect="auto")
+        clipped |= bool(np.nanmax(excess, initial=0.0) > 0.15)
         axes.set_xticks(range(len(factors)), labels=[f"x{factor:g}" for factor in factors])
         axes.set_yticks(range(len(arms)), labels=[visible(arm) for arm in arms])
         axes.set_title(f"embedding std {std:g}", loc="left")
         axes.set_xlabel("learning rates over the defaults")
     if image is not None:
-        figure.colorbar(image, ax=panels, label="loss above the arm's\nbest (nats per byte)", shrink=0.8)
+        label = "loss above the arm's\nbest (nats per byte)"
+        figure.colorbar(image, ax=panels, label=label, shrink=0.8, extend="max" if clipped else "neither")
     return figure
 
 
@@ -129,11 +131,12 @@ def scaling(record: Record) -> Figure:
 def scaling_fit(points: Mapping[str, Sequence[Point]], unit: str) -> Figure:
     """Losses and fits, and the compute advantage, of points from anywhere."""
     fits, advantages = fit_power_laws(points)
-    figure = Figure(figsize=(8, 4), dpi=150, layout="constrained")
-    curves, factors = figure.subplots(1, 2, width_ratios=(1.4, 1))
+    figure = Figure(figsize=(8 if advantages else 5, 4), dpi=150, layout="constrained")
+    curves, *factors = figure.subplots(1, 2, width_ratios=(1.4, 1)) if advantages else [figure.subplots()]
     _fits(curves, points, fits, unit)
     curves.set_ylabel("loss")
-    _advantages(factors, advantages, {})
+    for axes in factors:
+        _advantages(axes, advantages, {})
     handles, labels = curves.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     return figure
@@ -150,8 +153,8 @@ def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit]
         )
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:.3g}")
-    axes.yaxis.set_minor_formatter("{x:.3g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     _plain_ticks(axes.xaxis, "{x:g}")
     axes.set_title("loss against compute, L = A C^-a", loc="left")
     axes.set_xlabel(visible(f"training compute C ({unit})"))
@@ -181,7 +184,8 @@ def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str,
     if advantages:
         axes.set_ylabel(f"times the compute that {visible(advantages[0].baseline)}\nneeds for the same loss")
     axes.grid(axis="y", alpha=0.25)
-    axes.legend(frameon=False)
+    if advantages:
+        axes.legend(frameon=False)
 
 
 def _iso_flop(
@@ -198,7 +202,7 @@ def _iso_flop(
                 axes.annotate(f" {compute:.0e}", (sizes[-1], losses[-1]), fontsize=8, va="center")
     axes.set_xscale("log")
     _plain_ticks(axes.xaxis, "{x:.2g}")
-    axes.set_title("equal compute (FLOPs at the lines), in mid-run", loc="left")
+    axes.set_title("equal compute (FLOPs at the lines), before decay", loc="left")
     axes.set_xlabel("parameters of the sublayers")
     axes.set_ylabel("validation loss (nats per byte)")
     axes.margins(x=0.15)

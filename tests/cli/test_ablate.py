@@ -88,6 +88,24 @@ def test_a_budget_says_what_it_leaves_out(tmp_path, ablate, corpus):
     assert not (tmp_path / "r.json").exists()
 
 
+def test_a_budget_for_runs_shorter_than_their_measurement(tmp_path, ablate, corpus):
+    options = [*STEPS, *corpus, "--out", tmp_path, "--steps", "1", "--evaluate-every", "1"]
+    code, told = ablate("residual", "full", "--budget", "1s", *options)
+    assert code == 2 and "too small for any arm" in told.err
+
+
+def test_the_record_lies_beside_the_runs_and_spares_others(tmp_path, ablate, corpus):
+    options = [*STEPS, *corpus, "--grid", "1", "--embedding-stds", "1", "--seeds", "1", "--out", tmp_path / "runs"]
+    assert ablate("residual", "full", *options)[0] == 0
+    assert read_record(tmp_path / "runs" / "ablation.json", "ablation")["cells"]
+    (tmp_path / "other.json").write_text('{"kind": "prune"}')
+    (tmp_path / "folder").mkdir()
+    for record, message in (("other.json", "not a record of ablation; choose"), ("folder", "it is a folder")):
+        code, told = ablate("residual", "x0", *options, "--record", tmp_path / record)
+        assert code == 2 and message in told.err and told.err.count("\n") == 1 and not told.out
+    assert (tmp_path / "other.json").read_text() == '{"kind": "prune"}'
+
+
 def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
     """A learning rate of 1e38: the run stops on a number that is not finite."""
     record = tmp_path / "r.json"

@@ -3,10 +3,12 @@ from __future__ import annotations
 import pytest
 
 from attnres.analysis.flops import training_flops
-from attnres.analysis.powerlaw import fit_power_laws
+from attnres.analysis.powerlaw import Point, fit_power_laws
 from attnres.cli import main
+from attnres.errors import UsageError
 from attnres.lab.record import read_record
-from attnres.lab.scaling import final_points, iso_flop_curves, parse_size, sized
+from attnres.lab.scaling import diverged, final_points, iso_flop_curves, parse_size, sized
+from attnres.lab.tables import scaling_table
 from attnres.train import RunConfig
 from tests.cli.conftest import run_jobs_here
 
@@ -56,11 +58,22 @@ def test_loss_at_equal_compute():
     for parameters in (1.0, 2.0, 4.0):
         curve = [[k * parameters, (6 * parameters * k * parameters) ** -0.1] for k in range(1, 11)]
         run = {"arm": "a", "size": f"{parameters}", "seed": 0, "parameters": parameters, "status": "done"}
-        runs.append(run | {"flops_per_token": 6 * parameters, "curve": curve})
-    levels = iso_flop_curves({"arms": ["a"], "runs": runs})["a"]
+        runs.append(run | {"flops_per_token": 6 * parameters, "tokens": 10 * parameters, "curve": curve})
+    levels = iso_flop_curves({"arms": ["a"], "runs": runs, "config": {"optimizer": {"decay": 0.0}}})["a"]
     assert any(len(points) > 1 for points in levels.values())
     for compute, points in levels.items():
         assert [loss for _, loss in points] == pytest.approx([compute**-0.1] * len(points), rel=2e-3)
+
+
+def test_no_loss_at_equal_compute_is_of_a_run_whose_rate_decays():
+    """A tenth of the loss falls in the last quarter of every run, and no level may see it."""
+    runs = []
+    for size in (1.0, 2.0, 4.0):
+        curve = [[k * size, 2.0 if k <= 7 else 1.8] for k in range(1, 11)]
+        run = {"arm": "a", "size": f"{size}", "parameters": size, "status": "done", "tokens": 10 * size}
+        runs.append(run | {"flops_per_token": size, "curve": curve})
+    levels = iso_flop_curves({"arms": ["a"], "runs": runs, "config": {"optimizer": {"decay": 0.25}}})["a"]
+    assert levels and {loss for points in levels.values() for _, loss in points} == {2.0}
 
 
 def test_fits_leave_out_runs_that_diverged():
@@ -77,8 +90,28 @@ def test_fits_leave_out_runs_that_diverged():
         for c in (1.0, 2.0, 4.0)
     ]
     runs.append({**runs[0], "size": "x", "status": "diverged", "loss": 100.0})
-    fits, _ = fit_power_laws(final_points({"runs": runs}))
+    fits, _ = fit_power_laws(final_points({"arms": ["a"], "runs": runs}))
     assert fits[0].points == 3 and fits[0].exponent == pytest.approx(0.1)
+    runs += [{**run, "arm": "b", "status": "diverged"} for run in runs]
+    record = {"arms": ["a", "b"], "runs": runs}
+    table = scaling_table(*fit_power_laws(final_points(record)), "FLOPs", diverged(record))
+    assert [row[:2] for row in table.rows] == [("a", "3, 1 diverged"), ("b", "0, 4 diverged")]
+    with pytest.raises(UsageError, match="b: 0 different computes are too few"):
+        fit_power_laws(final_points({**record, "arms": ["b", "a"]}))
+
+
+def test_an_advantage_outside_of_what_was_measured_is_marked():
+    near, far = ([Point(c, 2 * c**-0.1) for c in computes] for computes in ((1, 2, 4), (100, 200, 400)))
+    assert "Extrapolated" not in scaling_table(*fit_power_laws({"a": near, "b": near}), "FLOPs").note
+    table = scaling_table(*fit_power_laws({"a": near, "b": far}), "FLOPs")
+    assert "Extrapolated for b, measured from 100 to 400." in table.note
+
+
+def test_one_arm_from_a_file_is_one_panel_and_no_warning(tmp_path, capsys, recwarn):
+    path = tmp_path / "one.csv"
+    path.write_text("arm,compute,loss\na,1,2\na,2,1.9\na,4,1.8\n")
+    assert main(["scaling", "--csv", str(path), "--out", str(tmp_path)]) == 0
+    assert not [warning for warning in recwarn if "legend" in str(warning.message)]
 
 
 @pytest.mark.parametrize(
@@ -89,6 +122,9 @@ def test_fits_leave_out_runs_that_diverged():
         (["--sizes", "2x16", "2x32", "2x17"], "a multiple of 16"),
         (["--tokens-per-parameter", "0"], "tokens-per-parameter must be positive"),
         (["--csv", "/no/such/file.csv"], "/no/such/file.csv: No such file"),
+        (["full", "block", "--csv", "results/paper-scaling.csv"], "leave out the ARMs"),
+        (["--csv", "docs/figures/results-scaling.png"], "not UTF-8 text"),
+        (["--record", "/proc/none/r.json"], "/proc/none"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys, tmp_path):

@@ -33,6 +33,8 @@ from attnres.train.sweep import JobState
 from tests.depth import make_sublayers, randomise
 from tests.lab.conftest import ARMS
 
+MOMENTS = [0, 2, 4, 6]
+
 
 @pytest.fixture
 def run(sweep, tmp_path):
@@ -52,7 +54,7 @@ def test_moments_begin_before_the_first_step_and_end_with_the_last():
 def test_profiles_are_of_the_run_at_every_moment(run):
     tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
     assert tokens.shape[1] == 17
-    measured = profiles(run.job.folder, tokens)
+    measured = profiles(run.job.folder, tokens, MOMENTS)
     assert [moment["step"] for moment in measured["moments"]] == [0, 2, 4, 6]
     first, last = measured["moments"][0], measured["moments"][-1]
 
@@ -83,13 +85,15 @@ def test_the_untrained_moment_is_the_model_that_training_began_with(run):
 
 def test_profiles_are_kept_and_checkpoints_are_not(run):
     tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
-    once = profiles(run.job.folder, tokens)
+    once = profiles(run.job.folder, tokens, MOMENTS)
     left = sorted(path.name for path in (run.job.folder / "checkpoints").iterdir())
     assert "step-00000006" in left and len(left) <= 2
-    again = profiles(run.job.folder, tokens)
+    again = profiles(run.job.folder, tokens, MOMENTS)
     assert again["moments"] == once["moments"]
     with pytest.raises(UsageError, match="no checkpoint of step"):  # of other tokens: they cannot be made again
-        profiles(run.job.folder, tokens[:1])
+        profiles(run.job.folder, tokens[:1], MOMENTS)
+    with pytest.raises(UsageError, match=r"no checkpoint of step 3.* repeat the --save-every"):
+        profiles(run.job.folder, tokens, [0, 3, 6])
 
 
 def test_a_damaged_checkpoint_is_named(run):
@@ -97,7 +101,7 @@ def test_a_damaged_checkpoint_is_named(run):
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
     with pytest.raises(UsageError, match=r"step-00000004: model.safetensors is not as it was written"):
-        profiles(run.job.folder, tokens)
+        profiles(run.job.folder, tokens, MOMENTS)
     assert not (run.job.folder / PROFILES).exists()
 
 
@@ -183,6 +187,9 @@ def test_the_command_writes_a_record_and_goes_on_from_its_folder(sweep, tmp_path
     assert main([*arguments, str(tmp_path / "second.json")]) == 0
     again = json.loads((tmp_path / "second.json").read_text())
     assert again["arms"] == record["arms"]
+    capsys.readouterr()
+    assert main([*arguments, str(tmp_path / "third.json"), "--save-every", "3"]) == 2
+    assert "repeat the --save-every" in capsys.readouterr().err and not (tmp_path / "third.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -159,14 +159,14 @@ def test_the_command_measures_once_and_marks_what_is_not_finished(sweep, tmp_pat
     for run in sweep.planned:
         shutil.copytree(run.job.folder, folder / run.arm.partition(":")[0] / f"seed-{run.seed}")
     (folder / "hc" / "seed-1" / "summary.json").unlink()
-    arguments = ["prune", "--runs", str(folder), "--tokens", "64", "--record", str(tmp_path / "prune.json")]
+    arguments = ["prune", "--runs", str(folder), "--tokens", "70", "--record", str(tmp_path / "prune.json")]
     arguments += ["--out", str(tmp_path / "page")]
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "Loss added" in shown and "(unfinished)" in shown
     assert (tmp_path / "page" / "figures" / "prune.png").exists()
     record = json.loads((tmp_path / "prune.json").read_text())
-    assert record["baseline"] == "residual" and record["tokens"] == 64
+    assert record["baseline"] == "residual" and record["tokens"] == 64, "whole sequences"
     assert sorted(run["status"] for run in record["runs"]) == ["done"] * 5 + ["unfinished"]
     assert {run["arm"] for run in record["runs"]} == set(ARMS)
     assert all(len(run["added"]) == 12 for run in record["runs"] if run["status"] == "done")

@@ -18,6 +18,6 @@ def test_a_sizes_parameters_are_those_of_its_matrices():
 
 def test_points_are_the_finished_runs_in_operations():
     run = {"arm": "full", "size": "3x32", "seed": 0, "flops_per_token": 100.0, "tokens": 7, "loss": 2.0}
-    record = {"runs": [{**run, "status": "done"}, {**run, "seed": 1, "status": "diverged"}]}
+    record = {"arms": ["full"], "runs": [{**run, "status": "done"}, {**run, "seed": 1, "status": "diverged"}]}
     ((point,),) = final_points(record).values()
     assert (point.compute, point.loss, point.size, point.seed) == (700.0, 2.0, "3x32", 0)

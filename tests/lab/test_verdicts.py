@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from attnres.lab.tables import ablation_tables, verdict_table
+from attnres.lab.tables import ablation_tables
 from attnres.lab.verdicts import comparisons, rank_correlation, verdicts
 
 LOSSES = {
@@ -56,7 +56,7 @@ def test_claims_are_read_from_paired_corrected_tests():
         assert verdict.p_value == pytest.approx(p_value)
     readings = [verdict.reading for verdict in found]
     assert readings == ["agrees", "not decided", "not decided", "agrees", "disagrees"]
-    assert [row[-1] for row in verdict_table(record(LOSSES)).rows] == readings
+    assert [row[-1] for row in ablation_tables(record(LOSSES))[-1].rows] == readings
 
 
 def test_runs_that_diverged_are_left_out_of_pairs():
@@ -69,6 +69,11 @@ def test_runs_that_diverged_are_left_out_of_pairs():
     assert rows[1].validation_loss == pytest.approx(2.0)
 
 
+def test_no_table_of_claims_where_none_is_tested():
+    (table,) = ablation_tables(record({"residual": LOSSES["residual"], "rezero": LOSSES["mhc"]}))
+    assert table.rows[1][0] == "rezero"
+
+
 def test_rank_correlation_is_kendalls_over_the_papers_arms():
     assert rank_correlation(record({arm: LOSSES[arm] for arm in ("residual", "full")}), 1.0) is None
     known = rank_correlation(record({**LOSSES, "x0": [3.0] * 4}), 1.0)  # the paper has no x0
@@ -79,5 +84,5 @@ def test_rank_correlation_is_kendalls_over_the_papers_arms():
 
 
 def test_the_papers_differences_have_our_sign():
-    (table,) = ablation_tables(record({arm: LOSSES[arm] for arm in ("residual", "full")}))
+    table, _ = ablation_tables(record({arm: LOSSES[arm] for arm in ("residual", "full")}))
     assert [(row[0], row[-1]) for row in table.rows] == [("residual", ""), ("full", "-0.029")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from attnres.analysis.powerlaw import read_points
+from attnres.analysis.powerlaw import Point, read_points
 from attnres.cli import main
 from attnres.lab.record import read_records, write_record
 from attnres.lab.scaling import iso_flop_curves
@@ -29,7 +29,7 @@ HEADER = {
     "versions": {"commit": "abc"},
     "machine": {"cores": 2},
     "corpus": {"description": "text", "sha256": "0"},
-    "config": {},
+    "config": {"optimizer": {"decay": 0.0}},
 }
 
 
@@ -159,13 +159,37 @@ def test_a_reader_that_has_seen_enough_is_no_error(results):
 
 def test_bad_folders_are_one_line(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 2
-    assert "no records there" in capsys.readouterr().err
+    assert "no ablation.json" in capsys.readouterr().err
     (tmp_path / "ablation.json").write_text("{")
     assert main(["report", str(tmp_path)]) == 2
     (tmp_path / "ablation.json").write_text(json.dumps({"kind": "scaling"}))
     assert main(["report", str(tmp_path)]) == 2
+    for damage in ({"kind": "ablation"}, ablation() | {"cells": []}):
+        (tmp_path / "ablation.json").write_text(json.dumps(damage))
+        assert main(["report", str(tmp_path)]) == 2
     errors = capsys.readouterr().err
-    assert "not valid JSON" in errors and "not a record of ablation" in errors and errors.count("\n") == 2
+    assert "not valid JSON" in errors and "not a record of ablation" in errors and errors.count("\n") == 4
+    assert "with nothing under 'command'" in errors and "with nothing under 'cells'" in errors
+
+
+def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path):
+    whole, broken = ablation(), scaling()
+    del broken["runs"][0]["loss"]
+    with pytest.raises(KeyError):
+        write_results({"ablation": whole, "scaling": broken}, tmp_path / "page")
+    assert not (tmp_path / "page").exists()
+
+
+def test_ticks_of_a_loss_say_where_they_stand():
+    figure = scaling_fit({"a": [Point(1.0, 2.0), Point(2.0, 1.9), Point(4.0, 1.8)]}, "FLOPs")
+    png(figure)
+    (axes,) = figure.axes
+    for which in ("major", "minor"):
+        axis = axes.yaxis
+        ticks = axis.get_majorticklocs() if which == "major" else axis.get_minorticklocs()
+        labels = axis.get_ticklabels(which=which)
+        for place, label in zip(ticks, labels, strict=True):
+            assert not label.get_text() or float(label.get_text()) == pytest.approx(place, rel=1e-4)
 
 
 def test_the_documents_numbers_are_the_records():
