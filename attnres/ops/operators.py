@@ -136,9 +136,11 @@ def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:
     if fused == "reference":
         return "this device"
     takes = _FUSED_DTYPES[fused]
-    for given in (dtype, *(x.dtype for x in tensors)):
-        if given not in takes:
-            return str(given).removeprefix("torch.")
+    if dtype not in takes:
+        return str(dtype).removeprefix("torch.")
+    for x in tensors:
+        if x.dtype not in takes:
+            return str(x.dtype).removeprefix("torch.")
     # There is no public way to ask either. An operator with only a backward formula would lose tangents in silence.
     if torch.autograd.forward_ad._current_level >= 0:
         return "forward-mode differentiation"
