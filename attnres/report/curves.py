@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from attnres.report.figures import STYLE, png
+from attnres.report.axes import STYLE, png
 from attnres.report.style import ARM_COLOURS
 from attnres.report.write import write_file
 

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-import io
-import math
-import textwrap
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
 
-from attnres.analysis.profile import DepthProfile
-from attnres.report.data import ArmReport, ReportData
-from attnres.report.style import (
-    DIFFERENCE_POINTS,
-    SIGNED_COLOURS,
-    WEIGHT_COLOURS,
-    arm_style,
-    colour_scale,
-    depth_ticks,
-    paired_differences,
-    summarise,
-    visible,
+from attnres.report.axes import (
+    STYLE,
+    LineStyles,
+    depth_axis,
+    depth_matrix_figure,
+    legend_below,
+    line_styles,
+    plain_log_ticks,
+    png,
 )
-
-INK = "#1a1a1a"
-# A name from a user's file is text: no mathtext in it.
-STYLE: Any = {"text.parse_math": False, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+from attnres.report.data import ArmReport, ReportData
+from attnres.report.style import DIFFERENCE_POINTS, paired_differences, summarise, visible
 
 
 def figures(data: ReportData) -> dict[str, bytes]:
@@ -47,24 +36,13 @@ def figures(data: ReportData) -> dict[str, bytes]:
         return {name: png(draw(data)) for name, draw in drawn.items()}
 
 
-def png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
-    return buffer.getvalue()
-
-
-def _line_style(data: ReportData, arm: ArmReport) -> dict:
-    colour, dashes = arm_style(list(data.arms).index(arm))
-    return {"color": colour or INK, "linestyle": (0, dashes) if dashes else "-", "linewidth": 1.6}
-
-
-def _legend_below(figure: Figure, axes: Axes, columns: int = 7) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
+def _line_styles(data: ReportData) -> LineStyles:
+    return line_styles([arm.name for arm in data.arms])
 
 
 def _loss_curves(data: ReportData) -> Figure:
     baseline, *others = data.trained
+    styles = _line_styles(data)
     curves = {arm: summarise(arm.curves) for arm in data.trained}
     pairs = {arm: paired_differences(arm, baseline) for arm in others}
     differences = {arm: summarise(pair, DIFFERENCE_POINTS) for arm, pair in pairs.items() if pair}
@@ -72,17 +50,17 @@ def _loss_curves(data: ReportData) -> Figure:
     whole, late, paired = [*figure.subplots(1, 3 if differences else 2), None][:3]
     half = max(curve["steps"][-1] for curve in curves.values()) / 2
     for arm, curve in curves.items():
-        _draw_curve(data, whole, arm, curve)
-        _draw_curve(data, late, arm, {name: values[curve["steps"] >= half] for name, values in curve.items()})
+        _draw_curve(styles, whole, arm, curve)
+        _draw_curve(styles, late, arm, {name: values[curve["steps"] >= half] for name, values in curve.items()})
     whole.set_title("whole run", loc="left")
     whole.set_ylabel(visible(f"{data.curve_label} ({data.unit})"))
     late.set_title("second half", loc="left")
     if paired is not None:
         _draw_curve(
-            data, paired, baseline, {name: values * (name == "steps") for name, values in curves[baseline].items()}
+            styles, paired, baseline, {name: values * (name == "steps") for name, values in curves[baseline].items()}
         )
         for arm, curve in differences.items():
-            _draw_curve(data, paired, arm, curve)
+            _draw_curve(styles, paired, arm, curve)
         paired.set_title(visible(f"difference to {baseline.name}, paired by seed"), loc="left")
         # The first steps differ by chance and by much.
         tail = [curve[name][len(curve["steps"]) // 10 :] for curve in differences.values() for name in ("low", "high")]
@@ -96,53 +74,19 @@ def _loss_curves(data: ReportData) -> Figure:
     seeds = max(len(arm.curves) for arm in data.trained)
     if seeds > 1:
         figure.suptitle(f"line: mean of up to {seeds} seeds; band: lowest to highest seed", fontsize=9)
-    _legend_below(figure, whole)
+    legend_below(figure, whole)
     return figure
 
 
-def _draw_curve(data: ReportData, axes: Axes, arm: ArmReport, curve: dict[str, np.ndarray]) -> None:
-    style = _line_style(data, arm)
+def _draw_curve(styles: LineStyles, axes: Axes, arm: ArmReport, curve: dict[str, np.ndarray]) -> None:
+    style = styles[arm.name]
     marker = "." if len(curve["steps"]) <= 12 else None  # few points, perhaps one: show where they are
     axes.plot(curve["steps"], curve["mean"], label=visible(arm.name), marker=marker, **style)
     axes.fill_between(curve["steps"], curve["low"], curve["high"], color=style["color"], alpha=0.15, linewidth=0)
 
 
 def _depth_matrices(data: ReportData) -> Figure:
-    arms = data.profiled
-    columns = min(4, len(arms))
-    rows = math.ceil(len(arms) / columns)
-    figure = Figure(figsize=(3.1 * columns + 0.4, 3.5 * rows + 0.6), dpi=150, layout="constrained")
-    grid = figure.subplots(rows, columns, squeeze=False)
-    for axes, (arm, profile) in zip(grid.flat, arms, strict=False):
-        _draw_matrix(figure, axes, arm.name, profile)
-    for axes in grid.flat[len(arms) :]:
-        axes.set_visible(False)
-    for axes in grid[:, 0]:
-        axes.set_ylabel("site that reads (layer)")
-    title = textwrap.fill("weight of each source in what each site reads, mean over tokens", 40 * columns)
-    figure.suptitle(f"{title}\n", fontsize=10)
-    return figure
-
-
-def _draw_matrix(figure: Figure, axes: Axes, name: str, profile: DepthProfile) -> None:
-    matrix = profile.mean_matrix
-    low, high = colour_scale(matrix)
-    shown = np.ma.masked_where(np.triu(np.ones_like(matrix), 1) > 0, matrix)
-    colours = SIGNED_COLOURS if low < 0 else WEIGHT_COLOURS
-    image = axes.imshow(shown, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
-    clipped = np.nanmax(np.abs(matrix[1:]), initial=0) > high * 1.001
-    bar = figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.9, aspect=28, pad=0.02)
-    ticks = [low, (low + high) / 2, high]
-    labels = [f"{tick:.2g}" for tick in ticks]
-    if clipped:
-        labels[-1] = f"≥ {labels[-1]}"
-        labels[0] = f"≤ {labels[0]}" if low < 0 else labels[0]
-    bar.set_ticks(ticks, labels=labels)
-    axes.set_title(visible(name), fontweight="bold")
-    axes.set_xlabel("source (layer)")
-    for axis, names in ((axes.xaxis, profile.source_names), (axes.yaxis, profile.site_names)):
-        positions, texts = zip(*depth_ticks(names), strict=True)
-        axis.set_ticks(positions, labels=texts)
+    return depth_matrix_figure([(arm.name, profile.mean_matrix, profile.names) for arm, profile in data.profiled])
 
 
 def _depth_profiles(data: ReportData) -> Figure:
@@ -156,6 +100,7 @@ def _depth_profiles(data: ReportData) -> Figure:
         ("embedding_share", "share of the embedding", "site", False),
         ("source_share", "mean share of each source", "source", False),
     ]
+    styles = _line_styles(data)
     deepest = max((profile for _, profile in data.profiled), key=lambda profile: len(profile.names))
     for axes, (name, title, kind, log) in zip(grid.flat, panels, strict=True):
         for arm, profile in data.profiled:
@@ -163,23 +108,19 @@ def _depth_profiles(data: ReportData) -> Figure:
             axes.plot(
                 np.where(values > 0, values, np.nan) if log else values,
                 label=visible(arm.name),
-                **_line_style(data, arm),
+                **styles[arm.name],
             )
         if name == "entropy":
             limit = deepest.entropy_limit
             axes.plot(limit, color="#888888", alpha=0.35, linewidth=6, zorder=0, label="uniform: log(l + 1)")
         if log and any(np.any(getattr(profile, name) > 0) for _, profile in data.profiled):
             axes.set_yscale("log")
-            # Plain numbers: the log axis' own labels are mathtext, which is off.
-            axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter(NullFormatter())
+            plain_log_ticks(axes.yaxis)
         else:
             axes.set_ylim(bottom=0)
         axes.set_title(title, loc="left", fontsize=9)
         axes.set_xlabel(f"{kind} (layer)")
-        positions, texts = zip(*depth_ticks(getattr(deepest, f"{kind}_names")), strict=True)
-        axes.set_xticks(positions, labels=texts)
+        depth_axis(axes.xaxis, getattr(deepest, f"{kind}_names"))
         axes.grid(alpha=0.25)
-    _legend_below(figure, grid[1, 0])
+    legend_below(figure, grid[1, 0])
     return figure

@@ -19,7 +19,7 @@ from attnres.lab.record import Record
 from attnres.lab.scaling import diverged, final_points
 from attnres.lab.tables import TextTable, ablation_tables, scaling_table
 from attnres.report import lab_dynamics, lab_figures
-from attnres.report.figures import STYLE, png
+from attnres.report.axes import STYLE, png
 from attnres.report.style import visible
 from attnres.report.write import write_file
 

@@ -17,7 +17,7 @@ from attnres.analysis.profile import sublayer_names
 from attnres.lab.dynamics_statements import done_runs, log_shares, relative_entropy
 from attnres.lab.prune import THRESHOLD, by_arm
 from attnres.lab.record import Record
-from attnres.report.figures import INK
+from attnres.report.axes import INK
 from attnres.report.style import SIGNED_COLOURS, WEIGHT_COLOURS, arm_style, colour_scale, depth_ticks, visible
 
 Series = Callable[[Mapping[str, Any]], Sequence[float] | np.ndarray]

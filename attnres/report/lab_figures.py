@@ -17,7 +17,7 @@ from attnres.lab.paper import SCALING_COMPUTE, scaling_points
 from attnres.lab.record import Record
 from attnres.lab.scaling import final_points, iso_flop_curves
 from attnres.lab.verdicts import comparisons, scales
-from attnres.report.figures import INK
+from attnres.report.axes import INK
 from attnres.report.style import WEIGHT_COLOURS, arm_style, visible
 
 OURS, THEIRS = "#0072B2", "#D55E00"

@@ -21,7 +21,7 @@ from attnres.report.style import (
     DIFFERENCE_POINTS,
     SIGNED_COLOURS,
     WEIGHT_COLOURS,
-    arm_style,
+    arm_styles,
     colour_scale,
     depth_ticks,
     paired_differences,
@@ -106,12 +106,12 @@ def payload(data: ReportData) -> dict[str, Any]:
 
 def _arm(data: ReportData, index: int) -> dict[str, Any]:
     arm = data.arms[index]
-    colour, dashes = arm_style(index)
+    style = arm_styles([arm.name for arm in data.arms])[arm.name]
     record: dict[str, Any] = {
         "name": visible(arm.name),
         "description": visible(arm.description),
-        "colour": colour or "currentColor",
-        "dashes": " ".join(map(str, dashes)),
+        "colour": style.colour or "currentColor",
+        "dashes": " ".join(map(str, style.dashes)),
         "seeds": len(arm.curves),
     }
     if arm in data.trained:

@@ -4,16 +4,69 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from attnres.report.data import ArmReport, Curve
 
-# Okabe and Ito's colours without yellow, which vanishes on white. None is the colour of the text: the baseline.
+# Okabe and Ito's colours, which colour-blind readers tell apart, without yellow, which vanishes on white. All of these
+# stand out on a dark page too. None is the colour of the text.
 ARM_COLOURS = (None, "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-ARM_DASHES = ((), (6, 3), (2, 2), (8, 3, 2, 3))
+ARM_DASHES = ((), (6, 3), (2, 2), (8, 3, 2, 3), (12, 3), (8, 2, 2, 2, 2, 2))
+CONNECTION_STYLES = {  # the places of its colour and its dashes; relatives share a colour
+    **{"residual": (0, 0), "postnorm": (0, 1), "rezero": (0, 2)},
+    **{"block": (1, 0), "window": (1, 1), "full": (2, 0)},
+    **{"x0": (3, 0), "denseformer": (3, 1)},
+    **{"hc": (4, 0), "identity_hc": (4, 1), "mhc": (5, 0), "mhc_lite": (5, 1)},
+    **{"highway": (6, 0), "delta": (6, 1)},
+}
 DIFFERENCE_POINTS = 60  # differences are small: average more neighbours
 WEIGHT_COLOURS, SIGNED_COLOURS = "viridis", "coolwarm"  # the middle of coolwarm is grey: zero can be told from paper
+
+
+@dataclass(frozen=True)
+class ArmStyle:
+    """How an arm's lines look; the colour None is that of the text."""
+
+    colour: str | None
+    dashes: tuple[int, ...]
+
+
+def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
+    """The style of each arm of one figure or page, all different for up to 42 arms.
+
+    It follows from the arm's name alone, so that a connection looks the same everywhere: the colour from the
+    connection, the dashes from its options. Only where two arms of one figure would look alike does the later one take
+    the next style that is free.
+    """
+    owners: dict[ArmStyle, str] = {}
+    for arm in arms:
+        owners.setdefault(_wishes(arm)[0], arm)
+    styles = {arm: style for style, arm in owners.items()}
+    for arm in arms:
+        if arm not in styles:
+            wishes = _wishes(arm)
+            styles[arm] = next((style for style in wishes if style not in styles.values()), wishes[0])
+    return styles
+
+
+def _wishes(arm: str) -> list[ArmStyle]:
+    """All styles in the order in which the arm would have them: its own, its colour's others, other colours."""
+    connection, _, options = arm.partition(":")
+    colour, dashes = CONNECTION_STYLES.get(connection, (crc32(connection.encode()) % len(ARM_COLOURS), 0))
+    if options:  # never the dashes of the connection without options
+        dashes += 1 + crc32(options.encode()) % (len(ARM_DASHES) - 1)
+    return [ArmStyle(*style) for style in product(_from(ARM_COLOURS, colour), _from(ARM_DASHES, dashes))]
+
+
+def _from(choices: Sequence[Any], start: int) -> list[Any]:
+    """All of the choices, beginning with one and going round."""
+    start %= len(choices)
+    return [*choices[start:], *choices[:start]]
 
 
 def arm_style(index: int) -> tuple[str | None, tuple[int, ...]]:
