@@ -23,7 +23,7 @@ lint: .venv/test-ready
 .venv/demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lab]'
 	touch $@
 
 .venv/test-ready: .venv/demo-ready

@@ -1,4 +1,4 @@
-"""The one kind of error a user can cause, and the check that every record of options shares."""
+"""The one kind of error a user can cause, and what several places say or check."""
 
 import dataclasses
 import math
@@ -19,6 +19,15 @@ class UsageError(Exception):
     @property
     def to_be_printed(self) -> bool:
         return os.environ.get("RANK", "0") == "0" if self.speaker is None else self.speaker
+
+
+LAB = ("filelock", "jinja2", "matplotlib", "rich", "safetensors", "scipy", "tyro")
+"""Modules of the extra `lab`, which every command needs. Connections and operators need torch and numpy alone."""
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra, in the repository's folder: no package index has the project yet."""
+    return f"pip install -e '.[{extra}]'"
 
 
 def refuse_non_finite(record: Any) -> None:

@@ -2,7 +2,7 @@
 
     h = read(sources, query, gain)          sources: list of [batch, time, d]; query, gain: [d]
 
-The other packages come with `pip install 'attnres[bench]'`; their fused kernels need a CUDA device.
+The other packages come with `pip install -e '.[bench]'`; their fused kernels need a CUDA device.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from attnres.errors import install_command
 from attnres.ops import depth_attention, widen
 
 EPS = 1e-6
@@ -65,7 +66,7 @@ def packages(device: torch.device) -> tuple[dict[str, Read], dict[str, str]]:
         except Missing as reason:
             missing[name] = str(reason)
         except ImportError:
-            missing[name] = "not installed: pip install 'attnres[bench]'"
+            missing[name] = f"not installed: {install_command('bench')}"
     return found, missing
 
 

@@ -9,12 +9,20 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import os
 import pkgutil
+import shutil
 import sys
+import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
-from attnres.errors import UsageError
+from attnres.errors import LAB, UsageError, install_command
+
+COMPLETION = "--tyro-print-completion"
+SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 def command_names() -> list[str]:
@@ -33,15 +41,14 @@ def main(argv: list[str] | None = None) -> int:
 
         print(__version__)
         return 0
-    if name not in command_names():
+    if name not in (*command_names(), COMPLETION):
         return _fail(f"unknown command {name!r}; choose one of: {', '.join(command_names())}", 2)
+    if missing := [module for module in LAB if importlib.util.find_spec(module) is None]:
+        hint = f"in the repository's folder: {install_command('lab')}"
+        return _fail(f"commands need {', '.join(missing)}, not installed here; {hint}", 2)
 
     try:
-        import tyro
-
-        module = importlib.import_module(f"{__name__}.{name}")
-        command = module.command_for(rest) if hasattr(module, "command_for") else module.command
-        code = tyro.cli(command, prog=f"attnres {name}", description=module.__doc__, args=rest) or 0
+        code = _run(name, rest)
         sys.stdout.flush()
         return code
     except UsageError as error:
@@ -56,13 +63,36 @@ def main(argv: list[str] | None = None) -> int:
         return _fail("interrupted", 130)
 
 
+def _run(name: str, arguments: list[str]) -> int:
+    import tyro
+
+    if name == COMPLETION:  # of all commands at once
+        if len(arguments) != 1 or arguments[0] not in SHELLS:
+            raise UsageError(f"{COMPLETION} takes one of: {', '.join(SHELLS)}")
+        commands = {known: _command(known, []) for known in command_names()}
+        return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments])
+    command = _command(name, arguments)
+    return tyro.cli(command, prog=f"attnres {name}", description=_module(name).__doc__, args=arguments) or 0
+
+
+def _command(name: str, arguments: list[str]) -> Callable[..., int]:
+    module = _module(name)
+    return module.command_for(arguments) if hasattr(module, "command_for") else module.command
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__name__}.{name}")
+
+
 def _overview() -> str:
+    width = shutil.get_terminal_size().columns
     lines = ["attnres: what should carry information through depth?", "", "commands:"]
     for name in command_names():
         source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")  # importing it would import torch
         summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-        lines.append(f"  {name:<10} {summary}")
-    return "\n".join([*lines, "", "attnres COMMAND --help explains one, with examples."])
+        lines.append(textwrap.fill(summary, width, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13))
+    lines += ["", "attnres COMMAND --help explains one, with examples; attnres --version prints the version."]
+    return "\n".join(lines)
 
 
 def _fail(message: str, code: int) -> int:

@@ -6,7 +6,7 @@
     attnres bench curves --out curves.json --figures docs/figures
 
 Checks every contender's output and gradients against float64 first; one that is wrong gets no speed. Other packages
-take part where they are installed: pip install 'attnres[bench]'. Run it on a machine that does nothing else: the
+take part where they are installed: pip install -e '.[bench]'. Run it on a machine that does nothing else: the
 contenders take turns, but a busy machine still blurs ratios this close to one.
 
 The parts `operator`, `step`, `memory`, `decode` and `gpu` are what a plain `attnres bench` measures. `curves` (how the

@@ -8,7 +8,7 @@ name that lm-eval knows, or a .yaml file of your own, whose data may be local:
     attnres eval converted/ --beside original/ --tasks arc_easy --shots 5 --limit 200 --out scores.json
 
 Scores come with their standard errors. With --beside, differences are paired by document, so that their standard error
-is usually far smaller than the scores' own. Needs: pip install 'attnres[eval]'.
+is usually far smaller than the scores' own. Needs: pip install -e '.[eval]'.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attnres.data.config import DataConfig
-from attnres.errors import UsageError
+from attnres.errors import UsageError, install_command
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 DATASET_FORMATS = {
@@ -215,7 +215,7 @@ class DatasetSource:
         try:
             import datasets
         except ImportError:
-            raise UsageError("a dataset needs the datasets library: pip install 'attnres[hf]'") from None
+            raise UsageError(f"a dataset needs the datasets library: {install_command('hf')}") from None
         try:
             return self._load_split(datasets)
         except OSError as error:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, install_command
 
 # An end-of-text token by any of these names separates documents; the first one that the vocabulary knows is taken.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
@@ -210,7 +210,7 @@ def _import_tokenizers() -> Any:
     try:
         import tokenizers
     except ImportError:
-        raise UsageError("this tokenizer needs the tokenizers library: pip install 'attnres[hf]'") from None
+        raise UsageError(f"this tokenizer needs the tokenizers library: {install_command('hf')}") from None
     return tokenizers
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, install_command
 from attnres.train import load_run
 
 SEED = 1234
@@ -58,7 +58,7 @@ def load_tasks(names: Sequence[str]) -> Any:
     try:
         from lm_eval.tasks import TaskManager
     except ImportError:
-        raise UsageError("evaluation needs the lm-eval library: pip install 'attnres[eval]'") from None
+        raise UsageError(f"evaluation needs the lm-eval library: {install_command('eval')}") from None
     files = [name for name in names if name.endswith((".yaml", ".yml"))]
     for file in files:
         if not Path(file).is_file():

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, install_command
 from attnres.hf.attach import CONNECTION, attach, connection_of, decoder_of
 from attnres.model.backbone import runnable_kernels
 
@@ -87,7 +87,7 @@ def _model_class(config: Mapping[str, Any], folder: Path) -> Any:
     try:
         import transformers
     except ImportError:
-        raise UsageError("this needs transformers; pip install 'attnres[hf]'") from None
+        raise UsageError(f"this needs the transformers library: {install_command('hf')}") from None
     names = config.get("architectures") or []
     with runnable_kernels():
         cls = getattr(transformers, names[0], None) if names else None  # imports the model's module

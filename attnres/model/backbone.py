@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, install_command
 
 if TYPE_CHECKING:
     from attnres.model.config import TransformerConfig
@@ -151,7 +151,7 @@ def _modeling(backbone: str) -> tuple[ModuleType, str]:
         from transformers import AutoConfig
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
     except ImportError:
-        raise UsageError(f"backbone {backbone} needs the transformers library: pip install 'attnres[hf]'") from None
+        raise UsageError(f"backbone {backbone} needs the transformers library: {install_command('hf')}") from None
     with runnable_kernels():
         cls: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(AutoConfig.for_model(backbone))]  # imports the module
     return sys.modules[cls.__module__], cls.__name__.removesuffix("ForCausalLM")

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, install_command
 from attnres.ops import library, reference
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
@@ -175,7 +175,7 @@ def _prepare(device: str) -> str:
             triton_backend.register(device)
             name = "triton"
         else:
-            log.warning("Triton is not installed, so depth attention runs in plain PyTorch: pip install attnres[gpu]")
+            log.warning("Triton is not installed, so depth attention runs in plain PyTorch: %s", install_command("gpu"))
     elif device == "cpu":
         from attnres.ops import cpu
 

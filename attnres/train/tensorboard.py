@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, install_command
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def tensorboard_writer(folder: Path, step: int) -> Iterator[Callable[[dict[str, 
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise UsageError("TensorBoard is not installed: pip install 'attnres[tensorboard]'") from error
+        raise UsageError(f"TensorBoard is not installed: {install_command('tensorboard')}") from error
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def listen(record: dict[str, Any]) -> None:

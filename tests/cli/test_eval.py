@@ -42,4 +42,4 @@ def test_without_lm_eval(tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
     assert main(["eval", str(tmp_path), "--tasks", "piqa"]) == 2
-    assert "pip install 'attnres[eval]'" in capsys.readouterr().err
+    assert "pip install -e '.[eval]'" in capsys.readouterr().err

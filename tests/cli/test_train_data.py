@@ -68,7 +68,7 @@ def test_without_the_extra(library, options, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, library, None)
     assert train(tmp_path, *options) == 2
     error = capsys.readouterr().err
-    assert "pip install 'attnres[hf]'" in error and error.count("\n") == 1
+    assert "pip install -e '.[hf]'" in error and error.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 

@@ -79,7 +79,7 @@ def test_cached_tokens_need_no_datasets_library(make, tokenizer, tmp_path, monke
     again = open_(path, tmp_path, tokenizer=tokenizer)
     assert again.sha256 == first.sha256
     assert tokenizer_from_json(json.loads(json.dumps(again.tokenizer.to_json()))).encode(TEXT)
-    with pytest.raises(UsageError, match=r"^a dataset needs the datasets library: pip install 'attnres\[hf\]'$"):
+    with pytest.raises(UsageError, match=r"^a dataset needs the datasets library: pip install -e '\.\[hf\]'$"):
         open_(path, tmp_path)  # another tokenizer: not in the cache
 
 

@@ -112,5 +112,5 @@ def test_errors(tmp_path, monkeypatch):
         with pytest.raises(UsageError, match=r"not (the record of )?a tokenizer"):
             tokenizer_from_json(record)  # pyright: ignore[reportArgumentType]
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"pip install 'attnres\[hf\]'"):
+    with pytest.raises(UsageError, match=r"pip install -e '\.\[hf\]'"):
         load_tokenizer("gpt2")

@@ -184,5 +184,5 @@ def test_what_it_refuses(make, message):
 
 def test_without_transformers(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(UsageError, match=r"backbone llama needs .* pip install 'attnres\[hf\]'"):
+    with pytest.raises(UsageError, match=r"backbone llama needs .* pip install -e '\.\[hf\]'"):
         Transformer(config_of("llama"))
