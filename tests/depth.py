@@ -33,6 +33,10 @@ VARIANTS: list[tuple[str, dict]] = [
     ("block", {"block_size": 1}),
     ("block", {"block_size": 2}),
     ("block", {"block_size": 100}),
+    ("rms-block", {"block_size": 1}),
+    ("rms-block", {"block_size": 2}),
+    ("rms-block", {"block_size": 3, "pending": "normalised"}),
+    ("delta", {"block_size": 3}),
     ("hc", {"dynamic": False}),
     ("hc", {"streams": 1}),
     ("mhc", {"streams": 2}),
@@ -71,7 +75,7 @@ def trace(connection: Connection, x: Tensor, sublayers) -> tuple[list[Tensor], l
     for site, sublayer in enumerate(sublayers):
         weights, h = connection.mix(values, site)
         y = sublayer(h)
-        values = connection.scatter(values, weights, site, h, y)
+        values = connection.scatter(values, connection.weigh_output(weights, site, y), site, h, y)
         sources.append(y)
         inputs.append(h)
     return sources, [*inputs, connection.readout(values)]

@@ -24,9 +24,9 @@ Sublayer = Callable[[Tensor], Tensor]
 class Connection(nn.Module):
     """The rule that makes each sublayer's input h_l from the sources v_0 .. v_l.
 
-    A subclass fills in `start`, `weigh`, `gather` and `scatter`. Only `weigh` may be non-linear; `start`, `gather`
-    and `scatter` are linear in (values, h, y), which is what lets `mixing_matrix` read every connection's depth
-    mixing matrix with no code of its own.
+    A subclass fills in `start`, `weigh`, `gather` and `scatter`. Only `weigh` and `weigh_output` may be non-linear;
+    `start`, `gather` and `scatter` are linear in (values, h, y), which is what lets `mixing_matrix` read every
+    connection's depth mixing matrix with no code of its own.
 
     `sites` is the number of sublayers L. Sites 0 .. L-1 feed sublayers; site L is the readout before the final norm.
     Shapes: x, h, y and the mixture are [..., dim]. All maths of a connection runs outside autocast and in at least
@@ -66,6 +66,14 @@ class Connection(nn.Module):
         """The values after the sublayer of this site has returned y = f(h)."""
         raise NotImplementedError
 
+    def weigh_output(self, weights: Weights, site: int, y: Tensor) -> Weights:
+        """The weights that `scatter` gets: those of `weigh`, unless the rule also needs a weight that y decides.
+
+        A rule that normalises what a sublayer returns (N(y) = y / rms(y)) makes 1/rms(y) here: the only non-linear step
+        besides `weigh`.
+        """
+        return weights
+
     def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
         """`weigh`, then `gather`. A subclass with a fused operator overrides this."""
         with outside_autocast(values):
@@ -78,7 +86,7 @@ class Connection(nn.Module):
             weights, h = self.mix(values, site)
             y = output_of(sublayer, h)
             with outside_autocast(values):
-                values = self.scatter(values, weights, site, h, y)
+                values = self.scatter(values, self.weigh_output(weights, site, y), site, h, y)
         return values
 
     def _fitting(self, sublayers: Iterable[Sublayer], first: int) -> list[Sublayer]:
@@ -110,6 +118,16 @@ def outside_autocast(values: Values) -> AbstractContextManager[Any]:
     if device == "meta" or not torch.is_autocast_enabled(device):
         return nullcontext()  # to enter and leave the other one takes 3 us, twice per site: decoding feels it
     return torch.autocast(device, enabled=False)
+
+
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the channels, [..., 1], in at least float32."""
+    return torch.rsqrt(widen(x).square().mean(-1, keepdim=True) + eps)
+
+
+def stream_dtype(stream: Tensor, y: Tensor) -> torch.dtype:
+    """What a sum of the stream and a sublayer's output is kept in: the wider of the two."""
+    return torch.promote_types(stream.dtype, y.dtype)
 
 
 def positive(name: str, value: object) -> None:

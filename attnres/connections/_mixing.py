@@ -45,7 +45,9 @@ def mixing_matrix(
         rows.append(h_tagged if per_channel else h_tagged.mean(-1))
         if sublayer is not None:
             h = connection.gather(values, weights, site)
-            values = connection.scatter(values, weights, site, h, sublayer(h))
+            y = sublayer(h)
+            weights = connection.weigh_output(weights, site, y)
+            values = connection.scatter(values, weights, site, h, y)
             tagged = connection.scatter(tagged, weights, site, h_tagged, tag(site + 1))
     matrix = torch.stack(rows)  # [site, source, ...tokens(, dim)]
     token_axes = x.ndim - 1

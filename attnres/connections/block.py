@@ -8,7 +8,17 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Sublayer, Values, Weights, one_of, output_of, positive, widen
+from attnres.connections._connection import (
+    Connection,
+    Sublayer,
+    Values,
+    Weights,
+    inverse_rms,
+    one_of,
+    output_of,
+    positive,
+    widen,
+)
 from attnres.errors import UsageError
 from attnres.ops import attend
 
@@ -101,24 +111,21 @@ class Block(Connection):
         sources = 1 + blocks + (in_open_block > 0)
         return sources if self.window is None else min(sources, 1 + self.window)
 
-    def _visible(self, values: Values) -> Values:
+    def _visible(self, values: Values, site: int) -> Values:
+        """Those of the values that the site attends to."""
         if self.window is None or len(values) <= 1 + self.window:
             return values
         return (values[0], *values[-self.window :])
 
     def weigh(self, values: Values, site: int) -> Weights:
-        sources = self._visible(values)
+        sources = self._visible(values, site)
         scores = self._scores(sources, site)
         if self.scaled_scores:
             scores = scores * (self.dim // self.heads) ** -0.5
         weights = torch.sigmoid(scores) if self.weighting == "sigmoid" else torch.softmax(scores, 0)
         if self.value_norm and len(sources) > 1:
-            weights = weights * torch.stack([self._inverse_rms(widen(source)) for source in sources])
+            weights = weights * torch.stack([inverse_rms(source, self.eps) for source in sources])
         return weights * self._scale(len(scores)) if self.total else weights
-
-    def _inverse_rms(self, source: Tensor) -> Tensor:
-        """[..., 1]"""
-        return torch.rsqrt(source.square().mean(-1, keepdim=True) + self.eps)
 
     def _scale(self, sources: int) -> float:
         """What the weights of so many sources are multiplied by."""
@@ -135,7 +142,7 @@ class Block(Connection):
         key_vector = widen(self.query[site])
         if self.input_query:
             newest = widen(sources[-1])
-            normed = newest * self._inverse_rms(newest)
+            normed = newest * inverse_rms(newest, self.eps)
             key_vector = key_vector + torch.matmul(normed, self.query_map[site].to(normed).mT)
         if self.key_norm:
             key_vector = key_vector * self.gain[site]
@@ -143,14 +150,14 @@ class Block(Connection):
         for source in map(widen, sources):
             score = (source * key_vector).unflatten(-1, (self.heads, -1)).sum(-1)
             if self.key_norm:
-                score = score * self._inverse_rms(source)
+                score = score * inverse_rms(source, self.eps)
             scores.append(score)
         return torch.stack(scores)
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
         if self.heads > 1:
             weights = weights.repeat_interleave(self.dim // self.heads, -1)
-        first, *others = zip(weights, self._visible(values), strict=True)
+        first, *others = zip(weights, self._visible(values, site), strict=True)
         h = first[0] * first[1]
         for weight, source in others:
             h = h + weight * source
@@ -165,7 +172,7 @@ class Block(Connection):
     def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
         if not self._fused:
             return super().mix(values, site)
-        sources, vectors = self._visible(values), self._vectors(range(site, site + 1))
+        sources, vectors = self._visible(values, site), self._vectors(range(site, site + 1))
         outs, _ = attend(sources, *vectors, (), self.eps, values[0].dtype, scale=self._scale(len(sources)))
         return None, outs[0]
 
@@ -188,19 +195,21 @@ class Block(Connection):
         if len(sublayers) == 1:
             return super().run(values, sublayers, first)
         dtype = values[0].dtype
-        finished = len(values) - (first % self.block_size > 0)
+        finished = 1 + first // self.block_size
         queries, gains = self._vectors(range(first, first + len(sublayers)))
         phase_1 = attend(values[:finished], queries, gains, (), self.eps, widen(values[0]).dtype)
         waiting = list(zip(queries, gains, *phase_1, strict=True))
         del phase_1
         for site, sublayer in enumerate(sublayers, first):
             query, gain, h, lse = waiting.pop(0)  # not kept: nobody needs h again, backward included
-            scale = self._scale(len(values))
-            if len(values) > finished:
-                h = attend(values[finished:], [query], [gain], (h, lse), self.eps, dtype, scale=scale)[0][0]
+            sources = self._visible(values, site)
+            scale = self._scale(len(sources))
+            if len(sources) > finished:
+                h = attend(sources[finished:], [query], [gain], (h, lse), self.eps, dtype, scale=scale)[0][0]
             elif self.total:
                 h = scale * h  # phase 1 is not scaled: the other sites of the tile merge it
-            values = self.scatter(values, None, site, h, output_of(sublayer, h.to(dtype)))
+            y = output_of(sublayer, h.to(dtype))
+            values = self.scatter(values, self.weigh_output(None, site, y), site, h, y)
         return values
 
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:

@@ -96,7 +96,11 @@ def trace(connection: Connection, shape: tuple[int, ...], stream: torch.dtype, o
             weights = connection.weigh(values, site)
             h = connection.gather(values, weights, site)
             readout = site == connection.sites
-            after = values if readout else connection.scatter(values, weights, site, h, h.detach().to(output))
+            if readout:
+                after = values
+            else:
+                y = h.detach().to(output)
+                after = connection.scatter(values, connection.weigh_output(weights, site, y), site, h, y)
         for parameter in _leaves((h, *after)):
             if parameter in names:
                 users[names[parameter]].append(site)

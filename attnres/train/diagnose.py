@@ -27,7 +27,7 @@ def first_non_finite(model: Transformer, tokens: Tensor) -> str | None:
         y = sublayer(h)
         if _bad(y):
             return f"the output of {site_name(site)}"
-        values = connection.scatter(values, weights, site, h, y)
+        values = connection.scatter(values, connection.weigh_output(weights, site, y), site, h, y)
     readout = connection.readout(values)
     if _bad(readout):
         return f"site {connection.sites} (readout)"

@@ -1,0 +1,96 @@
+"""The successors of Block against their formulas, written out in float64 from the raw sources."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from attnres import mixing_matrix
+from tests.connections.test_oracles import rms_norm
+from tests.depth import DIM, SITES, make_sublayers, randomised, trace
+
+EPS = 1e-6
+
+
+def traced(name: str, **options):
+    """The connection in float64 on a stream of magnitude 3, so that normalising shows, with its sources and inputs."""
+    connection, sublayers = randomised(name, **options).double(), make_sublayers()
+    return connection, *trace(connection, 3 * torch.randn(2, 3, DIM, dtype=torch.float64), sublayers)
+
+
+def blocks_of(outputs, size):
+    return [outputs[first : first + size] for first in range(0, len(outputs), size)]
+
+
+def attention(connection, site, sources):
+    stacked = torch.stack(sources)
+    scores = rms_norm(stacked, connection.gain[site], EPS) @ connection.query[site]
+    return torch.einsum("nbt,nbtd->btd", scores.softmax(0), stacked)
+
+
+def test_rms_residual_adds_normalised_outputs():
+    _, (x, *outputs), inputs = traced("rms-residual")
+    for site, h in enumerate(inputs):
+        torch.testing.assert_close(h, x + sum(rms_norm(y, eps=EPS) for y in outputs[:site]))
+
+
+@pytest.mark.parametrize("pending", ["raw", "normalised"])
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 100])
+def test_rms_block_attends_to_sums_of_normalised_outputs(size, pending):
+    connection, (x, *outputs), inputs = traced("rms-block", block_size=size, pending=pending)
+    for site, h in enumerate(inputs):
+        sources = [x]
+        for block in blocks_of(outputs[:site], size):
+            read_raw = pending == "raw" and len(block) < size
+            sources.append(sum(y if read_raw else rms_norm(y, eps=EPS) for y in block))
+        torch.testing.assert_close(h, attention(connection, site, sources))
+
+
+def test_rms_full_normalises_each_output():
+    connection, (x, *outputs), inputs = traced("rms-full")
+    for site, h in enumerate(inputs):
+        expected = attention(connection, site, [x, *(rms_norm(y, eps=EPS) for y in outputs[:site])])
+        torch.testing.assert_close(h, expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 100])
+def test_delta_adds_attention_over_block_sums_to_the_stream(size):
+    connection, (x, *outputs), inputs = traced("delta", block_size=size)
+    for site, h in enumerate(inputs):
+        expected = x + sum(outputs[:site])
+        if 0 < site < SITES:
+            expected = expected + attention(connection, site, [sum(b) for b in blocks_of(outputs[:site], size)])
+        torch.testing.assert_close(h, expected)
+
+
+@pytest.mark.parametrize("name", ["rms-residual", "rms-full"])
+def test_the_matrix_holds_the_inverse_rms_of_each_output(name):
+    connection, sublayers = randomised(name), make_sublayers()
+    x = torch.randn(2, DIM)
+    sources, _ = trace(connection, x, sublayers)
+    readout = mixing_matrix(connection, x, sublayers)[:, -1]
+    raw = torch.stack([source.norm(dim=-1) for source in sources], -1) / DIM**0.5
+    weights = readout * torch.cat([torch.ones(2, 1), raw[:, 1:]], -1)  # undo the norm of all but the embedding
+    expected = torch.ones(2) * (SITES + 1 if name == "rms-residual" else 1)
+    torch.testing.assert_close(weights.sum(-1), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["rms-residual", "rms-block", "rms-full"])
+def test_the_size_of_an_output_does_not_matter_once_it_is_written(name):
+    options = {"pending": "normalised"} if name == "rms-block" else {}  # else the open block is read raw
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    louder = [lambda h, f=f: 1000.0 * f(h) for f in sublayers]
+    x = torch.randn(2, 3, DIM)
+    quiet = connection.readout(connection.run(connection.start(x), sublayers))
+    loud = connection.readout(connection.run(connection.start(x), louder))
+    torch.testing.assert_close(loud, quiet, rtol=1e-4, atol=1e-4)
+
+
+def test_values_of_an_open_raw_block_are_both_sums():
+    connection, sublayers = randomised("rms-block", block_size=3), make_sublayers()
+    values = connection.start(torch.randn(2, DIM))
+    lengths = []
+    for site, sublayer in enumerate(sublayers):
+        values = connection.run(values, [sublayer], first=site)
+        lengths.append(len(values))
+    assert lengths == [3, 3, 2, 4, 4, 3, 5]
