@@ -11,28 +11,29 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnres.connections import Connection
 from attnres.model import Transformer, TransformerConfig, parameter_roles
-
-PFLOP_S_DAY = 1e15 * 86_400
-"""Operations in the paper's unit of compute, one PFLOP/s for a day."""
+from attnres.model.counts import active_sizes
 
 
 def training_flops(config: TransformerConfig) -> float:
-    """Operations per token of one training step: three forward passes, the backward pass counting as two.
+    """Count the operations per token of one training step: three forward passes, the backward pass counting as two.
 
-    forward = 2 x (weights of all matrices and the head) + 4 x dim x (context + 1) / 2 per attention, a token attending
-    to half of its context on average, + what the connection does. Norms, SwiGLU's and softmax's elementwise work, the
-    embedding's look-up and the optimizer are left out, as usual. The connection's elementwise work is counted, because
-    that is all there is of it, and in a narrow model it is not small: each output element of an elementwise operation
-    and each input element of a sum is one operation.
+    forward = 2 x (weights of all matrices, routers, convolutions and the head, of routed experts those that a token is
+    sent to) + what the backbone does between tokens (`Backbone.mixing_flops`) + what the connection does. Norms,
+    SwiGLU's and softmax's elementwise work, the embedding's look-up and the optimizer are left out, as usual. The
+    connection's elementwise work is counted, because that is all there is of it, and in a narrow model it is not small:
+    each output element of an elementwise operation and each input element of a sum is one operation.
     """
     with torch.device("meta"):
-        model = Transformer(config)
+        model = Transformer(config, seed=None)
     roles = parameter_roles(model)
-    weights = sum(p.numel() for name, p in model.named_parameters() if roles[name] in ("matrix", "head"))
+    weights = sum(size for name, size in active_sizes(model).items() if _multiplies(name, roles[name]))
     if config.tied:
         weights += model.embedding.weight.numel()
-    attention = 4 * config.dim * (config.context + 1) / 2
-    return 3 * (2 * weights + config.layers * attention + connection_flops(model.connection))
+    return 3 * (2 * weights + model.backbone.mixing_flops() + connection_flops(model.connection))
+
+
+def _multiplies(name: str, role: str) -> bool:
+    return role in ("matrix", "experts", "head") or (role == "other" and name.endswith(".weight"))
 
 
 def connection_flops(connection: Connection) -> float:

@@ -8,7 +8,6 @@ import torch
 
 from attnres.bench.measure import CPU, Row, Run, Setting, milliseconds, take_turns
 from attnres.bench.step import build_model
-from attnres.generate import KVCache
 
 PROMPT = 32
 
@@ -38,7 +37,7 @@ def measure(setting: Setting) -> list[Row]:
 
 def decode_step(name: str, sizes: Sizes, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
     model = build_model(name, sizes.dim, sizes.layers).to(device, dtype)
-    caches = [KVCache(model.config, 1, dtype, device) for _ in range(sizes.layers)]
+    caches = model.new_caches(batch=1)
     prompt = torch.randint(0, 256, (1, PROMPT), device=device)
     token = torch.randint(0, 256, (1, 1), device=device)
     with torch.inference_mode():

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from attnres.errors import UsageError, install_command
 from attnres.hf.attach import CONNECTION, attach, connection_of, decoder_of
-from attnres.model.backbone import runnable_kernels
+from attnres.model.backbones.borrowed import runnable_kernels
 
 RECORD = "attnres"
 """The entry of config.json that holds the connection's name and options."""

@@ -8,9 +8,6 @@ from attnres.errors import UsageError, refuse_non_finite
 
 Option = int | float | bool | str | None
 
-LAB = "lab"
-"""The backbone whose sublayers are the lab's own."""
-
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -34,7 +31,7 @@ class TransformerConfig:
     """What carries information through depth: a name from `attnres.connections`."""
     connection_options: dict[str, Option] = field(default_factory=dict)
     """Options of the connection, such as block_size."""
-    backbone: str = LAB
+    backbone: str = "lab"
     """Where the sublayers come from: the lab's own, or a model type of transformers such as kimi_linear (extra: hf)."""
     backbone_options: dict[str, Option | tuple[str, ...]] = field(default_factory=dict)
     """Sizes that only the backbone of transformers has, under its own names, such as kv_lora_rank."""
@@ -57,12 +54,6 @@ class TransformerConfig:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name} must be a whole number of at least 1 or left out, not {value!r}")
-        if self.backbone_options and self.backbone == LAB:
-            raise UsageError("backbone_options need a backbone of transformers; the lab's own has none")
-        if self.backbone == LAB and (self.dim % self.heads or (self.dim // self.heads) % 2):
-            raise UsageError(
-                f"dim must be an even multiple of heads (RoPE turns pairs): {self.dim} is not, for {self.heads} heads"
-            )
         if self.heads % self.n_kv_heads:
             raise UsageError(f"kv_heads must divide heads: {self.n_kv_heads} does not divide {self.heads}")
         for name in ("embedding_std", "norm_eps", "rope_base"):

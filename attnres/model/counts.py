@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-from attnres.model.backbone import experts_per_token
 from attnres.model.config import TransformerConfig
 from attnres.model.init import role_of
 from attnres.model.transformer import Transformer
@@ -31,15 +30,24 @@ class ParameterCounts:
 
 
 def count_parameters(config: TransformerConfig) -> ParameterCounts:
-    """The counts of `Transformer(config)`, from the meta device."""
+    """Count the parameters of `Transformer(config)`, on the meta device."""
     with torch.device("meta"):
         model = Transformer(config, seed=None)
-    sizes = {"embedding": 0, "head": 0, "connection": 0, "experts": 0}
-    total = active = 0
+    sizes = {"embedding": 0, "head": 0, "connection": 0}
     for name, parameter in model.named_parameters():
-        role, size = role_of(name), parameter.numel()
-        total += size
-        # Experts are stacked along the first dimension.
-        active += size * experts_per_token(config) // parameter.shape[0] if role == "experts" else size
-        sizes[role] = sizes.get(role, 0) + size
+        role = role_of(name)
+        if role in sizes:
+            sizes[role] += parameter.numel()
+    total = sum(parameter.numel() for parameter in model.parameters())
+    active = sum(active_sizes(model).values())
     return ParameterCounts(total, sizes["embedding"] + sizes["head"], sizes["connection"], active)
+
+
+def active_sizes(model: Transformer) -> dict[str, int]:
+    """Count the entries of each parameter that a token meets: of stacked experts, those that it is sent to."""
+    experts = model.backbone.experts_per_token
+    return {
+        # Experts are stacked along the first dimension.
+        name: p.numel() * experts // p.shape[0] if role_of(name) == "experts" else p.numel()
+        for name, p in model.named_parameters()
+    }

@@ -11,11 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from attnres.connections import Sublayer, Values, make_connection
 from attnres.errors import UsageError
-from attnres.model.backbone import backbone_cache, backbone_sublayers
-from attnres.model.cache import KVCache
-from attnres.model.config import LAB, TransformerConfig
+from attnres.model.backbones import Context, make_backbone
+from attnres.model.config import TransformerConfig
 from attnres.model.init import HEAD_STD, initialise
-from attnres.model.sublayers import Context, lab_sublayers, rotary_angles
 
 
 class Transformer(nn.Module):
@@ -32,14 +30,13 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.checkpointing = False
+        self.backbone = make_backbone(config)
         self.connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
-        pre_norm = self.connection.pre_norm
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
-        make_sublayers = lab_sublayers if config.backbone == LAB else backbone_sublayers
-        self.sublayers = nn.ModuleList(make_sublayers(config, pre_norm))
+        self.sublayers = nn.ModuleList(self.backbone.sublayers(self.connection.pre_norm))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.head = None if config.tied else nn.Linear(config.dim, config.vocab_size, bias=False)
-        cos, sin = rotary_angles(config)
+        cos, sin = self.backbone.angles()
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
         if seed is not None:
@@ -47,10 +44,8 @@ class Transformer(nn.Module):
 
     def new_caches(self, batch: int) -> Any:
         """What decoding `batch` sequences keeps between its steps, empty: for `hidden` and `bound_sublayers`."""
-        if self.config.backbone != LAB:
-            return backbone_cache(self.config)
         weight = self.embedding.weight
-        return [KVCache(self.config, batch, weight.dtype, weight.device) for _ in range(self.config.layers)]
+        return self.backbone.new_caches(batch, weight.dtype, weight.device)
 
     def bound_sublayers(self, time: int, caches: Any = None, start: int = 0) -> list[Sublayer]:
         """The sublayers as functions of h alone, for `time` tokens that begin at position `start`."""

@@ -8,6 +8,7 @@ from typing import Literal
 from attnres.data.config import DataConfig
 from attnres.errors import UsageError, refuse_non_finite
 from attnres.model import TransformerConfig
+from attnres.model.backbones import check_backbone
 
 
 @dataclass(frozen=True)
@@ -93,3 +94,4 @@ class RunConfig:
                 raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed must be at least 0 and below 2^63, not {self.seed}")
+        check_backbone(self.model)

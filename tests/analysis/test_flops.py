@@ -7,6 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnres import Transformer, TransformerConfig, connection_names, make_connection
 from attnres.analysis.flops import connection_flops, training_flops
+from tests.model.test_backbones import config_of
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -25,6 +26,33 @@ def test_matrix_products_are_torchs_count(tied):
     forward -= config.layers * 4 * config.dim * (64 - 65 / 2)
     own = connection_flops(make_connection("residual", 48, 6))
     assert training_flops(config) == pytest.approx(3 * (forward + own), rel=1e-12)
+
+
+def mixture_by_hand(dim, expert, experts, chosen):
+    """Weights that a token meets: router, chosen experts and one shared expert of three matrices each."""
+    return dim * experts + (chosen + 1) * 3 * dim * expert
+
+
+def test_deepseek_by_hand():
+    pytest.importorskip("transformers")
+    config = config_of("deepseek_v3", context=40)  # dim 32, 4 heads; the first MLP is dense, 48 wide
+    mla = 32 * 4 * (8 + 4) + 32 * (8 + 4) + 8 * 4 * (8 + 12) + 4 * 12 * 32
+    weights = 2 * mla + 3 * 32 * 48 + mixture_by_hand(32, expert=16, experts=4, chosen=2) + 32 * 50
+    scores_and_values = 2 * 4 * (8 + 4 + 12) * 41 / 2
+    own = connection_flops(make_connection("residual", 32, 4))
+    assert training_flops(config) == pytest.approx(3 * (2 * weights + 2 * scores_and_values + own), rel=1e-12)
+
+
+def test_kimi_linear_by_hand():
+    pytest.importorskip("transformers")
+    config = config_of("kimi_linear", context=40)  # KDA with 2 heads of 8, then MLA with 4 heads
+    kda = 4 * 32 * 16 + 3 * 16 * 4 + 32 * 2 + 2 * (32 * 8 + 8 * 16)  # q k v o, convolutions, beta, two gates
+    mla = 32 * 4 * (8 + 4) + 32 * (8 + 4) + 8 * 4 * (8 + 12) + 4 * 12 * 32
+    weights = kda + mla + 3 * 32 * 48 + mixture_by_hand(32, expert=16, experts=4, chosen=2) + 32 * 50
+    state = 2 * 8 * 8 * (1 + 2 + 2 + 2)  # decay, read by the key, update, read by the query
+    own = connection_flops(make_connection("residual", 32, 4))
+    expected = 3 * (2 * weights + state + 2 * 4 * (8 + 4 + 12) * 41 / 2 + own)
+    assert training_flops(config) == pytest.approx(expected, rel=1e-12)
 
 
 def test_connections_by_hand():

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from attnres.model.backbone import runnable_kernels
+from attnres.model.backbones.borrowed import runnable_kernels
 
 VOCABULARY = 64
 

@@ -13,7 +13,7 @@ import attnres.hf
 from attnres import make_connection
 from attnres.errors import UsageError
 from attnres.hf.shipped import FORMS, read_checkpoint, read_connection, write_connection
-from attnres.model.backbone import runnable_kernels
+from attnres.model.backbones.borrowed import runnable_kernels
 from tests.connections.test_oracles import naive_attnres
 
 LAYERS, DIM = 7, 6

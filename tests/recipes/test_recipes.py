@@ -10,7 +10,7 @@ import torch
 
 from attnres import Transformer, make_connection
 from attnres.model import count_parameters
-from attnres.model.backbone import runnable_kernels, transformers_config
+from attnres.model.backbones.borrowed import runnable_kernels, transformers_config
 from attnres.train import load_recipe, load_run, train
 
 transformers = pytest.importorskip("transformers")

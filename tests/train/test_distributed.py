@@ -13,7 +13,7 @@ from attnres.parallel.layout import Layout
 from attnres.train import load_run
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.trainer import Trainer
-from tests.model.test_backbone import config_of
+from tests.model.test_backbones import config_of
 from tests.parallel.ranks import Ranks
 
 LAYOUTS = {

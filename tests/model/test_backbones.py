@@ -11,7 +11,8 @@ from attnres import Transformer, TransformerConfig, connection_names
 from attnres.errors import UsageError
 from attnres.generate import generate
 from attnres.model import parameter_roles
-from attnres.model.backbone import BACKBONES, transformers_config
+from attnres.model.backbones.borrowed import MODEL_TYPES, transformers_config
+from attnres.train import RunConfig
 
 transformers = pytest.importorskip("transformers")
 
@@ -55,10 +56,10 @@ def transformers_twin(model: Transformer) -> torch.nn.Module:
 
 
 def test_every_backbone_is_tested():
-    assert sorted(OPTIONS) == sorted(BACKBONES)
+    assert sorted(OPTIONS) == sorted(MODEL_TYPES)
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("backbone", MODEL_TYPES)
 def test_with_the_plain_residual_it_is_transformers_model(backbone):
     model = Transformer(config_of(backbone), seed=3)
     torch.manual_seed(0)
@@ -84,7 +85,7 @@ def test_with_the_plain_residual_it_is_transformers_model(backbone):
     torch.testing.assert_close(gradients["sublayers.2.block.o_proj.weight"], expected, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("backbone", BACKBONES)
+@pytest.mark.parametrize("backbone", MODEL_TYPES)
 def test_decoding_with_its_cache_equals_the_whole_forward(backbone):
     model = Transformer(config_of(backbone, "block"), seed=1).eval()
     for query in model.connection.query:
@@ -180,6 +181,19 @@ def test_what_it_refuses(make, message):
     with pytest.raises(UsageError, match=message) as error:
         Transformer(make())
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dim": 48, "heads": 5}, "even multiple of heads"),
+        ({"backbone_options": {"head_dim": 2}}, "backbone_options need"),
+        ({"backbone": "gpt5"}, "unknown backbone 'gpt5'"),
+    ],
+)
+def test_a_run_with_it_is_refused_before_anything_is_built(fields, message):
+    with pytest.raises(UsageError, match=message):
+        RunConfig(model=TransformerConfig(**fields))
 
 
 def test_without_transformers(monkeypatch):

@@ -13,22 +13,79 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnres.errors import UsageError, install_command
+from attnres.model.backbones._backbone import Backbone, Context
+from attnres.model.config import TransformerConfig
 
-if TYPE_CHECKING:
-    from attnres.model.config import TransformerConfig
-    from attnres.model.sublayers import Context
-
-BACKBONES = ("deepseek_v3", "kimi_linear", "llama", "mistral", "qwen3", "qwen3_moe")
-"""Model types that tests hold against transformers' own forward pass."""
+MODEL_TYPES = ("deepseek_v3", "kimi_linear", "llama", "mistral", "qwen3", "qwen3_moe")
+"""Those that tests hold against transformers' own forward pass."""
 
 
-class BackboneSublayer(nn.Module):
+class Borrowed(Backbone):
+    """The decoder layers of one model type of transformers, each taken apart into its two sublayers."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__(config)
+        self.theirs = transformers_config(config)
+
+    @classmethod
+    def check(cls, config: TransformerConfig) -> None:
+        if config.backbone not in MODEL_TYPES:
+            raise UsageError(f"unknown backbone {config.backbone!r}; choose lab or one of: {', '.join(MODEL_TYPES)}")
+
+    def sublayers(self, pre_norm: bool) -> list[nn.Module]:
+        module, prefix = _modeling(self.config.backbone)
+        make_layer = getattr(module, f"{prefix}DecoderLayer")
+        sublayers = []
+        for number in range(self.config.layers):
+            layer = make_layer(self.theirs, number)
+            norms = (layer.input_layernorm, layer.post_attention_layernorm) if pre_norm else (nn.Identity(),) * 2
+            sublayers.append(BorrowedSublayer(norms[0], layer.self_attn, number))
+            sublayers.append(BorrowedSublayer(norms[1], layer.mlp))
+        return sublayers
+
+    def angles(self) -> tuple[Tensor, Tensor]:
+        module, prefix = _modeling(self.config.backbone)
+        rotary = getattr(module, f"{prefix}RotaryEmbedding", None)
+        if rotary is None:
+            return torch.zeros(self.config.context, 0), torch.zeros(self.config.context, 0)
+        cos, sin = rotary(self.theirs)(torch.zeros(1), torch.arange(self.config.context)[None])
+        return cos[0], sin[0]
+
+    def new_caches(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """Make transformers' cache: keys and values, or recurrent states, as each layer needs."""
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.theirs)
+
+    @property
+    def experts_per_token(self) -> int:
+        return getattr(self.theirs, "num_experts_per_tok", 0)
+
+    def mixing_flops(self) -> float:
+        """Count as `Backbone` says, and KDA (2510.26692) by its recurrence.
+
+        The state of a head, keys by values, decays (1 operation for each entry), is read by the key, gains an outer
+        product and is read by the query (2 each).
+        """
+        theirs = self.theirs
+        if hasattr(theirs, "kv_lora_rank"):  # MLA, keys and values unfolded
+            channels = theirs.qk_nope_head_dim + theirs.qk_rope_head_dim + theirs.v_head_dim
+        else:
+            channels = 2 * (getattr(theirs, "head_dim", None) or self.config.head_dim)
+        softmax = 2 * theirs.num_attention_heads * channels * (self.config.context + 1) / 2
+        kinds = getattr(theirs, "layer_types", None) or ["full_attention"] * self.config.layers
+        linear = kinds.count("linear_attention")
+        state = theirs.linear_num_heads * theirs.linear_head_dim**2 if linear else 0
+        return (len(kinds) - linear) * softmax + linear * 7 * state
+
+
+class BorrowedSublayer(nn.Module):
     """y = block(norm(h)) for an attention or MLP of transformers and the norm before it.
 
     Where there is a `layer` number the block is attention: KDA takes another cache argument than softmax attention, and
@@ -59,46 +116,6 @@ class BackboneSublayer(nn.Module):
             mask = torch.ones(time, stored + time, dtype=torch.bool, device=context.cos.device)
             arguments["attention_mask"] = mask.tril(stored)[None, None]
         return arguments
-
-
-def backbone_sublayers(config: TransformerConfig, pre_norm: bool) -> list[BackboneSublayer]:
-    """Attention and MLP by turns, of all layers of `config.backbone`; without their norms if not pre_norm.
-
-    Their weights are not drawn. Raises UsageError on a backbone or an option that is not known, or that transformers
-    refuses.
-    """
-    theirs = transformers_config(config)
-    module, prefix = _modeling(config.backbone)
-    make_layer = getattr(module, f"{prefix}DecoderLayer")
-    sublayers = []
-    for number in range(config.layers):
-        layer = make_layer(theirs, number)
-        norms = (layer.input_layernorm, layer.post_attention_layernorm) if pre_norm else (nn.Identity(), nn.Identity())
-        sublayers.append(BackboneSublayer(norms[0], layer.self_attn, number))
-        sublayers.append(BackboneSublayer(norms[1], layer.mlp))
-    return sublayers
-
-
-def backbone_angles(config: TransformerConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin [context, rotary dim] as the backbone computes them; empty ones where it has no rotary positions."""
-    module, prefix = _modeling(config.backbone)
-    rotary = getattr(module, f"{prefix}RotaryEmbedding", None)
-    if rotary is None:
-        return torch.zeros(config.context, 0), torch.zeros(config.context, 0)
-    cos, sin = rotary(transformers_config(config))(torch.zeros(1), torch.arange(config.context)[None])
-    return cos[0], sin[0]
-
-
-def backbone_cache(config: TransformerConfig) -> Any:
-    """transformers' cache for decoding: keys and values, or recurrent states, as each layer needs."""
-    from transformers import DynamicCache
-
-    return DynamicCache(config=transformers_config(config))
-
-
-def experts_per_token(config: TransformerConfig) -> int:
-    """Of the routed experts of one mixture; 0 where the backbone has none."""
-    return 0 if config.backbone == "lab" else getattr(transformers_config(config), "num_experts_per_tok", 0)
 
 
 def transformers_config(config: TransformerConfig) -> Any:
@@ -145,8 +162,6 @@ def transformers_config(config: TransformerConfig) -> Any:
 
 def _modeling(backbone: str) -> tuple[ModuleType, str]:
     """transformers' module of that model type and what its classes' names begin with."""
-    if backbone not in BACKBONES:
-        raise UsageError(f"unknown backbone {backbone!r}; choose lab or one of: {', '.join(BACKBONES)}")
     try:
         from transformers import AutoConfig
         from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING

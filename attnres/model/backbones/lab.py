@@ -1,26 +1,53 @@
-"""The two sublayers of a transformer layer. Each owns its pre-norm and returns its raw output y = f(h).
+"""The lab's own backbone: grouped-query attention with rotary positions, and SwiGLU.
 
 Shapes: B batch, T time, D dim, H query heads, K key/value heads, E head dim.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnres.model.backbone import backbone_angles
-from attnres.model.config import LAB, TransformerConfig
+from attnres.errors import UsageError
+from attnres.model.backbones._backbone import Backbone, Context
+from attnres.model.cache import KVCache
+from attnres.model.config import TransformerConfig
 
 
-class Context(NamedTuple):
-    """What every sublayer of one forward pass shares besides h."""
+class Lab(Backbone):
+    """Attention and MLP without biases, as in Llama."""
 
-    cos: Tensor  # [T, E/2]
-    sin: Tensor  # [T, E/2]
-    caches: Any = None  # while decoding: what `Transformer.new_caches` made for these sublayers
+    @classmethod
+    def check(cls, config: TransformerConfig) -> None:
+        if config.backbone_options:
+            raise UsageError("backbone_options need a backbone of transformers; the lab's own has none")
+        if config.dim % config.heads or (config.dim // config.heads) % 2:
+            raise UsageError(
+                "dim must be an even multiple of heads (RoPE turns pairs): "
+                f"{config.dim} is not, for {config.heads} heads"
+            )
+
+    def sublayers(self, pre_norm: bool) -> list[nn.Module]:
+        numbers = range(self.config.layers)
+        layers = [(Attention(self.config, layer, pre_norm), MLP(self.config, pre_norm)) for layer in numbers]
+        return [sublayer for layer in layers for sublayer in layer]
+
+    def angles(self) -> tuple[Tensor, Tensor]:
+        half = self.config.head_dim // 2
+        frequency = self.config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
+        angle = torch.outer(torch.arange(self.config.context, dtype=torch.float32), frequency)
+        return angle.cos(), angle.sin()
+
+    def new_caches(self, batch: int, dtype: torch.dtype, device: torch.device) -> list[KVCache]:
+        return [KVCache(self.config, batch, dtype, device) for _ in range(self.config.layers)]
+
+    @property
+    def experts_per_token(self) -> int:
+        return 0
+
+    def mixing_flops(self) -> float:
+        return self.config.layers * 4 * self.config.dim * (self.config.context + 1) / 2
 
 
 class Attention(nn.Module):
@@ -67,22 +94,6 @@ def rotate(x: Tensor, context: Context) -> Tensor:
     left, right = x.chunk(2, -1)
     cos, sin = context.cos, context.sin
     return torch.cat([left * cos - right * sin, left * sin + right * cos], -1).to(x.dtype)
-
-
-def lab_sublayers(config: TransformerConfig, pre_norm: bool) -> list[nn.Module]:
-    """Attention and MLP by turns, of all layers; without their norms if not pre_norm."""
-    kinds = [(Attention(config, layer, pre_norm), MLP(config, pre_norm)) for layer in range(config.layers)]
-    return [sublayer for layer in kinds for sublayer in layer]
-
-
-def rotary_angles(config: TransformerConfig) -> tuple[Tensor, Tensor]:
-    """cos and sin [context, E/2]; those of the backbone where it is not the lab's."""
-    if config.backbone != LAB:
-        return backbone_angles(config)
-    half = config.head_dim // 2
-    frequency = config.rope_base ** (-torch.arange(half, dtype=torch.float32) / half)
-    angle = torch.outer(torch.arange(config.context, dtype=torch.float32), frequency)
-    return angle.cos(), angle.sin()
 
 
 def _causal(q: Tensor, k: Tensor) -> dict:

@@ -1,0 +1,60 @@
+"""What every backbone provides."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnres.model.config import TransformerConfig
+
+
+class Context(NamedTuple):
+    """What every sublayer of one forward pass shares besides h."""
+
+    cos: Tensor  # [T, E/2], or as the backbone makes it
+    sin: Tensor  # as cos
+    caches: Any = None  # while decoding: what `Backbone.new_caches` made for these sublayers
+
+
+class Backbone(ABC):
+    """The sublayers that a connection joins, and what they need around them.
+
+    A sublayer is called as `sublayer(h, context)` with h [batch, time, dim] and a `Context`, owns its pre-norm and
+    returns its raw output y = f(h). Attention and MLP come by turns.
+    """
+
+    def __init__(self, config: TransformerConfig) -> None:
+        self.config = config
+
+    @classmethod
+    @abstractmethod
+    def check(cls, config: TransformerConfig) -> None:
+        """Raise UsageError on what the backbone does not take, as far as it shows without other libraries."""
+
+    @abstractmethod
+    def sublayers(self, pre_norm: bool) -> list[nn.Module]:
+        """Build the sublayers of all layers, their weights not drawn; without their norms if not pre_norm."""
+
+    @abstractmethod
+    def angles(self) -> tuple[Tensor, Tensor]:
+        """Compute cos and sin of the rotary positions, [context, channels]; no channels where there are none."""
+
+    @abstractmethod
+    def new_caches(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
+        """Make what decoding `batch` sequences keeps between its steps, empty."""
+
+    @property
+    @abstractmethod
+    def experts_per_token(self) -> int:
+        """How many routed experts of one mixture a token meets; 0 where there are no mixtures."""
+
+    @abstractmethod
+    def mixing_flops(self) -> float:
+        """Count the operations per token of one forward pass in which tokens meet, those with weights left out.
+
+        Softmax attention: a token attends to half of its context on average, (context + 1) / 2 keys, at 2 operations
+        for each channel of a key and of a value.
+        """
