@@ -33,7 +33,7 @@ from rich.table import Table
 from attnres.bench import readers
 from attnres.bench.measure import NOT_MEASURED, Row, Setting
 from attnres.errors import UsageError
-from attnres.report.write import write_file
+from attnres.files import write_text
 
 Part = Literal["operator", "decode", "step", "memory", "gpu", "curves", "parallel"]
 """The file of `attnres/bench/` that defines `measure(setting)`."""
@@ -121,7 +121,7 @@ def _write(path: Path, rows: list[Row], setting: Setting) -> None:
         "quick": setting.quick,
         "rows": [asdict(row) | {"ratio": NOT_MEASURED if row.ratio is None else row.ratio} for row in rows],
     }
-    write_file(path, (json.dumps(record, indent=2) + "\n").encode())
+    write_text(path, json.dumps(record, indent=2) + "\n")
 
 
 def _processor() -> str:

@@ -43,10 +43,10 @@ from attnres.cli._recipe import named_recipe
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
+from attnres.files import write_text
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.report import ReportData, write_report
 from attnres.train import RunConfig, load_recipe, load_run
-from attnres.train.files import write_text
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import Job, default_workers, failures, require_done, run_jobs
 

@@ -26,8 +26,7 @@ from rich.table import Table
 from attnres.analysis.cost import Plan, Transfers, cached_total, memory_traffic, naive_total
 from attnres.analysis.timeline import Timeline
 from attnres.errors import UsageError
-from attnres.report.write import write_file
-from attnres.train.files import write_json
+from attnres.files import write_bytes, write_json
 
 DEFAULTS = Plan()
 
@@ -62,7 +61,7 @@ def command(
         if figure is not None:
             from attnres.report.timeline import draw_timelines  # matplotlib takes a second to import
 
-            write_file(figure, draw_timelines(timelines, plan.virtual))
+            write_bytes(figure, draw_timelines(timelines, plan.virtual))
     if out is not None:
         write_json(out, record)
     return 0

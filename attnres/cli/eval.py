@@ -27,7 +27,7 @@ from rich.table import Table
 from attnres.errors import UsageError
 from attnres.evaluation import Score, compare_models, evaluate_model, load_tasks
 from attnres.evaluation.harness import Difference
-from attnres.train.files import write_json
+from attnres.files import write_json
 
 ARROWS = {True: "↑", False: "↓", None: ""}
 

@@ -5,23 +5,19 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 
 from attnres.data.sources import Counts, Source
 from attnres.data.split import Piece, split_documents
 from attnres.data.tokenizer import Tokenizer, token_dtype
 from attnres.errors import UsageError
+from attnres.files import locked, named_errors, new_folder, write_json
 
 FORMAT = 1  # part of the key: raise it when the same text would give other files
 PARTS = ("train", "validation")
@@ -49,21 +45,12 @@ def cached_tokens(
     if stored:
         return stored
     root.mkdir(parents=True, exist_ok=True)
-    with _locked(root / f"{key}.lock", progress):
+    with locked(root / f"{key}.lock", taken=lambda: progress("waiting", 0, 0)):
         stored = _open(folder, tokenizer, progress)  # another process may have built it meanwhile
         if stored:
             return stored
-        for leftover in root.glob(f"{key}.*.tmp"):  # of a process that was killed: we hold the lock
-            shutil.rmtree(leftover)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{key}.", suffix=".tmp", dir=root))
-        try:
-            _build(source, tokenizer, fraction, temporary, progress)
-            if folder.exists():  # damaged, as _open found
-                shutil.rmtree(folder)
-            os.replace(temporary, folder)
-            _sync_folder(root)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
+        with new_folder(folder) as partial:
+            _build(source, tokenizer, fraction, partial, progress)
         stored = _open(folder, tokenizer, progress)
     if stored is None:
         raise OSError(errno.EIO, "what was written cannot be read back; check the disk", str(folder))
@@ -113,8 +100,7 @@ def _build(source: Source, tokenizer: Tokenizer, fraction: float, folder: Path, 
         record["sha256"][part] = _write(folder / f"{part}.bin", _chunks(tokens, chosen))
     del tokens
     spool.unlink()
-    _write(folder / "corpus.json", [json.dumps(record, indent=1).encode()])
-    _sync_folder(folder)
+    write_json(folder / "corpus.json", record)
 
 
 def _tokenize(
@@ -124,7 +110,7 @@ def _tokenize(
     hashes, lengths = array("Q"), array("q")
     separator = np.array(tokenizer.separator, dtype=token_dtype(tokenizer.vocab_size))
     done = size = skipped = 0
-    with _named_errors(spool), open(spool, "wb") as file:
+    with named_errors(spool), open(spool, "wb") as file:
         for texts, left_out, amount in _batches(source):
             for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
                 utf8 = text.encode("utf-8", errors="replace")
@@ -164,50 +150,13 @@ def _chunks(tokens: np.ndarray, pieces: list[Piece]) -> Iterator[bytes]:
 
 
 def _write(path: Path, chunks: Iterable[bytes]) -> str:
-    """Write and flush to the disk. Returns the sha256."""
+    """Write a file of the new folder. Returns the sha256."""
     sha = hashlib.sha256()
-    with _named_errors(path), open(path, "wb") as file:
+    with named_errors(path), open(path, "wb") as file:
         for chunk in chunks:
             file.write(chunk)
             sha.update(chunk)
-        file.flush()
-        os.fsync(file.fileno())
     return sha.hexdigest()
-
-
-@contextmanager
-def _named_errors(path: Path) -> Iterator[None]:
-    """Writing raises OSError without a file name, which would leave the user to guess which disk is full."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-@contextmanager
-def _locked(path: Path, progress: Progress) -> Iterator[None]:
-    """The system frees the lock of a process that dies."""
-    lock = filelock.FileLock(path)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        progress("waiting", 0, 0)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name == "posix":  # elsewhere folders cannot be opened
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 def _digest(record: Any) -> str:

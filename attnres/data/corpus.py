@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from attnres.data.config import DataConfig
 from attnres.data.sources import open_source
 from attnres.data.tokenizer import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
+from attnres.files import cache_folder
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | 
     """The corpus of `config`, from the cache when it is there, whole and up to date.
 
     Whole documents are held out for validation, chosen by a hash of their text (`split_documents`). Tokens lie in
-    `config.cache` (default: attnres in $XDG_CACHE_HOME or ~/.cache), in a folder named by the paths, sizes and times
+    `config.cache` (default: `attnres.files.cache_folder`), in a folder named by the paths, sizes and times
     of the files, the tokenizer and the validation fraction. Several processes may open the same corpus at once: one
     builds it, the others wait. A dataset on the hub is read once and then taken from the cache.
 
@@ -50,7 +50,7 @@ def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | 
     Raises UsageError, one line, when there is no usable text; OSError with its file name on a full or read-only disk.
     """
     report = progress or (lambda stage, done, total: None)
-    root = Path(config.cache).expanduser() if config.cache else _default_cache()
+    root = Path(config.cache).expanduser() if config.cache else cache_folder()
     tokenizer = load_tokenizer(config.tokenizer)
     source = open_source(config, root)
     stored = cached_tokens(source, tokenizer, config.validation_fraction, root / "corpora", report)
@@ -72,7 +72,3 @@ def check_length(corpus: Corpus, sequence: int) -> None:
                 f"the corpus is too short: its {name} part has {len(tokens)} tokens, a sequence needs {sequence + 1}; "
                 "give more text, a shorter context or another validation_fraction"
             )
-
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnres"

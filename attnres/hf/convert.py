@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from attnres.errors import UsageError
+from attnres.files import new_folder
 from attnres.hf.attach import attach, connection_of
 from attnres.hf.checkpoint import RECORD, load, load_plain, read_config, weight_files
 from attnres.ops import widen
@@ -59,9 +60,7 @@ def convert(
         raise UsageError(f"{target} exists; give a new folder")
     if RECORD in read_config(source):
         raise UsageError(f"{source} has a connection already; give the plain checkpoint")
-    partial = target.with_name(target.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    try:
+    with new_folder(target) as partial:
         step("reading the plain checkpoint")
         model = load_plain(source, dtype="auto")
         parameters = sum(p.numel() for p in model.parameters())
@@ -83,9 +82,6 @@ def convert(
                 f"the logits would differ by {difference:.1e} of the largest: {connection} with these options is not "
                 "the plain residual at the start; choose block or full, or give --lossy"
             )
-        partial.rename(target)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return Conversion(connection, record["options"], parameters, added, names, difference)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.errors import UsageError
-from attnres.train.files import write_text
+from attnres.files import write_text
 
 Record = dict[str, Any]
 

@@ -45,8 +45,10 @@ class BuildError(RuntimeError):
 def build() -> Path:
     """The path of the compiled kernel. Raises BuildError or OSError.
 
-    Processes that start at once wait for the first one's build; the lock is the kernel's, so it dies with its holder.
+    Processes that start at once wait for the first one's build.
     """
+    from attnres.files import cache_folder, locked, replacement  # setup.py loads this file alone
+
     if os.name != "posix":
         raise BuildError("it needs Linux or macOS with g++ or clang++")
     folder, name = cache_folder(), library_name()
@@ -55,19 +57,12 @@ def build() -> Path:
         if built.exists():
             return built
     folder.mkdir(parents=True, exist_ok=True)
-    import fcntl
-
-    with open(folder / "build.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(folder / "build.lock", taken=lambda: None):
         if not library.exists():
             log.warning("building the CPU kernel, once, in about %d s", BUILD_SECONDS)
-            compile_to(library)
+            with replacement(library) as partial:
+                compile_to(partial)
     return library
-
-
-def cache_folder() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "attnres"
 
 
 def compiler() -> str:
@@ -84,16 +79,15 @@ def library_name() -> str:
 def compile_to(library: Path) -> None:
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
-        compiled, linked = Path(folder) / "attend.o", Path(folder) / "attend.so"
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / "attend.o"
         includes = [f"-isystem{path}" for path in include_paths()]
         abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
         _call([compiler(), *FLAGS, abi, *includes, "-c", str(SOURCE), "-o", str(compiled)])
         # Linked without -fopenmp: the thread pool must be the one that torch has loaded, and not a second that
         # spins against it.
         libraries = [f"-L{path}" for path in library_paths()]
-        _call([compiler(), "-shared", str(compiled), "-o", str(linked), *libraries, "-lc10", "-ltorch_cpu"])
-        os.replace(linked, library)
+        _call([compiler(), "-shared", str(compiled), "-o", str(library), *libraries, "-lc10", "-ltorch_cpu"])
 
 
 def _call(command: list[str]) -> None:

@@ -16,9 +16,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from attnres.files import write_bytes
 from attnres.report.axes import STYLE, png
 from attnres.report.style import ARM_COLOURS
-from attnres.report.write import write_file
 
 AXES = {"sources": "sources", "time": "tokens per sequence", "dim": "channels d"}
 
@@ -37,7 +37,7 @@ def draw_curves(rows: Sequence[dict[str, Any]], folder: Path) -> Path:
     folder.mkdir(exist_ok=True)
     path = folder / "performance-curves.png"
     with mpl.rc_context(STYLE):
-        write_file(path, png(_figure([row["details"] for row in rows])))
+        write_bytes(path, png(_figure([row["details"] for row in rows])))
     return path
 
 

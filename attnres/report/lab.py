@@ -13,6 +13,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from attnres.analysis.powerlaw import Point, fit_power_laws
+from attnres.files import write_bytes
 from attnres.lab.dynamics_tables import dynamics_tables
 from attnres.lab.prune import prune_tables
 from attnres.lab.record import Record
@@ -21,7 +22,6 @@ from attnres.lab.tables import TextTable, ablation_tables, scaling_table
 from attnres.report import lab_dynamics, lab_figures
 from attnres.report.axes import STYLE, png
 from attnres.report.style import visible
-from attnres.report.write import write_file
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def write_results(records: Mapping[str, Record], folder: Path) -> Path:
     page = _page([_section(experiment, records[kind], images[kind]) for kind, experiment in shown.items()])
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     for name, image in (pair for of_kind in images.values() for pair in of_kind.items()):
-        write_file(folder / "figures" / f"{name}.png", image)
+        write_bytes(folder / "figures" / f"{name}.png", image)
     path = folder / "results.html"
-    write_file(path, page.encode())
+    write_bytes(path, page.encode())
     return path
 
 
@@ -101,7 +101,7 @@ def write_fit(curves: Mapping[str, Sequence[Point]], unit: str, folder: Path) ->
     (folder / "figures").mkdir(parents=True, exist_ok=True)
     path = folder / "figures" / "scaling-fit.png"
     with mpl.rc_context(STYLE):
-        write_file(path, png(lab_figures.scaling_fit(curves, unit)))
+        write_bytes(path, png(lab_figures.scaling_fit(curves, unit)))
     return path
 
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attnres.errors import UsageError
-from attnres.train.files import PARTIAL, new_folder, remove_folder, sha256
+from attnres.files import new_folder, partial_folder, remove_folder, remove_partial, sha256
 
 log = logging.getLogger(__name__)
 
@@ -133,8 +133,7 @@ class Checkpoints:
     def clean(self, resumed: Checkpoint | None) -> None:
         """Remove what a crash left half-written, and set aside the damaged ones newer than the one resumed from."""
         if self.folder.is_dir():
-            for path in self.folder.glob(f"*{PARTIAL}"):
-                remove_folder(path)
+            remove_partial(self.folder)
         for checkpoint in self.all():
             if resumed is None or checkpoint.step > resumed.step:
                 aside = checkpoint.path.with_suffix(".damaged")
@@ -148,7 +147,7 @@ class Checkpoints:
         for checkpoint in checkpoints[:-keep]:
             if checkpoint != best:
                 # Renamed first: a crash while deleting must not leave a checkpoint with files missing.
-                rubbish = checkpoint.path.with_name(checkpoint.path.name + PARTIAL)
+                rubbish = partial_folder(checkpoint.path)
                 remove_folder(rubbish)
                 os.rename(checkpoint.path, rubbish)
                 remove_folder(rubbish)

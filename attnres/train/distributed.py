@@ -24,12 +24,12 @@ from torch.optim import Optimizer
 
 from attnres.data import Corpus
 from attnres.errors import UsageError
+from attnres.files import partial_folder, remove_folder
 from attnres.parallel.muon import ShardedMuon
 from attnres.parallel.sharding import local, shard, sharded_transformer
 from attnres.parallel.world import ManyProcesses
 from attnres.train.checkpoint import MODEL, OPTIMIZER, Checkpoint, Checkpoints, Tensors
 from attnres.train.config import RunConfig
-from attnres.train.files import PARTIAL, remove_folder
 from attnres.train.optimizers import make_optimizers
 from attnres.train.trainer import COUNT, Trainer, forward_backward, token_losses
 
@@ -170,7 +170,7 @@ class DistributedCheckpoints(Checkpoints):
             checkpoint = super().save(step, model, optimizer, state)
         else:
             checkpoint = Checkpoint(self.folder / f"step-{step:08d}")
-            self._write_tensors(checkpoint.path.with_name(checkpoint.path.name + PARTIAL), model, optimizer)
+            self._write_tensors(partial_folder(checkpoint.path), model, optimizer)
         self.world.share(lambda: None)  # nobody goes on before it is there
         return checkpoint
 

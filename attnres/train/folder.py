@@ -14,6 +14,8 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,9 @@ import torch
 
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json
 from attnres.errors import UsageError
+from attnres.files import locked, remove_partial, write_json
 from attnres.train.checkpoint import Checkpoints
 from attnres.train.config import RunConfig
-from attnres.train.files import write_json
 from attnres.train.jsonconfig import config_from_json, config_to_json
 from attnres.version import __version__
 
@@ -42,6 +44,17 @@ class RunFolder:
         self.checkpoints = Checkpoints(self.path / "checkpoints")
         self._config = self.path / "config.json"
         self._summary = self.path / "summary.json"
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Be the only process that writes in the folder. Raises UsageError if there is one already."""
+
+        def refuse() -> None:
+            raise UsageError(f"{self.path}: another process is training in this folder; wait for it or stop it")
+
+        with locked(self.path / ".lock", taken=refuse):
+            remove_partial(self.path)
+            yield
 
     def record(self) -> dict[str, Any] | None:
         """The content of config.json, or None if the folder holds no run yet."""

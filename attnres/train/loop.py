@@ -20,7 +20,6 @@ from attnres.parallel.layout import Layout
 from attnres.parallel.world import Lost, ManyProcesses, World, code_digest, join_world
 from attnres.train.checkpoint import Checkpoint
 from attnres.train.config import RunConfig
-from attnres.train.files import locked
 from attnres.train.folder import RunFolder, fit_vocabulary
 from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import PeakMemory
@@ -102,7 +101,7 @@ def _train(
     with ExitStack() as stack:
         if world.main:
             run.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(locked(run.path))
+            stack.enter_context(run.lock())
             run.claim(config, corpus)
         resumed = world.share(run.checkpoints.newest_good)
         begun = resumed.step if resumed else 0

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from attnres.train.files import write_text
+from attnres.files import write_text
 
 Record = dict[str, Any]
 

@@ -13,7 +13,7 @@ import pytest
 from attnres import TransformerConfig, UsageError
 from attnres.lab.arms import arm_model
 from attnres.train import load_run, read_metrics
-from attnres.train.files import locked
+from attnres.train.folder import RunFolder
 from tests.cli.conftest import TINY
 
 
@@ -68,7 +68,7 @@ def test_a_folder_of_another_comparison_is_refused_before_anything_runs(comparis
 def test_a_failed_arm_is_named_and_the_rest_is_shown(tmp_path, attnres, corpus):
     folder = tmp_path / "full" / "seed-0"
     folder.mkdir(parents=True)
-    with locked(folder):
+    with RunFolder(folder).lock():
         done = attnres("compare", "residual", "full", *TINY, *corpus, "--out", tmp_path, "--seeds", "1")
     assert done.returncode == 1 and "full, seed 0: attnres: " in done.stderr and "Traceback" not in done.stderr
     assert "residual" in done.stdout and (tmp_path / "report.html").exists()
@@ -149,7 +149,7 @@ def test_workers_do_not_outlive_the_command(tmp_path, corpus):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     while True:
-        with suppress(UsageError), locked(folder):
+        with suppress(UsageError), RunFolder(folder).lock():
             break
         assert time.monotonic() < deadline
         time.sleep(0.1)

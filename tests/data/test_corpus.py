@@ -212,7 +212,7 @@ def test_sha256_is_of_tokens_and_tokenizer_alone(built, open_):
 
 
 def test_leftovers_of_a_killed_process_are_removed(built, open_):
-    leftover = built.with_name(f"{built.name}.killed.tmp")
+    leftover = built.with_name(f"{built.name}.partial")
     leftover.mkdir()
     (leftover / "all.bin").touch()
     (built / "train.bin").unlink()
@@ -226,7 +226,7 @@ def test_several_processes_open_at_once_and_one_builds(tmp_path):
     results = [outcome(process) for process in processes]
     assert len({tuple(result[:2]) for result in results}) == 1
     assert [result[2] for result in results].count("True") == 1
-    assert not list((tmp_path / "cache" / "corpora").glob("*.tmp"))
+    assert not list((tmp_path / "cache" / "corpora").glob("*.partial"))
 
 
 def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path):

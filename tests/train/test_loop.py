@@ -16,7 +16,7 @@ import torch
 import attnres
 from attnres.errors import UsageError
 from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
-from attnres.train.files import locked
+from attnres.train.folder import RunFolder
 from attnres.train.loop import Loop
 from attnres.train.trainer import Trainer
 from tests.train.conftest import weights
@@ -252,7 +252,7 @@ def test_nothing_is_written_before_the_options_are_known_to_be_good(make_config,
 
 
 def test_two_processes_on_one_folder(make_config, tmp_path):
-    with locked(tmp_path), pytest.raises(UsageError, match="another process is training"):
+    with RunFolder(tmp_path).lock(), pytest.raises(UsageError, match="another process is training"):
         train(make_config(), tmp_path)
     train(make_config(steps=1), tmp_path)
 

@@ -1,0 +1,149 @@
+"""Files that a crash leaves old or new and never half, locks that die with their holder, the user's cache folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+PARTIAL = ".partial"
+"""Suffix of what is still being written. Whatever carries it after a crash is rubbish."""
+
+
+@contextmanager
+def replacement(path: Path) -> Iterator[Path]:
+    """Yield a new file's name; when the block ends, what it wrote there replaces `path`, atomically and durably.
+
+    Several processes may do so at once. Raises OSError that names `path` and never the other name.
+    """
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    with named_errors(path, instead_of=partial):
+        try:
+            yield partial
+            sync(partial)
+            os.replace(partial, path)
+            sync(path.parent)
+        finally:
+            partial.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the content of a file."""
+    with replacement(path) as partial:
+        partial.write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace the content of a file, in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace the content of a file. Raises ValueError on a number that is not finite."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+@contextmanager
+def new_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder under another name; when the block ends, it appears at `path` whole, in place of what was there.
+
+    One process at a time: hold a lock where there may be others. What a killed one has left is removed first.
+    """
+    partial = partial_folder(path)
+    with named_errors(path, instead_of=partial):
+        remove_folder(partial)
+        partial.mkdir(parents=True)
+        try:
+            yield partial
+            for file in partial.iterdir():
+                sync(file)
+            sync(partial)
+            remove_folder(path)
+            os.rename(partial, path)
+            sync(path.parent)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)  # a full disk gets back the space of what was not finished
+            raise
+
+
+def partial_folder(path: Path) -> Path:
+    """Where `new_folder` fills the folder that will appear at `path`."""
+    return path.with_name(path.name + PARTIAL)
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder with all that is in it, if it is there."""
+    if path.exists():
+        shutil.rmtree(path)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove the rubbish of a crash from a folder in which nobody else writes."""
+    for path in folder.glob(f"*{PARTIAL}"):
+        if path.is_dir():
+            remove_folder(path)
+        else:
+            path.unlink()
+
+
+@contextmanager
+def named_errors(path: Path, instead_of: Path | None = None) -> Iterator[None]:
+    """Let every OSError name a file: `path` where it names none, as after a write, or one that `instead_of` stood for.
+
+    Without it a user had to guess which disk is full.
+    """
+    try:
+        yield
+    except OSError as error:
+        names = str(error.filename or path), str(instead_of or path)
+        error.filename = names[0].replace(names[1], str(path))
+        error.filename2 = None
+        raise
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on the disk."""
+    if os.name != "posix" and path.is_dir():
+        return  # it cannot be opened there
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: Path) -> str:
+    """Hash a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def locked(path: Path, taken: Callable[[], object]) -> Iterator[None]:
+    """Hold the lock of that file, which the system takes back when the process dies.
+
+    taken: called if another process holds it; what it raises is raised, and else the lock is waited for.
+    """
+    from filelock import FileLock, Timeout  # torch brings it; only who locks waits for its import
+
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        taken()
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def cache_folder() -> Path:
+    """The user's folder for what can be made again: attnres in $XDG_CACHE_HOME or ~/.cache, on every system."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnres"

@@ -1,0 +1,141 @@
+"""What a crash or an error in the middle of writing leaves, and what it is called."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from attnres.errors import UsageError
+from attnres.files import (
+    cache_folder,
+    locked,
+    named_errors,
+    new_folder,
+    remove_partial,
+    replacement,
+    write_bytes,
+    write_json,
+    write_text,
+)
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path):
+    path = tmp_path / "x.json"
+    write_text(path, "old ä")
+    assert path.read_bytes() == "old ä".encode()
+    with pytest.raises(ZeroDivisionError), replacement(path) as partial:
+        partial.write_text("half")
+        assert path.read_text() == "old ä"
+        raise ZeroDivisionError
+    assert path.read_text() == "old ä" and names(tmp_path) == ["x.json"]
+    write_json(path, {"a": [1]})
+    assert json.loads(path.read_text()) == {"a": [1]} and names(tmp_path) == ["x.json"]
+    with pytest.raises(ValueError):
+        write_json(path, float("nan"))
+    assert json.loads(path.read_text()) == {"a": [1]}
+
+
+def test_two_may_replace_a_file_at_once(tmp_path):
+    path = tmp_path / "x"
+    with replacement(path) as one, replacement(path) as other:
+        one.write_text("one")
+        other.write_text("other")
+    assert path.read_text() == "one" and names(tmp_path) == ["x"]
+
+
+def test_a_new_file_has_the_permissions_that_the_user_gives_files(tmp_path):
+    (tmp_path / "plain").write_text("")
+    write_bytes(tmp_path / "written", b"")
+    assert (tmp_path / "written").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("write", [lambda path: write_bytes(path, b"x"), lambda path: write_json(path, 1)])
+def test_errors_name_the_file_that_was_asked_for(tmp_path, write):
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "nope" / "x.png", tmp_path / "file" / "x.png"):
+        with pytest.raises(OSError) as caught:
+            write(path)
+        assert caught.value.filename == str(path) and "partial" not in str(caught.value)
+
+
+def test_errors_in_a_new_folder_name_its_final_place(tmp_path):
+    with pytest.raises(OSError) as caught, new_folder(tmp_path / "step") as partial:
+        (partial / "gone" / "x").write_text("")
+    assert caught.value.filename == str(tmp_path / "step" / "gone" / "x") and not names(tmp_path)
+
+
+def test_an_error_without_a_name_gets_one(tmp_path):
+    with pytest.raises(OSError) as caught, named_errors(tmp_path / "x"):
+        raise OSError(28, "No space left on device")
+    assert caught.value.filename == str(tmp_path / "x")
+    with pytest.raises(OSError) as caught, named_errors(tmp_path / "x"):
+        (tmp_path / "other").read_text()
+    assert caught.value.filename == str(tmp_path / "other")
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    (tmp_path / "step.partial").mkdir()  # of a process that was killed
+    (tmp_path / "step.partial" / "rubbish").touch()
+    with new_folder(tmp_path / "step") as partial:
+        (partial / "a").write_text("old")
+        assert names(tmp_path) == ["step.partial"]
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "step") as partial:
+        (partial / "a").write_text("new")
+        raise KeyboardInterrupt
+    assert names(tmp_path) == ["step"] and names(tmp_path / "step") == ["a"]
+    assert (tmp_path / "step" / "a").read_text() == "old"
+
+
+def test_rubbish_of_a_crash_is_removed(tmp_path):
+    (tmp_path / ".x.json.1a2b.partial").touch()
+    (tmp_path / "step.partial").mkdir()
+    (tmp_path / "kept").touch()
+    remove_partial(tmp_path)
+    assert names(tmp_path) == ["kept"]
+
+
+def test_a_lock_is_refused_or_waited_for(tmp_path):
+    def refuse():
+        raise UsageError("taken")
+
+    order, inside = [], threading.Event()
+
+    def wait():
+        with locked(tmp_path / ".lock", taken=inside.set):
+            order.append("second")
+
+    waiting = threading.Thread(target=wait)
+    with locked(tmp_path / ".lock", taken=refuse):
+        with pytest.raises(UsageError, match="taken"), locked(tmp_path / ".lock", taken=refuse):
+            raise AssertionError
+        waiting.start()
+        assert inside.wait(10)
+        order.append("first")
+    waiting.join(10)
+    assert order == ["first", "second"]
+
+
+def test_a_lock_ends_with_its_process(tmp_path):
+    die = "import os, pathlib, sys; from attnres.files import locked\n"
+    die += "with locked(pathlib.Path(sys.argv[1]), taken=lambda: None): os._exit(7)"
+    assert subprocess.run([sys.executable, "-c", die, tmp_path / ".lock"]).returncode == 7
+
+    def refuse():
+        raise AssertionError("still locked")
+
+    with locked(tmp_path / ".lock", taken=refuse):
+        pass
+
+
+def test_the_cache_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg" / "attnres"
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "attnres"
