@@ -1,12 +1,13 @@
 # make demo [QUICK=1]   compare residual connections on this machine, from nothing
 # make test             the whole test suite, from nothing
-# Both make .venv first. PYTHON chooses the interpreter.
+# make docs             the guides and the API reference as a site, in site/, from nothing
+# Each makes .venv first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint docs clean
 
 demo: .venv/demo-ready
 	$(BIN)/attnres compare $(if $(QUICK),--quick)
@@ -20,6 +21,10 @@ lint: .venv/test-ready
 	$(BIN)/pyright
 	$(BIN)/lint-imports --verbose
 
+docs: .venv/docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "site/index.html; with its search: python3 -m http.server --directory site"
+
 .venv/demo-ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --constraint constraints.txt torch
@@ -30,5 +35,9 @@ lint: .venv/test-ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+.venv/docs-ready: .venv/demo-ready
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	touch $@
+
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv build site *.egg-info .pytest_cache .ruff_cache

@@ -6,7 +6,7 @@
 
 Reads the JSON records that `attnres ablate`, `scaling`, `dynamics` and `prune` wrote into a folder, under the names
 ablation.json, scaling.json, dynamics.json and prune.json, and writes OUT/results.html and OUT/figures/*.png. With
---tables it prints the tables as Markdown, as they stand in docs/RESULTS.md.
+--tables it prints all tables as one Markdown document, as it stands in docs/TABLES.md.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnres.cli._depth_report import print_line
 from attnres.cli._lab_page import draw_page
 from attnres.errors import UsageError
 from attnres.lab.record import read_records
-from attnres.report.lab import markdown
+from attnres.report.tables import tables_page
 
 
 def command(
@@ -44,8 +44,7 @@ def command(
         )
     console = Console()
     if tables:
-        for kind, record in records.items():
-            print("\n\n".join(markdown(kind, record)), end="\n\n")
+        print(tables_page(records, results), end="")
         return 0
     print_line(console, f"{', '.join(records)}: {draw_page(console, records, out)}")
     return 0

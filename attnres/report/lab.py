@@ -112,18 +112,6 @@ def drawn(experiment: Experiment, record: Record) -> dict[str, bytes]:
         return {name: png(figure) for name, figure in figures.items() if figure is not None}
 
 
-def markdown(kind: str, record: Record) -> list[str]:
-    """For the documents: where the record comes from, then its tables; a document must hold each of them as it is."""
-    origin = "; ".join(f"{name}: {value}" for name, value in _origin(record).items())
-    return [origin, *(_markdown_table(table) for table in EXPERIMENTS[kind].tables(record))]
-
-
-def _markdown_table(table: TextTable) -> str:
-    lines = [f"**{table.title}**", "", f"| {' | '.join(table.columns)} |", "|" + "---|" * len(table.columns)]
-    lines += [f"| {' | '.join(row)} |" for row in table.rows]
-    return "\n".join([*lines, "", table.note])
-
-
 def _page(sections: Sequence[str]) -> str:
     style = files("attnres.report").joinpath("page.css").read_text(encoding="utf-8")
     body = "\n".join(sections) or "<p>No records were found.</p>"
@@ -165,11 +153,11 @@ def _html_table(table: TextTable) -> str:
 
 
 def _provenance(record: Record) -> str:
-    entries = "\n".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in _origin(record).items())
+    entries = "\n".join(f"<dt>{_text(name)}</dt><dd>{_text(value)}</dd>" for name, value in origin(record).items())
     return f"<dl>\n{entries}\n</dl>"
 
 
-def _origin(record: Record) -> dict[str, str]:
+def origin(record: Record) -> dict[str, str]:
     """What was run, when and on what."""
     return {
         "command": record["command"],

@@ -50,7 +50,7 @@ def test_block_equals_fla_over_the_sums_of_blocks(block_size):
 
 
 def test_block_matrix_has_the_printed_form():
-    """The matrix that Su prints for blocks of three (seeds 0 and 2): equal weights inside a block."""
+    """The matrix that Su 2026 prints for blocks of three: equal weights inside a block."""
     matrix = mixing_matrix(randomised("block", block_size=3), torch.randn(5, DIM), make_sublayers())
     groups_of_row = [
         [[0]],
@@ -260,7 +260,7 @@ def test_mhc_lite_is_the_mean_of_permutations():
 
 @pytest.mark.parametrize("name", ["hc", "identity-hc", "mhc", "mhc-lite"])
 def test_stream_matrices_are_products_of_the_mixing_steps(name):
-    """M[l, i+1] = H_pre_l H_res_{l-1} .. H_res_{i+1} H_post_i: the form of seeds 0 and 2, and of SPEC.md 6."""
+    """M[l, i+1] = H_pre_l H_res_{l-1} .. H_res_{i+1} H_post_i: the form of Su 2026 and of SPEC.md 6."""
     connection, sublayers = randomised(name), make_sublayers()
     x, n = torch.randn(DIM), 4
     matrix = mixing_matrix(connection, x, sublayers)

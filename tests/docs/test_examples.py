@@ -1,7 +1,8 @@
-"""The code that README.md and CONTRIBUTING.md show is run."""
+"""The code that the documents show is run, and the guide to connections has all of them."""
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import attnres.connections
 from attnres import Transformer, TransformerConfig, connection_names, make_connection, mixing_matrix
+from attnres.connections import connection_class
 from tests.depth import DIM, SITES, make_sublayers, randomise, trace
 
 ROOT = Path(__file__).parents[2]
@@ -64,3 +66,24 @@ def test_the_readmes_code_runs(capsys):
     assert blocks
     for block in blocks:
         exec(compile(block, "README.md", "exec"), {})
+
+
+@pytest.mark.parametrize("guide", ["docs/OPERATORS.md", "docs/CONNECTIONS.md"])
+def test_a_guides_code_runs_in_its_order(guide):
+    namespace: dict = {}
+    for block in python_blocks(guide):
+        exec(compile(block, guide, "exec"), namespace)
+
+
+@pytest.mark.parametrize("name", connection_names())
+def test_the_guide_has_every_connection_and_option(name):
+    guide = (ROOT / "docs" / "CONNECTIONS.md").read_text(encoding="utf-8")
+    assert f"\n| `{name}` |" in guide and f"`{name}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+    options = inspect.signature(connection_class(name)).parameters.keys() - {"dim", "sites"}
+    rows = [line.split("|")[1:3] for line in guide.partition("## Options")[2].splitlines() if line.startswith("|")]
+    found = {option for option in options for who, what in rows if f"`{option}`" in what and who_is(name, who)}
+    assert found == options
+
+
+def who_is(name: str, who: str) -> bool:
+    return f"`{name}`" in who or "all with a norm" in who

@@ -1,4 +1,4 @@
-"""The results page and its figures, from made-up records; the documents' tables, from the recorded ones."""
+"""The results page and its figures, from made-up records."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from attnres.lab.record import read_records, write_record
 from attnres.lab.scaling import iso_flop_curves
 from attnres.report import lab_figures
 from attnres.report.figures import png
-from attnres.report.lab import EXPERIMENTS, markdown, write_results
+from attnres.report.lab import EXPERIMENTS, write_results
 from attnres.report.lab_figures import scaling_fit
 
 ROOT = Path(__file__).parents[2]
@@ -190,11 +190,3 @@ def test_ticks_of_a_loss_say_where_they_stand():
         labels = axis.get_ticklabels(which=which)
         for place, label in zip(ticks, labels, strict=True):
             assert not label.get_text() or float(label.get_text()) == pytest.approx(place, rel=1e-4)
-
-
-def test_the_documents_numbers_are_the_records():
-    """Origin and tables of the recorded runs stand in docs/RESULTS.md as they are drawn from them."""
-    document = (ROOT / "docs" / "RESULTS.md").read_text()
-    for kind, record in read_records(ROOT / "results").items():
-        for part in markdown(kind, record):
-            assert part in document, f"docs/RESULTS.md differs from results/{kind}.json: {part.splitlines()[0]}"

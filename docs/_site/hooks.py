@@ -1,0 +1,130 @@
+"""What mkdocs cannot say in its configuration: documents outside docs/, links out of the site, and the API's pages."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "attnres"
+ROOT_DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the API's pages to the navigation."""
+    pages = [{name.split(".")[-1]: _reference_path(name)} for name in _packages()]
+    assert config.nav is not None
+    config.nav.append({"API reference": ["reference/index.md", {"commands": "reference/commands.md"}, *pages]})
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the root's documents, the API's pages and the site's style to the files of docs/."""
+    made = {name: (ROOT / name).read_text(encoding="utf-8") for name in ROOT_DOCUMENTS}
+    made["style.css"] = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    made["reference/index.md"] = _overview()
+    made["reference/commands.md"] = _commands()
+    made |= {_reference_path(name): _reference(name) for name in _packages()}
+    for path, content in made.items():
+        files.append(File.generated(config, path, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Point the repository's links to the site's pages; a link to what is no page there becomes plain text."""
+    name = page.file.src_uri
+    folder = (ROOT if name in ROOT_DOCUMENTS else (DOCS / name).parent).resolve()
+
+    def mended(link: re.Match[str]) -> str:
+        target = Path(os.path.normpath(folder / link["path"]))
+        if target.parent == ROOT and target.name in ROOT_DOCUMENTS:
+            target = DOCS / target.name
+        if not target.is_relative_to(DOCS):
+            return link["text"]
+        path = os.path.relpath(target, (DOCS / name).parent)
+        return f"{link['image']}[{link['text']}]({path}{link['anchor'] or ''})"
+
+    return "".join(part if code else LINK.sub(mended, part) for code, part in _split(markdown))
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Stop at a page that would fetch something from the network."""
+    if fetched := re.search(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>", output):
+        raise PluginError(f"{page.file.src_uri} fetches {fetched[0]}")
+    return output
+
+
+def _split(markdown: str) -> list[tuple[bool, str]]:
+    """The parts of a document, and whether each is a block of code."""
+    parts = re.split(r"(^```.*?^```$)", markdown, flags=re.DOTALL | re.MULTILINE)
+    return [(part.startswith("```"), part) for part in parts]
+
+
+def _packages() -> list[str]:
+    """attnres' packages in the order of their names; the commands have a page of their own kind."""
+    folders = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+    return [f"attnres.{name}" for name in folders if name != "cli"]
+
+
+def _reference_path(name: str) -> str:
+    return f"reference/{name.split('.')[-1]}.md"
+
+
+def _source(name: str) -> ast.Module:
+    return ast.parse((ROOT / name.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+
+
+def _summary(source: ast.Module) -> str:
+    return (ast.get_docstring(source) or "").partition("\n")[0]
+
+
+def _exported(source: ast.Module) -> list[str]:
+    """The names in `__all__`, of which a package without one has none."""
+    for statement in source.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "__all__":
+            return ast.literal_eval(statement.value)
+    return []
+
+
+def _modules(name: str) -> list[str]:
+    files = sorted((ROOT / name.replace(".", "/")).rglob("*.py"))
+    dotted = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
+    return [module for module in dotted if not any(part.startswith("_") for part in module.split("."))]
+
+
+def _reference(name: str) -> str:
+    """What a package exports; of one that exports nothing, and of the connections, what each of its files defines."""
+    source = _source(name)
+    exported = _exported(source)
+    lines = [f"# {name}", "", ast.get_docstring(source) or "", ""]
+    lines += [f"::: {name}.{member}\n" for member in exported]
+    if not exported or name == "attnres.connections":
+        lines += [f"::: {module}\n" for module in _modules(name)]
+    return "\n".join(lines)
+
+
+def _commands() -> str:
+    lines = ["# Commands", "", "`attnres COMMAND --help` lists the options of each.", ""]
+    for module in _modules("attnres.cli"):
+        lines += [f"::: {module}\n    options:\n      members: false\n      show_symbol_type_heading: false\n"]
+    return "\n".join(lines)
+
+
+def _overview() -> str:
+    lines = ["# API reference", "", "Made from the docstrings. The names of the first row are in `attnres` itself.", ""]
+    lines += ["| package | what it is for | names |", "|---|---|---|"]
+    for name in ("attnres", *_packages()):
+        source = _source(name)
+        names = ", ".join(f"`{exported}`" for exported in _exported(source))
+        link = f"`{name}`" if name == "attnres" else f"[`{name}`]({name.split('.')[-1]}.md)"
+        lines.append(f"| {link} | {_summary(source)} | {names} |")
+    return "\n".join(lines)

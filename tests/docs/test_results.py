@@ -1,0 +1,184 @@
+"""docs/TABLES.md is what the records hold, and every number of docs/RESULTS.md comes from there or is computed here."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from decimal import ROUND_HALF_UP, Decimal
+from pathlib import Path
+
+import pytest
+
+from attnres.lab.record import read_records
+from attnres.report.tables import tables_page
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+PAGE = (ROOT / "docs" / "RESULTS.md").read_text(encoding="utf-8")
+TABLES = (ROOT / "docs" / "TABLES.md").read_text(encoding="utf-8")
+STD_1, STD_002 = "embedding std 1, nats per byte", "embedding std 0.02, nats per byte"
+BLOCKS = ("block", *(f"block:block_size={size}" for size in (2, 8, 16)))
+
+
+def record(kind: str) -> dict:
+    return json.loads((RESULTS / f"{kind}.json").read_text(encoding="utf-8"))
+
+
+def rows(title: str) -> list[dict[str, str]]:
+    """The table under that heading of docs/TABLES.md."""
+    _, _, rest = TABLES.partition(f"### {title}\n")
+    lines = [line for line in rest.partition("\n#")[0].splitlines() if line.startswith("|")]
+    columns, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [dict(zip(columns, row, strict=True)) for row in cells]
+
+
+def cell(title: str, name: str, column: str) -> str:
+    (found,) = [row[column] for row in rows(title) if next(iter(row.values())) == name]
+    return found
+
+
+def number(text: str | float, digits: int, sign: str = "", place: int = 0) -> str:
+    """The number at a place of a cell, rounded half up to so many digits."""
+    values = re.findall(r"[-+]?\d+(?:\.\d+)?", str(text))
+    rounded = Decimal(values[place]).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
+    return f"{rounded:{sign}}"
+
+
+def gain(name: str, title: str = STD_1) -> str:
+    difference = cell(title, name, "difference to residual")
+    return f"{number(difference, 3)} ± {number(cell(title, name, 'standard error'), 3)}"
+
+
+def differences(runs: list[dict], arm: str) -> dict[int, float]:
+    losses = {name: {run["seed"]: run["loss"] for run in runs if run["arm"] == name} for name in (arm, "residual")}
+    return {seed: loss - losses["residual"][seed] for seed, loss in losses[arm].items()}
+
+
+def leads(arm: str) -> str:
+    runs = record("scaling")["runs"]
+    sizes = dict.fromkeys(run["size"] for run in runs)
+    by_size = [differences([run for run in runs if run["size"] == size], arm) for size in sizes]
+    return ", ".join(number(statistics.fmean(of_size.values()), 3, "+") for of_size in by_size)
+
+
+def readout(arm: str) -> str:
+    (runs,) = [entry["runs"] for entry in record("dynamics")["arms"] if entry["arm"] == arm]
+    return number(statistics.fmean(run["moments"][-1]["input_rms"][-1] for run in runs), 0)
+
+
+def span() -> str:
+    computes = [run["flops_per_token"] * run["tokens"] for run in record("scaling")["runs"] if run["arm"] == "residual"]
+    return number(max(computes) / min(computes), 0)
+
+
+def advantage(arm: str) -> tuple[str, str]:
+    factor, low, high = re.findall(r"\d+\.\d+", cell("L = A C^-a", arm, "compute advantage over residual"))
+    return factor, f"[{low}, {high}]"
+
+
+def removable(arm: str) -> str:
+    return number(100 * float(number(prune(arm, "removable"), 4)), 0) + "%"
+
+
+def prune(arm: str, column: str) -> str:
+    return cell("Loss added by switching one sublayer off", arm, column)
+
+
+def dynamics(arm: str, column: str) -> str:
+    return cell("Depth weights and ranks of M", arm, column)
+
+
+def rounding(place: str) -> str:
+    full = cell("Fewer seeds and more steps", "full", place)
+    return f"{number(full, 3)} ± {number(full, 3, place=1)}"
+
+
+def kendall(title: str) -> list[str]:
+    return re.findall(r"tau ([-+]?\d\.\d+), p = (\d\.\d+)", TABLES.partition(title)[2])[0]
+
+
+def claims() -> list[str]:
+    hc = [abs(float(cell(STD_1, arm, "difference to residual"))) for arm in ("hc", "identity-hc", "mhc-lite", "mhc")]
+    spread = [cell("Magnitudes over depth", arm, "gradient: spread") for arm in ("block", "residual")]
+    gini = [prune(arm, "Gini") for arm in ("block", "residual")]
+    demo = {(-float(cell("The demo", arm, "difference to residual")), 3) for arm in ("block", "full")}
+    (drop,) = {number(*difference) for difference in demo}
+    (tau_1, p_1), (tau_002, p_002) = kendall(STD_1), kendall(STD_002)
+    scale = float(cell("The embedding's scale", "residual", "validation, nats/byte")) - 2.0101
+    longer = [[float(row[arm]) for arm in ("residual", "full", "block") if row[arm]] for row in LONGER]
+    apart = [loss - losses[0] for losses in longer for loss in losses[1:]]
+    largest = leads("block").split(", ")[-1]
+    entropies = {number(dynamics(arm, "trained"), 2) for arm in ("block", "full")}
+    assert "(2.0101 and" in TABLES and len(entropies) == 1
+    return [
+        f"ends {number(-float(cell(STD_1, 'block', 'difference to residual')), 2)} nats per byte below",
+        f"was run, {number(-float(largest), 2)} of that is left",
+        f"`block` is at {gain('block')} and `full` at {gain('full')}",
+        f"{number(min(hc), 2)} to {number(max(hc), 2)} below the baseline at std 1",
+        f"Kendall's tau {number(tau_1, 2, '+')}, p = {number(p_1, 2)}",
+        f"(tau {number(tau_002, 2, '+')}, p = {number(p_002, 2)})",
+        f"`rezero`'s {number(cell(STD_1, 'rezero', 'difference to residual'), 3, '+')}",
+        f"needs {advantage('block')[0]} times as much for the same loss, 95% interval {advantage('block')[1]}",
+        f"own operations are counted: {' '.join(advantage('full'))}",
+        f"`block` is at {leads('block')} and `full` at {leads('full')}",
+        f"a factor of {span()} in compute",
+        f"an RMS of {readout('residual')} under `residual`, {readout('block')} under `block` and {readout('full')}",
+        f"by block (p = {period()})",
+        f"with {number(dynamics('hc', 'embedding'), 2)} times an equal share",
+        f"an entropy of {entropies.pop()} of theirs",
+        "1 for `residual`, 8 for `block`, 17 for `full`",
+        f"({number(spread[0], 2)} under `block`, {number(spread[1], 2)} under `residual`)",
+        f"sublayers {removable('residual')} can go",
+        f"of `block`'s {removable('block')}, of `full`'s {removable('full')}",
+        f"a Gini coefficient of {number(gini[0], 2)} under `block`, {number(gini[1], 2)} under `residual`",
+        f"{number(prune('block', 'added, mean'), 3)} under `block` and "
+        f"{number(prune('residual', 'added, mean'), 3)} under `residual`",
+        f"`block` and `full` end {drop} ± 0.008 below",
+        f"was {number(min(apart), 3)} to {number(max(apart), 3, '+')}, one seed each",
+        f"gave `full` {rounding('difference to residual, first run')} and then {rounding('second run')}",
+        f"moved the baseline by {number(scale, 2)}",
+    ]
+
+
+LONGER = rows("Twice the tokens per step, 300 steps")
+
+NOT_RESULTS = {
+    "p < 0.05": "a level",
+    "less than 0.01 nats": "what counts as removable",
+    "0.4 tokens per parameter": "a setting",
+    "std 0.02": "a setting",
+    "level with it at 0.02": "a setting",
+    "by 0.03 to 0.06": "against results/ablation.json at commit 474e2ba",
+    "ended 0.288 above": "the same",
+}
+
+
+def period() -> str:
+    table = iter(rows("What this shows"))
+    next(row for row in table if row["claim, connection"] == "h is periodic by block")
+    return next(row["p"] for row in table if row["claim, connection"] == "block")
+
+
+def test_the_tables_are_the_records():
+    assert tables_page(read_records(RESULTS), RESULTS) == TABLES, "run attnres report --tables > docs/TABLES.md"
+
+
+@pytest.mark.parametrize("claim", claims())
+def test_what_the_page_says_is_what_the_records_hold(claim):
+    assert claim in PAGE
+
+
+def test_no_other_number_of_the_page_has_decimals():
+    rest = PAGE
+    for text in sorted((*claims(), *NOT_RESULTS), key=len, reverse=True):
+        assert text in PAGE
+        rest = rest.replace(text, "")
+    assert re.findall(r".{30}\d\.\d.{10}|\d+%.{10}", re.sub(r"^    .*$", "", rest, flags=re.MULTILINE)) == []
+
+
+def test_every_seed_is_below_the_baseline_where_the_page_says_so():
+    cells = {(cell["arm"], cell["embedding_std"]): cell["runs"] for cell in record("ablation")["cells"]}
+    for arm in (*BLOCKS, "full", "full:query=input"):
+        runs = [{**run, "arm": name} for name in (arm, "residual") for run in cells[name, 1.0]]
+        assert max(differences(runs, arm).values()) < 0
