@@ -12,13 +12,14 @@ import importlib
 import importlib.util
 import os
 import pkgutil
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
+from attnres.cli._help import help_fitted, width
 from attnres.errors import LAB, UsageError, install_command
 
 COMPLETION = "--tyro-print-completion"
@@ -72,7 +73,9 @@ def _run(name: str, arguments: list[str]) -> int:
         commands = {known: _command(known, []) for known in command_names()}
         return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments])
     command = _command(name, arguments)
-    return tyro.cli(command, prog=f"attnres {name}", description=_module(name).__doc__, args=arguments) or 0
+    helping = not {"-h", "--help"}.isdisjoint(arguments)
+    with help_fitted(_module(name).__doc__ or "") if helping else nullcontext():
+        return tyro.cli(command, prog=f"attnres {name}", description="", args=arguments) or 0
 
 
 def _command(name: str, arguments: list[str]) -> Callable[..., int]:
@@ -85,13 +88,13 @@ def _module(name: str) -> ModuleType:
 
 
 def _overview() -> str:
-    width = shutil.get_terminal_size().columns
     lines = ["attnres: what should carry information through depth?", "", "commands:"]
     for name in command_names():
         source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")  # importing it would import torch
         summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
-        lines.append(textwrap.fill(summary, width, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13))
-    lines += ["", "attnres COMMAND --help explains one, with examples; attnres --version prints the version."]
+        lines.append(textwrap.fill(summary, width(), initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13))
+    last = "attnres COMMAND --help explains one, with examples; attnres --version prints the version."
+    lines += ["", textwrap.fill(last, width())]
     return "\n".join(lines)
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from attnres.cli import command_names, main
@@ -64,6 +66,17 @@ def test_help_teaches_with_examples(capsys):
         with pytest.raises(SystemExit) as stop:
             main([name, "--help"])
         assert stop.value.code == 0 and f"attnres {name} " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+@pytest.mark.parametrize("arguments", [["--help"], *([name, "--help"] for name in command_names())], ids=" ".join)
+def test_help_fits_the_terminal(arguments, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with suppress(SystemExit):
+        main(arguments)
+    printed = capsys.readouterr().out
+    assert [line for line in printed.splitlines() if len(line) > columns] == []
+    assert printed.count("attnres") > 2 and "\n\n\n" not in printed
 
 
 def test_an_unknown_command_is_one_line(capsys):
