@@ -6,9 +6,6 @@ import base64
 import hashlib
 import json
 import math
-import re
-from collections.abc import Sequence
-from html import escape
 from importlib.resources import files
 from typing import Any
 
@@ -16,7 +13,8 @@ import matplotlib as mpl
 import numpy as np
 
 from attnres.analysis.profile import DepthProfile
-from attnres.report.data import ReportData
+from attnres.report.data import ArmReport, ReportData
+from attnres.report.html import environment
 from attnres.report.style import (
     DIFFERENCE_POINTS,
     SIGNED_COLOURS,
@@ -36,32 +34,32 @@ CONTEXT = 48
 def page(data: ReportData) -> str:
     """The whole page as one string without references to anything outside it."""
     resources = files("attnres.report")
-    style, script, template = (
-        resources.joinpath(f"page.{suffix}").read_text(encoding="utf-8") for suffix in ("css", "js", "html")
-    )
+    style, script = (resources.joinpath(f"page.{suffix}").read_text(encoding="utf-8") for suffix in ("css", "js"))
     # The browser runs this one script and loads nothing: a second lock behind the escaping.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    parts = {
-        "title": _text(data.title),
-        "subtitle": _text(data.subtitle),
-        "finding": _text(finding(data)),
-        "unit": _text(data.unit),
-        "results": _results(data),
-        "sinks": _sinks(data),
-        "provenance": _provenance(data),
-        "style": style,
-        "script": script,
-        "script_digest": digest,
-        "json": json_for_script(payload(data)),
-    }
-    hidden = {
-        "results": any(arm.summary.validation_loss is not None for arm in data.arms),
-        "curves": bool(data.trained),
-        "depth": bool(data.profiled),
-        "provenance": bool(data.provenance),
-    }
-    parts |= {f"hide_{name}": "" if shown else "hidden" for name, shown in hidden.items()}
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], template)
+    return (
+        environment("attnres.report")
+        .get_template("page.html")
+        .render(
+            title=data.title,
+            subtitle=data.subtitle,
+            finding=finding(data),
+            unit=data.unit,
+            arms=[_result(arm) for arm in data.arms],
+            sinks=[_strongest(arm.name, profile) for arm, profile in data.profiled],
+            provenance=data.provenance,
+            shows={
+                "results": any(arm.summary.validation_loss is not None for arm in data.arms),
+                "curves": bool(data.trained),
+                "depth": bool(data.profiled),
+                "provenance": bool(data.provenance),
+            },
+            style=style,
+            script=script,
+            script_digest=digest,
+            json=json_for_script(payload(data)),
+        )
+    )
 
 
 def json_for_script(value: Any) -> str:
@@ -173,48 +171,28 @@ def _colours(name: str) -> list[list[int]]:
     return np.rint(255 * table).astype(int).tolist()
 
 
-def _text(text: str) -> str:
-    return escape(visible(text))
-
-
 def _finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _cell(value: float | None, form: str = "{:.3f}") -> str:
+def _cell(value: float | None, form: str = "{:.3f}") -> str | None:
     if value is None:
-        return '<td class="number">&ndash;</td>'
-    text = form.format(value).replace("-", "&minus;") if math.isfinite(value) else "not finite"
-    return f'<td class="number">{text}</td>'
+        return None
+    return form.format(value).replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else "not finite"
 
 
-def _results(data: ReportData) -> str:
-    rows = []
-    for arm in data.arms:
-        row = arm.summary
-        error = f" ± {row.difference_error:.3f}" if _finite(row.difference_error) else ""
-        rows.append(
-            f'<tr><th scope="row">{_text(arm.name)}</th>'
-            + _cell(row.validation_loss)
-            + _cell(row.difference, "{:+.3f}" + error)
-            + _cell(row.step_time_ratio, "{:.2f}&times;")
-            + _cell(row.peak_memory_ratio, "{:.2f}&times;")
-            + f"<td>{_text(arm.description)}</td></tr>"
-        )
-    return "\n".join(rows)
+def _result(arm: ArmReport) -> dict[str, str | None]:
+    row = arm.summary
+    error = f" ± {row.difference_error:.3f}" if _finite(row.difference_error) else ""
+    return {
+        "name": arm.name,
+        "validation_loss": _cell(row.validation_loss),
+        "difference": _cell(row.difference, "{:+.3f}" + error),
+        "step_time": _cell(row.step_time_ratio, "{:.2f}\N{MULTIPLICATION SIGN}"),
+        "peak_memory": _cell(row.peak_memory_ratio, "{:.2f}\N{MULTIPLICATION SIGN}"),
+        "description": arm.description,
+    }
 
 
-def _sinks(data: ReportData) -> str:
-    rows = []
-    for arm, profile in data.profiled:
-        cells = [f"<td>{_text(name)} <b>{share:.2f}</b></td>" for name, share in profile.sinks(3)]
-        rows.append(f'<tr><th scope="row">{_text(arm.name)}</th>{"".join(_padded(cells, 3))}</tr>')
-    return "\n".join(rows)
-
-
-def _padded(cells: Sequence[str], count: int) -> list[str]:
-    return [*cells, *["<td>&ndash;</td>"] * (count - len(cells))]
-
-
-def _provenance(data: ReportData) -> str:
-    return "\n".join(f"<dt>{_text(key)}</dt><dd>{_text(value)}</dd>" for key, value in data.provenance.items())
+def _strongest(name: str, profile: DepthProfile) -> dict[str, Any]:
+    return {"name": name, "strongest": [(source, f"{share:.2f}") for source, share in profile.sinks(3)]}
