@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from attnres.errors import UsageError
+from attnres.model import sublayer_name
 
 
 def sublayer_names(sites: int) -> tuple[str, ...]:
-    """The names of the lab model's sublayers, counting layers from 0 as the code does: sublayers[7] is layer 3 MLP."""
-    return tuple(f"layer {site // 2} {('attention', 'MLP')[site % 2]}" for site in range(sites))
+    """Name the sublayers of a model with so many sites."""
+    return tuple(map(sublayer_name, range(sites)))
 
 
 @dataclass(frozen=True, eq=False)

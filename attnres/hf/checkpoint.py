@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from safetensors import SafetensorError
 
 from attnres.errors import UsageError, install_command
 from attnres.hf.attach import CONNECTION, attach, connection_of, decoder_of
+from attnres.hf.folder import read_config, read_tensors, refuse_differences, refuse_names, weight_files
 from attnres.model.backbones.borrowed import runnable_kernels
 
 RECORD = "attnres"
@@ -57,30 +56,9 @@ def load_plain(folder: Path, **kwargs: Any) -> Any:
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"{folder}: cannot be loaded: {_first_line(error)}") from None
     model.__class__ = cls
-    wrong = {
-        "missing": sorted(info["missing_keys"]),
-        "surplus": sorted(info["unexpected_keys"]),
-        "of another shape": sorted(f"{name} is {list(a)}, not {list(b)}" for name, a, b in info["mismatched_keys"]),
-    }
-    _refuse(folder, wrong)
+    missing, surplus = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
+    refuse_names(_wrong(folder), missing, surplus, sorted(info["mismatched_keys"]))
     return model
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    try:
-        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{folder}: there is no config.json; give the folder of a transformers checkpoint") from None
-    except ValueError as error:
-        raise UsageError(f"{folder / 'config.json'}: not valid JSON ({error}); fetch it again") from None
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UsageError(f"{folder}: there are no .safetensors files; save the model with save_pretrained")
-    return files
 
 
 def _model_class(config: Mapping[str, Any], folder: Path) -> Any:
@@ -106,34 +84,15 @@ def _fill(model: Any, folder: Path) -> None:
     connection, decoder = connection_of(model), decoder_of(model)
     (prefix,) = (f"{name}.".lstrip(".") for name, module in model.named_modules() if module is decoder)
     prefix += f"{CONNECTION}."
-    stored: dict[str, Tensor] = {}
-    for file in weight_files(folder):
-        try:
-            with safe_open(file, "pt") as tensors:
-                names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118
-                stored.update((name, tensors.get_tensor(name)) for name in names)
-        except SafetensorError as error:
-            raise UsageError(f"{file}: cannot be read ({_first_line(error)}); fetch it again") from None
+    stored = read_tensors(weight_files(folder), lambda name: name.startswith(prefix))
     expected = {prefix + name: parameter for name, parameter in connection.named_parameters()}
-    shared = expected.keys() & stored.keys()
-    wrong = {
-        "missing": sorted(expected.keys() - stored.keys()),
-        "surplus": sorted(stored.keys() - expected.keys()),
-        "of another shape": sorted(
-            f"{name} is {list(stored[name].shape)}, not {list(expected[name].shape)}"
-            for name in shared
-            if stored[name].shape != expected[name].shape
-        ),
-    }
-    _refuse(folder, wrong)
+    refuse_differences({name: parameter.shape for name, parameter in expected.items()}, stored, _wrong(folder))
     for name, parameter in expected.items():
         parameter.copy_(stored[name])
 
 
-def _refuse(folder: Path, wrong: Mapping[str, list[str]]) -> None:
-    if any(wrong.values()):
-        said = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in wrong.items() if names)
-        raise UsageError(f"{folder}: its tensors are not those of its config.json; {said}")
+def _wrong(folder: Path) -> str:
+    return f"{folder}: its tensors are not those of its config.json"
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,7 +14,8 @@ import torch
 from attnres.errors import UsageError
 from attnres.files import new_folder
 from attnres.hf.attach import attach, connection_of
-from attnres.hf.checkpoint import RECORD, load, load_plain, read_config, weight_files
+from attnres.hf.checkpoint import RECORD, load, load_plain
+from attnres.hf.folder import read_config, weight_files
 from attnres.ops import widen
 
 TOLERANCE = 1e-5

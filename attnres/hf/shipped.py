@@ -6,19 +6,18 @@ A form is a row of a table. `read_connection` makes a connection of a checkpoint
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from attnres.connections import Connection
 from attnres.connections.block import Block
 from attnres.errors import UsageError
+from attnres.hf.folder import read_config, read_tensors, refuse_differences, weight_files
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,8 @@ def read_connection(tensors: Mapping[str, Tensor], form: str, config: Mapping[st
         shapes[prefix + query] = query_shape
         if gain:
             shapes[prefix + gain] = [dim]
-    _refuse_differences(tensors, found, shapes, f"{form} with {layers} transformer layers of width {dim}")
+    wrong = f"these are not the AttnRes tensors of {form} with {layers} transformer layers of width {dim}"
+    refuse_differences(shapes, {name: tensors[name] for name in found}, wrong)
 
     connection = Block(dim, 2 * layers, block_size, eps, **layout.options)
     for site, names in enumerate(sites):
@@ -178,25 +178,9 @@ def write_connection(connection: Connection, form: str) -> tuple[dict[str, Tenso
 
 def read_checkpoint(folder: str | Path, form: str) -> Block:
     """`read_connection` of a folder with config.json and safetensors files; nothing but AttnRes' tensors is read."""
-    folder, layout = Path(folder), _form(form)
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise UsageError(f"{folder}: there are no .safetensors files; give a checkpoint's folder")
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{folder}: there is no config.json; give a checkpoint's folder") from None
-    except ValueError as error:
-        raise UsageError(f"{folder / 'config.json'}: not valid JSON ({error}); fetch it again") from None
-    tensors = {}
-    for file in files:
-        try:
-            with safe_open(file, "pt") as stored:
-                names = filter(layout.pattern.match, stored.keys())
-                tensors.update((name, stored.get_tensor(name)) for name in list(names))
-        except SafetensorError as error:
-            raise UsageError(f"{file}: cannot be read ({error}); fetch it again") from None
-    return read_connection(tensors, form, config)
+    folder, pattern = Path(folder), _form(form).pattern
+    files, config = weight_files(folder), read_config(folder)
+    return read_connection(read_tensors(files, pattern.match), form, config)
 
 
 def _form(name: str) -> Form:
@@ -218,24 +202,6 @@ def _one_prefix(prefixes: set[str], form: str) -> str:
         both = " and ".join(repr(prefix) for prefix in sorted(prefixes))
         raise UsageError(f"the tensors hold {form} parameters behind several prefixes, {both}; give those of one model")
     return next(iter(prefixes))
-
-
-def _refuse_differences(
-    tensors: Mapping[str, Tensor], found: Mapping[str, str], shapes: Mapping[str, list[int]], what: str
-) -> None:
-    wrong = [
-        f"{name} is {list(tensors[name].shape)}, not {shape}"
-        for name, shape in shapes.items()
-        if name in tensors and list(tensors[name].shape) != shape
-    ]
-    differences = {
-        "missing": [name for name in shapes if name not in tensors],
-        "surplus": [name for name in found if name not in shapes],
-        "of another shape": wrong,
-    }
-    if any(differences.values()):
-        said = "; ".join(f"{kind}: {', '.join(names)}" for kind, names in differences.items() if names)
-        raise UsageError(f"these are not the AttnRes tensors of {what}; {said}")
 
 
 def _expressible(connection: Connection, form: str, layout: Form) -> Block:

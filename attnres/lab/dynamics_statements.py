@@ -23,6 +23,7 @@ import numpy as np
 
 from attnres.analysis.comparison import holm, paired_p_value, standard_error
 from attnres.lab.record import Record
+from attnres.model import sublayer_name
 
 SIGNIFICANCE = 0.05
 NEGLIGIBLE = 0.01
@@ -235,7 +236,7 @@ def done_runs(arm: Arm) -> Iterator[Mapping[str, Any]]:
 
 
 def source_name(source: int) -> str:
-    return "embedding" if source == 0 else f"layer {(source - 1) // 2} {('attention', 'MLP')[(source - 1) % 2]}"
+    return "embedding" if source == 0 else sublayer_name(source - 1)
 
 
 def _each(arms: Mapping[str, Mapping[int, Mapping[str, Any]]], measure: Measure) -> dict[str, list[float]]:

@@ -1,8 +1,9 @@
 """The lab's own small transformer: any connection between the same sublayers."""
 
+from attnres.model.backbones import sublayer_name
 from attnres.model.config import TransformerConfig
 from attnres.model.counts import ParameterCounts, count_parameters
 from attnres.model.init import parameter_roles
 from attnres.model.transformer import Transformer
 
-__all__ = ["ParameterCounts", "Transformer", "TransformerConfig", "count_parameters", "parameter_roles"]
+__all__ = ["ParameterCounts", "Transformer", "TransformerConfig", "count_parameters", "parameter_roles", "sublayer_name"]

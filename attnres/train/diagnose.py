@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnres.model import Transformer
+from attnres.model import Transformer, sublayer_name
 
 
 @torch.no_grad()
@@ -41,7 +41,7 @@ def first_non_finite_gradient(model: Transformer) -> str | None:
 
 
 def site_name(site: int) -> str:
-    return f"site {site} (layer {site // 2} {'MLP' if site % 2 else 'attention'})"
+    return f"site {site} ({sublayer_name(site)})"
 
 
 def _bad(tensor: Tensor) -> bool:

@@ -1,11 +1,11 @@
 """Where the sublayers of the lab's model come from: its own, or a model type of transformers."""
 
-from attnres.model.backbones._backbone import Backbone, Context
+from attnres.model.backbones._backbone import Backbone, Context, sublayer_name
 from attnres.model.backbones.borrowed import Borrowed
 from attnres.model.backbones.lab import Lab
 from attnres.model.config import TransformerConfig
 
-__all__ = ["Backbone", "Context", "check_backbone", "make_backbone"]
+__all__ = ["Backbone", "Context", "check_backbone", "make_backbone", "sublayer_name"]
 
 
 def make_backbone(config: TransformerConfig) -> Backbone:

@@ -19,6 +19,11 @@ class Context(NamedTuple):
     caches: Any = None  # while decoding: what `Backbone.new_caches` made for these sublayers
 
 
+def sublayer_name(site: int) -> str:
+    """Name the sublayer at a site, counting layers from 0 as the code does: sublayers[7] is layer 3 MLP."""
+    return f"layer {site // 2} {('attention', 'MLP')[site % 2]}"
+
+
 class Backbone(ABC):
     """The sublayers that a connection joins, and what they need around them.
 
