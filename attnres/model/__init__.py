@@ -6,4 +6,11 @@ from attnres.model.counts import ParameterCounts, count_parameters
 from attnres.model.init import parameter_roles
 from attnres.model.transformer import Transformer
 
-__all__ = ["ParameterCounts", "Transformer", "TransformerConfig", "count_parameters", "parameter_roles", "sublayer_name"]
+__all__ = [
+    "ParameterCounts",
+    "Transformer",
+    "TransformerConfig",
+    "count_parameters",
+    "parameter_roles",
+    "sublayer_name",
+]
