@@ -182,3 +182,15 @@ def test_every_seed_is_below_the_baseline_where_the_page_says_so():
     for arm in (*BLOCKS, "full", "full:query=input"):
         runs = [{**run, "arm": name} for name in (arm, "residual") for run in cells[name, 1.0]]
         assert max(differences(runs, arm).values()) < 0
+
+
+def test_the_readmes_numbers_are_the_records():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for row in rows("The demo"):
+        (shown,) = [line for line in readme.splitlines() if re.match(rf"\| `{row['connection']}`.* \| 2\.", line)]
+        loss, difference = number(row["validation, nats/byte"], 3), row["difference to residual"]
+        paired = f"{number(difference, 3)} ± {number(row['standard error'], 3)}" if difference else ""
+        cells = [loss, paired, row["step time"], row["peak memory"]]
+        assert [text.strip() for text in shown.strip("|").split("|")][1:] == cells
+    (block, interval), (full, wide) = advantage("block"), advantage("full")
+    assert f"needs {block} times less" in readme and f"interval {interval}, and `full` {full} {wide}" in readme
