@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
-from attnres.errors import UsageError
 from attnres.model import sublayer_name
 
 
@@ -72,35 +69,3 @@ class DepthProfile:
         share = self.source_share
         order = np.argsort(-share, kind="stable")[:count]
         return [(self.source_names[i], float(share[i])) for i in order if np.isfinite(share[i])]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain lists and numbers for strict JSON: what is not finite becomes None."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: _to_lists(v) if isinstance(v, np.ndarray) else list(v) for name, v in values.items()}
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> DepthProfile:
-        """The inverse of `to_dict`; None comes back as NaN. Raises UsageError when the record is not of that form."""
-        expected = {field.name for field in fields(cls)}
-        if set(record) != expected:
-            wrong = ", ".join(sorted(expected.symmetric_difference(record)))
-            raise UsageError(f"not a depth profile of this version: missing or unknown: {wrong}; compute it again")
-        names, positions = tuple(map(str, record["names"])), tuple(map(int, record["positions"]))
-        n = len(names) + 1
-        shapes = {"mean_matrix": (n, n), "mean_share": (n, n), "token_matrices": (len(positions), n, n)}
-        arrays = {}
-        for name in expected - {"names", "positions"}:
-            shape = shapes.get(name, (n,))
-            array = np.array(record[name], dtype=np.float64)  # None becomes NaN
-            if array.size == 0 == np.prod(shape):
-                array = array.reshape(shape)
-            if array.shape != shape:
-                raise UsageError(f"not a depth profile: {name} is {array.shape}, expected {shape}; compute it again")
-            arrays[name] = array
-        return cls(names=names, positions=positions, **arrays)
-
-
-def _to_lists(array: np.ndarray) -> list:
-    values = array.astype(object)
-    values[~np.isfinite(array)] = None
-    return values.tolist()

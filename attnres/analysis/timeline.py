@@ -32,10 +32,9 @@ class Action(NamedTuple):
 
 
 class Span(NamedTuple):
-    """When an action ran, in seconds, and since when its rank had nothing else to do."""
+    """When an action ran, in seconds."""
 
     action: Action
-    idle_since: float
     start: float
     end: float
 
@@ -147,7 +146,7 @@ def simulate(ranks: list[list[Action]], forward: Sequence[float], transfer: Sequ
                     break
                 start = max(free[rank], ready)
                 end = start + forward[action.chunk] * EFFORT[action.kind]
-                spans[rank].append(Span(action, free[rank], start, end))
+                spans[rank].append(Span(action, start, end))
                 free[rank], moved = end, True
                 position[rank] += 1
                 send(action, end)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from attnres.data.sources import Counts, Source
+from attnres.data.documents import Counts, Documents
 from attnres.data.split import Piece, split_documents
 from attnres.data.tokenizer import Tokenizer, token_dtype
 from attnres.errors import UsageError
@@ -36,10 +36,10 @@ class StoredTokens:
 
 
 def cached_tokens(
-    source: Source, tokenizer: Tokenizer, fraction: float, root: Path, progress: Progress
+    documents: Documents, tokenizer: Tokenizer, fraction: float, root: Path, progress: Progress
 ) -> StoredTokens:
-    """The tokens of the source, from `root` or built there. One process builds; others that want the same wait."""
-    key = _digest([FORMAT, source.identity(), tokenizer.to_json(), fraction])[:32]
+    """The tokens of the documents, from `root` or built there. One process builds; others that want the same wait."""
+    key = _digest([FORMAT, documents.identity(), tokenizer.to_json(), fraction])[:32]
     folder = root / key
     stored = _open(folder, tokenizer, progress)  # needs no lock and no right to write
     if stored:
@@ -50,7 +50,7 @@ def cached_tokens(
         if stored:
             return stored
         with new_folder(folder) as partial:
-            _build(source, tokenizer, fraction, partial, progress)
+            _build(documents, tokenizer, fraction, partial, progress)
         stored = _open(folder, tokenizer, progress)
     if stored is None:
         raise OSError(errno.EIO, "what was written cannot be read back; check the disk", str(folder))
@@ -84,13 +84,13 @@ def _open(folder: Path, tokenizer: Tokenizer, progress: Progress) -> StoredToken
     return StoredTokens(train, validation, _digest([tokenizer.to_json(), dtype.str, checksums]), counts)
 
 
-def _build(source: Source, tokenizer: Tokenizer, fraction: float, folder: Path, progress: Progress) -> None:
+def _build(documents: Documents, tokenizer: Tokenizer, fraction: float, folder: Path, progress: Progress) -> None:
     """Write both parts and their record into the folder."""
     spool = folder / "all.bin"  # the split is known only when all lengths are
-    hashes, lengths, counts = _tokenize(source, tokenizer, spool, progress)
+    hashes, lengths, counts = _tokenize(documents, tokenizer, spool, progress)
     if lengths.sum() < 2:
         left_out = f": {counts.skipped:,} files in it are not UTF-8" if counts.skipped else ""
-        raise UsageError(f"{source.describe(counts)}: the corpus is empty{left_out}; give some text")
+        raise UsageError(f"{documents.describe(counts)}: the corpus is empty{left_out}; give some text")
     tokens = np.memmap(spool, dtype=token_dtype(tokenizer.vocab_size), mode="r")
     pieces = split_documents(hashes, lengths, fraction)
     record: dict[str, Any] = {"tokens": {}, "sha256": {}, "counts": asdict(counts)}
@@ -104,14 +104,14 @@ def _build(source: Source, tokenizer: Tokenizer, fraction: float, folder: Path, 
 
 
 def _tokenize(
-    source: Source, tokenizer: Tokenizer, spool: Path, progress: Progress
+    documents: Documents, tokenizer: Tokenizer, spool: Path, progress: Progress
 ) -> tuple[np.ndarray, np.ndarray, Counts]:
     """Write the tokens of all documents. Returns the hash (uint64) and length (int64) of each, and the counts."""
     hashes, lengths = array("Q"), array("q")
     separator = np.array(tokenizer.separator, dtype=token_dtype(tokenizer.vocab_size))
     done = size = skipped = 0
     with named_errors(spool), open(spool, "wb") as file:
-        for texts, left_out, amount in _batches(source):
+        for texts, left_out, amount in _batches(documents):
             for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
                 utf8 = text.encode("utf-8", errors="replace")
                 hashes.append(int.from_bytes(hashlib.sha256(utf8).digest()[:8], "little"))
@@ -121,16 +121,16 @@ def _tokenize(
                 file.write(separator.data)
             skipped += left_out
             done += amount
-            progress("tokenizing", done, source.total)
+            progress("tokenizing", done, documents.total)
     counts = Counts(documents=len(lengths), bytes=size, skipped=skipped)
     return np.array(hashes, dtype=np.uint64), np.array(lengths, dtype=np.int64), counts
 
 
-def _batches(source: Source) -> Iterator[tuple[list[str], int, int]]:
+def _batches(documents: Documents) -> Iterator[tuple[list[str], int, int]]:
     """About BATCH characters at a time: (texts that are not empty, files skipped, amount of work)."""
     texts: list[str] = []
     characters = skipped = amount = 0
-    for text, work in source.documents():
+    for text, work in documents.read():
         amount += work
         skipped += text is None
         if text:

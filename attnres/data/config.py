@@ -12,7 +12,7 @@ class DataConfig:
     """The corpus and its tokenizer. With nothing set: the embedded corpus, byte by byte."""
 
     paths: tuple[str, ...] = ()
-    """Files, folders or globs to read as UTF-8 text. Empty: the Python standard library's own source files."""
+    """Files, folders or globs to read as UTF-8 text. Empty: the Python standard library's own modules."""
     dataset: str | None = None
     """A name or local folder for `datasets.load_dataset` instead of paths (extra: hf)."""
     dataset_config: str | None = None

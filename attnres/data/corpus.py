@@ -10,7 +10,7 @@ import numpy as np
 
 from attnres.data.cache import cached_tokens
 from attnres.data.config import DataConfig
-from attnres.data.sources import open_source
+from attnres.data.documents import open_documents
 from attnres.data.tokenizer import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
 from attnres.files import cache_folder
@@ -52,14 +52,14 @@ def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | 
     report = progress or (lambda stage, done, total: None)
     root = Path(config.cache).expanduser() if config.cache else cache_folder()
     tokenizer = load_tokenizer(config.tokenizer)
-    source = open_source(config, root)
-    stored = cached_tokens(source, tokenizer, config.validation_fraction, root / "corpora", report)
+    documents = open_documents(config, root)
+    stored = cached_tokens(documents, tokenizer, config.validation_fraction, root / "corpora", report)
     return Corpus(
         train=stored.train,
         validation=stored.validation,
         tokenizer=tokenizer,
         sha256=stored.sha256,
-        description=source.describe(stored.counts),
+        description=documents.describe(stored.counts),
         bytes_per_token=(stored.counts.bytes + stored.counts.documents) / (len(stored.train) + len(stored.validation)),
     )
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from attnres.connections import Connection, Sublayer, Values, connection_class, make_connection
 from attnres.errors import UsageError
-from attnres.hf.source import DecoderCode, LayerCode, read_decoder, read_layer
+from attnres.hf.code import DecoderCode, LayerCode, read_decoder, read_layer
 
 log = logging.getLogger("attnres")
 

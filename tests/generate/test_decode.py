@@ -40,11 +40,9 @@ def test_greedy_equals_the_full_forward_token_for_token(connection, monkeypatch)
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_logits_do_not_depend_on_how_the_prompt_is_cut(chunk):
-    from attnres.generate import KVCache
-
     model = small_model("block", block_size=2)
     tokens = torch.randint(61, (2, 20))
-    caches = [KVCache(model.config, 2, torch.float32, torch.device("cpu")) for _ in range(3)]
+    caches = model.new_caches(2)
     with torch.no_grad():
         pieces = [model(tokens[:, i : i + chunk], caches, i) for i in range(0, 20, chunk)]
         torch.testing.assert_close(torch.cat(pieces, 1), model(tokens))

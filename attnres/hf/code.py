@@ -80,7 +80,7 @@ def _parse(cls: type) -> tuple[FunctionType, ast.FunctionDef]:
     try:
         lines, first = inspect.getsourcelines(function)
     except (OSError, TypeError):
-        raise _Unreadable("the source of its forward is not at hand") from None
+        raise _Unreadable("the code of its forward is not at hand") from None
     tree = ast.parse(textwrap.dedent("".join(lines)))
     ast.increment_lineno(tree, first - 1)
     if not isinstance(tree.body[0], ast.FunctionDef):

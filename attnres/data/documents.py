@@ -39,34 +39,36 @@ class Counts:
     """Files inside folders that are not UTF-8 text."""
 
 
-class Source(Protocol):
+class Documents(Protocol):
+    """The texts of a corpus, one after the other."""
+
     @property
     def total(self) -> int:
-        """The sum of all amounts of `documents`; 0 when unknown."""
+        """The sum of all amounts of `read`; 0 when unknown."""
         ...
 
     def identity(self) -> list[Any]:
-        """JSON that changes whenever the text may have; cheap: reads no text."""
+        """Return JSON that changes whenever the text may have; cheap: reads no text."""
         ...
 
-    def documents(self) -> Iterator[tuple[str | None, int]]:
-        """(text, amount of work it was) in a fixed order; None for a file that was skipped."""
+    def read(self) -> Iterator[tuple[str | None, int]]:
+        """Yield (text, amount of work it was) in a fixed order; None for a file that was skipped."""
         ...
 
     def describe(self, counts: Counts) -> str: ...
 
 
-def open_source(config: DataConfig, cache: Path) -> Source:
+def open_documents(config: DataConfig, cache: Path) -> Documents:
     if config.dataset:
-        return DatasetSource(config, cache)
+        return DatasetRows(config, cache)
     if config.paths:
         files = [file for file in _expand(config.paths) if cache.resolve() not in file.path.resolve().parents]
         if not files:
             raise UsageError(
                 f"there are no files in {_shorten(config.paths)} but those of the cache; give files of text"
             )
-        return FileSource(_shorten(config.paths), files)
-    return FileSource(f"Python {platform.python_version()} standard library", _standard_library())
+        return TextFiles(_shorten(config.paths), files)
+    return TextFiles(f"Python {platform.python_version()} standard library", _standard_library())
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class TextFile:
         return cls(path, stat.st_size, stat.st_mtime_ns, named)
 
 
-class FileSource:
+class TextFiles:
     """Files as UTF-8 text, one document each."""
 
     def __init__(self, label: str, files: list[TextFile]) -> None:
@@ -94,7 +96,7 @@ class FileSource:
     def identity(self) -> list[Any]:
         return ["files", *([str(file.path.resolve()), file.size, file.mtime, file.named] for file in self.files)]
 
-    def documents(self) -> Iterator[tuple[str | None, int]]:
+    def read(self) -> Iterator[tuple[str | None, int]]:
         for file in self.files:
             try:
                 text = file.path.read_bytes().decode("utf-8")
@@ -122,7 +124,7 @@ def _standard_library() -> list[TextFile]:
         if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
     ]
     if not files:
-        raise UsageError(f"the standard library has no source files in {root}; give paths to text instead")
+        raise UsageError(f"the standard library has no modules in {root}; give paths to text instead")
     return files
 
 
@@ -166,7 +168,7 @@ def _walk(root: Path, skip: Callable[[str], bool]) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(root).parts)
 
 
-class DatasetSource:
+class DatasetRows:
     """Rows of a dataset of the `datasets` library, one document each.
 
     A local file (csv, json, jsonl, parquet, text, arrow), a folder of such files, a folder made with `save_to_disk`, or
@@ -190,7 +192,7 @@ class DatasetSource:
             local = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
         return ["dataset", self.name, c.dataset_config, c.dataset_split, c.dataset_column, local]
 
-    def documents(self) -> Iterator[tuple[str | None, int]]:
+    def read(self) -> Iterator[tuple[str | None, int]]:
         rows, column = self._load(), self.config.dataset_column
         if column not in rows.column_names:
             raise UsageError(
