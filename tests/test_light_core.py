@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import attnres
 from attnres.cli import command_names
 from attnres.errors import LAB
 
@@ -34,9 +35,8 @@ sys.meta_path = [WithoutHeavy(finder) for finder in sys.meta_path]
 USE = """
 import torch
 import attnres
-from attnres.ops import depth_attention
 
-depth_attention([torch.randn(2, 3, 8)], torch.randn(8))
+attnres.depth_attention([torch.randn(2, 3, 8)], torch.randn(8))
 x = torch.randn(2, 3, 8)
 sublayers = [torch.nn.Linear(8, 8) for _ in range(4)]
 for name in attnres.connection_names():
@@ -67,6 +67,19 @@ def test_every_command_without_the_lab_says_in_one_line_what_to_install():
     lines = done.stderr.splitlines()
     assert len(lines) == len(command_names())
     assert all(line.endswith("pip install -e '.[lab]'") and "tyro" in line for line in lines)
+
+
+def test_everything_at_the_top_level_is_there():
+    assert all(getattr(attnres, name) is not None for name in attnres.__all__)
+    assert attnres.depth_profile is attnres.analysis.depth_profile
+    with pytest.raises(AttributeError, match="has no attribute 'depth_profil'"):
+        attnres.depth_profil  # noqa: B018
+
+
+def test_what_needs_the_lab_says_so():
+    done = python(f"{BLOCKED}\nimport attnres\nattnres.plot_depth_matrix")
+    last = done.stderr.splitlines()[-1]
+    assert re.search(r"attnres\.plot_depth_matrix needs \w+; .* pip install -e '\.\[lab\]'$", last)
 
 
 @pytest.mark.parametrize("option", ["--help", "--version"])

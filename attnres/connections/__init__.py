@@ -12,18 +12,21 @@ import pkgutil
 from typing import Any
 
 from attnres.connections._connection import Connection, Sublayer, Values, Weights
-from attnres.connections._mixing import mixing_matrix
+from attnres.connections._groups import param_groups
+from attnres.connections._mixing import Unrolled, mixing_matrix
 from attnres.errors import UsageError
 
 __all__ = [
     "Connection",
     "Sublayer",
+    "Unrolled",
     "Values",
     "Weights",
     "connection_class",
     "connection_names",
     "make_connection",
     "mixing_matrix",
+    "param_groups",
 ]
 
 

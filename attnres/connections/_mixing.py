@@ -3,30 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnres.connections._connection import Connection, Sublayer
 from attnres.errors import UsageError
 
+Unrolled = tuple[Connection, Tensor, list[Sublayer]]
+"""A model unrolled over depth for some tokens: its connection, the embedding [..., dim], the sublayers of h alone."""
+
+
+def unrolled(model: nn.Module, tokens: Tensor) -> Unrolled:
+    """Unroll a model over depth by the method `unrolled` of it or, where it is wrapped, of a part."""
+    for part in model.modules():
+        if hasattr(part, "unrolled"):
+            return cast(Any, part).unrolled(tokens)
+    raise UsageError(
+        f"{type(model).__name__} has no method unrolled(tokens); give its connection, an embedding and sublayers"
+    )
+
 
 @torch.no_grad()
 def mixing_matrix(
-    connection: Connection, x: Tensor, sublayers: Iterable[Sublayer], per_channel: bool = False
+    model: nn.Module, x: Tensor, sublayers: Iterable[Sublayer] | None = None, per_channel: bool = False
 ) -> Tensor:
-    """M with h_l = sum_i M[l, i] v_i, per token: [..., sites + 1, sites + 1], lower triangular.
+    """Compute M with h_l = sum_i M[l, i] v_i, per token: [..., sites + 1, sites + 1], lower triangular.
 
-    x: the embedding [..., dim]; sublayers: the `sites` callables that the connection would run. M[l, i] is the weight
-    of source i (0 is the embedding, i + 1 the output of sublayer i) in what site l reads; the last row is the readout.
-    A rule that differs by channel (Highway, PostNorm, several heads) has one M per channel: the mean over channels is
-    returned, or with `per_channel` all of them on a last axis of size dim.
+    >>> mixing_matrix(connection, embedding, sublayers)    # embedding [..., dim]; as many callables as there are sites
+    >>> mixing_matrix(model, tokens)                       # int64 [batch, time]
+
+    A model is the lab's Transformer, a transformers model with a connection attached, or any module that is or contains
+    one with the method `unrolled(tokens)`, which returns what the first form takes. It is read in the mode, training or
+    evaluation, that it is in.
+
+    M[l, i] is the weight of source i (0 is the embedding, i + 1 the output of sublayer i) in what site l reads; the
+    last row is the readout. A rule that differs by channel (Highway, PostNorm, several heads) has one M per channel:
+    the mean over channels is returned, or with `per_channel` all of them on a last axis of size dim.
+
+    Raises UsageError if there are not as many sublayers as sites, or the model does not say what its tokens unroll to.
 
     How (SPEC.md 2): once a token's weights are fixed, the rule is linear in the sources. So the sources are replaced by
     tags, tag i being the constant vector 1 where source i enters and 0 elsewhere, and carried through the same linear
     maps under the weights of the real activations.
     """
-    sublayers = list(sublayers)
+    connection, x, sublayers = (
+        unrolled(model, x) if sublayers is None else (cast(Connection, model), x, list(sublayers))
+    )
     if len(sublayers) != connection.sites:
         raise UsageError(f"the connection has {connection.sites} sites, but {len(sublayers)} sublayers were given")
     tags = connection.sites + 1

@@ -6,9 +6,9 @@ model = attnres.hf.load(path)
 attnres.hf.mixing_matrix(model, input_ids)
 """
 
+from attnres.connections import param_groups
 from attnres.hf.attach import attach, connection_of
 from attnres.hf.checkpoint import load
 from attnres.hf.depth import mixing_matrix
-from attnres.hf.training import param_groups
 
 __all__ = ["attach", "connection_of", "load", "mixing_matrix", "param_groups"]

@@ -13,12 +13,12 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from attnres.connections import Connection, Sublayer, Values, connection_class, make_connection
+from attnres.connections import Connection, Sublayer, Unrolled, Values, connection_class, make_connection
 from attnres.errors import UsageError
 from attnres.hf.code import DecoderCode, LayerCode, read_decoder, read_layer
 
@@ -96,11 +96,6 @@ def decoder_of(model: Any) -> nn.Module:
     return model.get_decoder()
 
 
-def attached_layers(model: Any) -> list[nn.Module]:
-    """The layers of an attached model, from the embedding up."""
-    return [module for module in decoder_of(model).modules() if isinstance(module, _Layer)]
-
-
 def examine(model: Any) -> Anatomy:
     """Find the parts of a model, changing nothing. Raises UsageError for what cannot have a connection."""
     decoder = decoder_of(model)
@@ -176,6 +171,10 @@ class _Decoder(nn.Module):
 
     connection: Connection
 
+    def unrolled(self, tokens: Tensor) -> Unrolled:
+        """Unroll the model over depth for tokens [batch, time], as `mixing_matrix` asks for."""
+        return unroll(self, lambda: self(input_ids=tokens, use_cache=False))
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         outputs = super().forward(*args, **kwargs)
         fields = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
@@ -236,6 +235,29 @@ def bound_sublayers(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, A
         if kwargs.get(name) is not None or (len(args) > position and args[position] is not None):
             raise UsageError(f"{name} was given, but an attached layer has no sublayer for it")
     return [_bind(sublayer, layer, args, kwargs) for sublayer in code.sublayers]
+
+
+def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
+    """Unroll a decoder over depth: what its layers are called with while `forward` runs binds their sublayers."""
+    layers = [module for module in decoder.modules() if isinstance(module, _Layer)]
+    calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    hooks = [
+        layer.register_forward_pre_hook(
+            lambda _, args, kwargs, index=index: calls.update({index: (args, kwargs)}), with_kwargs=True
+        )
+        for index, layer in enumerate(layers)
+    ]
+    try:
+        forward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    sublayers = [
+        sublayer
+        for index, layer in enumerate(layers)
+        for sublayer in bound_sublayers(layer, calls[index][0][1:], calls[index][1])
+    ]
+    return cast(Connection, decoder.connection), calls[0][0][0], sublayers
 
 
 def _bind(sublayer: Callable[..., Tensor], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sublayer:

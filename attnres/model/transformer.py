@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from attnres.connections import Sublayer, Values, make_connection
+from attnres.connections import Sublayer, Unrolled, Values, make_connection
 from attnres.errors import UsageError
 from attnres.model.backbones import Context, make_backbone
 from attnres.model.config import TransformerConfig
@@ -69,6 +69,10 @@ class Transformer(nn.Module):
         sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
         values = self.connection.start(self.embedding(tokens))
         return self.connection.readout(self.run(values, sublayers))
+
+    def unrolled(self, tokens: Tensor) -> Unrolled:
+        """Unroll the model over depth for tokens [batch, time]: its connection, the embedding, the sublayers."""
+        return self.connection, self.embedding(tokens), self.bound_sublayers(tokens.shape[1])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The readout [..., dim] -> logits [..., vocab_size]."""

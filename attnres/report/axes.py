@@ -71,14 +71,14 @@ def depth_matrix_figure(matrices: Sequence[tuple[str, np.ndarray, Sequence[str] 
     """Draw depth matrices in a grid, each with a colour scale of its own.
 
     Args:
-        matrices: Title, matrix and sublayers' names of each, as for `plot_depth_matrix`.
+        matrices: Title, matrix and sublayers' names of each, as for `draw_depth_matrix`.
     """
     columns = min(4, len(matrices))
     rows = math.ceil(len(matrices) / columns)
     figure = Figure(figsize=(3.1 * columns + 0.4, 3.5 * rows + 0.6), dpi=150, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes, (title, matrix, names) in zip(grid.flat, matrices, strict=False):
-        plot_depth_matrix(axes, matrix, title, names)
+        draw_depth_matrix(axes, matrix, title, names)
     for axes in grid.flat[len(matrices) :]:
         axes.set_visible(False)
     for axes in grid[:, 1:].flat:
@@ -88,7 +88,7 @@ def depth_matrix_figure(matrices: Sequence[tuple[str, np.ndarray, Sequence[str] 
     return figure
 
 
-def plot_depth_matrix(axes: Axes, matrix: np.ndarray, title: str = "", names: Sequence[str] | None = None) -> None:
+def draw_depth_matrix(axes: Axes, matrix: np.ndarray, title: str = "", names: Sequence[str] | None = None) -> None:
     """Draw a depth mixing matrix with its colour bar.
 
     Args:

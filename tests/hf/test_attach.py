@@ -90,6 +90,7 @@ def test_trained_queries_cached_decoding_and_the_depth_matrix(name):
     sites = 2 * model.config.num_hidden_layers
     assert matrix.shape == (*tokens.shape, sites + 1, sites + 1)
     assert matrix.triu(1).abs().max() == 0
+    torch.testing.assert_close(attnres.mixing_matrix(model, tokens), matrix)
     # h = n sum p v with weights of a softmax; a block's weight stands at each of its members.
     sources = 1 + (torch.arange(sites + 1) + 2) // 3
     distinct = matrix[..., 0] + matrix[..., 1::3].sum(-1)

@@ -1,0 +1,52 @@
+"""Parameters of a model with a connection, grouped for an optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from attnres.connections._connection import Connection
+from attnres.errors import UsageError
+
+ORDER = ("connection", "channel maps", "decayed", "not decayed")
+"""Of the groups, which a saved optimizer depends on."""
+
+
+def param_groups(
+    model: nn.Module, lr: float, query_lr: float | None = None, weight_decay: float = 0.0
+) -> list[dict[str, Any]]:
+    """Group the parameters of a module that contains a connection, for any torch optimizer.
+
+    >>> torch.optim.AdamW(param_groups(model, lr=1e-3, weight_decay=0.1))
+
+    transformers' Trainer takes it as `optimizers=(AdamW(param_groups(model, ...)), None)`. The groups are:
+    "connection", its parameters, with query_lr (10 lr if not given) and no decay, which would pull them to the plain
+    residual; "channel maps", matrices that make a query from a token's channels, with query_lr / dim and no decay;
+    "decayed", matrices, with lr and weight_decay; "not decayed", vectors (norms, biases), with lr and no decay. Only
+    what requires a gradient is listed; a group that would be empty is left out.
+
+    Raises UsageError if the model has no connection, or a rate or the decay is negative.
+    """
+    connections = [module for module in model.modules() if isinstance(module, Connection)]
+    if not connections:
+        raise UsageError(f"the {type(model).__name__} has no connection; make it with one, or attach one first")
+    query_lr = 10 * lr if query_lr is None else query_lr
+    if not all(value >= 0 for value in (lr, query_lr, weight_decay)):
+        raise UsageError(f"rates and decay must not be negative: {lr=}, {query_lr=}, {weight_decay=}")
+    kinds = {
+        id(parameter): ("channel maps", query_lr / connection.dim)
+        if name.split(".")[0] in connection.channel_maps
+        else ("connection", query_lr)
+        for connection in connections
+        for name, parameter in connection.named_parameters()
+    }
+    groups: dict[tuple[str, float], list[nn.Parameter]] = {}
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            kind = kinds.get(id(parameter), ("decayed" if parameter.ndim > 1 else "not decayed", lr))
+            groups.setdefault(kind, []).append(parameter)
+    return [
+        {"name": name, "params": groups[name, rate], "lr": rate, "weight_decay": weight_decay * (name == "decayed")}
+        for name, rate in sorted(groups, key=lambda kind: ORDER.index(kind[0]))
+    ]

@@ -1,0 +1,52 @@
+"""Parameters of any module with a connection, grouped for an optimizer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from attnres import UsageError, make_connection, param_groups
+
+
+class Two(nn.Module):
+    """Two stacks of different widths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow = make_connection("block", 4, 2, block_size=1, query="input")
+        self.wide = make_connection("block", 8, 2, block_size=1, query="input")
+        self.join = nn.Linear(4, 8)
+
+
+def test_every_parameter_is_in_one_group_with_the_rates_of_its_kind():
+    model = Two()
+    groups = param_groups(model, lr=1e-3, weight_decay=0.1)
+    rate = {id(p): (group["lr"], group["weight_decay"]) for group in groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in groups) == len(list(model.parameters())) == len(rate)
+    for connection in (model.narrow, model.wide):
+        maps = {id(p) for p in connection.query_map}
+        for parameter in connection.parameters():
+            assert rate[id(parameter)] == (1e-2 / connection.dim if id(parameter) in maps else 1e-2, 0.0)
+    assert rate[id(model.join.weight)] == (1e-3, 0.1) and rate[id(model.join.bias)] == (1e-3, 0.0)
+    torch.optim.AdamW(groups)
+
+
+def test_frozen_parameters_and_empty_groups_are_left_out():
+    model = nn.Sequential(make_connection("full", 4, 2), nn.Linear(4, 4)).requires_grad_(False)
+    model[1].weight.requires_grad_()
+    (group,) = param_groups(model, lr=1e-3, query_lr=0.5)
+    assert group["name"] == "decayed" and group["params"] == [model[1].weight]
+
+
+@pytest.mark.parametrize(
+    ("model", "rates", "message"),
+    [
+        (nn.Linear(2, 2), {"lr": 1e-3}, "no connection"),
+        (make_connection("full", 4, 2), {"lr": -1.0}, "negative"),
+        (make_connection("full", 4, 2), {"lr": 1.0, "weight_decay": float("nan")}, "negative"),
+    ],
+)
+def test_refused_in_one_line(model, rates, message):
+    with pytest.raises(UsageError, match=message):
+        param_groups(model, **rates)
