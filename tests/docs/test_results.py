@@ -1,4 +1,4 @@
-"""docs/TABLES.md is what the records hold, and every number of docs/RESULTS.md comes from there or is computed here."""
+"""The documents' numbers are the records': docs/RESULTS.md number by number, and the tables as they stand."""
 
 from __future__ import annotations
 
@@ -194,3 +194,16 @@ def test_the_readmes_numbers_are_the_records():
         assert [text.strip() for text in shown.strip("|").split("|")][1:] == cells
     (block, interval), (full, wide) = advantage("block"), advantage("full")
     assert f"needs {block} times less" in readme and f"interval {interval}, and `full` {full} {wide}" in readme
+
+
+def test_the_bench_is_its_record():
+    page = (ROOT / "docs" / "PERFORMANCE.md").read_text(encoding="utf-8")
+    shown = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| [a-z].* \| (\d|-)", line)]
+    record = json.loads((ROOT / "benchmarks" / "bench.json").read_text(encoding="utf-8"))
+    measured = []
+    for row in record["rows"]:
+        digits = 1 if row["must"].endswith("x") or row["must"] == "-" else 3
+        ratio = row["ratio"]
+        text = ratio if isinstance(ratio, str) else number(ratio, digits) + "x" * (digits == 1)
+        measured.append((row["must"], row["aim"], text))
+    assert sorted(tuple(row[1:]) for row in shown) == sorted(measured)
