@@ -1,0 +1,47 @@
+"""The examples run, learn, and show what they say."""
+
+from __future__ import annotations
+
+import os
+import runpy
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_every_example_is_tested():
+    assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {"gpt.py", "vit.py", "depth_matrix.ipynb"}
+
+
+@pytest.mark.parametrize("connection", ["full", "residual"])
+def test_a_gpt_of_ones_own(connection, capsys):
+    before, after = runpy.run_path(str(EXAMPLES / "gpt.py"))["main"](connection, steps=50)
+    assert after < 0.7 * before
+    printed = capsys.readouterr().out
+    assert "step 50: " in printed and "a sample: 'def " in printed
+    rows = [line.split() for line in printed.splitlines()[-9:]]
+    assert [len(row) for row in rows] == [9] * 9 and rows[0] == ["100", *"00000000"]
+    assert connection != "residual" or rows[-1] == ["100"] * 9
+
+
+def test_a_vision_transformer_of_ones_own(capsys):
+    accuracy = runpy.run_path(str(EXAMPLES / "vit.py"))["main"]("full", steps=40)
+    assert accuracy > 0.5  # by chance 1 / 8
+    share = [int(value) for value in capsys.readouterr().out.splitlines()[-1].split()]
+    assert len(share) == 9 and share[0] == 100 > share[-1]
+
+
+def test_the_notebook_runs():
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(EXAMPLES / "depth_matrix.ipynb", as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not any(cell.outputs or cell.execution_count for cell in cells), "strip the outputs before you commit it"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute(env=environment)
+    outputs = [output for cell in cells for output in cell.outputs]
+    pictures = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(pictures) == 1, "one picture, which every step replaces"
+    assert any("nats per byte" in output.get("text", "") for output in outputs)
