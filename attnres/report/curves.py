@@ -1,6 +1,6 @@
 """The curves of `attnres bench curves`, drawn from what it measured.
 
-python -m attnres.report.curves benchmarks/curves.json docs/figures
+python -m attnres.report.curves results/bench-curves.json docs/figures
 """
 
 from __future__ import annotations

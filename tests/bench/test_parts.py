@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
-from attnres.bench import curves, decode, gpu, measure, memory, operator, readers, stack, step
+from attnres.bench import curves, decode, gpu, hf, measure, memory, operator, readers, stack, step
 from attnres.bench.measure import Row, Setting, take_turns
 
 CPU = torch.device("cpu")
@@ -117,6 +119,22 @@ def test_memory_is_the_median_of_several_processes(monkeypatch):
     block, full = memory.measure(SETTING)
     assert (block.ratio, full.ratio) == pytest.approx((1.1, 2.0))
     assert block.details["block, MB"] == "22.0, 99.0, 1.0"
+
+
+def test_an_attached_model_over_its_plain_twin():
+    pytest.importorskip("transformers")
+    rows = hf.measure(SETTING)
+    assert [row.ratio is not None and row.ratio > 0 for row in rows] == [True] * 5
+    assert [row.what.partition(", over")[0] for row in rows][-1] == "converting that model's checkpoint"
+    assert set(rows[0].details) == {"plain, ms", "full, ms", "block, ms"}
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+def test_what_the_kernels_spill():
+    kernels = pytest.importorskip("attnres.bench.kernels")
+    rows = kernels.measure(SETTING)
+    assert [(row.measured, row.details["spilled bytes"]) for row in rows] == [("0.0%", "0")] * 2
+    assert [row.what.split(",")[0] for row in rows] == ["forward_kernel", "backward_kernel"]
 
 
 def test_contenders_take_turns():

@@ -33,8 +33,8 @@ def test_every_operator_test_passes_in_the_interpreter():
 @pytest.mark.skipif(FUSED == "triton", reason="the interpreter compiles nothing")
 @pytest.mark.parametrize(("channels", "queries"), [(1024, 8), (4096, 1), (7186, 1)])
 def test_no_register_is_spilled_on_an_h100(channels, queries):
+    from attnres.bench.kernels import best
     from attnres.ops import triton_kernels
-    from benchmarks.kernel_resources import best
 
     for kernel in (triton_kernels.forward_kernel, triton_kernels.backward_kernel):
         assert best(kernel, channels, queries).spilled_bytes == 0
@@ -43,8 +43,8 @@ def test_no_register_is_spilled_on_an_h100(channels, queries):
 @pytest.mark.skipif(FUSED == "triton", reason="the interpreter compiles nothing")
 @pytest.mark.parametrize("kind", [2, -1], ids=["float16", "mixed"])
 def test_every_form_compiles_for_an_h100(kind):
+    from attnres.bench.kernels import resources
     from attnres.ops import triton_kernels
-    from benchmarks.kernel_resources import resources
 
     for kernel in (triton_kernels.forward_kernel, triton_kernels.backward_kernel):
         assert resources(kernel, 33, 1, warps=4, kind=kind, merges=True).spilled_bytes == 0

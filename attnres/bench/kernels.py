@@ -1,8 +1,6 @@
-"""Compile the Triton kernels for an H100-class GPU, with or without one, and show what each needs.
+"""The registers that the Triton kernels need, and spill, on an H100-class GPU: compiled for one, with or without one.
 
-    python benchmarks/kernel_resources.py
-
-Registers per thread, and bytes of them spilled to memory: a spill costs bandwidth that the kernels do not have to give.
+A spill costs bandwidth that the kernels do not have to give.
 """
 
 from __future__ import annotations
@@ -20,12 +18,32 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from attnres.bench.measure import Row, Setting
 from attnres.ops import triton_backend, triton_kernels
 
 SM_90 = GPUTarget("cuda", 90, 32)
 
 CASES = [(512, 4), (1024, 1), (1024, 8), (2048, 4), (4096, 1), (4096, 2), (7168, 1), (7186, 1), (8192, 1)]
 """Channels, and queries of a launch: at most triton_backend.ROW_BUDGET together."""
+
+
+def measure(setting: Setting) -> list[Row]:
+    kernels = (triton_kernels.forward_kernel, triton_kernels.backward_kernel)
+    cases = CASES[:1] if setting.quick else CASES
+    return [_row(kernel, *case, setting) for kernel in kernels for case in cases]
+
+
+def _row(kernel: Any, channels: int, queries: int, setting: Setting) -> Row:
+    name = f"{kernel.fn.__name__}, {channels} channels, {queries} queries"
+    setting.progress(f"compiling {name}")
+    best_form = best(kernel, channels, queries)
+    spilled = best_form.spilled_bytes / (4 * best_form.registers)
+    details: dict[str, float | str] = {
+        "warps": str(best_form.warps),
+        "registers per thread": str(best_form.registers),
+        "spilled bytes": str(best_form.spilled_bytes),
+    }
+    return Row(f"{name}: bytes spilled over bytes in registers", "compiled for sm_90", "0%", "0%", spilled, details)
 
 
 @dataclass(frozen=True)
@@ -59,18 +77,18 @@ def resources(kernel: Any, channels: int, queries: int, warps: int, kind: int = 
         "KIND": kind,
         "GRAD_KIND": kind,
         "ADDS": False,
+        "ALIGNED": channels % 8 == 0,
     }
-    constants["ALIGNED"] = channels % 8 == 0
     names = list(inspect.signature(kernel.fn).parameters)
     constants = {name: value for name, value in constants.items() if name in names}
     signature = {name: "constexpr" if name in constants else types[name] for name in names}
     aligned = [["tt.divisibility", 16]]
     attributes: dict[tuple[int, ...], Any] = {}
     for place, name in enumerate(names):
-        kind = signature[name]
-        if isinstance(kind, tuple):
-            attributes |= {(place, entry): aligned for entry in range(len(kind))}
-        elif kind.startswith("*"):
+        stored = signature[name]
+        if isinstance(stored, tuple):
+            attributes |= {(place, entry): aligned for entry in range(len(stored))}
+        elif stored.startswith("*"):
             attributes[(place,)] = aligned
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
     compiled = triton.compile(source, target=SM_90, options={"num_warps": warps})
@@ -93,16 +111,3 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     found = re.search(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)", text)
     assert found, text
     return int(found[1]), int(found[2]) + int(found[3])
-
-
-def main() -> None:
-    print("| kernel | channels | queries | warps | registers | spilled bytes |\n|---|---|---|---|---|---|")
-    for kernel in (triton_kernels.forward_kernel, triton_kernels.backward_kernel):
-        for case in CASES:
-            r = best(kernel, *case)
-            numbers = (r.channels, r.queries, r.warps, r.registers, r.spilled_bytes)
-            print(f"| {r.kernel} | {' | '.join(map(str, numbers))} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()
