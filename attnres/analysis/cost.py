@@ -9,13 +9,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
-from typing import Literal
 
 from attnres.analysis.timeline import Timeline, schedule_actions, simulate
 from attnres.errors import UsageError, refuse_non_finite
-
-Schedule = Literal["1f1b", "interleaved-1f1b", "zero-bubble"]
+from attnres.parallel.schedule import Schedule, chunk_sites, default_schedule, even_cuts
 
 
 @dataclass(frozen=True)
@@ -72,20 +69,8 @@ def cached_total(pipeline: int, virtual: int, new_blocks: Fraction) -> Fraction:
     return (pipeline * (pipeline - 1) // 2 + (virtual - 1) * pipeline**2) * new_blocks
 
 
-def chunk_sites(sites: int, chunks: int) -> list[int]:
-    """The first site of each chunk and, last, the number of sublayers: cut as evenly as whole sublayers allow.
-
-    Raises UsageError if a chunk would be empty.
-    """
-    if chunks > sites:
-        raise UsageError(
-            f"{chunks} chunks (pipeline x virtual) are more than {sites} sublayers; use fewer stages or a deeper model"
-        )
-    return [sites * chunk // chunks for chunk in range(chunks + 1)]
-
-
-def counted_transfers(sites: list[int], block_size: int, pipeline: int) -> Transfers:
-    """What Block's values hold at each transition, and what of it the receiver lacks. `sites` is from `chunk_sites`.
+def counted_transfers(sites: list[range], block_size: int, pipeline: int) -> Transfers:
+    """What Block's values hold at each transition, and what of it the receiver lacks. `sites` are each chunk's.
 
     Over the formulas this counts the embedding and the open partial too, takes chunks that are no whole number of
     blocks as they are, and sends no rank what it has made itself.
@@ -95,9 +80,9 @@ def counted_transfers(sites: list[int], block_size: int, pipeline: int) -> Trans
         return 1 + site // block_size  # the embedding is a block of its own
 
     naive, cached = [], []
-    for chunk in range(1, len(sites) - 1):
-        site = sites[chunk]
-        known = finished(sites[chunk - pipeline + 1]) if chunk >= pipeline else 0
+    for chunk in range(1, len(sites)):
+        site = sites[chunk].start
+        known = finished(sites[chunk - pipeline].stop) if chunk >= pipeline else 0
         partial = site % block_size > 0
         naive.append(Fraction(finished(site) + partial))
         cached.append(Fraction(finished(site) - known + partial))
@@ -143,7 +128,7 @@ class Plan:
                 raise UsageError(f"{field.name} must be positive, not {value}")
         if self.block_size > self.layers:
             raise UsageError(f"block_size {self.block_size} is more than the {self.layers} sublayers of --layers")
-        chunk_sites(self.layers, self.pipeline * self.virtual)
+        _ = self.sites
 
     @property
     def blocks(self) -> Fraction:
@@ -156,8 +141,9 @@ class Plan:
         return self.blocks / (self.pipeline * self.virtual)
 
     @property
-    def sites(self) -> list[int]:
-        return chunk_sites(self.layers, self.pipeline * self.virtual)
+    def sites(self) -> list[range]:
+        """Of each chunk."""
+        return chunk_sites(self.layers, even_cuts(self.layers, self.pipeline * self.virtual))
 
     @property
     def entry_bytes(self) -> int:
@@ -180,10 +166,9 @@ class Plan:
 
     def timelines(self) -> dict[str, Timeline]:
         """One step with Block's transfers, cached and naive, and with the plain residual's single stream."""
-        schedule = self.schedule or ("interleaved-1f1b" if self.virtual > 1 else "1f1b")
+        schedule = self.schedule or default_schedule(self.virtual)
         actions = schedule_actions(schedule, self.pipeline, self.virtual, self.micro_batches)
-        cuts = self.sites
-        forward = [self.sublayer_seconds * (end - first) for first, end in pairwise(cuts)]
+        forward = [self.sublayer_seconds * len(sites) for sites in self.sites]
         counted, stream = self.counted(), [Fraction(1)] * (len(forward) - 1)
         return {
             name: simulate(actions, forward, [0.0, *map(self.transfer_seconds, entries)])

@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnres.connections import Connection
 from attnres.model import Transformer, TransformerConfig, parameter_roles
 from attnres.model.counts import active_sizes
+from attnres.torch_private import TorchDispatchMode
 
 
 def training_flops(config: TransformerConfig) -> float:

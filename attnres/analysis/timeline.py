@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal, NamedTuple
 
-from attnres.errors import UsageError
+from attnres.parallel.schedule import check_schedule
 
 Kind = Literal["forward", "backward", "input gradient", "weight gradient"]
 
@@ -61,11 +61,8 @@ def schedule_actions(schedule: str, pipeline: int, virtual: int, micro_batches: 
 
     Raises UsageError where the schedule does not take these numbers.
     """
+    check_schedule(schedule, pipeline, virtual, micro_batches)
     if schedule == "1f1b":
-        if virtual > 1:
-            raise UsageError("schedule 1f1b has one virtual stage per rank; use interleaved-1f1b for more")
-        if micro_batches < pipeline:
-            raise UsageError(f"schedule 1f1b wants as many micro-batches as ranks: {micro_batches} < {pipeline}")
         return [_one_forward_one_backward(rank, pipeline, micro_batches) for rank in range(pipeline)]
 
     from torch.distributed.pipelining import schedules  # takes a second to import
@@ -76,10 +73,7 @@ def schedule_actions(schedule: str, pipeline: int, virtual: int, micro_batches: 
     }[schedule]
     # All that a schedule asks its stages before it runs.
     stage: Any = SimpleNamespace(group_rank=0, group_size=pipeline, num_stages=pipeline * virtual, submod=None)
-    try:
-        orders = cls([stage] * virtual, micro_batches).pipeline_order
-    except ValueError as error:
-        raise UsageError(f"schedule {schedule} does not take {micro_batches} micro-batches: {error}") from error
+    orders = cls([stage] * virtual, micro_batches).pipeline_order
     return [
         [
             Action(KINDS[action.computation_type.value], action.stage_index, action.microbatch_index or 0)

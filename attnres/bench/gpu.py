@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import torch._dynamo
 
 from attnres.bench import decode, operator, readers, stack
 from attnres.bench.measure import Row, Run, Setting, copy_bandwidth, milliseconds, take_turns
+from attnres.torch_private import compiler_config
 
 DECODER = decode.Sizes(2048, 24)
 
@@ -72,7 +72,7 @@ def measure_on(device: torch.device, sizes: Sizes, setting: Setting) -> list[Row
                 tokens = sizes.stack_elements // dim // sizes.batch
                 form = stack.Shape(kind, sublayers, dim, sizes.batch, tokens, sizes.block_size, torch.bfloat16, device)
                 # One compiled reader sees every number of sources of the stack.
-                with torch._dynamo.config.patch(recompile_limit=sublayers):
+                with compiler_config.patch(recompile_limit=sublayers):
                     result = stack.compare(form, setting)
                 rows.append(_row(stacks, f", {form}", where, result.over_the_next(), result.details))
     return [*rows, decode_row(device, sizes, where, setting)]

@@ -74,7 +74,7 @@ def measure(setting: Setting) -> list[Row]:
 def _byte_rows(sizes: Sizes, traffic: dict[str, Counter], what: str, where: str) -> list[Row]:
     """Bytes handed to the network against what the cost model counts, and both against the paper's formula."""
     chunks = PIPELINE * VIRTUAL
-    counted = counted_transfers([4 * chunk for chunk in range(chunks + 1)], BLOCK_SIZE, PIPELINE)
+    counted = counted_transfers([range(4 * chunk, 4 * chunk + 4) for chunk in range(chunks)], BLOCK_SIZE, PIPELINE)
     formula = formula_transfers(PIPELINE, VIRTUAL, Fraction(1))
     sent = {
         name: [traffic[key][chunk, "forward"] / sizes.entry_bytes for chunk in range(1, chunks)]

@@ -120,7 +120,7 @@ def _transitions(plan: Plan) -> Table:
     for chunk, (naive, cached) in enumerate(zip(counted.naive, counted.cached, strict=True), 1):
         ranks = f"{(chunk - 1) % plan.pipeline} to {chunk % plan.pipeline}"
         times = (f"{1e3 * plan.transfer_seconds(entries):.2f}" for entries in (naive, cached))
-        table.add_row(str(chunk), ranks, str(plan.sites[chunk]), str(naive), str(cached), *times)
+        table.add_row(str(chunk), ranks, str(plan.sites[chunk].start), str(naive), str(cached), *times)
     return table
 
 

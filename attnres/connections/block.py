@@ -21,6 +21,7 @@ from attnres.connections._connection import (
 )
 from attnres.errors import UsageError
 from attnres.ops import attend
+from attnres.torch_private import own_parameters
 
 Query = Literal["static", "input"]
 Mixing = Literal["keys", "static"]
@@ -215,7 +216,7 @@ class Block(Connection):
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
         """The queries and gains of consecutive sites."""
         # Not self.query[site]: 2 us, and longer where a sublayer has just filled the caches with its weights.
-        queries, gains = self.query._parameters, self.gain._parameters
+        queries, gains = own_parameters(self.query), own_parameters(self.gain)
         return [queries[str(site)] for site in sites], [gains[str(site)] for site in sites]  # type: ignore[return-value]
 
     def extra_repr(self) -> str:

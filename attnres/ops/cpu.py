@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).parent / "csrc" / "attend.cpp"
+KERNEL_SOURCES = (".cpp", ".h")
 FLAGS = ["-std=c++20", "-O3", "-march=native", "-fPIC", "-fopenmp"]
 BUILD_SECONDS = 10
 
@@ -71,7 +72,7 @@ def compiler() -> str:
 
 def library_name() -> str:
     """A file name for the compiled kernel, of all that it depends on."""
-    sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir()) if path.suffix in (".cpp", ".h")]
+    sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir()) if path.suffix in KERNEL_SOURCES]
     parts = [*sources, " ".join(FLAGS), compiler(), torch.__version__, platform.machine(), _cpu_features()]
     return f"attend-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:20]}.so"
 

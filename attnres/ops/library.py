@@ -22,12 +22,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._functorch.utils import enable_single_level_autograd_function
-from torch.autograd import forward_ad
-from torch.autograd.function import _SingleLevelFunction
-from torch.utils._pytree import tree_map
 
 from attnres.errors import UsageError
+from attnres.torch_private import (
+    AutoDispatchBelowAutograd,
+    SingleLevelFunction,
+    enable_single_level_autograd_function,
+    in_forward_mode,
+    tree_map,
+)
 
 library = torch.library.Library("attnres", "DEF")
 library.define(
@@ -81,7 +84,7 @@ def _attend_backward_fake(grad_outs, grad_lses, sources, queries, gains, outs, l
     return like(sources), like(queries), like(gains), grad_prior
 
 
-class _Attend(_SingleLevelFunction):
+class _Attend(SingleLevelFunction):
     """What `torch.library.register_autograd` would make, at a fifth of its cost per call: that flattens and rebuilds
     the lists by pytree, forward and backward, which a small model's step feels.
 
@@ -94,7 +97,7 @@ class _Attend(_SingleLevelFunction):
         ctx: Any, sizes: tuple[int, ...], eps: float, scale: float, dtype: torch.dtype, *tensors: Tensor
     ) -> Any:
         sources, queries, gains, prior = _split(tensors, sizes)
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        with torch.enable_grad(), AutoDispatchBelowAutograd():
             outs, lses, statistics = attend(sources, queries, gains, prior, eps, scale, dtype)
         # Only a merge needs its output again, and there the following norm keeps it anyway. Once rounded it no longer
         # serves: a query's gradient would lose digits without limit as the partial's weight nears 1.
@@ -125,7 +128,7 @@ class _Attend(_SingleLevelFunction):
 def _attend_autograd(sources, queries, gains, prior, eps, scale, dtype):
     tensors = (*sources, *queries, *gains, *prior)
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             return attend(sources, queries, gains, prior, eps, scale, dtype)
     sizes = (len(sources), len(queries), len(gains), len(prior))
     with enable_single_level_autograd_function():
@@ -134,13 +137,13 @@ def _attend_autograd(sources, queries, gains, prior, eps, scale, dtype):
     return list(flat[:s]), list(flat[s : 2 * s]), flat[2 * s]
 
 
-class _AttendBackward(_SingleLevelFunction):
+class _AttendBackward(SingleLevelFunction):
     """`attend_backward` where its own gradient may be asked for, which there is none of."""
 
     @staticmethod
     def forward(ctx: Any, sizes: tuple[int, ...], scale: float, *tensors: Tensor) -> Any:
         *groups, (statistics,) = _split(tensors, sizes)
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+        with torch.enable_grad(), AutoDispatchBelowAutograd():
             return tuple(x for group in attend_backward(*groups, statistics, scale) for x in group)
 
     @staticmethod
@@ -152,10 +155,10 @@ def _attend_backward_autograd(*arguments):
     *groups, statistics, scale = arguments
     groups.append([statistics])
     tensors = [x for group in groups for x in group]
-    if forward_ad._current_level >= 0 and any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+    if in_forward_mode(*tensors):
         raise UsageError("the fused depth attention has no tangents of its gradients; use backend='reference' for them")
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             return attend_backward(*arguments)
     with enable_single_level_autograd_function():
         flat = _AttendBackward.apply(tuple(map(len, groups)), scale, *tensors)  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,6 +14,13 @@ from torch import Tensor
 
 from attnres.errors import UsageError, install_command
 from attnres.ops import library, reference
+from attnres.torch_private import (
+    AutoDispatchBelowAutograd,
+    TransformType,
+    constant_to_compiler,
+    in_forward_mode,
+    interpreter_stack,
+)
 
 Backend = Literal["auto", "reference", "cpu", "triton"]
 BACKENDS = get_args(Backend)
@@ -126,7 +133,7 @@ def attend(
     if torch.is_grad_enabled() or torch.compiler.is_compiling():
         outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
     else:  # the way to the kernel by way of autograd costs as much again as the kernel for one token
-        with torch._C._AutoDispatchBelowAutograd():
+        with AutoDispatchBelowAutograd():
             outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
     return outs, lses
 
@@ -141,8 +148,8 @@ def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:
     for x in tensors:
         if x.dtype not in takes:
             return str(x.dtype).removeprefix("torch.")
-    # There is no public way to ask either. An operator with only a backward formula would lose tangents in silence.
-    if torch.autograd.forward_ad._current_level >= 0:
+    # An operator with only a backward formula would lose tangents in silence.
+    if in_forward_mode():
         return "forward-mode differentiation"
     if torch.is_grad_enabled() and not torch.compiler.is_compiling() and _gradient_levels() > 1:
         return "second derivatives"
@@ -151,18 +158,13 @@ def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:
 
 def _gradient_levels() -> int:
     """How many `torch.func` gradients are being taken of one another here."""
-    from torch._C import _functorch as levels  # pyright: ignore[reportMissingModuleSource, reportAttributeAccessIssue]
-
-    return sum(level.key() == levels.TransformType.Grad for level in levels.get_interpreter_stack() or ())
+    return sum(level.key() == TransformType.Grad for level in interpreter_stack() or ())
 
 
+@constant_to_compiler
 def native_backend(device: str) -> str:
     """The fused backend of a kind of device, made ready; "reference" where there is none. Logged once."""
     return _prepare(device)
-
-
-# What torch.compiler.assume_constant_result sets: calling it would import the compiler, a second at every start.
-native_backend._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
 @functools.cache

@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 from tyro.conf import arg
 
 from attnres.errors import UsageError
-
-Schedule = Literal["1f1b", "interleaved-1f1b", "zero-bubble"]
+from attnres.parallel.schedule import Schedule, default_schedule, even_cuts
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Layout:
     @property
     def order(self) -> Schedule:
         """The schedule, also where none was named."""
-        return self.schedule or ("interleaved-1f1b" if self.virtual > 1 else "1f1b")
+        return self.schedule or default_schedule(self.virtual)
 
     def fit(self, processes: int) -> Layout:
         """This layout with `shard` filled in. Raises UsageError if it is not one for that many processes."""
@@ -68,12 +67,7 @@ class Layout:
 
     def check(self, sites: int, batch_size: int) -> None:
         """Raise UsageError if a model of that many sublayers, or a batch, cannot be cut like this."""
-        chunks = self.pipeline * self.virtual
-        if chunks > sites:
-            raise UsageError(
-                f"{chunks} pipeline chunks ({self.pipeline} stages x {self.virtual} virtual) are more than {sites} "
-                "sublayers; use fewer stages or a deeper model"
-            )
+        even_cuts(sites, self.pipeline * self.virtual)
         if batch_size % self.data_parallel:
             raise UsageError(
                 f"batch_size {batch_size} does not divide over {self.data_parallel} data-parallel processes "

@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Muon
-from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
+
+from attnres.torch_private import adjust_lr, orthogonalise
 
 
 class ShardedMuon(Muon):
@@ -30,16 +31,16 @@ class ShardedMuon(Muon):
             for grad, buffer in zip(grads, buffers, strict=True):
                 buffer.lerp_(grad, 1 - group["momentum"])
                 updates.append(grad.lerp(buffer, group["momentum"]))
-            orthogonalise = partial(
-                _zeropower_via_newtonschulz,
+            whole = partial(
+                orthogonalise,
                 ns_coefficients=group["ns_coefficients"],
                 ns_steps=group["ns_steps"],
                 eps=group["eps"],
             )
-            for parameter, update in zip(parameters, on_whole(updates, orthogonalise), strict=True):
+            for parameter, update in zip(parameters, on_whole(updates, whole), strict=True):
                 weight = parameter.to_local()
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
-                weight.add_(update, alpha=-_adjust_lr(group["lr"], group["adjust_lr_fn"], parameter.shape))
+                weight.add_(update, alpha=-adjust_lr(group["lr"], group["adjust_lr_fn"], parameter.shape))
 
 
 def on_whole(matrices: list[DTensor], function: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:

@@ -1,9 +1,9 @@
-"""A transformer cut into stages over the ranks of a process group, run by torch's schedules."""
+"""A transformer cut into chunks over the ranks of a process group, run by torch's schedules."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -15,10 +15,10 @@ from attnres.connections import make_connection
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
 from attnres.parallel.cache import CrossStageCache
-from attnres.parallel.plan import Chunk, Trace, even_cuts, plan, trace
-from attnres.parallel.stage import ChunkRunner, build_stages
-
-SCHEDULES = ("1f1b", "interleaved-1f1b", "zero-bubble")
+from attnres.parallel.chunk import ChunkModel, build_chunks
+from attnres.parallel.plan import ChunkPlan, Trace, plan, trace
+from attnres.parallel.runner import ChunkRunner
+from attnres.parallel.schedule import check_schedule, chunk_sites, even_cuts
 
 
 class Pipeline:
@@ -29,7 +29,8 @@ class Pipeline:
 
     micro_batches: how many a step has; group: the ranks of this pipeline, by default all; cache: False sends all of
     `values` at every transition, for comparison; cuts: the first site of each chunk but the first, by default as even
-    as whole sublayers allow; precision: the dtype of matrix products under autocast, None for that of the parameters.
+    as whole sublayers allow; precision: the dtype of matrix products under autocast, None for that of the parameters;
+    shard: called with each of the rank's chunks before its weights take memory, to cut them over other processes.
 
     Raises UsageError, alike on every rank and before anything is sent, on what cannot be a pipeline.
     """
@@ -47,6 +48,7 @@ class Pipeline:
         device: torch.device | str = "cpu",
         precision: torch.dtype | None = None,
         checkpointing: bool = False,
+        shard: Callable[[ChunkModel], object] = lambda chunk: None,
     ) -> None:
         self.config = config
         self.group = group
@@ -60,23 +62,22 @@ class Pipeline:
         self.cache = CrossStageCache()
         self.traffic: Counter[tuple[int, str]] = Counter()
         """Bytes that this rank has sent: transition c between chunks c - 1 and c, by (c, "forward" or "backward")."""
-        self._plans: dict[tuple[int, int], list[Chunk]] = {}
+        self._plans: dict[tuple[int, int], list[ChunkPlan]] = {}
 
         count = self.ranks * virtual
         own = range(self.rank, count, self.ranks)
         shapeless = self._trace(1, 1)
-        chunks = plan(shapeless.values, self.cuts, self.ranks, cache)
-        self.stages = build_stages(config, seed, chunks, shapeless.users, own)
-        """This rank's stages. Shard or wrap their parameters before the first step."""
-        for stage in self.stages:
-            stage.checkpointing = checkpointing and schedule != "zero-bubble"
-            stage.autocast = precision
-            stage.to(self.device)
+        plans = plan(shapeless.values, self.cuts, self.ranks, cache)
+        self.chunks = build_chunks(config, seed, plans, shapeless.users, own, self.device, shard)
+        """This rank's part of the model."""
+        for chunk in self.chunks:
+            chunk.checkpointing = checkpointing and schedule != "zero-bubble"
+            chunk.autocast = precision
         # Zero bubble goes over a chunk's graph once per parameter, and torch's checkpoint would recompute each time.
         recompute = checkpointing and schedule == "zero-bubble"
         self._runners = [
-            ChunkRunner(stage, index, count, self.device, group, self.cache, self.traffic, recompute)
-            for index, stage in zip(own, self.stages, strict=True)
+            ChunkRunner(chunk, index, count, self.device, group, self.cache, self.traffic, recompute)
+            for index, chunk in zip(own, self.chunks, strict=True)
         ]
         options = {"n_microbatches": micro_batches, "loss_fn": self._loss, "scale_grads": False}
         if schedule == "1f1b":
@@ -126,7 +127,7 @@ class Pipeline:
         self._from_last(losses)
         return losses
 
-    def plan(self, batch: int, time: int) -> list[Chunk]:
+    def plan(self, batch: int, time: int) -> list[ChunkPlan]:
         """What every chunk reads, makes, receives and sends, for micro-batches of this shape."""
         if (batch, time) not in self._plans:
             self._plans[batch, time] = plan(self._trace(batch, time).values, self.cuts, self.ranks, self.cached)
@@ -140,27 +141,27 @@ class Pipeline:
         # The embedding is no matrix product, so autocast leaves it alone; every sublayer ends in one.
         return trace(connection, (batch, time, config.dim), stream, self.precision or stream)
 
-    # The model that these stages are a part of: parameters have the one-process names and differ between ranks.
+    # The model that these chunks are a part of: parameters have the one-process names and differ between ranks.
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        for stage in self.stages:
-            yield from stage.named_parameters()
+        for chunk in self.chunks:
+            yield from chunk.named_parameters()
 
     def parameters(self) -> Iterator[nn.Parameter]:
         for _, parameter in self.named_parameters():
             yield parameter
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {name: tensor for stage in self.stages for name, tensor in stage.state_dict().items()}
+        return {name: tensor for chunk in self.chunks for name, tensor in chunk.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take this rank's share of the state; the whole model's will do."""
-        for stage in self.stages:
-            stage.load_state_dict({name: state[name] for name in stage.state_dict()})
+        for chunk in self.chunks:
+            chunk.load_state_dict({name: state[name] for name in chunk.state_dict()})
 
     def train(self, mode: bool = True) -> None:
-        for stage in self.stages:
-            stage.train(mode)
+        for chunk in self.chunks:
+            chunk.train(mode)
 
     def eval(self) -> None:
         self.train(False)
@@ -196,27 +197,13 @@ def check_pipeline(
     cuts: Sequence[int] | None = None,
 ) -> None:
     """Raise UsageError, one line that says what to change, unless this can be a pipeline. Needs no process group."""
+    check_schedule(schedule, ranks, virtual, micro_batches)
     count = ranks * virtual
-    if schedule not in SCHEDULES:
-        raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}, not {schedule!r}")
-    if virtual < 1 or micro_batches < 1:
-        raise UsageError(f"virtual stages and micro-batches must be at least 1, not {virtual} and {micro_batches}")
-    if count > config.sites:
-        raise UsageError(f"{count} pipeline stages for {config.sites} sublayers; use fewer stages or more layers")
     if cuts is not None and len(cuts) != count - 1:
-        raise UsageError(f"{count} stages have {count - 1} cuts between them, not {len(cuts)}")
+        raise UsageError(f"{count} chunks have {count - 1} cuts between them, not {len(cuts)}")
+    chunk_sites(config.sites, even_cuts(config.sites, count) if cuts is None else cuts)
     if config.tied and count > 1:
-        raise UsageError("a tied embedding would stand on two stages; use tied=False with a pipeline")
-    if schedule == "1f1b" and virtual > 1:
-        raise UsageError("1f1b has one stage on each rank; use interleaved-1f1b or zero-bubble for virtual stages")
-    if schedule == "1f1b" and micro_batches < ranks:
-        raise UsageError(f"1f1b over {ranks} ranks needs at least {ranks} micro-batches, not {micro_batches}")
-    rounds = max(1, micro_batches // ranks)
-    if schedule != "1f1b" and micro_batches % rounds:
-        fits = micro_batches // ranks * ranks, (micro_batches // ranks + 1) * ranks
-        raise UsageError(
-            f"{schedule} over {ranks} ranks cannot share out {micro_batches} micro-batches; use {fits[0]} or {fits[1]}"
-        )
+        raise UsageError("a tied embedding would stand in two chunks; use tied=False with a pipeline")
 
 
 def _start(operations: list[dist.P2POp]) -> list[dist.Work]:

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.connections import Connection, Values
-from attnres.errors import UsageError
+from attnres.parallel.schedule import chunk_sites
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class ChunkPlan:
     """What one chunk reads, makes, gets and passes on. Each gradient goes the way of its entry, backwards."""
 
     sites: range
@@ -126,20 +126,7 @@ def _leaves(outputs: Iterable[Tensor]) -> set[nn.Parameter]:
     return leaves
 
 
-def even_cuts(sites: int, chunks: int) -> list[int]:
-    """The first site of each chunk but the first, as even as whole sublayers allow."""
-    return [sites * chunk // chunks for chunk in range(1, chunks)]
-
-
-def chunk_sites(sites: int, cuts: Sequence[int]) -> list[range]:
-    """The sites of each chunk. Raises UsageError unless the cuts rise strictly between 0 and `sites`."""
-    bounds = [0, *cuts, sites]
-    if any(left >= right for left, right in itertools.pairwise(bounds)):
-        raise UsageError(f"cuts must rise, from 1 to {sites - 1} at most, and not be {list(cuts)}")
-    return [range(left, right) for left, right in itertools.pairwise(bounds)]
-
-
-def plan(values: Sequence[tuple[Entry, ...]], cuts: Sequence[int], ranks: int, cache: bool = True) -> list[Chunk]:
+def plan(values: Sequence[tuple[Entry, ...]], cuts: Sequence[int], ranks: int, cache: bool = True) -> list[ChunkPlan]:
     """For each chunk what it reads, makes, receives, sends and may forget.
 
     values: `Trace.values`. With the cache a chunk receives what its rank has never had, so an entry comes to each rank
@@ -167,7 +154,7 @@ def plan(values: Sequence[tuple[Entry, ...]], cuts: Sequence[int], ranks: int, c
         later = chunk + ranks
         kept = () if later >= len(sites) else hold(later, read[later])
         chunks.append(
-            Chunk(
+            ChunkPlan(
                 sites=sites[chunk],
                 inputs=hold(chunk, inputs),
                 positions=tuple(inputs.index(entry) for entry in read[chunk]),

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from attnres.errors import UsageError
+from attnres.ops.cpu import KERNEL_SOURCES
 from attnres.parallel.layout import Layout
 from attnres.version import __version__
 
@@ -179,11 +180,10 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
 
 
 @cache
-def code_digest() -> str:
-    """The version and a hash of this package's source, as it lies on this machine."""
-    root = Path(__file__).parents[1]
+def code_digest(root: Path = Path(__file__).parents[1]) -> str:
+    """The version and a hash of the sources of this package that decide a result, as they lie on this machine."""
     digest = hashlib.sha256()
-    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", ".cpp")):
+    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", *KERNEL_SOURCES)):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
     return f"{__version__} {digest.hexdigest()}"
 

@@ -25,6 +25,7 @@ from torch.optim import Optimizer
 from attnres.data import Corpus
 from attnres.errors import UsageError
 from attnres.files import partial_folder, remove_folder
+from attnres.model import Transformer
 from attnres.parallel.muon import ShardedMuon
 from attnres.parallel.sharding import local, shard, sharded_transformer
 from attnres.parallel.world import ManyProcesses
@@ -45,8 +46,8 @@ class DistributedTrainer(Trainer):
         self.layout = world.layout
         super().__init__(config, corpus)
         own = sum(parameter.numel() for parameter in self.model.parameters())  # of a sharded tensor, all of it
-        self._parameters = round(self.world.sum(torch.tensor(float(own), dtype=torch.float64)).item())
-        self._parameters //= self.layout.data_parallel
+        self._parameter_count = round(self.world.sum(torch.tensor(float(own), dtype=torch.float64)).item())
+        self._parameter_count //= self.layout.data_parallel
 
     def _build(self) -> tuple[Any, list[Optimizer]]:
         config, layout, mesh = self.config, self.layout, self.world.mesh
@@ -55,6 +56,9 @@ class DistributedTrainer(Trainer):
         precision = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
         if layout.pipeline > 1:
             from attnres.parallel.pipeline import Pipeline
+
+            def cut(chunk: Transformer) -> None:
+                shard(chunk, data_mesh, precision)
 
             model: Any = Pipeline(
                 config.model,
@@ -67,11 +71,9 @@ class DistributedTrainer(Trainer):
                 device=self.device,
                 precision=torch.bfloat16 if config.precision == "bfloat16" else None,
                 checkpointing=config.checkpointing,
+                shard=cut if layout.data_parallel > 1 else lambda chunk: None,
             )
-            self._roots: list[Any] = list(model.stages)
-            if layout.data_parallel > 1:
-                for stage in self._roots:
-                    shard(stage, data_mesh, precision)
+            self._roots: list[Any] = list(model.chunks)
         else:
             model = sharded_transformer(config.model, config.seed, data_mesh, self.device, precision)
             model.checkpointing = config.checkpointing
@@ -81,7 +83,7 @@ class DistributedTrainer(Trainer):
 
     @property
     def parameters(self) -> int:
-        return self._parameters
+        return self._parameter_count
 
     def forward_backward(self, batches: list[Tensor]) -> float:
         mine = [self._rows(tokens) for tokens in batches]
@@ -97,7 +99,7 @@ class DistributedTrainer(Trainer):
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         if self.layout.pipeline > 1:
-            # The stages' parameters are disjoint, and data-parallel processes have the same norm.
+            # The chunks' parameters are disjoint, and data-parallel processes have the same norm.
             norm = (self.world.sum(norm.square()) / self.layout.data_parallel).sqrt()
         return norm
 

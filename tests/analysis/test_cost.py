@@ -10,7 +10,6 @@ import torch
 from attnres.analysis.cost import (
     Plan,
     cached_total,
-    chunk_sites,
     counted_transfers,
     formula_transfers,
     memory_traffic,
@@ -20,6 +19,7 @@ from attnres.analysis.timeline import EFFORT, schedule_actions, simulate
 from attnres.cli import main
 from attnres.connections import make_connection
 from attnres.errors import UsageError
+from attnres.parallel.schedule import chunk_sites, even_cuts
 
 
 def test_memory_traffic_is_the_specifications_table():
@@ -49,7 +49,7 @@ def test_formulas_are_the_sum_of_their_transitions(pipeline, virtual, new_blocks
 def test_counted_is_the_formula_the_embedding_and_what_is_not_sent_back(pipeline, virtual, new_blocks):
     """In chunks of whole blocks no partial is open, and the two differ by these alone."""
     chunks = pipeline * virtual
-    sites = chunk_sites(chunks * new_blocks * 4, chunks)
+    sites = chunk_sites(chunks * new_blocks * 4, even_cuts(chunks * new_blocks * 4, chunks))
     counted, formula = (
         counted_transfers(sites, 4, pipeline),
         formula_transfers(pipeline, virtual, Fraction(new_blocks)),
@@ -64,17 +64,17 @@ def test_counted_is_the_formula_the_embedding_and_what_is_not_sent_back(pipeline
 def test_counted_is_what_the_connections_values_are(pipeline, virtual, block_size):
     """Run the connection; a tensor that the receiving rank has held before need not be sent again."""
     connection = make_connection("block", dim=4, sites=26, block_size=block_size)
-    sites = chunk_sites(26, pipeline * virtual)
+    sites = chunk_sites(26, even_cuts(26, pipeline * virtual))
     held: list[dict[int, torch.Tensor]] = [{} for _ in range(pipeline)]
     values = connection.start(torch.randn(2, 4))
     naive, cached = [], []
-    for chunk, first in enumerate(sites[:-1]):
+    for chunk, of_chunk in enumerate(sites):
         here = held[chunk % pipeline]
         if chunk:
             naive.append(len(values))
             cached.append(sum(id(tensor) not in here for tensor in values))
         here |= {id(tensor): tensor for tensor in values}
-        for site in range(first, sites[chunk + 1]):
+        for site in of_chunk:
             values = connection.scatter(values, None, site, values[0], torch.randn(2, 4))
             here |= {id(tensor): tensor for tensor in values}
     counted = counted_transfers(sites, block_size, pipeline)
@@ -144,8 +144,8 @@ def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
     [
         (["--pipeline", "64"], "256 chunks"),
         (["--schedule", "1f1b"], "one virtual stage"),
-        (["--micro-batches", "11", "--pipeline", "4"], "multiple of"),
-        (["--virtual", "1", "--micro-batches", "4"], "as many micro-batches"),
+        (["--micro-batches", "11", "--pipeline", "4"], "use 8 or 12"),
+        (["--virtual", "1", "--micro-batches", "4"], "at least 8 micro-batches"),
         (["--link", "0"], "link must be positive"),
         (["--tflops", "nan"], "finite"),
         (["--block-size", "129"], "block_size 129"),
@@ -160,5 +160,5 @@ def test_bad_plans_are_one_line(arguments, message, capsys):
 
 def test_a_plan_refuses_more_chunks_than_sublayers():
     with pytest.raises(UsageError, match=r"5 chunks .* more than 4 sublayers"):
-        chunk_sites(4, 5)
-    assert Plan(layers=10, block_size=4, pipeline=3, virtual=1).sites == [0, 3, 6, 10]
+        Plan(layers=4, block_size=2, pipeline=5, virtual=1)
+    assert Plan(layers=10, block_size=4, pipeline=3, virtual=1).sites == [range(3), range(3, 6), range(6, 10)]

@@ -258,8 +258,8 @@ def test_activation_checkpointing(ranks, name, layout):
 
 def forward_calls(group: dist.ProcessGroup, case: Case) -> list[int]:
     pipeline, calls = make_pipeline(group, case), []
-    for stage in pipeline.stages:
-        stage.register_forward_hook(lambda module, *_: calls.append(module.chunk.sites.start))
+    for chunk in pipeline.chunks:
+        chunk.register_forward_hook(lambda module, *_: calls.append(module.plan.sites.start))
     pipeline.forward_backward(case.batches(0))
     return calls
 

@@ -5,21 +5,26 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
 from attnres.connections import Connection, connection_names, make_connection
 from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig
+from attnres.parallel.chunk import build_chunks
 from attnres.parallel.pipeline import check_pipeline
-from attnres.parallel.plan import Chunk, Trace, chunk_sites, even_cuts, plan, trace
-from attnres.parallel.stage import build_stages
+from attnres.parallel.plan import ChunkPlan, Trace, plan, trace
+from attnres.parallel.schedule import check_schedule, chunk_sites, even_cuts
 from tests.depth import VARIANTS, variant_id
 
 BATCH, TIME, DIM = 2, 3, 12
 TOKENS = BATCH * TIME
+CPU = torch.device("cpu")
 
 
 @functools.cache
@@ -35,7 +40,7 @@ def widths(name: str, sites: int, **options) -> list[int]:
     return [len(set(after) - set(before)) for before, after in itertools.pairwise(values)]
 
 
-def sent_per_transition(chunks: list[Chunk]) -> list[int]:
+def sent_per_transition(chunks: list[ChunkPlan]) -> list[int]:
     """In units of one [batch, time, dim] in float32."""
     return [sum(held.entry.nbytes for held in chunk.received) // (TOKENS * DIM * 4) for chunk in chunks[1:]]
 
@@ -124,26 +129,26 @@ def test_every_chunk_has_what_it_reads(variant, ranks, cache):
 
 @pytest.mark.parametrize("name", connection_names())
 @pytest.mark.parametrize("chunks", [1, 2, 5])
-def test_stages_share_out_the_whole_model_bit_for_bit(name, chunks):
+def test_chunks_share_out_the_whole_model_bit_for_bit(name, chunks):
     config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4, connection=name)
     whole = dict(Transformer(config, seed=5).named_parameters())
     traces = traced(name, config.sites)
     layout = plan(traces.values, even_cuts(config.sites, chunks), 1)
     found: dict[str, torch.Tensor] = {}
     for rank in range(2):
-        for stage in build_stages(config, 5, layout, traces.users, range(rank, chunks, 2)):
-            own = dict(stage.named_parameters())
+        for chunk in build_chunks(config, 5, layout, traces.users, range(rank, chunks, 2), CPU):
+            own = dict(chunk.named_parameters())
             assert not own.keys() & found.keys()
             assert not any(parameter.is_meta for parameter in own.values())
             sublayers = {int(key.split(".")[1]) for key in own if key.startswith("sublayers.")}
-            assert sublayers == set(stage.chunk.sites)
+            assert sublayers == set(chunk.plan.sites)
             found |= own
     assert found.keys() == whole.keys()
     assert all(torch.equal(found[key], whole[key]) for key in whole)
 
 
 def test_a_rank_never_holds_another_ranks_parameters(monkeypatch):
-    """Of everything that is registered as a parameter while a stage is built, only its own is real."""
+    """Of everything that is registered as a parameter while a chunk is built, only its own is real."""
     config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4, connection="highway")
     traces = traced("highway", config.sites)
     layout = plan(traces.values, even_cuts(config.sites, 4), 4)
@@ -157,8 +162,10 @@ def test_a_rank_never_holds_another_ranks_parameters(monkeypatch):
             real.append(kept.numel())
 
     monkeypatch.setattr(nn.Module, "register_parameter", register)
-    (stage,) = build_stages(config, 0, layout, traces.users, [2])
-    assert sum(real) == sum(parameter.numel() for parameter in stage.parameters())
+    (chunk,) = build_chunks(config, 0, layout, traces.users, [2], CPU)
+    # The rest gets its memory when it is known what is needed.
+    assert sum(real) == sum(parameter.numel() for parameter in chunk.connection.parameters())
+    assert not any(parameter.is_meta for parameter in chunk.parameters())
 
 
 class Shared(Connection):
@@ -178,14 +185,14 @@ class Shared(Connection):
         return (values[0] + y,)
 
 
-def test_a_parameter_of_two_stages_is_refused_by_name(monkeypatch):
+def test_a_parameter_of_two_chunks_is_refused_by_name(monkeypatch):
     monkeypatch.setattr("attnres.model.transformer.make_connection", lambda name, dim, sites: Shared(dim, sites))
     with torch.device("meta"):
         traces = trace(Shared(DIM, 8), (1, 1, DIM), torch.float32, torch.float32)
     assert traces.users == {"scale": list(range(9))}
     config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
-    with pytest.raises(UsageError, match=r"connection\.scale is used by 2 stages"):
-        build_stages(config, 0, plan(traces.values, [4], 2), traces.users, [0])
+    with pytest.raises(UsageError, match=r"connection\.scale is used by 2 chunks"):
+        build_chunks(config, 0, plan(traces.values, [4], 2), traces.users, [0], CPU)
 
 
 def test_even_cuts():
@@ -195,6 +202,8 @@ def test_even_cuts():
     for wrong in ([0, 3], [3, 3], [4, 2], [3, 10], [-1]):
         with pytest.raises(UsageError, match="cuts must rise"):
             chunk_sites(10, wrong)
+    with pytest.raises(UsageError, match=r"5 chunks .* more than 4 sublayers"):
+        even_cuts(4, 5)
 
 
 CONFIG = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
@@ -203,16 +212,19 @@ CONFIG = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ranks": 3, "virtual": 3, "schedule": "zero-bubble"}, "9 pipeline stages for 8 sublayers; use fewer stages"),
+        (
+            {"ranks": 3, "virtual": 3, "schedule": "zero-bubble"},
+            "9 chunks (pipeline x virtual) are more than 8 sublayers; use fewer stages",
+        ),
         ({"schedule": "gpipe"}, "schedule must be one of 1f1b, interleaved-1f1b, zero-bubble, not 'gpipe'"),
-        ({"virtual": 2}, "1f1b has one stage on each rank; use interleaved-1f1b or zero-bubble"),
+        ({"virtual": 2}, "1f1b has one virtual stage on each rank; use interleaved-1f1b or zero-bubble"),
         ({"virtual": 0}, "must be at least 1, not 0 and 4"),
         ({"micro_batches": 0}, "must be at least 1, not 1 and 0"),
         ({"ranks": 4, "micro_batches": 3}, "1f1b over 4 ranks needs at least 4 micro-batches, not 3"),
         ({"schedule": "interleaved-1f1b", "micro_batches": 5}, "cannot share out 5 micro-batches; use 4 or 6"),
         ({"schedule": "zero-bubble", "ranks": 4, "micro_batches": 9}, "cannot share out 9 micro-batches; use 8 or 12"),
-        ({"cuts": [1, 2]}, "2 stages have 1 cuts between them, not 2"),
-        ({"config": TransformerConfig(tied=True)}, "tied embedding would stand on two stages"),
+        ({"cuts": [1, 2]}, "2 chunks have 1 cuts between them, not 2"),
+        ({"config": TransformerConfig(tied=True)}, "tied embedding would stand in two chunks"),
     ],
 )
 def test_what_cannot_be_a_pipeline_is_refused_in_one_line(arguments, message):
@@ -222,3 +234,19 @@ def test_what_cannot_be_a_pipeline_is_refused_in_one_line(arguments, message):
         check_pipeline(**(default | arguments))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("schedule", [ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble])
+def test_our_rule_is_torchs(schedule):
+    """What check_schedule lets pass, torch's schedules take, and nothing else."""
+    name = "zero-bubble" if schedule is ScheduleInterleavedZeroBubble else "interleaved-1f1b"
+    for ranks, micro_batches in itertools.product(range(1, 6), range(1, 13)):
+        stage: Any = SimpleNamespace(group_rank=0, group_size=ranks, num_stages=2 * ranks, submod=None)
+
+        try:
+            check_schedule(name, ranks, 2, micro_batches)
+        except UsageError:
+            with pytest.raises(ValueError):
+                schedule([stage] * 2, micro_batches)
+        else:
+            schedule([stage] * 2, micro_batches)

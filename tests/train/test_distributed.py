@@ -258,7 +258,7 @@ def test_a_layout_for_another_number_of_processes_is_refused(layout, processes, 
 def test_layouts_are_checked():
     assert Layout(pipeline=2).fit(6).shard == 3
     assert Layout().fit(1) == Layout(shard=1)
-    with pytest.raises(UsageError, match=r"12 pipeline chunks .* more than 8 sublayers"):
+    with pytest.raises(UsageError, match=r"12 chunks .* more than 8 sublayers"):
         Layout(pipeline=4, virtual=3, shard=1).check(8, 4)
     with pytest.raises(UsageError, match="batch_size 6 does not divide over 4"):
         Layout(replicate=2, shard=2).check(8, 6)

@@ -1,141 +1,22 @@
-"""The stages of a pipeline: the module that holds a chunk's parameters, and its half of torch's schedules."""
+"""A chunk's half of torch's pipeline schedules: what it sends, receives and keeps."""
 
 from __future__ import annotations
 
-import contextlib
-import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.pipelining._backward import _get_grad_fn_or_grad_acc
-from torch.distributed.pipelining.stage import _PipelineStageBase
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from attnres.errors import UsageError
-from attnres.model import Transformer, TransformerConfig
 from attnres.parallel.cache import CrossStageCache
-from attnres.parallel.plan import Chunk, Held
+from attnres.parallel.chunk import ChunkModel
+from attnres.parallel.plan import ChunkPlan, Held
+from attnres.torch_private import PipelineStageBase, grad_fn_or_grad_acc
 
 
-class Stage(Transformer):
-    """The sublayers at `chunk.sites` of a Transformer, with the embedding or the head if they stand at its ends.
-
-    Parameters have the names that they have in the whole model; those of other chunks are None. `autocast` is the dtype
-    of matrix products, None for that of the parameters.
-    """
-
-    chunk: Chunk
-    autocast: torch.dtype | None = None
-
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The chunk's inputs (for the first: tokens [batch, time]) -> what it makes (the last: logits)."""
-        sites = self.chunk.sites
-        time = inputs[0].shape[1]  # of tokens and of all values: [batch, time, ...]
-        with torch.autocast(inputs[0].device.type, self.autocast, enabled=self.autocast is not None):
-            if sites.start == 0:
-                values = self.connection.start(self.embedding(inputs[0]))
-            else:
-                values = tuple(inputs[position] for position in self.chunk.positions)
-            values = self.run(values, self.bound_sublayers(time)[sites.start : sites.stop], sites.start)
-            if sites.stop == self.config.sites:
-                return self.logits(self.connection.readout(values))
-        return tuple(_Alias.apply(values[position]) for position in self.chunk.outputs)  # pyright: ignore[reportReturnType]
-
-
-class _Alias(torch.autograd.Function):
-    """The same memory behind an autograd node of its own.
-
-    torch's zero bubble detaches a stage's outputs in place, and autograd refuses that for a tensor that the graph has
-    saved (a block is a source of its own chunk's later sites) and for a view.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return gradient
-
-
-def build_stages(
-    config: TransformerConfig,
-    seed: int,
-    chunks: Sequence[Chunk],
-    users: Mapping[str, Sequence[int]],
-    own: Sequence[int],
-) -> list[Stage]:
-    """The stages of the chunks `own`, with the weights that `Transformer(config, seed)` has, to the bit.
-
-    users: `Trace.users`. No other chunk's parameters are ever in memory, but for one at a time while the seeded draws
-    go past it.
-    """
-    owners = _owners(config, chunks, users)
-    registered = iter(owners)
-
-    def only_own(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        _, owner = next(registered)
-        return None if owner in own else nn.Parameter(parameter.to("meta"))
-
-    with at_registration(only_own):
-        whole = Stage(config, seed)
-    parameters, owner = dict(whole.named_parameters()), dict(owners)
-    stages = []
-    for index in own:
-        # deepcopy's memo says what to put for an object: this chunk's parameters themselves, None for all others.
-        elsewhere = {id(p): p if owner[name] == index else None for name, p in parameters.items()}
-        stage = copy.deepcopy(whole, elsewhere)
-        stage.chunk = chunks[index]
-        stages.append(stage)
-    return stages
-
-
-def _owners(
-    config: TransformerConfig, chunks: Sequence[Chunk], users: Mapping[str, Sequence[int]]
-) -> list[tuple[str, int]]:
-    """Name and chunk of each parameter, in the order in which a Transformer registers them.
-
-    Which sites use a connection's parameter was read off its maths and not off an index: DenseFormer has one per layer.
-    """
-    registered: list[nn.Parameter] = []
-    with at_registration(lambda module, name, parameter: registered.append(parameter)), torch.device("meta"):
-        whole = Transformer(config, seed=None)
-    names = {parameter: name for name, parameter in whole.named_parameters()}
-    last = len(chunks) - 1
-    chunk_of = [index for index, chunk in enumerate(chunks) for _ in chunk.sites] + [last]
-
-    def owner(name: str) -> int:
-        top, _, rest = name.partition(".")
-        if top == "sublayers":
-            return chunk_of[int(rest.split(".")[0])]
-        if top != "connection":
-            return 0 if top == "embedding" else last
-        owners = sorted({chunk_of[site] for site in users[rest]})
-        if len(owners) > 1:
-            raise UsageError(
-                f"{name} is used by {len(owners)} stages; a pipeline needs a connection's parameters per site"
-            )
-        return owners[0] if owners else 0
-
-    return [(names[parameter], owner(names[parameter])) for parameter in registered]
-
-
-@contextlib.contextmanager
-def at_registration(hook: Callable[[nn.Module, str, nn.Parameter], nn.Parameter | None]) -> Iterator[None]:
-    """Show every parameter to `hook` as a module registers it; what the hook returns takes its place."""
-    handle = register_module_parameter_registration_hook(hook)  # pyright: ignore[reportArgumentType]
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-class ChunkRunner(_PipelineStageBase):
+class ChunkRunner(PipelineStageBase):
     """One chunk in torch's schedules: what to send, what to receive and where gradients go, as its plan says.
 
     torch's `PipelineStage` sends every output to the next stage and every input's gradient to the one before. Here an
@@ -149,7 +30,7 @@ class ChunkRunner(_PipelineStageBase):
 
     def __init__(
         self,
-        module: Stage,
+        module: ChunkModel,
         index: int,
         count: int,
         device: torch.device,
@@ -169,21 +50,21 @@ class ChunkRunner(_PipelineStageBase):
         self._runtime_validate = False  # forward_one_chunk compares with the plan
         self.args_recv_info = {0: ()}  # torch asks it who the neighbours are; the plan knows
 
-    def follow(self, chunk: Chunk) -> None:
+    def follow(self, plan: ChunkPlan) -> None:
         """Use this plan from now on: the entries' shapes are those of the micro-batches to come."""
-        self.chunk = chunk
-        self._stage_meta.inputs = (None,) * max(1, len(chunk.inputs))  # only its length is read  # type: ignore
+        self.plan = plan
+        self._stage_meta.inputs = (None,) * max(1, len(plan.inputs))  # only its length is read  # type: ignore
 
     # Forward
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        buffers = [self.cache.keep(fwd_chunk_id, held, self._empty(held)) for held in self.chunk.received]
+        buffers = [self.cache.keep(fwd_chunk_id, held, self._empty(held)) for held in self.plan.received]
         return [self._receive(buffer, self.stage_index - 1) for buffer in buffers]
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> tuple[Tensor, ...]:
         needs_grad = self.has_backward and torch.is_grad_enabled()
         # A leaf of its own for each chunk that reads the entry: their gradients stay apart until they are added.
-        read = (self.cache.tensor(fwd_chunk_id, held) for held in self.chunk.inputs)
+        read = (self.cache.tensor(fwd_chunk_id, held) for held in self.plan.inputs)
         return tuple(tensor.detach().requires_grad_(needs_grad) for tensor in read)
 
     def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
@@ -193,15 +74,15 @@ class ChunkRunner(_PipelineStageBase):
     def forward_one_chunk(self, fwd_chunk_id: int, args: tuple, kwargs: Any = None, save_forward_output: bool = True):
         output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
         if not self.is_last:
-            for held, made in zip(self.chunk.made, output, strict=True):
+            for held, made in zip(self.plan.made, output, strict=True):
                 expected = held.entry.shape, held.entry.dtype
                 if expected != (tuple(made.shape), made.dtype):
-                    raise RuntimeError(f"stage {self.stage_index} made {made.dtype} {list(made.shape)}, not {expected}")
+                    raise RuntimeError(f"chunk {self.stage_index} made {made.dtype} {list(made.shape)}, not {expected}")
                 self.cache.keep(fwd_chunk_id, held, made.detach())
         # Before anything is forgotten, because a schedule may ask for the sends later.
-        sent = (self.cache.tensor(fwd_chunk_id, held) for held in self.chunk.sent)
+        sent = (self.cache.tensor(fwd_chunk_id, held) for held in self.plan.sent)
         self._outbox[fwd_chunk_id] = [tensor.contiguous() for tensor in sent]
-        for held in self.chunk.forgotten:
+        for held in self.plan.forgotten:
             self.cache.forget(fwd_chunk_id, held)
         return output
 
@@ -214,13 +95,13 @@ class ChunkRunner(_PipelineStageBase):
     def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         if not self.has_backward or self.is_last:
             return []
-        buffers = self._inbox[bwd_chunk_id] = [self._empty(held) for held in self.chunk.sent]
+        buffers = self._inbox[bwd_chunk_id] = [self._empty(held) for held in self.plan.sent]
         return [self._receive(buffer, self.stage_index + 1) for buffer in buffers]
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> tuple[Tensor, ...]:
-        for held, gradient in zip(self.chunk.sent, self._inbox.pop(bwd_chunk_id, ()), strict=True):
+        for held, gradient in zip(self.plan.sent, self._inbox.pop(bwd_chunk_id, ()), strict=True):
             self.cache.add_gradient(bwd_chunk_id, held, gradient)
-        return tuple(self.cache.take_gradient(bwd_chunk_id, held, self.device) for held in self.chunk.made)
+        return tuple(self.cache.take_gradient(bwd_chunk_id, held, self.device) for held in self.plan.made)
 
     def backward_one_chunk(self, bwd_chunk_id: int, loss=None, full_backward: bool = True, last_backward: bool = False):
         if not self.has_backward:
@@ -232,10 +113,10 @@ class ChunkRunner(_PipelineStageBase):
         gradients = self.bwd_cache.pop(bwd_chunk_id)
         if self.is_first:
             return
-        for held, gradient in zip(self.chunk.inputs, gradients, strict=True):
+        for held, gradient in zip(self.plan.inputs, gradients, strict=True):
             if gradient is not None:
                 self.cache.add_gradient(bwd_chunk_id, held, gradient)
-        received = self.chunk.received
+        received = self.plan.received
         self._returned[bwd_chunk_id] = [self.cache.take_gradient(bwd_chunk_id, held, self.device) for held in received]
 
     @property
@@ -262,7 +143,7 @@ class ChunkRunner(_PipelineStageBase):
             # torch adds the next micro-batch's in place, and autograd may return one tensor as two gradients.
             if gradient is not None and parameter.grad is gradient:
                 parameter.grad = gradient.clone()
-        done = {_get_grad_fn_or_grad_acc(parameter) for parameter in connection}
+        done = {grad_fn_or_grad_acc(parameter) for parameter in connection}
         return gradients[: len(inputs)], [group for group in groups or () if not done & group["params"]]
 
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:

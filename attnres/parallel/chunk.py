@@ -1,0 +1,107 @@
+"""One chunk of depth as a module: its sublayers and its part of the connection."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnres.errors import UsageError
+from attnres.model import Transformer, TransformerConfig
+from attnres.parallel.build import materialise, skeleton
+from attnres.parallel.plan import ChunkPlan
+
+
+class ChunkModel(Transformer):
+    """The sublayers at `plan.sites` of a Transformer, with the embedding or the head if they stand at its ends.
+
+    Parameters have the names that they have in the whole model; those of other chunks are None. `autocast` is the dtype
+    of matrix products, None for that of the parameters.
+    """
+
+    plan: ChunkPlan
+    autocast: torch.dtype | None = None
+
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The chunk's inputs (for the first: tokens [batch, time]) -> what it makes (the last: logits)."""
+        sites = self.plan.sites
+        time = inputs[0].shape[1]  # of tokens and of all values: [batch, time, ...]
+        with torch.autocast(inputs[0].device.type, self.autocast, enabled=self.autocast is not None):
+            if sites.start == 0:
+                values = self.connection.start(self.embedding(inputs[0]))
+            else:
+                values = tuple(inputs[position] for position in self.plan.positions)
+            values = self.run(values, self.bound_sublayers(time)[sites.start : sites.stop], sites.start)
+            if sites.stop == self.config.sites:
+                return self.logits(self.connection.readout(values))
+        return tuple(_Alias.apply(values[position]) for position in self.plan.outputs)  # pyright: ignore[reportReturnType]
+
+
+class _Alias(torch.autograd.Function):
+    """The same memory behind an autograd node of its own.
+
+    torch's zero bubble detaches a stage's outputs in place, and autograd refuses that for a tensor that the graph has
+    saved (a block is a source of its own chunk's later sites) and for a view.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor) -> Tensor:
+        return value.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return gradient
+
+
+def build_chunks(
+    config: TransformerConfig,
+    seed: int,
+    plans: Sequence[ChunkPlan],
+    users: Mapping[str, Sequence[int]],
+    own: Sequence[int],
+    device: torch.device,
+    shard: Callable[[ChunkModel], object] = lambda chunk: None,
+) -> list[ChunkModel]:
+    """The chunks `own` with the weights that `Transformer(config, seed)` has, to the bit.
+
+    users: `Trace.users`. shard: called with each chunk before its weights take memory, to cut them over processes.
+    """
+    whole = skeleton(ChunkModel, config)
+    owners = _owners(whole, plans, users)
+    chunks = []
+    for index in own:
+        # deepcopy's memo says what to put for an object: None for what is another chunk's.
+        elsewhere = {id(p): None for name, p in whole.named_parameters() if owners[name] != index}
+        chunk = copy.deepcopy(whole, elsewhere)  # pyright: ignore[reportArgumentType]
+        chunk.plan = plans[index]
+        shard(chunk)
+        chunks.append(chunk)
+    materialise(whole, chunks, seed, device)
+    return chunks
+
+
+def _owners(whole: Transformer, plans: Sequence[ChunkPlan], users: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The chunk of each parameter.
+
+    Which sites use a connection's parameter was read off its maths and not off an index: DenseFormer has one per layer.
+    """
+    last = len(plans) - 1
+    chunk_of = [index for index, plan in enumerate(plans) for _ in plan.sites] + [last]
+
+    def owner(name: str) -> int:
+        top, _, rest = name.partition(".")
+        if top == "sublayers":
+            return chunk_of[int(rest.split(".")[0])]
+        if top != "connection":
+            return 0 if top == "embedding" else last
+        owners = sorted({chunk_of[site] for site in users[rest]})
+        if len(owners) > 1:
+            raise UsageError(
+                f"{name} is used by {len(owners)} chunks; a pipeline needs a connection's parameters per site"
+            )
+        return owners[0] if owners else 0
+
+    return {name: owner(name) for name, _ in whole.named_parameters()}

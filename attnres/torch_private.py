@@ -1,0 +1,106 @@
+"""Every private name of torch that this project uses, and why. No other file has one, and a test holds them to it.
+
+Private names go or change with any version. So tests/test_torch_private.py says of each what is relied on,
+pyproject.toml admits the versions of torch on which those tests have passed, and a name that is gone is said in one
+line. (Operators such as aten._softmax are no private names: they are in torch's documented Core ATen IR.)
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from attnres.errors import UsageError
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Private(NamedTuple):
+    """Where torch has it, and what it is needed for."""
+
+    module: str
+    name: str
+    why: str
+
+
+NAMES = {
+    "SingleLevelFunction": Private(
+        "torch.autograd.function",
+        "_SingleLevelFunction",
+        "the fused operators' gradients at one level of torch.func, with a fifth of register_autograd's cost per call",
+    ),
+    "enable_single_level_autograd_function": Private(
+        "torch._functorch.utils", "enable_single_level_autograd_function", "calling such a function"
+    ),
+    "AutoDispatchBelowAutograd": Private(
+        "torch._C", "_AutoDispatchBelowAutograd", "calling a kernel without the way through autograd"
+    ),
+    "tree_map": Private("torch.utils._pytree", "tree_map", "the results of an operator under vmap"),
+    "interpreter_stack": Private("torch._C._functorch", "get_interpreter_stack", "seeing second derivatives"),
+    "TransformType": Private("torch._C._functorch", "TransformType", "seeing second derivatives"),
+    "TorchDispatchMode": Private("torch.utils._python_dispatch", "TorchDispatchMode", "counting operations"),
+    "compiler_config": Private("torch._dynamo", "config", "a recompile limit that suits a benchmark"),
+    "adjust_lr": Private("torch.optim._muon", "_adjust_lr", "Muon on matrices cut over processes"),
+    "orthogonalise": Private("torch.optim._muon", "_zeropower_via_newtonschulz", "Muon on matrices cut over processes"),
+    "PipelineStageBase": Private(
+        "torch.distributed.pipelining.stage",
+        "_PipelineStageBase",
+        "pipelines that send what the next rank lacks: torch's own stage sends everything",
+    ),
+    "grad_fn_or_grad_acc": Private(
+        "torch.distributed.pipelining._backward",
+        "_get_grad_fn_or_grad_acc",
+        "keeping the connection's gradients out of zero bubble's weight pass",
+    ),
+}
+
+PIPELINE_METHODS = (
+    "_retrieve_recv_activations",
+    "_retrieve_recv_grads",
+    "_prepare_forward_infra",
+    "_prepare_backward_infra",
+    "_create_grad_recv_info",
+    "_get_init_p2p_neighbors_ops",
+    "_resolve_peer_global_rank",
+)
+"""Of PipelineStageBase, what `parallel.runner.ChunkRunner` overrides or calls beside its public methods."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is first asked for: some take a second. Raises UsageError if torch has it no longer."""
+    if name not in NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, private, why = NAMES[name]
+    try:
+        found = getattr(importlib.import_module(module), private)
+        missing = [m for m in PIPELINE_METHODS if not hasattr(found, m)] if name == "PipelineStageBase" else []
+    except (ImportError, AttributeError):
+        missing = [private]
+    if missing:
+        raise UsageError(
+            f"torch {torch.__version__} has no {module}.{missing[0]}, which this needs ({why}); install torch 2.13"
+        )
+    return found
+
+
+def in_forward_mode(*tensors: Tensor) -> bool:
+    """Say whether forward-mode differentiation is going on; if tensors are given, of one of them."""
+    if forward_ad._current_level < 0:
+        return False
+    return not tensors or any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+
+
+def constant_to_compiler(function: F) -> F:
+    """Do what torch.compiler.assume_constant_result does, without importing the compiler, a second at every start."""
+    function._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
+    return function
+
+
+def own_parameters(module: nn.Module) -> dict[str, Any]:
+    """Return a module's parameters by their names in it, without a ParameterDict's 2 us for each."""
+    return module._parameters
