@@ -1,4 +1,4 @@
-"""The command line: one file of this folder per command.
+"""The command line: one file of this folder per command, and one command for each of the lab's experiments.
 
 A command file defines `command`, whose parameters tyro turns into options, and a docstring: its first line is the
 summary in `attnres --help`, the whole of it the head of `attnres NAME --help`. Where the defaults depend on the
@@ -17,17 +17,18 @@ import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import ModuleType
 
 from attnres.cli._help import help_fitted, width
 from attnres.errors import LAB, UsageError, install_command
+from attnres.lab import experiment_commands, experiment_source
 
 COMPLETION = "--tyro-print-completion"
 SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 
 def command_names() -> list[str]:
-    return sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+    files = (module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted({*files, *experiment_commands()})
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -74,24 +75,32 @@ def _run(name: str, arguments: list[str]) -> int:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments])
     command = _command(name, arguments)
     helping = not {"-h", "--help"}.isdisjoint(arguments)
-    with help_fitted(_module(name).__doc__ or "") if helping else nullcontext():
+    with help_fitted(_description(name)) if helping else nullcontext():
         return tyro.cli(command, prog=f"attnres {name}", description="", args=arguments) or 0
 
 
 def _command(name: str, arguments: list[str]) -> Callable[..., int]:
-    module = _module(name)
+    if name in (experiments := experiment_commands()):
+        from attnres.cli._experiment import experiment_command
+
+        return experiment_command(experiments[name])
+    module = importlib.import_module(f"{__name__}.{name}")
     return module.command_for(arguments) if hasattr(module, "command_for") else module.command
 
 
-def _module(name: str) -> ModuleType:
-    return importlib.import_module(f"{__name__}.{name}")
+def _description(name: str) -> str:
+    """The docstring of a command's file, or of its experiment; read off the source, because importing imports torch."""
+    if name in (experiments := experiment_commands()):
+        source = experiment_source(experiments[name])
+    else:
+        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(source)) or ""
 
 
 def _overview() -> str:
     lines = ["attnres: what should carry information through depth?", "", "commands:"]
     for name in command_names():
-        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")  # importing it would import torch
-        summary = (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+        summary = _description(name).partition("\n")[0]
         lines.append(textwrap.fill(summary, width(), initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13))
     last = "attnres COMMAND --help explains one, with examples; attnres --version prints the version."
     lines += ["", textwrap.fill(last, width())]

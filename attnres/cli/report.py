@@ -4,9 +4,9 @@
     attnres report runs/ablate --out runs/page
     attnres report --tables
 
-Reads the JSON records that `attnres ablate`, `scaling`, `dynamics` and `prune` wrote into a folder, under the names
-ablation.json, scaling.json, dynamics.json and prune.json, and writes OUT/results.html and OUT/figures/*.png. With
---tables it prints all tables as one Markdown document, as it stands in docs/TABLES.md.
+Reads the JSON records that the lab's experiments (`attnres ablate`, `scaling`, `dynamics`, `prune` ..) wrote into a
+folder, under the names ablation.json, scaling.json, dynamics.json, prune.json .., and writes OUT/results.html and
+OUT/figures/*.png. With --tables it prints all tables as one Markdown document, as it stands in docs/TABLES.md.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import tyro
 from rich.console import Console
 
 from attnres.cli._depth_report import print_line
-from attnres.cli._lab_page import draw_page
 from attnres.errors import UsageError
-from attnres.lab.record import read_records
-from attnres.report.tables import tables_page
+from attnres.lab import experiments
+from attnres.lab.document import tables_page
+from attnres.lab.page import read_records, write_results
 
 
 def command(
@@ -38,13 +38,16 @@ def command(
     """
     records = read_records(results)
     if not records:
+        known = experiments()
         raise UsageError(
-            f"{results}: no ablation.json, scaling.json, dynamics.json or prune.json there; `attnres ablate`, "
-            "`scaling`, `dynamics` and `prune` write them into their --out"
+            f"{results}: no {', '.join(f'{name}.json' for name in known)} there; "
+            f"{', '.join(f'`attnres {one.command}`' for one in known.values())} write them into their --out"
         )
-    console = Console()
     if tables:
         print(tables_page(records, results), end="")
         return 0
-    print_line(console, f"{', '.join(records)}: {draw_page(console, records, out)}")
+    console = Console()
+    with console.status("drawing"):
+        page = write_results(records, out)
+    print_line(console, f"{', '.join(records)}: {page}")
     return 0

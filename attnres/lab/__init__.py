@@ -1,1 +1,59 @@
-"""The paper's questions at laptop scale: many runs each, and one small JSON record of what they gave."""
+"""The lab's experiments, one per folder: many runs each, one small JSON record of what they gave, and what it says.
+
+To add an experiment, add one folder here whose `__init__.py` defines `EXPERIMENT` (see experiment.py); nothing else
+changes. Its command, its record RESULTS/FOLDER.json and its section of the results page follow. The docstring of that
+file is the command's help, its first line the summary.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import pkgutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnres.errors import UsageError
+
+if TYPE_CHECKING:
+    from attnres.lab.experiment import Experiment
+
+
+def experiment_names() -> list[str]:
+    """The names of all experiments: those of the folders in this one."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if module.ispkg)
+
+
+def load_experiment(name: str) -> Experiment[Any, Any, Any]:
+    """The experiment in the folder of that name."""
+    return importlib.import_module(f"{__name__}.{name}").EXPERIMENT
+
+
+def experiments() -> dict[str, Experiment[Any, Any, Any]]:
+    """All experiments by name, in the order in which pages and documents show them."""
+    found = {name: load_experiment(name) for name in experiment_names()}
+    return dict(sorted(found.items(), key=lambda item: item[1].position))
+
+
+def experiment_commands() -> dict[str, str]:
+    """Each experiment's command and the experiment's name.
+
+    Read off the sources: importing an experiment would import torch, for which `attnres --help` should not wait.
+    """
+    commands = {}
+    for name in experiment_names():
+        tree = ast.parse(experiment_source(name))
+        given = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "command"]
+        if len(given) != 1 or not isinstance(given[0], ast.Constant):
+            raise UsageError(f"the experiment {name!r} must give its command once and as text: command='..'")
+        commands[given[0].value] = name
+    return commands
+
+
+def experiment_source(name: str) -> str:
+    """The text of the experiment's `__init__.py`."""
+    spec = importlib.util.find_spec(f"{__name__}.{name}")
+    if spec is None or spec.origin is None:
+        raise UsageError(f"the experiment {name!r} has no __init__.py")
+    return Path(spec.origin).read_text(encoding="utf-8")

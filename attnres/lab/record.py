@@ -1,89 +1,177 @@
-"""The record of an experiment: everything its tables and figures are drawn from, small enough for the repository."""
+"""Records: everything that tables and figures are drawn from, small enough for the repository.
+
+A record is a frozen dataclass. Its file is JSON with the same names, numbers rounded to 7 digits and NaN as null;
+fields that hold their default are left out. Nothing else reads or writes these files.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 import math
+import shlex
+import sys
+import types
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnres.errors import UsageError
 from attnres.files import write_text
 
-Record = dict[str, Any]
-
 SIGNIFICANT_DIGITS = 7
 
 
-def header(
-    kind: str, command: str, run_record: Mapping[str, Any], hours: float, commits: Iterable[str | None]
-) -> Record:
-    """What was run: the first entries of every record.
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What has a file of its own. Raises ValueError where a field that must hold something is empty."""
 
-    run_record: config.json of one of the runs. hours: of computing, summed over this and earlier calls. commits: of
-    the code of each run, which differ where a sweep was taken up again later.
+    kind: ClassVar[str]
+    """The first entry of the file: what it is."""
+    written_by: ClassVar[str]
+    """The command that writes it."""
+    never_empty: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        for name in self.never_empty:
+            if not getattr(self, name):
+                raise ValueError(f"with nothing under {name!r}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record(Stored):
+    """What was run: the first entries of every experiment's record."""
+
+    command: str
+    date: str
+    hours: float
+    """Of computing, one thread each, summed over this and earlier calls."""
+    versions: Mapping[str, Any]
+    commits: tuple[str, ...] = ()
+    """Of the code of the runs, which differ where a sweep was taken up again later."""
+    machine: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What was run, when and on what, to be shown."""
+        return {
+            "command": self.command,
+            "date": self.date,
+            "commit": ", ".join(self.commits or [str(self.versions.get("commit"))]),
+            "computing": f"{self.hours:.1f} hours of one thread",
+            "machine": ", ".join(f"{name} {value}" for name, value in self.machine.items()),
+            "corpus": f"{self.corpus.get('description')}, sha256 {self.corpus.get('sha256')}",
+        }
+
+
+def header(run_record: Mapping[str, Any], seconds: float, commits: Iterable[str | None]) -> dict[str, Any]:
+    """The fields of `Record` for what this process has run.
+
+    run_record: config.json of one of the runs. seconds: of computing. commits: of the code of each run.
     """
     return {
-        "kind": kind,
-        "command": command,
+        "command": shlex.join(["attnres", *sys.argv[1:]]),
         "date": date.today().isoformat(),
-        "hours": hours,
+        "hours": seconds / 3600,
         "versions": run_record["versions"],
-        "commits": list(dict.fromkeys(commit for commit in commits if commit)),
+        "commits": tuple(dict.fromkeys(commit for commit in commits if commit)),
         "machine": run_record["machine"],
         "corpus": run_record["corpus"],
         "config": run_record["config"],
     }
 
 
-def write_record(path: Path, record: Record) -> None:
-    """Write the record with numbers rounded to 7 digits and NaN as null. Atomic."""
+S = TypeVar("S", bound=Stored)
+T = TypeVar("T")
+
+
+def write_record(path: Path, record: Stored) -> None:
+    """Write the record, atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(_rounded(record), allow_nan=False) + "\n")
+    write_text(path, json.dumps({"kind": record.kind, **_plain(record)}, allow_nan=False) + "\n")
 
 
-def read_record(path: Path, kind: str) -> Record:
-    """Raises UsageError if the file is no record of that kind."""
+def read_record(path: Path, cls: type[S]) -> S:
+    """Read a record. Raises UsageError if the file is none of that class, or a damaged one."""
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; run `attnres {_COMMANDS[kind]}` first") from error
+        raise UsageError(f"{path}: {error.strerror}; run `attnres {cls.written_by}` first") from error
     except ValueError as error:
         raise UsageError(f"{path}: not valid JSON ({error})") from error
-    if not isinstance(record, dict) or record.get("kind") != kind:
-        raise UsageError(f"{path}: not a record of {kind}")
-    for name in (*_HEADER, *_ENTRIES[kind]) if kind in _ENTRIES else ():
-        if name not in record or record[name] == []:
-            raise UsageError(f"{path}: a damaged record of {kind}, with nothing under {name!r}")
-    return record
+    if not isinstance(data, dict) or data.pop("kind", None) != cls.kind:
+        raise UsageError(f"{path}: not a record of {cls.kind}")
+    try:
+        return from_json(cls, data)
+    except ValueError as error:
+        raise UsageError(f"{path}: a damaged record of {cls.kind}, {error}") from error
 
 
-def read_records(folder: Path) -> dict[str, Record]:
-    """The records in a folder by kind, as far as it holds them: KIND.json each."""
-    return {
-        kind: read_record(folder / f"{kind}.json", kind) for kind in _COMMANDS if (folder / f"{kind}.json").exists()
-    }
+def from_json(cls: type[T], data: Any, where: str = "") -> T:
+    """A dataclass from its entries. Raises ValueError, naming the entry that is missing, unknown or of another type."""
+    if not isinstance(data, dict):
+        raise ValueError(f"{where or 'which'} is no JSON object")
+    hints, prefix = _hints(cls), f"{where}." if where else ""
+    if unknown := [name for name in data if name not in hints]:
+        raise ValueError(f"with an unknown entry {prefix}{unknown[0]}")
+    fields = {}
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if field.name in data:
+            fields[field.name] = _value(hints[field.name], data[field.name], prefix + field.name)
+        elif field.default is dataclasses.MISSING:
+            raise ValueError(f"with nothing under {prefix + field.name!r}")
+    try:
+        return cls(**fields)
+    except ValueError as error:
+        raise ValueError(f"{error} in {where}" if where else str(error)) from error
 
 
-_HEADER = ("command", "date", "hours", "versions", "machine", "corpus", "config")
-_ENTRIES = {
-    "ablation": ("embedding_stds", "cells"),
-    "scaling": ("arms", "runs"),
-    "dynamics": ("arms",),
-    "prune": ("tokens", "baseline", "runs"),
-}
-"""What must be in a record, and not be empty."""
-
-_COMMANDS = {"ablation": "ablate", "scaling": "scaling", "dynamics": "dynamics", "prune": "prune"}
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    names = {field.name for field in dataclasses.fields(cls)}
+    return {name: hint for name, hint in get_type_hints(cls).items() if name in names}
 
 
-def _rounded(value: Any) -> Any:
+def _value(hint: Any, value: Any, where: str) -> Any:
+    """The JSON value as what the field is declared to hold."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if dataclasses.is_dataclass(hint):
+        return from_json(hint, value, where)  # type: ignore[arg-type]
+    if origin in (Union, types.UnionType):  # always X | None
+        return None if value is None else _value(arguments[0], value, where)
+    if origin is tuple and isinstance(value, list):
+        kinds = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
+        if len(kinds) == len(value):
+            return tuple(_value(kind, value[i], f"{where}[{i}]") for i, kind in enumerate(kinds))
+    elif hint is float:
+        if value is None:
+            return math.nan
+        if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+            return value
+    elif (kind := dict if origin is Mapping else hint) in (dict, str, int, bool) and type(value) is kind:
+        return value
+    raise ValueError(f"with {value!r:.40} under {where!r}")
+
+
+def _plain(value: Any) -> Any:
+    """The value as JSON has it."""
+    if dataclasses.is_dataclass(value):
+        fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return {field.name: _plain(item) for field, item in fields if not _same(item, field.default)}
     if isinstance(value, Mapping):
-        return {str(key): _rounded(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None
     return value
+
+
+def _same(value: Any, default: Any) -> bool:
+    """Whether the field holds its default; NaN equals itself here."""
+    return value == default or (value != value and default != default)

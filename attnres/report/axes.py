@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
@@ -20,7 +21,22 @@ from attnres.report.style import SIGNED_COLOURS, WEIGHT_COLOURS, arm_styles, col
 
 INK = "#1a1a1a"
 # A name from a user's file is text: no mathtext in it.
-STYLE: Any = {"text.parse_math": False, "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}
+STYLE: Any = {
+    "text.parse_math": False,
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "text.color": INK,
+}
+
+
+def _coloured(ink: str, paper: str) -> dict[str, str]:
+    inked = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    return {**dict.fromkeys(inked, ink), "figure.facecolor": paper, "axes.facecolor": paper}
+
+
+DARK_STYLE: Any = {**STYLE, **_coloured("#ececec", "#16181c")}
+"""For pages that are read in the dark: page.css has the same ink and paper."""
 
 LineStyles = dict[str, dict[str, Any]]
 """Of each arm, what `Axes.plot` takes."""
@@ -32,10 +48,15 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
+def ink() -> str:
+    """The colour of the text in the style that figures are drawn in, and of what no connection's colour is for."""
+    return mpl.rcParams["text.color"]
+
+
 def line_styles(arms: Sequence[str]) -> LineStyles:
     """How `Axes.plot` draws each arm of a figure: the colours and dashes of `arm_styles`."""
     return {
-        arm: {"color": style.colour or INK, "linestyle": (0, style.dashes) if style.dashes else "-", "linewidth": 1.6}
+        arm: {"color": style.colour or ink(), "linestyle": (0, style.dashes) if style.dashes else "-", "linewidth": 1.6}
         for arm, style in arm_styles(arms).items()
     }
 

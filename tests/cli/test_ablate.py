@@ -5,11 +5,10 @@ import json
 import pytest
 
 from attnres.cli import main
-from attnres.cli.ablate import DEFAULTS
-from attnres.lab.ablation import Cell, choose, playoff_trials
+from attnres.lab.ablation.plan import DEFAULTS, choose, playoff_trials
+from attnres.lab.ablation.record import AblationRecord, Cell, TrialRun
+from attnres.lab.ablation.tables import ablation_tables
 from attnres.lab.record import read_record
-from attnres.lab.tables import ablation_tables
-from attnres.report.lab import markdown
 from attnres.train import folder
 from tests.cli.conftest import TINY, run_jobs_here
 
@@ -19,7 +18,7 @@ STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3"
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnres.cli.ablate.run_jobs", run_jobs_here)
+        patch.setattr("attnres.cli._terminal.run_jobs", run_jobs_here)
         yield
 
 
@@ -43,37 +42,35 @@ def sweep(corpus, tmp_path_factory):
 
 def test_the_record_holds_every_run_and_the_choice(sweep):
     out, _ = sweep
-    record = read_record(out / "record.json", "ablation")
-    assert [cell["arm"] for cell in record["cells"]] == ["residual", "full"]
-    for cell in record["cells"]:
-        tuned = sorted((run["seed"], run["factor"]) for run in cell["tuning"])
+    record = read_record(out / "record.json", AblationRecord)
+    assert [cell.arm for cell in record.cells] == ["residual", "full"]
+    for cell in record.cells:
+        tuned = sorted((run.seed, run.factor) for run in cell.tuning)
         assert tuned == [(1000, 1.0), (1000, 30.0), (1001, 1.0), (1001, 30.0)]
-        total = {
-            factor: sum(run["loss"] for run in cell["tuning"] if run["factor"] == factor) for factor in (1.0, 30.0)
-        }
-        assert cell["factor"] == min(total, key=total.__getitem__)
-        assert [run["seed"] for run in cell["runs"]] == [0, 1]
-        for run in cell["runs"]:
-            folder = out / "runs" / "std-1" / cell["arm"] / f"lr-{cell['factor']:g}" / f"seed-{run['seed']}"
+        total = {factor: sum(run.loss for run in cell.tuning if run.factor == factor) for factor in (1.0, 30.0)}
+        assert cell.factor == min(total, key=total.__getitem__)
+        assert [run.seed for run in cell.runs] == [0, 1]
+        for run in cell.runs:
+            folder = out / "runs" / "std-1" / cell.arm / f"lr-{cell.factor:g}" / f"seed-{run.seed}"
             summary = json.loads((folder / "summary.json").read_text())
-            assert run["loss"] == pytest.approx(summary["validation_loss"], rel=1e-6)
+            assert run.loss == pytest.approx(summary["validation_loss"], rel=1e-6)
             config = json.loads((folder / "config.json").read_text())["config"]
-            assert config["optimizer"]["adamw_lr"] == pytest.approx(3e-3 * cell["factor"])
+            assert config["optimizer"]["adamw_lr"] == pytest.approx(3e-3 * cell.factor)
     assert {figure.stem for figure in (out / "runs" / "figures").iterdir()} == {"ablation", "tuning"}
-    assert record["versions"]["commit"] and record["hours"] > 0 and record["sweep"]["grid"] == [1, 30]
+    assert record.versions["commit"] and record.hours > 0 and record.sweep.grid == (1, 30)
     table = ablation_tables(record)[0]
-    pairs = [run["loss"] for run in record["cells"][1]["runs"]], [run["loss"] for run in record["cells"][0]["runs"]]
+    pairs = [run.loss for run in record.cells[1].runs], [run.loss for run in record.cells[0].runs]
     assert float(table.rows[1][2]) == pytest.approx(sum(a - b for a, b in zip(*pairs, strict=True)) / 2, abs=6e-5)
 
 
 def test_arms_that_are_recorded_are_not_run_again_and_new_ones_join(sweep, ablate):
     out, options = sweep
-    before = read_record(out / "record.json", "ablation")
+    before = read_record(out / "record.json", AblationRecord)
     code, told = ablate("residual", "full", "x0", *options, "--grid", "1", "30")
     assert code == 0 and "2 of 3 arms" in told.out and "tuning: 2 runs" in told.out
-    after = read_record(out / "record.json", "ablation")
-    assert after["cells"][:2] == before["cells"] and after["cells"][2]["arm"] == "x0"
-    assert after["hours"] > before["hours"]
+    after = read_record(out / "record.json", AblationRecord)
+    assert after.cells[:2] == before.cells and after.cells[2].arm == "x0"
+    assert after.hours > before.hours
 
 
 def test_another_sweeps_record_is_refused(sweep, ablate):
@@ -97,7 +94,7 @@ def test_a_budget_for_runs_shorter_than_their_measurement(tmp_path, ablate, corp
 def test_the_record_lies_beside_the_runs_and_spares_others(tmp_path, ablate, corpus):
     options = [*STEPS, *corpus, "--grid", "1", "--embedding-stds", "1", "--seeds", "1", "--out", tmp_path / "runs"]
     assert ablate("residual", "full", *options)[0] == 0
-    assert read_record(tmp_path / "runs" / "ablation.json", "ablation")["cells"]
+    assert read_record(tmp_path / "runs" / "ablation.json", AblationRecord).cells
     (tmp_path / "other.json").write_text('{"kind": "prune"}')
     (tmp_path / "folder").mkdir()
     for record, message in (("other.json", "not a record of ablation; choose"), ("folder", "it is a folder")):
@@ -112,8 +109,8 @@ def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
     options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--out", tmp_path, "--record", record]
     code, told = ablate("residual", "full", *options, "--grid", "1", "1e38")
     assert code == 0, told.err
-    for cell in read_record(record, "ablation")["cells"]:
-        assert [run["status"] for run in cell["tuning"]] == ["done", "diverged", "done"] and cell["factor"] == 1.0
+    for cell in read_record(record, AblationRecord).cells:
+        assert [run.status for run in cell.tuning] == ["done", "diverged", "done"] and cell.factor == 1.0
 
 
 def test_more_seeds_are_added_and_none_is_lost(tmp_path, ablate, corpus):
@@ -123,14 +120,14 @@ def test_more_seeds_are_added_and_none_is_lost(tmp_path, ablate, corpus):
     def seeds(number: int) -> list[list[int]]:
         code, told = ablate("residual", "full", *options, "--seeds", str(number))
         assert code == 0, told.err
-        return [[run["seed"] for run in cell["runs"]] for cell in read_record(record, "ablation")["cells"]]
+        return [[run.seed for run in cell.runs] for cell in read_record(record, AblationRecord).cells]
 
     assert seeds(1) == [[0], [0]]
     assert seeds(2) == [[0, 1], [0, 1]]
-    written = read_record(record, "ablation")
-    runs = [run for cell in written["cells"] for run in cell["runs"]]
-    assert written["hours"] * 3600 == pytest.approx(sum(run["step_seconds"] * 3 for run in runs), rel=1e-4)
-    assert seeds(1) == [[0, 1], [0, 1]] and read_record(record, "ablation") == written
+    written = read_record(record, AblationRecord)
+    runs = [run for cell in written.cells for run in cell.runs]
+    assert written.hours * 3600 == pytest.approx(sum(run.step_seconds * 3 for run in runs), rel=1e-4)
+    assert seeds(1) == [[0, 1], [0, 1]] and read_record(record, AblationRecord) == written
 
 
 def test_the_record_names_every_commit_that_its_runs_were_made_at(tmp_path, ablate, corpus, monkeypatch):
@@ -139,20 +136,22 @@ def test_the_record_names_every_commit_that_its_runs_were_made_at(tmp_path, abla
         monkeypatch.setattr(folder, "_commit", lambda commit=commit: commit)
         code, told = ablate(*arms, *options, "--seeds", "1", "--record", tmp_path / "r.json")
         assert code == 0, told.err
-    record = read_record(tmp_path / "r.json", "ablation")
-    assert [run["commit"] for cell in record["cells"] for run in cell["runs"]] == ["aaa", "aaa", "bbb"]
-    assert "; commit: aaa, bbb; " in markdown("ablation", record)[0]
+    record = read_record(tmp_path / "r.json", AblationRecord)
+    assert [run.commit for cell in record.cells for run in cell.runs] == ["aaa", "aaa", "bbb"]
+    assert record.origin["commit"] == "aaa, bbb"
+
+
+def trial_run(factor: float, seed: int, loss: float, status: str = "done") -> TrialRun:
+    return TrialRun(factor=factor, seed=seed, loss=loss, status=status)
 
 
 def test_the_lowest_loss_that_was_reached_is_chosen():
-    runs = [{"status": "done", "loss": 2.0, "factor": 1.0}, {"status": "diverged", "loss": 1.0, "factor": 2.0}]
+    runs = [trial_run(1.0, 0, 2.0), trial_run(2.0, 0, 1.0, "diverged")]
     assert choose(runs) == 1.0 and choose(runs[1:]) is None
 
 
 def test_the_best_two_rates_play_off_on_more_seeds(tmp_path):
-    def run(factor, seed, loss, status="done"):
-        return {"factor": factor, "seed": seed, "loss": loss, "status": status}
-
+    run = trial_run
     grid = [run(0.25, 1000, 2.2), run(0.5, 1000, 2.1), run(1.0, 1000, 2.0), run(2.0, 1000, 0.0, "diverged")]
     cell = Cell("full", 1.0)
     playoff = playoff_trials({cell: grid}, 3, DEFAULTS, tmp_path)

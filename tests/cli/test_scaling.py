@@ -7,10 +7,13 @@ from attnres.analysis.powerlaw import Point, fit_power_laws
 from attnres.cli import main
 from attnres.errors import UsageError
 from attnres.lab.record import read_record
-from attnres.lab.scaling import diverged, final_points, iso_flop_curves, parse_size, sized
-from attnres.lab.tables import scaling_table
+from attnres.lab.scaling.fit import diverged, final_points, iso_flop_curves
+from attnres.lab.scaling.plan import parse_size, sized
+from attnres.lab.scaling.record import ScalingRecord
+from attnres.lab.scaling.tables import scaling_table
 from attnres.train import RunConfig
 from tests.cli.conftest import run_jobs_here
+from tests.lab.sample import parsed
 
 SMALL = [*("--sizes", "1x16", "2x16", "1x32", "--tokens-per-parameter", "0.02", "--seeds", "2")]
 SMALL += [*("--model.context", "16", "--batch-size", "1", "--validation-tokens", "32")]
@@ -19,7 +22,7 @@ SMALL += [*("--model.context", "16", "--batch-size", "1", "--validation-tokens",
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnres.cli.scaling.run_jobs", run_jobs_here)
+        patch.setattr("attnres.cli._terminal.run_jobs", run_jobs_here)
         yield
 
 
@@ -29,37 +32,44 @@ def test_a_sweep_leaves_points_and_a_table(tmp_path, corpus, capsys):
         ["scaling", "residual", "full", *SMALL, *corpus, "--out", str(tmp_path / "runs"), "--record", str(record_path)]
     )
     told = capsys.readouterr()
-    record = read_record(record_path, "scaling")
+    record = read_record(record_path, ScalingRecord)
     points = final_points(record)
     assert list(points) == ["residual", "full"] and [len(p) for p in points.values()] == [6, 6]
     sizes = {(p.size, p.seed) for p in points["full"]}
     assert sizes == {(size, seed) for size in ("1x16", "2x16", "1x32") for seed in (0, 1)}
-    for run in record["runs"]:
-        config = sized(RunConfig(batch_size=1), parse_size(run["size"]), run["arm"], 0.02, run["seed"]).model
-        assert run["tokens"] == pytest.approx(0.02 * run["parameters"], abs=16)
-        assert run["flops_per_token"] < training_flops(config)  # of a longer context
-        assert run["curve"][-1] == [run["tokens"], run["loss"]]
+    for run in record.runs:
+        config = sized(RunConfig(batch_size=1), parse_size(run.size), run.arm, 0.02, run.seed).model
+        assert run.tokens == pytest.approx(0.02 * run.parameters, abs=16)
+        assert run.flops_per_token < training_flops(config)  # of a longer context
+        assert run.curve[-1] == (run.tokens, run.loss)
     assert code == 0 and "advantage over" in told.out and "L = A C^-a" in told.out
     assert [figure.name for figure in (tmp_path / "runs" / "figures").iterdir()] == ["scaling.png"]
     assert "Does it last with scale?" in (tmp_path / "runs" / "results.html").read_text()
 
 
 def test_the_papers_curves_from_a_file(tmp_path, capsys):
-    options = ["--csv", "results/paper-scaling.csv", "--unit", "PFLOP/s-days", "--out", str(tmp_path)]
-    assert main(["scaling", *options]) == 0
+    options = ["--unit", "PFLOP/s-days", "--out", str(tmp_path)]
+    assert main(["fit", "results/paper-scaling.csv", *options]) == 0
     told = capsys.readouterr().out
     assert "1.891" in told and "0.0580" in told and "1.25x" in told
     assert (tmp_path / "figures" / "scaling-fit.png").read_bytes().startswith(b"\x89PNG")
 
 
+def record_of(runs: list[dict], arms: tuple[str, ...] = ("a",), decay: float = 0.0) -> ScalingRecord:
+    common = {"seed": 0, "parameters": 1, "steps": 1, "loss": 1.0}
+    config = {"optimizer": {"decay": decay}}
+    entries = {"arms": list(arms), "tokens_per_parameter": 1.0, "runs": [common | run for run in runs]}
+    return parsed(ScalingRecord, entries | {"config": config})
+
+
 def test_loss_at_equal_compute():
     """L = C^-0.1 along every run: each size has the same loss at the same compute."""
     runs = []
-    for parameters in (1.0, 2.0, 4.0):
+    for parameters in (1, 2, 4):
         curve = [[k * parameters, (6 * parameters * k * parameters) ** -0.1] for k in range(1, 11)]
         run = {"arm": "a", "size": f"{parameters}", "seed": 0, "parameters": parameters, "status": "done"}
         runs.append(run | {"flops_per_token": 6 * parameters, "tokens": 10 * parameters, "curve": curve})
-    levels = iso_flop_curves({"arms": ["a"], "runs": runs, "config": {"optimizer": {"decay": 0.0}}})["a"]
+    levels = iso_flop_curves(record_of(runs))["a"]
     assert any(len(points) > 1 for points in levels.values())
     for compute, points in levels.items():
         assert [loss for _, loss in points] == pytest.approx([compute**-0.1] * len(points), rel=2e-3)
@@ -68,11 +78,11 @@ def test_loss_at_equal_compute():
 def test_no_loss_at_equal_compute_is_of_a_run_whose_rate_decays():
     """A tenth of the loss falls in the last quarter of every run, and no level may see it."""
     runs = []
-    for size in (1.0, 2.0, 4.0):
+    for size in (1, 2, 4):
         curve = [[k * size, 2.0 if k <= 7 else 1.8] for k in range(1, 11)]
         run = {"arm": "a", "size": f"{size}", "parameters": size, "status": "done", "tokens": 10 * size}
         runs.append(run | {"flops_per_token": size, "curve": curve})
-    levels = iso_flop_curves({"arms": ["a"], "runs": runs, "config": {"optimizer": {"decay": 0.25}}})["a"]
+    levels = iso_flop_curves(record_of(runs, decay=0.25))["a"]
     assert levels and {loss for points in levels.values() for _, loss in points} == {2.0}
 
 
@@ -90,14 +100,14 @@ def test_fits_leave_out_runs_that_diverged():
         for c in (1.0, 2.0, 4.0)
     ]
     runs.append({**runs[0], "size": "x", "status": "diverged", "loss": 100.0})
-    fits, _ = fit_power_laws(final_points({"arms": ["a"], "runs": runs}))
+    fits, _ = fit_power_laws(final_points(record_of(runs)))
     assert fits[0].points == 3 and fits[0].exponent == pytest.approx(0.1)
     runs += [{**run, "arm": "b", "status": "diverged"} for run in runs]
-    record = {"arms": ["a", "b"], "runs": runs}
+    record = record_of(runs, ("a", "b"))
     table = scaling_table(*fit_power_laws(final_points(record)), "FLOPs", diverged(record))
     assert [row[:2] for row in table.rows] == [("a", "3, 1 diverged"), ("b", "0, 4 diverged")]
     with pytest.raises(UsageError, match="b: 0 different computes are too few"):
-        fit_power_laws(final_points({**record, "arms": ["b", "a"]}))
+        fit_power_laws(final_points(record_of(runs, ("b", "a"))))
 
 
 def test_an_advantage_outside_of_what_was_measured_is_marked():
@@ -110,7 +120,7 @@ def test_an_advantage_outside_of_what_was_measured_is_marked():
 def test_one_arm_from_a_file_is_one_panel_and_no_warning(tmp_path, capsys, recwarn):
     path = tmp_path / "one.csv"
     path.write_text("arm,compute,loss\na,1,2\na,2,1.9\na,4,1.8\n")
-    assert main(["scaling", "--csv", str(path), "--out", str(tmp_path)]) == 0
+    assert main(["fit", str(path), "--out", str(tmp_path)]) == 0
     assert not [warning for warning in recwarn if "legend" in str(warning.message)]
 
 
@@ -121,13 +131,23 @@ def test_one_arm_from_a_file_is_one_panel_and_no_warning(tmp_path, capsys, recwa
         (["--sizes", "2x16", "2x32", "deep"], "write LAYERSxDIM"),
         (["--sizes", "2x16", "2x32", "2x17"], "a multiple of 16"),
         (["--tokens-per-parameter", "0"], "tokens-per-parameter must be positive"),
-        (["--csv", "/no/such/file.csv"], "/no/such/file.csv: No such file"),
-        (["full", "block", "--csv", "results/paper-scaling.csv"], "leave out the ARMs"),
-        (["--csv", "docs/figures/results-scaling.png"], "not UTF-8 text"),
         (["--record", "/proc/none/r.json"], "/proc/none"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys, tmp_path):
     assert main(["scaling", *arguments, "--out", str(tmp_path)]) in (1, 2)
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("/no/such/file.csv", "/no/such/file.csv: No such file"),
+        ("docs/figures/results-scaling.png", "not UTF-8 text"),
+    ],
+)
+def test_a_file_that_cannot_be_fitted_is_one_line(file, message, capsys, tmp_path):
+    assert main(["fit", file, "--out", str(tmp_path)]) in (1, 2)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

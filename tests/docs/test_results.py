@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from attnres.lab.record import read_records
-from attnres.report.tables import tables_page
+from attnres.lab.document import tables_page
+from attnres.lab.page import read_records
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnres.cli.dynamics import DEFAULTS
 from attnres.data.config import DataConfig
-from attnres.lab.dynamics import Run, runs
+from attnres.lab.dynamics.run import DEFAULTS, Planned, runs
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig, train
+from tests.report.conftest import browser as browser  # the same one
 
 ARMS = ("residual", "block:block_size=3", "hc:streams=2")
 TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
@@ -26,7 +26,7 @@ class Sweep:
     config: RunConfig
     options: list[str]
     """The same as command-line options of `attnres dynamics`."""
-    planned: list[Run]
+    planned: list[Planned]
 
 
 @pytest.fixture(scope="session")

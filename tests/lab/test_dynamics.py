@@ -15,23 +15,24 @@ from attnres.analysis import depth_profile
 from attnres.analysis.rank import semiseparable_rank
 from attnres.cli import main
 from attnres.data import open_corpus
-from attnres.lab.dynamics import (
+from attnres.lab.dynamics.measure import (
     PROFILES,
-    arm_record,
     depth_ranks,
-    moments,
     profiled_tokens,
     profiles,
     rank_bound,
     update_sizes,
 )
-from attnres.lab.dynamics_tables import dynamics_tables
+from attnres.lab.dynamics.record import DynamicsRecord, Ranks
+from attnres.lab.dynamics.run import arm_record, moments
+from attnres.lab.dynamics.tables import dynamics_tables
 from attnres.lab.record import read_record
 from attnres.model import Transformer, TransformerConfig
 from attnres.train import OptimizerConfig, RunConfig, load_run, read_metrics
 from attnres.train.sweep import JobState
 from tests.depth import make_sublayers, randomise
 from tests.lab.conftest import ARMS
+from tests.lab.sample import HEADER
 
 MOMENTS = [0, 2, 4, 6]
 
@@ -55,17 +56,17 @@ def test_profiles_are_of_the_run_at_every_moment(run):
     tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
     assert tokens.shape[1] == 17
     measured = profiles(run.job.folder, tokens, MOMENTS)
-    assert [moment["step"] for moment in measured["moments"]] == [0, 2, 4, 6]
-    first, last = measured["moments"][0], measured["moments"][-1]
+    assert [moment.step for moment in measured.moments] == [0, 2, 4, 6]
+    first, last = measured.moments[0], measured.moments[-1]
 
     trained = depth_profile(load_run(run.job.folder).model, tokens)
-    assert last["gradient_rms"] == pytest.approx(trained.gradient_rms, rel=1e-3)
-    assert measured["source_share"] == pytest.approx(trained.source_share, rel=1e-3)
-    assert measured["mean_matrix"][3] == pytest.approx(trained.mean_matrix[3, :4], rel=1e-3)
+    assert last.gradient_rms == pytest.approx(trained.gradient_rms, rel=1e-3)
+    assert measured.source_share == pytest.approx(trained.source_share, rel=1e-3)
+    assert measured.mean_matrix[3] == pytest.approx(trained.mean_matrix[3, :4], rel=1e-3)
     # Before any step AttnRes shares equally, and the loss is the one that the run itself measured.
-    assert first["entropy"][1:] == pytest.approx(np.log(np.arange(2, 14)), rel=1e-3)
-    assert first["output_rms"] != last["output_rms"] and "update" not in first
-    assert len(last["update"]) == 12 and min(last["update"]) > 0
+    assert first.entropy[1:] == pytest.approx(np.log(np.arange(2, 14)), rel=1e-3)
+    assert first.output_rms != last.output_rms and not first.update
+    assert len(last.update) == 12 and min(last.update) > 0
 
 
 def test_the_untrained_moment_is_the_model_that_training_began_with(run):
@@ -89,7 +90,7 @@ def test_profiles_are_kept_and_checkpoints_are_not(run):
     left = sorted(path.name for path in (run.job.folder / "checkpoints").iterdir())
     assert "step-00000006" in left and len(left) <= 2
     again = profiles(run.job.folder, tokens, MOMENTS)
-    assert again["moments"] == once["moments"]
+    assert again.moments == once.moments
     with pytest.raises(UsageError, match="no checkpoint of step"):  # of other tokens: they cannot be made again
         profiles(run.job.folder, tokens[:1], MOMENTS)
     with pytest.raises(UsageError, match=r"no checkpoint of step 3.* repeat the --save-every"):
@@ -145,26 +146,26 @@ def test_no_connection_exceeds_its_bound(name):
 
 
 def test_ranks_of_a_model():
-    def ranks(name: str) -> dict[str, float]:
+    def ranks(name: str) -> Ranks:
         model = Transformer(TransformerConfig(dim=16, layers=4, heads=2, context=32, connection=name))
         with torch.no_grad():
             for parameter in model.connection.parameters():
                 parameter.add_(0.5 * torch.randn_like(parameter))
         return depth_ranks(model, torch.randint(0, 256, (32,)))
 
-    assert ranks("residual")["semiseparable"] == 1
+    assert ranks("residual").semiseparable == 1
     # Its channels have different gates: the mean M over channels is not 1-semiseparable, each of them is.
-    assert ranks("highway")["semiseparable"] == 1
-    assert ranks("full")["semiseparable"] > 3
+    assert ranks("highway").semiseparable == 1
+    assert ranks("full").semiseparable > 3
 
 
 def test_a_diverged_run_is_kept_and_marked(sweep):
     run = sweep.planned[0]
     ended = [(run, JobState(run.job, status="failed", diverged=True, error="step 3: the loss is nan"))]
     record = arm_record("residual", ended, {})
-    assert record["runs"][0]["status"] == "diverged" and "nan" in record["runs"][0]["error"]
-    assert record["mean_matrix"] is None and record["rank_bound"] == 1
-    table = dynamics_tables({"arms": [record]})[0]
+    assert record.runs[0].status == "diverged" and "nan" in record.runs[0].error
+    assert record.mean_matrix is None and record.rank_bound == 1
+    table = dynamics_tables(DynamicsRecord(**HEADER, arms=(record,)))[0]
     assert table.rows[0][-1] == "0, 1 diverged"
 
 
@@ -175,18 +176,18 @@ def test_the_command_writes_a_record_and_goes_on_from_its_folder(sweep, tmp_path
     assert main([*arguments, str(tmp_path / "first.json")]) == 0
     shown = capsys.readouterr().out
     assert "What this shows" in shown and "h grows with depth" in shown
-    record = read_record(tmp_path / "first.json", "dynamics")
-    assert [arm["arm"] for arm in record["arms"]] == list(ARMS)
-    assert [arm["rank_bound"] for arm in record["arms"]] == [1, 4, 2]
-    assert [run["status"] for arm in record["arms"] for run in arm["runs"]] == ["done"] * 6
-    assert record["hours"] > 0 and record["config"]["steps"] == 6
-    for arm in record["arms"]:
-        assert len(arm["mean_matrix"]) == 13 and len(arm["runs"][0]["moments"]) == 4
+    record = read_record(tmp_path / "first.json", DynamicsRecord)
+    assert [arm.arm for arm in record.arms] == list(ARMS)
+    assert [arm.rank_bound for arm in record.arms] == [1, 4, 2]
+    assert [run.status for arm in record.arms for run in arm.runs] == ["done"] * 6
+    assert record.hours > 0 and record.config["steps"] == 6
+    for arm in record.arms:
+        assert len(arm.mean_matrix or ()) == 13 and len(arm.runs[0].moments) == 4
     assert len(list((tmp_path / "runs" / "figures").glob("dynamics-*.png"))) == 5
     # The checkpoints are gone now; the same command draws from what each folder keeps.
     assert main([*arguments, str(tmp_path / "second.json")]) == 0
     again = json.loads((tmp_path / "second.json").read_text())
-    assert again["arms"] == record["arms"]
+    assert again["arms"] == json.loads((tmp_path / "first.json").read_text())["arms"]
     capsys.readouterr()
     assert main([*arguments, str(tmp_path / "third.json"), "--save-every", "3"]) == 2
     assert "repeat the --save-every" in capsys.readouterr().err and not (tmp_path / "third.json").exists()

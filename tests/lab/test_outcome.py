@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from attnres.lab.ablation import outcome_of
+from attnres.lab.outcome import outcome_of
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import Job, JobState
 
@@ -31,22 +31,23 @@ def test_losses_are_per_byte(finished):
     per_token = outcome_of(folder, state)
     edit(folder / "config.json", lambda record: record["corpus"].update(bytes_per_token=4.0))
     per_byte = outcome_of(folder, state)
-    assert per_token["loss"] == (RunFolder(folder).summary() or {})["validation_loss"]
-    assert per_byte["loss"] == per_token["loss"] / 4
-    assert per_byte["curve"] == [[step, loss / 4] for step, loss in per_token["curve"]]
+    assert per_token.loss == (RunFolder(folder).summary() or {})["validation_loss"]
+    assert per_byte.loss == per_token.loss / 4
+    assert per_byte.curve == tuple((step, loss / 4) for step, loss in per_token.curve)
 
 
 def test_a_run_that_ends_no_lower_than_it_began_has_diverged(finished):
     folder, state = finished
-    assert outcome_of(folder, state)["status"] == "done"
+    assert outcome_of(folder, state).status == "done"
     edit(next(folder.glob("summary*.json")), lambda summary: summary.update(validation_loss=99.0))
     diverged = outcome_of(folder, state)
-    assert (diverged["status"], diverged["loss"]) == ("diverged", 99.0)
+    assert (diverged.status, diverged.loss) == ("diverged", 99.0)
 
 
 def test_a_run_that_stopped_says_why(finished):
     folder, state = finished
     state.status, state.error = "failed", "no space left"
-    assert outcome_of(folder, state).items() >= {"status": "failed", "error": "no space left"}.items()
+    failed = outcome_of(folder, state)
+    assert (failed.status, failed.error) == ("failed", "no space left")
     state.diverged = True
-    assert outcome_of(folder, state)["status"] == "diverged"
+    assert outcome_of(folder, state).status == "diverged"

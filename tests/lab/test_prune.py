@@ -12,9 +12,13 @@ import torch.nn.functional as F
 
 from attnres import UsageError, connection_names
 from attnres.cli import main
-from attnres.lab.prune import added_losses, find_runs, gini, open_runs, prune_statements, prune_tables, removable
+from attnres.lab.prune.claims import gini, prune_statements, removable
+from attnres.lab.prune.measure import added_losses, find_runs, open_runs
+from attnres.lab.prune.record import PruneRecord
+from attnres.lab.prune.tables import prune_tables
 from attnres.model import Transformer, TransformerConfig
 from tests.lab.conftest import ARMS
+from tests.lab.sample import parsed
 
 SITES = 6
 
@@ -131,6 +135,7 @@ def record_of(cost: dict[str, float], seeds: int = 4) -> dict:
 def test_statements_follow_the_costs():
     record = record_of({"block": 0.2, "residual": 0.005, "x0": 0.005})
     record["runs"].append({"arm": "x0", "seed": 9, "status": "unfinished"})
+    record = parsed(PruneRecord, record)
     found = {(statement.claim, statement.arm): statement for statement in prune_statements(record)}
     median = found["a sublayer costs more than in residual, median", "block"]
     assert median.reading == "shown" and median.value == pytest.approx(0.195, rel=0.05)

@@ -1,0 +1,82 @@
+"""The command of an experiment of the lab, made from the experiment itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from attnres.cli._tables import print_table
+from attnres.cli._terminal import Terminal
+from attnres.errors import UsageError
+from attnres.lab import load_experiment
+from attnres.lab.experiment import Experiment
+from attnres.lab.page import write_results
+from attnres.lab.record import Record, read_record, write_record
+
+
+def experiment_command(name: str) -> Callable[..., int]:
+    """The command of the experiment of that name, for tyro: its own options, where it writes, and what it ends with."""
+    chosen = load_experiment(name)
+
+    def command(options: Any, out: Path = Path("runs") / chosen.command, record: Path | None = None) -> int:
+        """Run the experiment.
+
+        Args:
+            options: The experiment's own.
+            out: The folder of the page, its figures and all runs that are trained.
+            record: The JSON file for everything that was measured; OUT/EXPERIMENT.json if not given.
+        """
+        return _run(name, chosen, options, out, record)
+
+    own = Annotated[chosen.options, tyro.conf.arg(name="")]
+    command.__annotations__ = {"options": own, "out": Path, "record": Path | None, "return": int}
+    return command
+
+
+def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, record: Path | None) -> int:
+    terminal, began = Terminal(Console()), time.monotonic()
+    plan = chosen.plan(options, out)
+    file = record_file(out / f"{name}.json" if record is None else record, out, chosen.record)
+    try:
+        ended = chosen.run(plan, file, terminal)
+    except KeyboardInterrupt:
+        print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)
+        return 130
+    write_record(file, ended.record)
+    written = read_record(file, chosen.record)
+    for table in chosen.tables(written):
+        print_table(terminal.console, table)
+    for note in ended.notes:
+        terminal.say(note)
+    with terminal.during("drawing"):
+        page = write_results({name: written}, out)
+    terminal.say(f"{(time.monotonic() - began) / 60:.0f} minutes. Record: {file}. Report: {page}")
+    if ended.failed:
+        print(f"attnres: not every run was finished; the tables are without it\n{ended.failed}", file=sys.stderr)
+    return 1 if ended.failed else 0
+
+
+def record_file(path: Path, out: Path, cls: type[Record]) -> Path:
+    """The record's file, once it is certain that it and `out` can be written.
+
+    Raises UsageError or OSError, before hours of training, and where the file is not a record of that class.
+    """
+    for folder in (out, path.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise UsageError(f"{folder}: it cannot be written; choose another --out or --record")
+    if path.is_dir():
+        raise UsageError(f"{path}: it is a folder; give --record the name of a file")
+    if path.exists():
+        try:
+            read_record(path, cls)
+        except UsageError as error:
+            raise UsageError(f"{error}; choose another --record") from error
+    return path

@@ -1,0 +1,46 @@
+"""What the lab's experiments say while they run, on a terminal or into a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from attnres.cli._depth_report import print_line
+from attnres.cli._sweep_display import SweepDisplay
+from attnres.train.sweep import Job, JobState, run_jobs
+
+
+class Terminal:
+    """`attnres.lab.experiment.Progress` on a console."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def say(self, line: str) -> None:
+        print_line(self.console, line)
+
+    def log(self, line: str) -> None:
+        if not self.console.is_terminal:
+            self.say(line)
+
+    def during(self, what: str) -> AbstractContextManager[object]:
+        return self.console.status(what)
+
+    @contextmanager
+    def bar(self, total: float) -> Iterator[Callable[[float, str], None]]:
+        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as progress:
+            whole = progress.add_task("", total=total)
+            yield lambda part, name: progress.update(whole, advance=part, description=name)
+
+    def train(
+        self, jobs: Sequence[Job], labels: Sequence[str], workers: int, costs: Sequence[float] | None = None
+    ) -> list[JobState]:
+        names = [job.name for job in jobs]
+        cost = dict(zip(names, costs or [1.0] * len(jobs), strict=True))
+        arms = dict(zip(names, labels, strict=True))
+        with SweepDisplay(self.console, jobs, arms, lambda job: cost[job.name]) as display:
+            return run_jobs(jobs, workers, display.watch)

@@ -1,0 +1,41 @@
+"""Fit power laws to points of your own: loss against compute, and the compute that one connection saves over another.
+
+    attnres fit results/paper-scaling.csv --unit PFLOP/s-days
+    attnres fit losses.csv --out runs/losses
+
+Reads a CSV with the columns arm, compute, loss and, for pairs, size and seed; the first arm is the baseline. Fits
+L = A C^-a in log space, and says how many times the compute the first arm needs for the others' loss, with 95%
+bootstrap intervals. Ends with a table and OUT/figures/scaling-fit.png; `attnres scaling` trains such points first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from attnres.analysis.powerlaw import fit_power_laws, read_points
+from attnres.cli._depth_report import print_line
+from attnres.cli._tables import print_table
+from attnres.lab.scaling.figures import write_fit
+from attnres.lab.scaling.tables import scaling_table
+
+
+def command(
+    csv: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CSV")],
+    out: Path = Path("runs/fit"),
+    unit: str = "FLOPs",
+) -> int:
+    """Fit.
+
+    Args:
+        csv: The file of the points.
+        out: The folder of the figure.
+        unit: What the compute is counted in.
+    """
+    console, points = Console(), read_points(csv)
+    print_table(console, scaling_table(*fit_power_laws(points), unit))
+    print_line(console, f"Figure: {write_fit(points, unit, out)}")
+    return 0

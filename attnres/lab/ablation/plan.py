@@ -1,0 +1,220 @@
+"""Which runs the ablation has: every connection, its learning rate tuned, at several embedding scales."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from attnres.data import Corpus
+from attnres.errors import UsageError
+from attnres.lab.ablation.record import Cell, TrialRun
+from attnres.lab.arms import arm_folder, arm_model
+from attnres.lab.options import Arms, Config, check_arms, check_positive, check_seeds
+from attnres.lab.outcome import done_runs
+from attnres.train import RunConfig
+from attnres.train.sweep import Job, default_workers
+from attnres.train.trainer import Trainer
+
+ARMS = (
+    "residual",
+    "block",
+    "full",
+    "x0",
+    "denseformer",
+    "mhc",
+    "hc",
+    "window",
+    "full:query=input",
+    "full:mixing=static",
+    "full:weighting=sigmoid",
+    "full:key_norm=false",
+    "full:heads=16",
+    "block:block_size=2",
+    "block:block_size=8",
+    "block:block_size=16",
+    "block:key_norm=false",
+    "block:heads=16",
+    "mhc-lite",
+    "identity-hc",
+    "rezero",
+    "highway",
+)
+"""In the order in which a budget buys them."""
+
+TUNING_SEED = 1000
+"""Learning rates are chosen on seeds from this on: choosing on a reported one would favour the arm tuned most."""
+
+START_SECONDS = 6.0
+"""About what a worker process takes before its first step."""
+
+# Evaluated at the start and the end: nothing is drawn from what lies between, and it is a fifth of a run's time.
+DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=160, validation_tokens=32_768)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `attnres ablate` asks for."""
+
+    arms: Arms = ARMS
+    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
+    seeds: int = 3
+    """Paired seeds: seed, seed + 1, .."""
+    grid: tuple[float, ...] = (0.5, 1.0, 2.0)
+    """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from."""
+    tuning_seeds: int = 2
+    """Seeds to choose the rates on; only the best two of the grid run on more than the first."""
+    embedding_stds: tuple[float, ...] = (1.0, 0.02)
+    """Scales of the embedding, each a table of its own."""
+    budget: str | None = None
+    """Time to spend, such as 30m or 2h: the arms are taken in order while they fit."""
+    workers: int = default_workers()
+    """Runs at a time, each with one thread."""
+    config: Config = DEFAULTS
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of the table, all of which exist."""
+
+    options: Options
+    cells: Sequence[Cell]
+    seconds: float | None
+    """The time to spend."""
+    out: Path
+
+    @property
+    def runs_of_each(self) -> int:
+        """How many a cell has: its seeds and its tuning."""
+        grid, tuning_seeds = len(self.options.grid), self.options.tuning_seeds
+        return self.options.seeds + (grid + 2 * (tuning_seeds - 1)) * (grid > 1)
+
+
+def plan(options: Options, out: Path) -> Plan:
+    """Raises UsageError on bad options, arms among them."""
+    check_arms(options.arms, options.config)
+    check_seeds(options.seeds, options.workers)
+    check_positive("grid", options.grid)
+    check_positive("embedding-stds", options.embedding_stds)
+    if options.tuning_seeds < 1:
+        raise UsageError(f"tuning-seeds must be at least 1, not {options.tuning_seeds}")
+    seconds = None if options.budget is None else seconds_of(options.budget)
+    cells = [Cell(arm, std) for std in options.embedding_stds for arm in options.arms]
+    for cell in cells:
+        trial(cell, 1.0, options.config.seed, options.config, out)
+    return Plan(options, cells, seconds, out)
+
+
+def seconds_of(text: str) -> float:
+    """The seconds in 90s, 30m, 2h or 1.5h."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not match or float(match[1]) == 0:
+        raise UsageError(f"budget: write a time such as 30m or 2h, not {text!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run of a cell, with both learning rates times `factor`."""
+
+    cell: Cell
+    factor: float
+    seed: int
+    job: Job
+
+
+def trial(cell: Cell, factor: float, seed: int, config: RunConfig, out: Path) -> Trial:
+    """Raises UsageError if the cell's connection or its options do not exist."""
+    optimizer = dataclasses.replace(
+        config.optimizer, lr=factor * config.optimizer.lr, adamw_lr=factor * config.optimizer.adamw_lr
+    )
+    model = dataclasses.replace(arm_model(cell.arm, config.model), embedding_std=cell.embedding_std)
+    # Only the last weights are kept: there are hundreds of runs.
+    chosen = dataclasses.replace(
+        config, model=model, optimizer=optimizer, seed=seed, save_every=max(1, config.steps), keep=1
+    )
+    folder = arm_folder(out / f"std-{cell.embedding_std:g}", cell.arm) / f"lr-{factor:g}" / f"seed-{seed}"
+    return Trial(cell, factor, seed, Job(f"{cell.name}, lr x{factor:g}, seed {seed}", chosen, folder))
+
+
+def tuning_trials(cells: Sequence[Cell], grid: Sequence[float], config: RunConfig, out: Path) -> list[Trial]:
+    """One run for every cell and point of the grid; none if there is nothing to choose."""
+    if len(grid) < 2:
+        return []
+    return [trial(cell, factor, config.seed + TUNING_SEED, config, out) for cell in cells for factor in grid]
+
+
+def playoff_trials(tuned: Mapping[Cell, Sequence[TrialRun]], seeds: int, config: RunConfig, out: Path) -> list[Trial]:
+    """The two best rates of each cell's grid on the other tuning seeds. One seed alone often chose by a few thousandths
+    of a nat between rates whose means differ by several hundredths."""
+    first = config.seed + TUNING_SEED
+    return [
+        trial(cell, run.factor, seed, config, out)
+        for seed in range(first + 1, first + seeds)
+        for cell, outcomes in tuned.items()
+        for run in sorted(done_runs(outcomes), key=lambda run: run.loss)[:2]
+    ]
+
+
+def final_trials(chosen: Mapping[Cell, float], seeds: int, config: RunConfig, out: Path) -> list[Trial]:
+    """Seed by seed, so that a sweep that is stopped early has pairs for every arm."""
+    return [
+        trial(cell, factor, seed, config, out)
+        for seed in range(config.seed, config.seed + seeds)
+        for cell, factor in chosen.items()
+    ]
+
+
+def choose(outcomes: Sequence[TrialRun]) -> float | None:
+    """The factor of lowest mean loss among those that ran on most seeds, none of them unfinished; None without any."""
+    losses: dict[float, list[float]] = {}
+    for run in outcomes:
+        losses.setdefault(run.factor, []).append(run.loss if run.done else math.inf)
+    finished = {factor: of for factor, of in losses.items() if math.isfinite(sum(of))}
+    return min(finished, key=lambda f: (-len(finished[f]), statistics.mean(finished[f])), default=None)
+
+
+def affordable(
+    plan: Plan, cells: Sequence[Cell], seconds: float, corpus: Corpus
+) -> tuple[list[Cell], dict[Cell, float]]:
+    """The cells that fit into the time, taken in order, and every cell's estimated minutes.
+
+    A cell costs its runs at the measured time of a few steps of its own, on one thread; what is trained already is
+    not taken off. A later cell that still fits is taken where an earlier one did not.
+    """
+    config, workers = plan.options.config, plan.options.workers
+    chosen, left, minutes = [], seconds * workers, {}
+    for cell in cells:
+        job = trial(cell, 1.0, config.seed, config, plan.out).job
+        cost = plan.runs_of_each * seconds_of_a_run(job.config, corpus)
+        minutes[cell] = cost / 60 / workers
+        if cost <= left:
+            left -= cost
+            chosen.append(cell)
+    return chosen, minutes
+
+
+def seconds_of_a_run(config: RunConfig, corpus: Corpus) -> float:
+    """From three measured steps after two that warm up."""
+    trainer = Trainer(dataclasses.replace(config, steps=max(5, config.steps)), corpus)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        seconds = []
+        for _ in range(5):
+            began = time.perf_counter()
+            trainer.train_step()
+            seconds.append(time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
+    step = statistics.median(seconds[2:])
+    evaluations = 1 + math.ceil(config.steps / config.evaluate_every)
+    forward = step / 3 * max(1.0, config.validation_tokens / trainer.tokens_per_step)
+    return START_SECONDS + config.steps * step + evaluations * forward

@@ -1,0 +1,65 @@
+"""What is recorded of an ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from attnres.lab.outcome import Outcome
+from attnres.lab.record import Record
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One arm at one scale of the embedding."""
+
+    arm: str
+    embedding_std: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}, std {self.embedding_std:g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRun(Outcome):
+    """One run of a cell, with both learning rates times `factor`."""
+
+    factor: float
+    seed: int
+
+
+@dataclass(frozen=True)
+class CellRecord(Cell):
+    """What a cell gave: the learning rate that was chosen and a run for every seed."""
+
+    factor: float | None
+    """None where no rate of the grid trains."""
+    tuning: tuple[TrialRun, ...]
+    runs: tuple[TrialRun, ...]
+
+    @property
+    def cell(self) -> Cell:
+        return Cell(self.arm, self.embedding_std)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What all cells of a record have in common."""
+
+    config: Mapping[str, Any]
+    grid: tuple[float, ...]
+    tuning_seeds: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class AblationRecord(Record):
+    kind: ClassVar = "ablation"
+    written_by: ClassVar = "ablate"
+    never_empty: ClassVar = ("embedding_stds", "cells")
+
+    sweep: Sweep
+    embedding_stds: tuple[float, ...]
+    left_out: tuple[Cell, ...]
+    cells: tuple[CellRecord, ...]

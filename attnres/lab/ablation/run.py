@@ -1,0 +1,130 @@
+"""Tune the learning rate of every cell, train it on all seeds, and record how every run ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from attnres.data import Corpus, check_length, open_corpus
+from attnres.errors import UsageError
+from attnres.lab.ablation.plan import Plan, Trial, affordable, choose, final_trials, playoff_trials, tuning_trials
+from attnres.lab.ablation.record import AblationRecord, Cell, CellRecord, Sweep, TrialRun
+from attnres.lab.experiment import Ended, Progress
+from attnres.lab.outcome import outcome_of, run_record_of
+from attnres.lab.record import header, read_record
+from attnres.train import config_from_json, config_to_json
+from attnres.train.sweep import JobState, failures, require_done
+
+
+def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
+    """Run the cells that the record does not hold with as many seeds. Raises UsageError if it is another sweep's."""
+    options, cells = plan.options, plan.cells
+    with progress.during("opening the corpus"):
+        corpus = open_corpus(options.config.data)
+        check_length(corpus, options.config.model.context)
+    sweep = Sweep(config_to_json(options.config), options.grid, options.tuning_seeds)
+    record = earlier(file, sweep)
+    before = {cell.cell: cell for cell in record.cells} if record else {}
+    missing = [cell for cell in cells if not has_seeds(before.get(cell), options.seeds)]
+    if len(missing) < len(cells):
+        progress.say(f"{len(cells) - len(missing)} of {len(cells)} arms are in {file} already")
+    if record and not missing:
+        return Ended(record)
+    left_out: list[Cell] = []
+    if plan.seconds is not None:
+        missing, left_out = _within(plan, missing, plan.seconds, corpus, progress)
+    new, states = _train(plan, missing, progress)
+    everything = {**before, **new}
+    ordered = [everything[cell] for cell in dict.fromkeys([*cells, *everything]) if cell in everything]
+    runs = [run for cell in ordered for run in (*cell.tuning, *cell.runs)]
+    done = next(state.job.folder for state in states if state.status == "done")
+    written = AblationRecord(
+        **header(run_record_of(done), _seconds(runs), [run.commit for run in runs]),
+        sweep=sweep,
+        embedding_stds=tuple(dict.fromkeys(cell.embedding_std for cell in ordered)),
+        left_out=tuple(left_out),
+        cells=tuple(ordered),
+    )
+    return Ended(written, failures([state for state in states if not state.diverged]))
+
+
+def earlier(file: Path, sweep: Sweep) -> AblationRecord | None:
+    """The record that is there already. Raises UsageError if it is another sweep's."""
+    if not file.exists():
+        return None
+    record = read_record(file, AblationRecord)
+    pairs = {
+        "config": (config_from_json(dict(record.sweep.config)), config_from_json(dict(sweep.config))),
+        "grid": (record.sweep.grid, sweep.grid),
+        "tuning_seeds": (record.sweep.tuning_seeds, sweep.tuning_seeds),
+    }
+    differing = [name for name, (there, here) in pairs.items() if there != here]
+    if differing:
+        raise UsageError(
+            f"{file} holds a sweep with another {' and another '.join(differing)}; repeat its options to go on with "
+            "it, or choose another --record and --out"
+        )
+    return record
+
+
+def has_seeds(cell: CellRecord | None, seeds: int) -> bool:
+    """Whether the cell is there with as many seeds or more. Where no learning rate trains, no run is missing."""
+    if cell is None or any(run.status == "failed" for run in cell.runs):
+        return False
+    return len(cell.runs) >= seeds or cell.factor is None
+
+
+def _within(
+    plan: Plan, cells: Sequence[Cell], seconds: float, corpus: Corpus, progress: Progress
+) -> tuple[list[Cell], list[Cell]]:
+    """The cells that the budget buys, and those that it leaves out. Says what it leaves out."""
+    with progress.during("measuring how long each arm takes"):
+        chosen, minutes = affordable(plan, cells, seconds, corpus)
+    left_out = [cell for cell in cells if cell not in chosen]
+    total = sum(minutes[cell] for cell in chosen)
+    progress.say(f"the budget buys {len(chosen)} of {len(cells)} arms, about {total:.0f} minutes")
+    for cell in left_out:
+        progress.say(f"left out: {cell.name}, about {minutes[cell]:.1f} minutes")
+    if not chosen:
+        raise UsageError(f"the budget is too small for any arm; the first needs about {minutes[cells[0]]:.1f} minutes")
+    return chosen, left_out
+
+
+def _train(plan: Plan, cells: Sequence[Cell], progress: Progress) -> tuple[dict[Cell, CellRecord], list[JobState]]:
+    """Tune, then train: the cells of the record, and how every run ended."""
+    config, grid, workers, out = plan.options.config, plan.options.grid, plan.options.workers, plan.out
+
+    def train(what: str, trials: Sequence[Trial]) -> list[tuple[Trial, JobState]]:
+        if not trials:
+            return []
+        progress.say(f"{what}: {len(trials)} runs of {config.steps} steps, {workers} at a time")
+        states = progress.train([trial.job for trial in trials], [trial.cell.name for trial in trials], workers)
+        return list(zip(trials, states, strict=True))
+
+    tuning = train("tuning", tuning_trials(cells, grid, config, out))
+    tuned = _by_cell(cells, tuning)
+    tuning += train("tuning, the best two again", playoff_trials(tuned, plan.options.tuning_seeds, config, out))
+    tuned = _by_cell(cells, tuning)
+    chosen = {cell: grid[0] if len(grid) == 1 else choose(tuned[cell]) for cell in cells}
+    trainable = {cell: factor for cell, factor in chosen.items() if factor is not None}
+    final = train("final runs", final_trials(trainable, plan.options.seeds, config, out))
+    states = [state for _, state in (*tuning, *final)]
+    require_done([state for _, state in final] or states)
+    runs = _by_cell(cells, final)
+    return {
+        cell: CellRecord(cell.arm, cell.embedding_std, factor, tuned[cell], runs[cell])
+        for cell, factor in chosen.items()
+    }, states
+
+
+def _by_cell(cells: Sequence[Cell], ended: Sequence[tuple[Trial, JobState]]) -> Mapping[Cell, tuple[TrialRun, ...]]:
+    return {cell: tuple(_recorded(*one) for one in ended if one[0].cell == cell) for cell in cells}
+
+
+def _recorded(trial: Trial, state: JobState) -> TrialRun:
+    return TrialRun(factor=trial.factor, seed=trial.seed, **vars(outcome_of(trial.job.folder, state)))
+
+
+def _seconds(runs: Iterable[TrialRun]) -> float:
+    """Of computing, in all runs that were timed."""
+    return sum(run.step_seconds * run.curve[-1][0] for run in runs if run.step_seconds is not None)

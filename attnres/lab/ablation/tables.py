@@ -1,0 +1,62 @@
+"""The tables of an ablation's record."""
+
+from __future__ import annotations
+
+from attnres.lab.ablation.claims import comparisons, rank_correlation, verdicts
+from attnres.lab.ablation.record import AblationRecord, CellRecord
+from attnres.lab.paper import ABLATION as PAPER
+from attnres.lab.tables import TextTable, number, runs_text
+
+
+def ablation_tables(record: AblationRecord) -> list[TextTable]:
+    """One for each embedding scale, best arm first, the baseline on top; then the paper's claims, if any are tested."""
+    tables = []
+    for std, rows in comparisons(record):
+        cells = {cell.arm: cell for cell in record.cells if cell.embedding_std == std}
+        baseline, *others = rows
+        others.sort(key=lambda row: float("inf") if row.difference is None else row.difference)
+        paper = PAPER.get(baseline.arm)
+        shown = tuple(
+            (
+                row.arm,
+                number(row.validation_loss, ".4f"),
+                number(row.difference, "+.4f"),
+                number(row.difference_error, ".4f"),
+                _factor(cells[row.arm]),
+                runs_text(cells[row.arm].runs),
+                "" if row is baseline or paper is None or row.arm not in PAPER else f"{PAPER[row.arm] - paper:+.3f}",
+            )
+            for row in (baseline, *others)
+        )
+        note = "lr: multiple of the default rates, chosen on seeds of its own; * at the edge of the grid."
+        if tau := rank_correlation(record, std):
+            note += f" Order against the paper's: Kendall's tau {tau[0]:+.2f}, p = {tau[1]:.3f}, {tau[2]} arms."
+        columns = ("connection", "loss", f"difference to {baseline.arm}", "standard error", "lr", "runs", "paper")
+        tables.append(TextTable(f"embedding std {std:g}, nats per byte", columns, shown, note))
+    return tables + _verdict_tables(record)
+
+
+def _verdict_tables(record: AblationRecord) -> list[TextTable]:
+    rows = tuple(
+        (
+            verdict.claim,
+            f"{verdict.better} - {verdict.other}",
+            f"{verdict.embedding_std:g}",
+            number(verdict.difference, "+.4f"),
+            number(verdict.error, ".4f"),
+            number(verdict.p_value, ".3f"),
+            verdict.reading,
+        )
+        for verdict in verdicts(record)
+    )
+    columns = ("the paper finds", "difference", "std", "ours", "standard error", "p", "reading")
+    note = "p: two-sided paired t-test over seeds, Holm-corrected within a scale; decided where p < 0.05."
+    return [TextTable("The paper's claims on these runs", columns, rows, note)] if rows else []
+
+
+def _factor(cell: CellRecord) -> str:
+    factors = {run.factor for run in cell.tuning}
+    if cell.factor is None:
+        return "none"
+    edge = len(factors) > 1 and cell.factor in (min(factors), max(factors))
+    return f"x{cell.factor:g}" + "*" * edge

@@ -1,0 +1,114 @@
+"""Claims that a record can decide: statistics over paired seeds, each with the rule that decides.
+
+A statement is about a mean over seeds whose sign the claim predicts. With the p-value of a two-sided t-test over the
+seeds, Holm-corrected over the connections that the same claim is asked of:
+
+    shown         p < 0.05, the mean has the claimed sign and is at least 0.01 in size
+    refuted       p < 0.05 with the other sign and that size; or the 95% interval of the mean lies within +-0.01
+    not decided   otherwise, and always with fewer than two seeds
+
+A claim may set another size below which a value is as good as none.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from attnres.analysis.comparison import holm, paired_p_value, standard_error
+
+SIGNIFICANCE = 0.05
+NEGLIGIBLE = 0.01
+
+Run = TypeVar("Run")
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One claim on one connection."""
+
+    claim: str
+    arm: str
+    value: float
+    """Mean over seeds."""
+    error: float | None
+    """Its standard error."""
+    seeds: int
+    p_value: float | None
+    sign: int
+    """Of `value`, as the claim has it."""
+    detail: str = ""
+    negligible: float = NEGLIGIBLE
+    """Size below which a value is as good as none."""
+
+    @property
+    def reading(self) -> str:
+        if self.p_value is None:
+            return "not decided"
+        if self.p_value < SIGNIFICANCE and abs(self.value) >= self.negligible:
+            return "shown" if self.value * self.sign > 0 else "refuted"
+        if self.error is not None and abs(self.value) + _t_quantile(self.seeds) * self.error < self.negligible:
+            return "refuted"
+        return "not decided"
+
+
+def paired(
+    arms: Mapping[str, Mapping[int, Run]], baseline: str, measure: Callable[[Run], float]
+) -> dict[str, list[float]]:
+    """Differences to the baseline over the seeds that both have."""
+    base = arms.get(baseline, {})
+    pairs = {
+        arm: [measure(runs[seed]) - measure(base[seed]) for seed in runs if seed in base]
+        for arm, runs in arms.items()
+        if arm != baseline
+    }
+    return {arm: values for arm, values in pairs.items() if values}
+
+
+def judged(
+    claim: str,
+    sign: int,
+    values: Mapping[str, Sequence[float]],
+    details: Mapping[str, str] | None = None,
+    negligible: float = NEGLIGIBLE,
+) -> list[Statement]:
+    """One claim on every connection. values: of its seeds, or its differences to the baseline's."""
+    p_values = holm([paired_p_value(numbers) for numbers in values.values()])
+    return [
+        Statement(
+            claim=claim,
+            arm=arm,
+            value=statistics.fmean(numbers),
+            error=standard_error(numbers),
+            seeds=len(numbers),
+            p_value=p_value,
+            sign=sign,
+            detail=(details or {}).get(arm, ""),
+            negligible=negligible,
+        )
+        for (arm, numbers), p_value in zip(values.items(), p_values, strict=True)
+    ]
+
+
+def _t_quantile(seeds: int) -> float:
+    """Of a 95% interval from so many values."""
+    from scipy.stats import t  # half a second, which most commands need not wait for
+
+    return float(t.ppf(0.975, seeds - 1))
+
+
+def summary(found: Sequence[Statement]) -> str:
+    """Under each claim that was decided for some connection: for which it is shown, for which refuted."""
+    parts = []
+    for claim in dict.fromkeys(statement.claim for statement in found):
+        arms = {
+            reading: [one.arm for one in found if (one.claim, one.reading) == (claim, reading)]
+            for reading in ("shown", "refuted")
+        }
+        said = [f"{reading} for {', '.join(names)}" for reading, names in arms.items() if names]
+        if said:
+            parts.append(f"{claim}: {'; '.join(said)}.")
+    text = " ".join(part[0].upper() + part[1:] for part in parts)
+    return text or "These runs decide nothing."

@@ -1,0 +1,58 @@
+"""The tables of the recorded runs as one document, docs/TABLES.md."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from attnres.lab import experiments
+from attnres.lab.record import Record
+from attnres.lab.tables import TextTable
+
+HEAD = """\
+# All tables
+
+`attnres report --tables > docs/TABLES.md` writes this page from the records in [results/](../results).
+A test holds it to them.
+[RESULTS.md](RESULTS.md) says what the numbers mean."""
+
+OTHER_RUNS = "other-runs.json"
+"""Tables of runs from before there were records, copied once from what the commands printed."""
+
+
+OTHER_HEAD = f"""\
+## Runs without a record
+
+From before there were records.
+[results/{OTHER_RUNS}](../results/{OTHER_RUNS}) was copied once from what the commands printed.
+Two cores of an AMD EPYC (virtual), no GPU, 2026-11-20."""
+
+
+def tables_page(records: Mapping[str, Record], folder: Path) -> str:
+    """All tables of the records by experiment, then those of OTHER_RUNS in the folder, if it is there. Markdown."""
+    sections = [_section(name, record) for name, record in records.items()]
+    if (folder / OTHER_RUNS).exists():
+        others = json.loads((folder / OTHER_RUNS).read_text(encoding="utf-8"))
+        sections += [OTHER_HEAD, *(_other_section(other) for other in others)]
+    return "\n\n".join([HEAD, *sections]) + "\n"
+
+
+def _section(name: str, record: Record) -> str:
+    experiment = experiments()[name]
+    facts = "\n".join(f"- {fact}: {value}" for fact, value in record.origin.items())
+    tables = (f"### {table.title}\n\n{_markdown(table)}" for table in experiment.tables(record))
+    return "\n\n".join([f"## {experiment.title}", experiment.question, *tables, "### Where this comes from", facts])
+
+
+def _other_section(other: Mapping[str, Any]) -> str:
+    table = TextTable(other["title"], tuple(other["columns"]), tuple(map(tuple, other["rows"])), other["note"])
+    return f"### {table.title}\n\n    {other['command']}\n\n{_markdown(table)}"
+
+
+def _markdown(table: TextTable) -> str:
+    """The table without its title, and its note."""
+    lines = [f"| {' | '.join(table.columns)} |", "|" + "---|" * len(table.columns)]
+    lines += [f"| {' | '.join(row)} |" for row in table.rows]
+    return "\n".join([*lines, "", table.note])

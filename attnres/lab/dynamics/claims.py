@@ -1,0 +1,236 @@
+"""What a record of dynamics shows, claim by claim; lab/claims.py has the rule that decides.
+
+h is what a sublayer reads, y what it returns. Magnitudes are compared by natural logarithms, so 0.01 is one percent.
+Runs that diverged are left out.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from attnres.analysis.comparison import holm
+from attnres.lab.claims import Statement, judged, paired, summary
+from attnres.lab.dynamics.record import DynamicsRecord, Moment, ProfiledRun, Runs
+from attnres.lab.outcome import done_runs
+from attnres.model import sublayer_name
+
+PERMUTATIONS = 2000
+
+Measure = Callable[[ProfiledRun], float]
+"""From one run of the record to a number."""
+
+
+def log_growth(series: Sequence[float]) -> float:
+    """Growth over the whole series: the least-squares slope of its logarithm, times its length less one."""
+    logs = np.log(series)
+    return float(np.polyfit(np.arange(len(logs)), logs, 1)[0] * (len(logs) - 1))
+
+
+def log_range(series: Sequence[float]) -> float:
+    """ln(max / min)"""
+    return math.log(max(series) / min(series))
+
+
+def unevenness(series: Sequence[float]) -> float:
+    """The coefficient of variation: standard deviation over mean."""
+    return float(np.std(series) / np.mean(series))
+
+
+def input_growth(run: ProfiledRun) -> float:
+    """Of the RMS of h over sites 1 .. L-1: the first site reads the embedding alone, the last is the readout."""
+    return log_growth(run.moments[-1].input_rms[1:-1])
+
+
+def output_growth(run: ProfiledRun) -> float:
+    """Of the RMS of the L sublayers' outputs."""
+    return log_growth(run.moments[-1].output_rms[1:])
+
+
+def gradient_unevenness(run: ProfiledRun) -> float:
+    """Over the L sublayers' outputs; the embedding stands apart."""
+    return unevenness(run.moments[-1].gradient_rms[1:])
+
+
+def update_unevenness(run: ProfiledRun) -> float:
+    return unevenness(run.moments[-1].update)
+
+
+def uniform_shares(sources: int) -> np.ndarray:
+    """[source]: the share that a source has, averaged over the sites that see it, where each divides equally."""
+    return np.array([np.mean([1 / (site + 1) for site in range(source, sources)]) for source in range(sources)])
+
+
+def log_shares(run: ProfiledRun) -> np.ndarray:
+    """[source]: ln of the mean share over the share under equal division."""
+    shares = np.asarray(run.source_share, dtype=np.float64)
+    return np.log(np.maximum(shares, 1e-12) / uniform_shares(len(shares)))
+
+
+def embedding_excess(run: ProfiledRun) -> float:
+    return float(log_shares(run)[0])
+
+
+def embedding_excess_at_start(run: ProfiledRun) -> float:
+    sources = len(run.source_share)
+    return math.log(run.moments[0].embedding_share / uniform_shares(sources)[0])
+
+
+def relative_entropy(moment: Moment) -> float:
+    """Entropy of the depth weights over log(l + 1), mean over sites 1 .. L: 1 where all sources share equally."""
+    entropy = np.asarray(moment.entropy[1:])
+    return float(np.mean(entropy / np.log(np.arange(2, len(entropy) + 2))))
+
+
+def sharpening(run: ProfiledRun) -> float:
+    """The change of `relative_entropy` from before the first step to the last."""
+    return relative_entropy(run.moments[-1]) - relative_entropy(run.moments[0])
+
+
+def early_sink(runs: Sequence[ProfiledRun]) -> tuple[list[float], int]:
+    """How far one early sublayer stands out: ln of its excess share in each run, and the source that most runs favour.
+
+    Of the sources that at least half of the sites see, the embedding left out. The largest of many is always large, so
+    each run is asked for the source that the *other* runs have largest: without a sink that means nothing here.
+    """
+    shares = np.stack([log_shares(run) for run in runs])
+    early = slice(1, (shares.shape[1] + 1) // 2)
+    favoured = int(np.argmax(shares.mean(0)[early])) + 1
+    if len(runs) < 2:
+        return [float(shares[0, favoured])], favoured
+    held_out = []
+    for index in range(len(runs)):
+        others = np.delete(shares, index, 0).mean(0)[early]
+        held_out.append(float(shares[index, int(np.argmax(others)) + 1]))
+    return held_out, favoured
+
+
+@dataclass(frozen=True)
+class Periodicity:
+    """How much of a series over depth follows the place within a block."""
+
+    amplitude: float
+    """ln of the largest over the smallest place, after trend and kind of sublayer."""
+    share: float
+    """Of the variance that trend and kind leave."""
+    p_value: float
+    """Share of permutations of the sublayers (attention with attention, MLP with MLP) that reach this share."""
+
+
+def periodicity(series: np.ndarray, period: int, seed: int = 0) -> Periodicity | None:
+    """Of the logarithm of series [sublayer], mean over the rows if [run, sublayer].
+
+    Every second sublayer is an MLP, which alone would make any series periodic: so a line in depth and the mean of each
+    kind are taken off first. The first block, which begins with the embedding alone, is left out. Runs are averaged
+    before they are permuted: they repeat one pattern and are no independent evidence of a period. None where a
+    block has no places to tell apart (period 1 and 2) or there are fewer than three blocks.
+    """
+    logs = np.log(np.atleast_2d(series)).mean(0)[period:]
+    if period < 3 or len(logs) < 2 * period:
+        return None
+    index = np.arange(period, period + len(logs))
+    kind, place = index % 2, index % period
+    design = np.stack([index, kind == 0, kind == 1], 1).astype(np.float64)
+    rest = logs - design @ np.linalg.lstsq(design, logs, rcond=None)[0]
+    total = rest @ rest
+    if total < 1e-12 * len(rest):
+        return Periodicity(0.0, 0.0, 1.0)
+
+    members = (place == np.arange(period)[:, None]).astype(np.float64)
+    count = members.sum(1)
+
+    def place_means(values: np.ndarray) -> np.ndarray:
+        """[..., sublayer] -> [..., place]"""
+        return values @ members.T / count
+
+    def explained(values: np.ndarray) -> np.ndarray:
+        """[..., sublayer] -> the share of the variance that lies between the places"""
+        return (place_means(values) ** 2 * count).sum(-1) / total
+
+    generator = np.random.default_rng(seed)
+    shuffled = np.tile(rest, (PERMUTATIONS, 1))
+    for k in (0, 1):
+        columns = np.flatnonzero(kind == k)
+        shuffled[:, columns] = generator.permuted(shuffled[:, columns], axis=1)
+    observed = float(explained(rest))
+    reached = np.sum(explained(shuffled) >= observed - 1e-12)
+    return Periodicity(float(np.ptp(place_means(rest))), observed, float((1 + reached) / (1 + PERMUTATIONS)))
+
+
+def statements(record: DynamicsRecord) -> list[Statement]:
+    """Every claim on every connection that has runs."""
+    arms = {arm.arm: {run.seed: run for run in done_runs(arm.runs)} for arm in record.arms}
+    arms = {name: runs for name, runs in arms.items() if runs}
+    baseline = record.arms[0].arm
+    own: list[tuple[str, Measure, int]] = [
+        ("h grows with depth", input_growth, 1),
+        ("y grows with depth", output_growth, 1),
+    ]
+    against: list[tuple[str, Measure, int]] = [
+        (f"h grows less than in {baseline}", input_growth, -1),
+        (f"y grows less than in {baseline}", output_growth, -1),
+        (f"gradients more even than in {baseline}", gradient_unevenness, -1),
+        (f"updates more even than in {baseline}", update_unevenness, -1),
+    ]
+    found = []
+    for claim, measure, sign in own:
+        found += judged(claim, sign, _each(arms, measure))
+    for claim, measure, sign in against:
+        found += judged(claim, sign, paired(arms, baseline, measure))
+    found += _periodic(record)
+    found += judged("depth weights sharpen in training", -1, _each(arms, sharpening))
+    untrained = {arm: statistics.fmean(map(embedding_excess_at_start, runs.values())) for arm, runs in arms.items()}
+    details = {arm: f"{excess:+.3f} untrained" for arm, excess in untrained.items()}
+    found += judged("the embedding is a sink", 1, _each(arms, embedding_excess), details)
+    sinks = {arm: early_sink(list(runs.values())) for arm, runs in arms.items()}
+    details = {arm: source_name(source) for arm, (_, source) in sinks.items()}
+    found += judged("an early sublayer is a sink", 1, {arm: values for arm, (values, _) in sinks.items()}, details)
+    return found
+
+
+def source_name(source: int) -> str:
+    return "embedding" if source == 0 else sublayer_name(source - 1)
+
+
+def _each(arms: Mapping[str, Runs], measure: Measure) -> dict[str, list[float]]:
+    return {arm: [measure(run) for run in runs.values()] for arm, runs in arms.items()}
+
+
+def _periodic(record: DynamicsRecord) -> list[Statement]:
+    """Of every connection with blocks, at their size; the baseline at the first such size, as a control."""
+    period_of = {arm.arm: arm.block_size for arm in record.arms if arm.block_size and arm.block_size > 2}
+    if not period_of:
+        return []
+    control = record.arms[0].arm
+    if control in period_of:
+        control = None
+    else:
+        period_of[control] = next(iter(period_of.values()))
+    found = []
+    for what, name, part in (
+        ("h is periodic by block", "input_rms", slice(None, -1)),
+        ("y is periodic by block", "output_rms", slice(1, None)),
+    ):
+        of_claim = []
+        for arm in record.arms:
+            runs = done_runs(arm.runs)
+            if arm.arm not in period_of or not runs:
+                continue
+            series = np.array([getattr(run.moments[-1], name)[part] for run in runs])
+            period = period_of[arm.arm]
+            result = periodicity(series, period)
+            if result is not None:
+                detail = f"period {period}" + ", control" * (arm.arm == control)
+                of_claim.append(Statement(what, arm.arm, result.amplitude, None, len(runs), result.p_value, 1, detail))
+        corrected = holm([statement.p_value for statement in of_claim])
+        found += [replace(statement, p_value=p) for statement, p in zip(of_claim, corrected, strict=True)]
+    return found
+
+
+def finding(record: DynamicsRecord) -> str:
+    """What sublayers read, against the baseline."""
+    return summary([found for found in statements(record) if found.claim.startswith("h ")])

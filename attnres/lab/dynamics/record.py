@@ -1,0 +1,106 @@
+"""What is recorded of depth over training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnres.lab.outcome import Outcome
+from attnres.lab.record import Record, Stored
+
+Numbers = tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A model at one step of its training."""
+
+    step: int
+    output_rms: Numbers
+    """Of the embedding and of every sublayer's output: [source]."""
+    input_rms: Numbers
+    """Of what every site reads, the readout last: [site]."""
+    gradient_rms: Numbers
+    """At every source."""
+    entropy: Numbers
+    """Of the depth weights of every site, in nats."""
+    embedding_share: float
+    """Mean over sites."""
+    update: Numbers = ()
+    """How far every sublayer's matrices went since the moment before, per step; the first moment has none."""
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Of the depth mixing matrix M."""
+
+    effective: float
+    semiseparable: int
+    """The largest over tokens and channels."""
+    semiseparable_mean: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profiles(Stored):
+    """What is measured of one run, kept in its folder, where it outlives the checkpoints."""
+
+    kind: ClassVar = "dynamics of a run"
+    written_by: ClassVar = "dynamics"
+
+    steps: tuple[int, ...]
+    tokens: tuple[int, ...]
+    """The shape of the tokens that were read."""
+    moments: tuple[Moment, ...]
+    source_share: Numbers
+    """[source], mean over sites, at the last step."""
+    embedding_share: Numbers
+    """[site], at the last step."""
+    mean_matrix: tuple[Numbers, ...]
+    """M after training, mean over tokens; the lower triangle, a row for each site."""
+    ranks: Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfiledRun(Outcome):
+    """One seed of an arm; what is measured is there if the run is done."""
+
+    seed: int
+    moments: tuple[Moment, ...] = ()
+    source_share: Numbers = ()
+    embedding_share: Numbers = ()
+    ranks: Ranks | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """One connection."""
+
+    arm: str
+    block_size: int | None
+    rank_bound: int
+    """The largest semiseparable rank that its values leave room for."""
+    runs: tuple[ProfiledRun, ...]
+    mean_matrix: tuple[Numbers, ...] | None
+    """Of the first seed; None where no run is done."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicsRecord(Record):
+    kind: ClassVar = "dynamics"
+    written_by: ClassVar = "dynamics"
+    never_empty: ClassVar = ("arms",)
+
+    arms: tuple[Arm, ...]
+    """The first is the baseline."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for arm in self.arms:
+            for run in arm.runs:
+                if run.done and not (run.moments and run.source_share and run.embedding_share and run.ranks):
+                    raise ValueError(f"with nothing measured of {arm.arm}, seed {run.seed}")
+
+
+Runs = Mapping[int, ProfiledRun]
+"""By seed."""

@@ -1,0 +1,102 @@
+"""The results page: the lab's records as findings, tables and figures in one file that needs no other."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from markupsafe import Markup
+
+from attnres.files import write_bytes, write_text
+from attnres.lab import experiments
+from attnres.lab.experiment import Experiment
+from attnres.lab.record import Record, read_record
+from attnres.report.axes import DARK_STYLE, STYLE, png
+from attnres.report.html import environment
+
+Images = dict[str, dict[str, bytes]]
+"""Picture -> variant -> PNG."""
+
+VARIANTS = {  # in the order in which a browser tries them; the last is for everything else, and the one in figures/
+    "narrow dark": ("screen and (max-width: 700px) and (prefers-color-scheme: dark)", True, DARK_STYLE),
+    "narrow": ("(max-width: 700px)", True, STYLE),
+    "dark": ("screen and (prefers-color-scheme: dark)", False, DARK_STYLE),
+    "": ("", False, STYLE),
+}
+
+
+def read_records(folder: Path) -> dict[str, Record]:
+    """The records in a folder, EXPERIMENT.json each, as far as it holds them, in the order of the page."""
+    return {
+        name: read_record(folder / f"{name}.json", experiment.record)
+        for name, experiment in experiments().items()
+        if (folder / f"{name}.json").exists()
+    }
+
+
+def write_results(records: Mapping[str, Record], folder: Path) -> Path:
+    """Write folder/results.html and folder/figures/*.png from the records by experiment. Returns the page's path."""
+    shown = {name: experiment for name, experiment in experiments().items() if name in records}
+    images = {name: drawn(experiment, records[name]) for name, experiment in shown.items()}
+    page = _page([_Section(name, shown[name], records[name], images[name]) for name in shown])
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for of_one in images.values():
+        for name, variants in of_one.items():
+            write_bytes(folder / "figures" / f"{name}.png", variants[""])
+    path = folder / "results.html"
+    write_text(path, page)
+    return path
+
+
+def drawn(experiment: Experiment[Any, Any, Any], record: Record) -> Images:
+    """The pictures that the record has something to show in."""
+    images: Images = {}
+    for variant, (_, narrow, style) in VARIANTS.items():
+        with mpl.rc_context(style):
+            for picture in experiment.pictures:
+                figure = picture.draw(record, narrow)
+                if figure is not None:
+                    images.setdefault(picture.name, {})[variant] = png(figure)
+    return images
+
+
+@dataclass(frozen=True)
+class _Section:
+    """What the template asks for, of one experiment."""
+
+    name: str
+    experiment: Experiment[Any, Any, Any]
+    record: Record
+    images: Images
+
+    @property
+    def finding(self) -> str:
+        return self.experiment.finding(self.record)
+
+    @property
+    def readings(self) -> str:
+        """How many claims were read how."""
+        counts = Counter(claim.reading for claim in self.experiment.claims(self.record))
+        return ", ".join(f"{count} {reading}" for reading, count in sorted(counts.items()))
+
+    @property
+    def pictures(self) -> list[dict[str, Any]]:
+        return [
+            {"alt": picture.alt, "name": picture.name, "images": self.images[picture.name]}
+            for picture in self.experiment.pictures
+            if picture.name in self.images
+        ]
+
+
+def _page(sections: list[_Section]) -> str:
+    templates = environment("attnres.lab")
+    templates.filters["data"] = lambda image: "data:image/png;base64," + base64.b64encode(image).decode()
+    style = files("attnres.report").joinpath("page.css").read_text(encoding="utf-8")
+    media = {variant: query for variant, (query, _, _) in VARIANTS.items() if query}
+    return templates.get_template("results.html").render(sections=sections, media=media, style=Markup(style))

@@ -1,0 +1,194 @@
+"""What each sublayer is worth: the loss that is added when it is switched off, for every connection.
+
+Switched off means that the sublayer returns zero at its site, and all else stays, with no code for any connection.
+Where y is added to a stream, nothing is added; what the site does to the stream besides (Highway's gate, the mixing of
+streams) stays. A zero is a source for AttnRes, with score w . 0 = 0, and takes softmax mass (SPEC.md 13, trap 2); but
+what it takes it takes from all others in proportion, so h is only scaled, and sublayers and final norm begin with a
+norm: up to that norm's eps, the model is the one whose softmax does not have the source (a member of a larger block
+leaves the block's sum). So it is fair to compare the two. The exception is `delta`, where a zero source weakens what
+attention adds to the stream.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from attnres.data import Corpus, validation_batches
+from attnres.errors import UsageError
+from attnres.lab.outcome import run_record_of
+from attnres.lab.prune.record import Pruned
+from attnres.lab.record import read_record, write_record
+from attnres.model import Transformer
+from attnres.train import RunConfig, config_to_json, load_run, read_metrics
+from attnres.train.folder import FREE_FIELDS, RunFolder, flat_fields
+
+BATCH = 8
+"""Sequences at a time."""
+
+MAY_DIFFER = (
+    *FREE_FIELDS,
+    "model.connection",
+    "model.connection_options",
+    "seed",
+    "optimizer.lr",
+    "optimizer.adamw_lr",
+)
+"""Between runs that are compared. Learning rates may be tuned for each connection."""
+
+
+@torch.no_grad()
+def added_losses(
+    model: Transformer, batches: Iterable[np.ndarray], watch: Callable[[float], None] = lambda _: None
+) -> tuple[float, np.ndarray]:
+    """The model's loss in nats per token, and what is added to it when sublayer l returns zero: [L].
+
+    batches: int64 [sequences, time + 1]. watch: told of every sublayer that is done in a batch. What comes before a
+    sublayer does not change, so it is computed once: values can be split at any site.
+    """
+    count, whole, without = 0, 0.0, np.zeros(len(model.sublayers))
+    for batch in batches:
+        tokens = torch.from_numpy(batch)
+        sublayers = model.bound_sublayers(tokens.shape[1] - 1)
+        values = model.connection.start(model.embedding(tokens[:, :-1]))
+        for site, sublayer in enumerate(sublayers):
+            silenced = model.connection.run(values, [torch.zeros_like, *sublayers[site + 1 :]], first=site)
+            without[site] += _summed_loss(model, silenced, tokens)
+            values = model.connection.run(values, [sublayer], first=site)
+            watch(1)
+        whole += _summed_loss(model, values, tokens)
+        count += tokens[:, 1:].numel()
+    return whole / count, (without - whole) / count
+
+
+def _summed_loss(model: Transformer, values: tuple[Tensor, ...], tokens: Tensor) -> float:
+    logits = model.logits(model.connection.readout(values))
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none").double().sum().item()
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run folder and what it says of itself."""
+
+    folder: RunFolder
+    config: RunConfig
+    status: str
+    """"done"; "diverged" if it ended no lower than it began; "unfinished" if it has no result."""
+
+    @property
+    def arm(self) -> str:
+        options = self.config.model.connection_options
+        listed = ",".join(f"{name}={_literal(value)}" for name, value in options.items())
+        return self.config.model.connection + (f":{listed}" if listed else "")
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The run folders among and inside the given ones, in order. Raises UsageError where there is none."""
+    found: list[Path] = []
+    for folder in folders:
+        inside = [folder] if (folder / "config.json").is_file() else _inside(folder)
+        if not inside:
+            raise UsageError(f"{folder}: no run there; give run folders, or a folder that holds some")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob("**/config.json") if "checkpoints" not in path.parts)
+
+
+def open_runs(folders: Sequence[Path]) -> list[Trained]:
+    """The runs. Raises UsageError where they differ in more than connection, learning rates and seed, naming it."""
+    trained = []
+    for path in folders:
+        folder = RunFolder(path)
+        trained.append(Trained(folder, folder.config(), _status(folder)))
+    first = trained[0]
+    for run in trained[1:]:
+        differing = _differing(first.config, run.config)
+        if differing:
+            raise UsageError(
+                f"{run.folder.path} and {first.folder.path} are runs of different configurations "
+                f"({', '.join(differing)}); give runs that differ in connection and seed alone"
+            )
+    seen: dict[tuple[str, int], Path] = {}
+    for run in trained:
+        key = run.arm, run.config.seed
+        if key in seen:
+            raise UsageError(f"{run.folder.path} and {seen[key]} are both {key[0]}, seed {key[1]}; give one of them")
+        seen[key] = run.folder.path
+    return trained
+
+
+def _status(folder: RunFolder) -> str:
+    summary = folder.summary()
+    if summary is None:
+        return "unfinished"
+    evaluations = [record["loss"] for record in read_metrics(folder.metrics) if record["kind"] == "eval"]
+    return "diverged" if evaluations and summary["validation_loss"] >= evaluations[0] else "done"
+
+
+def _differing(first: RunConfig, other: RunConfig) -> list[str]:
+    one, two = flat_fields(config_to_json(first)), flat_fields(config_to_json(other))
+    return [
+        name
+        for name in {**one, **two}
+        if name not in MAY_DIFFER
+        and not name.startswith("model.connection_options.")
+        and one.get(name) != two.get(name)
+    ]
+
+
+def _literal(value: Any) -> str:
+    """As `arm_model` reads it."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], None] = lambda _: None) -> Pruned:
+    """What every sublayer of the run is worth, on so many validation tokens, in nats per byte.
+
+    Measured once and then read from its folder. The tokens recorded are those measured: whole sequences, as far as the
+    validation split goes.
+    """
+    stored = run.folder.path / "prune.json"
+    step = run.folder.checkpoints.all()[-1].step
+    sublayers = run.config.model.sites
+    batches = list(validation_batches(corpus, run.config.model.context, BATCH, tokens))
+    tokens = sum(batch[:, 1:].size for batch in batches)
+    if stored.is_file():
+        kept = read_record(stored, Pruned)
+        if (kept.tokens, kept.step) == (tokens, step):
+            watch(sublayers)
+            return kept
+    began = time.perf_counter()
+    model = load_run(run.folder.path).model
+    loss, added = added_losses(model, batches, lambda done: watch(done / len(batches)))
+    per_byte = corpus.bytes_per_token
+    measured = Pruned(
+        tokens=tokens,
+        step=step,
+        loss=loss / per_byte,
+        added=tuple(float(f"{value:.5g}") for value in added / per_byte),
+        seconds=time.perf_counter() - began,
+    )
+    write_record(stored, measured)
+    return read_record(stored, Pruned)
+
+
+def refuse_other_corpus(run: Trained, corpus: Corpus) -> None:
+    """Raise UsageError if the run was trained on another text."""
+    record = run_record_of(run.folder.path)
+    if record["corpus"]["sha256"] != corpus.sha256:
+        raise UsageError(
+            f"{run.folder.path}: the corpus has changed since this run (it was {record['corpus']['description']}, now "
+            f"it is {corpus.description}); restore its files or leave the run out"
+        )

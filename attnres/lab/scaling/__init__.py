@@ -1,0 +1,36 @@
+"""Scaling laws at laptop scale: loss against compute for several sizes, and the compute that a connection saves.
+
+    attnres scaling
+    attnres scaling residual full --sizes 8x32 12x48 16x64 --seeds 2
+
+Trains every connection at every size on tokens in proportion to the parameters, fits L = A C^-a in log space, and says
+how many times the compute the first connection needs for the others' loss, with 95% bootstrap intervals. Every run has
+a folder of its own; stop it with Ctrl-C or in any other way, and the same command goes on. Ends with a table,
+OUT/results.html and OUT/figures/; `attnres report OUT` draws them again from RECORD, and `attnres fit` fits points from
+anywhere.
+"""
+
+from __future__ import annotations
+
+from attnres.lab.experiment import Experiment, Picture
+from attnres.lab.scaling import figures, plan, run
+from attnres.lab.scaling.fit import finding
+from attnres.lab.scaling.record import ScalingRecord
+from attnres.lab.scaling.tables import scaling_tables
+
+EXPERIMENT = Experiment(
+    command="scaling",
+    position=2,
+    options=plan.Options,
+    plan=plan.plan,
+    run=run.run,
+    record=ScalingRecord,
+    title="Does it last with scale?",
+    question=(
+        "Loss against training compute for several sizes, tokens in proportion to parameters, fitted in log "
+        "space. The compute advantage is how many times the compute the baseline needs for the same loss."
+    ),
+    finding=finding,
+    tables=scaling_tables,
+    pictures=(Picture("scaling", "losses with fits, compute advantage, loss against size", figures.scaling_law),),
+)

@@ -1,0 +1,119 @@
+"""Figures of scaling laws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from attnres.analysis.powerlaw import Advantage, Fit, Point, fit_power_laws
+from attnres.files import write_bytes
+from attnres.lab.figures import PAPER_MARK, panels
+from attnres.lab.paper import SCALING_COMPUTE, scaling_points
+from attnres.lab.scaling.fit import final_points, iso_flop_curves
+from attnres.lab.scaling.record import ScalingRecord
+from attnres.report.axes import STYLE, ink, legend_below, line_styles, plain_log_ticks, png
+from attnres.report.style import visible
+
+
+def scaling_law(record: ScalingRecord, narrow: bool = False) -> Figure:
+    """Losses and fits, the compute advantage, and loss against size at equal compute."""
+    points = final_points(record)
+    fits, advantages = fit_power_laws(points)
+    figure, (curves, factors, iso) = panels(3, 3, (4.3, 4.0), narrow)
+    _fits(curves, points, fits, "FLOPs")
+    curves.set_ylabel("validation loss (nats per byte)")
+    _, published = fit_power_laws(scaling_points(), SCALING_COMPUTE)
+    _advantages(factors, advantages, {advantage.arm: advantage.factor for advantage in published})
+    _iso_flop(iso, iso_flop_curves(record))
+    legend_below(figure, curves)
+    return figure
+
+
+def scaling_fit(points: Mapping[str, Sequence[Point]], unit: str) -> Figure:
+    """Losses and fits, and the compute advantage, of points from anywhere."""
+    fits, advantages = fit_power_laws(points)
+    figure, (curves, *factors) = panels(2 if advantages else 1, 2, (4.5, 3.6), narrow=False)
+    _fits(curves, points, fits, unit)
+    curves.set_ylabel("loss")
+    for axes in factors:
+        _advantages(axes, advantages, {})
+    legend_below(figure, curves)
+    return figure
+
+
+def write_fit(points: Mapping[str, Sequence[Point]], unit: str, folder: Path) -> Path:
+    """Write folder/figures/scaling-fit.png from points that are no record's. Returns its path."""
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    path = folder / "figures" / "scaling-fit.png"
+    with mpl.rc_context(STYLE):
+        write_bytes(path, png(scaling_fit(points, unit)))
+    return path
+
+
+def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit], unit: str) -> None:
+    styles = line_styles([fit.arm for fit in fits])
+    for fit in fits:
+        style = styles[fit.arm]
+        computes = np.array([point.compute for point in points[fit.arm]])
+        line = np.geomspace(computes.min(), computes.max(), 50)
+        axes.plot(line, [fit.loss(c) for c in line], label=visible(fit.arm), **style)
+        axes.plot(
+            computes, [point.loss for point in points[fit.arm]], "o", color=style["color"], markersize=3.5, alpha=0.6
+        )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
+    plain_log_ticks(axes.xaxis, "{x:g}")
+    axes.set_title("loss against compute, L = A C^-a", loc="left")
+    axes.set_xlabel(visible(f"training compute C ({unit})"))
+    axes.grid(alpha=0.25)
+
+
+def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str, float]) -> None:
+    styles = line_styles([advantage.arm for advantage in advantages])
+    axes.axhline(1, color=ink(), linewidth=1)
+    for index, advantage in enumerate(advantages):
+        low, high = advantage.interval
+        colour = styles[advantage.arm]["color"]
+        axes.plot([index, index], [low, high], color=colour, linewidth=1.6)
+        axes.plot(index, advantage.factor, "o", color=colour)
+        if advantage.arm in paper:
+            axes.plot(index, paper[advantage.arm], **PAPER_MARK)
+    axes.plot([], [], "o-", color=ink(), label=f"{'ours' if paper else 'fit'} and 95% interval")
+    if any(advantage.arm in paper for advantage in advantages):
+        axes.plot([], [], **PAPER_MARK, label="paper")
+    axes.set_xticks(range(len(advantages)), labels=[visible(advantage.arm) for advantage in advantages])
+    axes.set_xlim(-0.6, len(advantages) - 0.4)
+    axes.margins(y=0.2)  # room for the legend
+    axes.set_title("compute advantage", loc="left")
+    if advantages:
+        axes.set_ylabel(f"times the compute that {visible(advantages[0].baseline)}\nneeds for the same loss")
+    axes.grid(axis="y", alpha=0.25)
+    if advantages:
+        axes.legend(frameon=False)
+
+
+def _iso_flop(axes: Axes, arms: Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]) -> None:
+    styles = line_styles(list(arms))
+    labelled: set[float] = set()  # an arm whose steps cost less ends below a level that others reach
+    for arm, levels in arms.items():
+        style = styles[arm]
+        for compute, points in levels.items():
+            sizes, losses = zip(*points, strict=True)
+            axes.plot(sizes, losses, marker="o", markersize=3.5, **style)
+            if compute not in labelled:
+                labelled.add(compute)
+                axes.annotate(f" {compute:.0e}", (sizes[-1], losses[-1]), fontsize=8, va="center")
+    axes.set_xscale("log")
+    plain_log_ticks(axes.xaxis, "{x:.2g}")
+    axes.set_title("equal compute (FLOPs at the lines), before decay", loc="left")
+    axes.set_xlabel("parameters of the sublayers")
+    axes.set_ylabel("validation loss (nats per byte)")
+    axes.margins(x=0.15)
+    axes.grid(alpha=0.25)

@@ -1,0 +1,36 @@
+"""What is recorded of a scaling sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnres.lab.outcome import Outcome
+from attnres.lab.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizedRun(Outcome):
+    """One point of a scaling law. Its curve is over tokens: (tokens, validation loss)."""
+
+    arm: str
+    size: str
+    """LAYERSxDIM"""
+    parameters: int
+    """Of the sublayers."""
+    seed: int
+    steps: int
+    tokens: int
+    flops_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalingRecord(Record):
+    kind: ClassVar = "scaling"
+    written_by: ClassVar = "scaling"
+    never_empty: ClassVar = ("arms", "runs")
+
+    arms: tuple[str, ...]
+    """The first is the baseline."""
+    tokens_per_parameter: float
+    runs: tuple[SizedRun, ...]

@@ -1,0 +1,96 @@
+"""The paper's claims on a made-up ablation, against scipy and Holm's method done by hand."""
+
+from __future__ import annotations
+
+import pytest
+from scipy import stats
+
+from attnres.lab.ablation.claims import comparisons, rank_correlation, verdicts
+from attnres.lab.ablation.record import AblationRecord
+from attnres.lab.ablation.tables import ablation_tables
+from tests.lab.sample import parsed
+
+LOSSES = {
+    "residual": [2.00, 2.10, 2.20, 2.30],
+    "full": [1.90, 2.01, 2.09, 2.21],  # better than residual by about 0.1 everywhere
+    "block": [1.95, 2.00, 2.18, 2.26],  # worse than full on the whole, not decided
+    "mhc": [2.50, 2.61, 2.69, 2.80],  # worse than residual, and the paper says better
+}
+
+
+def cell(arm: str, std: float, runs: list[dict]) -> dict:
+    return {"arm": arm, "embedding_std": std, "factor": 1.0, "tuning": [], "runs": runs}
+
+
+def entries(losses: dict[str, list[float]]) -> dict:
+    done = {"factor": 1.0, "status": "done", "step_seconds": 1.0, "peak_memory_bytes": 1}
+    cells = [
+        cell(arm, 1.0, [{**done, "seed": seed, "loss": loss} for seed, loss in enumerate(values)])
+        for arm, values in losses.items()
+    ]
+    sweep = {"config": {}, "grid": [1.0], "tuning_seeds": 1}
+    return {"sweep": sweep, "embedding_stds": [1.0], "left_out": [], "cells": cells}
+
+
+def record(losses: dict[str, list[float]]) -> AblationRecord:
+    return parsed(AblationRecord, entries(losses))
+
+
+def holm(p_values: list[float]) -> list[float]:
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    adjusted, highest = [0.0] * len(p_values), 0.0
+    for rank, index in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = highest
+    return adjusted
+
+
+def test_claims_are_read_from_paired_corrected_tests():
+    found = verdicts(record(LOSSES))
+    pairs = [(verdict.better, verdict.other) for verdict in found]
+    assert pairs == [
+        ("full", "residual"),
+        ("block", "residual"),
+        ("full", "block"),
+        ("full", "mhc"),
+        ("mhc", "residual"),
+    ]
+    expected = holm([float(stats.ttest_rel(LOSSES[a], LOSSES[b]).pvalue) for a, b in pairs])  # type: ignore[attr-defined]
+    for verdict, p_value in zip(found, expected, strict=True):
+        differences = [a - b for a, b in zip(LOSSES[verdict.better], LOSSES[verdict.other], strict=True)]
+        assert verdict.difference == pytest.approx(sum(differences) / 4)
+        assert verdict.error == pytest.approx(stats.sem(differences))
+        assert verdict.p_value == pytest.approx(p_value)
+    readings = [verdict.reading for verdict in found]
+    assert readings == ["agrees", "not decided", "not decided", "agrees", "disagrees"]
+    assert [row[-1] for row in ablation_tables(record(LOSSES))[-1].rows] == readings
+
+
+def test_runs_that_diverged_are_left_out_of_pairs():
+    losses = {arm: LOSSES[arm] for arm in ("residual", "full")}
+    changed = entries(losses)
+    changed["cells"][1]["runs"][3] = {"factor": 1.0, "seed": 3, "status": "diverged", "loss": 99.0}
+    shown = parsed(AblationRecord, changed)
+    (verdict,) = verdicts(shown)
+    assert verdict.difference == pytest.approx((-0.10 - 0.09 - 0.11) / 3)
+    ((_, rows),) = comparisons(shown)
+    assert rows[1].validation_loss == pytest.approx(2.0)
+
+
+def test_no_table_of_claims_where_none_is_tested():
+    (table,) = ablation_tables(record({"residual": LOSSES["residual"], "rezero": LOSSES["mhc"]}))
+    assert table.rows[1][0] == "rezero"
+
+
+def test_rank_correlation_is_kendalls_over_the_papers_arms():
+    assert rank_correlation(record({arm: LOSSES[arm] for arm in ("residual", "full")}), 1.0) is None
+    known = rank_correlation(record({**LOSSES, "x0": [3.0] * 4}), 1.0)  # the paper has no x0
+    assert known is not None
+    ours, papers = [2.15, 2.0525, 2.0975, 2.65], [1.766, 1.737, 1.746, 1.747]
+    expected = stats.kendalltau(ours, papers)
+    assert known == pytest.approx((expected.statistic, expected.pvalue, 4))  # type: ignore[attr-defined]
+
+
+def test_the_papers_differences_have_our_sign():
+    table, _ = ablation_tables(record({arm: LOSSES[arm] for arm in ("residual", "full")}))
+    assert [(row[0], row[-1]) for row in table.rows] == [("residual", ""), ("full", "-0.029")]

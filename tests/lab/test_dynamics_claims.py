@@ -1,0 +1,209 @@
+"""The statistics of `attnres dynamics` on made-up records whose answers are known."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from attnres.lab.claims import Statement, judged
+from attnres.lab.dynamics.claims import (
+    early_sink,
+    embedding_excess,
+    log_growth,
+    log_range,
+    periodicity,
+    relative_entropy,
+    statements,
+    unevenness,
+    uniform_shares,
+)
+from attnres.lab.dynamics.record import DynamicsRecord
+from tests.lab.sample import parsed
+
+SITES = 24
+
+
+def test_growth_range_and_spread_of_known_series():
+    series = 3.0 * 1.1 ** np.arange(11)
+    assert log_growth(series) == pytest.approx(10 * math.log(1.1))
+    assert log_range(series[::-1]) == pytest.approx(10 * math.log(1.1))
+    assert unevenness([1.0, 3.0]) == pytest.approx(0.5)
+    assert unevenness([2.0, 2.0, 2.0]) == 0
+
+
+def test_equal_division_has_no_sink_and_full_entropy():
+    matrix = np.tril(np.ones((6, 6))) / np.arange(1, 7)[:, None]
+    shares = np.array([matrix[i:, i].mean() for i in range(6)])
+    assert uniform_shares(6) == pytest.approx(shares)
+    assert embedding_excess(SimpleNamespace(source_share=shares)) == pytest.approx(0)
+    assert relative_entropy(SimpleNamespace(entropy=np.log(np.arange(1, 7)))) == pytest.approx(1)
+
+
+def fluctuations(seed, size=SITES):
+    return np.exp(0.1 * np.random.default_rng(seed).standard_normal(size))
+
+
+def test_a_period_is_found_under_trend_and_kind():
+    places = np.arange(SITES)
+    pattern = np.exp(0.1 * places + 0.8 * (places % 2) + 0.3 * (places % 4 == 2)) * fluctuations(0)
+    found = periodicity(pattern, 4)
+    assert found is not None and found.p_value < 0.01 and found.share > 0.4
+    assert found.amplitude == pytest.approx(0.3, abs=0.1)
+
+
+def test_trend_and_kind_of_sublayer_are_no_period():
+    """Attention and MLP differ, which has period 2 and so period 4 too; it must not count."""
+    places = np.arange(SITES)
+    false = sum(
+        periodicity(np.exp(0.1 * places + 1.5 * (places % 2)) * fluctuations(seed), 4).p_value < 0.05  # type: ignore
+        for seed in range(100)
+    )
+    assert false <= 12  # 5 expected; 12 is 3 standard deviations above
+    exact = periodicity(np.exp(0.1 * places + 1.5 * (places % 2)), 4)
+    assert exact is not None and exact.p_value == 1.0 and exact.amplitude == 0
+
+
+def test_seeds_that_repeat_one_pattern_are_not_counted_as_evidence():
+    once = periodicity(fluctuations(3), 4)
+    many = periodicity(np.stack([fluctuations(3)] * 5), 4)
+    assert once is not None and many is not None and many.p_value == pytest.approx(once.p_value)
+    assert many.amplitude == pytest.approx(once.amplitude)
+
+
+def test_places_that_cannot_be_told_apart_have_no_period():
+    assert periodicity(fluctuations(0), 2) is None and periodicity(fluctuations(0), 1) is None
+    assert periodicity(fluctuations(0, 10), 4) is None
+
+
+def run_with_shares(excess: np.ndarray) -> SimpleNamespace:
+    return SimpleNamespace(source_share=np.exp(excess) * uniform_shares(len(excess)))
+
+
+def test_a_sink_that_all_seeds_share_is_found_and_noise_is_not():
+    generator = np.random.default_rng(0)
+    runs = [run_with_shares(0.2 * generator.standard_normal(21) + (np.arange(21) == 4)) for _ in range(4)]
+    values, source = early_sink(runs)
+    assert source == 4 and np.mean(values) > 0.6
+    # The largest of ten noisy sources is always large; held out it is not.
+    means = []
+    for _ in range(60):
+        runs = [run_with_shares(0.2 * generator.standard_normal(21)) for _ in range(4)]
+        means.append(np.mean(early_sink(runs)[0]))
+    assert abs(np.mean(means)) < 0.05
+
+
+def test_late_sources_and_the_embedding_are_no_early_sink():
+    excess = np.zeros(21)
+    excess[[0, 20]] = 3.0
+    excess[7] = 0.5
+    assert early_sink([run_with_shares(excess)] * 2)[1] == 7
+
+
+def statement(value, error, p, sign=1, seeds=3) -> Statement:
+    return Statement("claim", "arm", value, error, seeds, p, sign)
+
+
+@pytest.mark.parametrize(
+    ("found", "reading"),
+    [
+        (statement(0.5, 0.05, 0.01), "shown"),
+        (statement(-0.5, 0.05, 0.01), "refuted"),
+        (statement(-0.5, 0.05, 0.01, sign=-1), "shown"),
+        (statement(0.5, 0.3, 0.2), "not decided"),
+        (statement(0.001, 0.0001, 0.001), "refuted"),  # certain, and too small to matter
+        (statement(0.001, 0.01, 0.9), "not decided"),
+        (statement(0.5, None, None, seeds=1), "not decided"),
+        (statement(0.0, 0.0, 1.0), "refuted"),
+        (statement(0.2, None, 0.01), "shown"),
+    ],
+)
+def test_readings_follow_the_rule(found, reading):
+    assert found.reading == reading
+
+
+def test_p_values_are_of_paired_tests_and_corrected_within_a_claim():
+    base, one, two = np.random.default_rng(1).standard_normal((3, 6))
+    first, second = judged("claim", -1, {"one": list(one - base), "two": list(two - base)})
+    raw = [ttest_rel(one, base).pvalue, ttest_rel(two, base).pvalue]
+    expected = [min(1, 2 * min(raw)), max(max(raw), min(1, 2 * min(raw)))]
+    assert sorted([first.p_value, second.p_value]) == pytest.approx(expected)  # type: ignore
+    assert first.value == pytest.approx(np.mean(one - base)) and first.seeds == 6
+
+
+def made_up_record(seeds: int = 4) -> dict:
+    """residual: h grows tenfold; block: it goes round within blocks of four. Gradients of block are even."""
+    generator = np.random.default_rng(0)
+    places = np.arange(SITES + 1)
+
+    def run(arm: str, seed: int) -> dict:
+        noise = np.exp(0.02 * generator.standard_normal((4, SITES + 1)))
+        shape = 10 ** (places / SITES) if arm == "residual" else np.exp(0.4 * (places % 4 == 2))
+        slope = places / SITES if arm == "residual" else 0 * places
+        end = {
+            "step": 10,
+            "input_rms": list(shape * noise[0]),
+            "output_rms": list(1.0 * noise[1]),
+            "gradient_rms": list(np.exp(-2 * slope) * noise[2]),
+            "update": list(0.01 * noise[3, 1:]),
+            "entropy": list(np.log(places + 1) * (1 if arm == "residual" else 0.7)),
+            "embedding_share": 0.2,
+        }
+        excess = np.zeros(SITES + 1) if arm == "residual" else 0.01 * generator.standard_normal(SITES + 1)
+        excess[0] += 0 if arm == "residual" else 0.5
+        return {
+            "seed": seed,
+            "status": "done",
+            "loss": 1.5,
+            "moments": [{**end, "step": 0, "entropy": list(np.log(places + 1))}, end],
+            "source_share": list(np.exp(excess) * uniform_shares(SITES + 1)),
+            "embedding_share": list(1 / (places + 1)),
+            "ranks": {"effective": 9.0, "semiseparable": 4, "semiseparable_mean": 3.5},
+        }
+
+    arms = [
+        {
+            "arm": arm,
+            "block_size": size,
+            "rank_bound": bound,
+            "runs": [run(arm, seed) for seed in range(seeds)],
+            "mean_matrix": [[1.0] * (site + 1) for site in range(SITES + 1)],
+        }
+        for arm, size, bound in (("residual", None, 1), ("block", 4, 7))
+    ]
+    return {"config": {"steps": 10, "model": {"layers": SITES // 2}}, "arms": arms}
+
+
+def readings(record: dict) -> dict[tuple[str, str], str]:
+    return {(found.claim, found.arm): found.reading for found in statements(parsed(DynamicsRecord, record))}
+
+
+def test_a_made_up_record_is_read_as_it_was_made():
+    found = readings(made_up_record())
+    assert found["h grows with depth", "residual"] == "shown"
+    assert found["h grows less than in residual", "block"] == "shown"
+    assert found["gradients more even than in residual", "block"] == "shown"
+    assert found["h is periodic by block", "block"] == "shown"
+    assert found["h is periodic by block", "residual"] == "not decided"
+    assert found["y is periodic by block", "block"] == "not decided"
+    assert found["the embedding is a sink", "block"] == "shown"
+    assert found["the embedding is a sink", "residual"] == "refuted"
+    assert found["depth weights sharpen in training", "block"] == "shown"
+    assert found["depth weights sharpen in training", "residual"] == "refuted"
+
+
+def test_runs_that_diverged_do_not_count():
+    record = made_up_record()
+    record["arms"][1]["runs"][0] = {"seed": 0, "status": "diverged", "error": "loss is nan"}
+    found = [found for found in statements(parsed(DynamicsRecord, record)) if found.claim == "h grows with depth"]
+    seeds = {statement.arm: statement.seeds for statement in found}
+    assert seeds == {"residual": 4, "block": 3}
+
+
+def test_one_seed_decides_nothing_but_periods():
+    """A period is tested within a run, over its sublayers."""
+    decided = {claim for (claim, _), reading in readings(made_up_record(1)).items() if reading != "not decided"}
+    assert decided <= {"h is periodic by block", "y is periodic by block"}

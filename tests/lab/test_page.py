@@ -1,0 +1,168 @@
+"""The results page and its figures, from made-up records."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnres.analysis.powerlaw import Point, read_points
+from attnres.cli import main
+from attnres.lab import experiments
+from attnres.lab.ablation import figures as ablation_figures
+from attnres.lab.ablation.record import AblationRecord
+from attnres.lab.experiment import Picture
+from attnres.lab.page import read_records, write_results
+from attnres.lab.scaling.figures import scaling_fit, scaling_law
+from attnres.lab.scaling.fit import iso_flop_curves
+from attnres.lab.scaling.record import ScalingRecord
+from attnres.report.axes import png
+from tests.lab.sample import ATTACK, ablation, parsed, scaling
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    for record in (ablation(), scaling()):
+        (folder / f"{record['kind']}.json").write_text(json.dumps(record))
+    return folder
+
+
+def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results, tmp_path, capsys):
+    out = tmp_path / "report"
+    assert main(["report", str(results), "--out", str(out)]) == 0
+    page = (out / "results.html").read_text()
+    assert page.count("<img ") == 3 == len(list((out / "figures").glob("*.png")))
+    assert ATTACK not in page and "://" not in re.sub(r"base64,[^\"]*", "", page)
+    for name, record in read_records(results).items():
+        for table in experiments()[name].tables(record):
+            assert all(f">{row[1]}<" in page for row in table.rows)
+
+
+def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
+    record = ablation()
+    record["embedding_stds"].reverse()  # the small scale was run first
+    del record["cells"][5:]  # and there only the baseline
+    drawn = ablation_figures.differences(parsed(AblationRecord, record))
+    assert [axes.get_title(loc="left") for axes in drawn.axes] == ["embedding std 1", "embedding std 0.02"]
+    assert {label.get_text() for label in drawn.axes[0].get_yticklabels()} == {"full", "block:heads=2", "highway"}
+    tuned = ablation_figures.tuning(parsed(AblationRecord, record))
+    assert tuned is not None
+    assert [[text.get_text() for text in axes.texts] for axes in tuned.axes[:2]] == [
+        ["best", "diverged"] * 4,
+        ["best", "diverged"],
+    ]
+
+
+def test_every_level_of_compute_has_its_label():
+    record = scaling()
+    for run in record["runs"]:
+        run["flops_per_token"] *= 1.3 if run["arm"] == "full" else 1.0
+    record = parsed(ScalingRecord, record)
+    levels = {arm: set(curves) for arm, curves in iso_flop_curves(record).items()}
+    assert levels["full"] - levels["residual"], "or the test shows nothing"
+    assert len(scaling_law(record).axes[2].texts) == len(set.union(*levels.values()))
+
+
+def test_rates_are_compared_on_the_seeds_they_share():
+    record = ablation()
+    losses = {(0.5, 9): 2.3, (1.0, 9): 2.2, (2.0, 9): 2.19, (1.0, 10): 2.0, (2.0, 10): 2.1}
+    tuning = [{"factor": f, "seed": seed, "status": "done", "loss": loss} for (f, seed), loss in losses.items()]
+    record["cells"] = [record["cells"][0] | {"tuning": tuning}]
+    drawn = ablation_figures.tuning(parsed(AblationRecord, record))
+    assert drawn is not None
+    assert sorted(text.get_text() for text in drawn.axes[0].texts) == ["+0.045", "+0.100", "best"]
+
+
+def test_a_learning_rate_that_was_not_tuned_has_no_figure(tmp_path):
+    record = ablation()
+    for cell in record["cells"]:
+        cell["tuning"] = []
+    page = write_results({"ablation": parsed(AblationRecord, record)}, tmp_path).read_text()
+    assert [figure.name for figure in (tmp_path / "figures").iterdir()] == ["ablation.png"]
+    assert page.count("<figure>") == 1
+
+
+def test_losses_close_to_each_other_have_ticks_that_differ():
+    figure = scaling_fit(read_points(ROOT / "results" / "paper-scaling.csv"), "PFLOP/s-days")
+    png(figure)
+    axis = figure.axes[0].yaxis
+    labels = [tick.label1.get_text() for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
+    shown = [label for label in labels if label]
+    assert len(shown) > 3 and len(set(shown)) == len(shown)
+
+
+def test_a_browser_shows_it_whole(results, tmp_path, browser):
+    main(["report", str(results), "--out", str(tmp_path / "report")])
+    browser.get((tmp_path / "report" / "results.html").as_uri())
+    sizes = browser.execute_script("return [...document.images].map(i => [i.naturalWidth, i.alt.length])")
+    assert len(sizes) == 3 and all(width > 500 and text > 10 for width, text in sizes)
+    wider = browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wider <= 0 and not browser.get_log("browser")
+    assert browser.find_elements("tag name", "script") == []
+
+
+def test_tables_mark_what_diverged_and_what_lies_at_the_grids_edge(results, capsys):
+    assert main(["report", str(results), "--tables"]) == 0
+    told = capsys.readouterr().out
+    assert "| highway |  |  |  | x1* | 0, 1 diverged |  |" in told and "| highway |  |  |  | none | 0 |  |" in told
+    assert "| full |" in told and "agrees" in told and "2.00x" not in told
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(results):
+    command = f"{sys.executable} -m attnres report {results} --tables"
+    piped = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | true"], capture_output=True, text=True)
+    assert (piped.returncode, piped.stderr) == (141, "")
+
+
+def test_bad_folders_are_one_line(tmp_path, capsys):
+    assert main(["report", str(tmp_path)]) == 2
+    assert "no ablation.json" in capsys.readouterr().err
+    (tmp_path / "ablation.json").write_text("{")
+    assert main(["report", str(tmp_path)]) == 2
+    (tmp_path / "ablation.json").write_text(json.dumps({"kind": "scaling"}))
+    assert main(["report", str(tmp_path)]) == 2
+    for damage in ({"kind": "ablation"}, ablation() | {"cells": []}):
+        (tmp_path / "ablation.json").write_text(json.dumps(damage))
+        assert main(["report", str(tmp_path)]) == 2
+    errors = capsys.readouterr().err
+    assert "not valid JSON" in errors and "not a record of ablation" in errors and errors.count("\n") == 4
+    assert "with nothing under 'command'" in errors and "with nothing under 'cells'" in errors
+
+
+def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path, monkeypatch):
+    def broken(record, narrow):
+        raise KeyError("loss")
+
+    monkeypatch.setitem(vars(experiments()["scaling"]), "pictures", (Picture("broken", "nothing", broken),))
+    records = {"ablation": parsed(AblationRecord, ablation()), "scaling": parsed(ScalingRecord, scaling())}
+    with pytest.raises(KeyError):
+        write_results(records, tmp_path / "page")
+    assert not (tmp_path / "page").exists()
+
+
+def test_a_run_that_is_done_and_has_no_loss_is_named(results, capsys):
+    damaged = scaling()
+    del damaged["runs"][3]["loss"]
+    (results / "scaling.json").write_text(json.dumps(damaged))
+    assert main(["report", str(results)]) == 2
+    assert "a damaged record of scaling, with no loss of a run that is done in runs[3]" in capsys.readouterr().err
+
+
+def test_ticks_of_a_loss_say_where_they_stand():
+    figure = scaling_fit({"a": [Point(1.0, 2.0), Point(2.0, 1.9), Point(4.0, 1.8)]}, "FLOPs")
+    png(figure)
+    (axes,) = figure.axes
+    for which in ("major", "minor"):
+        axis = axes.yaxis
+        ticks = axis.get_majorticklocs() if which == "major" else axis.get_minorticklocs()
+        labels = axis.get_ticklabels(which=which)
+        for place, label in zip(ticks, labels, strict=True):
+            assert not label.get_text() or float(label.get_text()) == pytest.approx(place, rel=1e-4)
