@@ -12,7 +12,8 @@ contenders take turns, but a busy machine still blurs ratios this close to one.
 The parts `operator`, `step`, `memory`, `decode` and `gpu` are what a plain `attnres bench` measures. `curves` (how the
 cost grows with sources, tokens and channels), `parallel` (a pipeline of four processes: bytes sent with the
 cross-stage cache and without, and the time of a step), `hf` (a model of transformers over its plain twin, and its
-conversion) and `kernels` (the Triton kernels compiled for an H100, and what they spill) run when they are named.
+conversion), `kernels` (the Triton kernels compiled for an H100, and what they spill) and `imports` (what importing
+connections and operators adds to importing torch) run when they are named.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from attnres.bench.measure import NOT_MEASURED, Row, Setting
 from attnres.errors import UsageError
 from attnres.files import write_text
 
-Part = Literal["operator", "decode", "step", "memory", "gpu", "curves", "parallel", "hf", "kernels"]
+Part = Literal["operator", "decode", "step", "memory", "gpu", "curves", "parallel", "hf", "kernels", "imports"]
 """The file of `attnres/bench/` that defines `measure(setting)`."""
 
-BY_NAME_ONLY = ("curves", "parallel", "hf", "kernels")
+BY_NAME_ONLY = ("curves", "parallel", "hf", "kernels", "imports")
 
 
 def command(

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from attnres.bench import curves, decode, gpu, hf, measure, memory, operator, readers, stack, step
+from attnres.bench import curves, decode, gpu, hf, imports, measure, memory, operator, readers, stack, step
 from attnres.bench.measure import Row, Setting, take_turns
 
 CPU = torch.device("cpu")
@@ -135,6 +135,12 @@ def test_what_the_kernels_spill():
     rows = kernels.measure(SETTING)
     assert [(row.measured, row.details["spilled bytes"]) for row in rows] == [("0.0%", "0")] * 2
     assert [row.what.split(",")[0] for row in rows] == ["forward_kernel", "backward_kernel"]
+
+
+def test_importing_attnres_over_importing_torch():
+    (row,) = imports.measure(SETTING)
+    assert row.ratio is not None and 0 < row.ratio < 1, "attnres imports far less than torch"
+    assert row.details["attnres, ms (aim: under 50)"] > 0
 
 
 def test_contenders_take_turns():
