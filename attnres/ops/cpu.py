@@ -30,7 +30,7 @@ log = logging.getLogger("attnres")
 
 @functools.cache
 def load() -> bool:
-    """Register the kernel for the CPU, building it if need be. False, and one warning, if that cannot be done."""
+    """Register the kernel for the CPU, built if need be. Return False, with one warning, where that cannot be done."""
     try:
         torch.ops.load_library(build())
     except (OSError, BuildError) as error:
@@ -44,7 +44,7 @@ class BuildError(RuntimeError):
 
 
 def build() -> Path:
-    """The path of the compiled kernel. Raises BuildError or OSError.
+    """Return the path of the compiled kernel, built if need be. Raises BuildError or OSError.
 
     Processes that start at once wait for the first one's build.
     """

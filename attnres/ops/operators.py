@@ -40,17 +40,26 @@ def depth_attention(
     eps: float = 1e-6,
     backend: Backend = "auto",
 ) -> Tensor:
-    """h = sum_i p_i v_i,  p = softmax_i(query . RMSNorm(v_i; gain, eps)). Attention Residuals (2603.15031), eq. 3.
+    """Attend over depth: h = sum_i p_i v_i with p = softmax_i(query . RMSNorm(v_i; gain, eps)).
 
-    sources: one or more tensors v_i [..., d], of any mix of float32, bfloat16, float16 and float64, or one tensor that
-    stacks them.
-    query: [d]; gain: [d], or None for ones.
-    Returns h [..., d] in the dtype of sources[0], which is the stream's: float32 inside, rounded once. Squares must fit
-    float32 as in any RMSNorm, so |v_i| must stay below 1e18, and below 1e12 for the reference's gradients.
+    Computed in float32 (float64 for float64 input) and rounded once. Squares must fit float32 as in any RMSNorm: |v_i|
+    below 1e18, and below 1e12 for the reference's gradients.
+    Source: Attention Residuals (2603.15031), eq. 3; SPEC.md 3.
 
-    `backend`: "reference" is plain PyTorch and takes everything; "cpu" and "triton" are fused, forward and backward;
-    "auto" is the fastest of them that takes the input. Raises UsageError on shapes that do not fit, and on input that a
-    backend asked for by name does not take.
+    Args:
+        sources: one or more tensors v_i [..., d] of any mix of float32, bfloat16, float16 and float64, or one tensor
+            that stacks them.
+        query: [d], of any of these dtypes.
+        gain: [d], of any of these dtypes; ones if None.
+        eps: what is added to the mean square, not negative.
+        backend: "reference" is plain PyTorch and takes everything; "cpu" and "triton" are fused, forward and backward;
+            "auto" is the fastest of them that takes the input.
+
+    Returns:
+        h [..., d] in the dtype of the first source, which is the stream's.
+
+    Raises:
+        UsageError: shapes that do not fit, or input that a backend asked for by name does not take.
     """
     sources = list(sources)
     _check(sources, "sources", [query] if gain is None else [query, gain], "query and gain", eps)
@@ -62,12 +71,22 @@ def depth_attention(
 def attend_blocks(
     bank: Sequence[Tensor] | Tensor, queries: Tensor, eps: float = 1e-6, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Phase 1: all queries of a block attend to the finished blocks at once. Algorithm 1 of the paper; SPEC.md 5.
+    """Let all queries of a block attend to the finished blocks at once: phase 1.
 
-    bank: as `depth_attention`'s sources; queries: [S, d], each with its gain already multiplied in.
-    Returns out [S, ..., d] and the log-sum-exp of the scores lse [S, ...], both in float32 and not rounded:
-    `merge_partial` rounds. Each out[j] equals depth_attention(bank, queries[j]) but for that. Backends and errors as
-    there.
+    Each out[j] equals depth_attention(bank, queries[j]), not yet rounded: `merge_partial` rounds. Source: Attention
+    Residuals (2603.15031), Algorithm 1; SPEC.md 5.
+
+    Args:
+        bank: the finished blocks, as `depth_attention` takes its sources.
+        queries: [S, d] with S of at least 1, each with its gain already multiplied in.
+        eps: as for `depth_attention`.
+        backend: as for `depth_attention`.
+
+    Returns:
+        out [S, ..., d] and the log-sum-exp of the scores lse [S, ...], both float32.
+
+    Raises:
+        UsageError: as for `depth_attention`.
     """
     if queries.ndim != 2 or len(queries) == 0:
         raise UsageError(f"queries must be [S, d] with S of at least 1, not {list(queries.shape)}")
@@ -86,13 +105,26 @@ def merge_partial(
     backend: Backend = "auto",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Phase 2: one more source joins the attention that (out_j, lse_j) of `attend_blocks` summarise.
+    """Let one more source join the attention that `attend_blocks` began: phase 2.
 
         z = query . partial / rms(partial);   a = sigmoid(z - lse_j);   h = (1 - a) out_j + a partial
 
-    partial, out_j: [..., d]; lse_j: [...]; query: [d], with its gain multiplied in. Returns h [..., d] in `dtype`,
-    which is partial's if not given: give the stream's where autocast makes them differ. Backends and errors as in
-    `depth_attention`.
+    Source: Attention Residuals (2603.15031), Algorithm 1; SPEC.md 5.
+
+    Args:
+        partial: [..., d], the sum of the block that is still open.
+        query: [d], with its gain already multiplied in.
+        out_j: [..., d], this query's row of `attend_blocks`' out.
+        lse_j: [...], this query's row of `attend_blocks`' lse.
+        eps: as for `depth_attention`.
+        backend: as for `depth_attention`.
+        dtype: of h; partial's if None. Give the stream's where autocast makes them differ.
+
+    Returns:
+        h [..., d] in `dtype`.
+
+    Raises:
+        UsageError: as for `depth_attention`.
     """
     _check([partial, out_j], "partial and out_j", [query], "query", eps)
     if lse_j.shape != partial.shape[:-1]:
@@ -111,11 +143,24 @@ def attend(
     backend: Backend = "auto",
     scale: float = 1.0,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The general form behind the three: outs (S of [..., d], in `dtype`) and lses (S of [...]), not stacked.
+    """Run the general form behind the three operators; `attnres.ops.library` describes the arguments.
 
-    Arguments as `attnres.ops.library` describes them. Shapes are not checked here. `scale` multiplies the outs in
-    float32, before they are rounded, and neither the lses nor the prior: with the number of sources it turns the mean
-    that attention starts from into their sum (SPEC.md 13, trap 12).
+    Args:
+        sources: N of [..., d]. Shapes are not checked here.
+        queries: S of [d].
+        gains: S of [d], or none.
+        prior: none, or (out [..., d], lse [...]) of attention over other sources; then S = 1.
+        eps: as for `depth_attention`.
+        dtype: of the outs.
+        backend: as for `depth_attention`.
+        scale: what multiplies the outs in float32, before they are rounded, and neither the lses nor the prior. With
+            the number of sources it turns the mean that attention starts from into their sum (SPEC.md 13, trap 12).
+
+    Returns:
+        outs, S of [..., d] in `dtype`, and lses, S of [...], not stacked.
+
+    Raises:
+        UsageError: input that a backend asked for by name does not take.
     """
     if backend not in BACKENDS:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
@@ -139,7 +184,7 @@ def attend(
 
 
 def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:
-    """What of the input, or of the output asked for, the fused backend does not take; empty if it takes it."""
+    """Name what of the input, or of the output asked for, the fused backend does not take; empty if it takes it."""
     if fused == "reference":
         return "this device"
     takes = _FUSED_DTYPES[fused]
@@ -157,13 +202,13 @@ def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:
 
 
 def _gradient_levels() -> int:
-    """How many `torch.func` gradients are being taken of one another here."""
+    """Count the `torch.func` gradients that are being taken of one another here."""
     return sum(level.key() == TransformType.Grad for level in interpreter_stack() or ())
 
 
 @constant_to_compiler
 def native_backend(device: str) -> str:
-    """The fused backend of a kind of device, made ready; "reference" where there is none. Logged once."""
+    """Name the fused backend of a kind of device and make it ready; "reference" where there is none. Logged once."""
     return _prepare(device)
 
 
@@ -187,7 +232,7 @@ def _prepare(device: str) -> str:
 
 
 def interpreted() -> bool:
-    """Whether Triton's interpreter stands in for a GPU, as in tests: it then takes the CPU's tensors."""
+    """Tell whether Triton's interpreter stands in for a GPU, as in tests: it then takes the CPU's tensors."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 

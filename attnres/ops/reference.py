@@ -11,9 +11,18 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 def depth_weights(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None, eps: float = 1e-6) -> Tensor:
-    """p = softmax_i(query . RMSNorm(v_i; gain, eps)), [sources, ..., 1]. Attention Residuals (2603.15031), eq. 3.
+    """Return the weights of depth attention, p = softmax_i(query . RMSNorm(v_i; gain, eps)).
 
-    sources: [..., d] each; query and gain: [d].
+    Source: Attention Residuals (2603.15031), eq. 3.
+
+    Args:
+        sources: N of [..., d], in any floating dtype.
+        query: [d].
+        gain: [d]; ones if None.
+        eps: what is added to the mean square.
+
+    Returns:
+        p [N, ..., 1] in float32, or float64 for float64 input.
     """
     return torch.softmax(torch.stack(_scores(sources, query, gain, eps)), 0)
 
@@ -27,7 +36,7 @@ def attend(
     dtype: torch.dtype,
     scale: float = 1.0,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """outs and lses of the operator that `attnres.ops.library` describes, with no statistics."""
+    """Return the outs and lses of the operator that `attnres.ops.library` describes, without statistics."""
     outs, lses = [], []
     for j, query in enumerate(queries):
         scores = _scores(sources, query, gains[j] if gains else None, eps)
@@ -46,12 +55,12 @@ def attend(
 
 
 def widen(x: Tensor) -> Tensor:
-    """x in float32, or in float64 if it is already there."""
+    """Return x in float32, or as it is if it is float64 already."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _scores(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None, eps: float) -> list[Tensor]:
-    """query . RMSNorm(v_i; gain, eps) for each source, [..., 1]."""
+    """Return query . RMSNorm(v_i; gain, eps) for each source, [..., 1]."""
     key_vector = widen(query) if gain is None else widen(query) * widen(gain)
     scores = []
     for source in map(widen, sources):

@@ -34,7 +34,7 @@ def attend(
     sources, prior = _contiguous(sources), _contiguous(prior)
     x, n, s, d = sources[0], len(sources), len(queries), sources[0].shape[-1]
     tokens = x.numel() // d
-    keys = _key_vectors(queries, gains)
+    keys = _key_vectors(queries, gains)  # [s, d]
     statistics = x.new_empty((tokens, n * (s + 1)), dtype=torch.float32)
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
     lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
@@ -136,13 +136,13 @@ def attend_backward(
 
 
 def register(device: str) -> None:
-    """Let `torch.ops.attnres` run here on tensors of the device: "cuda", or "cpu" under the interpreter."""
+    """Let `torch.ops.attnres` run on tensors of the device: "cuda", or "cpu" under the interpreter."""
     torch.library.impl("attnres::attend", device, _on_its_device(attend, 0))
     torch.library.impl("attnres::attend_backward", device, _on_its_device(attend_backward, 2))
 
 
 def _on_its_device(function: Callable, sources_at: int) -> Callable:
-    """Triton launches on the current device, which need not be the tensors' own."""
+    """Make the tensors' device the current one, on which Triton launches."""
 
     def guarded(*arguments: Any) -> Any:
         with torch.cuda.device_of(arguments[sources_at][0]):
@@ -152,7 +152,7 @@ def _on_its_device(function: Callable, sources_at: int) -> Callable:
 
 
 class _Table:
-    """Where tensors are, in the device's memory. It keeps them alive."""
+    """The addresses of tensors, in the device's memory. It keeps the tensors alive."""
 
     def __init__(self, tensors: Tensors) -> None:
         self.tensors = tensors
@@ -187,7 +187,7 @@ def _contiguous(tensors: Tensors) -> list[Tensor]:
 
 @functools.cache
 def _tuned(kernel: Any) -> Any:
-    """The kernel with its number of warps chosen by measurement, once for each of TUNED_FOR and kept on disk.
+    """Choose the kernel's number of warps by measurement, once for each of TUNED_FOR, and keep it on disk.
 
     The interpreter has no warps. The number of sources is no key: it only sets how often the same loop goes round.
     """

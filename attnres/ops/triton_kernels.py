@@ -22,7 +22,7 @@ MIXED = tl.constexpr(-1)
 
 @triton.jit
 def table_kernel(addresses, kinds, tensors):
-    """The address of each tensor, and its dtype: 0 float32, 1 bfloat16, 2 float16.
+    """Write the address of each tensor and its dtype: 0 float32, 1 bfloat16, 2 float16.
 
     Written by a kernel because a copy from the host could not be captured in a CUDA graph.
     """
@@ -44,6 +44,7 @@ def _pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def _load_row(addresses, kinds, i, row, inside, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+    """Read the offsets `row` [BLOCK] of tensor i as float32 [BLOCK], 0 outside."""
     address = tl.load(addresses + i)
     kind = tl.load(kinds + i) if KIND == MIXED else KIND
     if kind == 1:
@@ -57,6 +58,7 @@ def _load_row(addresses, kinds, i, row, inside, KIND: tl.constexpr, ALIGNED: tl.
 
 @triton.jit
 def _store_row(addresses, kinds, i, row, inside, v, KIND: tl.constexpr, ALIGNED: tl.constexpr):
+    """Write v [BLOCK] to the offsets `row` [BLOCK] of tensor i, rounded to its dtype."""
     address = tl.load(addresses + i)
     kind = tl.load(kinds + i) if KIND == MIXED else KIND
     if kind == 1:
@@ -69,14 +71,14 @@ def _store_row(addresses, kinds, i, row, inside, v, KIND: tl.constexpr, ALIGNED:
 
 @triton.jit
 def forward_kernel(
-    sources,  # table: addresses and kinds
-    kinds,
+    sources,  # [n] addresses of tensors [tokens, D]
+    kinds,  # [n] their dtypes
     keys,  # [queries of this launch, D]
-    outs,  # tuples, one tensor per query
-    lses,
-    prior_outs,  # the same, or none
+    outs,  # tuples, one tensor per query: [tokens, D]
+    lses,  # [tokens]
+    prior_outs,  # the same two, or none
     prior_lses,
-    statistics,  # [tokens, n (s + 1)]
+    statistics,  # [tokens, n (s + 1)]: n times 1/rms, then n scores of each query
     first_query,  # of this launch, out of s
     n,
     s,
@@ -88,12 +90,12 @@ def forward_kernel(
     ALIGNED: tl.constexpr,
 ):
     t = tl.program_id(0).to(tl.int64)
-    channel = tl.arange(0, BLOCK)
-    inside = channel < D
-    row = t * D + channel
+    channel = tl.arange(0, BLOCK)  # [BLOCK]
+    inside = channel < D  # [BLOCK]
+    row = t * D + channel  # [BLOCK]: the token's row in each tensor
     statistics += t * n * (s + 1)
 
-    c, acc, top, total = (), (), (), ()
+    c, acc, top, total = (), (), (), ()  # per query: [BLOCK], [BLOCK], [], []
     for j in tl.static_range(len(outs)):
         c += (tl.load(keys + j * D + channel, mask=inside, other=0.0),)
         if len(prior_outs) > 0:
@@ -106,15 +108,15 @@ def forward_kernel(
             total += (tl.full((), 0.0, tl.float32),)
 
     for i in range(n):
-        v = _load_row(sources, kinds, i, row, inside, KIND, ALIGNED)
-        r = 1.0 / tl.sqrt_rn(tl.sum(v * v) / D + eps)
+        v = _load_row(sources, kinds, i, row, inside, KIND, ALIGNED)  # [BLOCK]
+        r = 1.0 / tl.sqrt_rn(tl.sum(v * v) / D + eps)  # []
         tl.store(statistics + i, r)
         new_acc, new_top, new_total = (), (), ()
         for j in tl.static_range(len(outs)):
-            score = tl.sum(c[j] * v) * r
+            score = tl.sum(c[j] * v) * r  # []
             tl.store(statistics + n * (first_query + j + 1) + i, score)
             higher = tl.maximum(top[j], score)
-            shrink, p = tl.exp(top[j] - higher), tl.exp(score - higher)
+            shrink, p = tl.exp(top[j] - higher), tl.exp(score - higher)  # [], []
             new_acc += (acc[j] * shrink + p * v,)
             new_total += (total[j] * shrink + p,)
             new_top += (higher,)
@@ -127,13 +129,13 @@ def forward_kernel(
 
 @triton.jit
 def backward_kernel(
-    sources,  # tables of addresses; `previous` holds what the earlier launches' queries gave to each gradient
+    sources,  # [n] addresses of tensors [tokens, D], as the next two
     grad_sources,
-    previous,
-    kinds,
-    grad_outs,  # tuples, one tensor per query
-    lses,
-    grad_lses,  # none: zero
+    previous,  # what the earlier launches' queries gave to each gradient
+    kinds,  # [n]
+    grad_outs,  # tuples, one tensor per query: [tokens, D]
+    lses,  # [tokens]
+    grad_lses,  # [tokens]; none: zero
     outs,  # D_j = grad_out_j . out_j if given, else the sum over the sources and the prior
     prior_outs,  # one per query if that sum is to be taken, else none
     prior_lses,  # none, or one per query, as the two below
@@ -141,7 +143,7 @@ def backward_kernel(
     grad_prior_lses,
     keys,  # [queries of this launch, D]
     partial,  # [programs, queries of this launch, D]: the gradient of keys
-    statistics,
+    statistics,  # [tokens, n (s + 1)]
     tokens,
     tokens_each,
     first_query,
@@ -158,15 +160,15 @@ def backward_kernel(
     program = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)
     inside = channel < D
-    c, dc = (), ()
+    c, dc = (), ()  # per query: [BLOCK] each
     for j in tl.static_range(len(grad_outs)):
         c += (tl.load(keys + j * D + channel, mask=inside, other=0.0),)
         dc += (tl.zeros([BLOCK], tl.float32),)
 
     for t in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, tokens)):
-        row = t * D + channel
+        row = t * D + channel  # [BLOCK]
         here = statistics + t * n * (s + 1)
-        g, lse, grad_lse, mean, ds_sum = (), (), (), (), ()
+        g, lse, grad_lse, mean, ds_sum = (), (), (), (), ()  # per query: [BLOCK], then [] each
         for j in tl.static_range(len(grad_outs)):
             grad_out = tl.load(grad_outs[j] + row, mask=inside, other=0.0).to(tl.float32)
             g += (grad_out * scale,)
@@ -183,7 +185,7 @@ def backward_kernel(
 
         if len(outs) == 0:
             for j in tl.static_range(len(prior_outs)):
-                out = tl.load(prior_outs[j] + row, mask=inside, other=0.0)
+                out = tl.load(prior_outs[j] + row, mask=inside, other=0.0)  # [BLOCK]
                 mean = (tl.exp(tl.load(prior_lses[j] + t) - lse[j]) * tl.sum(g[j] * out),)  # a prior has one query
             for i in range(n):
                 v = _load_row(sources, kinds, i, row, inside, KIND, ALIGNED)
@@ -195,17 +197,17 @@ def backward_kernel(
 
         for i in range(n):  # the rows are read again, now from the cache
             v = _load_row(sources, kinds, i, row, inside, KIND, ALIGNED)
-            r = tl.load(here + i)
+            r = tl.load(here + i)  # []
             dv = _load_row(previous, kinds, i, row, inside, 0, ALIGNED) if ADDS else tl.zeros([BLOCK], tl.float32)
             along_v = tl.full((), 0.0, tl.float32)
             new_dc, new_sum = (), ()
             for j in tl.static_range(len(grad_outs)):
                 score = tl.load(here + n * (first_query + j + 1) + i)
                 p = tl.exp(score - lse[j])
-                ds = p * (tl.sum(g[j] * v) - mean[j] + grad_lse[j])
+                ds = p * (tl.sum(g[j] * v) - mean[j] + grad_lse[j])  # []: the score's gradient
                 along_v += ds * score
-                dv += p * g[j] + (ds * r) * c[j]
-                new_dc += (dc[j] + (ds * r) * v,)
+                dv += p * g[j] + (ds * r) * c[j]  # [BLOCK]
+                new_dc += (dc[j] + (ds * r) * v,)  # [BLOCK]
                 new_sum += (ds_sum[j] + ds,)
             dc, ds_sum = new_dc, new_sum
             dv -= v * (along_v * r * r / D)

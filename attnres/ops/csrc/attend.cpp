@@ -2,7 +2,8 @@
 //
 //   forward   s_ji = r_i (c_j . v_i),  r_i = 1/rms(v_i);   p_j = softmax_i;   out_j = scale sum_i p_ji v_i
 //   backward  a_ji = scale g_j . v_i;  ds_ji = p_ji (a_ji - D_j + dlse_j);  D_j = sum_i p_ji a_ji
-//             dv_i = sum_j (scale p_ji g_j + ds_ji r_i c_j) - v_i r_i^2 / d sum_j ds_ji s_ji;   dc_j = sum_i,t ds_ji r_i v_i
+//             dv_i = sum_j (scale p_ji g_j + ds_ji r_i c_j) - v_i r_i^2 / d sum_j ds_ji s_ji
+//             dc_j = sum_i,t ds_ji r_i v_i
 //
 // Legend: i source (N), j query (S), t token, d channels; c_j = query_j * gain_j; g_j the gradient of out_j.
 // A prior (out, lse) is one more source whose score is lse: the result of attention over sources seen earlier.
@@ -26,7 +27,7 @@ namespace {
 using at::Tensor;
 using at::TensorList;
 
-// ---- sixteen floats at a time; the compiler maps them to what the machine has ----------------------------------------
+// ---- sixteen floats at a time; the compiler maps them to what the machine has ---------------------------------------
 
 constexpr int64_t kLanes = 16;
 typedef float Lanes __attribute__((vector_size(kLanes * 4)));
@@ -77,7 +78,7 @@ inline Lanes exp_nonpositive(Lanes x) {
   return (Lanes)(((IntLanes)(y * scale)) & ~tiny);
 }
 
-// out_g = v . with_g for G vectors at once.
+// out_g = v . with_g for G vectors at once; v, with_g: [d]; out: [G].
 template <int G>
 inline void dot(const float* v, const float* const* with, int64_t d, float* out) {
   constexpr int U = G <= 2 ? 4 : 2;  // independent sums hide the latency of the multiply-add
@@ -109,9 +110,10 @@ inline void dots(const float* v, const float* const* with, int64_t count, int64_
   }
 }
 
-// out_g = sum_i p_gi v_i for G outputs at once; p_g starts at p + g * stride.
+// out_g = sum_i p_gi v_i for G outputs at once; v: n of [d]; p: [G, stride]; out: G of [d].
 template <int G, int U, class X>
-inline void weigh_channels(const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t k) {
+inline void weigh_channels(
+    const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t k) {
   X total[G][U] = {};
   for (int64_t i = 0; i < n; ++i)
     for (int u = 0; u < U; ++u) {
@@ -123,7 +125,8 @@ inline void weigh_channels(const float* const* v, int64_t n, const float* p, int
 }
 
 template <int G>
-inline void weighted_sum(const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t d) {
+inline void weighted_sum(
+    const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t d) {
   constexpr int U = G <= 2 ? 4 : 2;
   int64_t k = 0;
   for (; k + U * kLanes <= d; k += U * kLanes) weigh_channels<G, U, Lanes>(v, n, p, stride, out, k);
@@ -143,10 +146,11 @@ inline void weighted_sums(
 }
 
 // dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i v_i   and   dc_g += sum_i e_gi v_i   for G queries at once.
+// v, dv: n of [d]; grad, c, dc: one [d] per query.
 struct Spread {
   const float* const* v;
   int64_t n, d;
-  const float *p, *e, *f;  // p and e: [queries][stride]; f: [n]
+  const float *p, *e, *f;  // p and e: [queries, stride]; f: [n]
   int64_t stride;
   float* const* dv;
 };
@@ -182,7 +186,7 @@ inline void spread(const Spread& s, int64_t from, const float* const* grad, cons
   for (; k < s.d; ++k) spread_channels<G, float>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
 }
 
-// ---- rows: float32 in place, bfloat16 through a float32 copy ---------------------------------------------------------
+// ---- rows: float32 in place, bfloat16 through a float32 copy --------------------------------------------------------
 
 inline float widen(uint16_t x) {
   const uint32_t bits = static_cast<uint32_t>(x) << 16;
@@ -202,7 +206,8 @@ class Rows {  // the rows of one contiguous tensor [tokens, d]
  public:
   explicit Rows(const Tensor& x) : d_(x.size(-1)), bf16_(x.scalar_type() == at::kBFloat16), data_(x.data_ptr()) {
     TORCH_CHECK(x.is_cpu() && (bf16_ || x.scalar_type() == at::kFloat),
-                "depth attention on the CPU takes its float32 and bfloat16 tensors, not ", x.scalar_type(), " on ", x.device());
+                "depth attention on the CPU takes its float32 and bfloat16 tensors, not ", x.scalar_type(), " on ",
+                x.device());
   }
 
   const float* read(int64_t token, float* scratch) const {
@@ -311,27 +316,31 @@ inline float softmax(const float* s, float scale, int64_t n, float* p) {
   return top + std::log(total);
 }
 
-// ---- the two operators -----------------------------------------------------------------------------------------------
+// ---- the two operators ----------------------------------------------------------------------------------------------
 
 using Forward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor>;
 using Backward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>>;
 
 // Python passes shapes on unseen, so what does not fit must stop here: it would write over other memory.
 void check_shapes(TensorList sources, TensorList queries, TensorList gains, TensorList prior) {
-  TORCH_CHECK(!sources.empty() && sources[0].dim() > 0 && sources[0].size(-1) > 0, "depth attention needs a source [..., d]");
-  const auto shape = sources[0].sizes(), tokens = shape.slice(0, shape.size() - 1), vector = shape.slice(shape.size() - 1);
+  TORCH_CHECK(!sources.empty() && sources[0].dim() > 0 && sources[0].size(-1) > 0,
+              "depth attention needs a source [..., d]");
+  const auto shape = sources[0].sizes(), tokens = shape.slice(0, shape.size() - 1);
+  const auto vector = shape.slice(shape.size() - 1);
   for (const Tensor& x : sources)
     TORCH_CHECK(x.sizes() == shape, "the sources of depth attention must all be ", shape, ", not ", x.sizes());
   for (const TensorList vectors : {queries, gains})
     for (const Tensor& x : vectors)
-      TORCH_CHECK(x.sizes() == vector, "for sources ", shape, " queries and gains must be ", vector, ", not ", x.sizes());
+      TORCH_CHECK(x.sizes() == vector, "for sources ", shape, " queries and gains must be ", vector, ", not ",
+                  x.sizes());
   TORCH_CHECK(gains.empty() || gains.size() == queries.size(), "each query wants a gain, or none has one");
-  TORCH_CHECK(prior.empty() || (prior.size() == 2 && queries.size() == 1 && prior[0].sizes() == shape && prior[1].sizes() == tokens),
+  TORCH_CHECK(prior.empty() || (prior.size() == 2 && queries.size() == 1 && prior[0].sizes() == shape &&
+                                prior[1].sizes() == tokens),
               "for sources ", shape, " a prior is an out ", shape, " and a lse ", tokens, ", for one query");
 }
 
-// prior: {} or {out, lse} (then one query). Returns outs (S of [..., d]), lses (S of [...]), statistics [tokens, N (S+1)]:
-// per token the N inverse rms, then the N scores of each query.
+// prior: {} or {out, lse} (then one query). Returns outs (S of [..., d]), lses (S of [...]) and statistics
+// [tokens, N (S+1)]: per token the N inverse rms, then the N scores of each query.
 Forward attend(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, double eps, double scale,
                at::ScalarType dtype) {
   check_shapes(sources_, queries, gains, prior_);
@@ -361,17 +370,17 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
 
   at::parallel_for(0, chunks.count, 1, [&](int64_t first, int64_t last) {
     std::vector<float> scratch((rows + s) * d + 2 * s * stride + s + 1);
-    float* const row_scratch = scratch.data();
-    float* const out_scratch = row_scratch + rows * d;
-    float* const scores = out_scratch + s * d;
-    float* const p = scores + s * stride;
-    float* const dotted = p + s * stride;
+    float* const row_scratch = scratch.data();          // [rows, d]
+    float* const out_scratch = row_scratch + rows * d;  // [s, d]
+    float* const scores = out_scratch + s * d;          // [s, stride]
+    float* const p = scores + s * stride;               // [s, stride]
+    float* const dotted = p + s * stride;               // [s + 1]: c_j . v_i, then v_i . v_i
     std::vector<const float*> v(rows), with(s + 1);
     std::vector<float*> to(s);
     for (int64_t j = 0; j < s; ++j) with[j] = &c[j * d];
 
     for (int64_t t = chunks.begin(first); t < chunks.end(last - 1); ++t) {
-      float* const r = statistics_data + t * n * (s + 1);
+      float* const r = statistics_data + t * n * (s + 1);  // [n], then the scores [s, n]
       for (int64_t i = 0; i < n; ++i) {
         v[i] = with[s] = in[i].read(t, row_scratch + i * d);
         in[i].prefetch(t + 1);
@@ -395,10 +404,11 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
   return {outs, lses, statistics};
 }
 
-// grad_lses: {} is zero. prior: {}, {lse} with outs, or {lse, out} without them: D_j needs the one or the other. Returns
-// the gradients of sources, queries, gains and prior (out, lse).
-Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList sources_, TensorList queries, TensorList gains,
-                         TensorList outs_, TensorList lses_, TensorList prior_, const Tensor& statistics_, double scale_) {
+// grad_lses: {} is zero. prior: {}, {lse} with outs, or {lse, out} without them: D_j needs the one or the other.
+// Returns the gradients of sources, queries, gains and prior (out, lse).
+Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList sources_, TensorList queries,
+                         TensorList gains, TensorList outs_, TensorList lses_, TensorList prior_,
+                         const Tensor& statistics_, double scale_) {
   const std::vector<Tensor> grad_outs = contiguous(grad_outs_), grad_lses = contiguous(grad_lses_);
   const std::vector<Tensor> sources = contiguous(sources_), outs = contiguous(outs_), lses = contiguous(lses_);
   const std::vector<Tensor> prior = contiguous(prior_);
@@ -408,13 +418,15 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   const Chunks chunks(sources[0].numel() / d);
   const int64_t stride = padded(n);
 
-  const std::vector<Tensor> grad_sources = empty_each(sources), grad_queries = empty_each(queries), grad_gains = empty_each(gains);
+  const std::vector<Tensor> grad_sources = empty_each(sources), grad_queries = empty_each(queries);
+  const std::vector<Tensor> grad_gains = empty_each(gains);
   std::vector<Tensor> grad_prior;
-  if (!prior.empty()) grad_prior = {Pool::get().empty(sources[0].sizes(), at::kFloat), Pool::get().empty(prior[0].sizes(), at::kFloat)};
+  if (!prior.empty())
+    grad_prior = {Pool::get().empty(sources[0].sizes(), at::kFloat), Pool::get().empty(prior[0].sizes(), at::kFloat)};
 
-  std::vector<float> c = key_vectors(queries, gains, d);
+  std::vector<float> c = key_vectors(queries, gains, d);  // [s, d]
   const std::vector<const float*> c_data = pointers<const float>(c.data(), s, d);
-  std::vector<float> dc(std::max<int64_t>(1, chunks.count) * s * d, 0.f);
+  std::vector<float> dc(std::max<int64_t>(1, chunks.count) * s * d, 0.f);  // [chunks, s, d]
   const std::vector<Rows> in = rows_of(sources), grads = rows_of(grad_outs), d_in = rows_of(grad_sources);
   const std::vector<Rows> out = rows_of(outs);
   const std::vector<Rows> prior_rows = prior.size() < 2 ? std::vector<Rows>{} : std::vector<Rows>{Rows(prior[1])};
@@ -424,15 +436,15 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
 
   at::parallel_for(0, chunks.count, 1, [&](int64_t first, int64_t last) {
     std::vector<float> scratch((2 * n + s + 1) * d + (4 * s + 1) * stride + s, 0.f);
-    float* const row_scratch = scratch.data();
-    float* const grad_scratch = row_scratch + n * d;
-    float* const d_scratch = grad_scratch + (s + 1) * d;
-    float* const a = d_scratch + n * d;
-    float* const p = a + s * stride;
-    float* const e = p + s * stride;
-    float* const score = e + s * stride;
-    float* const f = score + s * stride;
-    float* const dotted = f + stride;
+    float* const row_scratch = scratch.data();            // [n, d]
+    float* const grad_scratch = row_scratch + n * d;      // [s + 1, d]: the last row is for out_j or the prior
+    float* const d_scratch = grad_scratch + (s + 1) * d;  // [n, d]
+    float* const a = d_scratch + n * d;                   // [s, stride]
+    float* const p = a + s * stride;                      // [s, stride]
+    float* const e = p + s * stride;                      // [s, stride]: ds_ji r_i
+    float* const score = e + s * stride;                  // [s, stride]
+    float* const f = score + s * stride;                  // [stride]: sum_j ds_ji s_ji r_i^2 / d
+    float* const dotted = f + stride;                     // [s]
     std::vector<const float*> v(n), grad(s);
     std::vector<float*> dv(n), dc_data(s);
 
