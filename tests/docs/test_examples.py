@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -45,6 +47,25 @@ def test_a_newcomers_connection_is_one_file(decay):
     plain = Transformer(TransformerConfig(dim=16, layers=2, connection="residual"))
     tokens = torch.randint(256, (2, 9))
     torch.testing.assert_close(model(tokens), plain(tokens))
+
+
+def test_a_newcomers_connection_passes_the_suite_that_is_cited(decay, tmp_path):
+    plugin = tmp_path / "plugin"
+    plugin.mkdir()
+    (plugin / "with_decay.py").write_text(
+        f"import attnres.connections\nattnres.connections.__path__.append({str(tmp_path)!r})\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])}
+    suite = ["-p", "with_decay", "-n", "0", "-k", decay, "tests/connections/test_every_connection.py"]
+    ran = subprocess.run(
+        [sys.executable, "-m", "pytest", *suite], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0 and "passed" in ran.stdout, ran.stdout
+    for arguments in (["check"], ["format", "--check"]):
+        ran = subprocess.run(
+            [sys.executable, "-m", "ruff", *arguments, str(tmp_path / "decay.py")], capture_output=True, text=True
+        )
+        assert ran.returncode == 0, ran.stdout
 
 
 def test_a_file_with_no_connection_is_named(tmp_path, monkeypatch):
