@@ -30,6 +30,11 @@ def install_command(extra: str) -> str:
     return f"pip install -e '.[{extra}]'"
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, for a message of one line, or its kind where it says nothing."""
+    return (str(error).strip("'\" \n").splitlines() or [type(error).__name__])[0]
+
+
 def refuse_non_finite(record: Any) -> None:
     """Raise UsageError if a float field of the dataclass is infinite or not a number: `nan < 0` is false."""
     for field in dataclasses.fields(record):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attnres.data.config import DataConfig
-from attnres.errors import UsageError, install_command
+from attnres.errors import UsageError, first_line, install_command
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
 DATASET_FORMATS = {
@@ -250,7 +250,7 @@ class DatasetRows:
         if isinstance(error, UsageError):
             return error
         cause = error.__cause__ or error  # "an error occurred while generating the dataset" hides what was wrong
-        line = (str(cause).strip() or type(cause).__name__).splitlines()[0]
+        line = first_line(cause)
         return UsageError(f"cannot load the dataset {self.name}: {line}")
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from attnres.errors import UsageError, install_command
+from attnres.errors import UsageError, first_line, install_command
 
 # An end-of-text token by any of these names separates documents; the first one that the vocabulary knows is taken.
 END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
@@ -182,7 +182,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         tokenizer = library.Tokenizer.from_pretrained(name)
     except Exception as error:  # the library raises bare Exception
         raise UsageError(
-            f"cannot load the tokenizer {name!r}: no such file, and from the hub: {_first_line(error)}"
+            f"cannot load the tokenizer {name!r}: no such file, and from the hub: {first_line(error)}"
         ) from None
     return LibraryTokenizer(tokenizer)
 
@@ -202,7 +202,7 @@ def _from_text(text: str, where: str) -> Tokenizer:
     try:
         tokenizer = library.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
-        raise UsageError(f"{where} is not a tokenizer.json: {_first_line(error)}") from None
+        raise UsageError(f"{where} is not a tokenizer.json: {first_line(error)}") from None
     return LibraryTokenizer(tokenizer)
 
 
@@ -212,7 +212,3 @@ def _import_tokenizers() -> Any:
     except ImportError:
         raise UsageError(f"this tokenizer needs the tokenizers library: {install_command('hf')}") from None
     return tokenizers
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

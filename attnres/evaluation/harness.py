@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnres.errors import UsageError, install_command
+from attnres.errors import UsageError, first_line, install_command
 from attnres.train import load_run
 
 SEED = 1234
@@ -72,7 +72,7 @@ def load_tasks(names: Sequence[str]) -> Any:
     try:
         return manager.load(list(names))
     except Exception as error:  # a task may run any code and read any data
-        raise UsageError(f"cannot load the tasks {', '.join(names)}: {_first_line(error)}") from error
+        raise UsageError(f"cannot load the tasks {', '.join(names)}: {first_line(error)}") from error
 
 
 def evaluate_model(
@@ -155,7 +155,7 @@ def _open_model(path: Path, batch_size: int) -> Any:
     except UsageError:
         raise
     except Exception as error:  # transformers raises many kinds
-        raise UsageError(f"{path}: cannot be loaded as a model of transformers: {_first_line(error)}") from error
+        raise UsageError(f"{path}: cannot be loaded as a model of transformers: {first_line(error)}") from error
     wrap: Any = HFLM  # its decorator hides what it takes
     return wrap(pretrained=model.to(device).eval(), tokenizer=tokenizer, batch_size=batch_size, device=device)
 
@@ -175,10 +175,6 @@ def _scores(name: str, task: Any, results: dict[str, Any]) -> list[Score]:
         title = metric if chosen == "none" else key
         scores.append(Score(name, title, better.get(metric), len(samples), float(value), error, samples, aggregate))
     return scores
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip("'\" \n") or type(error).__name__).splitlines()[0]
 
 
 def _quiet() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from attnres.errors import UsageError, install_command
+from attnres.errors import UsageError, first_line, install_command
 from attnres.hf.attach import CONNECTION, attach, connection_of, decoder_of
 from attnres.hf.folder import read_config, read_tensors, refuse_differences, refuse_names, weight_files
 from attnres.model.backbones.borrowed import runnable_kernels
@@ -54,7 +54,7 @@ def load_plain(folder: Path, **kwargs: Any) -> Any:
             folder, output_loading_info=True, local_files_only=True, ignore_mismatched_sizes=True, **kwargs
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"{folder}: cannot be loaded: {_first_line(error)}") from None
+        raise UsageError(f"{folder}: cannot be loaded: {first_line(error)}") from None
     model.__class__ = cls
     missing, surplus = sorted(info["missing_keys"]), sorted(info["unexpected_keys"])
     refuse_names(_wrong(folder), missing, surplus, sorted(info["mismatched_keys"]))
@@ -93,7 +93,3 @@ def _fill(model: Any, folder: Path) -> None:
 
 def _wrong(folder: Path) -> str:
     return f"{folder}: its tensors are not those of its config.json"
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

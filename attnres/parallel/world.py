@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, first_line
 from attnres.ops.cpu import KERNEL_SOURCES
 from attnres.parallel.layout import Layout
 from attnres.version import __version__
@@ -154,7 +154,7 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
         world = ManyProcesses(layout, where, rank, size)
     except (dist.DistError, RuntimeError, ValueError) as error:
         missed = UsageError(
-            f"process {rank} of {size} has not met all the others within {layout.timeout:g} s ({_first_line(error)}); "
+            f"process {rank} of {size} has not met all the others within {layout.timeout:g} s ({_heard(error)}); "
             "see that every machine runs the command and reaches MASTER_ADDR"
         )
         missed.speaker = _first_to_speak(store)
@@ -171,7 +171,7 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
             raise
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which must not come before the message
-        lost = Lost(f"process {rank} of {size} has lost another one ({_first_line(error)})")
+        lost = Lost(f"process {rank} of {size} has lost another one ({_heard(error)})")
         lost.speaker = _first_to_speak(store)
         raise lost from error
     else:
@@ -209,6 +209,6 @@ def _is_lost(error: BaseException) -> bool:
     return False
 
 
-def _first_line(error: BaseException) -> str:
-    text = re.sub(r"^\[/[^]]*\] *", "", str(error).strip())  # where in gloo's source it was
-    return re.split(r"\. |\n", text)[0][:160] or type(error).__name__
+def _heard(error: BaseException) -> str:
+    """What gloo, NCCL or the store says, without where in its source it was and without its advice."""
+    return re.sub(r"^\[/[^]]*\] *", "", first_line(error)).split(". ")[0][:160]

@@ -1,0 +1,88 @@
+"""A training run on the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+Event = dict[str, Any]
+
+
+class RunDisplay:
+    """The events of a run as a live bar, or as plain lines where the output is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.validation = float("nan")
+        self.progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self.task = self.progress.add_task("opening the corpus", total=None)
+
+    def __enter__(self) -> RunDisplay:
+        self.progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.progress.stop()
+
+    def opening(self, stage: str, done: int, total: int) -> None:
+        """Called while the corpus is made ready."""
+        self.progress.update(self.task, description=f"{stage} the corpus", completed=done, total=total or None)
+
+    def show(self, event: Event) -> None:
+        """Called by `train` for every event."""
+        if event["kind"] == "start":
+            self._start(event)
+        elif event["kind"] == "eval":
+            self.validation = event["loss"]
+            if not self.console.is_terminal:
+                self._print(f"step {event['step']}: validation loss {event['loss']:.4f}")
+        elif event["kind"] == "train":
+            self._step(event)
+
+    def done(self, summary: dict[str, Any], folder: Path) -> None:
+        """Say how the run ended and where it is."""
+        self._print(
+            f"done: validation loss {summary['validation_loss']:.4f} nats per token after {summary['steps']} steps "
+            f"(best {summary['best_validation_loss']:.4f}), {summary['step_seconds'] * 1000:.0f} ms per step, "
+            f"{summary['peak_memory_bytes'] / 2**20:.0f} MiB for training"
+        )
+        self._print(f"folder: {folder}")
+
+    def fail(self, message: str, code: int) -> int:
+        self.progress.stop()
+        print(f"attnres: {message}", file=sys.stderr)
+        return code
+
+    def _start(self, event: Event) -> None:
+        self.steps, self.began_at = event["steps"], event["step"]
+        self._print(f"connection: {event['connection']}")
+        self._print(f"parameters: {event['parameters']:,}")
+        self._print(f"corpus:     {event['corpus']}")
+        self._print(f"folder:     {event['folder']}")
+        if event["step"]:
+            self._print(f"going on from step {event['step']} of {event['steps']}")
+        self.progress.update(self.task, description="training", total=event["steps"], completed=event["step"])
+
+    def _step(self, event: Event) -> None:
+        step, loss, speed = event["step"], event["loss"], event["tokens_per_second"]
+        text = f"loss {loss:.3f}  validation {self.validation:.3f}  {speed:,.0f} tokens/s"
+        self.progress.update(self.task, description=text, completed=step)
+        if not self.console.is_terminal and (step % max(1, self.steps // 20) == 0 or step == self.steps):
+            left = (self.steps - step) * event["step_seconds"]
+            self._print(f"step {step} of {self.steps}: loss {loss:.4f}, {speed:,.0f} tokens/s, {left:.0f} s left")
+
+    def _print(self, line: str) -> None:
+        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
