@@ -4,49 +4,125 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
+
+SIGNIFICANCE = 0.05
+"""A difference is decided where its corrected p-value is below this."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm against the baseline. Losses in nats per token."""
+    """One arm against the baseline. Losses in whatever unit the summaries have."""
 
     arm: str
     seeds: int
     """Finished runs of this arm."""
-    validation_loss: float | None
+    validation_loss: float | None = None
     """Mean over seeds of the final validation loss."""
-    difference: float | None
+    difference: float | None = None
     """Mean over the seeds that both have of loss minus the baseline's loss of the same seed; negative is better."""
-    difference_error: float | None
+    difference_error: float | None = None
     """Standard error of `difference`: the pairs' standard deviation over sqrt(pairs). None with fewer than two."""
-    step_time_ratio: float | None
-    """Median over seeds of the median step time, over the baseline's."""
-    peak_memory_ratio: float | None
+    differences: Mapping[int, float] = field(default_factory=dict)
+    """Each seed's difference."""
+    p_value: float | None = None
+    """Two-sided paired t-test that the mean difference is zero, Holm-corrected over the arms compared."""
+    step_time_ratio: float | None = None
+    """Median over the seeds that both have of the median step time over the baseline's of the same seed."""
+    step_time_range: tuple[float, float] | None = None
+    """The lowest and highest seed's ratio; None with fewer than two seeds and for the baseline."""
+    peak_memory_ratio: float | None = None
     """Median over seeds of the peak memory of training, over the baseline's."""
+
+    @property
+    def decided(self) -> bool:
+        return self.p_value is not None and self.p_value < SIGNIFICANCE
 
 
 def compare_arms(summaries: Mapping[str, Mapping[int, Mapping[str, float]]], baseline: str) -> list[Comparison]:
-    """From the arms' run summaries by seed (see `attnres.train`) to one row per arm, in the order given."""
+    """Compare arms by seed, from their run summaries (see `attnres.train`): one row per arm, in the order given."""
     base = summaries.get(baseline, {})
-    rows = []
-    for arm, runs in summaries.items():
-        pairs = [runs[seed]["validation_loss"] - base[seed]["validation_loss"] for seed in runs if seed in base]
-        is_baseline = arm == baseline
-        rows.append(
-            Comparison(
-                arm=arm,
-                seeds=len(runs),
-                validation_loss=_mean([run["validation_loss"] for run in runs.values()]),
-                difference=None if is_baseline else _mean(pairs),
-                difference_error=None if is_baseline else standard_error(pairs),
-                step_time_ratio=_ratio(runs, base, "step_seconds"),
-                peak_memory_ratio=_ratio(runs, base, "peak_memory_bytes"),
-            )
-        )
-    return rows
+    rows = [_comparison(arm, runs, base, is_baseline=arm == baseline) for arm, runs in summaries.items()]
+    p_values = holm([paired_p_value(list(row.differences.values())) for row in rows])
+    return [replace(row, p_value=p_value) for row, p_value in zip(rows, p_values, strict=True)]
+
+
+def _comparison(
+    arm: str, runs: Mapping[int, Mapping[str, float]], base: Mapping[int, Mapping[str, float]], is_baseline: bool
+) -> Comparison:
+    shared = [seed for seed in runs if seed in base]
+    pairs = {seed: runs[seed]["validation_loss"] - base[seed]["validation_loss"] for seed in shared}
+    times = [runs[seed]["step_seconds"] / base[seed]["step_seconds"] for seed in shared]
+    differences = [] if is_baseline else list(pairs.values())
+    return Comparison(
+        arm=arm,
+        seeds=len(runs),
+        validation_loss=_mean([run["validation_loss"] for run in runs.values()]),
+        difference=_mean(differences),
+        difference_error=standard_error(differences),
+        differences={} if is_baseline else pairs,
+        step_time_ratio=float(np.median(times)) if times else None,
+        step_time_range=(min(times), max(times)) if len(times) > 1 and not is_baseline else None,
+        peak_memory_ratio=_ratio(runs, base, "peak_memory_bytes"),
+    )
+
+
+def on_common_seeds(summaries: Mapping[str, Mapping[int, Mapping]]) -> dict[str, dict[int, Mapping]]:
+    """Keep the seeds that every arm with a finished run has, so that means and differences are of the same runs."""
+    finished = [set(runs) for runs in summaries.values() if runs]
+    common = set.intersection(*finished) if finished else set()
+    return {arm: {seed: run for seed, run in runs.items() if seed in common} for arm, runs in summaries.items()}
+
+
+def finding(rows: Sequence[Comparison], unit: str) -> str:
+    """Say in one sentence what the comparison decides, and no more; empty where nothing was compared.
+
+    rows: the baseline first. Which arm is best of several is not tested, so it is not said.
+    """
+    tested = sorted(
+        (row for row in rows[1:] if row.difference is not None and math.isfinite(row.difference)),
+        key=lambda row: row.difference or 0.0,
+    )
+    if not tested:
+        return ""
+    decided = [row for row in tested if row.decided]
+    if not decided:
+        return _undecided(tested, rows[0].arm, unit)
+    clauses = []
+    for side, of_side in (
+        ("below", [row for row in decided if (row.difference or 0) < 0]),
+        ("above", [row for row in decided if (row.difference or 0) > 0]),
+    ):
+        if of_side:
+            arms = [f"{row.arm} ({row.difference:+.4f}, {p_text(row.p_value)})" for row in of_side]
+            clauses.append(f"{_listed(arms)} {'ends' if len(of_side) == 1 else 'end'} {side} {rows[0].arm}")
+    sentence = f"{' and '.join(clauses)} in validation loss ({unit})"
+    if undecided := [row.arm for row in tested if not row.decided]:
+        sentence += f"; not decided: {_listed(undecided)}"
+    return f"{sentence}."
+
+
+def p_text(p_value: float | None) -> str:
+    """Write a p-value as far as anyone reads it."""
+    if p_value is None:
+        return ""
+    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
+
+
+def _undecided(tested: Sequence[Comparison], baseline: str, unit: str) -> str:
+    seeds = max(len(row.differences) for row in tested)
+    low, high = tested[0], tested[-1]
+    span = f"difference to {baseline}, {low.difference:+.4f} ({low.arm})"
+    if low is not high:
+        span = f"differences to {baseline}, from {low.difference:+.4f} ({low.arm}) to "
+        span += f"{high.difference:+.4f} ({high.arm})"
+    return f"With {seeds} seed{'s' * (seeds != 1)} nothing is decided: the {span} {unit}, may be chance."
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def standard_error(values: Sequence[float]) -> float | None:

@@ -8,6 +8,11 @@ import numpy as np
 
 from attnres.model import sublayer_name
 
+SINK = 1.05
+"""Times an equal share from which on a source counts as a sink."""
+SEEN = 0.25
+"""Share of the sites that must see a sink: the few sites behind the last sources read them in any case."""
+
 
 def sublayer_names(sites: int) -> tuple[str, ...]:
     """Name the sublayers of a model with so many sites."""
@@ -64,8 +69,19 @@ class DepthProfile:
         """[source]: its share, averaged over the sites that can see it (l >= i)."""
         return np.array([self.mean_share[source:, source].mean() for source in range(len(self.source_names))])
 
-    def sinks(self, count: int = 3) -> list[tuple[str, float]]:
-        """The sources with the largest `source_share`, as (name, share), largest first."""
-        share = self.source_share
-        order = np.argsort(-share, kind="stable")[:count]
-        return [(self.source_names[i], float(share[i])) for i in order if np.isfinite(share[i])]
+    @property
+    def equal_share(self) -> np.ndarray:
+        """[source]: what `source_share` would be if every site shared equally among the sources that it can see."""
+        shares = 1 / np.arange(1, len(self.source_names) + 1)
+        return np.array([shares[source:].mean() for source in range(len(shares))])
+
+    def sinks(self, count: int = 3) -> list[tuple[str, float, float]]:
+        """The sources that many sites give more than an equal share: (name, share, times an equal share), most first.
+
+        The share alone would say little: the first sources' is large under any connection, because the first sites see
+        no others. Empty for a connection whose sites share equally.
+        """
+        share, excess = self.source_share, self.source_share / self.equal_share
+        seen = int((1 - SEEN) * len(share)) + 1
+        order = np.argsort(-excess[:seen], kind="stable")[:count]
+        return [(self.source_names[i], float(share[i]), float(excess[i])) for i in order if excess[i] > SINK]

@@ -1,22 +1,49 @@
-"""Tables of texts on the terminal."""
+"""Lines and tables on the terminal."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
-from attnres.lab.tables import TextTable
+from attnres.texttable import TextTable
+
+UNLIMITED = 10_000
+NAME_WIDTH = 12
+"""Characters that a name keeps on each of its lines."""
+
+
+def print_line(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
 def print_table(console: Console, table: TextTable) -> None:
-    shown = Table(title=table.title, caption=table.note or None, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for index, column in enumerate(table.columns):
-        # The first column names its row and is never cut.
-        shown.add_column(column, justify="right" if index else "left", no_wrap=index == 0)
-    for row in table.rows:
-        shown.add_row(*(cell.replace("± ", "±") for cell in row))
-    if not console.is_terminal:  # a file has no width that the table must fit into
-        widest = Console(width=1000).measure(shown).maximum
-        console = Console(file=console.file, width=max(console.width, widest))
-    console.print(shown)
+    """Print the table with every name and number whole: names fold where room is short, numbers never do."""
+    title, note = Text(table.title), Text(table.note) if table.note else None
+    shown = Table(title=title, caption=note, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    rows = [tuple(cell.replace("± ", "±") for cell in row) for row in table.rows]
+    columns = list(zip(table.columns, *rows, strict=True))
+    between = 2 * len(columns) + 1
+    room = console.width if console.is_terminal else UNLIMITED  # a file has no width that the table must fit into
+    widths = _widths(columns, room - between)
+    for index, (heading, width) in enumerate(zip(table.columns, widths, strict=True)):
+        shown.add_column(Text(heading), justify="right" if index else "left", overflow="fold", width=width)
+    for row in rows:
+        shown.add_row(*map(Text, row))
+    if sum(widths) + between > console.width:
+        console = Console(file=console.file, width=sum(widths) + between)
+    console.print(shown, highlight=False)
+
+
+def _widths(columns: Sequence[tuple[str, ...]], room: int) -> list[int]:
+    """The columns' widths: as wide as their cells, or where they must share too little room, as their longest words."""
+    words = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
+    least = [min(words[0], NAME_WIDTH), *words[1:]]
+    widths = [max(word, *map(len, column[1:])) for word, column in zip(words, columns, strict=True)]
+    while sum(widths) > room and widths != least:
+        spare = [width - low for width, low in zip(widths, least, strict=True)]
+        widths[max(range(len(widths)), key=lambda index: (spare[index] > 0, widths[index]))] -= 1
+    return widths

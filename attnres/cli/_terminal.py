@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager, contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from attnres.cli._depth_report import print_line
 from attnres.cli._sweep_display import SweepDisplay
+from attnres.cli._tables import print_line
 from attnres.train.sweep import Job, JobState, run_jobs
 
 

@@ -17,8 +17,7 @@ import tyro
 from rich.console import Console
 
 from attnres.analysis.powerlaw import fit_power_laws, read_points
-from attnres.cli._depth_report import print_line
-from attnres.cli._tables import print_table
+from attnres.cli._tables import print_line, print_table
 from attnres.lab.scaling.figures import write_fit
 from attnres.lab.scaling.tables import scaling_table
 

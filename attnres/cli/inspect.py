@@ -16,20 +16,11 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from attnres.analysis import depth_profile
-from attnres.cli._depth_report import (
-    arm_report,
-    chosen_positions,
-    print_line,
-    prompt_tokens,
-    provenance,
-    token_texts,
-    validation_tokens,
-)
-from attnres.data import open_corpus
-from attnres.report import ReportData, write_report
+from attnres.cli._tables import print_line, print_table
+from attnres.report import write_report
+from attnres.report.comparison import sink_table
+from attnres.report.runs import run_report
 from attnres.train import load_run
-from attnres.train.folder import RunFolder
 
 
 def command(
@@ -49,28 +40,8 @@ def command(
     trained = load_run(run, best)
     console = Console()
     with console.status("reading the depth of the model"):
-        record = RunFolder(run).record() or {}
-        if prompt is None:
-            tokens = validation_tokens(open_corpus(trained.config.data), trained.config)
-        else:
-            tokens = prompt_tokens(trained, prompt)
-        positions = chosen_positions(tokens)
-        profile = depth_profile(trained.model, tokens, positions)
-        name = trained.config.model.connection
-        page = write_report(
-            ReportData(
-                title=f"Depth in {run.name}: {name}",
-                subtitle=f"{trained.config.model.layers} transformer layers of width {trained.config.model.dim} after "
-                f"{trained.step} steps, on {'its validation text' if prompt is None else 'a prompt'}",
-                arms=[arm_report(name, {trained.config.seed: run}, profile, None, record["corpus"]["bytes_per_token"])],
-                provenance=provenance(record),
-                tokens=token_texts(tokens, positions, trained.tokenizer),
-                unit="nats per byte",
-                curve_label="validation loss",
-            ),
-            run / "report" if out is None else out,
-        )
-    for source, share in profile.sinks():
-        print_line(console, f"{source} has {share:.0%} of the weight of the sites that can see it, on average")
+        data = run_report(trained, prompt)
+        page = write_report(data, run / "report" if out is None else out)
+    print_table(console, sink_table([(arm.name, profile) for arm, profile in data.profiled]))
     print_line(console, f"Report: {page}")
     return 0

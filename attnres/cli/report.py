@@ -17,7 +17,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from attnres.cli._depth_report import print_line
+from attnres.cli._tables import print_line
 from attnres.errors import UsageError
 from attnres.lab import experiments
 from attnres.lab.document import tables_page

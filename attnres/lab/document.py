@@ -9,7 +9,7 @@ from typing import Any
 
 from attnres.lab import experiments
 from attnres.lab.record import Record
-from attnres.lab.tables import TextTable
+from attnres.texttable import TextTable
 
 HEAD = """\
 # All tables

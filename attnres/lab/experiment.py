@@ -11,7 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from matplotlib.figure import Figure
 
 from attnres.lab.record import Record
-from attnres.lab.tables import TextTable
+from attnres.texttable import TextTable
 from attnres.train.sweep import Job, JobState
 
 Options = TypeVar("Options")

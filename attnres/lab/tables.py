@@ -4,27 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from attnres.analysis.comparison import standard_error
 from attnres.lab.claims import SIGNIFICANCE, Statement
 from attnres.lab.outcome import STATUSES, Outcome
-
-
-@dataclass(frozen=True)
-class TextTable:
-    """Names stand left, numbers right."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    note: str = ""
-
-
-def number(value: float | None, form: str, unit: str = "") -> str:
-    """Nothing for None."""
-    return "" if value is None else f"{value:{form}}{unit}"
-
+from attnres.texttable import TextTable, number
 
 DECIDED = f"Decided where p < {SIGNIFICANCE} (two-sided t-test over paired seeds, Holm-corrected within a claim)"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from attnres.analysis.comparison import Comparison
 from attnres.analysis.profile import DepthProfile
 from attnres.errors import UsageError
 
@@ -18,22 +19,6 @@ class Curve:
     losses: Sequence[float]
 
 
-@dataclass(frozen=True)
-class Summary:
-    """One row of the results table. None is printed as a dash."""
-
-    validation_loss: float | None = None
-    """Mean over seeds."""
-    difference: float | None = None
-    """Mean over seeds of this arm's validation loss minus the first arm's: negative is better."""
-    difference_error: float | None = None
-    """Standard error of `difference`."""
-    step_time_ratio: float | None = None
-    """Over the first arm."""
-    peak_memory_ratio: float | None = None
-    """Over the first arm."""
-
-
 @dataclass(frozen=True, eq=False)
 class ArmReport:
     """One connection: how it trained and what its depth does."""
@@ -41,7 +26,6 @@ class ArmReport:
     name: str
     description: str = ""
     curves: Sequence[Curve] = ()
-    summary: Summary = Summary()
     profile: DepthProfile | None = None
 
 
@@ -58,6 +42,7 @@ class TokenText:
 class ReportData:
     """The whole report. The first arm is the baseline that the others are compared with.
 
+    results: what the arms' runs say, from `compare_arms`.
     tokens: the texts of the tokens at the profiles' positions, which are the same in every profile, so that one choice
     shows the same token under every connection.
     """
@@ -65,6 +50,7 @@ class ReportData:
     title: str
     subtitle: str
     arms: Sequence[ArmReport]
+    results: Sequence[Comparison] = ()
     provenance: Mapping[str, str] = field(default_factory=dict)
     tokens: Sequence[TokenText] = ()
     unit: str = "nats per token"

@@ -12,8 +12,10 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
+from attnres.analysis.comparison import finding
 from attnres.analysis.profile import DepthProfile
-from attnres.report.data import ArmReport, ReportData
+from attnres.report.comparison import result_tables, sink_table
+from attnres.report.data import ReportData
 from attnres.report.html import environment
 from attnres.report.style import (
     DIFFERENCE_POINTS,
@@ -37,28 +39,19 @@ def page(data: ReportData) -> str:
     style, script = (resources.joinpath(f"page.{suffix}").read_text(encoding="utf-8") for suffix in ("css", "js"))
     # The browser runs this one script and loads nothing: a second lock behind the escaping.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
-        environment("attnres.report")
-        .get_template("page.html")
-        .render(
-            title=data.title,
-            subtitle=data.subtitle,
-            finding=finding(data),
-            unit=data.unit,
-            arms=[_result(arm) for arm in data.arms],
-            sinks=[_strongest(arm.name, profile) for arm, profile in data.profiled],
-            provenance=data.provenance,
-            shows={
-                "results": any(arm.summary.validation_loss is not None for arm in data.arms),
-                "curves": bool(data.trained),
-                "depth": bool(data.profiled),
-                "provenance": bool(data.provenance),
-            },
-            style=style,
-            script=script,
-            script_digest=digest,
-            json=json_for_script(payload(data)),
-        )
+    template = environment("attnres.report").get_template("page.html")
+    return template.render(
+        title=data.title,
+        subtitle=data.subtitle,
+        finding=finding(data.results, data.unit),
+        results=result_tables(data.results, data.unit),
+        sinks=sink_table([(arm.name, profile) for arm, profile in data.profiled]),
+        provenance=data.provenance,
+        shows={"curves": bool(data.trained), "depth": bool(data.profiled)},
+        style=style,
+        script=script,
+        script_digest=digest,
+        json=json_for_script(payload(data)),
     )
 
 
@@ -66,28 +59,6 @@ def json_for_script(value: Any) -> str:
     """Strict JSON that cannot end the script element it stands in, whatever texts it holds."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))  # ASCII: U+2028 and U+2029 are escaped
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def finding(data: ReportData) -> str:
-    """The result in one sentence, with no more certainty than the standard error allows."""
-    baseline, *others = data.arms
-    measured = [arm for arm in others if _finite(arm.summary.difference)]
-    if not measured:
-        return ""
-    best = min(measured, key=lambda arm: arm.summary.difference or 0.0)
-    difference, error = best.summary.difference or 0.0, best.summary.difference_error
-    distance = f"{abs(difference):.3f}"
-    side = "below" if difference < 0 else "above"
-    if error is not None and _finite(error):
-        distance += f" ± {error:.3f}"
-    sentence = f"{best.name} ends {distance} {data.unit} {side} {baseline.name} in validation loss"
-    if len(measured) > 1:
-        sentence += f", the lowest of {len(measured)}"
-    if error is None or not _finite(error):
-        return f"{sentence} (one seed, so no standard error)."
-    if abs(difference) <= 2 * error:
-        return f"{sentence}: within two standard errors, so no difference is shown."
-    return f"{sentence} (mean paired difference and its standard error)."
 
 
 def payload(data: ReportData) -> dict[str, Any]:
@@ -169,30 +140,3 @@ def _colours(name: str) -> list[list[int]]:
     """17 colours from low to high, as red, green, blue of 0 to 255."""
     table = np.asarray(mpl.colormaps[name](np.linspace(0, 1, 17)))[:, :3]
     return np.rint(255 * table).astype(int).tolist()
-
-
-def _finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
-def _cell(value: float | None, form: str = "{:.3f}") -> str | None:
-    if value is None:
-        return None
-    return form.format(value).replace("-", "\N{MINUS SIGN}") if math.isfinite(value) else "not finite"
-
-
-def _result(arm: ArmReport) -> dict[str, str | None]:
-    row = arm.summary
-    error = f" ± {row.difference_error:.3f}" if _finite(row.difference_error) else ""
-    return {
-        "name": arm.name,
-        "validation_loss": _cell(row.validation_loss),
-        "difference": _cell(row.difference, "{:+.3f}" + error),
-        "step_time": _cell(row.step_time_ratio, "{:.2f}\N{MULTIPLICATION SIGN}"),
-        "peak_memory": _cell(row.peak_memory_ratio, "{:.2f}\N{MULTIPLICATION SIGN}"),
-        "description": arm.description,
-    }
-
-
-def _strongest(name: str, profile: DepthProfile) -> dict[str, Any]:
-    return {"name": name, "strongest": [(source, f"{share:.2f}") for source, share in profile.sinks(3)]}

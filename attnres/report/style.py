@@ -70,12 +70,6 @@ def _from(choices: Sequence[Any], start: int) -> list[Any]:
     return [*choices[start:], *choices[:start]]
 
 
-def arm_style(index: int) -> tuple[str | None, tuple[int, ...]]:
-    """(colour, dash pattern) of an arm: 28 are different."""
-    dashes, colour = divmod(index, len(ARM_COLOURS))
-    return ARM_COLOURS[colour], ARM_DASHES[dashes % len(ARM_DASHES)]
-
-
 def colour_scale(matrices: np.ndarray) -> tuple[float, float]:
     """(low, high) of the colour scale of matrices [..., site, source]; low = -high when there are negative weights.
 

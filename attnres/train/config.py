@@ -95,3 +95,7 @@ class RunConfig:
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed must be at least 0 and below 2^63, not {self.seed}")
         check_backbone(self.model)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.accumulate * self.model.context

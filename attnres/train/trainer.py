@@ -78,7 +78,7 @@ class Trainer:
 
     @property
     def tokens_per_step(self) -> int:
-        return self.config.accumulate * self.config.batch_size * self.config.model.context
+        return self.config.tokens_per_step
 
     def train_step(self) -> dict[str, float]:
         """One update. Returns its loss, learning rate and gradient norm; raises NonFinite and changes no weight."""

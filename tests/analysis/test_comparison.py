@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from attnres.analysis.comparison import compare_arms
+from attnres.analysis.comparison import compare_arms, finding, on_common_seeds
 
 
 def summary(loss, seconds=1.0, memory=100):
@@ -32,3 +34,71 @@ def test_only_seeds_that_both_have_are_paired():
     rows = compare_arms({"a": {0: summary(2.0)}, "b": {0: summary(1.5), 1: summary(9.0)}, "c": {}}, "a")
     assert rows[1].difference == pytest.approx(-0.5) and rows[1].difference_error is None and rows[1].seeds == 2
     assert rows[2].validation_loss is None and rows[2].difference is None and rows[2].step_time_ratio is None
+
+
+def test_p_values_are_paired_and_corrected_together():
+    losses = {"a": [2.0, 3.0, 4.0], "b": [1.9, 2.8, 3.7], "c": [2.1, 2.9, 4.2]}
+    rows = compare_arms({arm: {s: summary(x) for s, x in enumerate(of)} for arm, of in losses.items()}, "a")
+    by_scipy = [float(stats.ttest_rel(losses[arm], losses["a"]).pvalue) for arm in ("b", "c")]  # type: ignore[attr-defined]
+    assert rows[0].p_value is None and rows[0].differences == {}
+    assert rows[1].p_value == pytest.approx(min(1, 2 * by_scipy[0])) and rows[1].differences[2] == pytest.approx(-0.3)
+    assert rows[2].p_value == pytest.approx(max(by_scipy[1], rows[1].p_value))
+
+
+@pytest.mark.parametrize("seeds", [2, 5])
+def test_nothing_is_claimed_where_there_is_no_effect(seeds):
+    random = np.random.default_rng(0)
+    claims = 0
+    for _ in range(300):
+        losses = random.normal(size=(4, seeds))
+        arms = {f"arm{arm}": {seed: summary(loss) for seed, loss in enumerate(of)} for arm, of in enumerate(losses)}
+        claims += "nothing is decided" not in finding(compare_arms(arms, "arm0"), "nats")
+    assert claims <= 0.08 * 300  # 5% and its spread; two standard errors and the best arm would be 14% to 31%
+
+
+def compared(**differences):
+    """Arms of three seeds with these differences to `a`."""
+    base = {seed: 2.0 + seed for seed in range(3)}
+    arms = {"a": {seed: summary(loss) for seed, loss in base.items()}}
+    for arm, of in differences.items():
+        arms[arm] = {seed: summary(base[seed] + d) for seed, d in enumerate(of)}
+    return compare_arms(arms, "a")
+
+
+@pytest.mark.parametrize(
+    ("differences", "expected"),
+    [
+        (
+            {"b": [-0.1, -0.1001, -0.0999], "c": [0.05, -0.05, 0.01], "d": [-0.2, -0.2001, -0.1999]},
+            "d (-0.2000, p < 0.001) and b (-0.1000, p < 0.001) end below a in validation loss (nats per byte); "
+            "not decided: c.",
+        ),
+        ({"b": [0.1, 0.1001, 0.0999]}, "b (+0.1000, p < 0.001) ends above a in validation loss (nats per byte)."),
+        (
+            {"b": [-0.1, 0.08, -0.01], "c": [0.05, -0.05, 0.03]},
+            "With 3 seeds nothing is decided: the differences to a, from -0.0100 (b) to +0.0100 (c) nats "
+            "per byte, may be chance.",
+        ),
+        (
+            {"b": [-0.1]},
+            "With 1 seed nothing is decided: the difference to a, -0.1000 (b) nats per byte, may be chance.",
+        ),
+        ({}, ""),
+    ],
+)
+def test_the_finding_says_what_is_decided_and_no_more(differences, expected):
+    assert finding(compared(**differences), "nats per byte") == expected
+
+
+def test_a_seed_that_one_arm_did_not_finish_is_left_out_everywhere():
+    kept = on_common_seeds({"a": {0: summary(2.0), 1: summary(9.0)}, "b": {0: summary(1.5)}, "c": {}})
+    assert {arm: list(runs) for arm, runs in kept.items()} == {"a": [0], "b": [0], "c": []}
+    base, arm, _ = compare_arms(kept, "a")
+    assert arm.difference == arm.validation_loss - base.validation_loss
+
+
+def test_the_step_time_is_paired_by_seed_and_shows_its_spread():
+    arms = {"a": {0: summary(2, 1.0), 1: summary(2, 3.0)}, "b": {0: summary(2, 1.2), 1: summary(2, 3.3)}}
+    row = compare_arms(arms, "a")[1]
+    assert row.step_time_ratio == pytest.approx(1.15) and row.step_time_range == pytest.approx((1.1, 1.2))
+    assert compare_arms({arm: {0: runs[0]} for arm, runs in arms.items()}, "a")[1].step_time_range is None

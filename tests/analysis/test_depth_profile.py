@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -61,7 +62,22 @@ def test_residual_has_all_ones_and_uniform_shares(tokens):
     np.testing.assert_allclose(profile.entropy_limit, np.log(np.arange(1, SITES + 2)))
     np.testing.assert_allclose(profile.embedding_share, 1 / np.arange(1, SITES + 2), rtol=1e-6)
     harmonic = sum(1 / n for n in range(1, SITES + 2))
-    assert profile.sinks(1) == [("embedding", pytest.approx(harmonic / (SITES + 1)))]
+    assert profile.source_share[0] == pytest.approx(harmonic / (SITES + 1))
+    np.testing.assert_allclose(profile.equal_share, profile.source_share, rtol=1e-6)
+    assert profile.sinks() == []  # it cannot choose, however large the first sources' shares are
+
+
+def test_sinks_are_what_many_sites_give_more_than_an_equal_share(tokens):
+    profile = depth_profile(tiny("full"), tokens)
+    sites = SITES + 1
+    share = np.tril(np.ones((sites, sites)))
+    share[2:, 2] = 3  # layer 0 MLP: every site that sees it gives it three times what it gives the others
+    share[-1, -1] = 50  # the readout alone reads the last sublayer, whatever that holds
+    share /= share.sum(1, keepdims=True)
+    profile = dataclasses.replace(profile, mean_share=share)
+    ((name, value, excess),) = profile.sinks()
+    assert name == "layer 0 MLP" and value == pytest.approx(share[2:, 2].mean())
+    assert excess == pytest.approx(share[2:, 2].mean() / np.mean([1 / (site + 1) for site in range(2, sites)]))
 
 
 def softmax_rule(model: Transformer):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from html import escape
 
 import pytest
 
@@ -19,8 +20,9 @@ from tests.cli.conftest import TINY
 
 def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
     out, done = comparison
-    assert "block:block_size=2" in done.stdout and "standard" in done.stdout and "report.html" in done.stdout
+    assert "block:block_size=2" in done.stdout and "report.html" in done.stdout
     record = json.loads((out / "comparison.json").read_text())
+    assert done.stdout.index(record["finding"]) < done.stdout.index("p: two-sided paired t-test")
     residual, block = record["arms"]
     assert residual["arm"] == "residual" and residual["difference"] is None and residual["seeds"] == 2
     losses = {
@@ -33,7 +35,9 @@ def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
     pairs = [b - a for a, b in zip(losses["residual"], losses["block"], strict=True)]
     assert block["difference"] == pytest.approx(sum(pairs) / 2)
     assert block["difference_error"] == pytest.approx(abs(pairs[0] - pairs[1]) / 2)
+    assert list(block["differences"].values()) == pytest.approx(pairs) and block["decided"] is (block["p_value"] < 0.05)
     page = (out / "report.html").read_text()
+    assert escape(record["finding"]) in page
     assert "<script>alert(1)" not in page and "block:block_size=2" in page
     assert (out / "figures").is_dir() and any((out / "figures").glob("*.png"))
 
@@ -118,7 +122,8 @@ def test_arms_carry_options():
     [
         (["residual"], "at least two arms"),
         (["residual", "residual"], "at least two arms"),
-        (["residual", "full", "--seeds", "0"], "seeds and workers must be at least 1"),
+        (["resnet"], "unknown connection 'resnet'; choose one of"),
+        (["residual", "full", "--seeds", "0"], "--seeds and --workers must be at least 1"),
         (["residual", "full", "--model.connection", "hc"], "the arms name the connections"),
         (["residual", "full", "--seed", "99999999999999999999"], "seed must be at least 0"),
         (["residual", "full", "--model.layers", "0"], "layers must be a whole number of at least 1, not 0"),

@@ -45,7 +45,7 @@ def test_a_comparison_is_no_run_but_holds_some(comparison, capsys):
 def test_inspect_writes_a_page_beside_the_run_or_where_told(comparison, tmp_path, capsys):
     run = comparison[0] / "block_block_size-2" / "seed-0"
     assert main(["inspect", str(run)]) == 0
-    assert "of the weight of the sites that can see it" in capsys.readouterr().out
+    assert "Strongest depth sinks" in capsys.readouterr().out
     assert (run / "report" / "report.html").is_file()
     prompt = "</script><script>alert(2)</script>"[:33]
     assert main(["inspect", str(run), "--prompt", prompt, "--out", str(tmp_path)]) == 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from attnres.analysis import DepthProfile, sublayer_names
-from attnres.report import ArmReport, Curve, ReportData, Summary, TokenText
+from attnres.analysis.comparison import Comparison, compare_arms
+from attnres.report import ArmReport, Curve, ReportData, TokenText
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u2028\x00\x1b[31m\ufffd\u202e"
 
@@ -40,13 +41,23 @@ def curves(seeds: int = 3, steps: int = 40, offset: float = 0.0) -> list[Curve]:
     ]
 
 
+def results() -> list[Comparison]:
+    noise = (0.01, -0.02, 0.005)
+
+    def summary(arm: int, seed: int) -> dict[str, float]:
+        loss = 1.7 - 0.1 * arm + noise[seed] * (1 + arm / 5)
+        return {"validation_loss": loss, "step_seconds": 1 + (arm + seed) / 10, "peak_memory_bytes": 100 + arm}
+
+    arms = {f"arm{arm}": {seed: summary(arm, seed) for seed in range(3)} for arm in range(3)}
+    return compare_arms(arms, "arm0")
+
+
 def report(**changes) -> ReportData:
     made = [
         ArmReport(
             name=f"arm{i}",
             description=f"number {i}",
             curves=curves(offset=-0.1 * i),
-            summary=Summary(1.7 - 0.1 * i, -0.1 * i if i else None, 0.01 if i else None, 1 + i / 10, None),
             profile=profile(signed=i == 2, seed=i),
         )
         for i in range(3)
@@ -55,6 +66,7 @@ def report(**changes) -> ReportData:
         "title": "Side by side",
         "subtitle": "three arms",
         "arms": made,
+        "results": results(),
         "provenance": {"command": "attnres compare", "corpus": "sha256 12ab"},
         "tokens": [TokenText("def ", "main", "():"), TokenText("import ", "os", "\n")],
         "unit": "nats per byte",

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+from html import escape
 from html.parser import HTMLParser
 
 import matplotlib.image
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 
 from attnres import UsageError
-from attnres.report import ArmReport, Curve, ReportData, Summary, TokenText, write_report
-from attnres.report.page import finding, json_for_script, page
+from attnres.analysis.comparison import Comparison, compare_arms, finding
+from attnres.report import ArmReport, Curve, ReportData, TokenText, write_report
+from attnres.report.comparison import result_tables, sink_table
+from attnres.report.page import json_for_script, page
 from attnres.report.style import colour_scale, depth_ticks, paired_differences, summarise, visible
-from tests.report.sample import ATTACK, curves, profile, report
+from tests.report.sample import ATTACK, curves, profile, report, results
 
 
 class Elements(HTMLParser):
@@ -122,14 +125,13 @@ def test_missing_and_non_finite_values_are_shown_as_such(tmp_path):
             getattr(broken, field.name)[...] = math.nan
     arms = [
         ArmReport("bare"),
-        ArmReport(
-            "diverged", "", [Curve(0, [1, 2], [math.nan, math.inf])], Summary(math.nan, math.nan, math.nan), broken
-        ),
+        ArmReport("diverged", "", [Curve(0, [1, 2], [math.nan, math.inf])], broken),
         ArmReport("empty", "", [Curve(0, [], [])]),
     ]
-    path = write_report(report(arms=arms), tmp_path)
+    rows = [Comparison("bare", 0), Comparison("diverged", 1, math.nan, math.nan, math.nan)]
+    path = write_report(report(arms=arms, results=rows), tmp_path)
     html = path.read_text()
-    assert "&ndash;" in html and "not finite" in html
+    assert '<td class="number">\N{EN DASH}</td>' in html and "not finite" in html
     arm = embedded(html)["arms"][1]
     assert arm["curve"]["mean"] == [None, None]
     assert arm["profile"]["matrices"][0][0] == [None]
@@ -161,20 +163,24 @@ def test_names_are_never_taken_for_mathematics(tmp_path):
     write_report(report(arms=[ArmReport(r"$\frac{$", curves=curves(), profile=profile())], unit="$x^$"), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("difference", "error", "expected"),
-    [
-        (-0.1, 0.01, "b ends 0.100 ± 0.010 nats per byte below a in validation loss (mean paired"),
-        (-0.1, 0.06, "b ends 0.100 ± 0.060 nats per byte below a in validation loss: within two standard errors"),
-        (0.1, 0.01, "b ends 0.100 ± 0.010 nats per byte above a"),
-        (-0.1, None, "b ends 0.100 nats per byte below a in validation loss (one seed"),
-        (None, None, ""),
-    ],
-)
-def test_the_finding_is_as_sure_as_the_standard_error(difference, error, expected):
-    arms = [ArmReport("a", summary=Summary(1.7)), ArmReport("b", summary=Summary(1.6, difference, error))]
-    sentence = finding(ReportData("", "", arms, unit="nats per byte"))
-    assert sentence.startswith(expected) and bool(sentence) == bool(expected)
+def test_the_page_leads_with_the_finding_and_shows_each_seed():
+    html = page(report())
+    assert html.index(escape(finding(results(), "nats per byte"))) < html.index("<table>")
+    columns = "".join(f'<th scope="col">seed {seed}</th>' for seed in range(3))
+    cells = "".join(f'<td class="number">{value:+.4f}</td>' for value in results()[2].differences.values())
+    assert columns in html and f'<tr><th scope="row">arm2</th>{cells}</tr>' in html
+    assert "Holm-corrected" in html and "[1.08, 1.10]" in html
+
+
+def test_a_single_seed_gets_no_step_time():
+    arms = {arm: {0: {"validation_loss": 2.0, "step_seconds": 1.0, "peak_memory_bytes": 1}} for arm in ("a", "b")}
+    table, *others = result_tables(compare_arms(arms, "a"), "nats per byte")
+    assert "step time" not in table.columns and "withheld" in table.note and not others
+
+
+def test_a_connection_that_cannot_choose_has_no_sinks():
+    even = dataclasses.replace(profile(), mean_share=np.tril(np.ones((7, 7))) / np.arange(1, 8)[:, None])
+    assert sink_table([("residual", even)]).rows == (("residual", "none", "", ""),)
 
 
 def test_inconsistent_data_is_refused():

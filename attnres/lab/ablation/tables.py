@@ -5,7 +5,8 @@ from __future__ import annotations
 from attnres.lab.ablation.claims import comparisons, rank_correlation, verdicts
 from attnres.lab.ablation.record import AblationRecord, CellRecord
 from attnres.lab.paper import ABLATION as PAPER
-from attnres.lab.tables import TextTable, number, runs_text
+from attnres.lab.tables import runs_text
+from attnres.texttable import TextTable, number
 
 
 def ablation_tables(record: AblationRecord) -> list[TextTable]:

@@ -22,7 +22,8 @@ from attnres.lab.dynamics.claims import (
 )
 from attnres.lab.dynamics.record import DynamicsRecord
 from attnres.lab.outcome import done_runs
-from attnres.lab.tables import DECIDED, TextTable, mean_text, runs_text, statement_table
+from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_table
+from attnres.texttable import TextTable
 
 
 def dynamics_tables(record: DynamicsRecord) -> list[TextTable]:

@@ -6,7 +6,8 @@ from attnres.lab.claims import NEGLIGIBLE
 from attnres.lab.outcome import done_runs
 from attnres.lab.prune.claims import MEASURES, NEGLIGIBLE_LOSS, THRESHOLD, by_arm, prune_statements
 from attnres.lab.prune.record import PruneRecord
-from attnres.lab.tables import DECIDED, TextTable, mean_text, runs_text, statement_table
+from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_table
+from attnres.texttable import TextTable
 
 
 def prune_tables(record: PruneRecord) -> list[TextTable]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from attnres.analysis.powerlaw import Advantage, Fit, fit_power_laws
 from attnres.lab.scaling.fit import diverged, final_points
 from attnres.lab.scaling.record import ScalingRecord
-from attnres.lab.tables import TextTable
+from attnres.texttable import TextTable
 
 EXTRAPOLATED = 1.5
 """Times an arm's largest compute: further out, its advantage is marked."""

@@ -12,20 +12,74 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from attnres.analysis import DepthProfile
+from attnres.analysis import depth_profile
 from attnres.analysis.comparison import Comparison
-from attnres.data import Corpus, Tokenizer, validation_batches
+from attnres.data import Corpus, Tokenizer, open_corpus, validation_batches
 from attnres.errors import UsageError
-from attnres.report import ArmReport, Curve, Summary, TokenText
-from attnres.train import Run, RunConfig, read_metrics
+from attnres.report.data import ArmReport, Curve, ReportData, TokenText
+from attnres.train import Run, RunConfig, load_run, read_metrics
+from attnres.train.folder import RunFolder
 
 PROFILE_SEQUENCES = 4
 CHOSEN_TOKENS = 8
 TEXT_AROUND = 40
 """Characters shown before and after a chosen token."""
+
+
+def comparison_report(
+    finished: Mapping[str, Mapping[int, Path]], rows: Sequence[Comparison], config: RunConfig, corpus: Corpus
+) -> ReportData:
+    """The page of a comparison: its result, every curve, and the depth of each arm's first run.
+
+    finished: the run folders by arm and seed.
+    """
+    tokens = validation_tokens(corpus, config)
+    positions = chosen_positions(tokens)
+    arms, record = [], None
+    for name, runs in finished.items():
+        profile = None
+        if runs:
+            run = load_run(runs[min(runs)])
+            profile = depth_profile(run.model, tokens, positions)
+            record = RunFolder(run.folder).record()
+        description = f"{len(runs)} seeds; depth of seed {min(runs)}" if len(runs) > 1 else ""
+        arms.append(ArmReport(name, description, curves_of(runs, corpus.bytes_per_token), profile))
+    return ReportData(
+        title="Residual connections side by side",
+        subtitle=f"{config.model.layers} transformer layers of width {config.model.dim}, {config.steps} steps of "
+        f"{config.tokens_per_step:,} tokens, seeds per connection: {max(row.seeds for row in rows)}, "
+        f"embedding std {config.model.embedding_std:g}",
+        arms=arms,
+        results=rows,
+        provenance=provenance(record or {}),
+        tokens=token_texts(tokens, positions, corpus.tokenizer),
+        unit="nats per byte",
+        curve_label="validation loss",
+    )
+
+
+def run_report(run: Run, prompt: str | None = None) -> ReportData:
+    """The page of one run, over the prompt or, without one, a few sequences of its own validation text."""
+    record = RunFolder(run.folder).record() or {}
+    if prompt is None:
+        tokens = validation_tokens(open_corpus(run.config.data), run.config)
+    else:
+        tokens = prompt_tokens(run, prompt)
+    positions = chosen_positions(tokens)
+    name = run.config.model.connection
+    curves = curves_of({run.config.seed: run.folder}, record["corpus"]["bytes_per_token"])
+    return ReportData(
+        title=f"Depth in {run.folder.name}: {name}",
+        subtitle=f"{run.config.model.layers} transformer layers of width {run.config.model.dim} after "
+        f"{run.step} steps, on {'its validation text' if prompt is None else 'a prompt'}",
+        arms=[ArmReport(name, curves=curves, profile=depth_profile(run.model, tokens, positions))],
+        provenance=provenance(record),
+        tokens=token_texts(tokens, positions, run.tokenizer),
+        unit="nats per byte",
+        curve_label="validation loss",
+    )
 
 
 def validation_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
@@ -70,23 +124,6 @@ def curves_of(runs: Mapping[int, Path], bytes_per_token: float) -> list[Curve]:
     return curves
 
 
-def arm_report(
-    name: str,
-    runs: Mapping[int, Path],
-    profile: DepthProfile | None,
-    row: Comparison | None,
-    bytes_per_token: float,
-) -> ArmReport:
-    """One arm of the report, from its runs by seed and the profile of the first of them."""
-    summary = Summary()
-    if row is not None:
-        summary = Summary(
-            row.validation_loss, row.difference, row.difference_error, row.step_time_ratio, row.peak_memory_ratio
-        )
-    description = f"{len(runs)} seeds; depth of seed {min(runs)}" if len(runs) > 1 else ""
-    return ArmReport(name, description, curves_of(runs, bytes_per_token), summary, profile)
-
-
 def provenance(record: Mapping[str, Any]) -> dict[str, str]:
     """Where the numbers come from, from a run's config.json."""
     corpus, versions, machine = (record.get(key, {}) for key in ("corpus", "versions", "machine"))
@@ -98,7 +135,3 @@ def provenance(record: Mapping[str, Any]) -> dict[str, str]:
         "machine": ", ".join(f"{name} {value}" for name, value in machine.items()) or platform.platform(),
         "configuration": json.dumps(record.get("config", {})),
     }
-
-
-def print_line(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -1,0 +1,73 @@
+"""A comparison's result as tables, for the terminal and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnres.analysis.comparison import SIGNIFICANCE, Comparison
+from attnres.analysis.profile import DepthProfile
+from attnres.texttable import TextTable, number
+
+METHOD = (
+    "Difference: mean over paired seeds ± standard error. p: two-sided paired t-test, Holm-corrected over the arms; "
+    f"decided where p < {SIGNIFICANCE:g}."
+)
+TIME = " Step time: median over paired seeds [lowest, highest]; other work on the machine blurs it."
+NO_TIME = " Step time is withheld: one seed does not tell how much other work on the machine blurred it."
+
+
+def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
+    """The result, one arm per row, and the differences seed by seed. rows: the baseline first; none gives no table."""
+    if not any(row.validation_loss is not None for row in rows):
+        return []
+    timed = any(row.step_time_range for row in rows)
+    results = TextTable(
+        "Result",
+        (
+            "connection",
+            f"validation {unit}",
+            f"difference to {rows[0].arm}",
+            "p",
+            *(("step time",) if timed else ()),
+            "peak memory",
+            "seeds",
+        ),
+        tuple((*_measured(row), *((_step_time(row),) if timed else ()), *_costs(row)) for row in rows),
+        METHOD + (TIME if timed else NO_TIME),
+    )
+    seeds = sorted({seed for row in rows for seed in row.differences})
+    if len(seeds) < 2:
+        return [results]
+    by_seed = TextTable(
+        "Seed by seed",
+        (f"difference to {rows[0].arm}", *(f"seed {seed}" for seed in seeds)),
+        tuple((row.arm, *(number(row.differences.get(seed), "+.4f") for seed in seeds)) for row in rows[1:]),
+    )
+    return [results, by_seed]
+
+
+def _measured(row: Comparison) -> tuple[str, str, str, str]:
+    difference = number(row.difference, "+.4f")
+    if row.difference_error is not None:
+        difference += f" ± {row.difference_error:.4f}"
+    p_value = "" if row.p_value is None else "< 0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
+    return row.arm, number(row.validation_loss, ".4f"), difference, p_value
+
+
+def _step_time(row: Comparison) -> str:
+    spread = "" if row.step_time_range is None else " [{:.2f}, {:.2f}]".format(*row.step_time_range)
+    return number(row.step_time_ratio, ".2f", "x") + spread
+
+
+def _costs(row: Comparison) -> tuple[str, str]:
+    return number(row.peak_memory_ratio, ".2f", "x"), str(row.seeds)
+
+
+def sink_table(profiles: Sequence[tuple[str, DepthProfile]]) -> TextTable:
+    """The strongest depth sinks of each arm."""
+    rows = []
+    for arm, profile in profiles:
+        sinks = [f"{name} {excess:.1f}x ({share:.0%})" for name, share, excess in profile.sinks(3)]
+        rows.append((arm, *(sinks or ["none"]), *[""] * (3 - max(1, len(sinks)))))
+    note = "Share of the weight of the sites that can see the source, over an equal share, and the share itself."
+    return TextTable("Strongest depth sinks", ("connection", "strongest", "second", "third"), tuple(rows), note)

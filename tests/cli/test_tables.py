@@ -1,0 +1,42 @@
+"""What a table looks like on a narrow terminal and in a file."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from attnres.cli._tables import print_table
+from attnres.texttable import TextTable
+
+NAMES = ("block:block_size=8", "block:block_size=16", "full:query=input,heads=4,key_norm=false")
+NUMBERS = ("2.6919", "-0.0058 ± 0.0028", "1.10x [1.04, 1.15]", "1.01x", "5", "-0.0057", "+0.0006")
+TABLE = TextTable(
+    "Title [not markup]",
+    ("connection", "validation loss", "difference", "step time", "peak memory", "seeds", "seed 0", "seed 1"),
+    tuple((name, *NUMBERS) for name in NAMES),
+    "a note [1, 2]",
+)
+
+
+def printed(width: int, terminal: bool) -> list[str]:
+    file = io.StringIO()
+    print_table(Console(file=file, width=width, force_terminal=terminal, color_system=None), TABLE)
+    return file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_names_and_numbers_are_whole_on_a_terminal(width):
+    lines = printed(width, terminal=True)
+    names = "".join(line.split("  ")[0].strip() for line in lines if not line.startswith("  "))
+    assert all(name in names for name in NAMES)
+    for number in ("2.6919", "-0.0058", "±0.0028", "1.10x", "[1.04,", "1.15]", "-0.0057", "+0.0006"):
+        assert sum(number in line for line in lines) == len(NAMES)
+    assert width < 80 or max(map(len, lines)) <= width
+    assert "[not markup]" in "\n".join(lines) and "[1, 2]" in "\n".join(lines)
+
+
+def test_a_file_has_one_line_per_row():
+    lines = printed(80, terminal=False)
+    assert all(sum(name in line and "+0.0006" in line for line in lines) == 1 for name in NAMES)
