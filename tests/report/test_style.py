@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pkgutil
 
+import matplotlib as mpl
+
 import attnres.connections
-from attnres.report.axes import INK, line_styles
+from attnres.report.axes import INK, STYLE, line_styles
 from attnres.report.page import payload
 from attnres.report.style import ARM_COLOURS, ARM_DASHES, CONNECTION_STYLES, arm_styles
 from tests.report.sample import report
@@ -41,6 +43,7 @@ def test_crowded_figures_keep_arms_apart_as_long_as_styles_last():
 
 def test_the_page_and_the_figures_agree():
     data = report()
-    drawn = line_styles([arm.name for arm in data.arms])
+    with mpl.rc_context(STYLE):
+        drawn = line_styles([arm.name for arm in data.arms])
     for arm in payload(data)["arms"]:
         assert drawn[arm["name"]]["color"] == arm["colour"].replace("currentColor", INK)
