@@ -1,0 +1,131 @@
+"""What every experiment passes; and a fifth one, tests/lab/fifth/toy, which is one folder and nothing else."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import pytest
+
+import attnres.lab
+from attnres.cli import command_names, main
+from attnres.errors import UsageError
+from attnres.lab import experiment_commands, experiment_names, experiments, load_experiment
+from attnres.lab.document import tables_page
+from attnres.lab.page import read_records, write_results
+from attnres.lab.record import read_record, write_record
+from attnres.report.axes import STYLE
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.fixture
+def toy(monkeypatch):
+    monkeypatch.setattr(attnres.lab, "__path__", [*attnres.lab.__path__, str(Path(__file__).parent / "fifth")])
+    importlib.invalidate_caches()
+    yield load_experiment("toy")
+    del sys.modules["attnres.lab.toy"]
+
+
+@pytest.fixture(params=experiment_names())
+def name(request) -> str:
+    return request.param
+
+
+def recorded(name: str):
+    return read_record(RESULTS / f"{name}.json", load_experiment(name).record)
+
+
+def test_a_record_is_written_as_it_was_read(name, tmp_path):
+    """The files of results/ lose and gain nothing."""
+    write_record(tmp_path / "again.json", recorded(name))
+    written, first = (json.loads(path.read_text()) for path in (tmp_path / "again.json", RESULTS / f"{name}.json"))
+    assert written == first
+
+
+def test_its_names_agree(name):
+    experiment = load_experiment(name)
+    assert experiment.record.kind == name, "the record's file is named after the folder"
+    assert experiment.record.written_by == experiment.command == {v: k for k, v in experiment_commands().items()}[name]
+    assert experiment.command in command_names()
+    pictures = [picture.name for other in experiments().values() for picture in other.pictures]
+    assert len(set(pictures)) == len(pictures), "pictures of all experiments lie in one folder"
+    assert len({other.position for other in experiments().values()}) == len(experiment_names())
+
+
+def test_a_damaged_record_is_named(name, tmp_path):
+    data = json.loads((RESULTS / f"{name}.json").read_text())
+    cls = load_experiment(name).record
+    for damage, message in (
+        ({"machine": None}, "with None under 'machine'"),
+        ({"hours": "five"}, "with 'five' under 'hours'"),
+        ({"colour": "blue"}, "with an unknown entry colour"),
+        ({cls.never_empty[-1]: []}, f"with nothing under '{cls.never_empty[-1]}'"),
+    ):
+        (tmp_path / "damaged.json").write_text(json.dumps(data | damage))
+        with pytest.raises(UsageError, match=f"damaged record of {name}, {message}"):
+            read_record(tmp_path / "damaged.json", cls)
+
+
+def test_tables_claims_and_a_finding_are_there(name):
+    experiment, record = load_experiment(name), recorded(name)
+    for table in experiment.tables(record):
+        assert table.title and table.rows and all(len(row) == len(table.columns) for row in table.rows)
+    assert all(claim.claim and claim.reading for claim in experiment.claims(record))
+    finding = experiment.finding(record)
+    assert finding[0].isupper() and finding.endswith(".") and "\n" not in finding
+
+
+def test_narrow_pictures_are_no_wider_than_a_phone_shows_well(name):
+    experiment, record = load_experiment(name), recorded(name)
+    with mpl.rc_context(STYLE):
+        for picture in experiment.pictures:
+            wide, narrow = picture.draw(record, False), picture.draw(record, True)
+            assert (wide is None) == (narrow is None)
+            if wide is not None and narrow is not None:
+                assert narrow.get_figwidth() <= 4.5 and narrow.get_figwidth() <= wide.get_figwidth()
+
+
+def test_its_help_shows_its_examples(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    command = load_experiment(name).command
+    with pytest.raises(SystemExit) as stop:
+        main([command, "--help"])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 0 and f"attnres {command}" in shown and "--record" in shown
+
+
+def test_one_folder_is_an_experiment(toy, tmp_path, capsys):
+    """Its command, its record and where it goes on, its tables, its figure, its section of the page."""
+    assert "throw" in command_names() and experiments()["toy"] is toy
+    assert main(["--help"]) == 0 and "Throw dice" in capsys.readouterr().out
+    assert main(["throw", "--dice", "0", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "attnres: dice: give at least one\n"
+
+    assert main(["throw", "--dice", "3", "--out", str(tmp_path)]) == 0
+    shown = capsys.readouterr().out
+    assert "All throws" in shown and "thrown by a fair hand" in shown
+    record = read_record(tmp_path / "toy.json", toy.record)
+    assert len(record.eyes) == 3
+    write_record(tmp_path / "again.json", record)
+    assert read_record(tmp_path / "again.json", toy.record) == record
+
+    records = read_records(tmp_path)
+    assert list(records) == ["toy"] and f"| die 2 | {record.eyes[2]} |" in tables_page(records, tmp_path)
+    page = write_results(records, tmp_path / "page").read_text()
+    assert f"{sum(record.eyes)} eyes in all." in page and 'href="#toy"' in page and "1 not decided" in page
+    assert (tmp_path / "page" / "figures" / "toy.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_experiment_without_its_command_is_named(toy, monkeypatch, tmp_path):
+    shutil.copytree(Path(__file__).parent / "fifth" / "toy", tmp_path / "nameless")
+    source = (tmp_path / "nameless" / "__init__.py").read_text()
+    (tmp_path / "nameless" / "__init__.py").write_text(source.replace('command="throw",', ""))
+    monkeypatch.setattr(attnres.lab, "__path__", [*attnres.lab.__path__, str(tmp_path)])
+    importlib.invalidate_caches()
+    with pytest.raises(UsageError, match="'nameless' must give its command once"):
+        experiment_commands()

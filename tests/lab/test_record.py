@@ -1,0 +1,66 @@
+"""Records of one run, which lie in its folder."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+from attnres.errors import UsageError
+from attnres.lab.dynamics.record import Profiles
+from attnres.lab.prune.record import Pruned
+from attnres.lab.record import Stored, read_record, write_record
+
+
+@pytest.mark.parametrize(("cls", "command"), [(Profiles, "dynamics"), (Pruned, "prune")])
+def test_a_record_of_a_run_that_is_missing_says_what_writes_it(cls, command, tmp_path):
+    with pytest.raises(UsageError, match=f"run `attnres {command}` first"):
+        read_record(tmp_path / "missing.json", cls)
+
+
+def test_a_record_of_another_kind_is_refused(tmp_path):
+    write_record(tmp_path / "run.json", Pruned(tokens=1, step=1, loss=1.0, added=(0.1,), seconds=1.0))
+    with pytest.raises(UsageError, match="not a record of dynamics of a run"):
+        read_record(tmp_path / "run.json", Profiles)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample(Stored):
+    kind: ClassVar = "sample"
+    written_by: ClassVar = "nothing"
+
+    whole: int
+    pairs: tuple[tuple[float, float], ...]
+    maybe: str | None
+    note: str = ""
+    loss: float = math.nan
+
+
+def test_what_is_written_is_read(tmp_path):
+    path = tmp_path / "sample.json"
+    sample = Sample(whole=3, pairs=((0, 1.23456789), (1, math.inf)), maybe=None)
+    write_record(path, sample)
+    entries = {"kind": "sample", "whole": 3, "pairs": [[0, 1.234568], [1, None]], "maybe": None}
+    assert json.loads(path.read_text()) == entries, "7 digits, no number as null, no defaults"
+    again = read_record(path, Sample)
+    assert again.pairs[0] == (0, 1.234568) and math.isnan(again.pairs[1][1]) and math.isnan(again.loss)
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"pairs": [[1]]}, r"\[1\] under 'pairs\[0\]'"),
+        ({"pairs": [[1, "x"]]}, r"'x' under 'pairs\[0\]\[1\]'"),
+        ({"whole": True}, "True under 'whole'"),
+        ({"whole": 1.5}, "1.5 under 'whole'"),
+        ({"maybe": 1}, "1 under 'maybe'"),
+    ],
+)
+def test_values_of_another_type_are_named(entries, message, tmp_path):
+    path = tmp_path / "sample.json"
+    path.write_text(json.dumps({"kind": "sample", "whole": 3, "pairs": [], "maybe": None} | entries))
+    with pytest.raises(UsageError, match=f"a damaged record of sample, with {message}"):
+        read_record(path, Sample)
