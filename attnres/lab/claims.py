@@ -109,6 +109,5 @@ def summary(found: Sequence[Statement]) -> str:
         }
         said = [f"{reading} for {', '.join(names)}" for reading, names in arms.items() if names]
         if said:
-            parts.append(f"{claim}: {'; '.join(said)}.")
-    text = " ".join(part[0].upper() + part[1:] for part in parts)
-    return text or "These runs decide nothing."
+            parts.append(f"{claim} ({'; '.join(said)})")
+    return f"Decided: {'; '.join(parts)}." if parts else "These runs decide nothing."

@@ -102,14 +102,14 @@ def finding(record: AblationRecord) -> str:
     for std, (baseline, *others) in comparisons(record):
         best = min(others, key=lambda row: math.inf if row.difference is None else row.difference, default=baseline)
         if best.difference is None or best.difference >= 0:
-            parts.append(f"at embedding std {std:g} nothing ends below {baseline.arm}")
+            parts.append(f"at {std:g} nothing ends below {baseline.arm}")
             continue
         error = "" if best.difference_error is None else f" ± {best.difference_error:.3f}"
-        parts.append(f"{best.arm} ends {-best.difference:.3f}{error} below {baseline.arm} at embedding std {std:g}")
-    text = "; ".join(parts) + " (nats per byte)."
+        parts.append(f"at {std:g} {best.arm} ends {-best.difference:.3f}{error} below {baseline.arm}")
+    text = f"By embedding std: {', '.join(parts)} (nats per byte)."
     if readings := [verdict.reading for verdict in verdicts(record)]:
         agree, disagree = readings.count("agrees"), readings.count("disagrees")
         text += (
             f" Of {len(readings)} tests of the paper's claims {agree} agree, {disagree} disagree, the others are open."
         )
-    return text[0].upper() + text[1:]
+    return text

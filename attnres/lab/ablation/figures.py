@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -25,7 +26,10 @@ def differences(record: AblationRecord, narrow: bool = False) -> Figure:
     order = list(dict.fromkeys(row.arm for row in others))  # of the first scale; what only another one has comes below
     size = (5.2 + 1.8 / len(tables), 1.2 + 0.27 * len(order))
     figure, axes_of_all = panels(len(tables), len(tables), size, narrow, sharey=True)
-    styles = line_styles(order)
+    styles = {
+        arm: line_styles([arm])[arm] for arm in order
+    }  # arms of one connection may have one colour: all are named
+    unit = ("\n" if narrow else " ") + "(nats per byte)"
     place = {arm: len(order) - index for index, arm in enumerate(order)}
     for axes, (std, rows) in zip(axes_of_all, tables, strict=True):
         losses = losses_at(record, std)
@@ -42,7 +46,7 @@ def differences(record: AblationRecord, narrow: bool = False) -> Figure:
             if row.arm in PAPER and rows[0].arm in PAPER:
                 axes.plot(PAPER[row.arm] - PAPER[rows[0].arm], y, markersize=5, **PAPER_MARK)
         axes.set_title(f"embedding std {std:g}", loc="left")
-        axes.set_xlabel(visible(f"validation loss minus that of {rows[0].arm} (nats per byte)"))
+        axes.set_xlabel(f"validation loss minus that of {visible(rows[0].arm)}{unit}")
         axes.grid(axis="x", alpha=0.25)
         axes.set_yticks(list(place.values()), labels=[visible(arm) for arm in place])
         axes.set_ylim(0.3, len(order) + 0.7)
@@ -80,7 +84,7 @@ def tuning(record: AblationRecord, narrow: bool = False) -> Figure | None:
                 value = excess[row, column] = _excess(cell.tuning, factor, best)
                 text = "diverged" if np.isnan(value) else "best" if factor == best else f"{value:+.3f}"
                 colour = "white" if value > 0.08 else ink() if np.isnan(value) else INK
-                axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+                axes.text(column, row, text, ha="center", va="center", fontsize=6 if narrow else 7, color=colour)
         image = axes.imshow(excess, cmap=WEIGHT_COLOURS + "_r", vmin=0, vmax=0.15, aspect="auto")
         clipped |= bool(np.nanmax(excess, initial=0.0) > 0.15)
         axes.set_xticks(range(len(factors)), labels=[f"x{factor:g}" for factor in factors])
@@ -89,7 +93,8 @@ def tuning(record: AblationRecord, narrow: bool = False) -> Figure | None:
         axes.set_xlabel("learning rates over the defaults")
     if image is not None:
         label = "loss above the arm's\nbest (nats per byte)"
-        figure.colorbar(image, ax=axes_of_all, label=label, shrink=0.8, extend="max" if clipped else "neither")
+        place: dict[str, Any] = {"location": "bottom", "aspect": 40} if narrow else {"shrink": 0.8}
+        figure.colorbar(image, ax=axes_of_all, label=label, extend="max" if clipped else "neither", **place)
     return figure
 
 

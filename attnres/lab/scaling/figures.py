@@ -112,7 +112,7 @@ def _iso_flop(axes: Axes, arms: Mapping[str, Mapping[float, Sequence[tuple[float
                 axes.annotate(f" {compute:.0e}", (sizes[-1], losses[-1]), fontsize=8, va="center")
     axes.set_xscale("log")
     plain_log_ticks(axes.xaxis, "{x:.2g}")
-    axes.set_title("equal compute (FLOPs at the lines), before decay", loc="left")
+    axes.set_title("equal compute, before decay\n(FLOPs at the lines)", loc="left")
     axes.set_xlabel("parameters of the sublayers")
     axes.set_ylabel("validation loss (nats per byte)")
     axes.margins(x=0.15)
