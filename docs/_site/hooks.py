@@ -6,6 +6,7 @@ import ast
 import os
 import re
 from pathlib import Path
+from typing import TypeGuard
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -95,10 +96,14 @@ def _exported(source: ast.Module) -> list[str]:
     return []
 
 
+def _homes(source: ast.Module) -> dict[str, str]:
+    """Where each imported name is defined: `attnres.hf.attach` is a module, too."""
+    imports = [node for node in ast.walk(source) if isinstance(node, ast.ImportFrom) and node.module]
+    return {alias.name: node.module or "" for node in imports for alias in node.names}
+
+
 def _modules(name: str) -> list[str]:
-    files = sorted((ROOT / name.replace(".", "/")).rglob("*.py"))
-    dotted = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in files]
-    return [module for module in dotted if not any(part.startswith("_") for part in module.split("."))]
+    return [f"{name}.{file.stem}" for file in sorted((ROOT / name.replace(".", "/")).glob("[!_]*.py"))]
 
 
 def _reference(name: str) -> str:
@@ -106,17 +111,26 @@ def _reference(name: str) -> str:
     source = _source(name)
     exported = _exported(source)
     lines = [f"# {name}", "", ast.get_docstring(source) or "", ""]
-    lines += [f"::: {name}.{member}\n" for member in exported]
+    homes = _homes(source)
+    lines += [f"::: {homes.get(member, name)}.{member}\n" for member in exported]
     if not exported or name == "attnres.connections":
         lines += [f"::: {module}\n" for module in _modules(name)]
     return "\n".join(lines)
 
 
 def _commands() -> str:
-    lines = ["# Commands", "", "`attnres COMMAND --help` lists the options of each.", ""]
-    for module in _modules("attnres.cli"):
-        lines += [f"::: {module}\n    options:\n      members: false\n      show_symbol_type_heading: false\n"]
-    return "\n".join(lines)
+    """The help of each command: a file's of cli/ or, under the name that it gives its command, an experiment's."""
+    helps = {file.stem: ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.glob("cli/[!_]*.py")}
+    for file in PACKAGE.glob("lab/*/__init__.py"):
+        experiment = ast.parse(file.read_text(encoding="utf-8"))
+        (name,) = [ast.literal_eval(node.value) for node in ast.walk(experiment) if _gives_command(node)]
+        helps[name] = experiment
+    sections = [f"## {name}\n\n{ast.get_docstring(helps[name])}" for name in sorted(helps)]
+    return "\n\n".join(["# Commands", "`attnres COMMAND --help` lists the options of each.", *sections])
+
+
+def _gives_command(node: ast.AST) -> TypeGuard[ast.keyword]:
+    return isinstance(node, ast.keyword) and node.arg == "command"
 
 
 def _overview() -> str:
