@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from attnres import Connection, connection_names, make_connection
+from attnres.connections import output_of
 
 DIM, SITES = 12, 7
 
@@ -37,6 +39,8 @@ VARIANTS: list[tuple[str, dict]] = [
     ("rms-block", {"block_size": 2}),
     ("rms-block", {"block_size": 3, "pending": "normalised"}),
     ("delta", {"block_size": 3}),
+    ("delta", {"block_size": 2, "reads": "qkv"}),
+    ("delta", {"reads": "qkv-gate-up"}),
     ("hc", {"dynamic": False}),
     ("hc", {"streams": 1}),
     ("mhc", {"streams": 2}),
@@ -63,18 +67,24 @@ def randomise(module: nn.Module) -> None:
 
 
 def make_sublayers(dim: int = DIM, sites: int = SITES) -> list[Callable[[Tensor], Tensor]]:
-    """Non-linear, order-one functions of h, in the dtype of h."""
+    """Non-linear, order-one functions of h, or of all that a site reads, in the dtype of h."""
     generator = torch.Generator().manual_seed(11)
     matrices = [torch.randn(dim, dim, generator=generator) / dim**0.5 for _ in range(sites)]
-    return [lambda h, m=m: torch.tanh(h @ m.to(h.dtype)) for m in matrices]
+
+    def sublayer(h, *more, m):
+        for k, other in enumerate(more, 2):
+            h = h - other / k
+        return torch.tanh(h @ m.to(h.dtype))
+
+    return [partial(sublayer, m=m) for m in matrices]
 
 
-def trace(connection: Connection, x: Tensor, sublayers) -> tuple[list[Tensor], list[Tensor]]:
-    """Run site by site; the sources v_0 .. v_L and the inputs h_0 .. h_L."""
+def trace(connection: Connection, x: Tensor, sublayers) -> tuple[list[Tensor], list]:
+    """Run site by site; the sources v_0 .. v_L and the inputs h_0 .. h_L, a tuple where a site reads several."""
     values, sources, inputs = connection.start(x), [x], []
     for site, sublayer in enumerate(sublayers):
         weights, h = connection.mix(values, site)
-        y = sublayer(h)
+        y = output_of(sublayer, h)
         values = connection.scatter(values, connection.weigh_output(weights, site, y), site, h, y)
         sources.append(y)
         inputs.append(h)

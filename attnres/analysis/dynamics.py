@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnres.analysis.profile import DepthProfile, sublayer_names
-from attnres.connections import Connection, Sublayer, mixing_matrix
+from attnres.connections import Connection, Sublayer, mean_read, mixing_matrix
 from attnres.errors import UsageError
 from attnres.model import Transformer
 
@@ -77,9 +77,9 @@ def _trace(model: Transformer, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor
     outputs: list[Tensor] = []
 
     def recorded(sublayer: Sublayer) -> Sublayer:
-        def call(h: Tensor) -> Tensor:
-            y = sublayer(h)
-            inputs.append(h)
+        def call(*reads: Tensor) -> Tensor:
+            y = sublayer(*reads)
+            inputs.append(mean_read(reads))
             outputs.append(y)
             return y
 
@@ -113,7 +113,7 @@ def _matrices(connection: Connection, sources: Tensor) -> Iterator[tuple[int, Te
     chunk = max(1, TAG_BYTES // (n * n * dim * 4))
     for first in range(0, len(sources), chunk):
         embedded, *outputs = sources[first : first + chunk].unbind(1)
-        replayed: list[Sublayer] = [lambda h, y=y: y for y in outputs]
+        replayed: list[Sublayer] = [lambda *_, y=y: y for y in outputs]
         yield first, mixing_matrix(connection, embedded, replayed)
 
 

@@ -11,9 +11,10 @@ import math
 import pkgutil
 from typing import Any
 
-from attnres.connections._connection import Connection, Sublayer, Values, Weights
+from attnres.connections._connection import Connection, Sublayer, Values, Weights, output_of
 from attnres.connections._groups import param_groups
 from attnres.connections._mixing import Unrolled, mixing_matrix
+from attnres.connections._reads import mean_read
 from attnres.errors import UsageError
 
 __all__ = [
@@ -25,7 +26,9 @@ __all__ = [
     "connection_class",
     "connection_names",
     "make_connection",
+    "mean_read",
     "mixing_matrix",
+    "output_of",
     "param_groups",
 ]
 

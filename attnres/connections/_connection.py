@@ -18,7 +18,11 @@ Values = tuple[Tensor, ...]
 Weights = Any
 """A token's weights at one site: a tensor or a tuple of tensors, broadcast against extra leading axes of values."""
 
-Sublayer = Callable[[Tensor], Tensor]
+Mixture = Any
+"""What a site reads: a tensor h or, where it reads several mixtures of its sources (`Connection.reads`), a tuple."""
+
+Sublayer = Callable[..., Tensor]
+"""f(h) -> y or, at a site with several reads, f(h_1, h_2, ..) -> y."""
 
 
 class Connection(nn.Module):
@@ -54,12 +58,16 @@ class Connection(nn.Module):
         """The values before the first site, from the embedding x."""
         return (x,)
 
+    def reads(self, site: int) -> int:
+        """How many mixtures the site reads: its sublayer is called with so many tensors. The readout reads one."""
+        return 1
+
     def weigh(self, values: Values, site: int) -> Weights:
         """The token's weights at this site."""
         raise NotImplementedError
 
-    def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
-        """The sublayer's input h at this site."""
+    def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
+        """The sublayer's input h at this site: a tuple of them if the site reads several."""
         raise NotImplementedError
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
@@ -74,7 +82,7 @@ class Connection(nn.Module):
         """
         return weights
 
-    def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
+    def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
         """`weigh`, then `gather`. A subclass with a fused operator overrides this."""
         with outside_autocast(values):
             weights = self.weigh(values, site)
@@ -105,8 +113,9 @@ class Connection(nn.Module):
         return f"dim={self.dim}, sites={self.sites}"
 
 
-def output_of(sublayer: Sublayer, h: Tensor) -> Tensor:
-    y = sublayer(h)
+def output_of(sublayer: Sublayer, h: Mixture) -> Tensor:
+    """Call the sublayer with what its site reads."""
+    y = sublayer(*h) if isinstance(h, tuple) else sublayer(h)
     if not isinstance(y, Tensor):
         raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
     return y

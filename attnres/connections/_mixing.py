@@ -8,7 +8,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Sublayer
+from attnres.connections._connection import Connection, Mixture, Sublayer, output_of
+from attnres.connections._reads import mean_read
 from attnres.errors import UsageError
 
 Unrolled = tuple[Connection, Tensor, list[Sublayer]]
@@ -27,7 +28,11 @@ def unrolled(model: nn.Module, tokens: Tensor) -> Unrolled:
 
 @torch.no_grad()
 def mixing_matrix(
-    model: nn.Module, x: Tensor, sublayers: Iterable[Sublayer] | None = None, per_channel: bool = False
+    model: nn.Module,
+    x: Tensor,
+    sublayers: Iterable[Sublayer] | None = None,
+    per_channel: bool = False,
+    per_read: bool = False,
 ) -> Tensor:
     """Compute M with h_l = sum_i M[l, i] v_i, per token: [..., sites + 1, sites + 1], lower triangular.
 
@@ -40,7 +45,9 @@ def mixing_matrix(
 
     M[l, i] is the weight of source i (0 is the embedding, i + 1 the output of sublayer i) in what site l reads; the
     last row is the readout. A rule that differs by channel (Highway, PostNorm, several heads) has one M per channel:
-    the mean over channels is returned, or with `per_channel` all of them on a last axis of size dim.
+    the mean over channels is returned, or with `per_channel` all of them on a last axis of size dim. A rule whose sites
+    read several mixtures (`reads`) has one M per read: their mean is returned, or with `per_read` all of them,
+    [..., reads, sites + 1, sites + 1], where a site with fewer reads repeats its last one.
 
     Raises UsageError if there are not as many sublayers as sites, or the model does not say what its tokens unroll to.
 
@@ -61,18 +68,26 @@ def mixing_matrix(
         y[index] = 1.0
         return y
 
+    reads = max(connection.reads(site) for site in range(connection.sites + 1))
     rows = []
     values, tagged = connection.start(x), connection.start(tag(0))
     for site, sublayer in enumerate([*sublayers, None]):
         weights = connection.weigh(values, site)
         h_tagged = connection.gather(tagged, weights, site)
-        rows.append(h_tagged if per_channel else h_tagged.mean(-1))
+        row = _all_reads(h_tagged, reads) if per_read else mean_read(h_tagged)[None]
+        rows.append(row if per_channel else row.mean(-1))
         if sublayer is not None:
             h = connection.gather(values, weights, site)
-            y = sublayer(h)
+            y = output_of(sublayer, h)
             weights = connection.weigh_output(weights, site, y)
             values = connection.scatter(values, weights, site, h, y)
             tagged = connection.scatter(tagged, weights, site, h_tagged, tag(site + 1))
-    matrix = torch.stack(rows)  # [site, source, ...tokens(, dim)]
-    token_axes = x.ndim - 1
-    return matrix.permute(*range(2, 2 + token_axes), 0, 1, *range(2 + token_axes, matrix.ndim))
+    matrix = torch.stack(rows, 1)  # [read, site, source, ...tokens(, dim)]
+    tokens = x.ndim - 1
+    matrix = matrix.permute(*range(3, 3 + tokens), 0, 1, 2, *range(3 + tokens, matrix.ndim))
+    return matrix if per_read else matrix.squeeze(tokens)
+
+
+def _all_reads(h: Mixture, count: int) -> Tensor:
+    reads = h if isinstance(h, tuple) else (h,)
+    return torch.stack([*reads, *[reads[-1]] * (count - len(reads))])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Values, Weights, positive, widen
+from attnres.connections._connection import Connection, Mixture, Values, Weights, positive, widen
+from attnres.connections._reads import Reads, each_read, mixture, reads_at, vectors
 from attnres.ops import attend, depth_weights
 
 
@@ -14,43 +16,50 @@ class Delta(Connection):
 
     Blocks have `block_size` sublayers, the open one's partial sum included; with block_size=1 (the start) they are the
     outputs themselves, and block_size=4 or so is the authors' Delta Block. p = softmax_i(w_l . RMSNorm(b_i; g_l, eps))
-    as in AttnRes; the first site reads h = x. w_l = 0 at the start.
+    as in AttnRes; the first site reads h = x. w_l = 0 at the start. reads="qkv" or "qkv-gate-up": with queries of their
+    own, attention's q, k and v, and an MLP's gate and up, each read a mixture.
     Values: x, then the block sums. Source: Delta Attention Residuals (2605.18855). The published code also has the
     embedding among the sources, and of blocks only the finished ones.
     """
 
-    def __init__(self, dim: int, sites: int, block_size: int = 1, eps: float = 1e-6) -> None:
+    def __init__(self, dim: int, sites: int, block_size: int = 1, eps: float = 1e-6, reads: Reads = "one") -> None:
         super().__init__(dim, sites)
         positive("block_size", block_size)
         self.block_size = block_size
         self.eps = eps
+        self._reads = [1, *[reads_at(reads, site) for site in range(sites)][1:], 1]
         # Site 0 has nothing to attend to; None keeps query[site] true.
-        self.query = nn.ParameterList([None, *(torch.zeros(dim) for _ in range(1, sites))])
-        self.gain = nn.ParameterList([None, *(torch.ones(dim) for _ in range(1, sites))])
+        self.query = nn.ParameterList([None, *(vectors(0.0, count, dim) for count in self._reads[1:-1])])
+        self.gain = nn.ParameterList([None, *(vectors(1.0, count, dim) for count in self._reads[1:-1])])
 
-    def _reads_stream(self, site: int) -> bool:
-        return site in (0, self.sites)
+    def reads(self, site: int) -> int:
+        return self._reads[site]
+
+    def _queries(self, site: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The query and the gain of each read; none where the site reads the stream alone."""
+        if site in (0, self.sites):
+            return (), ()
+        return each_read(self.query[site]), each_read(self.gain[site])
 
     def weigh(self, values: Values, site: int) -> Weights:
-        if self._reads_stream(site):
-            return ()
-        return depth_weights(values[1:], self.query[site], self.gain[site], self.eps)
+        queries, gains = self._queries(site)
+        return tuple(depth_weights(values[1:], *vectors, self.eps) for vectors in zip(queries, gains, strict=True))
 
-    def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
+    def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
         x, *blocks = values
-        if self._reads_stream(site):
+        if not weights:
             return x
-        h = x
-        for weight, block in zip(weights, blocks, strict=True):
-            h = h + weight * block
-        return h.to(x.dtype)
+        return mixture(
+            sum((p * block for p, block in zip(of_read, blocks, strict=True)), x).to(x.dtype) for of_read in weights
+        )
 
-    def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
+    def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
         x, *blocks = values
-        if self._reads_stream(site):
+        queries, gains = self._queries(site)
+        if not queries:
             return (), x
-        outs, _ = attend(blocks, [self.query[site]], [self.gain[site]], (), self.eps, widen(x).dtype)
-        return (), (x + outs[0]).to(x.dtype)
+        outs, _ = attend(blocks, queries, gains, (), self.eps, widen(x).dtype)
+        return (), mixture((x + out).to(x.dtype) for out in outs)
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         x, *blocks = values

@@ -141,6 +141,8 @@ def _fitting_connection(name: str, anatomy: Anatomy, options: dict[str, Any]) ->
         raise UsageError(f"{name} is defined on sublayers without a norm of their own; this model's have one")
     with torch.device("cpu"):
         made = make_connection(name, anatomy.dim, sites, **options).float()
+    if any(made.reads(site) > 1 for site in range(sites)):
+        raise UsageError("the sublayers of a transformers model read one mixture each; leave reads='one'")
     block_size = options.get("block_size", 1)
     if block_size > sites:
         raise UsageError(f"block_size {block_size} is more than the model's {sites} sublayers; give at most {sites}")

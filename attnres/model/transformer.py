@@ -32,6 +32,8 @@ class Transformer(nn.Module):
         self.checkpointing = False
         self.backbone = make_backbone(config)
         self.connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
+        if any(self.connection.reads(site) > self.backbone.reads[site % 2] for site in range(config.sites)):
+            raise UsageError(f"the sublayers of backbone {config.backbone} read one mixture each; leave reads='one'")
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.sublayers = nn.ModuleList(self.backbone.sublayers(self.connection.pre_norm))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)

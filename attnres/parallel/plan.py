@@ -20,7 +20,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnres.connections import Connection, Values
+from attnres.connections import Connection, Values, mean_read
 from attnres.parallel.schedule import chunk_sites
 
 
@@ -99,9 +99,9 @@ def trace(connection: Connection, shape: tuple[int, ...], stream: torch.dtype, o
             if readout:
                 after = values
             else:
-                y = h.detach().to(output)
+                y = mean_read(h).detach().to(output)
                 after = connection.scatter(values, connection.weigh_output(weights, site, y), site, h, y)
-        for parameter in _leaves((h, *after)):
+        for parameter in _leaves((*(h if isinstance(h, tuple) else (h,)), *after)):
             if parameter in names:
                 users[names[parameter]].append(site)
         if not readout:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from attnres.connections import mean_read, output_of
 from attnres.model import Transformer, sublayer_name
 
 
@@ -22,9 +23,9 @@ def first_non_finite(model: Transformer, tokens: Tensor) -> str | None:
     values = connection.start(embedded)
     for site, sublayer in enumerate(model.bound_sublayers(tokens.shape[1])):
         weights, h = connection.mix(values, site)
-        if _bad(h):
+        if _bad(mean_read(h)):
             return f"the input of {site_name(site)}"
-        y = sublayer(h)
+        y = output_of(sublayer, h)
         if _bad(y):
             return f"the output of {site_name(site)}"
         values = connection.scatter(values, connection.weigh_output(weights, site, y), site, h, y)

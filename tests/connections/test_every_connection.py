@@ -40,14 +40,18 @@ def test_mixing_matrix_reproduces_every_input(variant):
     name, options = variant
     connection, sublayers = randomised(name, **options), make_sublayers()
     x = torch.randn(2, 3, DIM)
-    matrix = mixing_matrix(connection, x, sublayers, per_channel=True)
+    matrix = mixing_matrix(connection, x, sublayers, per_channel=True, per_read=True)
     sources, inputs = trace(connection, x, sublayers)
-    assert matrix.shape == (2, 3, SITES + 1, SITES + 1, DIM)
-    rebuilt = torch.einsum("btlid,ibtd->lbtd", matrix, torch.stack(sources))
-    for site, h in enumerate(inputs):
-        torch.testing.assert_close(rebuilt[site], h, rtol=1e-5, atol=1e-5 * h.abs().max().item())
-    mean = mixing_matrix(connection, x, sublayers)
-    torch.testing.assert_close(mean, matrix.mean(-1))
+    reads = max(connection.reads(site) for site in range(SITES + 1))
+    assert matrix.shape == (2, 3, reads, SITES + 1, SITES + 1, DIM)
+    rebuilt = torch.einsum("btrlid,ibtd->lrbtd", matrix, torch.stack(sources))
+    for site, read in enumerate(inputs):
+        for which, h in enumerate(read if isinstance(read, tuple) else (read,)):
+            torch.testing.assert_close(rebuilt[site, which], h, rtol=1e-5, atol=1e-5 * h.abs().max().item())
+    for site in range(SITES + 1):  # the mean is over the reads that a site has
+        own = matrix[:, :, : connection.reads(site), site].mean(2)
+        torch.testing.assert_close(mixing_matrix(connection, x, sublayers, per_channel=True)[:, :, site], own)
+        torch.testing.assert_close(mixing_matrix(connection, x, sublayers)[:, :, site], own.mean(-1))
 
 
 @every_variant
@@ -64,7 +68,7 @@ def test_a_sublayer_that_returns_no_tensor_is_named(variant):
     name, options = variant
     connection = make_connection(name, DIM, SITES, **options)
     with pytest.raises(UsageError, match="its output tensor alone, not tuple"):
-        connection.run(connection.start(torch.randn(2, DIM)), [lambda h: (h, None)] * SITES)
+        connection.run(connection.start(torch.randn(2, DIM)), [lambda h, *_: (h, None)] * SITES)
 
 
 @every_variant
@@ -75,7 +79,7 @@ def test_a_stream_of_another_dtype_than_the_parameters(variant, stream, sublayer
     name, options = variant
     connection, of_sublayers = randomised(name, **options), getattr(torch, sublayers)
     values = connection.start(torch.randn(2, DIM, dtype=getattr(torch, stream)))
-    h = connection.readout(connection.run(values, [lambda h: h.to(of_sublayers).tanh()] * SITES))
+    h = connection.readout(connection.run(values, [lambda h, *_: h.to(of_sublayers).tanh()] * SITES))
     assert h.isfinite().all() and h.dtype in (getattr(torch, stream), of_sublayers)
 
 
@@ -85,7 +89,7 @@ def test_shapes_without_numbers(variant):
     name, options = variant
     connection = randomised(name, **options).to("meta")
     x = torch.randn(2, 3, DIM, device="meta")
-    assert whole(connection, [torch.tanh] * SITES)(x).shape == x.shape
+    assert whole(connection, [lambda h, *_: torch.tanh(h)] * SITES)(x).shape == x.shape
 
 
 @every_variant
@@ -251,13 +255,13 @@ def test_autocast_leaves_the_connection_alone(variant):
     """Matrix products inside a connection stay in float32 under autocast; only the sublayers are rounded."""
     name, options = variant
     connection, x = randomised(name, **options), torch.randn(2, 3, DIM)
-    rounded = [lambda h, f=f: f(h).bfloat16() for f in make_sublayers()]
+    rounded = [lambda *h, f=f: f(*h).bfloat16() for f in make_sublayers()]
     expected = whole(connection, rounded)(x)
 
     def fenced(f):
-        def sublayer(h):
+        def sublayer(*h):
             with torch.autocast("cpu", enabled=False):
-                return f(h)
+                return f(*h)
 
         return sublayer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnres import mixing_matrix
+from attnres import UsageError, make_connection, mixing_matrix
 from tests.connections.test_oracles import rms_norm
 from tests.depth import DIM, SITES, make_sublayers, randomised, trace
 
@@ -22,9 +22,10 @@ def blocks_of(outputs, size):
     return [outputs[first : first + size] for first in range(0, len(outputs), size)]
 
 
-def attention(connection, site, sources):
+def attention(connection, site, sources, read=None):
     stacked = torch.stack(sources)
-    scores = rms_norm(stacked, connection.gain[site], EPS) @ connection.query[site]
+    query, gain = connection.query[site], connection.gain[site]
+    scores = rms_norm(stacked, gain if read is None else gain[read], EPS) @ (query if read is None else query[read])
     return torch.einsum("nbt,nbtd->btd", scores.softmax(0), stacked)
 
 
@@ -61,6 +62,26 @@ def test_delta_adds_attention_over_block_sums_to_the_stream(size):
         if 0 < site < SITES:
             expected = expected + attention(connection, site, [sum(b) for b in blocks_of(outputs[:site], size)])
         torch.testing.assert_close(h, expected)
+
+
+def test_each_read_has_its_own_query():
+    connection, (x, *outputs), inputs = traced("delta", reads="qkv-gate-up")
+    assert [connection.reads(site) for site in range(SITES + 1)] == [1, 2, 3, 2, 3, 2, 3, 1]
+    for site, h in enumerate(inputs):
+        if connection.reads(site) > 1:
+            for read, mixture in enumerate(h):
+                attended = attention(connection, site, outputs[:site], read)
+                torch.testing.assert_close(mixture, x + sum(outputs[:site]) + attended)
+
+
+def test_reads_start_equal_and_only_where_they_are_asked_for():
+    x, sublayers = torch.randn(2, 3, DIM), make_sublayers()
+    with pytest.raises(UsageError, match="reads must be one of one, qkv, qkv-gate-up, not 'kv'"):
+        make_connection("delta", DIM, SITES, reads="kv")
+    _, inputs = trace(make_connection("delta", DIM, SITES, reads="qkv-gate-up"), x, sublayers)
+    for h in inputs:
+        if isinstance(h, tuple):
+            assert all(torch.equal(mixture, h[0]) for mixture in h)
 
 
 @pytest.mark.parametrize("name", ["rms-residual", "rms-full"])

@@ -176,3 +176,17 @@ def test_too_long_a_sequence_is_refused():
 def test_tokens_without_a_batch_are_refused():
     with pytest.raises(UsageError, match=r"tokens must be \[batch, time\], not \[4\]"):
         Transformer(TransformerConfig(**SMALL))(torch.zeros(4, dtype=torch.long))
+
+
+def test_attention_and_mlp_read_each_mixture_where_it_belongs():
+    model = Transformer(TransformerConfig(**SMALL, connection="residual"))
+    attention, mlp = model.bound_sublayers(5)[:2]
+    h, other, nothing = torch.randn(1, 5, 24), torch.randn(1, 5, 24), torch.zeros(1, 5, 24)
+    assert torch.equal(attention(h, h, h), attention(h)) and torch.equal(mlp(h, h), mlp(h))
+    part = model.sublayers[0]
+    running_mean = part.v(part.norm(other)).cumsum(1) / torch.arange(1, 6).view(1, 5, 1)
+    for q, k in ((nothing, h), (h, nothing)):  # all scores are zero
+        torch.testing.assert_close(attention(q, k, other), part.out(running_mean), rtol=1e-4, atol=1e-5)
+    part = model.sublayers[1]
+    expected = part.out(F.silu(part.gate(part.norm(h))) * part.up(part.norm(other)))
+    torch.testing.assert_close(mlp(h, other), expected)

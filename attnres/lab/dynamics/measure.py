@@ -132,8 +132,8 @@ def depth_ranks(model: Transformer, sequence: Tensor) -> Ranks:
     outputs: list[Tensor] = []
 
     def recorded(sublayer: Sublayer) -> Sublayer:
-        def call(h: Tensor) -> Tensor:
-            outputs.append(sublayer(h))
+        def call(*reads: Tensor) -> Tensor:
+            outputs.append(sublayer(*reads))
             return outputs[-1]
 
         return call
@@ -143,7 +143,7 @@ def depth_ranks(model: Transformer, sequence: Tensor) -> Ranks:
     model.connection.run(model.connection.start(embedded), sublayers)
     tokens = np.unique(np.linspace(0, len(sequence) - 1, RANK_TOKENS).astype(int))
     channels = np.unique(np.linspace(0, model.connection.dim - 1, RANK_CHANNELS).astype(int))
-    replayed: list[Sublayer] = [lambda h, y=output[0, tokens]: y for output in outputs]
+    replayed: list[Sublayer] = [lambda *_, y=output[0, tokens]: y for output in outputs]
     matrix = mixing_matrix(model.connection, embedded[0, tokens], replayed, per_channel=True)
     chosen = matrix[..., channels].movedim(-1, 1).double().cpu().numpy()
     ranks = semiseparable_rank(chosen)
@@ -164,7 +164,7 @@ def rank_bound(connection: Connection) -> int:
             vectors = sum(value.numel() for value in values) // connection.dim
             bound = max(bound, min(vectors, site + 1, connection.sites + 1 - site))
             if site < connection.sites:
-                values = connection.run(values, [torch.ones_like], first=site)
+                values = connection.run(values, [lambda h, *_: torch.ones_like(h)], first=site)
     return bound
 
 

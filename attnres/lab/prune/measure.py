@@ -61,13 +61,17 @@ def added_losses(
         sublayers = model.bound_sublayers(tokens.shape[1] - 1)
         values = model.connection.start(model.embedding(tokens[:, :-1]))
         for site, sublayer in enumerate(sublayers):
-            silenced = model.connection.run(values, [torch.zeros_like, *sublayers[site + 1 :]], first=site)
+            silenced = model.connection.run(values, [_silent, *sublayers[site + 1 :]], first=site)
             without[site] += _summed_loss(model, silenced, tokens)
             values = model.connection.run(values, [sublayer], first=site)
             watch(1)
         whole += _summed_loss(model, values, tokens)
         count += tokens[:, 1:].numel()
     return whole / count, (without - whole) / count
+
+
+def _silent(h: Tensor, *_: Tensor) -> Tensor:
+    return torch.zeros_like(h)
 
 
 def _summed_loss(model: Transformer, values: tuple[Tensor, ...], tokens: Tensor) -> float:

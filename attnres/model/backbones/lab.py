@@ -18,6 +18,8 @@ from attnres.model.config import TransformerConfig
 class Lab(Backbone):
     """Attention and MLP without biases, as in Llama."""
 
+    reads = (3, 2)
+
     @classmethod
     def check(cls, config: TransformerConfig) -> None:
         if config.backbone_options:
@@ -63,11 +65,14 @@ class Attention(nn.Module):
         self.v = nn.Linear(config.dim, self.kv_heads * config.head_dim, bias=False)
         self.out = nn.Linear(config.heads * config.head_dim, config.dim, bias=False)
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+    def forward(self, h: Tensor, h_k: Tensor | None = None, h_v: Tensor | None = None, *, context: Context) -> Tensor:
+        """Keys and values read h_k and h_v where the connection makes them, and else what queries read."""
         x = self.norm(h)
+        x_k = x if h_k is None else self.norm(h_k)
+        x_v = x if h_v is None else self.norm(h_v)
         q = rotate(self.q(x).unflatten(-1, (self.heads, -1)).transpose(1, 2), context)
-        k = rotate(self.k(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2), context)
-        v = self.v(x).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
+        k = rotate(self.k(x_k).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2), context)
+        v = self.v(x_v).unflatten(-1, (self.kv_heads, -1)).transpose(1, 2)
         if context.caches is not None:
             k, v = context.caches[self.layer].append(k, v)
         y = F.scaled_dot_product_attention(q, k, v, **_causal(q, k), enable_gqa=self.heads != self.kv_heads)
@@ -84,9 +89,10 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.dim, config.n_hidden, bias=False)
         self.out = nn.Linear(config.n_hidden, config.dim, bias=False)
 
-    def forward(self, h: Tensor, context: Context) -> Tensor:
+    def forward(self, h: Tensor, h_up: Tensor | None = None, *, context: Context) -> Tensor:
+        """`up` reads h_up where the connection makes it, and else what the gate reads."""
         x = self.norm(h)
-        return self.out(F.silu(self.gate(x)) * self.up(x))
+        return self.out(F.silu(self.gate(x)) * self.up(x if h_up is None else self.norm(h_up)))
 
 
 def rotate(x: Tensor, context: Context) -> Tensor:

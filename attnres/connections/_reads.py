@@ -1,0 +1,49 @@
+"""Sites that read several mixtures of the same sources: queries, keys and values apart, a gate and what it gates apart.
+
+Source: multiway dynamic dense connections, MUDDFormer (2502.12170).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from attnres.connections._connection import Mixture, one_of
+
+Reads = Literal["one", "qkv", "qkv-gate-up"]
+
+_COUNTS: dict[str, tuple[int, int]] = {"one": (1, 1), "qkv": (3, 1), "qkv-gate-up": (3, 2)}
+
+
+def reads_at(reads: Reads, site: int) -> int:
+    """Count the mixtures that a sublayer reads: attention, at even sites, and an MLP, at odd ones.
+
+    Raises UsageError on an unknown word.
+    """
+    one_of("reads", reads, tuple(_COUNTS))
+    return _COUNTS[reads][site % 2]
+
+
+def vectors(value: float, reads: int, dim: int) -> Tensor:
+    """Make a site's parameter, filled with `value`: [dim], or [reads, dim] where there are several."""
+    return torch.full((dim,) if reads == 1 else (reads, dim), value)
+
+
+def each_read(parameter: Tensor) -> Sequence[Tensor]:
+    """Split what `vectors` made into one vector [dim] per read."""
+    return (parameter,) if parameter.ndim == 1 else parameter.unbind()
+
+
+def mixture(reads: Iterable[Tensor]) -> Mixture:
+    """Join what a site reads: a tensor for one, a tuple for several."""
+    several = tuple(reads)
+    return several if len(several) > 1 else several[0]
+
+
+def mean_read(h: Mixture) -> Tensor:
+    """Average what a site reads, where one vector is to stand for it; a single read is returned as it is."""
+    reads = h if isinstance(h, tuple) else (h,)
+    return reads[0] if len(reads) == 1 else torch.stack(reads).mean(0)
