@@ -39,8 +39,8 @@ def each_read(parameter: Tensor) -> Sequence[Tensor]:
 
 def mixture(reads: Iterable[Tensor]) -> Mixture:
     """Join what a site reads: a tensor for one, a tuple for several."""
-    several = tuple(reads)
-    return several if len(several) > 1 else several[0]
+    first, *others = reads
+    return (first, *others) if others else first
 
 
 def mean_read(h: Mixture) -> Tensor:
