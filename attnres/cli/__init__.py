@@ -61,6 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        return _fail("there is not enough memory for this; take a smaller model, context or batch", 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
 
@@ -105,6 +109,12 @@ def _overview() -> str:
     last = "attnres COMMAND --help explains one, with examples; attnres --version prints the version."
     lines += ["", textwrap.fill(last, width())]
     return "\n".join(lines)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether numpy, torch's allocator or a GPU had no memory to give; torch says the second in words alone."""
+    known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
+    return known or "can't allocate memory" in str(error)
 
 
 def _fail(message: str, code: int) -> int:

@@ -1,0 +1,36 @@
+"""What the command line makes of errors that any command can have."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from attnres import cli
+
+
+@pytest.mark.parametrize("allocate", [lambda: np.empty(2**58), lambda: torch.empty(2**58)], ids=["numpy", "torch"])
+def test_too_little_memory_is_one_line(allocate, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "_run", lambda *_: allocate())
+    assert cli.main(["train"]) == 1
+    assert capsys.readouterr().err == (
+        "attnres: there is not enough memory for this; take a smaller model, context or batch\n"
+    )
+
+
+def test_other_errors_keep_their_traceback(monkeypatch):
+    def wrong(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli, "_run", wrong)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["train"])
+
+
+def test_completion_knows_every_command_and_refuses_an_unknown_shell(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--tyro-print-completion", "bash"])
+    script = capsys.readouterr().out
+    assert "complete -F _tyro_attnres attnres" in script and all(f"'{name}'" in script for name in cli.command_names())
+    assert cli.main(["--tyro-print-completion", "ksh"]) == 2
+    assert capsys.readouterr().err == "attnres: --tyro-print-completion takes one of: bash, zsh, fish, tcsh\n"
