@@ -1,9 +1,11 @@
 """Any transformers decoder with any connection: attach, convert, and the shipped checkpoint forms.
 
-    model = attnres.hf.attach(AutoModelForCausalLM.from_pretrained(...), "block", block_size=8)
-    model.save_pretrained(path)
-    model = attnres.hf.load(path)
-    attnres.hf.mixing_matrix(model, input_ids)
+```python
+model = attnres.hf.attach(AutoModelForCausalLM.from_pretrained(...), "block", block_size=8)
+model.save_pretrained(path)
+model = attnres.hf.load(path)
+attnres.hf.mixing_matrix(model, input_ids)
+```
 """
 
 from attnres.connections import param_groups
