@@ -7,4 +7,4 @@ from dataclasses import replace
 
 from recipes.base import config as base
 
-config = replace(base, model=replace(base.model, connection="block", connection_options={"block_size": 4}))
+config = replace(base, model=replace(base.model, connection="block:block_size=4"))

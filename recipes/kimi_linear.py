@@ -24,8 +24,7 @@ config = RunConfig(
         layers=8,
         heads=2,
         context=128,
-        connection="block",
-        connection_options={"block_size": 4},
+        connection="block:block_size=4",
         norm_eps=1e-5,
         backbone_options={
             "layer_types": (KDA, KDA, KDA, MLA) * 2,

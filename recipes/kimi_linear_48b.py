@@ -20,8 +20,7 @@ MLA_LAYERS = (4, 8, 12, 16, 20, 24, 27)
 config = RunConfig(
     model=replace(
         kimi_linear(layers=27, heads=32, dim=2304, expert=1024, mla=MLA_LAYERS, context=4096),
-        connection="block",
-        connection_options={"block_size": 6},
+        connection="block:block_size=6",
     ),
     optimizer=OptimizerConfig(lr=2e-3, adamw_lr=2e-3),
     steps=175_000,

@@ -15,15 +15,15 @@ from pathlib import Path
 import torch
 
 from attnres.bench.measure import Row, Setting
-from attnres.bench.step import FULL, OPTIONS, QUICK, training_step
+from attnres.bench.step import CONNECTIONS, FULL, QUICK, training_step
 
 PROCESSES = 3
 
 
 def measure(setting: Setting) -> list[Row]:
-    peaks: dict[str, list[float]] = {name: [] for name in OPTIONS}
+    peaks: dict[str, list[float]] = {name: [] for name in CONNECTIONS}
     for number in range(PROCESSES):
-        for name in OPTIONS:
+        for name in CONNECTIONS:
             setting.progress(f"peak memory: {name}, process {number + 1} of {PROCESSES}")
             peaks[name].append(in_a_process(name, setting.quick))
     median = {name: statistics.median(values) for name, values in peaks.items()}

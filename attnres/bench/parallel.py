@@ -17,16 +17,15 @@ from torch import Tensor
 from attnres.analysis.cost import Plan, cached_total, counted_transfers, formula_transfers, naive_total
 from attnres.bench.measure import Row, Setting, milliseconds, take_turns
 from attnres.model import TransformerConfig
-from attnres.model.config import Option
 
 PIPELINE, VIRTUAL, BLOCK_SIZE = 4, 2, 4
 TIMEOUT = timedelta(minutes=5)
-CONTENDERS: dict[str, tuple[str, dict[str, Option], bool]] = {
-    "residual": ("residual", {}, True),
-    "block": ("block", {"block_size": BLOCK_SIZE}, True),
-    "block, naive": ("block", {"block_size": BLOCK_SIZE}, False),
+CONTENDERS: dict[str, tuple[str, bool]] = {
+    "residual": ("residual", True),
+    "block": (f"block:block_size={BLOCK_SIZE}", True),
+    "block, naive": (f"block:block_size={BLOCK_SIZE}", False),
 }
-"""Connection, its options, and whether the cross-stage cache is on."""
+"""Connection, and whether the cross-stage cache is on."""
 
 
 @dataclass(frozen=True)
@@ -166,14 +165,13 @@ def _rank(rank: int, folder: str, sizes: Sizes, rounds: int, queue: Any) -> None
     torch.manual_seed(0)
     batches = list(torch.randint(0, 256, (sizes.micro_batches, sizes.batch, sizes.time + 1)))
     pipelines = {}
-    for name, (connection, options, cache) in CONTENDERS.items():
+    for name, (connection, cache) in CONTENDERS.items():
         config = TransformerConfig(
             dim=sizes.dim,
             layers=sizes.layers,
             heads=sizes.dim // 64,
             context=sizes.time,
             connection=connection,
-            connection_options=options,
         )
         pipelines[name] = Pipeline(
             config, 0, micro_batches=sizes.micro_batches, virtual=VIRTUAL, schedule="interleaved-1f1b", cache=cache

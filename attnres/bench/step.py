@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from attnres.bench.measure import Row, Setting, milliseconds, take_turns
 from attnres.model import Transformer, TransformerConfig
 
-OPTIONS = {"residual": {}, "block": {"block_size": 4}, "full": {}}
+CONNECTIONS = {"residual": "residual", "block": "block:block_size=4", "full": "full"}
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ FULL, QUICK = Sizes(256, 12, 8, 256), Sizes(64, 1, 2, 8)
 
 def measure(setting: Setting) -> list[Row]:
     sizes = QUICK if setting.quick else FULL
-    steps = {name: training_step(name, sizes) for name in OPTIONS}
+    steps = {name: training_step(name, sizes) for name in CONNECTIONS}
     medians = take_turns(steps, setting.rounds, setting.progress, "training step")
     ratio = {name: seconds / medians["residual"] for name, seconds in medians.items()}
     what = f"training step, {{}} over residual, {sizes}"
@@ -57,8 +57,4 @@ def training_step(name: str, sizes: Sizes) -> Callable[[], None]:
 
 
 def build_model(name: str, dim: int, layers: int) -> Transformer:
-    return Transformer(
-        TransformerConfig(
-            dim=dim, layers=layers, heads=dim // 64, connection=name, connection_options=dict(OPTIONS[name])
-        )
-    )
+    return Transformer(TransformerConfig(dim=dim, layers=layers, heads=dim // 64, connection=CONNECTIONS[name]))

@@ -72,15 +72,16 @@ def main(argv: list[str] | None = None) -> int:
 def _run(name: str, arguments: list[str]) -> int:
     import tyro
 
+    config = (tyro.conf.SuppressFixed,)  # no mention of what only Python code can set
     if name == COMPLETION:  # of all commands at once
         if len(arguments) != 1 or arguments[0] not in SHELLS:
             raise UsageError(f"{COMPLETION} takes one of: {', '.join(SHELLS)}")
         commands = {known: _command(known, []) for known in command_names()}
-        return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments])
+        return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments], config=config)
     command = _command(name, arguments)
     helping = not {"-h", "--help"}.isdisjoint(arguments)
     with help_fitted(_description(name)) if helping else nullcontext():
-        return tyro.cli(command, prog=f"attnres {name}", description="", args=arguments) or 0
+        return tyro.cli(command, prog=f"attnres {name}", description="", args=arguments, config=config) or 0
 
 
 def _command(name: str, arguments: list[str]) -> Callable[..., int]:

@@ -55,7 +55,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
         if quick:
             raise UsageError("--quick and --recipe each say what a run is; give one of them")
         defaults, name = load_recipe(recipe_file), f"compare-{Path(recipe_file).stem}"
-        model = dataclasses.replace(defaults.model, connection=DEFAULTS.model.connection, connection_options={})
+        model = dataclasses.replace(defaults.model, connection=DEFAULTS.model.connection)
         defaults = dataclasses.replace(defaults, model=model)  # the arms name the connections
 
     def command(
@@ -87,8 +87,6 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
     """Train what is not trained yet, then print the result and write the report. Returns the exit code."""
     if seeds < 1 or workers < 1:
         raise UsageError(f"--seeds and --workers must be at least 1, not {seeds} and {workers}")
-    if (config.model.connection, config.model.connection_options) != (DEFAULTS.model.connection, {}):
-        raise UsageError("the arms name the connections: write them as NAME:OPTION=VALUE instead of --model.connection")
     plan = plan_comparison(arms, config, out, seeds)
     console, began = Console(), time.monotonic()
     with console.status("opening the corpus"):  # before any worker, so that bad text is one error and not many

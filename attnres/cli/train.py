@@ -6,11 +6,10 @@ source files, byte by byte:
     attnres train
     attnres train --model.connection residual --steps 600
     attnres train runs/wide --model.dim 128 --model.connection hc
-    attnres train --model.connection block --model.connection-options block_size 2 query input
+    attnres train --model.connection block:block_size=2,query=input
     attnres train --data.paths 'texts/*.txt' --optimizer.lr 2e-3
 
-A recipe is a Python file with config = RunConfig(...); options on the command line override it, and naming another
-connection drops the options that it has for its own:
+A recipe is a Python file with config = RunConfig(...); options on the command line override it:
 
     attnres train --recipe recipes/block.py --steps 100
 
@@ -28,15 +27,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from attnres.cli._recipe import named_recipe
 from attnres.cli._run_display import RunDisplay
+from attnres.connections import parse_connection
 from attnres.parallel.layout import Layout
 from attnres.parallel.world import is_main
 from attnres.train import ONE_PROCESS, Interrupted, RunConfig, RunStopped, config_to_json, load_recipe, train
@@ -46,14 +45,12 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
     """The command with the recipe among the arguments, if there is one, as its defaults."""
     recipe_file = named_recipe(arguments)
     base = load_recipe(recipe_file) if recipe_file else RunConfig()
-    # tyro would make an option of each key of a filled dict, and take no others.
-    defaults = _with_connection_options(base, {})
 
     def command(
         folder: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[FOLDER]")] = None,
         recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
         *,
-        config: Annotated[RunConfig, tyro.conf.arg(name="")] = defaults,
+        config: Annotated[RunConfig, tyro.conf.arg(name="")] = base,
         layout: Annotated[Layout, tyro.conf.arg(name="")] = ONE_PROCESS,
     ) -> int:
         """Train.
@@ -62,16 +59,9 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             folder: The run's folder; one below runs/, named after the configuration, when not given.
             recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
-        if config.model.connection == base.model.connection:
-            options = {**base.model.connection_options, **config.model.connection_options}
-            config = _with_connection_options(config, options)
         return run(config, folder or default_folder(config), layout)
 
     return command
-
-
-def _with_connection_options(config: RunConfig, options: dict[str, Any]) -> RunConfig:
-    return replace(config, model=replace(config.model, connection_options=options))
 
 
 def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
@@ -90,6 +80,6 @@ def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
 
 def default_folder(config: RunConfig) -> Path:
     """A folder of its own for every configuration, so that the same command finds its run again."""
-    model = config.model
+    model, (name, _) = config.model, parse_connection(config.model.connection)
     digest = hashlib.sha256(json.dumps(config_to_json(config), sort_keys=True).encode()).hexdigest()[:6]
-    return Path("runs") / f"{model.connection}-{model.layers}x{model.dim}-seed{config.seed}-{digest}"
+    return Path("runs") / f"{name}-{model.layers}x{model.dim}-seed{config.seed}-{digest}"

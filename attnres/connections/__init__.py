@@ -5,13 +5,16 @@ To add a connection, add one file here that defines one subclass of `Connection`
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 import math
 import pkgutil
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from attnres.connections._connection import Connection, Sublayer, Values, Weights, output_of
+from attnres.connections._grammar import Option, parse_connection, print_connection
 from attnres.connections._groups import param_groups
 from attnres.connections._mixing import Unrolled, mixing_matrix
 from attnres.connections._reads import mean_read
@@ -19,17 +22,21 @@ from attnres.errors import UsageError
 
 __all__ = [
     "Connection",
+    "Option",
     "Sublayer",
     "Unrolled",
     "Values",
     "Weights",
+    "canonical_connection",
     "connection_class",
     "connection_names",
     "make_connection",
     "mean_read",
     "mixing_matrix",
+    "option_defaults",
     "output_of",
     "param_groups",
+    "parse_connection",
 ]
 
 
@@ -39,10 +46,15 @@ def connection_names() -> list[str]:
     return sorted(file.replace("_", "-") for file in files if not file.startswith("_"))
 
 
-def connection_class(name: str) -> type[Connection]:
-    """The connection of that name. Raises UsageError with the known names for any other."""
+def connection_class(connection: str) -> type[Connection]:
+    """Find the class of a connection, written with or without options.
+
+    Raises UsageError with the known names for any other.
+    """
+    name, _ = parse_connection(connection)
     if name not in connection_names():
-        raise UsageError(f"unknown connection {name!r}; choose one of: {', '.join(connection_names())}")
+        known = connection_names()
+        raise UsageError(f"unknown connection {name!r}; {_meant(name, known)}choose one of: {', '.join(known)}")
     try:
         module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
     except SyntaxError as error:
@@ -57,26 +69,76 @@ def connection_class(name: str) -> type[Connection]:
     return classes[0]
 
 
+def option_defaults(cls: type[Connection]) -> dict[str, Option]:
+    """The names of a connection's options, in the order in which they are written, and their defaults."""
+    parameters = inspect.signature(cls).parameters
+    return {name: parameter.default for name, parameter in parameters.items() if name not in ("dim", "sites")}
+
+
+def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Connection:
+    """Make a connection for `sites` sublayers of width `dim`, written NAME:OPTION=VALUE,OPTION=VALUE.
+
+    Options may be given as keyword arguments too.
+
+    >>> make_connection("block:block_size=8", dim=64, sites=32, heads=2)
+    Block(dim=64, sites=32, block_size=8, ...)
+
+    Raises UsageError on an unknown name or option, one that is given twice, or a value that the connection does not
+    take.
+    """
+    _, cls, options = _read(connection, options)
+    return cls(dim, sites, **options)
+
+
+def canonical_connection(connection: str, **options: Any) -> str:
+    """Write a connection in the one way that stands for it: options in their own order, without those at their default.
+
+    >>> canonical_connection("block: heads = 2, block_size = 4")
+    'block:heads=2'
+
+    Raises UsageError on an unknown name or option, or one that is given twice.
+    """
+    name, cls, options = _read(connection, options)
+    defaults = option_defaults(cls)
+    # By type too: True == 1, and a wrong value must not vanish.
+    told = {option: (type(value), value) for option, value in options.items()}
+    return print_connection(
+        name,
+        {
+            option: options[option]
+            for option, default in defaults.items()
+            if option in told and told[option] != (type(default), default)
+        },
+    )
+
+
+def _read(connection: str, options: Mapping[str, Any]) -> tuple[str, type[Connection], dict[str, Any]]:
+    """The name, the class and the options, those of the text and the others, with numbers as the class has them."""
+    name, written = parse_connection(connection)
+    if twice := written.keys() & options.keys():
+        raise UsageError(f"connection {connection!r}: {twice.pop()} is given twice; give it once")
+    cls = connection_class(connection)
+    defaults = option_defaults(cls)
+    checked = {}
+    for option, value in {**written, **options}.items():
+        if option not in defaults:
+            takes = f"{_meant(option, defaults)}it takes {', '.join(defaults)}" if defaults else "it takes no options"
+            raise UsageError(f"connection {name!r} has no option {option!r}; {takes}")
+        if isinstance(defaults[option], bool) and not isinstance(value, bool):
+            raise UsageError(f"{option} must be True or False, not {value!r}")
+        if isinstance(defaults[option], float):
+            if not (_is_number(value) and 0 < value < math.inf):
+                raise UsageError(f"{option} must be a positive number, not {value!r}")
+            value = float(value)
+        checked[option] = value
+    return name, cls, checked
+
+
+def _meant(given: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(given.lower().replace("_", "-"), [name.replace("_", "-") for name in known], 1)
+    (name,) = (name for name in known if [name.replace("_", "-")] == close) if close else ("",)
+    return f"did you mean {name}? " if name else ""
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def make_connection(name: str, dim: int, sites: int, **options: Any) -> Connection:
-    """A connection by name, for `sites` sublayers of width `dim`, with the options of its class.
-
-    >>> make_connection("block", dim=64, sites=32, block_size=4)
-    Block(dim=64, sites=32, block_size=4, ...)
-
-    Raises UsageError on an unknown name or option, or a value that the connection does not take.
-    """
-    cls = connection_class(name)
-    known = {k: p.default for k, p in inspect.signature(cls).parameters.items() if k not in ("dim", "sites")}
-    for option, value in options.items():
-        if option not in known:
-            takes = f"it takes {', '.join(known)}" if known else "it takes no options"
-            raise UsageError(f"connection {name!r} has no option {option!r}; {takes}")
-        if isinstance(known[option], bool) and not isinstance(value, bool):
-            raise UsageError(f"{option} must be True or False, not {value!r}")
-        if isinstance(known[option], float) and not (_is_number(value) and 0 < value < math.inf):
-            raise UsageError(f"{option} must be a positive number, not {value!r}")
-    return cls(dim, sites, **options)

@@ -9,7 +9,6 @@ masks, caches, positions, experts, is the model's own code. No state is on modul
 from __future__ import annotations
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,17 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from attnres.connections import Connection, Sublayer, Unrolled, Values, connection_class, make_connection
+from attnres.connections import (
+    Connection,
+    Sublayer,
+    Unrolled,
+    Values,
+    canonical_connection,
+    connection_class,
+    make_connection,
+    option_defaults,
+    parse_connection,
+)
 from attnres.errors import UsageError
 from attnres.hf.code import DecoderCode, LayerCode, read_decoder, read_layer
 
@@ -56,9 +65,10 @@ class Anatomy:
 def attach(model: Any, connection: str = "block", **options: Any) -> Any:
     """Replace the residual connection of a transformers decoder, in place, and return the model.
 
-    model: a causal language model of transformers, or its base model. connection, options: as for `make_connection`;
-    `total=True` is added where the connection has that option, so that the attached model starts as the plain one:
-    the same logits up to rounding. One that cannot start so is attached all the same, and a warning says it.
+    model: a causal language model of transformers, or its base model. connection, options: as for `make_connection`,
+    so "block:block_size=8" or "block", block_size=8; `total=True` is added where the connection has that option, so
+    that the attached model starts as the plain one: the same logits up to rounding. One that cannot start so is
+    attached all the same, and a warning says it.
 
     The connection becomes a part of the model, `connection_of(model)`: its parameters are trained, saved by
     `save_pretrained` and restored by `attnres.hf.load`, whatever the model's dtype in float32.
@@ -66,16 +76,22 @@ def attach(model: Any, connection: str = "block", **options: Any) -> Any:
     Raises UsageError, and leaves the model as it was, for a model whose layers it cannot read, that shares weights
     between layers, is quantised, or has a connection already, and for a connection or option that does not fit.
     """
+    _, written = parse_connection(connection)
+    if "total" in option_defaults(connection_class(connection)) and "total" not in {**written, **options}:
+        options["total"] = True
+    return attach_as_written(model, canonical_connection(connection, **options))
+
+
+def attach_as_written(model: Any, connection: str) -> Any:
+    """Do what `attach` does, with no option that is not written."""
     anatomy = examine(model)
-    if "total" in _options_of(connection):
-        options = {"total": True, **options}
-    made = _fitting_connection(connection, anatomy, options)
+    made = _fitting_connection(connection, anatomy)
     if not starts_as_residual(made):
         log.warning(
             "%s does not start as the plain residual: the model's outputs change until it is trained", connection
         )
     _install(anatomy, made)
-    model.config.attnres = {"connection": connection, "options": options}
+    model.config.attnres = {"connection": connection}
     return model
 
 
@@ -131,20 +147,16 @@ def starts_as_residual(connection: Connection) -> bool:
     return torch.allclose(torch.stack(seen), expected, rtol=1e-4, atol=1e-4)
 
 
-def _options_of(connection: str) -> set[str]:
-    return set(inspect.signature(connection_class(connection)).parameters)
-
-
-def _fitting_connection(name: str, anatomy: Anatomy, options: dict[str, Any]) -> Connection:
+def _fitting_connection(connection: str, anatomy: Anatomy) -> Connection:
     sites = anatomy.first_sites[-1]
-    if not connection_class(name).pre_norm:
-        raise UsageError(f"{name} is defined on sublayers without a norm of their own; this model's have one")
+    if not connection_class(connection).pre_norm:
+        raise UsageError(f"{connection} is defined on sublayers without a norm of their own; this model's have one")
     with torch.device("cpu"):
-        made = make_connection(name, anatomy.dim, sites, **options).float()
+        made = make_connection(connection, anatomy.dim, sites).float()
     if any(made.reads(site) > 1 for site in range(sites)):
         raise UsageError("the sublayers of a transformers model read one mixture each; leave reads='one'")
-    block_size = options.get("block_size", 1)
-    if block_size > sites:
+    block_size = parse_connection(connection)[1].get("block_size")
+    if isinstance(block_size, int) and block_size > sites:
         raise UsageError(f"block_size {block_size} is more than the model's {sites} sublayers; give at most {sites}")
     return made
 

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from attnres.connections import canonical_connection
 from attnres.errors import UsageError, first_line, install_command
-from attnres.hf.attach import CONNECTION, attach, connection_of, decoder_of
+from attnres.hf.attach import CONNECTION, attach_as_written, connection_of, decoder_of
 from attnres.hf.folder import read_config, read_tensors, refuse_differences, refuse_names, weight_files
 from attnres.model.backbones.borrowed import runnable_kernels
 
 RECORD = "attnres"
-"""The entry of config.json that holds the connection's name and options."""
+"""The entry of config.json that holds the connection: {"connection": "block:block_size=8,total=true"}."""
 
 
 def load(path: str | Path, **kwargs: Any) -> Any:
@@ -31,16 +32,19 @@ def load(path: str | Path, **kwargs: Any) -> Any:
         raise UsageError(
             f"{folder} is a plain checkpoint; attach a connection to it, or run: attnres convert {folder} DST"
         )
-    if (
-        not isinstance(record, dict)
-        or set(record) != {"connection", "options"}
-        or not isinstance(record["options"], dict)
-    ):
-        raise UsageError(f'{folder / "config.json"}: "{RECORD}" must hold the connection and its options')
+    connection = _recorded(record, folder / "config.json")
     model = load_plain(folder, **kwargs)
-    attach(model, record["connection"], **record["options"])
+    attach_as_written(model, connection)
     _fill(model, folder)
     return model
+
+
+def _recorded(record: Any, file: Path) -> str:
+    """The connection of the entry, which used to hold the options beside the name."""
+    options = record.get("options", {}) if isinstance(record, dict) else None
+    if not isinstance(options, dict) or "connection" not in record:
+        raise UsageError(f'{file}: "{RECORD}" must hold the connection, written NAME:OPTION=VALUE,OPTION=VALUE')
+    return canonical_connection(record["connection"], **options)
 
 
 def load_plain(folder: Path, **kwargs: Any) -> Any:

@@ -29,7 +29,7 @@ class Conversion:
     """What `convert` did."""
 
     connection: str
-    options: dict[str, Any]
+    """With its options."""
     parameters: int
     """Of the plain model."""
     added: int
@@ -44,15 +44,14 @@ def convert(
     source: str | Path,
     target: str | Path,
     connection: str = "block",
-    options: dict[str, Any] | None = None,
     lossy: bool = False,
     step: Callable[[str], object] = lambda text: None,
 ) -> Conversion:
     """Write a folder that `attnres.hf.load` reads, with the weights of `source` and a new connection.
 
-    source: folder of a plain transformers checkpoint. target: a folder that does not exist yet; it
-    appears whole or not at all. Before that the new folder is loaded and must give the plain model's logits on random
-    tokens in float32, unless lossy. Tokenizer and other files are copied. `step` is told what happens next.
+    source: folder of a plain transformers checkpoint. target: a folder that does not exist yet; it appears whole or not
+    at all. connection: as for `attach`. Before `target` appears it is loaded and must give the plain model's logits on
+    random tokens in float32, unless lossy. Tokenizer and other files are copied. `step` is told what happens next.
 
     Raises UsageError for a checkpoint or connection that does not fit, and where the logits differ.
     """
@@ -67,23 +66,23 @@ def convert(
         parameters = sum(p.numel() for p in model.parameters())
         expected = _logits(model)
         step("attaching the connection")
-        attach(model, connection, **options or {})
+        attach(model, connection)
         step("writing")
         model.save_pretrained(partial, max_shard_size=_shard_size(source))
         _copy_other_files(source, partial)
         names = tuple(name for name in model.state_dict() if ".connection." in f".{name}")
         added = sum(p.numel() for p in connection_of(model).parameters())
-        record = model.config.attnres
+        connection = model.config.attnres["connection"]
         del model
         step("checking that the logits agree")
         found = _logits(load(partial, dtype="auto"))
         difference = ((found - expected).abs().max() / expected.abs().max()).item()
         if not lossy and not difference <= TOLERANCE:
             raise UsageError(
-                f"the logits would differ by {difference:.1e} of the largest: {connection} with these options is not "
+                f"the logits would differ by {difference:.1e} of the largest: {connection} is not "
                 "the plain residual at the start; choose block or full, or give --lossy"
             )
-    return Conversion(connection, record["options"], parameters, added, names, difference)
+    return Conversion(connection, parameters, added, names, difference)
 
 
 @torch.no_grad()

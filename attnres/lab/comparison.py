@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
-from attnres.errors import UsageError
 from attnres.files import write_json
 from attnres.lab.arms import arm_folder, arm_model
+from attnres.lab.options import checked_arms
 from attnres.train import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import Job, JobState, failures
@@ -19,9 +19,7 @@ UNIT = "nats per byte"
 
 def plan_comparison(arms: Sequence[str], config: RunConfig, out: Path, seeds: int) -> dict[str, list[Job]]:
     """The runs of each arm, seed by seed, in folders under `out`. Raises UsageError on a bad arm."""
-    models = {arm: arm_model(arm, config.model) for arm in arms}
-    if len(models) < max(2, len(arms)):
-        raise UsageError("give at least two arms, each once; the first is the baseline")
+    models = {arm: arm_model(arm, config.model) for arm in checked_arms(arms, config)}
     return {
         arm: [
             Job(

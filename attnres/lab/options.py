@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from attnres.connections import canonical_connection
 from attnres.errors import UsageError
 from attnres.train import RunConfig
 
@@ -16,13 +17,18 @@ Config = Annotated[RunConfig, tyro.conf.arg(name="")]
 """The run that all are made from; its options have no prefix."""
 
 
-def check_arms(arms: Sequence[str], config: RunConfig) -> None:
-    """Raise UsageError unless there are two arms that differ, and they alone say what the connection is."""
-    if len(set(arms)) < max(2, len(arms)):
+def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
+    """The arms by their canonical names.
+
+    Raises UsageError on an unknown one, unless there are two that differ, and unless they alone say what the connection
+    is.
+    """
+    names = tuple(canonical_connection(arm) for arm in arms)
+    if len(set(names)) < max(2, len(names)):
         raise UsageError("give at least two arms, each once; the first is the baseline")
-    model = RunConfig().model
-    if (config.model.connection, config.model.connection_options) != (model.connection, model.connection_options):
+    if config.model.connection != RunConfig().model.connection:
         raise UsageError("the arms name the connections: write them as NAME:OPTION=VALUE instead of --model.connection")
+    return names
 
 
 def check_seeds(seeds: int, workers: int) -> None:

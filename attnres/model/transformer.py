@@ -31,7 +31,7 @@ class Transformer(nn.Module):
         self.config = config
         self.checkpointing = False
         self.backbone = make_backbone(config)
-        self.connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
+        self.connection = make_connection(config.connection, config.dim, config.sites)
         if any(self.connection.reads(site) > self.backbone.reads[site % 2] for site in range(config.sites)):
             raise UsageError(f"the sublayers of backbone {config.backbone} read one mixture each; leave reads='one'")
         self.embedding = nn.Embedding(config.vocab_size, config.dim)

@@ -136,7 +136,7 @@ class Pipeline:
     def _trace(self, batch: int, time: int) -> Trace:
         config = self.config
         with torch.device("meta"):
-            connection = make_connection(config.connection, config.dim, config.sites, **config.connection_options)
+            connection = make_connection(config.connection, config.dim, config.sites)
         stream = torch.get_default_dtype()
         # The embedding is no matrix product, so autocast leaves it alone; every sublayer ends in one.
         return trace(connection, (batch, time, config.dim), stream, self.precision or stream)

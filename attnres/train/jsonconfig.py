@@ -44,6 +44,8 @@ def _record(cls: type[T], data: Any, where: str) -> T:
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     """The JSON value as the type that the field is declared with."""
+    if isinstance(hint, dataclasses.InitVar):  # what an older version wrote and the record still takes
+        return value
     if dataclasses.is_dataclass(hint):
         return _record(hint, value, f"{where}.")  # type: ignore[arg-type]
     origin, arguments = get_origin(hint), get_args(hint)

@@ -64,8 +64,7 @@ def scaling_run(size: str) -> RunConfig:
     return RunConfig(
         model=replace(
             kimi_linear(layers, heads, dim, expert, mla, context),
-            connection="block",
-            connection_options={"block_size": block_size},
+            connection=f"block:block_size={block_size}",
         ),
         optimizer=OptimizerConfig(lr=lr, adamw_lr=lr),
         steps=round(tokens / (batch * context)),

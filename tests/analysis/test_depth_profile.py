@@ -12,15 +12,15 @@ import torch.nn.functional as F
 
 from attnres import Transformer, TransformerConfig, UsageError, connection_names, mixing_matrix
 from attnres.analysis import depth_profile, sublayer_names
+from attnres.connections import canonical_connection
 
 LAYERS = 3
 SITES = 2 * LAYERS
 
 
 def tiny(connection: str, randomised: bool = True, **options) -> Transformer:
-    config = TransformerConfig(
-        vocab_size=11, dim=8, layers=LAYERS, heads=2, context=16, connection=connection, connection_options=options
-    )
+    connection = canonical_connection(connection, **options)
+    config = TransformerConfig(vocab_size=11, dim=8, layers=LAYERS, heads=2, context=16, connection=connection)
     model = Transformer(config, seed=3)
     if randomised:
         generator = torch.Generator().manual_seed(5)

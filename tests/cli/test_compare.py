@@ -49,8 +49,7 @@ def test_arms_of_a_seed_are_paired(comparison):
         read_metrics(out / arm / "seed-0" / "metrics.jsonl")[0]["loss"] for arm in ("residual", "block_block_size-2")
     ]
     assert first[0] == pytest.approx(first[1], abs=1e-4)
-    options = load_run(out / "block_block_size-2" / "seed-0").config.model.connection_options
-    assert options == {"block_size": 2}
+    assert load_run(out / "block_block_size-2" / "seed-0").config.model.connection == "block:block_size=2"
 
 
 def test_the_same_command_again_only_draws_again(comparison, attnres, corpus):
@@ -111,8 +110,7 @@ def test_ctrl_c_stops_the_workers_and_the_command_goes_on(tmp_path, corpus):
 
 def test_arms_carry_options():
     model = arm_model("full:query=input,heads=4,key_norm=false,eps=1e-5,window=null", TransformerConfig())
-    assert model.connection == "full"
-    assert model.connection_options == {"query": "input", "heads": 4, "key_norm": False, "eps": 1e-5, "window": None}
+    assert model.connection == "full:eps=1e-05,query=input,key_norm=false,heads=4"
     with pytest.raises(UsageError, match="NAME:OPTION=VALUE"):
         arm_model("full:heads", TransformerConfig())
 

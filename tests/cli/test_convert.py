@@ -17,7 +17,7 @@ def plain(tmp_path):
 
 def test_convert(attnres, plain, tmp_path):
     target = tmp_path / "attached"
-    options = ("--connection", "block", "--block-size", "3", "--options", "eps", "1e-5")
+    options = ("--connection", "block:block_size=3,eps=1e-5")
     done = attnres("convert", plain, target, *options)
     assert done.returncode == 0, done.stderr
     assert "576 parameters in 18 tensors added to" in done.stdout and "differ by at most" in done.stdout
@@ -47,11 +47,11 @@ def test_bfloat16_stays_and_lossy_is_allowed(plain, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({"block_size": 99}, "block_size 99 is more than"), ({"size": 1}, "has no option 'size'")]
+    ("options", "message"), [("block_size=99", "block_size 99 is more than"), ("size=1", "has no option 'size'")]
 )
 def test_bad_options_leave_nothing(plain, tmp_path, options, message):
     with pytest.raises(UsageError, match=message):
-        convert(plain, tmp_path / "new", "block", options)
+        convert(plain, tmp_path / "new", f"block:{options}")
     assert [f.name for f in tmp_path.iterdir()] == ["plain"]
     with pytest.raises(UsageError, match=r"no config\.json"):
         convert(tmp_path / "nowhere", tmp_path / "new")

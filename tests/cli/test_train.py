@@ -25,9 +25,9 @@ def small(tmp_path, monkeypatch):
 
 
 def test_train(small, tmp_path, capsys):
-    assert main(["train", "out", *small, "--steps", "3", "--model.connection-options", "block_size", "1"]) == 0
+    assert main(["train", "out", *small, "--steps", "3", "--model.connection", "block:block_size=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "connection: block"
+    assert lines[0] == "connection: block:block_size=1"
     assert lines[1].startswith("parameters: ")
     assert lines[2].startswith("corpus: ")
     assert lines[3].split() == ["folder:", "out"]
@@ -35,8 +35,8 @@ def test_train(small, tmp_path, capsys):
     assert any("tokens/s" in line and "left" in line for line in lines)
     assert lines[-1] == "folder: out"
     run = load_run("out")
-    assert (run.step, run.config.model.connection_options) == (3, {"block_size": 1})
-    assert main(["train", "out", *small, "--steps", "3", "--model.connection-options", "block_size", "1"]) == 0
+    assert (run.step, run.config.model.connection) == (3, "block:block_size=1")
+    assert main(["train", "out", *small, "--steps", "3", "--model.connection", "block:block_size=1"]) == 0
     assert "done: validation loss" in capsys.readouterr().out
 
 
@@ -59,35 +59,34 @@ def test_options_override_the_recipe(small, tmp_path):
     config = load_run("out").config
     assert (config.steps, config.seed) == (2, 9)
     assert (config.optimizer.lr, config.optimizer.clip) == (0.25, 2.0)
-    assert (config.model.connection, config.model.connection_options) == ("hc", {"streams": 2})
+    assert config.model.connection == "hc:streams=2"
     assert main(["train", "other", "--recipe=mine.py", *small, "--steps", "2"]) == 0
     assert load_run("other").config.optimizer.lr == 0.5
 
 
-def test_connection_options_over_those_of_a_recipe(small, tmp_path):
+def test_a_connection_over_that_of_a_recipe(small, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from attnres.train import RunConfig\n"
         "from attnres import TransformerConfig\n"
-        "options = {'block_size': 2, 'key_norm': False}\n"
-        "config = RunConfig(model=TransformerConfig(connection='block', connection_options=options))\n"
+        "config = RunConfig(model=TransformerConfig(connection='block:block_size=2,key_norm=false'))\n"
     )
     for number, (given, expected) in enumerate(
         [
-            (["--model.connection-options", "block_size", "1"], {"block_size": 1, "key_norm": False}),
-            (["--model.connection", "residual"], {}),
-            (["--model.connection", "hc", "--model.connection-options", "streams", "2"], {"streams": 2}),
+            ([], "block:block_size=2,key_norm=false"),
+            (["--model.connection", "block:block_size=1"], "block:block_size=1"),
+            (["--model.connection", "residual"], "residual"),
         ]
     ):
         assert main(["train", str(number), "--recipe", "mine.py", *small, "--steps", "1", *given]) == 0
-        assert load_run(str(number)).config.model.connection_options == expected
+        assert load_run(str(number)).config.model.connection == expected
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
         (["--model.connection", "nothing"], "unknown connection 'nothing'"),
-        (["--model.connection-options", "block_size", "0"], "block_size"),
-        (["--model.connection-options", "blocks", "2"], "has no option 'blocks'"),
+        (["--model.connection", "block:block_size=0"], "block_size"),
+        (["--model.connection", "block:blocks=2"], "has no option 'blocks'"),
         (["--recipe", "none.py"], "no such recipe"),
         (["--steps", "0"], "steps must be"),
         (["--data.paths", "nowhere"], "nowhere"),
@@ -111,7 +110,11 @@ def test_help_teaches(capsys):
         main(["train", "--help"])
     assert caught.value.code == 0
     text = capsys.readouterr().out
-    for part in ("attnres train --recipe recipes/block.py --steps 100", "--model.connection-options", "--optimizer.lr"):
+    for part in (
+        "attnres train --recipe recipes/block.py --steps 100",
+        "block:block_size=2,query=input",
+        "--optimizer.lr",
+    ):
         assert part in text
     assert RunConfig.__doc__ and "FOLDER" in text
 

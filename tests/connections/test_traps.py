@@ -60,7 +60,7 @@ def test_5_the_readout_attends_too():
 
 
 def test_6_and_10_queries_are_vectors_of_their_own_role():
-    model = Transformer(TransformerConfig(dim=16, layers=2, connection="full", connection_options={"query": "input"}))
+    model = Transformer(TransformerConfig(dim=16, layers=2, connection="full:query=input"))
     roles = parameter_roles(model)
     assert all(query.shape == (16,) for query in model.connection.query)
     assert {roles[name] for name in roles if name.startswith("connection.")} == {"connection", "channel map"}

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attnres import Transformer, TransformerConfig, UsageError, connection_names
+from attnres.connections import canonical_connection
 from attnres.generate import decode as decode_module
 from attnres.generate import generate, sample
 from tests.depth import randomise
@@ -18,8 +19,7 @@ def small_model(connection: str, **options) -> Transformer:
             heads=4,
             kv_heads=2,
             context=32,
-            connection=connection,
-            connection_options=options,
+            connection=canonical_connection(connection, **options),
         )
     )
     randomise(model.connection)

@@ -247,12 +247,22 @@ def test_save_and_load(name, size, tmp_path):
     model, tokens = attached(name, heads=2), make_tokens()
     model.save_pretrained(tmp_path, max_shard_size=size)
     assert json.loads((tmp_path / "config.json").read_text())["attnres"] == {
-        "connection": "block",
-        "options": {"total": True, "block_size": 3, "heads": 2},
+        "connection": "block:block_size=3,heads=2,total=true"
     }
     again = attnres.hf.load(tmp_path)
     assert type(again).__name__ == type(model).__name__ and not again.training
     assert torch.equal(again(tokens).logits, model(tokens).logits)
+
+
+@pytest.mark.parametrize("total", [True, False])
+def test_a_folder_from_before_the_name_carried_the_options(total, tmp_path):
+    model, tokens = attached(heads=2, total=total), make_tokens()
+    model.save_pretrained(tmp_path)
+    options = {"total": total, "block_size": 3, "heads": 2}
+    edit_config(tmp_path, lambda config: config.update(attnres={"connection": "block", "options": options}))
+    again = attnres.hf.load(tmp_path)
+    assert torch.equal(again(tokens).logits, model(tokens).logits)
+    assert again.config.attnres == model.config.attnres
 
 
 def edit_tensors(folder, change):
@@ -294,7 +304,7 @@ QUERY = "model.connection.query.5"
         (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
         (lambda f: edit_config(f, lambda c: c.pop("attnres")), "plain checkpoint"),
         (lambda f: edit_config(f, lambda c: c.update(attnres=3)), "must hold the connection"),
-        (lambda f: edit_config(f, lambda c: c["attnres"]["options"].update(block_size=99)), "block_size 99 is more"),
+        (lambda f: edit_config(f, lambda c: c["attnres"].update(connection="block:block_size=9")), "9 is more"),
         (lambda f: edit_config(f, lambda c: c["attnres"].update(connection="no")), "unknown connection"),
         (lambda f: edit_config(f, lambda c: c.update(num_hidden_layers=3)), "surplus: model.layers.3"),
         (lambda f: edit_config(f, lambda c: c.update(architectures=["NoSuchModel"])), "must name a class"),

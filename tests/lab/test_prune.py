@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 from attnres import UsageError, connection_names
 from attnres.cli import main
+from attnres.connections import canonical_connection
 from attnres.lab.prune.claims import gini, prune_statements, removable
 from attnres.lab.prune.measure import added_losses, find_runs, open_runs
 from attnres.lab.prune.record import PruneRecord
@@ -24,9 +25,8 @@ SITES = 6
 
 
 def model_of(name: str, **options) -> Transformer:
-    config = TransformerConfig(
-        dim=16, layers=SITES // 2, heads=2, context=16, connection=name, connection_options=options, norm_eps=1e-12
-    )
+    connection = canonical_connection(name, **options)
+    config = TransformerConfig(dim=16, layers=SITES // 2, heads=2, context=16, connection=connection, norm_eps=1e-12)
     model = Transformer(config).double().eval()
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,11 +15,7 @@ SMALL = {"vocab_size": 50, "dim": 24, "layers": 3, "heads": 4, "context": 32}
 
 
 def test_the_documented_example():
-    model = Transformer(
-        TransformerConfig(
-            vocab_size=256, dim=64, layers=16, heads=2, connection="block", connection_options={"block_size": 4}
-        )
-    )
+    model = Transformer(TransformerConfig(vocab_size=256, dim=64, layers=16, heads=2, connection="block:block_size=4"))
     assert model(torch.randint(256, (2, 5))).shape == (2, 5, 256)
     assert model.connection.sites == 32
 
@@ -73,8 +70,8 @@ def test_zero_queries_give_the_plain_model():
     """AttnRes starts as the residual model, up to the norms' eps (SPEC.md 3)."""
     plain = Transformer(TransformerConfig(**SMALL, norm_eps=1e-12, connection="residual"))
     tokens = torch.randint(50, (2, 9))
-    for name, options in (("full", {}), ("block", {"block_size": 2}), ("block", {"block_size": 4})):
-        config = TransformerConfig(**SMALL, norm_eps=1e-12, connection=name, connection_options=options)
+    for connection in ("full", "block:block_size=2", "block"):
+        config = TransformerConfig(**SMALL, norm_eps=1e-12, connection=connection)
         torch.testing.assert_close(Transformer(config)(tokens), plain(tokens), rtol=1e-4, atol=1e-5)
 
 
@@ -144,16 +141,18 @@ def test_checkpointing_gives_the_same_loss_and_gradients(connection):
     ("change", "message"),
     [
         ({"connection": "resnet"}, "unknown connection 'resnet'; choose one of: block"),
-        ({"connection": "full", "connection_options": {"block_size": 4}}, "has no option 'block_size'; it takes eps"),
-        ({"connection": "residual", "connection_options": {"heads": 4}}, "it takes no options"),
-        ({"connection": "block", "connection_options": {"block_size": 0}}, "block_size must be a whole number"),
-        ({"connection": "block", "connection_options": {"query": "both"}}, "query must be one of static, input"),
-        ({"connection": "block", "connection_options": {"heads": 7}}, "7 does not divide 24"),
-        ({"connection": "block", "connection_options": {"query": "input", "mixing": "static"}}, "has no query"),
-        ({"connection": "mhc-lite", "connection_options": {"streams": 9}}, "at most 6"),
-        ({"connection": "full", "connection_options": {"key_norm": "maybe"}}, "key_norm must be True or False"),
-        ({"connection": "full", "connection_options": {"eps": -1.0}}, "eps must be a positive number"),
-        ({"connection": "hc", "connection_options": {"eps": float("nan")}}, "eps must be a positive number"),
+        ({"connection": "full:block_size=4"}, "has no option 'block_size'; it takes eps"),
+        ({"connection": "residual:heads=4"}, "it takes no options"),
+        ({"connection": "block:block_size=0"}, "block_size must be a whole number"),
+        ({"connection": "block:query=both"}, "query must be one of static, input"),
+        ({"connection": "block:heads=7"}, "7 does not divide 24"),
+        ({"connection": "block:query=input,mixing=static"}, "has no query"),
+        ({"connection": "mhc-lite:streams=9"}, "at most 6"),
+        ({"connection": "full:key_norm=maybe"}, "key_norm must be True or False"),
+        ({"connection": "full:eps=-1.0"}, "eps must be a positive number"),
+        ({"connection": "hc:eps=NaN"}, "eps must be a positive number"),
+        ({"connection": "full:heads=2", "connection_options": {"eps": 1e-5}}, "leave connection_options out"),
+        ({"connection_options": [("heads", 2)]}, "connection_options must be a dict"),
         ({"rope_base": 0.0}, "rope_base must be positive"),
         ({"norm_eps": float("nan")}, "norm_eps must be a finite number"),
         ({"heads": 5}, "even multiple of heads"),
@@ -166,6 +165,14 @@ def test_a_bad_configuration_is_one_line(change, message):
     with pytest.raises(UsageError, match=message) as caught:
         Transformer(TransformerConfig(**{**SMALL, **change}))
     assert "\n" not in str(caught.value)
+
+
+def test_options_beside_the_connections_name():
+    """As recipes and run folders had them before the name could carry them."""
+    old = TransformerConfig(connection="block", connection_options={"heads": 2, "block_size": 8, "window": None})
+    assert old == TransformerConfig(connection="block:block_size=8,heads=2")
+    assert replace(old, connection="residual", connection_options={}).connection == "residual"
+    assert replace(old, dim=128).connection == "block:block_size=8,heads=2"
 
 
 def test_too_long_a_sequence_is_refused():

@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnres.connections import connection_names
+from attnres.connections import canonical_connection, connection_names
 from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig
 from attnres.parallel.pipeline import Pipeline
@@ -58,8 +58,7 @@ class Case:
             layers=self.layers,
             heads=2,
             context=CONTEXT,
-            connection=self.connection,
-            connection_options=dict(self.options),
+            connection=canonical_connection(self.connection, **dict(self.options)),
         )
 
     def batches(self, step: int) -> list[Tensor]:

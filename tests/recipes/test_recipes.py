@@ -25,7 +25,8 @@ def test_the_papers_scaling_sizes(size):
     config = load_recipe(RECIPES / "scaling" / f"{size}.py")
     counts = count_parameters(config.model)
     assert 0.98 < counts.active_without_embedding / (PAPER[size] * 1e6) < 0.995
-    blocks = -(-config.model.sites // config.model.connection_options["block_size"])
+    sites = config.model.sites
+    blocks = -(-sites // make_connection(config.model.connection, 1, sites).block_size)
     assert blocks in (7, 8, 9)  # about eight
     tokens = config.steps * config.batch_size * config.accumulate * config.model.context
     assert tokens == pytest.approx({"194m": 38.7e9, "528m": 119e9}.get(size, tokens), rel=1e-3)
@@ -41,9 +42,9 @@ def test_the_papers_48b():
     idle = 26 * (256 - 8) * 3 * 2304 * 1024
     assert counts.active == counts.total - idle == 3_484_706_688
     assert counts.active_without_embedding == counts.active - 2 * 163_840 * 2304
-    assert count_parameters(replace(config, connection="residual", connection_options={})).connection == 0
+    assert count_parameters(replace(config, connection="residual")).connection == 0
 
-    connection = make_connection("block", dim=32, sites=config.sites, **config.connection_options)
+    connection = make_connection(config.connection, dim=32, sites=config.sites)
     values = connection.run(connection.start(torch.randn(1, 32)), [torch.tanh] * 54)
     assert len(values) == 10  # at the readout: the embedding and nine blocks
 
@@ -69,9 +70,7 @@ def test_the_small_kimi_linear_trains(connection, tmp_path):
     options = {**recipe.model.backbone_options, "layer_types": recipe.model.backbone_options["layer_types"][:4]}
     config = replace(
         recipe,
-        model=replace(
-            recipe.model, layers=4, context=32, backbone_options=options, connection=connection, connection_options={}
-        ),
+        model=replace(recipe.model, layers=4, context=32, backbone_options=options, connection=connection),
         data=replace(recipe.data, paths=(str(corpus),), cache=str(tmp_path / "cache"), validation_fraction=0.2),
         steps=6,
         validation_tokens=128,

@@ -25,7 +25,7 @@ def make_config(data) -> Callable[..., RunConfig]:
     """A tiny run: `make_config(steps=20, model={"connection": "hc"}, optimizer={"lr": 1e-2})`."""
 
     def make(model: dict | None = None, optimizer: dict | None = None, **fields) -> RunConfig:
-        shape = {"dim": 16, "layers": 2, "heads": 2, "context": 16, "connection_options": {}, **(model or {})}
+        shape = {"dim": 16, "layers": 2, "heads": 2, "context": 16, **(model or {})}
         defaults = {"steps": 12, "batch_size": 2, "evaluate_every": 4, "save_every": 4, "validation_tokens": 64}
         return RunConfig(
             model=TransformerConfig(**shape),

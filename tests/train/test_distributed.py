@@ -97,13 +97,9 @@ def test_every_layout_trains_as_one_process(make_config, ranks, tmp_path, layout
             torch.testing.assert_close(tensor, one[name], rtol=1e-4, atol=3e-4, msg=lambda text, name=name: name + text)
 
 
-@pytest.mark.parametrize(
-    ("connection", "options"),
-    [("residual", {}), ("hc", {}), ("denseformer", {}), ("rezero", {}), ("delta", {}), ("full", {"query": "input"})],
-    ids=str,
-)
-def test_other_connections_on_shards_of_a_pipeline(make_config, ranks, connection, options):
-    model = {"layers": 4, "connection": connection, "connection_options": options}
+@pytest.mark.parametrize("connection", ["residual", "hc", "denseformer", "rezero", "delta", "full:query=input"])
+def test_other_connections_on_shards_of_a_pipeline(make_config, ranks, connection):
+    model = {"layers": 4, "connection": connection}
     config = make_config(batch_size=4, accumulate=2, model=model)
     config = dataclasses.replace(
         config, checkpointing=True, optimizer=dataclasses.replace(config.optimizer, hidden="adamw")

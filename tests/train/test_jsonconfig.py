@@ -13,7 +13,7 @@ from attnres.train import OptimizerConfig, RunConfig, config_from_json, config_t
     [
         RunConfig(),
         RunConfig(
-            model=TransformerConfig(connection="hc", connection_options={"expansion": 2, "dynamic": False, "a": None}),
+            model=TransformerConfig(connection="hc:streams=2,dynamic=false"),
             data=DataConfig(paths=("a.txt", "b/*.txt")),
             optimizer=OptimizerConfig(hidden="adamw", lr=0.5),
             precision="bfloat16",
@@ -53,3 +53,11 @@ def test_bad_json_is_named_in_one_line(data, named):
 
 def test_whole_number_is_a_float_too():
     assert config_from_json({"optimizer": {"lr": 1}}).optimizer.lr == 1.0
+
+
+def test_a_run_folder_from_before_the_name_carried_the_options():
+    old = {"model": {"dim": 32, "connection": "block", "connection_options": {"block_size": 2, "query": "input"}}}
+    config = config_from_json(old)
+    assert config.model.connection == "block:block_size=2,query=input"
+    assert "connection_options" not in config_to_json(config)["model"]
+    assert config_from_json({"model": {"connection": "block", "connection_options": {}}}) == RunConfig()

@@ -86,11 +86,10 @@ def test_each_role_has_its_learning_rate(hidden):
 
 
 @pytest.mark.parametrize(
-    ("connection", "options", "maps"),
-    [("block", {"query": "input"}, "query_map"), ("block", {}, None), ("highway", {}, None)],
+    ("connection", "maps"), [("block:query=input", "query_map"), ("block", None), ("highway", None)]
 )
-def test_maps_over_channels_have_a_smaller_rate(connection, options, maps):
-    net = model(connection, connection_options=options)
+def test_maps_over_channels_have_a_smaller_rate(connection, maps):
+    net = model(connection)
     groups = [g for o in make_optimizers(net, OptimizerConfig(adamw_lr=0.25)) for g in o.param_groups]
     chosen = {p: (g["lr"], g["weight_decay"]) for g in groups for p in g["params"]}
     for name, parameter in net.connection.named_parameters():

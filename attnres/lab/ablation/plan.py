@@ -17,7 +17,7 @@ from attnres.data import Corpus
 from attnres.errors import UsageError
 from attnres.lab.ablation.record import Cell, TrialRun
 from attnres.lab.arms import arm_folder, arm_model
-from attnres.lab.options import Arms, Config, check_arms, check_positive, check_seeds
+from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.lab.outcome import done_runs
 from attnres.train import RunConfig
 from attnres.train.sweep import Job, default_workers
@@ -99,7 +99,7 @@ class Plan:
 
 def plan(options: Options, out: Path) -> Plan:
     """Raises UsageError on bad options, arms among them."""
-    check_arms(options.arms, options.config)
+    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
     check_seeds(options.seeds, options.workers)
     check_positive("grid", options.grid)
     check_positive("embedding-stds", options.embedding_stds)

@@ -13,7 +13,7 @@ from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.dynamics.measure import profiled_tokens, profiles, rank_bound
 from attnres.lab.dynamics.record import Arm, DynamicsRecord, ProfiledRun, Profiles
 from attnres.lab.experiment import Ended, Progress
-from attnres.lab.options import Arms, Config, check_arms, check_seeds
+from attnres.lab.options import Arms, Config, check_seeds, checked_arms
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import header
 from attnres.train import RunConfig
@@ -54,7 +54,7 @@ class Plan:
 
 def plan(options: Options, out: Path) -> Plan:
     """Raises UsageError on bad options, arms among them."""
-    check_arms(options.arms, options.config)
+    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
     check_seeds(options.seeds, options.workers)
     config = options.config
     return Plan(options, runs(options.arms, range(config.seed, config.seed + options.seeds), config, out), out)
@@ -109,7 +109,7 @@ def arm_record(arm: str, ended: Sequence[tuple[Planned, JobState]], measured: Ma
     """Everything that is recorded of one arm. measured: the profiles of its finished runs, by seed."""
     recorded = tuple(_recorded(one, state, measured.get(one.seed)) for one, state in ended)
     model = ended[0][0].job.config.model
-    connection = make_connection(model.connection, model.dim, model.sites, **model.connection_options)
+    connection = make_connection(model.connection, model.dim, model.sites)
     first = next((run.seed for run in recorded if run.done), None)
     return Arm(
         arm=arm,

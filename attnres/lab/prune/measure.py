@@ -11,12 +11,10 @@ attention adds to the stream.
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +36,6 @@ BATCH = 8
 MAY_DIFFER = (
     *FREE_FIELDS,
     "model.connection",
-    "model.connection_options",
     "seed",
     "optimizer.lr",
     "optimizer.adamw_lr",
@@ -90,9 +87,7 @@ class Trained:
 
     @property
     def arm(self) -> str:
-        options = self.config.model.connection_options
-        listed = ",".join(f"{name}={_literal(value)}" for name, value in options.items())
-        return self.config.model.connection + (f":{listed}" if listed else "")
+        return self.config.model.connection
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:
@@ -143,18 +138,7 @@ def _status(folder: RunFolder) -> str:
 
 def _differing(first: RunConfig, other: RunConfig) -> list[str]:
     one, two = flat_fields(config_to_json(first)), flat_fields(config_to_json(other))
-    return [
-        name
-        for name in {**one, **two}
-        if name not in MAY_DIFFER
-        and not name.startswith("model.connection_options.")
-        and one.get(name) != two.get(name)
-    ]
-
-
-def _literal(value: Any) -> str:
-    """As `arm_model` reads it."""
-    return value if isinstance(value, str) else json.dumps(value)
+    return [name for name in {**one, **two} if name not in MAY_DIFFER and one.get(name) != two.get(name)]
 
 
 def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], None] = lambda _: None) -> Pruned:

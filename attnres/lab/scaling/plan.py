@@ -10,7 +10,7 @@ from pathlib import Path
 
 from attnres.errors import UsageError
 from attnres.lab.arms import arm_folder, arm_model
-from attnres.lab.options import Arms, Config, check_arms, check_seeds
+from attnres.lab.options import Arms, Config, check_seeds, checked_arms
 from attnres.train import RunConfig
 from attnres.train.sweep import Job, default_workers
 
@@ -46,7 +46,7 @@ class Plan:
 
 def plan(options: Options, out: Path) -> Plan:
     """Raises UsageError on bad options, arms and sizes among them."""
-    check_arms(options.arms, options.config)
+    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
     check_seeds(options.seeds, options.workers)
     if len(set(options.sizes)) < max(3, len(options.sizes)):
         raise UsageError("sizes: give at least three, each once; a line through two points has no error")
