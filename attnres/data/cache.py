@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from attnres.data.documents import Counts, Documents
-from attnres.data.split import Piece, split_documents
+from attnres.data.documents import Counts, Document, Documents, shorten
+from attnres.data.split import Piece, Split, split_documents
 from attnres.data.tokenizer import Tokenizer, token_dtype
 from attnres.errors import UsageError
 from attnres.files import locked, named_errors, new_folder, write_json
@@ -33,6 +33,10 @@ class StoredTokens:
     validation: np.memmap
     sha256: str
     counts: Counts
+    validation_bytes: int
+    """UTF-8 bytes of the text in the validation part, a separator counting as one."""
+    warnings: tuple[str, ...]
+    """One line each."""
 
 
 def cached_tokens(
@@ -65,6 +69,7 @@ def _open(folder: Path, tokenizer: Tokenizer, progress: Progress) -> StoredToken
         checksums = {part: str(record["sha256"][part]) for part in PARTS}
         expected = {part: int(record["tokens"][part]) * dtype.itemsize for part in PARTS}
         counts = Counts(**record["counts"])
+        size, warnings = int(record["validation_bytes"]), tuple(map(str, record["warnings"]))
         sizes = {part: (folder / f"{part}.bin").stat().st_size for part in PARTS}
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
@@ -81,21 +86,28 @@ def _open(folder: Path, tokenizer: Tokenizer, progress: Progress) -> StoredToken
         if sha.hexdigest() != checksums[part]:
             return None
     train, validation = (np.memmap(folder / f"{part}.bin", dtype=dtype, mode="r") for part in PARTS)
-    return StoredTokens(train, validation, _digest([tokenizer.to_json(), dtype.str, checksums]), counts)
+    sha = _digest([tokenizer.to_json(), dtype.str, checksums])
+    return StoredTokens(train, validation, sha, counts, size, warnings)
 
 
 def _build(documents: Documents, tokenizer: Tokenizer, fraction: float, folder: Path, progress: Progress) -> None:
     """Write both parts and their record into the folder."""
     spool = folder / "all.bin"  # the split is known only when all lengths are
-    hashes, lengths, counts = _tokenize(documents, tokenizer, spool, progress)
-    if lengths.sum() < 2:
-        left_out = f": {counts.skipped:,} files in it are not UTF-8" if counts.skipped else ""
-        raise UsageError(f"{documents.describe(counts)}: the corpus is empty{left_out}; give some text")
+    made = _tokenize(documents, tokenizer, spool, progress)
+    if made.lengths.sum() < 2:
+        left_out = f": {made.counts.skipped:,} files in it are not UTF-8" if made.left_out else ""
+        raise UsageError(f"{documents.describe(made.counts)}: the corpus is empty{left_out}; give some text")
     tokens = np.memmap(spool, dtype=token_dtype(tokenizer.vocab_size), mode="r")
-    pieces = split_documents(hashes, lengths, fraction)
-    record: dict[str, Any] = {"tokens": {}, "sha256": {}, "counts": asdict(counts)}
+    split = split_documents(made.hashes, made.lengths, fraction)
+    record: dict[str, Any] = {
+        "tokens": {},
+        "sha256": {},
+        "counts": asdict(made.counts),
+        "validation_bytes": _held_out_bytes(split, made, tokens, tokenizer),
+        "warnings": _warnings(split, made),
+    }
     for part, held_out in zip(PARTS, (False, True), strict=True):
-        chosen = [piece for piece in pieces if piece.held_out == held_out]
+        chosen = [piece for piece in split.pieces if piece.held_out == held_out]
         record["tokens"][part] = sum(piece.stop - piece.start for piece in chosen)
         record["sha256"][part] = _write(folder / f"{part}.bin", _chunks(tokens, chosen))
     del tokens
@@ -103,43 +115,91 @@ def _build(documents: Documents, tokenizer: Tokenizer, fraction: float, folder: 
     write_json(folder / "corpus.json", record)
 
 
-def _tokenize(
-    documents: Documents, tokenizer: Tokenizer, spool: Path, progress: Progress
-) -> tuple[np.ndarray, np.ndarray, Counts]:
-    """Write the tokens of all documents. Returns the hash (uint64) and length (int64) of each, and the counts."""
-    hashes, lengths = array("Q"), array("q")
+@dataclass(frozen=True, eq=False)
+class _Tokenized:
+    """What is known of each document once its tokens are written, and of all."""
+
+    hashes: np.ndarray
+    """uint64, of the texts."""
+    lengths: np.ndarray
+    """int64, in tokens, the separator's among them."""
+    sizes: np.ndarray
+    """int64, in UTF-8 bytes, the separator counting as one."""
+    counts: Counts
+    left_out: tuple[str, ...]
+    """Names of the files that are not text."""
+    lost: int
+    """Documents whose text does not come back from their tokens."""
+
+
+def _tokenize(documents: Documents, tokenizer: Tokenizer, spool: Path, progress: Progress) -> _Tokenized:
+    """Write the tokens of all documents."""
+    hashes, lengths, sizes = array("Q"), array("q"), array("q")
     separator = np.array(tokenizer.separator, dtype=token_dtype(tokenizer.vocab_size))
-    done = size = skipped = 0
+    done = lost = 0
+    left_out: list[str] = []
     with named_errors(spool), open(spool, "wb") as file:
-        for texts, left_out, amount in _batches(documents):
-            for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
+        for batch in _batches(documents):
+            texts = [document.text for document in batch if document.text]
+            encoded = tokenizer.encode_documents(texts)
+            lost += tokenizer.count_lost(texts, encoded)
+            for text, ids in zip(texts, encoded, strict=True):
                 utf8 = text.encode("utf-8", errors="replace")
                 hashes.append(int.from_bytes(hashlib.sha256(utf8).digest()[:8], "little"))
                 lengths.append(len(ids) + len(separator))
-                size += len(utf8)
+                sizes.append(len(utf8) + 1)
                 file.write(ids.data)
                 file.write(separator.data)
-            skipped += left_out
-            done += amount
+            left_out += [document.name for document in batch if document.text is None]
+            done += sum(document.work for document in batch)
             progress("tokenizing", done, documents.total)
-    counts = Counts(documents=len(lengths), bytes=size, skipped=skipped)
-    return np.array(hashes, dtype=np.uint64), np.array(lengths, dtype=np.int64), counts
+    counts = Counts(documents=len(lengths), bytes=sum(sizes) - len(sizes), skipped=len(left_out))
+    arrays = np.array(hashes, np.uint64), np.array(lengths, np.int64), np.array(sizes, np.int64)
+    return _Tokenized(*arrays, counts, tuple(left_out), lost)
 
 
-def _batches(documents: Documents) -> Iterator[tuple[list[str], int, int]]:
-    """About BATCH characters at a time: (texts that are not empty, files skipped, amount of work)."""
-    texts: list[str] = []
-    characters = skipped = amount = 0
-    for text, work in documents.read():
-        amount += work
-        skipped += text is None
-        if text:
-            texts.append(text)
-            characters += len(text)
+def _batches(documents: Documents) -> Iterator[list[Document]]:
+    """Gather about BATCH characters at a time."""
+    batch: list[Document] = []
+    characters = 0
+    for document in documents.read():
+        batch.append(document)
+        characters += len(document.text or "")
         if characters >= BATCH:
-            yield texts, skipped, amount
-            texts, characters, skipped, amount = [], 0, 0, 0
-    yield texts, skipped, amount
+            yield batch
+            batch, characters = [], 0
+    yield batch
+
+
+def _held_out_bytes(split: Split, made: _Tokenized, tokens: np.ndarray, tokenizer: Tokenizer) -> int:
+    """Count the bytes of the text in the validation part, a separator as one."""
+    stops, bytes_before = np.cumsum(made.lengths), np.concatenate(([0], np.cumsum(made.sizes)))
+    total = 0
+    for piece in split.pieces:
+        if piece.held_out and split.cut is None:
+            first, last = np.searchsorted(stops, (piece.start, piece.stop - 1), side="right")
+            total += int(bytes_before[last + 1] - bytes_before[first])
+        elif piece.held_out:  # the end of one document
+            total += tokenizer.count_bytes(tokens[piece.start : piece.stop - len(tokenizer.separator)]) + 1
+    return total
+
+
+def _warnings(split: Split, made: _Tokenized) -> list[str]:
+    found = []
+    if made.left_out:
+        found.append(f"left out, because they are not text: {shorten(made.left_out)}")
+    if made.lost:
+        found.append(
+            f"the tokenizer loses text of {made.lost:,} of {made.counts.documents:,} documents (unknown characters, "
+            "spaces or case), so losses per byte flatter it; choose one that gives every text back"
+        )
+    if split.cut is not None:
+        copies = f", and {split.repeated:,} repeated documents are left out" if split.repeated else ""
+        found.append(
+            "too few documents to hold whole ones out: validation is the end of the longest one, which training text "
+            f"leads up to{copies}"
+        )
+    return found
 
 
 def _chunks(tokens: np.ndarray, pieces: list[Piece]) -> Iterator[bytes]:

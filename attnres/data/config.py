@@ -12,7 +12,7 @@ class DataConfig:
     """The corpus and its tokenizer. With nothing set: the embedded corpus, byte by byte."""
 
     paths: tuple[str, ...] = ()
-    """Files, folders or globs to read as UTF-8 text. Empty: the Python standard library's own modules."""
+    """Files, folders or globs to read as text (.jsonl: a document in each line). Empty: the Python standard library."""
     dataset: str | None = None
     """A name or local folder for `datasets.load_dataset` instead of paths (extra: hf)."""
     dataset_config: str | None = None
@@ -20,7 +20,7 @@ class DataConfig:
     dataset_split: str = "train"
     """The split of the dataset."""
     dataset_column: str = "text"
-    """The column of the dataset that holds the text."""
+    """The column of the dataset that holds the text; in .jsonl files of `paths` the field."""
     tokenizer: str = "bytes"
     """`bytes`, or a tokenizer.json file or a hub name for `tokenizers` (extra: hf)."""
     validation_fraction: float = 0.05

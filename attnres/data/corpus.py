@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from attnres.data.documents import open_documents
 from attnres.data.tokenizer import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
 from attnres.files import cache_folder
+
+log = logging.getLogger("attnres")
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,7 +33,10 @@ class Corpus:
     description: str
     """One line for humans: "Python 3.11.7 standard library, 612 files, 11.3 MB"."""
     bytes_per_token: float
-    """UTF-8 bytes of text per token, a separator counting as one byte: nats per byte = nats per token / this."""
+    """UTF-8 bytes of text per token of the validation part, a separator counting as one byte.
+
+    Its losses in nats per byte = nats per token / this.
+    """
 
     @property
     def vocab_size(self) -> int:
@@ -47,6 +53,8 @@ def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | 
 
     `progress(stage, done, total)` hears of "tokenizing", "checking" and "waiting"; total is 0 where unknown.
 
+    Logs one line for files that were left out, for a tokenizer that loses text and for a document that had to be cut.
+
     Raises UsageError, one line, when there is no usable text; OSError with its file name on a full or read-only disk.
     """
     report = progress or (lambda stage, done, total: None)
@@ -54,13 +62,15 @@ def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | 
     tokenizer = load_tokenizer(config.tokenizer)
     documents = open_documents(config, root)
     stored = cached_tokens(documents, tokenizer, config.validation_fraction, root / "corpora", report)
+    for warning in stored.warnings:
+        log.warning("%s", warning)
     return Corpus(
         train=stored.train,
         validation=stored.validation,
         tokenizer=tokenizer,
         sha256=stored.sha256,
         description=documents.describe(stored.counts),
-        bytes_per_token=(stored.counts.bytes + stored.counts.documents) / (len(stored.train) + len(stored.validation)),
+        bytes_per_token=stored.validation_bytes / len(stored.validation),
     )
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import errno
 import glob
+import json
 import os
 import platform
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from attnres.data.config import DataConfig
 from attnres.errors import UsageError, first_line, install_command
@@ -25,6 +27,14 @@ DATASET_FORMATS = {
     ".txt": "text",
     ".arrow": "arrow",
 }
+RECORD_SUFFIXES = (".jsonl", ".ndjson")
+# UTF-32 first: its mark begins with UTF-16's. A mark of UTF-8 stays in the text, as a character.
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,17 @@ class Counts:
     bytes: int
     """UTF-8 bytes of text."""
     skipped: int
-    """Files inside folders that are not UTF-8 text."""
+    """Files inside folders that are not text."""
+
+
+class Document(NamedTuple):
+    """One text of a corpus."""
+
+    text: str | None
+    """None for a file that was left out."""
+    work: int
+    """The amount of work that reading it was, in the unit of `Documents.total`."""
+    name: str
 
 
 class Documents(Protocol):
@@ -44,15 +64,15 @@ class Documents(Protocol):
 
     @property
     def total(self) -> int:
-        """The sum of all amounts of `read`; 0 when unknown."""
+        """The sum of all documents' work; 0 when unknown."""
         ...
 
     def identity(self) -> list[Any]:
         """Return JSON that changes whenever the text may have; cheap: reads no text."""
         ...
 
-    def read(self) -> Iterator[tuple[str | None, int]]:
-        """Yield (text, amount of work it was) in a fixed order; None for a file that was skipped."""
+    def read(self) -> Iterator[Document]:
+        """Yield the documents in a fixed order."""
         ...
 
     def describe(self, counts: Counts) -> str: ...
@@ -65,10 +85,10 @@ def open_documents(config: DataConfig, cache: Path) -> Documents:
         files = [file for file in _expand(config.paths) if cache.resolve() not in file.path.resolve().parents]
         if not files:
             raise UsageError(
-                f"there are no files in {_shorten(config.paths)} but those of the cache; give files of text"
+                f"there are no files in {shorten(config.paths)} but those of the cache; give files of text"
             )
-        return TextFiles(_shorten(config.paths), files)
-    return TextFiles(f"Python {platform.python_version()} standard library", _standard_library())
+        return TextFiles(shorten(config.paths), files, config.dataset_column)
+    return TextFiles(f"Python {platform.python_version()} standard library", _standard_library(), config.dataset_column)
 
 
 @dataclass(frozen=True)
@@ -84,35 +104,81 @@ class TextFile:
         stat = path.stat()
         return cls(path, stat.st_size, stat.st_mtime_ns, named)
 
+    @property
+    def holds_records(self) -> bool:
+        return self.path.suffix in RECORD_SUFFIXES
+
 
 class TextFiles:
-    """Files as UTF-8 text, one document each."""
+    """Files as text, one document each; of JSON lines, one for each line.
 
-    def __init__(self, label: str, files: list[TextFile]) -> None:
+    Text is UTF-8, or UTF-16 or UTF-32 with a byte-order mark. field: what holds the text of a line of JSON.
+    """
+
+    def __init__(self, label: str, files: list[TextFile], field: str) -> None:
         self.label = label
         self.files = files
+        self.field = field
         self.total = sum(file.size for file in files)
 
     def identity(self) -> list[Any]:
-        return ["files", *([str(file.path.resolve()), file.size, file.mtime, file.named] for file in self.files)]
+        field = [self.field] if any(file.holds_records for file in self.files) else []
+        files = ([str(file.path.resolve()), file.size, file.mtime, file.named] for file in self.files)
+        return ["files", *field, *files]
 
-    def read(self) -> Iterator[tuple[str | None, int]]:
+    def read(self) -> Iterator[Document]:
         for file in self.files:
             try:
-                text = file.path.read_bytes().decode("utf-8")
-            except UnicodeDecodeError as error:
-                if file.named:
-                    raise UsageError(
-                        f"{file.path} is not UTF-8 text (byte {error.start}); convert or omit it"
-                    ) from None
-                text = None
+                text = _decode(file.path.read_bytes())
+                texts: list[str | None] = [*_texts_of_lines(text, self.field)] if file.holds_records else [text]
             except OSError as error:
                 raise UsageError(f"cannot read {file.path}: {error.strerror}") from None
-            yield text, file.size
+            except _NotText as reason:
+                if file.named:
+                    raise UsageError(f"{file.path} {reason}") from None
+                texts = [None]
+            for number, text in enumerate(texts):
+                yield Document(text, 0 if number else file.size, str(file.path))
 
     def describe(self, counts: Counts) -> str:
+        noun = "document" if any(file.holds_records for file in self.files) else "file"
         skipped = f" ({counts.skipped:,} left out: not UTF-8 text)" if counts.skipped else ""
-        return f"{self.label}, {_count(counts.documents, 'file')}, {_size(counts.bytes)}{skipped}"
+        return f"{self.label}, {_count(counts.documents, noun)}, {_size(counts.bytes)}{skipped}"
+
+
+class _NotText(Exception):
+    """What is wrong with a file's content, as the rest of a sentence that begins with its name."""
+
+
+def _decode(content: bytes) -> str:
+    for mark, encoding in MARKS.items():
+        if content.startswith(mark):
+            try:
+                return content.decode(encoding)
+            except UnicodeDecodeError:
+                raise _NotText(f"begins as {encoding.upper()} text and is none; convert or omit it") from None
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise _NotText(f"is not UTF-8 text (byte {error.start}); convert or omit it") from None
+
+
+def _texts_of_lines(text: str, field: str) -> list[str]:
+    texts = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            raise _NotText(f"is not JSON in line {number}; mend it, or rename it to train on plain text") from None
+        if not isinstance(record, dict) or not isinstance(record.get(field), str):
+            held = f"; there are: {', '.join(record)}" if isinstance(record, dict) else ""
+            raise _NotText(
+                f"has no text in the field {field!r} of line {number}; name the field with --data.dataset-column{held}"
+            )
+        texts.append(record[field])
+    return texts
 
 
 def _standard_library() -> list[TextFile]:
@@ -151,7 +217,7 @@ def _expand(patterns: tuple[str, ...]) -> list[TextFile]:
                 if text.named or file.resolve() not in found:
                     found[file.resolve()] = text
     if not found:
-        raise UsageError(f"there are no files in {_shorten(patterns)}; give files of text")
+        raise UsageError(f"there are no files in {shorten(patterns)}; give files of text")
     return list(found.values())
 
 
@@ -192,20 +258,20 @@ class DatasetRows:
             local = [[str(f.resolve()), f.stat().st_size, f.stat().st_mtime_ns] for f in files]
         return ["dataset", self.name, c.dataset_config, c.dataset_split, c.dataset_column, local]
 
-    def read(self) -> Iterator[tuple[str | None, int]]:
+    def read(self) -> Iterator[Document]:
         rows, column = self._load(), self.config.dataset_column
         if column not in rows.column_names:
             raise UsageError(
                 f"dataset {self.name} has no column {column!r}; "
-                f"set dataset_column to one of: {', '.join(rows.column_names)}"
+                f"set --data.dataset-column to one of: {', '.join(rows.column_names)}"
             )
         self.total = len(rows)
-        for batch in rows.select_columns([column]).iter(batch_size=1000):
-            for text in batch[column]:
-                if not isinstance(text, str | None):
-                    kind = type(text).__name__
-                    raise UsageError(f"column {column!r} of dataset {self.name} holds {kind}, not text; choose another")
-                yield text or "", 1
+        batches = rows.select_columns([column]).iter(batch_size=1000)
+        for number, text in enumerate(text for batch in batches for text in batch[column]):
+            if not isinstance(text, str | None):
+                kind = type(text).__name__
+                raise UsageError(f"column {column!r} of dataset {self.name} holds {kind}, not text; choose another")
+            yield Document(text or "", 1, f"row {number}")
 
     def describe(self, counts: Counts) -> str:
         return (
@@ -254,7 +320,8 @@ class DatasetRows:
         return UsageError(f"cannot load the dataset {self.name}: {line}")
 
 
-def _shorten(names: tuple[str, ...]) -> str:
+def shorten(names: Sequence[str]) -> str:
+    """Join the first three names."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more
 

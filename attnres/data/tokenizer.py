@@ -50,6 +50,14 @@ class Tokenizer(Protocol):
         """`encode` of many texts at once, as arrays of `dtype`."""
         ...
 
+    def count_lost(self, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> int:
+        """Count the texts that do not come back from their ids: with unknown characters, spaces or case changed."""
+        ...
+
+    def count_bytes(self, ids: np.ndarray) -> int:
+        """Count the UTF-8 bytes of the text that the ids stand for."""
+        ...
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of the ids. Never fails on ids below vocab_size: what is no valid UTF-8 becomes U+FFFD."""
         ...
@@ -75,6 +83,12 @@ class ByteTokenizer:
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         return [np.frombuffer(_utf8(text), dtype=np.uint8) for text in texts]
+
+    def count_lost(self, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> int:
+        return 0
+
+    def count_bytes(self, ids: np.ndarray) -> int:
+        return len(ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         return bytes(map(int, ids)).decode("utf-8", errors="replace")
@@ -124,6 +138,14 @@ class LibraryTokenizer:
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
         encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)  # uses all cores
         return [np.array(encoding.ids, dtype=token_dtype(self.vocab_size)) for encoding in encodings]
+
+    def count_lost(self, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> int:
+        decoded = self._tokenizer.decode_batch([ids.tolist() for ids in encoded], skip_special_tokens=False)
+        # Many tokenizers add a space before the first word.
+        return sum(text.lstrip(" ") != again.lstrip(" ") for text, again in zip(texts, decoded, strict=True))
+
+    def count_bytes(self, ids: np.ndarray) -> int:
+        return len(_utf8(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)))
 
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids])

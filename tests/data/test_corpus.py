@@ -13,11 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 import attnres
 from attnres.data import Corpus, DataConfig, check_length, open_corpus
 from attnres.errors import UsageError
-from tests.data.text import write_documents
+from tests.data.text import library_tokenizer, write_documents
 
 # The package without its __init__, which would import torch: that takes seconds, and tokens do not need it.
 OPEN = """
@@ -161,6 +162,93 @@ def test_binary_files_in_a_folder_are_counted_and_left_out(open_, tmp_path):
     corpus = open_("documents")
     assert corpus.description.endswith("(1 left out: not UTF-8 text)") and ", 10 files, " in corpus.description
     assert open_("documents").description == corpus.description  # from the cache too
+
+
+def test_bytes_per_token_are_those_of_the_validation_part(open_, tmp_path):
+    """Latin letters and Chinese characters: their mean says nothing of a part that has only the one."""
+    (tmp_path / "documents").mkdir()
+    for i in range(12):
+        (tmp_path / "documents" / f"{i:02}.txt").write_text(f"{i} latin words " * 20)
+        (tmp_path / "documents" / f"{i:02}.zh.txt").write_text(f"{i}残差连接的深度" * 20, encoding="utf-8")
+    library_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    corpus = open_("documents", tokenizer=str(tmp_path / "tokenizer.json"), validation_fraction=0.03)
+    texts = [text for text in corpus.tokenizer.decode(corpus.validation).split("\n") if text]
+    assert corpus.bytes_per_token == sum(len(text.encode()) + 1 for text in texts) / len(corpus.validation)
+
+
+@pytest.mark.parametrize("kind", ["bytes", "library"])
+def test_bytes_per_token_where_a_document_is_cut(kind, open_, tmp_path):
+    (tmp_path / "one.txt").write_text("déjà vu, " * 500, encoding="utf-8")
+    library_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    name = {"bytes": "bytes", "library": str(tmp_path / "tokenizer.json")}[kind]
+    corpus = open_("one.txt", tokenizer=name)
+    size = len(corpus.tokenizer.decode(corpus.validation).encode())
+    assert corpus.bytes_per_token == (1 if kind == "bytes" else size / len(corpus.validation))
+
+
+def test_a_tokenizer_that_loses_text_is_named(open_, tmp_path, caplog):
+    write_documents(tmp_path / "documents", 10)
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "document": 1, ":": 2}, unk_token="[UNK]"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.save(str(tmp_path / "tokenizer.json"))
+    for _ in ("built", "from the cache"):
+        caplog.clear()
+        open_("documents", tokenizer=str(tmp_path / "tokenizer.json"))
+        (line,) = caplog.messages
+        assert line.startswith("the tokenizer loses text of 10 of 10 documents") and "\n" not in line
+    library_tokenizer().save(str(tmp_path / "good.json"))
+    caplog.clear()
+    open_("documents", tokenizer=str(tmp_path / "good.json"))
+    open_("documents")
+    assert not caplog.messages
+
+
+def test_a_copy_of_the_document_that_is_cut_is_left_out(open_, tmp_path, caplog):
+    """All of validation was in the training part."""
+    text = "".join(map(str, range(2000)))
+    (tmp_path / "book.txt").write_text(text)
+    (tmp_path / "copy.txt").write_text(text)
+    corpus = open_("book.txt", "copy.txt", validation_fraction=0.1)
+    assert np.concatenate([corpus.train, corpus.validation]).tobytes() == text.encode() + b"\0"
+    (line,) = caplog.messages
+    assert "validation is the end of the longest one" in line and "1 repeated" in line
+
+
+def test_text_with_a_mark_of_its_encoding_is_read(open_, tmp_path):
+    texts = ["schön €", "ピタゴラス", "plain"]
+    for text, encoding in zip(texts, ("utf-16", "utf-32", "utf-16"), strict=True):
+        (tmp_path / f"{text[0]}.txt").write_text(text * 9, encoding=encoding)
+    corpus = open_("*.txt", validation_fraction=0.3)
+    documents = documents_of(corpus.train) + documents_of(corpus.validation)
+    assert sorted(documents) == sorted(text * 9 for text in texts)
+    (tmp_path / "odd.txt").write_bytes(b"\xff\xfea")
+    with pytest.raises(UsageError, match=r"odd\.txt begins as UTF-16 text and is none; convert or omit it"):
+        open_("odd.txt")
+
+
+def test_files_that_are_left_out_are_named(open_, tmp_path, caplog):
+    write_documents(tmp_path / "documents", 10)
+    for name in "abcd":
+        (tmp_path / "documents" / name).write_bytes("é".encode("latin-1"))
+    open_("documents")
+    (line,) = caplog.messages
+    assert line.startswith("left out, because they are not text: ") and line.endswith("documents/c and 1 more")
+
+
+def test_lines_of_json_are_documents(open_, tmp_path):
+    texts = [f"row {i}: " + "x" * i for i in range(40)]
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps({"text": text, "id": 3}) + "\n" for text in texts))
+    corpus = open_("docs.jsonl")
+    assert sorted(documents_of(corpus.train) + documents_of(corpus.validation)) == sorted(texts)
+    assert ", 40 documents, " in corpus.description
+    path.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
+    assert open_("docs.jsonl", dataset_column="body").sha256 == corpus.sha256
+    with pytest.raises(UsageError, match=r"no text in the field 'text' of line 1; .* --data\.dataset-column; .*: body"):
+        open_("docs.jsonl")
+    path.write_text('{"text": "a"}\nplain\n')
+    with pytest.raises(UsageError, match=r"docs\.jsonl is not JSON in line 2"):
+        open_("docs.jsonl")
 
 
 # --- the cache

@@ -61,15 +61,16 @@ def test_every_local_form_gives_the_same_tokens(form, make, tokenizer, tmp_path)
     corpus = open_(make(form), tmp_path, tokenizer=tokenizer)
     end = corpus.tokenizer.encode("<|endoftext|>")
     assert len(end) == 1 and corpus.vocab_size == 280 and corpus.train.dtype == np.uint16
-    documents = []
+    parts = []
     for part in (corpus.train, corpus.validation):
         stops = np.flatnonzero(part == end[0])
         assert stops[-1] == len(part) - 1
-        documents += [corpus.tokenizer.decode(ids) for ids in np.split(part, stops)]
-    assert sorted(filter(None, documents)) == sorted(ROWS)
+        parts.append([text for ids in np.split(part, stops) if (text := corpus.tokenizer.decode(ids))])
+    assert sorted(parts[0] + parts[1]) == sorted(ROWS)
     size = sum(len(row.encode()) for row in ROWS)
     assert corpus.description == f"dataset {tmp_path / form}, split train, 60 documents, {size / 1e3:.1f} kB"
-    assert corpus.bytes_per_token == (size + 60) / (len(corpus.train) + len(corpus.validation))
+    held_out = sum(len(text.encode()) + 1 for text in parts[1])
+    assert corpus.bytes_per_token == held_out / len(corpus.validation)
 
 
 def test_cached_tokens_need_no_datasets_library(make, tokenizer, tmp_path, monkeypatch):
@@ -118,7 +119,11 @@ def test_errors_are_one_line(make, tmp_path):
     (tmp_path / "bad.jsonl").write_text("{not json")
     (tmp_path / "nothing").mkdir()
     for path, options, message in (
-        (table, {"dataset_column": "words"}, "has no column 'words'; set dataset_column to one of: text, number"),
+        (
+            table,
+            {"dataset_column": "words"},
+            "has no column 'words'; set --data.dataset-column to one of: text",
+        ),
         (table, {"dataset_column": "number"}, "column 'number' of dataset .* holds int, not text"),
         (table, {"dataset_split": "dev"}, 'cannot load the dataset .*a.csv: Unknown split "dev"'),
         (saved, {"dataset_split": "dev"}, "has no split 'dev'; it has: train"),

@@ -21,11 +21,15 @@ def split(docs, fraction):
 
 @given(docs=documents, fraction=st.floats(0.001, 0.999))
 def test_pieces_cover_all_tokens_once_in_order(docs, fraction):
-    pieces = split(docs, fraction)
-    assert pieces[0].start == 0 and pieces[-1].stop == sum(n for _, n in docs)
-    assert all(a.stop == b.start for a, b in pairwise(pieces))
+    pieces, cut, repeated = split(docs, fraction)
+    assert all(a.stop <= b.start for a, b in pairwise(pieces))
     assert all(piece.start < piece.stop for piece in pieces)
-    if sum(n for _, n in docs) > len(docs):  # some document can be cut
+    kept = range(len(docs)) if cut is None else [i for i, (h, _) in enumerate(docs) if h not in dict(docs[:i])]
+    starts = np.cumsum([0, *(n for _, n in docs)])
+    covered = [token for piece in pieces for token in range(piece.start, piece.stop)]
+    assert covered == [token for i in kept for token in range(starts[i], starts[i + 1])]
+    assert repeated == len(docs) - len(kept)
+    if sum(docs[i][1] for i in kept) > len(kept):  # some document can be cut
         assert {piece.held_out for piece in pieces} == {False, True}
 
 
@@ -36,7 +40,7 @@ def test_share_is_close_and_whole_documents_are_held_out_whatever_their_order(si
 
     def held_out(docs):
         held = np.zeros(sum(n for _, n in docs), dtype=bool)
-        for piece in split(docs, fraction):
+        for piece in split(docs, fraction).pieces:
             held[piece.start : piece.stop] = piece.held_out
         sides = np.split(held, np.cumsum([n for _, n in docs])[:-1])
         assert all(side.all() or not side.any() for side in sides)
@@ -49,7 +53,7 @@ def test_share_is_close_and_whole_documents_are_held_out_whatever_their_order(si
 
 def test_equal_texts_go_the_same_way():
     docs = [(7, 10), (5, 10), (7, 10), *[(100 + i, 10) for i in range(37)]]
-    pieces = split(docs, 0.1)
+    pieces = split(docs, 0.1).pieces
     held = {position // 10 for p in pieces if p.held_out for position in range(p.start, p.stop)}
     assert held == {0, 1, 2, 3}  # hash 5, then both of hash 7, then hash 100
 
@@ -64,4 +68,13 @@ def test_equal_texts_go_the_same_way():
     ids=["one document", "two long ones", "a tiny and a long one"],
 )
 def test_the_end_of_the_longest_is_held_out_where_whole_documents_do_not_fit(lengths, expected):
-    assert split(list(enumerate(lengths)), 0.05) == [(a, b, c) for a, b, c in expected]
+    assert split(list(enumerate(lengths)), 0.05).pieces == expected
+
+
+def test_a_copy_of_the_cut_document_is_left_out():
+    """Otherwise all of the held-out end would be in the training part."""
+    assert split([(5, 1000), (3, 10), (5, 1000), (3, 10)], 0.05) == (
+        [(0, 950, False), (950, 1000, True), (1000, 1010, False)],
+        0,
+        2,
+    )
