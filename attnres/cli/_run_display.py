@@ -18,6 +18,7 @@ class RunDisplay:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.validation = float("nan")
+        self.bytes_per_token = 1.0
         self.progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -48,14 +49,15 @@ class RunDisplay:
         elif event["kind"] == "eval":
             self.validation = event["loss"]
             if not self.console.is_terminal:
-                self._print(f"step {event['step']}: validation loss {event['loss']:.4f}")
+                self._print(f"step {event['step']}: validation loss {_loss(event['loss'], self.bytes_per_token)}")
         elif event["kind"] == "train":
             self._step(event)
 
     def done(self, summary: dict[str, Any], folder: Path) -> None:
         """Say how the run ended and where it is."""
         self._print(
-            f"done: validation loss {summary['validation_loss']:.4f} nats per token after {summary['steps']} steps "
+            f"done: validation loss {_loss(summary['validation_loss'], summary.get('bytes_per_token'))} "
+            f"after {summary['steps']} steps "
             f"(best {summary['best_validation_loss']:.4f}), {summary['step_seconds'] * 1000:.0f} ms per step, "
             f"{summary['peak_memory_bytes'] / 2**20:.0f} MiB for training"
         )
@@ -68,6 +70,7 @@ class RunDisplay:
 
     def _start(self, event: Event) -> None:
         self.steps, self.began_at = event["steps"], event["step"]
+        self.bytes_per_token = event["bytes_per_token"]
         self._print(f"connection: {event['connection']}")
         self._print(f"parameters: {event['parameters']:,}")
         self._print(f"corpus:     {event['corpus']}")
@@ -86,3 +89,9 @@ class RunDisplay:
 
     def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+
+def _loss(per_token: float, bytes_per_token: float | None) -> str:
+    """Write a loss per token and per byte. bytes_per_token: None for a run of before it was kept."""
+    per_byte = f" ({per_token / bytes_per_token:.4f} per byte)" if bytes_per_token else ""
+    return f"{per_token:.4f} nats per token{per_byte}"

@@ -55,6 +55,10 @@ def test_a_local_dataset_with_a_library_tokenizer(form, tokenizer, tmp_path, cap
     assert train(tmp_path, *options) == 0, capsys.readouterr().err
     output = capsys.readouterr().out
     assert f"corpus:     dataset {path}, split train, {1 if form == 'text' else 40} document" in output
+    record = json.loads((tmp_path / "run" / "config.json").read_text())["corpus"]
+    per_token = json.loads((tmp_path / "run" / "summary.json").read_text())["validation_loss"]
+    loss = f"validation loss {per_token:.4f} nats per token ({per_token / record['bytes_per_token']:.4f} per byte)"
+    assert record["bytes_per_token"] > 1.5 and output.count(loss) == 2  # of the last step, and when done
     run = load_run(tmp_path / "run")
     assert run.config.model.vocab_size == 280  # raised from bytes to the tokenizer's
     assert run.tokenizer.decode(run.tokenizer.encode("depth é")) == "depth é"
