@@ -22,8 +22,7 @@ def print_line(console: Console, line: str) -> None:
 
 def print_table(console: Console, table: TextTable) -> None:
     """Print the table with every name and number whole: names fold where room is short, numbers never do."""
-    title, note = Text(table.title), Text(table.note) if table.note else None
-    shown = Table(title=title, caption=note, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption_justify="left")
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     rows = [tuple(cell.replace("± ", "±") for cell in row) for row in table.rows]
     columns = list(zip(table.columns, *rows, strict=True))
     between = 2 * len(columns) + 1
@@ -33,9 +32,12 @@ def print_table(console: Console, table: TextTable) -> None:
         shown.add_column(Text(heading), justify="right" if index else "left", overflow="fold", width=width)
     for row in rows:
         shown.add_row(*map(Text, row))
-    if sum(widths) + between > console.width:
-        console = Console(file=console.file, width=sum(widths) + between)
-    console.print(shown, highlight=False)
+    console.print(Text(table.title, "bold"), soft_wrap=not console.is_terminal)
+    whole = sum(widths) + between
+    wide = console if whole <= console.width else Console(file=console.file, width=whole)
+    wide.print(shown, highlight=False)
+    if table.note:
+        console.print(Text(f"{table.note}\n", "dim"), soft_wrap=not console.is_terminal)
 
 
 def _widths(columns: Sequence[tuple[str, ...]], room: int) -> list[int]:

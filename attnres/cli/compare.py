@@ -28,6 +28,7 @@ import tyro
 from rich.console import Console
 
 from attnres.analysis.comparison import finding
+from attnres.cli._checks import check_output_folder
 from attnres.cli._recipe import named_recipe
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_line, print_table
@@ -88,6 +89,7 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
     if seeds < 1 or workers < 1:
         raise UsageError(f"--seeds and --workers must be at least 1, not {seeds} and {workers}")
     plan = plan_comparison(arms, config, out, seeds)
+    check_output_folder("--out", out)
     console, began = Console(), time.monotonic()
     with console.status("opening the corpus"):  # before any worker, so that bad text is one error and not many
         corpus = open_corpus(config.data)

@@ -13,23 +13,18 @@ is usually far smaller than the scores' own. Needs: pip install -e '.[eval]'.
 
 from __future__ import annotations
 
-import platform
-import sys
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
-from rich.table import Table
 
+from attnres.cli._checks import check_at_least, check_output_file
+from attnres.cli._tables import print_line, print_table
 from attnres.errors import UsageError
-from attnres.evaluation import Score, compare_models, evaluate_model, load_tasks
-from attnres.evaluation.harness import Difference
+from attnres.evaluation import check_model, compare_models, evaluate_model, load_tasks
+from attnres.evaluation.record import score_record, score_table
 from attnres.files import write_json
-
-ARROWS = {True: "↑", False: "↓", None: ""}
 
 
 def command(
@@ -52,67 +47,24 @@ def command(
         batch_size: Sequences at a time.
         out: A JSON file for the scores.
     """
-    for name, value, least in (("shots", shots, 0), ("limit", limit, 1), ("batch_size", batch_size, 1)):
-        if value is not None and value < least:
-            raise UsageError(f"{name} must be at least {least}, not {value}")
-    for folder in filter(None, (model, beside)):
-        if not folder.is_dir():
-            raise UsageError(f"{folder}: no such folder; give a run's, or a model's of transformers")
+    check_at_least(0, shots=shots)
+    check_at_least(1, limit=limit, batch_size=batch_size)
+    if not tasks:
+        raise UsageError("--tasks names none; give at least one, such as --tasks lambada_openai")
+    check_output_file("--out", out)
+    models = [model] if beside is None else [model, beside]
+    for folder in models:
+        check_model(folder)
     console = Console()
     with console.status("loading the tasks"):
         loaded = load_tasks(tasks)
-    scores = evaluate_model(model, loaded, batch_size, shots, limit)
-    others = evaluate_model(beside, loaded, batch_size, shots, limit) if beside else []
+    scores, *rest = (evaluate_model(folder, loaded, batch_size, shots, limit) for folder in models)
+    others = rest[0] if rest else []
     differences = compare_models(scores, others)
-    console.print(_table(scores, others, differences, model, beside))
+    print_table(console, score_table(scores, others, differences, list(map(str, models))))
     if out:
-        settings = {
-            "model": str(model),
-            "beside": beside and str(beside),
-            "tasks": tasks,
-            "shots": shots,
-            "limit": limit,
-        }
-        write_json(out, _record(settings, scores, others, differences))
-        console.print(f"scores: {out}", highlight=False, soft_wrap=True, markup=False)
+        settings = {"model": str(model), "beside": beside and str(beside)}
+        settings |= {"tasks": tasks, "shots": shots, "limit": limit}
+        write_json(out, score_record(settings, scores, others, differences))
+        print_line(console, f"scores: {out}")
     return 0
-
-
-def _table(
-    scores: list[Score], others: list[Score], differences: list[Difference | None], model: Path, beside: Path | None
-) -> Table:
-    theirs = {(other.task, other.metric): other for other in others}
-    table = Table(caption="value ± standard error; ↑ higher is better, ↓ lower is better", caption_justify="left")
-    table.add_column("task", overflow="fold")
-    table.add_column("metric", overflow="fold")
-    table.add_column("documents", justify="right")
-    for heading in [str(model), *([str(beside), "difference"] if beside else [])]:
-        table.add_column(heading, justify="right", overflow="fold")
-    for score, difference in zip(scores, differences, strict=True):
-        row = [score.task, f"{score.metric} {ARROWS[score.higher_is_better]}", str(score.documents), _number(score)]
-        if difference:
-            row += [_number(theirs[score.task, score.metric]), _number(difference, "+")]
-        table.add_row(*row)
-    return table
-
-
-def _number(entry: Score | Difference, sign: str = "") -> str:
-    return f"{entry.value:{sign}.4f}" + ("" if entry.error is None else f" ± {entry.error:.4f}")
-
-
-def _record(
-    settings: dict[str, Any], scores: list[Score], others: list[Score], differences: list[Difference | None]
-) -> dict[str, Any]:
-    def plain(entry: Score | Difference | None) -> dict[str, Any] | None:
-        return entry and {name: value for name, value in vars(entry).items() if name not in ("samples", "aggregate")}
-
-    return {
-        "command": " ".join(["attnres", *sys.argv[1:]]),
-        "date": date.today().isoformat(),
-        "versions": {name: version(name) for name in ("attnres", "lm-eval", "torch", "transformers")},
-        "machine": platform.platform(),
-        **settings,
-        "scores": [plain(score) for score in scores],
-        "others": [plain(score) for score in others],
-        "differences": [plain(difference) for difference in differences],
-    }

@@ -16,6 +16,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from attnres.cli._checks import check_output_folder
 from attnres.cli._tables import print_line, print_table
 from attnres.report import write_report
 from attnres.report.comparison import sink_table
@@ -37,6 +38,7 @@ def command(
         out: Where to write; the folder `report` of the run when not given.
         best: Use the checkpoint of lowest validation loss instead of the newest.
     """
+    check_output_folder("--out", out)
     trained = load_run(run, best)
     console = Console()
     with console.status("reading the depth of the model"):

@@ -131,17 +131,29 @@ def jackknife(aggregate: Callable[[Sequence[Any]], float], samples: Sequence[Any
     return math.sqrt((groups - 1) * statistics.pvariance(without))
 
 
+def check_model(path: Path) -> None:
+    """Raise UsageError if the folder holds neither a run with a checkpoint nor a model of transformers."""
+    if not path.is_dir():
+        raise UsageError(f"{path}: no such folder; give a run's, or a model's of transformers")
+    if "model_type" not in _config(path):
+        load_run(path)
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        return json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise UsageError(f"{path / 'config.json'}: not valid JSON ({error}); give another folder") from None
+
+
 def _open_model(path: Path, batch_size: int) -> Any:
     """A language model of lm-eval from a folder."""
     from attnres.evaluation.run_lm import RunLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        config = {}
-    except ValueError as error:
-        raise UsageError(f"{path / 'config.json'}: not valid JSON ({error}); give another folder") from None
+    config = _config(path)
     if "model_type" not in config:
         return RunLM(load_run(path), batch_size, torch.device(device))
     from lm_eval.models.huggingface import HFLM

@@ -34,7 +34,7 @@ LINES: dict[str, tuple[str, Any]] = {
 
 def draw_curves(rows: Sequence[dict[str, Any]], folder: Path) -> Path:
     """Write performance-curves.png from rows of the part `curves`, as its JSON holds them. Returns the path."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / "performance-curves.png"
     with mpl.rc_context(STYLE):
         write_bytes(path, png(_figure([row["details"] for row in rows])))

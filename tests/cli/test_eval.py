@@ -28,18 +28,28 @@ def test_a_run_beside_its_twin(attnres, run, plain_run, tasks, tmp_path):  # noq
     ("arguments", "message"),
     [
         (["nowhere", "--tasks", "x"], "nowhere: no such folder; give a run's, or a model's of transformers"),
-        ([".", "--tasks", "x", "--limit", "0"], "limit must be at least 1, not 0"),
-        ([".", "--tasks", "nowhere.yaml"], "there is no task file nowhere.yaml"),
+        ([".", "--tasks", "x", "--limit", "0"], "--limit must be at least 1, not 0"),
+        ([".", "--tasks"], "--tasks names none"),
+        ([".", "--tasks", "x"], "not a run folder"),
+        (["RUN", "--tasks", "nowhere.yaml"], "there is no task file nowhere.yaml"),
+        (["RUN", "--tasks", "TASK", "--beside", "."], "not a run folder"),
+        (
+            ["RUN", "--tasks", "TASK", "--out", "no/such/folder/x.json"],
+            "--out no/such/folder/x.json: there is no folder",
+        ),
+        (["RUN", "--tasks", "TASK", "--out", "."], "--out .: it is a folder"),
     ],
 )
-def test_bad_input_is_one_line(arguments, message, capsys, monkeypatch):
-    assert main(["eval", *arguments]) == 2
+def test_bad_input_is_one_line_before_anything_is_scored(arguments, message, run, tasks, capsys, monkeypatch):  # noqa: F811
+    monkeypatch.setattr("attnres.cli.eval.evaluate_model", lambda *_: pytest.fail("it was scored"))
+    names = {"RUN": str(run), "TASK": str(tasks["choice"])}
+    assert main(["eval", *(names.get(argument, argument) for argument in arguments)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
 
-def test_without_lm_eval(tmp_path, capsys, monkeypatch):
+def test_without_lm_eval(run, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    assert main(["eval", str(tmp_path), "--tasks", "piqa"]) == 2
+    assert main(["eval", str(run), "--tasks", "piqa"]) == 2
     assert "pip install -e '.[eval]'" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""What was measured, as a table, as lines and as a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from attnres.bench import readers
+from attnres.bench.measure import NOT_MEASURED, Row, Setting
+from attnres.files import write_text
+from attnres.texttable import TextTable
+
+
+def ratio_table(rows: Sequence[Row]) -> TextTable:
+    cells = tuple((row.what, row.where, row.must, row.aim, row.measured) for row in rows)
+    return TextTable("ratios", ("what", "where", "must", "aim", "measured"), cells)
+
+
+def details(rows: Sequence[Row]) -> str:
+    """What each ratio was made of, one number per line."""
+    lines = []
+    for row in rows:
+        if row.details:
+            lines.append(row.what)
+        for name, value in row.details.items():
+            lines.append(f"  {name}: {value:.3g}" if isinstance(value, float) else f"  {name}: {value}")
+    return "\n".join(lines)
+
+
+def write_record(path: Path, rows: Sequence[Row], setting: Setting) -> None:
+    """Write everything measured, and on what, as JSON."""
+    record = {
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": {
+            "processor": _processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        },
+        "versions": {"torch": torch.__version__, "python": platform.python_version(), **readers.versions()},
+        "rounds": setting.rounds,
+        "quick": setting.quick,
+        "rows": [asdict(row) | {"ratio": NOT_MEASURED if row.ratio is None else row.ratio} for row in rows],
+    }
+    write_text(path, json.dumps(record, indent=2) + "\n")
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

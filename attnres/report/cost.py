@@ -1,0 +1,141 @@
+"""A plan of a cluster as tables for the terminal and as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from fractions import Fraction
+from typing import Any
+
+from attnres.analysis.cost import Plan, Transfers, cached_total, memory_traffic, naive_total
+from attnres.analysis.timeline import Timeline
+from attnres.texttable import TextTable
+
+Steps = Mapping[str, Timeline]
+"""The simulated step under each connection."""
+
+
+def cost_tables(plan: Plan, steps: Steps, scaling: Mapping[int, Steps]) -> list[TextTable]:
+    """What the plan costs.
+
+    Args:
+        steps: The plan's own; empty for a plan without a pipeline, of which only memory traffic is to be said.
+        scaling: The same step by the number of ranks.
+    """
+    tables = [_traffic(plan)]
+    if steps:
+        tables += [_totals(plan), _transitions(plan), _simulated(steps), _scaled(plan, scaling)]
+    return tables
+
+
+def cost_record(plan: Plan, steps: Steps, scaling: Mapping[int, Steps]) -> dict[str, Any]:
+    """Everything that the tables say, for JSON."""
+    traffic = memory_traffic(plan.dim, plan.block_size, plan.blocks, plan.streams)
+    record: dict[str, Any] = {
+        "plan": dataclasses.asdict(plan),
+        "memory_traffic": list(map(dataclasses.asdict, traffic)),
+    }
+    if not steps:
+        return record
+    return record | {
+        "pipeline": {
+            "entry_bytes": plan.entry_bytes,
+            "new_blocks": float(plan.new_blocks),
+            "formula": {
+                "naive": float(naive_total(plan.pipeline, plan.virtual, plan.new_blocks)),
+                "cached": float(cached_total(plan.pipeline, plan.virtual, plan.new_blocks)),
+            },
+            "formula_transitions": {name: list(map(float, x)) for name, x in vars(plan.formula()).items()},
+            "counted_transitions": {name: list(map(float, x)) for name, x in vars(plan.counted()).items()},
+        },
+        "step": {name: {"seconds": step.seconds, "busy": step.busy} for name, step in steps.items()},
+        "scaling": [
+            {"pipeline": pipeline, "seconds": {name: step.seconds for name, step in of_size.items()}}
+            for pipeline, of_size in scaling.items()
+        ],
+    }
+
+
+def _traffic(plan: Plan) -> TextTable:
+    traffic = memory_traffic(plan.dim, plan.block_size, plan.blocks, plan.streams)
+    return TextTable(
+        f"memory traffic per token and sublayer, in units of d (N = {_number(plan.blocks)}, m = {plan.streams})",
+        ("connection", "symbolic", "here"),
+        tuple((row.connection, row.formula, f"{row.units:.4g}") for row in traffic),
+    )
+
+
+def _totals(plan: Plan) -> TextTable:
+    chunks = plan.pipeline * plan.virtual
+    formula, counted = plan.formula(), plan.counted()
+    naive, cached = (total(plan.pipeline, plan.virtual, plan.new_blocks) for total in (naive_total, cached_total))
+    assert (naive, cached) == (sum(formula.naive), sum(formula.cached)), "the formulas add up their transitions"
+    return TextTable(
+        f"between {plan.pipeline} ranks with {plan.virtual} virtual stages each: C = {chunks} chunks, "
+        f"N_p = {_number(plan.new_blocks)}; an entry is {_size(plan.entry_bytes)}",
+        ("forward, one micro-batch", "naive", "cached", "naive / cached"),
+        (
+            ("formula, in all", *_pair(plan, naive, cached)),
+            ("  largest transition", *_pair(plan, *map(max, _lists(formula)))),
+            ("as sent, in all", *_pair(plan, *map(sum, _lists(counted)))),
+            ("  largest transition", *_pair(plan, *map(max, _lists(counted)))),
+            ("plain residual, in all", *_pair(plan, *[Fraction(chunks - 1)] * 2)),
+        ),
+        "Formula: C(C-1)/2 N_p naive, P(P-1)/2 N_p + (V-1) P^2 N_p cached; finished blocks alone. As sent: the "
+        "embedding and the open partial too, whole blocks only, and nothing to the rank that made it. The backward "
+        "pass returns as many bytes.",
+    )
+
+
+def _transitions(plan: Plan) -> TextTable:
+    counted = plan.counted()
+    rows = []
+    for chunk, (naive, cached) in enumerate(zip(counted.naive, counted.cached, strict=True), 1):
+        ranks = f"{(chunk - 1) % plan.pipeline} to {chunk % plan.pipeline}"
+        times = (f"{1e3 * plan.transfer_seconds(entries):.2f}" for entries in (naive, cached))
+        rows.append((str(chunk), ranks, str(plan.sites[chunk].start), str(naive), str(cached), *times))
+    return TextTable(
+        f"what each transition sends forward, in entries; time at {plan.link:g} GB/s",
+        ("into chunk", "ranks", "site", "naive", "cached", "naive, ms", "cached, ms"),
+        tuple(rows),
+    )
+
+
+def _simulated(steps: Steps) -> TextTable:
+    plain = steps["residual"].seconds
+    rows = tuple(
+        (name, f"{1e3 * step.seconds:,.1f}", f"{step.busy:.1%}", f"{step.seconds / plain:.4f}")
+        for name, step in steps.items()
+    )
+    return TextTable("one step, simulated", ("simulated step", "ms", "ranks compute", "over residual"), rows)
+
+
+def _scaled(plan: Plan, scaling: Mapping[int, Steps]) -> TextTable:
+    one_rank = 3 * plan.sublayer_seconds * plan.layers * plan.micro_batches
+    names = list(next(iter(scaling.values()), ()))
+    rows = []
+    for pipeline, steps in scaling.items():
+        efficiency = one_rank / pipeline / steps["block, cached"].seconds
+        rows.append((str(pipeline), *(f"{1e3 * steps[name].seconds:,.1f}" for name in names), f"{efficiency:.1%}"))
+    return TextTable(
+        f"the same step on more ranks, on paper ({1e3 * one_rank:,.0f} ms on one)",
+        ("P", *(f"{name}, ms" for name in names), "efficiency, cached"),
+        tuple(rows),
+    )
+
+
+def _lists(transfers: Transfers) -> tuple[list[Fraction], list[Fraction]]:
+    return transfers.naive, transfers.cached
+
+
+def _pair(plan: Plan, naive: Fraction | int, cached: Fraction | int) -> tuple[str, str, str]:
+    first, second = (f"{_number(entries)} = {_size(float(entries) * plan.entry_bytes)}" for entries in (naive, cached))
+    return first, second, f"{float(naive) / float(cached):.2f}"
+
+
+def _number(value: Fraction | int) -> str:
+    return f"{float(value):.4g}"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.3g} GB" if count >= 1e9 else f"{count / 1e6:.3g} MB"
