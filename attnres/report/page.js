@@ -109,7 +109,9 @@
     if (!ys.length) { svg("text", { x: left, y: height / 2 }, chart, "nothing to show"); return; }
     let low = Math.min(...ys), high = Math.max(...ys);
     if (options.zero) { low = Math.min(0, low); high = Math.max(0, high); }
-    if (options.log) { low /= 1.1; high *= 1.1; } else { const pad = (high - low || Math.abs(high) || 1) * 0.04; if (high !== 0) high += pad; if (low !== 0) low -= pad; }
+    const pad = (high - low || Math.abs(high) || 1) * 0.04;
+    if (options.log) { low /= 1.1; high *= 1.1; }
+    else { if (high !== 0) high += pad; if (low !== 0) low -= pad; }
     if (high === low) high = low + 1;
     const xLow = Math.min(...xs), xHigh = Math.max(...xs, xLow + 1);
     const scaleX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (right - left);
@@ -141,12 +143,14 @@
         path += p ? `${pen}${p[0].toFixed(1)} ${p[1].toFixed(1)}` : "";
         pen = p ? "L" : "M";
       }
-      svg("path", { d: path, fill: "none", stroke: line.colour, "stroke-width": line.wide ? 7 : 2, opacity: line.wide ? 0.35 : 1, "stroke-dasharray": line.dashes }, chart);
+      svg("path", { d: path, fill: "none", stroke: line.colour, "stroke-width": line.wide ? 7 : 2,
+        opacity: line.wide ? 0.35 : 1, "stroke-dasharray": line.dashes }, chart);
     }
 
     const guide = svg("line", { y1: top, y2: bottom, class: "guide", visibility: "hidden" }, chart);
     const columns = [...new Set(xs)].sort((a, b) => a - b);
-    const nearest = (value) => columns.reduce((best, x, i) => (Math.abs(x - value) < Math.abs(columns[best] - value) ? i : best), 0);
+    const nearest = (value) => columns.reduce(
+      (best, x, i) => (Math.abs(x - value) < Math.abs(columns[best] - value) ? i : best), 0);
     interactive(chart,
       (px) => ({ i: nearest(xLow + ((px - left) / (right - left)) * (xHigh - xLow)) }),
       (cursor, dx) => ({ i: Math.max(0, Math.min(columns.length - 1, cursor ? cursor.i + dx : 0)) }),
@@ -156,7 +160,8 @@
           const k = line.x.indexOf(x);
           if (k < 0) continue;
           const spread = line.low && line.seeds > 1 ? ` (${decimals(line.low[k])} to ${decimals(line.high[k])})` : "";
-          rows.push({ y: line.y[k], text: `${line.name}: ${line.low ? decimals(line.y[k]) : number(line.y[k])}${spread}` });
+          const shown = line.low ? decimals(line.y[k]) : number(line.y[k]);
+          rows.push({ y: line.y[k], text: `${line.name}: ${shown}${spread}` });
         }
         rows.sort((a, b) => (b.y ?? -Infinity) - (a.y ?? -Infinity));
         for (const end of ["x1", "x2"]) guide.setAttribute(end, scaleX(x));
@@ -186,7 +191,8 @@
       if (part === "difference" && !hiddenArms.has(data.arms.indexOf(baseline))) {
         lines.unshift(lineOf(baseline, lines[0].x, lines[0].x.map(() => 0)));
       }
-      lineChart(parent, lines, { title, zero: part === "difference", xLabel: "step", label: (x) => `step ${Math.round(x)}` });
+      const label = (x) => `step ${Math.round(x)}`;
+      lineChart(parent, lines, { title, zero: part === "difference", xLabel: "step", label });
     };
     draw(`${data.curveLabel} (${data.unit})`, "curve", -Infinity);
     draw("Second half", "curve", last / 2);
@@ -211,7 +217,8 @@
       const lines = arms.map((arm) => lineOf(arm, arm.profile[field].map((_, i) => i), arm.profile[field]));
       if (field === "entropy") {
         const limit = deepest.entropyLimit;
-        lines.unshift({ name: "uniform (the limit, grey)", colour: "#888888", dashes: "", wide: true, x: limit.map((_, i) => i), y: limit });
+        const name = "uniform (the limit, grey)";
+        lines.unshift({ name, colour: "#888888", dashes: "", wide: true, x: limit.map((_, i) => i), y: limit });
       }
       const names = deepest[`${kind}s`];
       lineChart(parent, lines, { title: log ? `${title}, log` : title, log, zero: !log, ticks: deepest[`${kind}Ticks`],
@@ -253,9 +260,11 @@
     const [low, high] = scale, steps = 64;
     for (let i = 0; i < steps; i++) {
       const colour = colourOf(low + ((i + 0.5) / steps) * (high - low), scale);
-      svg("rect", { x: left + (i / steps) * width, y: top, width: width / steps + 0.5, height: 10, fill: `rgb(${colour})` }, chart);
+      const x = left + (i / steps) * width;
+      svg("rect", { x, y: top, width: width / steps + 0.5, height: 10, fill: `rgb(${colour})` }, chart);
     }
-    const labels = [[0, low, clipped && low < 0 ? "≤ " : ""], [0.5, (low + high) / 2, ""], [1, high, clipped ? "≥ " : ""]];
+    const labels = [
+      [0, low, clipped && low < 0 ? "≤ " : ""], [0.5, (low + high) / 2, ""], [1, high, clipped ? "≥ " : ""]];
     for (const [at, value, sign] of labels) {
       const anchor = ["start", "middle", "end"][at * 2];
       svg("text", { x: left + at * width, y: top + 24, "text-anchor": anchor }, chart, sign + number(value, 2));
@@ -268,17 +277,22 @@
     const figure = html("figure", {}, html("figcaption", {}, arm.name, html("small", {}, arm.description)));
     figure.dataset.arm = arm.name;
     parent.append(figure);
-    const width = Math.max(200, figure.clientWidth), left = 44, top = 4, size = width - left - 6, height = top + size + 74;
+    const width = Math.max(200, figure.clientWidth), left = 44, top = 4;
+    const size = width - left - 6, height = top + size + 74;
     const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0,
-      "aria-label": `Depth matrix of ${arm.name}: ${n} sites by ${n} sources. Arrow keys read out single weights.` }, figure);
+      "aria-label": `Depth matrix of ${arm.name}: ${n} sites by ${n} sources. Arrow keys read out single weights.`,
+    }, figure);
     svg("image", { href: pixels(matrix, scale), x: left, y: top, width: size, height: size, class: "cells",
       preserveAspectRatio: "none", style: "image-rendering: pixelated" }, chart);
     const cell = size / n;
     svg("path", { d: `M${left} ${top}V${top + size}H${left + size}`, fill: "none", class: "axis" }, chart);
-    for (const [i, label] of profile.sourceTicks) svg("text", { x: left + (i + 0.5) * cell, y: top + size + 14, "text-anchor": "middle" }, chart, label);
-    for (const [i, label] of profile.siteTicks) svg("text", { x: left - 5, y: top + (i + 0.5) * cell + 4, "text-anchor": "end" }, chart, label);
+    for (const [i, label] of profile.sourceTicks)
+      svg("text", { x: left + (i + 0.5) * cell, y: top + size + 14, "text-anchor": "middle" }, chart, label);
+    for (const [i, label] of profile.siteTicks)
+      svg("text", { x: left - 5, y: top + (i + 0.5) * cell + 4, "text-anchor": "end" }, chart, label);
     svg("text", { x: left + size / 2, y: top + size + 29, "text-anchor": "middle" }, chart, "source (layer)");
-    svg("text", { x: 0, y: 0, "text-anchor": "middle", transform: `translate(11 ${top + size / 2}) rotate(-90)` }, chart, "site that reads (layer)");
+    const upwards = `translate(11 ${top + size / 2}) rotate(-90)`;
+    svg("text", { x: 0, y: 0, "text-anchor": "middle", transform: upwards }, chart, "site that reads (layer)");
     const clipped = matrix.slice(1).some((row) => row.some((value) => Math.abs(value) > scale[1] * 1.001));
     colourBar(chart, scale, clipped, left, top + size + 40, size);
 
@@ -300,7 +314,8 @@
         marker.setAttribute("visibility", "visible");
         const value = matrix[site][source];
         const weight = value === null ? "an unknown amount" : number(value);
-        return { text: `${profile.sites[site]} reads ${weight} of ${profile.sources[source]}`, x: x + cell, y: y + cell };
+        const text = `${profile.sites[site]} reads ${weight} of ${profile.sources[source]}`;
+        return { text, x: x + cell, y: y + cell };
       },
       () => marker.setAttribute("visibility", "hidden"));
   }
@@ -341,12 +356,14 @@
     for (const legend of document.querySelectorAll(".legend")) {
       legend.replaceChildren(...data.arms.map((arm, i) => {
         const swatch = svg("svg", { width: 28, height: 8, "aria-hidden": "true" });
-        svg("line", { x1: 0, x2: 28, y1: 4, y2: 4, stroke: arm.colour, "stroke-width": 3, "stroke-dasharray": arm.dashes }, swatch);
+        svg("line", { x1: 0, x2: 28, y1: 4, y2: 4, stroke: arm.colour, "stroke-width": 3,
+          "stroke-dasharray": arm.dashes }, swatch);
         const button = html("button", { type: "button", title: "show or hide" }, swatch, arm.name);
         button.setAttribute("aria-pressed", !hiddenArms.has(i));
         button.addEventListener("click", () => {
           if (!hiddenArms.delete(i)) hiddenArms.add(i);
-          for (const other of document.querySelectorAll(".legend")) other.children[i].setAttribute("aria-pressed", !hiddenArms.has(i));
+          for (const other of document.querySelectorAll(".legend"))
+            other.children[i].setAttribute("aria-pressed", !hiddenArms.has(i));
           drawCurves();
           drawProfiles();
         });
