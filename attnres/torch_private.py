@@ -68,7 +68,7 @@ PIPELINE_METHODS = (
     "_get_init_p2p_neighbors_ops",
     "_resolve_peer_global_rank",
 )
-"""Of PipelineStageBase, what `parallel.runner.ChunkRunner` overrides or calls beside its public methods."""
+"""The names of PipelineStageBase that `parallel.runner.ChunkRunner` overrides or calls beside its public methods."""
 
 
 def __getattr__(name: str) -> Any:

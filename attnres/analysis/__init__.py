@@ -1,4 +1,4 @@
-"""From connections and trained models to arrays and tables."""
+"""Arrays and numbers from connections and trained models."""
 
 from attnres.analysis.dynamics import depth_profile
 from attnres.analysis.profile import DepthProfile, sublayer_names

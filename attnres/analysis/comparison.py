@@ -126,14 +126,14 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def standard_error(values: Sequence[float]) -> float | None:
-    """Of the mean of the values, from their own spread; None for fewer than two."""
+    """Return the standard error of the mean of the values, from their own spread; None for fewer than two."""
     if len(values) < 2:
         return None
     return float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def paired_p_value(differences: Sequence[float]) -> float | None:
-    """Of a two-sided paired t-test that the mean difference is zero; None for fewer than two pairs."""
+    """Return p of a two-sided paired t-test that the mean difference is zero; None for fewer than two pairs."""
     from scipy.stats import ttest_1samp  # half a second, which most commands need not wait for
 
     if len(differences) < 2:

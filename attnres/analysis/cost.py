@@ -25,7 +25,7 @@ class Traffic:
 
 
 def memory_traffic(dim: int, block_size: int, blocks: Fraction, streams: int = 4) -> list[Traffic]:
-    """The table of SPEC.md 8.
+    """Return the table of SPEC.md 8.
 
     Where Block's N/S + 5 comes from: phase 1 reads up to N blocks once for S sublayers (N/S) and writes each site's
     output (1); phase 2 reads that (1), the partial (1) and the sublayer's output (1), and writes the partial (1).
@@ -142,7 +142,7 @@ class Plan:
 
     @property
     def sites(self) -> list[range]:
-        """Of each chunk."""
+        """The sites of each chunk."""
         return chunk_sites(self.layers, even_cuts(self.layers, self.pipeline * self.virtual))
 
     @property
@@ -151,7 +151,7 @@ class Plan:
 
     @property
     def sublayer_seconds(self) -> float:
-        """Of a forward pass over one micro-batch: 2 FLOPs per parameter and token. The connection is left out."""
+        """Estimate a forward pass over one micro-batch: 2 FLOPs per parameter and token. The connection is left out."""
         parameters = 6 * self.dim**2 if self.sublayer_parameters is None else self.sublayer_parameters
         return 2 * parameters * self.tokens / (self.tflops * 1e12)
 

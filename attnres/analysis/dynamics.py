@@ -98,7 +98,7 @@ def _trace(model: Transformer, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor
 
 
 def _by_token(rows: Sequence[Tensor]) -> Tensor:
-    """[1, time, dim] each -> [time, rows, dim]"""
+    """Turn rows of [1, time, dim] into [time, rows, dim]."""
     return torch.cat([row.detach() for row in rows]).transpose(0, 1)
 
 
@@ -118,5 +118,5 @@ def _matrices(connection: Connection, sources: Tensor) -> Iterator[tuple[int, Te
 
 
 def _rms(vectors: Tensor) -> Tensor:
-    """[..., dim] -> [...]"""
+    """Return the root of the mean square over the channels, [..., dim] -> [...]."""
     return vectors.double().square().mean(-1).sqrt()

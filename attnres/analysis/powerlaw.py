@@ -106,7 +106,7 @@ def fit_power_laws(
 
 
 def read_points(path: str | Path) -> dict[str, list[Point]]:
-    """From a CSV with the columns arm, compute, loss and, for pairs, size and seed. The first arm is the baseline."""
+    """Read a CSV with the columns arm, compute, loss and, for pairs, size and seed. The first arm is the baseline."""
     curves: dict[str, list[Point]] = {}
     try:
         text = Path(path).read_text(encoding="utf-8-sig")

@@ -9,7 +9,7 @@ RELATIVE_TOLERANCE = 1e-3
 
 
 def effective_rank(matrix: np.ndarray) -> np.ndarray:
-    """exp of the entropy of the singular values, scaled to sum to one: [..., n, n] -> [...].
+    """Return exp of the entropy of the singular values, scaled to sum to one: [..., n, n] -> [...].
 
     1 for a matrix of rank one, n for an orthogonal one. Source: Roy and Vetterli 2007.
     """

@@ -14,7 +14,7 @@ PROMPT = 32
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model."""
+    """The sizes of the model."""
 
     dim: int
     layers: int

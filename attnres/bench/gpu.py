@@ -48,7 +48,7 @@ def measure(setting: Setting) -> list[Row]:
 
 
 def measure_on(device: torch.device, sizes: Sizes, setting: Setting) -> list[Row]:
-    """Any device will do, so that all of this can be tested without a GPU."""
+    """Measure on a device of any kind, so that all of this can be tested without a GPU."""
     where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     operators, stacks, shares = WITHOUT[0], WITHOUT[1], WITHOUT[2:4]
     peak, copied = peak_bandwidth(device), copy_bandwidth(device)

@@ -29,7 +29,7 @@ BATCH, VOCABULARY, PROMPT = 4, 1024, 64
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model, of a training step's sequences, and of the model that is converted."""
+    """The sizes of the model, of a training step's sequences, and of the model that is converted."""
 
     dim: int
     layers: int

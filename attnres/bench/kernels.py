@@ -57,7 +57,7 @@ class Resources:
 
 
 def resources(kernel: Any, channels: int, queries: int, warps: int, kind: int = 1, merges: bool = False) -> Resources:
-    """Of one form of a kernel: by default bf16 sources and gradients, float32 parameters and no prior."""
+    """Compile one form of a kernel: by default bf16 sources and gradients, float32 parameters and no prior."""
     stream = "*fp16" if kind == triton_backend.KINDS[torch.float16] else "*bf16"
     prior = ("*fp32",) * (queries if merges else 0)
     types: dict[str, Any] = {
@@ -97,7 +97,7 @@ def resources(kernel: Any, channels: int, queries: int, warps: int, kind: int = 
 
 
 def best(kernel: Any, channels: int, queries: int) -> Resources:
-    """With the number of warps that spills least, and of those needs the fewest registers in all."""
+    """Compile with the number of warps that spills least, and of those needs the fewest registers in all."""
     tried = [resources(kernel, channels, queries, warps) for warps in triton_backend.WARPS]
     return min(tried, key=lambda r: (r.spilled_bytes, r.registers * r.warps))
 

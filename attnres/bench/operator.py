@@ -37,7 +37,7 @@ KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": s
 
 @dataclass(frozen=True)
 class Shape:
-    """Of one call."""
+    """The sizes of one call."""
 
     batch: int
     time: int
@@ -59,7 +59,7 @@ FULL, QUICK = Shape(8, 256, 512, 9), Shape(2, 8, 16, 3)
 
 @dataclass
 class Comparison:
-    """Of the contenders at one shape."""
+    """What the contenders took at one shape."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # of those that are right
     errors: dict[str, float] = field(default_factory=dict)

@@ -30,7 +30,7 @@ CONTENDERS: dict[str, tuple[str, bool]] = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model and one step; with 16 layers each of the eight chunks is one block."""
+    """The sizes of the model and one step; with 16 layers each of the eight chunks is one block."""
 
     dim: int
     batch: int
@@ -40,7 +40,7 @@ class Sizes:
 
     @property
     def entry_bytes(self) -> int:
-        """Of one float32 tensor of `values`."""
+        """The bytes of one float32 tensor of `values`."""
         return 4 * self.batch * self.time * self.dim
 
     def __str__(self) -> str:

@@ -31,7 +31,7 @@ Stack = Callable[[Tensor, "Model"], Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """Of the stack and its batch."""
+    """The sizes of the stack and its batch."""
 
     kind: Kind
     sublayers: int
@@ -47,7 +47,7 @@ class Shape:
 
 
 class SwiGLU(nn.Module):
-    """Of the usual width, 8/3 d."""
+    """An MLP of the usual width, 8/3 d."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def make_inputs(shape: Shape) -> tuple[Model, Tensor, Tensor]:
 
 
 def contenders(device: torch.device) -> tuple[dict[str, Stack], dict[str, str]]:
-    """By name, and why the others are missing."""
+    """Return contenders by name, and why the others are missing."""
     others, missing = readers.packages(device)
     plain = readers.plain()
     reads = {name: plain[name] for name in ("stacked", "compiled stacked")} | others
@@ -159,7 +159,7 @@ def reading(read: Read) -> Stack:
 
 
 def _flash_attn_res(device: torch.device) -> Stack:
-    """It has a form for the whole stack, which recomputes the sublayers in the backward pass."""
+    """Run its form for the whole stack, which recomputes the sublayers in the backward pass."""
     readers.needs_cuda(device)
     from flash_attn_res.experimental.autograd import BlockAttentionResiduals
 

@@ -16,7 +16,7 @@ CONNECTIONS = {"residual": "residual", "block": "block:block_size=4", "full": "f
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model and its batch."""
+    """The sizes of the model and its batch."""
 
     dim: int
     layers: int

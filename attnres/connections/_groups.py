@@ -10,7 +10,7 @@ from attnres.connections._connection import Connection
 from attnres.errors import UsageError
 
 ORDER = ("connection", "channel maps", "decayed", "not decayed")
-"""Of the groups, which a saved optimizer depends on."""
+"""The order of the groups, which a saved optimizer depends on."""
 
 
 def param_groups(

@@ -135,7 +135,7 @@ class Block(Connection):
         return 2.0 if self.weighting == "sigmoid" else float(sources)
 
     def _scores(self, sources: Values, site: int) -> Tensor:
-        """[sources, ..., heads]"""
+        """Return the scores before the softmax, [sources, ..., heads]."""
         if self.static_mixing:
             scores = widen(self.logits[site])
             token_axes = sources[0].ndim - 1

@@ -18,7 +18,7 @@ from attnres.errors import UsageError, first_line, install_command
 from attnres.train import load_run
 
 SEED = 1234
-"""Of the examples before a question, as lm-eval's own command chooses them."""
+"""The seed of the examples before a question, as lm-eval's own command has it."""
 BOOTSTRAPS = 1000
 """Resamples where lm-eval's own standard error is a bootstrap."""
 GROUPS = 200
@@ -40,7 +40,7 @@ class Score:
     samples: tuple[Any, ...]
     """What each document contributes: a number, or parts of one, such as (nats, bytes)."""
     aggregate: Callable[[Sequence[Any]], float]
-    """From the samples to the value: often the mean."""
+    """What makes the value from the samples: often the mean."""
 
 
 @dataclass(frozen=True)

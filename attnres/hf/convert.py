@@ -31,7 +31,7 @@ class Conversion:
     connection: str
     """With its options."""
     parameters: int
-    """Of the plain model."""
+    """How many parameters the plain model has."""
     added: int
     """Parameters of the connection."""
     tensors: tuple[str, ...]
@@ -87,7 +87,7 @@ def convert(
 
 @torch.no_grad()
 def _logits(model: Any) -> torch.Tensor:
-    """Of a few random tokens, in float32 whatever the weights are stored in: bfloat16 would hide a difference."""
+    """Compute the logits of a few random tokens, in float32: bfloat16 would hide a difference."""
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.randint(vocabulary, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     dtypes = [(tensor, tensor.dtype) for tensor in [*model.parameters(), *model.buffers()]]

@@ -36,7 +36,7 @@ class Form:
     query: str
     """How the name of a site's query w ends."""
     query_shape: tuple[int, ...]
-    """Of the query, -1 standing for the width."""
+    """The query's shape, -1 standing for the width."""
     gain: str | None
     """How the name of a site's key gain g ends; None where keys have no gain."""
     block_size: str
@@ -44,7 +44,7 @@ class Form:
     sublayers: int
     """How many sublayers one unit of that size is: 2 where transformer layers are counted."""
     eps: float
-    """Of the keys' norm, where config.json has no entry for it."""
+    """The eps of the keys' norm, where config.json has no entry for it."""
     eps_entry: str | None
     """The entry of config.json that holds the eps of all norms, these included."""
     options: dict[str, Any] = field(default_factory=dict)

@@ -38,7 +38,7 @@ class Statement:
     seeds: int
     p_value: float | None
     sign: int
-    """Of `value`, as the claim has it."""
+    """The sign of `value` that the claim has."""
     detail: str = ""
     negligible: float = NEGLIGIBLE
     """Size below which a value is as good as none."""
@@ -93,7 +93,7 @@ def judged(
 
 
 def _t_quantile(seeds: int) -> float:
-    """Of a 95% interval from so many values."""
+    """Return Student's t quantile for a 95% interval from so many values."""
     from scipy.stats import t  # half a second, which most commands need not wait for
 
     return float(t.ppf(0.975, seeds - 1))

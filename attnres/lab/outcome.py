@@ -31,7 +31,7 @@ class Outcome:
     curve: tuple[tuple[float, float], ...] = ()
     """(step, validation loss)"""
     commit: str | None = None
-    """Of its code."""
+    """The commit of its code."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:

@@ -48,10 +48,10 @@ class Record(Stored):
     command: str
     date: str
     hours: float
-    """Of computing, one thread each, summed over this and earlier calls."""
+    """Hours of computing, one thread each, summed over this and earlier calls."""
     versions: Mapping[str, Any]
     commits: tuple[str, ...] = ()
-    """Of the code of the runs, which differ where a sweep was taken up again later."""
+    """The commits of the runs' code, which differ where a sweep was taken up again later."""
     machine: Mapping[str, Any]
     corpus: Mapping[str, Any]
     config: Mapping[str, Any]

@@ -17,7 +17,7 @@ class ParameterCounts:
 
     total: int
     embedding: int
-    """Of the embedding and, if it is untied, the head."""
+    """How many parameters the embedding and, if it is untied, the head have."""
     connection: int
     """What the connection adds to the plain residual."""
     active: int

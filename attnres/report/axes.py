@@ -39,7 +39,7 @@ DARK_STYLE: Any = {**STYLE, **_coloured("#ececec", "#16181c")}
 """For pages that are read in the dark: page.css has the same ink and paper."""
 
 LineStyles = dict[str, dict[str, Any]]
-"""Of each arm, what `Axes.plot` takes."""
+"""The keyword arguments of `Axes.plot` for each arm."""
 
 
 def png(figure: Figure) -> bytes:

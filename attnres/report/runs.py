@@ -1,4 +1,4 @@
-"""From run folders to the data of a report."""
+"""What makes the data of a report from run folders."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class OptimizerConfig:
     """Peak learning rate of the rest: embedding, head, gains and the connection. A pseudo-query's scores move by up to
     sqrt(dim) times as much as its entries, so a rate that suits matrices can be too high for it."""
     weight_decay: float = 0.1
-    """Of the hidden matrices and the head. Embedding, gains and everything in the connection have none."""
+    """The decay of hidden matrices and the head. Embedding, gains and everything in the connection have none."""
     momentum: float = 0.95
     """Muon's momentum."""
     beta1: float = 0.9
@@ -69,7 +69,7 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to train; auto is the GPU if there is one."""
     seed: int = 0
-    """Of the initial weights and of the order of the data."""
+    """The seed of the initial weights and of the order of the data."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 runs the sublayers under autocast; weights and connections stay in float32."""
     compile: bool = False

@@ -47,7 +47,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Be the only process that writes in the folder. Raises UsageError if there is one already."""
+        """Keep other processes from writing in the folder. Raises UsageError if one does already."""
 
         def refuse() -> None:
             raise UsageError(f"{self.path}: another process is training in this folder; wait for it or stop it")
@@ -178,7 +178,7 @@ def _commit() -> str | None:
 
 
 def flat_fields(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Of nested dicts: names joined by dots -> values."""
+    """Flatten nested dicts: names joined by dots -> values."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
         flat |= flat_fields(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}

@@ -197,7 +197,7 @@ class Loop:
         return self.trainer.step % every == 0 or self.trainer.step == self.config.steps
 
     def _validation_loss(self) -> float | None:
-        """Of the step where the run stands; None if it has not been measured."""
+        """Return the loss of the step where the run stands; None if it has not been measured."""
         return next((r["loss"] for r in self.metrics.of_kind("eval") if r["step"] == self.trainer.step), None)
 
     def _save(self) -> Checkpoint:

@@ -81,7 +81,7 @@ class Trainer:
         return self.config.tokens_per_step
 
     def train_step(self) -> dict[str, float]:
-        """One update. Returns its loss, learning rate and gradient norm; raises NonFinite and changes no weight."""
+        """Make one update. Returns loss, learning rate and gradient norm; raises NonFinite and changes no weight."""
         config = self.config.optimizer
         batches = [self._to_device(self.sampler.next()) for _ in range(self.config.accumulate)]
         loss = self.forward_backward(batches)
@@ -151,11 +151,11 @@ class Trainer:
         return Checkpoints(folder)
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Be what the checkpoint was made from."""
+        """Restore weights, optimizers and data position from the checkpoint."""
         self.restore(checkpoint.model(), checkpoint.optimizer(), checkpoint.state())
 
     def restore(self, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:
-        """Be what `tensors` and `state` came from."""
+        """Restore weights, optimizers and data position from `tensors` and `state`."""
         self.model.load_state_dict(model)
         saved: dict[str, dict[str, Tensor]] = defaultdict(dict)
         for key, tensor in optimizer.items():

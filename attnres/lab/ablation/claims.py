@@ -57,7 +57,7 @@ class Verdict:
     """Mean over seeds of loss(better) - loss(other): negative agrees."""
     error: float | None
     p_value: float | None
-    """Of a two-sided paired t-test, Holm-corrected over the claims tested at this scale."""
+    """The p-value of a two-sided paired t-test, Holm-corrected over the claims tested at this scale."""
 
     @property
     def reading(self) -> str:

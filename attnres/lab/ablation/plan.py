@@ -164,7 +164,7 @@ def playoff_trials(tuned: Mapping[Cell, Sequence[TrialRun]], seeds: int, config:
 
 
 def final_trials(chosen: Mapping[Cell, float], seeds: int, config: RunConfig, out: Path) -> list[Trial]:
-    """Seed by seed, so that a sweep that is stopped early has pairs for every arm."""
+    """Go seed by seed, so that a sweep that is stopped early has pairs for every arm."""
     return [
         trial(cell, factor, seed, config, out)
         for seed in range(config.seed, config.seed + seeds)
@@ -202,7 +202,7 @@ def affordable(
 
 
 def seconds_of_a_run(config: RunConfig, corpus: Corpus) -> float:
-    """From three measured steps after two that warm up."""
+    """Estimate the seconds of a run from three measured steps after two that warm up."""
     trainer = Trainer(dataclasses.replace(config, steps=max(5, config.steps)), corpus)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

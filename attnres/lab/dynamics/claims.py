@@ -22,7 +22,7 @@ from attnres.model import sublayer_name
 PERMUTATIONS = 2000
 
 Measure = Callable[[ProfiledRun], float]
-"""From one run of the record to a number."""
+"""What reads a number off one run of the record."""
 
 
 def log_growth(series: Sequence[float]) -> float:
@@ -32,7 +32,7 @@ def log_growth(series: Sequence[float]) -> float:
 
 
 def log_range(series: Sequence[float]) -> float:
-    """ln(max / min)"""
+    """Return ln(max / min)."""
     return math.log(max(series) / min(series))
 
 
@@ -42,12 +42,12 @@ def unevenness(series: Sequence[float]) -> float:
 
 
 def input_growth(run: ProfiledRun) -> float:
-    """Of the RMS of h over sites 1 .. L-1: the first site reads the embedding alone, the last is the readout."""
+    """Measure how the RMS of h grows over sites 1 .. L-1: the first reads the embedding alone."""
     return log_growth(run.moments[-1].input_rms[1:-1])
 
 
 def output_growth(run: ProfiledRun) -> float:
-    """Of the RMS of the L sublayers' outputs."""
+    """Measure how the RMS of the L sublayers' outputs grows."""
     return log_growth(run.moments[-1].output_rms[1:])
 
 
@@ -116,13 +116,13 @@ class Periodicity:
     amplitude: float
     """ln of the largest over the smallest place, after trend and kind of sublayer."""
     share: float
-    """Of the variance that trend and kind leave."""
+    """The share of the variance that trend and kind leave."""
     p_value: float
     """Share of permutations of the sublayers (attention with attention, MLP with MLP) that reach this share."""
 
 
 def periodicity(series: np.ndarray, period: int, seed: int = 0) -> Periodicity | None:
-    """Of the logarithm of series [sublayer], mean over the rows if [run, sublayer].
+    """Measure the periodicity of the logarithm of series [sublayer], mean over the rows if [run, sublayer].
 
     Every second sublayer is an MLP, which alone would make any series periodic: so a line in depth and the mean of each
     kind are taken off first. The first block, which begins with the embedding alone, is left out. Runs are averaged
@@ -144,11 +144,11 @@ def periodicity(series: np.ndarray, period: int, seed: int = 0) -> Periodicity |
     count = members.sum(1)
 
     def place_means(values: np.ndarray) -> np.ndarray:
-        """[..., sublayer] -> [..., place]"""
+        """Average over the blocks: [..., sublayer] -> [..., place]."""
         return values @ members.T / count
 
     def explained(values: np.ndarray) -> np.ndarray:
-        """[..., sublayer] -> the share of the variance that lies between the places"""
+        """Return the share of the variance of [..., sublayer] that lies between the places."""
         return (place_means(values) ** 2 * count).sum(-1) / total
 
     generator = np.random.default_rng(seed)
@@ -201,7 +201,7 @@ def _each(arms: Mapping[str, Runs], measure: Measure) -> dict[str, list[float]]:
 
 
 def _periodic(record: DynamicsRecord) -> list[Statement]:
-    """Of every connection with blocks, at their size; the baseline at the first such size, as a control."""
+    """Test every connection with blocks at their size; the baseline at the first such size, as a control."""
     period_of = {arm.arm: arm.block_size for arm in record.arms if arm.block_size and arm.block_size > 2}
     if not period_of:
         return []

@@ -20,7 +20,7 @@ from attnres.report.axes import band, depth_axis, draw_depth_matrix, ink, legend
 from attnres.report.style import WEIGHT_COLOURS, visible
 
 Series = Callable[[ProfiledRun], Sequence[float] | np.ndarray]
-"""From one run of the record to numbers over depth."""
+"""What reads numbers over depth off one run of the record."""
 
 ATTENTION, MLP = slice(0, None, 2), slice(1, None, 2)
 

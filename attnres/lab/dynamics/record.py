@@ -18,13 +18,13 @@ class Moment:
 
     step: int
     output_rms: Numbers
-    """Of the embedding and of every sublayer's output: [source]."""
+    """The RMS of the embedding and of every sublayer's output: [source]."""
     input_rms: Numbers
-    """Of what every site reads, the readout last: [site]."""
+    """The RMS of what every site reads, the readout last: [site]."""
     gradient_rms: Numbers
-    """At every source."""
+    """The RMS of the gradient at every source: [source]."""
     entropy: Numbers
-    """Of the depth weights of every site, in nats."""
+    """The entropy of the depth weights of every site, in nats: [site]."""
     embedding_share: float
     """Mean over sites."""
     update: Numbers = ()
@@ -33,7 +33,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Of the depth mixing matrix M."""
+    """The ranks of the depth mixing matrix M."""
 
     effective: float
     semiseparable: int
@@ -82,7 +82,7 @@ class Arm:
     """The largest semiseparable rank that its values leave room for."""
     runs: tuple[ProfiledRun, ...]
     mean_matrix: tuple[Numbers, ...] | None
-    """Of the first seed; None where no run is done."""
+    """M of the first seed, mean over tokens; None where no run is done."""
 
 
 @dataclass(frozen=True, kw_only=True)

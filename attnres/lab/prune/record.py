@@ -18,11 +18,11 @@ class Pruned(Stored):
 
     tokens: int
     step: int
-    """Of the checkpoint."""
+    """The checkpoint's step."""
     loss: float
-    """Of the whole model, in nats per byte."""
+    """The whole model's loss, in nats per byte."""
     added: tuple[float, ...]
-    """To it when sublayer l is off."""
+    """What each sublayer adds to it when it is off: [sublayer]."""
     seconds: float
 
 

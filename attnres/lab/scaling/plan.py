@@ -71,7 +71,7 @@ class Size:
 
     @property
     def parameters(self) -> int:
-        """Of the sublayers, 12 dim^2 per transformer layer: what the number of tokens is in proportion to."""
+        """The sublayers' parameters, 12 dim^2 per transformer layer: what the number of tokens is in proportion to."""
         return 12 * self.layers * self.dim**2
 
 

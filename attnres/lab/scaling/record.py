@@ -17,7 +17,7 @@ class SizedRun(Outcome):
     size: str
     """LAYERSxDIM"""
     parameters: int
-    """Of the sublayers."""
+    """How many parameters the sublayers have."""
     seed: int
     steps: int
     tokens: int
