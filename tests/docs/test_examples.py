@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import subprocess
@@ -14,7 +13,7 @@ import torch
 
 import attnres.connections
 from attnres import Transformer, TransformerConfig, connection_names, make_connection, mixing_matrix
-from attnres.connections import connection_class
+from attnres.connections import connection_class, option_defaults
 from tests.depth import DIM, SITES, make_sublayers, randomise, trace
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +99,7 @@ def test_a_guides_code_runs_in_its_order(guide):
 def test_the_guide_has_every_connection_and_option(name):
     guide = (ROOT / "docs" / "CONNECTIONS.md").read_text(encoding="utf-8")
     assert f"\n| `{name}` |" in guide and f"`{name}`" in (ROOT / "README.md").read_text(encoding="utf-8")
-    options = inspect.signature(connection_class(name)).parameters.keys() - {"dim", "sites"}
+    options = option_defaults(connection_class(name)).keys()
     rows = [line.split("|")[1:3] for line in guide.partition("## Options")[2].splitlines() if line.startswith("|")]
     found = {option for option in options for who, what in rows if f"`{option}`" in what and who_is(name, who)}
     assert found == options
