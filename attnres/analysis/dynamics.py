@@ -18,14 +18,20 @@ TAG_BYTES = 8 * 2**20
 
 
 def depth_profile(model: Transformer, tokens: Tensor, positions: Sequence[int] = ()) -> DepthProfile:
-    """The depth profile of `model` on `tokens` [batch, time], a LongTensor.
-
-    The model reads tokens[:, :-1] and is asked for tokens[:, 1:], so a profile is over batch * (time - 1) tokens.
-    positions: tokens of the first sequence, counting from 0, whose own depth matrices are kept.
+    """Profile what depth does in a model, token by token, on some text.
 
     Gradients are those of the summed cross-entropy in nats (not the mean, which would shrink with the number of
     tokens); a sequence's token t reaches the losses of t and of all later tokens. Parameters' .grad is left alone.
     Sequences pass one by one and their tokens in chunks, so memory depends on neither batch nor time squared.
+
+    Args:
+        model: the lab's transformer.
+        tokens: int64 [batch, time]. The model reads tokens[:, :-1] and is asked for tokens[:, 1:], so the profile is
+            over batch * (time - 1) tokens.
+        positions: tokens of the first sequence, counting from 0, whose own depth matrices are kept.
+
+    Returns:
+        Magnitudes, gradients, shares and the mean depth matrix, over sites and sources.
     """
     if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 2:
         raise UsageError(

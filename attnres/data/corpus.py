@@ -44,18 +44,21 @@ class Corpus:
 
 
 def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | None = None) -> Corpus:
-    """The corpus of `config`, from the cache when it is there, whole and up to date.
+    """Open the corpus of a configuration: from the cache when it is there, whole and up to date, else built there.
 
     Whole documents are held out for validation, chosen by a hash of their text (`split_documents`). Tokens lie in
-    `config.cache` (default: `attnres.files.cache_folder`), in a folder named by the paths, sizes and times
-    of the files, the tokenizer and the validation fraction. Several processes may open the same corpus at once: one
-    builds it, the others wait. A dataset on the hub is read once and then taken from the cache.
+    `config.cache` (default: `attnres.files.cache_folder`), in a folder named by the paths, sizes and times of the
+    files, the tokenizer and the validation fraction. Several processes may open the same corpus at once: one builds it,
+    the others wait. A dataset on the hub is read once and then taken from the cache. One line is logged for files that
+    were left out, for a tokenizer that loses text and for a document that had to be cut.
 
-    `progress(stage, done, total)` hears of "tokenizing", "checking" and "waiting"; total is 0 where unknown.
+    Args:
+        config: text, tokenizer, validation fraction and cache.
+        progress: called with (stage, done, total) of "tokenizing", "checking" and "waiting"; total is 0 where unknown.
 
-    Logs one line for files that were left out, for a tokenizer that loses text and for a document that had to be cut.
-
-    Raises UsageError, one line, when there is no usable text; OSError with its file name on a full or read-only disk.
+    Raises:
+        UsageError: there is no usable text.
+        OSError: a full or read-only disk, with the file's name.
     """
     report = progress or (lambda stage, done, total: None)
     root = Path(config.cache).expanduser() if config.cache else cache_folder()
@@ -75,7 +78,7 @@ def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | 
 
 
 def check_length(corpus: Corpus, sequence: int) -> None:
-    """Raises UsageError unless both parts hold at least one sequence and the token after it."""
+    """Raise UsageError unless both parts hold at least one sequence and the token after it."""
     for name, tokens in (("training", corpus.train), ("validation", corpus.validation)):
         if len(tokens) <= sequence:
             raise UsageError(

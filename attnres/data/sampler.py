@@ -83,10 +83,20 @@ class Sampler:
 
 
 def validation_batches(corpus: Corpus, sequence: int, batch_size: int, tokens: int) -> Iterator[np.ndarray]:
-    """The fixed validation set, always the same: int64 [at most batch_size, sequence + 1].
+    """Return the fixed validation set, always the same.
 
-    As many windows as fit into `tokens` predicted tokens (at least one, at most all), not overlapping, spread evenly
-    over the validation stream. Raises UsageError when the corpus is too short.
+    Args:
+        corpus: whose validation part is read.
+        sequence: tokens that a window predicts.
+        batch_size: windows in a batch; the last may have fewer.
+        tokens: as many windows as fit into so many predicted tokens, at least one and at most all. They do not overlap
+            and are spread evenly over the validation stream.
+
+    Returns:
+        Batches int64 [at most batch_size, sequence + 1].
+
+    Raises:
+        UsageError: the corpus is too short.
     """
     check_length(corpus, sequence)
     available = (len(corpus.validation) - 1) // sequence

@@ -182,9 +182,13 @@ class _LibraryStream:
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """`bytes`, a tokenizer.json file (or the folder that holds one), or a name on the hub.
+    """Load a tokenizer.
 
-    Raises UsageError when there is none, or when it cannot be read.
+    Args:
+        name: `bytes`, a tokenizer.json file (or the folder that holds one), or a name on the hub.
+
+    Raises:
+        UsageError: there is none, or it cannot be read.
     """
     if name == "bytes":
         return ByteTokenizer()
@@ -210,7 +214,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def tokenizer_from_json(record: Mapping[str, Any]) -> Tokenizer:
-    """The inverse of `to_json`. Raises UsageError when the record is none."""
+    """Make the tokenizer whose `to_json` this is. Raises UsageError when the record is none."""
     kind = record.get("kind") if isinstance(record, Mapping) else None
     if kind == "bytes":
         return ByteTokenizer()

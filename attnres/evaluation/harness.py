@@ -78,9 +78,14 @@ def load_tasks(names: Sequence[str]) -> Any:
 def evaluate_model(
     path: str | Path, tasks: Any, batch_size: int = 8, shots: int | None = None, limit: int | None = None
 ) -> list[Score]:
-    """The scores of a run folder, or of a folder of transformers (attached or plain), on `load_tasks(...)`.
+    """Score a model on tasks of lm-eval.
 
-    shots: examples before each question, where the task does not fix that. limit: only the first documents of a task.
+    Args:
+        path: a run folder, or a folder of transformers (attached or plain).
+        tasks: what `load_tasks` returned.
+        batch_size: of lm-eval's requests.
+        shots: examples before each question, where the task does not fix that.
+        limit: only so many documents of each task, the first ones.
     """
     from lm_eval.evaluator import evaluate
 
@@ -100,7 +105,7 @@ def evaluate_model(
 
 
 def compare_models(scores: Sequence[Score], others: Sequence[Score]) -> list[Difference | None]:
-    """For each score its difference to the other model's; None where that has no such score."""
+    """Return for each score its difference to the other model's; None where that has no such score."""
     known = {(score.task, score.metric): score for score in others}
     return [
         _difference(score, known[key]) if (key := (score.task, score.metric)) in known else None for score in scores

@@ -27,8 +27,17 @@ def generate(
 ) -> Iterator[int]:
     """Yield up to `max_new` token ids after the prompt, each as soon as it is drawn; fewer where the context ends.
 
-    temperature 0 takes the likeliest token. Raises UsageError on an empty prompt, one that leaves no room in the
-    model's context, or sampling options out of range.
+    Args:
+        model: the lab's transformer.
+        prompt: token ids, at least one and fewer than the model's context.
+        max_new: how many tokens at most.
+        temperature: of the softmax; 0 takes the likeliest token.
+        top_k: only the k likeliest tokens; all if None.
+        top_p: of those only the smallest set whose probability reaches p; all if None.
+        seed: of the draws.
+
+    Raises:
+        UsageError: an empty prompt, one that leaves no room in the context, or sampling options out of range.
     """
     _check(model, prompt, max_new, temperature, top_k, top_p, seed)
     device = model.embedding.weight.device
@@ -49,7 +58,7 @@ def generate(
 def sample(
     logits: Tensor, temperature: float, top_k: int | None, top_p: float | None, generator: torch.Generator
 ) -> Tensor:
-    """One token id per row of logits [batch, vocab].
+    """Draw one token id per row of logits [batch, vocab].
 
     top_k keeps the k likeliest tokens; top_p then keeps the smallest set of them whose probability reaches p.
     """

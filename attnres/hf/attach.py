@@ -65,16 +65,19 @@ class Anatomy:
 def attach(model: Any, connection: str = "block", **options: Any) -> Any:
     """Replace the residual connection of a transformers decoder, in place, and return the model.
 
-    model: a causal language model of transformers, or its base model. connection, options: as for `make_connection`,
-    so "block:block_size=8" or "block", block_size=8; `total=True` is added where the connection has that option, so
-    that the attached model starts as the plain one: the same logits up to rounding. One that cannot start so is
-    attached all the same, and a warning says it.
-
     The connection becomes a part of the model, `connection_of(model)`: its parameters are trained, saved by
-    `save_pretrained` and restored by `attnres.hf.load`, whatever the model's dtype in float32.
+    `save_pretrained` and restored by `attnres.hf.load`, and are float32 whatever the model's dtype.
 
-    Raises UsageError, and leaves the model as it was, for a model whose layers it cannot read, that shares weights
-    between layers, is quantised, or has a connection already, and for a connection or option that does not fit.
+    Args:
+        model: a causal language model of transformers, or its base model.
+        connection: as for `make_connection`: "block:block_size=8", or a name with options behind it.
+        **options: options of the connection. `total=True` is added where it has that option, so that the attached model
+            starts as the plain one: the same logits up to rounding. A connection that cannot start so is attached all
+            the same, and a warning says it.
+
+    Raises:
+        UsageError: a model whose layers cannot be read, that shares weights between layers, is quantised or has a
+            connection already, or a connection or option that does not fit. The model is left as it was.
     """
     _, written = parse_connection(connection)
     if "total" in option_defaults(connection_class(connection)) and "total" not in {**written, **options}:
@@ -96,7 +99,7 @@ def attach_as_written(model: Any, connection: str) -> Any:
 
 
 def connection_of(model: Any) -> Connection:
-    """The connection of an attached model. Raises UsageError if it has none."""
+    """Return the connection of an attached model. Raises UsageError if it has none."""
     decoder = decoder_of(model)
     if not isinstance(decoder, _Decoder):
         raise UsageError("the model has no connection; call attnres.hf.attach(model, ...) first")

@@ -20,10 +20,14 @@ RECORD = "attnres"
 
 
 def load(path: str | Path, **kwargs: Any) -> Any:
-    """The attached model that `save_pretrained` wrote to a folder.
+    """Load the attached model that `save_pretrained` wrote to a folder.
 
-    kwargs are those of `from_pretrained`: dtype, device_map and so on. The connection stays in float32.
-    Raises UsageError, naming the tensors, for a folder that is not of an attached model or does not fit its config.
+    Args:
+        path: the folder.
+        **kwargs: those of `from_pretrained`: dtype, device_map and so on. The connection stays in float32.
+
+    Raises:
+        UsageError: a folder that is not of an attached model or does not fit its config; the tensors are named.
     """
     folder = Path(path)
     config = read_config(folder)

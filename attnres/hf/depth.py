@@ -13,14 +13,22 @@ from attnres.hf.attach import connection_of, decoder_of, unroll
 
 @torch.no_grad()
 def mixing_matrix(model: Any, input_ids: Tensor, per_channel: bool = False, **inputs: Any) -> Tensor:
-    """Compute M with h_l = sum_i M[l, i] v_i for each token: [batch, time, sites + 1, sites + 1].
+    """Compute M with h_l = sum_i M[l, i] v_i for each token of an attached model.
 
-    model: an attached model, which is read in the mode (training or evaluation) that it is in. input_ids: int64
-    [batch, time]; inputs: more of the model's own, such as attention_mask. Axes, per_channel and how it is computed:
-    `attnres.mixing_matrix`, which takes an attached model too, but no further inputs. Rows of an AttnRes connection
-    with `total=True` sum to the number of sources.
+    `attnres.mixing_matrix` takes an attached model too, but no further inputs, and says how it is computed.
 
-    Raises UsageError if the model has no connection.
+    Args:
+        model: an attached model, read in the mode (training or evaluation) that it is in.
+        input_ids: int64 [batch, time].
+        per_channel: as for `attnres.mixing_matrix`.
+        **inputs: more of the model's own, such as attention_mask.
+
+    Returns:
+        M [batch, time, sites + 1, sites + 1]. Rows of an AttnRes connection with `total=True` sum to the number of
+        sources.
+
+    Raises:
+        UsageError: the model has no connection.
     """
     connection_of(model)
     connection, embedding, sublayers = unroll(

@@ -14,12 +14,12 @@ T = TypeVar("T")
 
 
 def config_to_json(config: RunConfig) -> dict[str, Any]:
-    """The configuration as a JSON value: nested dicts, lists, strings, numbers, booleans and None."""
+    """Write the configuration as a JSON value: nested dicts, lists, strings, numbers, booleans and None."""
     return _plain(dataclasses.asdict(config))
 
 
 def config_from_json(data: Any) -> RunConfig:
-    """The configuration that `config_to_json` wrote. Fields that are left out have their defaults.
+    """Make the configuration that `config_to_json` wrote. Fields that are left out have their defaults.
 
     Raises UsageError on an unknown field or a value of the wrong type, naming the field.
     """

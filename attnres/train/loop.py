@@ -56,17 +56,22 @@ def train(
     """Start the run in `folder`, or go on with the one that is there, and return its summary when it is done.
 
     A run that is done already only returns its summary. With one thread the result is bit-equal however often the run
-    was stopped on its way. A `model.vocab_size` below the corpus's is raised to it.
+    was stopped on its way.
 
-    listen: called with every record of metrics.jsonl as it is written, before them with
-      {"kind": "start", "folder", "connection", "parameters", "corpus", "step", "steps", "tokens_per_step"},
-      and with {"kind": "saved", "step", "path"} for every checkpoint.
-    progress: handed to `open_corpus`.
-    layout: in each of several processes (see `join_world`), how they share the work. All of them call this with the
-      same arguments; only the first one writes and calls `listen`.
+    Args:
+        config: all that decides the result. A `model.vocab_size` below the corpus's is raised to it.
+        folder: the run folder.
+        listen: called with every record of metrics.jsonl as it is written, before them with {"kind": "start", "folder",
+            "connection", "parameters", "corpus", "step", "steps", "tokens_per_step"}, and for every checkpoint with
+            {"kind": "saved", "step", "path"}.
+        progress: handed to `open_corpus`.
+        layout: in each of several processes (see `join_world`), how they share the work. All of them call this with the
+            same arguments; only the first one writes and calls `listen`.
 
-    Raises UsageError (bad configuration, corpus or layout, a folder of another configuration or in use), RunStopped
-    (numbers not finite, disk full, a process lost) and Interrupted (Ctrl-C, SIGTERM: saved).
+    Raises:
+        UsageError: a bad configuration, corpus or layout, or a folder of another configuration or in use.
+        RunStopped: numbers not finite, a full disk, a process lost.
+        Interrupted: Ctrl-C or SIGTERM; the run was saved.
     """
     run = RunFolder(folder)
     try:

@@ -13,7 +13,7 @@ Record = dict[str, Any]
 
 
 def read_metrics(path: Path) -> list[Record]:
-    """All whole records; a line that a crash left half-written is passed over. Empty if there is no file."""
+    """Read all whole records; a line that a crash left half-written is passed over. Empty if there is no file."""
     if not path.exists():
         return []
     records = []

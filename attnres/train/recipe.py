@@ -13,13 +13,14 @@ from attnres.train.config import RunConfig
 
 
 def load_recipe(path: str | Path) -> RunConfig:
-    """The module-level `config` of a Python file.
+    """Load the module-level `config` of a Python file.
 
     The file may import its neighbours, as `from base import config` or, with its folder's name, as
     `from recipes.base import config`, and derive from one with `dataclasses.replace`. It is run as the program it is:
     load only recipes that you would run.
 
-    Raises UsageError if there is no such file, it fails, or it defines no RunConfig of that name.
+    Raises:
+        UsageError: there is no such file, it fails, or it defines no RunConfig of that name.
     """
     path = Path(path).resolve()
     if not path.is_file():

@@ -26,9 +26,14 @@ class Run:
 
 
 def load_run(folder: str | Path, best: bool = False) -> Run:
-    """The run's newest good checkpoint, or the one of lowest validation loss; a damaged one is named and passed over.
+    """Load a run, which may still be going on.
 
-    The run may still be going on. Raises UsageError if the folder is no run, or holds no good checkpoint yet.
+    Args:
+        folder: the run folder.
+        best: load the checkpoint of lowest validation loss, not the newest. A damaged one is named and passed over.
+
+    Raises:
+        UsageError: the folder is no run, or holds no good checkpoint yet.
     """
     run = RunFolder(folder)
     config = run.config()
