@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import matplotlib as mpl
 from markupsafe import Markup
+from PIL import Image  # matplotlib brings it
 
 from attnres.files import write_bytes, write_text
 from attnres.lab import experiments
@@ -94,9 +96,18 @@ class _Section:
         ]
 
 
+def _embedded(png: bytes) -> str:
+    """An address that holds the picture, in 256 colours: a third of the bytes, of which a page has many."""
+    reduced = io.BytesIO()
+    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
+        reduced, "png", optimize=True
+    )
+    return "data:image/png;base64," + base64.b64encode(reduced.getvalue()).decode()
+
+
 def _page(sections: list[_Section]) -> str:
     templates = environment("attnres.lab")
-    templates.filters["data"] = lambda image: "data:image/png;base64," + base64.b64encode(image).decode()
+    templates.filters["data"] = _embedded
     style = files("attnres.report").joinpath("page.css").read_text(encoding="utf-8")
     media = {variant: query for variant, (query, _, _) in VARIANTS.items() if query}
     return templates.get_template("results.html").render(sections=sections, media=media, style=Markup(style))
