@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
 
 from attnres import Connection, connection_names, make_connection
 from attnres.connections import output_of
+from attnres.connections.block import AttnResOptions
 
 DIM, SITES = 12, 7
 
+
+def _other_values() -> list[dict]:
+    """Each option of AttnRes at every other value that it can have; a number at one."""
+    hints, found = get_type_hints(AttnResOptions), []
+    for option, default in dataclasses.asdict(AttnResOptions()).items():
+        if isinstance(default, bool):
+            values = [not default]
+        elif get_origin(hints[option]) is Literal:
+            values = [value for value in get_args(hints[option]) if value != default]
+        else:
+            values = [1e-2 if isinstance(default, float) else 3]
+        found += [{option: value} for value in values]
+    return found
+
+
 ATTNRES_OPTIONS = [
-    {"query": "input"},
-    {"mixing": "static"},
+    *_other_values(),
     {"mixing": "static", "heads": 3},
-    {"weighting": "sigmoid"},
-    {"key_norm": False},
-    {"heads": 3},
     {"window": 2},
-    {"total": True},
     {"total": True, "weighting": "sigmoid"},
-    {"value_norm": True},
-    {"scaled_scores": True},
     {"query": "input", "heads": 4, "weighting": "sigmoid", "window": 3},
 ]
 

@@ -5,13 +5,14 @@ To add a connection, add one file here that defines one subclass of `Connection`
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import importlib
 import inspect
 import math
 import pkgutil
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from attnres.connections._connection import Connection, Sublayer, Values, Weights, output_of
 from attnres.connections._grammar import Option, parse_connection, print_connection
@@ -71,8 +72,14 @@ def connection_class(connection: str) -> type[Connection]:
 
 def option_defaults(cls: type[Connection]) -> dict[str, Option]:
     """The names of a connection's options, in the order in which they are written, and their defaults."""
-    parameters = inspect.signature(cls).parameters
-    return {name: parameter.default for name, parameter in parameters.items() if name not in ("dim", "sites")}
+    defaults: dict[str, Option] = {}
+    for name, parameter in inspect.signature(cls).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and cls.shared_options:
+            shared = dataclasses.fields(cls.shared_options)
+            defaults |= {field.name: cast(Option, field.default) for field in shared if field.name not in defaults}
+        elif name not in ("dim", "sites"):
+            defaults[name] = parameter.default
+    return defaults
 
 
 def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Connection:

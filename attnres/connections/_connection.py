@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.errors import UsageError
+from attnres.ops import inverse_rms as inverse_rms
 from attnres.ops import widen as widen
 
 Values = tuple[Tensor, ...]
@@ -46,6 +47,9 @@ class Connection(nn.Module):
     They want a learning rate dim times smaller than a query: AdamW moves every entry by about the rate, and dim of them
     add up in each entry of the query. A gate, which no sum over channels follows, does better without (Highway).
     """
+
+    shared_options: ClassVar[type | None] = None
+    """The frozen dataclass of the options that `__init__` takes as **options, which a family of connections shares."""
 
     def __init__(self, dim: int, sites: int) -> None:
         super().__init__()
@@ -127,11 +131,6 @@ def outside_autocast(values: Values) -> AbstractContextManager[Any]:
     if device == "meta" or not torch.is_autocast_enabled(device):
         return nullcontext()  # to enter and leave the other one takes 3 us, twice per site: decoding feels it
     return torch.autocast(device, enabled=False)
-
-
-def inverse_rms(x: Tensor, eps: float) -> Tensor:
-    """1 / sqrt(mean(x^2) + eps) over the channels, [..., 1], in at least float32."""
-    return torch.rsqrt(widen(x).square().mean(-1, keepdim=True) + eps)
 
 
 def stream_dtype(stream: Tensor, y: Tensor) -> torch.dtype:

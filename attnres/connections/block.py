@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +21,52 @@ from attnres.connections._connection import (
     widen,
 )
 from attnres.errors import UsageError
-from attnres.ops import attend
+from attnres.ops import attend, depth_scores
 from attnres.torch_private import own_parameters
 
-Query = Literal["static", "input"]
-Mixing = Literal["keys", "static"]
-Weighting = Literal["softmax", "sigmoid"]
-
 TILE = 4
+
+
+@dataclass(frozen=True)
+class AttnResOptions:
+    """Options that Block, Full and Window share; most are the ablations of the paper's Table 4."""
+
+    eps: float = 1e-6
+    """What the keys' norm adds to the mean square."""
+    query: Literal["static", "input"] = "static"
+    """input: q_l = w_l + W_l RMSNorm(newest source), W_l = 0 at the start."""
+    mixing: Literal["keys", "static"] = "keys"
+    """static: p = softmax of a free vector per site; no keys."""
+    weighting: Literal["softmax", "sigmoid"] = "softmax"
+    """sigmoid: p_i = sigmoid(score_i), not normalised over depth."""
+    key_norm: bool = True
+    """False: score_i = w_l . v_i; no gain."""
+    heads: int = 1
+    """Slices of dim, each with a softmax of its own."""
+    window: int | None = None
+    """Only the embedding and so many of the newest sources."""
+    total: bool = False
+    """The weights are scaled to one at the start, so that h is the sum of the sources and not their mean: n p_i for n
+    sources (2 p_i for sigmoid). For weights that were trained with the plain residual; SPEC.md 13.12."""
+    value_norm: bool = False
+    """h_l = sum_i p_i v_i / rms(v_i); a single source is read as it is. As transformers' inkling2 has it."""
+    scaled_scores: bool = False
+    """Scores are divided by sqrt(dim), or by the square root of a head's width. As transformers' inkling2 has it."""
+
+    def __post_init__(self) -> None:
+        positive("heads", self.heads)
+        if self.window is not None:
+            positive("window", self.window)
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal:
+                one_of(name, getattr(self, name), get_args(hint))
+        if self.mixing == "static" and self.query == "input":
+            raise UsageError('mixing="static" has no query; leave query="static"')
+
+    @property
+    def fused(self) -> bool:
+        """Whether `attnres.ops.attend` computes it: with these alone it has no field for the rest."""
+        return self == AttnResOptions(eps=self.eps, window=self.window, total=self.total)
 
 
 class Block(Connection):
@@ -36,128 +75,79 @@ class Block(Connection):
     The sources at site l are the embedding, the sums of the finished blocks of `block_size` sublayers, and the partial
     sum of the open block if it holds anything; they are exactly `values`. The sum is over raw sources, in float32, with
     one rounding at the end. w_l = 0 and g_l = 1 at the start: h is then the mean of the sources.
+    Options: `block_size`, and those of AttnResOptions as keyword arguments.
     Source: Attention Residuals (2603.15031), section 3; SPEC.md 3 and 4.
-
-    Options, each an ablation of the paper's Table 4:
-      query="input"         q_l = w_l + W_l RMSNorm(newest source), W_l = 0 at the start
-      mixing="static"       p = softmax of a free vector per site; no keys
-      weighting="sigmoid"   p_i = sigmoid(score_i), not normalised over depth
-      key_norm=False        score_i = w_l . v_i; no gain
-      heads=H               H slices of dim, each with a softmax of its own
-      window=W              only the embedding and the newest W sources
-    two that transformers' inkling2 has:
-      value_norm=True       h_l = sum_i p_i v_i / rms(v_i); a single source is read as it is
-      scaled_scores=True    scores are divided by sqrt(dim), or by the square root of a head's width
-    and, for weights that were trained with the plain residual:
-      total=True            the weights are scaled to one at the start, so that h is the sum of the sources and not
-                            their mean: n p_i for n sources (2 p_i for sigmoid). SPEC.md 13.12
     """
 
     channel_maps = ("query_map",)
+    shared_options = AttnResOptions
 
-    def __init__(
-        self,
-        dim: int,
-        sites: int,
-        block_size: int = 4,
-        eps: float = 1e-6,
-        query: Query = "static",
-        mixing: Mixing = "keys",
-        weighting: Weighting = "softmax",
-        key_norm: bool = True,
-        heads: int = 1,
-        window: int | None = None,
-        total: bool = False,
-        value_norm: bool = False,
-        scaled_scores: bool = False,
-    ) -> None:
+    def __init__(self, dim: int, sites: int, block_size: int = 4, **options: Any) -> None:
         super().__init__(dim, sites)
         positive("block_size", block_size)
-        positive("heads", heads)
-        if window is not None:
-            positive("window", window)
-        one_of("query", query, get_args(Query))
-        one_of("mixing", mixing, get_args(Mixing))
-        one_of("weighting", weighting, get_args(Weighting))
+        self.block_size = block_size
+        self.options = AttnResOptions(**options)
+        heads = self.options.heads
         if dim % heads:
             raise UsageError(f"heads must divide dim: {heads} does not divide {dim}")
-        if mixing == "static" and query == "input":
-            raise UsageError('mixing="static" has no query; leave query="static"')
-        self.block_size = block_size
-        self.eps = eps
-        self.input_query = query == "input"
-        self.static_mixing = mixing == "static"
-        self.weighting = weighting
-        self.key_norm = key_norm
-        self.heads = heads
-        self.window = window
-        self.total = total
-        self.value_norm = value_norm
-        self.scaled_scores = scaled_scores
-        plain = (query, mixing, weighting, key_norm, heads) == ("static", "keys", "softmax", True, 1)
-        self._fused = plain and not (value_norm or scaled_scores)
+        self._fused = self.options.fused
 
-        if self.static_mixing:
+        if self.options.mixing == "static":
             self.logits = nn.ParameterList(torch.zeros(self._count(site), heads) for site in range(sites + 1))
             return
         self.query = nn.ParameterList(torch.zeros(dim) for _ in range(sites + 1))
-        if key_norm:
+        if self.options.key_norm:
             self.gain = nn.ParameterList(torch.ones(dim) for _ in range(sites + 1))
-        if self.input_query:
+        if self.options.query == "input":
             self.query_map = nn.ParameterList(torch.zeros(dim, dim) for _ in range(sites + 1))
 
     def _count(self, site: int) -> int:
         """How many sources the site sees."""
         blocks, in_open_block = divmod(site, self.block_size)
         sources = 1 + blocks + (in_open_block > 0)
-        return sources if self.window is None else min(sources, 1 + self.window)
+        return sources if self.options.window is None else min(sources, 1 + self.options.window)
 
     def _visible(self, values: Values, site: int) -> Values:
         """Those of the values that the site attends to."""
-        if self.window is None or len(values) <= 1 + self.window:
+        if self.options.window is None or len(values) <= 1 + self.options.window:
             return values
-        return (values[0], *values[-self.window :])
+        return (values[0], *values[-self.options.window :])
 
     def weigh(self, values: Values, site: int) -> Weights:
         sources = self._visible(values, site)
         scores = self._scores(sources, site)
-        if self.scaled_scores:
-            scores = scores * (self.dim // self.heads) ** -0.5
-        weights = torch.sigmoid(scores) if self.weighting == "sigmoid" else torch.softmax(scores, 0)
-        if self.value_norm and len(sources) > 1:
-            weights = weights * torch.stack([inverse_rms(source, self.eps) for source in sources])
-        return weights * self._scale(len(scores)) if self.total else weights
+        if self.options.scaled_scores:
+            scores = scores * (self.dim // self.options.heads) ** -0.5
+        weights = torch.sigmoid(scores) if self.options.weighting == "sigmoid" else torch.softmax(scores, 0)
+        if self.options.value_norm and len(sources) > 1:
+            weights = weights * torch.stack([inverse_rms(source, self.options.eps) for source in sources])
+        return weights * self._scale(len(scores)) if self.options.total else weights
 
     def _scale(self, sources: int) -> float:
         """What the weights of so many sources are multiplied by."""
-        if not self.total:
+        if not self.options.total:
             return 1.0
-        return 2.0 if self.weighting == "sigmoid" else float(sources)
+        return 2.0 if self.options.weighting == "sigmoid" else float(sources)
 
     def _scores(self, sources: Values, site: int) -> Tensor:
         """Return the scores before the softmax, [sources, ..., heads]."""
-        if self.static_mixing:
+        options = self.options
+        if options.mixing == "static":
             scores = widen(self.logits[site])
             token_axes = sources[0].ndim - 1
-            return scores.reshape(len(sources), *[1] * token_axes, self.heads)
+            return scores.reshape(len(sources), *[1] * token_axes, options.heads)
         key_vector = widen(self.query[site])
-        if self.input_query:
+        if options.query == "input":
             newest = widen(sources[-1])
-            normed = newest * inverse_rms(newest, self.eps)
+            normed = newest * inverse_rms(newest, options.eps)
             key_vector = key_vector + torch.matmul(normed, self.query_map[site].to(normed).mT)
-        if self.key_norm:
+        if options.key_norm:
             key_vector = key_vector * self.gain[site]
-        scores = []
-        for source in map(widen, sources):
-            score = (source * key_vector).unflatten(-1, (self.heads, -1)).sum(-1)
-            if self.key_norm:
-                score = score * inverse_rms(source, self.eps)
-            scores.append(score)
-        return torch.stack(scores)
+        return torch.stack(depth_scores(sources, key_vector, options.eps if options.key_norm else None, options.heads))
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
-        if self.heads > 1:
-            weights = weights.repeat_interleave(self.dim // self.heads, -1)
+        if self.options.heads > 1:
+            weights = weights.repeat_interleave(self.dim // self.options.heads, -1)
         first, *others = zip(weights, self._visible(values, site), strict=True)
         h = first[0] * first[1]
         for weight, source in others:
@@ -174,7 +164,7 @@ class Block(Connection):
         if not self._fused:
             return super().mix(values, site)
         sources, vectors = self._visible(values, site), self._vectors(range(site, site + 1))
-        outs, _ = attend(sources, *vectors, (), self.eps, values[0].dtype, scale=self._scale(len(sources)))
+        outs, _ = attend(sources, *vectors, (), self.options.eps, values[0].dtype, scale=self._scale(len(sources)))
         return None, outs[0]
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
@@ -182,7 +172,7 @@ class Block(Connection):
         site merges what was made since. A tile is a block, or several while that makes fewer than TILE sites.
         """
         sublayers = self._fitting(sublayers, first)
-        if not self._fused or self.window is not None:
+        if not self._fused or self.options.window is not None:
             return super().run(values, sublayers, first)
         tile = self.block_size * -(-TILE // self.block_size)
         while sublayers:
@@ -198,7 +188,7 @@ class Block(Connection):
         dtype = values[0].dtype
         finished = 1 + first // self.block_size
         queries, gains = self._vectors(range(first, first + len(sublayers)))
-        phase_1 = attend(values[:finished], queries, gains, (), self.eps, widen(values[0]).dtype)
+        phase_1 = attend(values[:finished], queries, gains, (), self.options.eps, widen(values[0]).dtype)
         waiting = list(zip(queries, gains, *phase_1, strict=True))
         del phase_1
         for site, sublayer in enumerate(sublayers, first):
@@ -206,8 +196,8 @@ class Block(Connection):
             sources = self._visible(values, site)
             scale = self._scale(len(sources))
             if len(sources) > finished:
-                h = attend(sources[finished:], [query], [gain], (h, lse), self.eps, dtype, scale=scale)[0][0]
-            elif self.total:
+                h = attend(sources[finished:], [query], [gain], (h, lse), self.options.eps, dtype, scale=scale)[0][0]
+            elif self.options.total:
                 h = scale * h  # phase 1 is not scaled: the other sites of the tile merge it
             y = output_of(sublayer, h.to(dtype))
             values = self.scatter(values, self.weigh_output(None, site, y), site, h, y)
@@ -220,7 +210,5 @@ class Block(Connection):
         return [queries[str(site)] for site in sites], [gains[str(site)] for site in sites]  # type: ignore[return-value]
 
     def extra_repr(self) -> str:
-        return (
-            f"{super().extra_repr()}, block_size={self.block_size}, weighting={self.weighting}, "
-            f"key_norm={self.key_norm}, heads={self.heads}, window={self.window}, total={self.total}"
-        )
+        listed = ", ".join(f"{name}={value}" for name, value in asdict(self.options).items())
+        return f"{super().extra_repr()}, block_size={self.block_size}, {listed}"

@@ -33,7 +33,7 @@ class RMSBlock(Block):
         return (*values[:-2], values[-1]) if self.pending == "raw" and block_is_open else values
 
     def weigh_output(self, weights: Weights, site: int, y: Tensor) -> Weights:
-        return inverse_rms(y, self.eps)
+        return inverse_rms(y, self.options.eps)
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         finished = 1 + site // self.block_size

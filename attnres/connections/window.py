@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from attnres.connections.block import Block
+from typing import Any
+
+from attnres.connections._connection import positive
+from attnres.connections.full import Full
 
 
-class Window(Block):
+class Window(Full):
     """AttnRes over v_0 and the newest `window` sources: what is lost when depth is cut off.
 
-    Source: Attention Residuals (2603.15031), Table 4, "SWA (W = 1 + 8)".
+    Options: those of `full`. Source: Attention Residuals (2603.15031), Table 4, "SWA (W = 1 + 8)".
     """
 
-    def __init__(self, dim: int, sites: int, window: int = 8, eps: float = 1e-6) -> None:
-        super().__init__(dim, sites, block_size=1, eps=eps, window=window)
+    def __init__(self, dim: int, sites: int, window: int = 8, **options: Any) -> None:
+        positive("window", window)
+        super().__init__(dim, sites, window=window, **options)

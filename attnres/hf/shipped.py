@@ -140,7 +140,7 @@ def read_connection(tensors: Mapping[str, Tensor], form: str, config: Mapping[st
     wrong = f"these are not the AttnRes tensors of {form} with {layers} transformer layers of width {dim}"
     refuse_differences(shapes, {name: tensors[name] for name in found}, wrong)
 
-    connection = Block(dim, 2 * layers, block_size, eps, **layout.options)
+    connection = Block(dim, 2 * layers, block_size, eps=eps, **layout.options)
     for site, names in enumerate(sites):
         if names:
             query, gain = names
@@ -172,7 +172,7 @@ def write_connection(connection: Connection, form: str) -> tuple[dict[str, Tenso
         layout.block_size: connection.block_size // layout.sublayers,
     }
     if layout.eps_entry:
-        entries[layout.eps_entry] = connection.eps
+        entries[layout.eps_entry] = connection.options.eps
     return tensors, entries
 
 
@@ -207,7 +207,7 @@ def _one_prefix(prefixes: set[str], form: str) -> str:
 def _expressible(connection: Connection, form: str, layout: Form) -> Block:
     if not isinstance(connection, Block):
         raise UsageError(f"form {form} stores Block AttnRes; this connection is a {type(connection).__name__}")
-    plain = Block(connection.dim, connection.sites, connection.block_size, connection.eps, **layout.options)
+    plain = Block(connection.dim, connection.sites, connection.block_size, eps=connection.options.eps, **layout.options)
     own, theirs = vars(plain), vars(connection)
     differing = [name for name in own if not name.startswith(("_", "training")) and own[name] != theirs[name]]
     if differing:

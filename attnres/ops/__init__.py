@@ -1,6 +1,16 @@
 """Depth attention as operators: one signature, several backends."""
 
 from attnres.ops.operators import Backend, attend, attend_blocks, depth_attention, merge_partial
-from attnres.ops.reference import depth_weights, widen
+from attnres.ops.reference import depth_scores, depth_weights, inverse_rms, widen
 
-__all__ = ["Backend", "attend", "attend_blocks", "depth_attention", "depth_weights", "merge_partial", "widen"]
+__all__ = [
+    "Backend",
+    "attend",
+    "attend_blocks",
+    "depth_attention",
+    "depth_scores",
+    "depth_weights",
+    "inverse_rms",
+    "merge_partial",
+    "widen",
+]

@@ -24,7 +24,7 @@ def depth_weights(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None,
     Returns:
         p [N, ..., 1] in float32, or float64 for float64 input.
     """
-    return torch.softmax(torch.stack(_scores(sources, query, gain, eps)), 0)
+    return torch.softmax(torch.stack(depth_scores(sources, _key_vector(query, gain), eps)), 0)
 
 
 def attend(
@@ -39,7 +39,7 @@ def attend(
     """Return the outs and lses of the operator that `attnres.ops.library` describes, without statistics."""
     outs, lses = [], []
     for j, query in enumerate(queries):
-        scores = _scores(sources, query, gains[j] if gains else None, eps)
+        scores = depth_scores(sources, _key_vector(query, gains[j] if gains else None), eps)
         values = list(sources)
         if prior:
             scores.append(prior[1].unsqueeze(-1))
@@ -59,11 +59,22 @@ def widen(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def _scores(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None, eps: float) -> list[Tensor]:
-    """Return query . RMSNorm(v_i; gain, eps) for each source, [..., 1]."""
-    key_vector = widen(query) if gain is None else widen(query) * widen(gain)
+def inverse_rms(x: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(mean(x^2) + eps) over the channels, [..., 1], in at least float32."""
+    return torch.rsqrt(widen(x).square().mean(-1, keepdim=True) + eps)
+
+
+def depth_scores(sources: Sequence[Tensor], key_vector: Tensor, eps: float | None, heads: int = 1) -> list[Tensor]:
+    """Score each source: key_vector . v_i / rms(v_i) by slices of the channels, [..., heads].
+
+    key_vector: query times gain, [d] or one per token [..., d], in at least float32. eps None leaves the norm out.
+    """
     scores = []
     for source in map(widen, sources):
-        inverse_rms = torch.rsqrt(source.square().mean(-1, keepdim=True) + eps)
-        scores.append((source * key_vector).sum(-1, keepdim=True) * inverse_rms)
+        score = (source * key_vector).unflatten(-1, (heads, -1)).sum(-1)
+        scores.append(score if eps is None else score * inverse_rms(source, eps))
     return scores
+
+
+def _key_vector(query: Tensor, gain: Tensor | None) -> Tensor:
+    return widen(query) if gain is None else widen(query) * widen(gain)

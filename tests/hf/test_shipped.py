@@ -194,7 +194,7 @@ def test_the_names_written_are_those_of_the_checkpoint():
 def test_the_whole_of_kimi_k3_on_the_meta_device():
     tensors = k3_tensors(93, 7168, "language_model.", torch.bfloat16, device="meta")
     connection = read_connection(tensors, "kimi_k3", k3_config(93, 7168, 12))
-    assert connection.sites == 186 and connection.block_size == 24 and connection.eps == 1e-5
+    assert connection.sites == 186 and connection.block_size == 24 and connection.options.eps == 1e-5
     assert all(parameter.is_meta for parameter in connection.parameters())
     assert sum(parameter.numel() for parameter in connection.parameters()) == 187 * 2 * 7168
 

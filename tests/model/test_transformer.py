@@ -63,7 +63,7 @@ def test_mlp_against_the_plain_definition():
     x = h / (h.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * mlp.norm.weight
     gate = x @ mlp.gate.weight.T
     expected = (gate / (1 + torch.exp(-gate)) * (x @ mlp.up.weight.T)) @ mlp.out.weight.T
-    torch.testing.assert_close(mlp(h, None), expected)
+    torch.testing.assert_close(mlp(h, context=None), expected)
 
 
 def test_zero_queries_give_the_plain_model():
