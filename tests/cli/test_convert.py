@@ -24,7 +24,7 @@ def test_convert(attnres, plain, tmp_path):
     assert sorted(f.name for f in target.iterdir()) == sorted(f.name for f in plain.iterdir())
     assert sorted(f.name for f in tmp_path.iterdir()) == ["attached", "plain"]
     model, tokens = hf.load(target), make_tokens()
-    assert (hf.connection_of(model).block_size, hf.connection_of(model).eps) == (3, 1e-5)
+    assert (hf.connection_of(model).block_size, hf.connection_of(model).options.eps) == (3, 1e-5)
     torch.testing.assert_close(model(tokens).logits, make_model("llama")(tokens).logits, rtol=1e-4, atol=1e-5)
 
     again = attnres("convert", plain, target)

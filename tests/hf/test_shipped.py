@@ -140,7 +140,7 @@ def test_a_whole_model_with_the_parameters_of_kimi_k3():
     plain = model(tokens, use_cache=False).logits
 
     read = read_connection(tensors, "kimi_k3", k3_config(layers, dim, block_size))
-    attnres.hf.attach(model, "block", block_size=read.block_size, eps=read.eps, total=False)
+    attnres.hf.attach(model, "block", block_size=read.block_size, eps=read.options.eps, total=False)
     attnres.hf.connection_of(model).load_state_dict(read.state_dict())
     ours = model(tokens, use_cache=False).logits
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
@@ -178,7 +178,7 @@ def test_written_tensors_are_read_back_to_the_bit(form):
         torch.nn.init.normal_(parameter)
     tensors, entries = write_connection(connection, form)
     again = read_connection(tensors, form, entries)
-    assert (again.sites, again.dim, again.block_size, again.eps) == (2 * LAYERS, DIM, 4, 1e-5)
+    assert (again.sites, again.dim, again.block_size, again.options.eps) == (2 * LAYERS, DIM, 4, 1e-5)
     for name, parameter in connection.named_parameters():
         assert torch.equal(parameter, again.get_parameter(name)), name
 
