@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -208,10 +208,10 @@ def _expressible(connection: Connection, form: str, layout: Form) -> Block:
     if not isinstance(connection, Block):
         raise UsageError(f"form {form} stores Block AttnRes; this connection is a {type(connection).__name__}")
     plain = Block(connection.dim, connection.sites, connection.block_size, eps=connection.options.eps, **layout.options)
-    own, theirs = vars(plain), vars(connection)
-    differing = [name for name in own if not name.startswith(("_", "training")) and own[name] != theirs[name]]
+    own, theirs = _traits(plain), _traits(connection)
+    differing = theirs.items() - own.items()
     if differing:
-        said = ", ".join(f"{name} is {theirs[name]!r}" for name in differing)
+        said = ", ".join(f"{name} is {value!r}" for name, value in sorted(differing))
         raise UsageError(f"form {form} cannot store this connection: {said}")
     if connection.sites % 2 or connection.block_size % layout.sublayers:
         raise UsageError(
@@ -219,3 +219,10 @@ def _expressible(connection: Connection, form: str, layout: Form) -> Block:
             f"{connection.sites} sublayers in blocks of {connection.block_size} do not fit"
         )
     return connection
+
+
+def _traits(connection: Block) -> dict[str, Any]:
+    """Everything that a connection is told, its options and those that a subclass adds."""
+    public = {name: value for name, value in vars(connection).items() if not name.startswith(("_", "training"))}
+    options = asdict(public.pop("options"))
+    return {**public, **options}

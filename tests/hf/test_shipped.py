@@ -369,7 +369,8 @@ def test_unknown_form():
         ("residual", {}, "stores Block AttnRes; this connection is a Residual"),
         ("block", {"block_size": 3}, "14 sublayers in blocks of 3 do not fit"),
         ("block", {"weighting": "sigmoid"}, "weighting is 'sigmoid'"),
-        ("full", {"query": "input"}, "input_query is True"),
+        ("full", {"query": "input"}, "query is 'input'"),
+        ("rms-block", {}, "pending is 'raw'"),
         ("window", {}, "window is 8"),
     ],
 )
