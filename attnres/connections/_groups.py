@@ -20,13 +20,22 @@ def param_groups(
 
     >>> torch.optim.AdamW(param_groups(model, lr=1e-3, weight_decay=0.1))
 
-    transformers' Trainer takes it as `optimizers=(AdamW(param_groups(model, ...)), None)`. The groups are:
-    "connection", its parameters, with query_lr (10 lr if not given) and no decay, which would pull them to the plain
-    residual; "channel maps", matrices that make a query from a token's channels, with query_lr / dim and no decay;
-    "decayed", matrices, with lr and weight_decay; "not decayed", vectors (norms, biases), with lr and no decay. Only
-    what requires a gradient is listed; a group that would be empty is left out.
+    transformers' Trainer takes it as `optimizers=(AdamW(param_groups(model, ...)), None)`. Only what requires a
+    gradient is listed; a group that would be empty is left out.
 
-    Raises UsageError if the model has no connection, or a rate or the decay is negative.
+    Args:
+        model: any module that is or contains a connection.
+        lr: of all that is not the connection's.
+        query_lr: of the connection, 10 lr if None; matrices that make a query from a token's channels get query_lr
+            / dim.
+        weight_decay: of matrices outside the connection. Decay would pull the connection to the plain residual.
+
+    Returns:
+        The groups "connection" and "channel maps" without decay, "decayed", which are matrices, and "not decayed",
+        vectors such as norms and biases.
+
+    Raises:
+        UsageError: no connection in the model, or a rate or the decay is negative.
     """
     connections = [module for module in model.modules() if isinstance(module, Connection)]
     if not connections:

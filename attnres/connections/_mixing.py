@@ -34,26 +34,34 @@ def mixing_matrix(
     per_channel: bool = False,
     per_read: bool = False,
 ) -> Tensor:
-    """Compute M with h_l = sum_i M[l, i] v_i, per token: [..., sites + 1, sites + 1], lower triangular.
+    """Compute M with h_l = sum_i M[l, i] v_i, per token.
 
-    >>> mixing_matrix(connection, embedding, sublayers)    # embedding [..., dim]; as many callables as there are sites
-    >>> mixing_matrix(model, tokens)                       # int64 [batch, time]
-
-    A model is the lab's Transformer, a transformers model with a connection attached, or any module that is or contains
-    one with the method `unrolled(tokens)`, which returns what the first form takes. It is read in the mode, training or
-    evaluation, that it is in.
+    >>> mixing_matrix(connection, embedding, sublayers)
+    >>> mixing_matrix(model, tokens)
 
     M[l, i] is the weight of source i (0 is the embedding, i + 1 the output of sublayer i) in what site l reads; the
-    last row is the readout. A rule that differs by channel (Highway, PostNorm, several heads) has one M per channel:
-    the mean over channels is returned, or with `per_channel` all of them on a last axis of size dim. A rule whose sites
-    read several mixtures (`reads`) has one M per read: their mean is returned, or with `per_read` all of them,
-    [..., reads, sites + 1, sites + 1], where a site with fewer reads repeats its last one.
-
-    Raises UsageError if there are not as many sublayers as sites, or the model does not say what its tokens unroll to.
+    last row is the readout.
 
     How (SPEC.md 2): once a token's weights are fixed, the rule is linear in the sources. So the sources are replaced by
     tags, tag i being the constant vector 1 where source i enters and 0 elsewhere, and carried through the same linear
     maps under the weights of the real activations.
+
+    Args:
+        model: a connection; or the lab's Transformer, a transformers model with a connection attached, or any module
+            that is or contains one with the method `unrolled(tokens)`, which returns what the first form takes. It is
+            read in the mode, training or evaluation, that it is in.
+        x: the embedding [..., dim] for a connection, tokens int64 [batch, time] for a model.
+        sublayers: as many callables as the connection has sites; none for a model.
+        per_channel: a rule that differs by channel (Highway, PostNorm, several heads) has one M per channel. Return all
+            of them on a last axis of size dim, not their mean.
+        per_read: a rule whose sites read several mixtures (`reads`) has one M per read. Return all of them, not their
+            mean, on an axis before the sites, where a site with fewer reads repeats its last one.
+
+    Returns:
+        M [..., sites + 1, sites + 1], lower triangular, with the axes that `per_channel` and `per_read` add.
+
+    Raises:
+        UsageError: not as many sublayers as sites, or a model that does not say what its tokens unroll to.
     """
     connection, x, sublayers = (
         unrolled(model, x) if sublayers is None else (cast(Connection, model), x, list(sublayers))
