@@ -1,21 +1,28 @@
-// Memory for the kernel's results, kept for the next one of the same size when it is freed.
+// Memory for the kernel's results, kept for the next one of about the same size when it is freed.
 //
 // The C library gives large freed blocks back to the system, which then zeroes and maps the next one page by page: for
 // the gradients of nine sources that took several times as long as computing them. A decode step, whose results are
 // small, runs on the buffers of the step before and saves the search for aligned ones. What is kept is at most kBytes
 // in kBlocks blocks, the oldest goes first, and a training step frees and asks for the same sizes over and over, so its
-// peak does not grow.
+// peak does not grow. Sizes are rounded up by at most an eighth, so that batches of varying length find what others left.
 
 #pragma once
 
 #include <ATen/Context.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <pthread.h>
 
+#include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
+#include <cstring>
 #include <mutex>
 #include <vector>
+
+namespace attnres {
 
 class Pool final : public c10::Allocator {
  public:
@@ -33,7 +40,7 @@ class Pool final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(size_t bytes) override {
-    Block* const block = take(bytes);
+    Block* const block = take(rounded(bytes));
     return {block->data, block, &give_back, c10::Device(c10::DeviceType::CPU)};
   }
 
@@ -41,14 +48,31 @@ class Pool final : public c10::Allocator {
 
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
+  // Frees what is kept, and returns how many bytes that was.
+  size_t trim() {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    return free_oldest(kept_.size());
+  }
+
  private:
   static constexpr size_t kBytes = size_t{1} << 28;
-  static constexpr std::ptrdiff_t kBlocks = 1024;  // bounds the search
+  static constexpr size_t kBlocks = 1024;  // bounds the search
 
   struct Block {
     void* data;
     size_t bytes;
   };
+
+  Pool() {
+    kept_.reserve(kBlocks + 1);  // a tensor's end must not fail for want of memory
+    // Another thread may hold the mutex when this one forks, and will never let go of it in the child.
+    pthread_atfork([] { get().mutex_.lock(); }, [] { get().mutex_.unlock(); }, [] { get().mutex_.unlock(); });
+  }
+
+  static size_t rounded(size_t bytes) {
+    const size_t step = std::max<size_t>(64, std::bit_floor(bytes) / 8);
+    return (bytes + step - 1) / step * step;
+  }
 
   Block* take(size_t bytes) {
     {
@@ -61,28 +85,53 @@ class Pool final : public c10::Allocator {
           return found;
         }
     }
-    return new Block{c10::alloc_cpu(bytes), bytes};
+    try {
+      return new Block{c10::alloc_cpu(bytes), bytes};
+    } catch (const c10::Error&) {
+      if (trim() == 0) throw;
+      return new Block{c10::alloc_cpu(bytes), bytes};
+    }
   }
 
   static void give_back(void* freed) {
     Pool& pool = get();
-    std::vector<Block*> too_old;
-    {
-      const std::lock_guard<std::mutex> guard(pool.mutex_);
-      pool.kept_.push_back(static_cast<Block*>(freed));
-      pool.held_ += pool.kept_.back()->bytes;
-      auto oldest = pool.kept_.begin();
-      for (; pool.held_ > kBytes || pool.kept_.end() - oldest > kBlocks; ++oldest) pool.held_ -= (*oldest)->bytes;
-      too_old.assign(pool.kept_.begin(), oldest);
-      pool.kept_.erase(pool.kept_.begin(), oldest);
+    const std::lock_guard<std::mutex> guard(pool.mutex_);
+    pool.kept_.push_back(static_cast<Block*>(freed));
+    pool.held_ += pool.kept_.back()->bytes;
+    size_t too_old = pool.kept_.size() > kBlocks ? 1 : 0, held = pool.held_;
+    for (size_t i = 0; i < too_old; ++i) held -= pool.kept_[i]->bytes;
+    for (; held > kBytes; ++too_old) held -= pool.kept_[too_old]->bytes;
+    pool.free_oldest(too_old);
+  }
+
+  // The mutex is held.
+  size_t free_oldest(size_t count) {
+    size_t freed = 0;
+    for (size_t i = 0; i < count; ++i) {
+      freed += kept_[i]->bytes;
+      c10::free_cpu(kept_[i]->data);
+      delete kept_[i];
     }
-    for (Block* const block : too_old) {
-      c10::free_cpu(block->data);
-      delete block;
-    }
+    kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(count));
+    held_ -= freed;
+    return freed;
   }
 
   std::mutex mutex_;
   std::vector<Block*> kept_;  // oldest first
   size_t held_ = 0;
 };
+
+// Zeroed floats from the pool. A vector says no more than std::bad_alloc where there is no memory for it.
+class Scratch {
+ public:
+  explicit Scratch(int64_t count) : memory_(Pool::get().allocate(sizeof(float) * count)) {
+    std::memset(memory_.get(), 0, sizeof(float) * count);
+  }
+  float* data() const { return static_cast<float*>(memory_.get()); }
+
+ private:
+  c10::DataPtr memory_;
+};
+
+}  // namespace attnres
