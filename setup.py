@@ -2,7 +2,8 @@
 
     ATTNRES_BUILD_KERNEL=1 pip install --no-build-isolation .
 
-It is compiled against the torch that is installed, which is why the build may not be isolated from it.
+It is compiled against the torch that is installed, which is why the build may not be isolated from it, and for every
+target of this kind of machine (cpu.TARGETS), so that a wheel serves others too.
 """
 
 import importlib.util
@@ -23,7 +24,8 @@ class BuildKernel(build_py):
             spec = importlib.util.spec_from_file_location("cpu", Path(__file__).parent / "attnres" / "ops" / "cpu.py")
             cpu = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(cpu)
-            cpu.compile_to(Path(self.build_lib) / "attnres" / "ops" / "csrc" / cpu.library_name())
+            for target in cpu.TARGETS:
+                cpu.compile_to(Path(self.build_lib) / "attnres" / "ops" / "csrc" / cpu.library_name(target), target)
 
 
 class OneKindOfMachine(Distribution):

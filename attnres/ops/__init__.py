@@ -1,5 +1,6 @@
 """Depth attention as operators: one signature, several backends."""
 
+from attnres.ops.cpu import trim
 from attnres.ops.operators import Backend, attend, attend_blocks, depth_attention, merge_partial
 from attnres.ops.reference import depth_scores, depth_weights, inverse_rms, widen
 
@@ -12,5 +13,6 @@ __all__ = [
     "depth_weights",
     "inverse_rms",
     "merge_partial",
+    "trim",
     "widen",
 ]

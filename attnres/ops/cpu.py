@@ -1,7 +1,11 @@
 """The CPU kernel: compiled once per machine and torch version, kept in the user's cache folder, loaded on first use.
 
 `ATTNRES_BUILD_KERNEL=1 pip install --no-build-isolation .` compiles it at install time instead (setup.py), for where
-there will be no compiler. It is then used if CPU and torch are those that it was compiled for.
+there will be no compiler: one library per target, of which each machine loads the best that it can run. They are used
+with the torch that they were compiled for.
+
+ATTNRES_MARCH in the environment chooses the target: `native`, or one of TARGETS. If it is not set, a library from
+install time is taken, and else this machine's own is compiled.
 
 It is compiled with the flags of torch's own extension loader, but not through it: that needs ninja, and its lock file
 outlives a killed process and then blocks every later one.
@@ -15,6 +19,7 @@ import logging
 import os
 import platform
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -22,8 +27,19 @@ import torch
 
 SOURCE = Path(__file__).parent / "csrc" / "attend.cpp"
 KERNEL_SOURCES = (".cpp", ".h")
-FLAGS = ["-std=c++20", "-O3", "-march=native", "-fPIC", "-fopenmp"]
+FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden"]
 BUILD_SECONDS = 10
+NATIVE = "native"
+
+_V2 = {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}
+_V3 = _V2 | {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"}
+_V4 = _V3 | {"avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"}
+_X86 = {"x86-64-v4": _V4, "x86-64-v3": _V3, "x86-64-v2": _V2}
+_ARM = {"armv8-a": set()}
+_MACHINES = {"x86_64": _X86, "aarch64": _ARM, "arm64": _ARM}
+
+TARGETS: dict[str, set[str]] = _MACHINES.get(platform.machine(), {})
+"""What the compiler's -march may be on this kind of machine, best first, and the features that Linux must then list."""
 
 log = logging.getLogger("attnres")
 
@@ -43,6 +59,19 @@ class BuildError(RuntimeError):
     """The kernel could not be compiled."""
 
 
+def instruction_set() -> str:
+    """Name what depth attention runs on here: AVX-512, AVX2, SSE4.2 or NEON, or "plain PyTorch" without a kernel."""
+    return torch.ops.attnres.cpu_instruction_set() if load() else "plain PyTorch"
+
+
+def trim() -> int:
+    """Free the memory that the CPU kernel keeps for its next results, at most 256 MB. Return how many bytes that was.
+
+    Worth calling where depth attention is done with and the memory is wanted for something else.
+    """
+    return torch.ops.attnres.cpu_trim() if hasattr(torch.ops.attnres, "cpu_trim") else 0
+
+
 def build() -> Path:
     """Return the path of the compiled kernel, built if need be. Raises BuildError or OSError.
 
@@ -52,17 +81,24 @@ def build() -> Path:
 
     if os.name != "posix":
         raise BuildError("it needs Linux or macOS with g++ or clang++")
-    folder, name = cache_folder(), library_name()
-    library = folder / name
-    for built in (SOURCE.parent / name, library):
-        if built.exists():
-            return built
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "build.lock", taken=lambda: None):
+    chosen = os.environ.get("ATTNRES_MARCH") or None
+    runnable = _runnable()
+    if chosen not in (None, NATIVE, *runnable):
+        raise BuildError(f"ATTNRES_MARCH can be {' or '.join((NATIVE, *runnable))} on this machine, not {chosen!r}")
+    for target in runnable:
+        installed = SOURCE.parent / library_name(target)
+        if chosen in (None, target) and installed.exists():
+            return installed
+    target = chosen or NATIVE
+    library = cache_folder() / library_name(target, compiler(), _features())
+    if library.exists():
+        return library
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with locked(library.parent / "build.lock", taken=lambda: None):
         if not library.exists():
             log.warning("building the CPU kernel, once, in about %d s", BUILD_SECONDS)
             with replacement(library) as partial:
-                compile_to(partial)
+                compile_to(partial, target)
     return library
 
 
@@ -70,25 +106,38 @@ def compiler() -> str:
     return os.environ.get("CXX") or "c++"
 
 
-def library_name() -> str:
+def library_name(target: str, *built_with: str) -> str:
     """A file name for the compiled kernel, of all that it depends on."""
     sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir()) if path.suffix in KERNEL_SOURCES]
-    parts = [*sources, " ".join(FLAGS), compiler(), torch.__version__, platform.machine(), _cpu_features()]
-    return f"attend-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:20]}.so"
+    parts = [*sources, " ".join(FLAGS), torch.__version__, platform.machine(), *built_with]
+    return f"attend-{target}-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:20]}.so"
 
 
-def compile_to(library: Path) -> None:
+def compile_to(library: Path, target: str) -> None:
+    """Compile the kernel for NATIVE or one of TARGETS. Raises BuildError."""
+    with tempfile.TemporaryDirectory() as folder:
+        for command in commands(library, target, Path(folder) / "attend.o"):
+            _call(command)
+
+
+def commands(library: Path, target: str, compiled: Path) -> list[list[str]]:
+    """The compiler's two calls, which gcc, clang and Apple's clang all take.
+
+    No -fopenmp, which the last rejects: the threads are torch's own (csrc/parallel.h).
+    """
     from torch.utils.cpp_extension import include_paths, library_paths
 
-    with tempfile.TemporaryDirectory() as folder:
-        compiled = Path(folder) / "attend.o"
-        includes = [f"-isystem{path}" for path in include_paths()]
-        abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-        _call([compiler(), *FLAGS, abi, *includes, "-c", str(SOURCE), "-o", str(compiled)])
-        # Linked without -fopenmp: the thread pool must be the one that torch has loaded, and not a second that
-        # spins against it.
-        libraries = [f"-L{path}" for path in library_paths()]
-        _call([compiler(), "-shared", str(compiled), "-o", str(library), *libraries, "-lc10", "-ltorch_cpu"])
+    # Apple's clang knows no -march=native on ARM, where gcc takes either.
+    machine = "-mcpu=native" if target == NATIVE and "armv8-a" in TARGETS else f"-march={target}"
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    includes = [f"-isystem{path}" for path in include_paths()]
+    paths = [f"-L{path}" for path in library_paths()]
+    if sys.platform == "darwin":
+        paths += [f"-Wl,-rpath,{path}" for path in library_paths()]
+    return [
+        [compiler(), *FLAGS, machine, abi, *includes, "-c", str(SOURCE), "-o", str(compiled)],
+        [compiler(), "-shared", str(compiled), "-o", str(library), *paths, "-lc10", "-ltorch_cpu"],
+    ]
 
 
 def _call(command: list[str]) -> None:
@@ -101,8 +150,14 @@ def _call(command: list[str]) -> None:
         raise BuildError(f"{command[0]} failed: {lines[0].strip()}") from None
 
 
-def _cpu_features() -> str:
-    """What -march=native sees. A home folder may be shared by machines of different kinds."""
+def _runnable() -> list[str]:
+    """Those of TARGETS that this processor has the features for."""
+    have = set(_features().split())
+    return [target for target, needed in TARGETS.items() if needed <= have]
+
+
+def _features() -> str:
+    """What the compiler sees of this processor. A home folder may be shared by machines of different kinds."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

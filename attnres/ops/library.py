@@ -78,8 +78,35 @@ def _attend_fake(sources, queries, gains, prior, eps, scale, dtype):
     return outs, lses, x.new_empty((tokens, len(sources) * (len(queries) + 1)), dtype=torch.float32)
 
 
+def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor) -> None:
+    """Raises UsageError where `attend_backward`'s lists do not fit its sources, in number, sizes or devices."""
+    grad_outs, grad_lses, sources, queries, gains, outs, lses, prior = groups
+    check(sources, (*queries, *gains), ())
+    x, s = sources[0], len(queries)
+    full, per_token = x.shape, x.shape[:-1]
+    width = len(sources) * (s + 1)
+    allowed: list[tuple[Sequence[Tensor], tuple[int, ...], Sequence[int]]] = [
+        (grad_outs, (s,), full),
+        (grad_lses, (0, s), per_token),
+        (gains, (0, s), full[-1:]),
+        (outs, (0, s), full),
+        (lses, (s,), per_token),
+        (prior[:1], (0, int(s == 1)), per_token),
+        (prior[1:], (int(not outs and len(prior) > 0),), full),
+        ([statistics], (1,), (x.numel() // x.shape[-1], width)),
+    ]
+    for tensors, counts, shape in allowed:
+        if len(tensors) not in counts or any(v.shape != torch.Size(shape) or v.device != x.device for v in tensors):
+            raise UsageError(
+                f"the gradient of depth attention over {len(sources)} sources {list(full)} and {s} queries cannot take "
+                f"{[list(v.shape) for v in tensors]} where {' or '.join(map(str, counts))} of {list(shape)} belong"
+            )
+
+
 @torch.library.register_fake("attnres::attend_backward")
 def _attend_backward_fake(grad_outs, grad_lses, sources, queries, gains, outs, lses, prior, statistics, scale):
+    check_backward((grad_outs, grad_lses, sources, queries, gains, outs, lses, prior), statistics)
+
     def like(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 

@@ -61,6 +61,7 @@ def test_processes_that_start_at_once_build_once(tmp_path):
     [
         ({"CXX": "no-such-compiler"}, "there is no C++ compiler 'no-such-compiler'; install g++ or set CXX"),
         ({"CXX": "false"}, "false failed"),
+        ({"ATTNRES_MARCH": "haswell"}, "ATTNRES_MARCH can be native or "),
     ],
 )
 def test_without_a_compiler_one_line_and_the_reference(tmp_path, environment, reason):
@@ -78,15 +79,16 @@ def test_a_cache_folder_that_cannot_be_written(tmp_path):
     assert out.strip() == "reference" and "no CPU kernel" in err and "Traceback" not in err
 
 
-def test_another_source_is_another_file(monkeypatch, tmp_path):
-    before = cpu.library_name()
+def test_another_source_target_or_compiler_is_another_file(monkeypatch, tmp_path):
+    before = cpu.library_name("native")
+    assert len({before, cpu.library_name("x86-64-v3"), cpu.library_name("native", "clang++")}) == 3
     folder = shutil.copytree(cpu.SOURCE.parent, tmp_path / "csrc")
     monkeypatch.setattr(cpu, "SOURCE", folder / "attend.cpp")
-    assert cpu.library_name() == before
+    assert cpu.library_name("native") == before
     for changed in folder.iterdir():
         text = changed.read_text()
         changed.write_text(text + "\n")
-        assert cpu.library_name() != before
+        assert cpu.library_name("native") != before
         changed.write_text(text)
 
 
@@ -101,10 +103,91 @@ def test_built_at_install_time(tmp_path):
     asked = {"ATTNRES_BUILD_KERNEL": "1"}
     run = subprocess.run(command, cwd=root, env=environment | asked, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stderr
-    assert len(calls.read_text().splitlines()) == 2, "compiled and linked"
+    assert len(calls.read_text().splitlines()) == 2 * len(cpu.TARGETS), "each compiled and linked"
     stand_in.unlink()
     cache = tmp_path / "cache"
     use = start(tmp_path, CXX=str(stand_in), XDG_CACHE_HOME=str(cache), PYTHONPATH=str(installed))
     out, err = use.communicate(timeout=100)
     assert out.strip() == "cpu" and "WARNING" not in err, err
     assert not cache.exists()
+
+
+@pytest.fixture
+def shelf(monkeypatch, tmp_path):
+    """An empty cache, and a folder of sources for libraries from install time."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("ATTNRES_MARCH", raising=False)
+    monkeypatch.setattr(cpu, "SOURCE", shutil.copytree(cpu.SOURCE.parent, tmp_path / "csrc") / "attend.cpp")
+    monkeypatch.setattr(cpu, "compile_to", lambda library, target: library.write_text(target))
+    monkeypatch.setattr(cpu, "TARGETS", cpu._X86)
+    return cpu.SOURCE.parent
+
+
+def test_the_best_library_from_install_time_that_the_processor_can_run(shelf, monkeypatch):
+    monkeypatch.setattr(cpu, "_features", lambda: "flags : " + " ".join(sorted(cpu._V3)))
+    assert cpu.build().read_text() == "native", "none is installed"
+    for target in ("x86-64-v2", "x86-64-v3", "x86-64-v4"):
+        (shelf / cpu.library_name(target)).write_text(f"installed {target}")
+    assert cpu.build().read_text() == "installed x86-64-v3"
+    for march, library in {
+        "native": "native",
+        "x86-64-v2": "installed x86-64-v2",
+        "x86-64-v3": "installed x86-64-v3",
+    }.items():
+        monkeypatch.setenv("ATTNRES_MARCH", march)
+        assert cpu.build().read_text() == library
+    monkeypatch.setenv("ATTNRES_MARCH", "x86-64-v4")  # which would end in an illegal instruction
+    with pytest.raises(cpu.BuildError, match="native or x86-64-v3 or x86-64-v2 on this machine, not 'x86-64-v4'"):
+        cpu.build()
+    monkeypatch.setattr(cpu, "_features", lambda: "flags : sse2")
+    monkeypatch.delenv("ATTNRES_MARCH")
+    assert cpu.build().read_text() == "native"
+
+
+def test_a_target_that_is_not_installed_is_compiled(shelf, monkeypatch):
+    monkeypatch.setattr(cpu, "_features", lambda: "flags : " + " ".join(sorted(cpu._V3)))
+    monkeypatch.setenv("ATTNRES_MARCH", "x86-64-v2")
+    assert cpu.build().read_text() == "x86-64-v2"
+
+
+def test_apples_clang_gets_flags_that_it_takes(monkeypatch, tmp_path):
+    """It rejects -fopenmp, and -march=native on ARM. A dry run: no such machine was to be had."""
+    monkeypatch.setattr(cpu, "TARGETS", cpu._ARM)
+    monkeypatch.setattr(sys, "platform", "darwin")
+    compiling, linking = cpu.commands(tmp_path / "a.so", "native", tmp_path / "a.o")
+    assert "-mcpu=native" in compiling and not any(flag.startswith("-march") for flag in compiling)
+    assert "-fopenmp" not in compiling + linking
+    assert any(flag.startswith("-Wl,-rpath,") for flag in linking)
+    assert "-march=armv8-a" in cpu.commands(tmp_path / "a.so", "armv8-a", tmp_path / "a.o")[0]
+
+
+LANES = {"x86-64-v2": "SSE4.2", "x86-64-v3": "AVX2", "x86-64-v4": "AVX-512"}
+
+
+@pytest.mark.parametrize("march", [target for target in ("x86-64-v2", "x86-64-v3") if target in cpu.TARGETS])
+def test_narrower_vectors_are_right(march):
+    """The operators' own tests of awkward sizes and dtypes, forward and backward against float64."""
+    here = Path(__file__).parent
+    environment = {**os.environ, "ATTNRES_MARCH": march, "PYTEST_ADDOPTS": ""}
+    command = [sys.executable, "-c", "from attnres.ops import cpu; print(cpu.instruction_set())"]
+    assert subprocess.run(command, env=environment, capture_output=True, text=True).stdout.strip() == LANES[march]
+    cases = "cpu and (any_ or two_phases or attend_blocks or one_rounding or scores or bad_values or empty)"
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", cases]
+    run = subprocess.run(
+        [*command, here / "test_operators.py"], env=environment, cwd=here.parent.parent, capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+
+
+@pytest.mark.skipif(shutil.which("clang++") is None, reason="needs clang++")
+def test_built_by_clang_it_uses_the_threads_that_torch_does(tmp_path):
+    """Clang's OpenMP would want a library of its own beside the one that torch has loaded."""
+    use = USE + (
+        "import threading; torch.set_num_threads(2); x = torch.randn(4096, 64)\n"
+        "depth_attention([x, x], torch.zeros(64))\n"
+        "print(len(list(__import__('pathlib').Path('/proc/self/task').iterdir())))\n"
+    )
+    environment = {**os.environ, "CXX": "clang++", "XDG_CACHE_HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
+    run = subprocess.run([sys.executable, "-c", use], env=environment, capture_output=True, text=True)
+    backend, threads = run.stdout.split()
+    assert backend == "cpu" and int(threads) >= 2, run.stderr

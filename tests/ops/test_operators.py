@@ -374,6 +374,53 @@ def test_sizes_that_do_not_fit_stop_at_the_kernel(sources, queries, gains, prior
         library.attend(*groups, 1e-6, 1.0, torch.float32)
 
 
+BACKWARD = {  # grad_outs, .. of two sources [5, 16] and one query that merges a prior
+    "grad_outs": [(5, 16)],
+    "grad_lses": [(5,)],
+    "sources": [(5, 16), (5, 16)],
+    "queries": [(16,)],
+    "gains": [(16,)],
+    "outs": [(5, 16)],
+    "lses": [(5,)],
+    "prior": [(5,)],
+    "statistics": [(5, 4)],
+}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("grad_outs", []),
+        ("grad_outs", [(5, 8)]),
+        ("grad_outs", [(4, 16)]),
+        ("grad_lses", [(4,)]),
+        ("grad_lses", [(5,), (5,)]),
+        ("sources", [(5, 16), (6, 16)]),
+        ("queries", [(8,)]),
+        ("gains", [(8,)]),
+        ("outs", [(5, 8)]),
+        ("outs", []),
+        ("lses", []),
+        ("lses", [(4,)]),
+        ("prior", [(4,)]),
+        ("prior", [(5,), (5, 16)]),
+        ("statistics", [(5, 3)]),
+        ("statistics", [(4, 4)]),
+    ],
+)
+def test_gradients_of_sizes_that_do_not_fit_stop_at_the_kernel(name, shapes, device):
+    operators.native_backend("cpu")
+
+    def call(shapes):
+        *groups, (statistics,) = [[torch.randn(shape, device=device) for shape in group] for group in shapes.values()]
+        return library.attend_backward(*groups, statistics, 1.0)
+
+    assert len(call(BACKWARD)[3]) == 2
+    with pytest.raises((RuntimeError, UsageError), match="source"):
+        call(BACKWARD | {name: shapes})
+
+
 def test_a_tensor_on_another_device_stops_at_the_kernel():
     x, q = torch.randn(2, 4), torch.randn(4, device="meta")
     with pytest.raises(UsageError, match=r"on cpu cannot take \[4\] on meta"):
