@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from attnres.ops.cpu import instruction_set
+
 NOT_MEASURED = "not measured"
 
 CPU = torch.device("cpu")
@@ -58,7 +60,7 @@ class Setting:
 
     @property
     def where(self) -> str:
-        return f"{torch.get_num_threads()} CPU threads"
+        return f"{torch.get_num_threads()} CPU threads, {instruction_set()}"
 
 
 def take_turns(

@@ -12,8 +12,11 @@ contenders take turns, but a busy machine still blurs ratios this close to one.
 The parts `operator`, `step`, `memory`, `decode` and `gpu` are what a plain `attnres bench` measures. `curves` (how the
 cost grows with sources, tokens and channels), `parallel` (a pipeline of four processes: bytes sent with the
 cross-stage cache and without, and the time of a step), `hf` (a model of transformers over its plain twin, and its
-conversion), `kernels` (the Triton kernels compiled for an H100, and what they spill) and `imports` (what importing
-connections and operators adds to importing torch) run when they are named.
+conversion), `kernels` (the Triton kernels compiled for an H100, and what they spill), `imports` (what importing
+connections and operators adds to importing torch) and `targets` (the CPU kernel compiled for x86-64-v2 to v4 over this
+machine's own, in float32 and bfloat16) run when they are named.
+
+Every row of the CPU says which instruction set its kernel has; ATTNRES_MARCH chooses another (attnres/ops/cpu.py).
 """
 
 from __future__ import annotations
@@ -34,10 +37,10 @@ from attnres.cli._checks import check_at_least, check_output_file, check_output_
 from attnres.cli._tables import print_line, print_table
 from attnres.errors import UsageError
 
-Part = Literal["operator", "decode", "step", "memory", "gpu", "curves", "parallel", "hf", "kernels", "imports"]
+Part = Literal["operator", "decode", "step", "memory", "gpu", "curves", "parallel", "hf", "kernels", "imports", "targets"]
 """The file of `attnres/bench/` that defines `measure(setting)`."""
 
-BY_NAME_ONLY = ("curves", "parallel", "hf", "kernels", "imports")
+BY_NAME_ONLY = ("curves", "parallel", "hf", "kernels", "imports", "targets")
 
 
 def command(

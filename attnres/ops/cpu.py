@@ -82,10 +82,10 @@ def build() -> Path:
     if os.name != "posix":
         raise BuildError("it needs Linux or macOS with g++ or clang++")
     chosen = os.environ.get("ATTNRES_MARCH") or None
-    runnable = _runnable()
-    if chosen not in (None, NATIVE, *runnable):
-        raise BuildError(f"ATTNRES_MARCH can be {' or '.join((NATIVE, *runnable))} on this machine, not {chosen!r}")
-    for target in runnable:
+    possible = runnable()
+    if chosen not in (None, NATIVE, *possible):
+        raise BuildError(f"ATTNRES_MARCH can be {' or '.join((NATIVE, *possible))} on this machine, not {chosen!r}")
+    for target in possible:
         installed = SOURCE.parent / library_name(target)
         if chosen in (None, target) and installed.exists():
             return installed
@@ -150,7 +150,7 @@ def _call(command: list[str]) -> None:
         raise BuildError(f"{command[0]} failed: {lines[0].strip()}") from None
 
 
-def _runnable() -> list[str]:
+def runnable() -> list[str]:
     """Those of TARGETS that this processor has the features for."""
     have = set(_features().split())
     return [target for target, needed in TARGETS.items() if needed <= have]

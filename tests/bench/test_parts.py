@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from attnres.bench import curves, decode, gpu, hf, imports, measure, memory, operator, readers, stack, step
+from attnres.bench import curves, decode, gpu, hf, imports, measure, memory, operator, readers, stack, step, targets
 from attnres.bench.measure import Row, Setting, take_turns
 
 CPU = torch.device("cpu")
@@ -101,6 +101,32 @@ def test_curves_name_their_axis():
     assert {row.details["axis"] for row in rows} == {"sources", "time", "dim"}
     for row in rows:
         assert row.details[row.details["axis"]] > 0 and "attnres, ms" in row.details
+
+
+def test_every_target_takes_its_turn(monkeypatch):
+    monkeypatch.setattr(targets.cpu, "runnable", lambda: ["x86-64-v4", "x86-64-v3"])
+    times = {"native": (1.0, 2.0), "x86-64-v4": (1.0, 2.0), "x86-64-v3": (1.5, 2.4)}
+    order = []
+
+    def in_a_process(target, dtype, rounds, quick):
+        order.append((target, dtype))
+        return tuple(time * (2 if dtype == "bfloat16" else 1) for time in times[target])
+
+    monkeypatch.setattr(targets, "_in_a_process", in_a_process)
+    rows = {row.what: row for row in targets.measure(SETTING)}
+    assert len(order) == 6 and len(rows) == 14
+    v3 = rows[f"operator backward, {operator.QUICK}, float32: x86-64-v3 over native"]
+    assert v3.ratio == pytest.approx(1.2) and v3.must == "1.6"
+    assert rows[f"operator forward, {operator.QUICK}, x86-64-v3: bfloat16 over float32"].ratio == pytest.approx(2)
+
+
+def test_a_target_is_measured_on_its_own_kernel():
+    forward, backward = targets._in_a_process("native", "bfloat16", 1, quick=True)
+    assert forward > 0 and backward > 0
+
+
+def test_rows_of_the_cpu_name_the_instruction_set():
+    assert SETTING.where.endswith(f", {targets.cpu.instruction_set()}")
 
 
 def test_steps_of_every_connection():

@@ -64,31 +64,31 @@ def test_many_small_lengths_are_bounded_in_number():
 
 
 IN_A_FORK = """
-import os, sys, threading, torch
-from attnres.ops import depth_attention
+import os, signal, threading, time, torch
+from attnres.ops import depth_attention, trim
 torch.set_num_threads(1)
-x, q = torch.ones(3, 4), torch.zeros(4)
-depth_attention([x, x], q)
-done = False
-def work():
-    while not done:
-        depth_attention([x, x], q)
-threads = [threading.Thread(target=work) for _ in range(2)]
-for thread in threads: thread.start()
-for _ in range(FORKS):
+x, small, q = torch.ones(10_000, 1024), torch.ones(3, 1024), torch.zeros(1024)
+for _ in range(5):
+    alive = [depth_attention([x], q) for _ in range(6)]  # of 40 MB each, which take the system a while to take back
+    del alive
+    trimming = threading.Thread(target=trim)
+    trimming.start()
+    time.sleep(0.001)
     child = os.fork()
     if child == 0:
-        os._exit(0 if torch.equal(depth_attention([x, x], q), x) else 1)
+        signal.alarm(20)
+        os._exit(0 if torch.equal(depth_attention([small], q), small) else 1)
     assert os.waitpid(child, 0)[1] == 0
-done = True
+    trimming.join()
 """
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_of_a_fork_can_use_it():
-    """Also where another thread of the parent was inside the pool at that moment."""
-    code = IN_A_FORK.replace("FORKS", "100")
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=200)
+    """Also where another thread of the parent was inside the pool at that moment, as one that trims it is here."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_A_FORK], capture_output=True, text=True, timeout=250
+    )
     assert run.returncode == 0, run.stderr
 
 
