@@ -37,7 +37,9 @@ from attnres.cli._checks import check_at_least, check_output_file, check_output_
 from attnres.cli._tables import print_line, print_table
 from attnres.errors import UsageError
 
-Part = Literal["operator", "decode", "step", "memory", "gpu", "curves", "parallel", "hf", "kernels", "imports", "targets"]
+Part = Literal[
+    "operator", "decode", "step", "memory", "gpu", "curves", "parallel", "hf", "kernels", "imports", "targets"
+]
 """The file of `attnres/bench/` that defines `measure(setting)`."""
 
 BY_NAME_ONLY = ("curves", "parallel", "hf", "kernels", "imports", "targets")

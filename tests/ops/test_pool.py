@@ -86,9 +86,7 @@ for _ in range(5):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_child_of_a_fork_can_use_it():
     """Also where another thread of the parent was inside the pool at that moment, as one that trims it is here."""
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", IN_A_FORK], capture_output=True, text=True, timeout=250
-    )
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", IN_A_FORK], capture_output=True, text=True, timeout=250)
     assert run.returncode == 0, run.stderr
 
 
