@@ -2,7 +2,8 @@
 //
 //   forward   s_ji = r_i (c_j . v_i),  r_i = 1/rms(v_i);   p_j = softmax_i;   out_j = scale sum_i p_ji v_i
 //   backward  a_ji = scale g_j . v_i;  ds_ji = p_ji (a_ji - D_j + dlse_j);  D_j = sum_i p_ji a_ji
-//             dv_i = sum_j (scale p_ji g_j + ds_ji r_i c_j) - v_i r_i^2 / d sum_j ds_ji s_ji;   dc_j = sum_i,t ds_ji r_i v_i
+//             dv_i = sum_j (scale p_ji g_j + ds_ji r_i c_j) - v_i r_i^2 / d sum_j ds_ji s_ji
+//             dc_j = sum_i,t ds_ji r_i v_i
 //
 // Legend: i source (N), j query (S), t token, d channels; c_j = query_j * gain_j; g_j the gradient of out_j.
 // A prior (out, lse) is one more source whose score is lse: the result of attention over sources seen earlier.
@@ -39,22 +40,24 @@ void check_each(const char* what, TensorList tensors, at::IntArrayRef shape, at:
 }
 
 void check_inputs(TensorList sources, TensorList queries, TensorList gains) {
-  TORCH_CHECK(!sources.empty() && sources[0].dim() > 0 && sources[0].size(-1) > 0, "depth attention needs a source [..., d]");
+  TORCH_CHECK(!sources.empty() && sources[0].dim() > 0 && sources[0].size(-1) > 0,
+              "depth attention needs a source [..., d]");
   const auto shape = sources[0].sizes(), vector = shape.slice(shape.size() - 1);
   check_each("other sources", sources, shape, shape);
   check_each("queries", queries, vector, shape);
   check_each("gains", gains, vector, shape);
-  TORCH_CHECK(gains.empty() || gains.size() == queries.size(), "each query of depth attention over sources wants a gain, or none has one");
+  TORCH_CHECK(gains.empty() || gains.size() == queries.size(),
+              "each query of depth attention over sources wants a gain, or none has one");
 }
 
 // The lengths of lists, where they may be shorter.
 void check_count(const char* what, size_t count, std::initializer_list<size_t> allowed) {
-  TORCH_CHECK(std::find(allowed.begin(), allowed.end(), count) != allowed.end(), "depth attention over sources cannot take ",
-              count, " ", what);
+  TORCH_CHECK(std::find(allowed.begin(), allowed.end(), count) != allowed.end(),
+              "depth attention over sources cannot take ", count, " ", what);
 }
 
-// prior: {} or {out, lse} (then one query). Returns outs (S of [..., d]), lses (S of [...]), statistics [tokens, N (S+1)]:
-// per token the N inverse rms, then the N scores of each query.
+// prior: {} or {out, lse} (then one query). Returns outs (S of [..., d]), lses (S of [...]) and statistics
+// [tokens, N (S+1)]: per token the N inverse rms, then the N scores of each query.
 Forward attend(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, double eps, double scale,
                at::ScalarType dtype) {
   check_inputs(sources_, queries, gains);
@@ -88,17 +91,17 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
 
   parallel(tokens, 16, [&](int64_t first, int64_t last) {
     const Scratch scratch((rows + s) * d + 2 * s * stride + s + 1);
-    float* const row_scratch = scratch.data();
-    float* const out_scratch = row_scratch + rows * d;
-    float* const scores = out_scratch + s * d;
-    float* const p = scores + s * stride;
-    float* const dotted = p + s * stride;
+    float* const row_scratch = scratch.data();          // [rows, d]
+    float* const out_scratch = row_scratch + rows * d;  // [s, d]
+    float* const scores = out_scratch + s * d;          // [s, stride]
+    float* const p = scores + s * stride;               // [s, stride]
+    float* const dotted = p + s * stride;               // [s + 1]: c_j . v_i, then v_i . v_i
     std::vector<const float*> v(rows), with(s + 1);
     std::vector<float*> to(s);
     for (int64_t j = 0; j < s; ++j) with[j] = &c[j * d];
 
     for (int64_t t = first; t < last; ++t) {
-      float* const r = statistics_data + t * n * (s + 1);
+      float* const r = statistics_data + t * n * (s + 1);  // [n], then the scores [s, n]
       for (int64_t i = 0; i < n; ++i) {
         v[i] = with[s] = in[i].read(t, row_scratch + i * d);
         in[i].prefetch(t + 1);
@@ -122,8 +125,8 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
   return {outs, lses, statistics};
 }
 
-void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList sources, TensorList queries, TensorList gains,
-                    TensorList outs, TensorList lses, TensorList prior, const Tensor& statistics) {
+void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList sources, TensorList queries,
+                    TensorList gains, TensorList outs, TensorList lses, TensorList prior, const Tensor& statistics) {
   check_inputs(sources, queries, gains);
   const auto shape = sources[0].sizes(), leading = shape.slice(0, shape.size() - 1);
   const size_t s = queries.size();
@@ -144,10 +147,11 @@ void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList sourc
   check_each("statistics", statistics, {sources[0].numel() / shape.back(), width}, shape);
 }
 
-// grad_lses: {} is zero. prior: {}, {lse} with outs, or {lse, out} without them: D_j needs the one or the other. Returns
-// the gradients of sources, queries, gains and prior (out, lse).
-Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList sources_, TensorList queries, TensorList gains,
-                         TensorList outs_, TensorList lses_, TensorList prior_, const Tensor& statistics_, double scale_) {
+// grad_lses: {} is zero. prior: {}, {lse} with outs, or {lse, out} without them: D_j needs the one or the other.
+// Returns the gradients of sources, queries, gains and prior (out, lse).
+Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList sources_, TensorList queries,
+                         TensorList gains, TensorList outs_, TensorList lses_, TensorList prior_,
+                         const Tensor& statistics_, double scale_) {
   check_backward(grad_outs_, grad_lses_, sources_, queries, gains, outs_, lses_, prior_, statistics_);
   const std::vector<Tensor> grad_outs = contiguous(grad_outs_), grad_lses = contiguous(grad_lses_);
   const std::vector<Tensor> sources = contiguous(sources_), outs = contiguous(outs_), lses = contiguous(lses_);
@@ -158,13 +162,15 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   const Chunks chunks(sources[0].numel() / d);
   const int64_t stride = padded(n);
 
-  const std::vector<Tensor> grad_sources = empty_each(sources), grad_queries = empty_each(queries), grad_gains = empty_each(gains);
+  const std::vector<Tensor> grad_sources = empty_each(sources), grad_queries = empty_each(queries);
+  const std::vector<Tensor> grad_gains = empty_each(gains);
   std::vector<Tensor> grad_prior;
-  if (!prior.empty()) grad_prior = {Pool::get().empty(sources[0].sizes(), at::kFloat), Pool::get().empty(prior[0].sizes(), at::kFloat)};
+  if (!prior.empty())
+    grad_prior = {Pool::get().empty(sources[0].sizes(), at::kFloat), Pool::get().empty(prior[0].sizes(), at::kFloat)};
 
-  std::vector<float> c = key_vectors(queries, gains, d);
+  std::vector<float> c = key_vectors(queries, gains, d);  // [s, d]
   const std::vector<const float*> c_data = pointers<const float>(c.data(), s, d);
-  const Scratch dc(chunks.count * s * d);
+  const Scratch dc(chunks.count * s * d);  // [chunks, s, d]
   const std::vector<Rows> in = rows_of(sources), grads = rows_of(grad_outs), d_in = rows_of(grad_sources);
   const std::vector<Rows> out = rows_of(outs);
   const std::vector<Rows> prior_rows = prior.size() < 2 ? std::vector<Rows>{} : std::vector<Rows>{Rows(prior[1])};
@@ -174,15 +180,15 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
 
   parallel(chunks.count, 1, [&](int64_t first, int64_t last) {
     const Scratch scratch((2 * n + s + 1) * d + (4 * s + 1) * stride + s);
-    float* const row_scratch = scratch.data();
-    float* const grad_scratch = row_scratch + n * d;
-    float* const d_scratch = grad_scratch + (s + 1) * d;
-    float* const a = d_scratch + n * d;
-    float* const p = a + s * stride;
-    float* const e = p + s * stride;
-    float* const score = e + s * stride;
-    float* const f = score + s * stride;
-    float* const dotted = f + stride;
+    float* const row_scratch = scratch.data();            // [n, d]
+    float* const grad_scratch = row_scratch + n * d;      // [s + 1, d]: the last row is for out_j or the prior
+    float* const d_scratch = grad_scratch + (s + 1) * d;  // [n, d]
+    float* const a = d_scratch + n * d;                   // [s, stride]
+    float* const p = a + s * stride;                      // [s, stride]
+    float* const e = p + s * stride;                      // [s, stride]: ds_ji r_i
+    float* const score = e + s * stride;                  // [s, stride]
+    float* const f = score + s * stride;                  // [stride]: sum_j ds_ji s_ji r_i^2 / d
+    float* const dotted = f + stride;                     // [s]
     std::vector<const float*> v(n), grad(s);
     std::vector<float*> dv(n), dc_data(s);
 
@@ -217,8 +223,8 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
             }
             for (int64_t i = 0; i < n; ++i) mean += p[j * stride + i] * a[j * stride + i];
           }
-          const float total = score_gradients(p + j * stride, a + j * stride, score + j * stride, r, n, d, mean, grad_lse,
-                                              e + j * stride, f);
+          const float total = score_gradients(p + j * stride, a + j * stride, score + j * stride, r, n, d, mean,
+                                              grad_lse, e + j * stride, f);
           for (int64_t i = 0; i < n; ++i) p[j * stride + i] *= scale;
           if (!prior.empty()) {  // all the scores' gradients, the prior's included, add up to grad_lse
             grad_prior[1].data_ptr<float>()[t] = grad_lse - total;
@@ -233,7 +239,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
     }
   });
 
-  const Scratch totals(s * d);
+  const Scratch totals(s * d);  // [s, d]
   parallel(s * d, 1024, [&](int64_t first, int64_t last) {
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk)
       for (int64_t k = first; k < last; ++k) totals.data()[k] += dc.data()[chunk * s * d + k];
@@ -264,7 +270,7 @@ TORCH_LIBRARY_IMPL(attnres, CPU, m) {
   m.impl("attend_backward", &attend_backward);
 }
 
-// Of this library itself.
+// What this library says of itself, and its memory.
 TORCH_LIBRARY_FRAGMENT(attnres, m) {
   m.def("cpu_trim() -> int", [] { return static_cast<int64_t>(Pool::get().trim()); });
   m.def("cpu_instruction_set() -> str", [] { return std::string(kInstructionSet); });

@@ -10,7 +10,7 @@
 
 namespace attnres {
 
-// out_g = v . with_g for G vectors at once.
+// out_g = v . with_g for G vectors at once; v, with_g: [d]; out: [G].
 template <int G>
 inline void dot(const float* v, const float* const* with, int64_t d, float* out) {
   constexpr int U = G <= 2 ? 4 : 2;  // independent sums hide the latency of the multiply-add
@@ -42,9 +42,10 @@ inline void dots(const float* v, const float* const* with, int64_t count, int64_
   }
 }
 
-// out_g = sum_i p_gi v_i for G outputs at once; p_g starts at p + g * stride.
+// out_g = sum_i p_gi v_i for G outputs at once; v: n of [d]; p: [G, stride]; out: G of [d].
 template <int G, int U, class X>
-inline void weigh_channels(const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t k) {
+inline void weigh_channels(
+    const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t k) {
   X total[G][U] = {};
   for (int64_t i = 0; i < n; ++i)
     for (int u = 0; u < U; ++u) {
@@ -56,7 +57,8 @@ inline void weigh_channels(const float* const* v, int64_t n, const float* p, int
 }
 
 template <int G>
-inline void weighted_sum(const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t d) {
+inline void weighted_sum(
+    const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t d) {
   constexpr int U = G <= 2 ? 4 : 2;
   int64_t k = 0;
   for (; k + U * kLanes <= d; k += U * kLanes) weigh_channels<G, U, Lanes>(v, n, p, stride, out, k);
@@ -76,10 +78,11 @@ inline void weighted_sums(
 }
 
 // dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i v_i   and   dc_g += sum_i e_gi v_i   for G queries at once.
+// v, dv: n of [d]; grad, c, dc: one [d] per query.
 struct Spread {
   const float* const* v;
   int64_t n, d;
-  const float *p, *e, *f;  // p and e: [queries][stride]; f: [n]
+  const float *p, *e, *f;  // p and e: [queries, stride]; f: [n]
   int64_t stride;
   float* const* dv;
 };
@@ -107,7 +110,8 @@ inline void spread_channels(const Spread& s, bool first, const float* const* gra
 }
 
 template <int G>
-inline void spread_some(const Spread& s, int64_t from, const float* const* grad, const float* const* c, float* const* dc) {
+inline void spread_some(
+    const Spread& s, int64_t from, const float* const* grad, const float* const* c, float* const* dc) {
   const float *p = s.p + from * s.stride, *e = s.e + from * s.stride;
   int64_t k = 0;
   for (; k + kLanes <= s.d; k += kLanes)
@@ -115,7 +119,8 @@ inline void spread_some(const Spread& s, int64_t from, const float* const* grad,
   for (; k < s.d; ++k) spread_channels<G, float>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
 }
 
-inline void spread(const Spread& s, int64_t count, const float* const* grad, const float* const* c, float* const* dc) {
+inline void spread(
+    const Spread& s, int64_t count, const float* const* grad, const float* const* c, float* const* dc) {
   for (int64_t from = 0; from < count; from += 4) switch (std::min<int64_t>(4, count - from)) {
       case 4: spread_some<4>(s, from, grad, c, dc); break;
       case 3: spread_some<3>(s, from, grad, c, dc); break;
@@ -143,7 +148,8 @@ inline float softmax(const float* s, float scale, int64_t n, float* p) {
   return top + std::log(total);
 }
 
-// What a query's scores do to the gradients at one token: e_i = ds_i r_i, f_i += ds_i s_i r_i^2 / d; returns sum_i ds_i.
+// What a query's scores do to the gradients at one token: e_i = ds_i r_i, f_i += ds_i s_i r_i^2 / d. All: [n].
+// Returns sum_i ds_i.
 inline float score_gradients(const float* p, const float* a, const float* score, const float* r, int64_t n, int64_t d,
                              float mean, float grad_lse, float* e, float* f) {
   float total = 0;

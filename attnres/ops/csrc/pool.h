@@ -4,7 +4,7 @@
 // the gradients of nine sources that took several times as long as computing them. A decode step, whose results are
 // small, runs on the buffers of the step before and saves the search for aligned ones. What is kept is at most kBytes
 // in kBlocks blocks, the oldest goes first, and a training step frees and asks for the same sizes over and over, so its
-// peak does not grow. Sizes are rounded up by at most an eighth, so that batches of varying length find what others left.
+// peak does not grow. Sizes are rounded up by at most an eighth: batches of varying length find what others left.
 
 #pragma once
 

@@ -33,7 +33,8 @@ class Rows {  // the rows of one contiguous tensor [tokens, d]
  public:
   explicit Rows(const Tensor& x) : d_(x.size(-1)), bf16_(x.scalar_type() == at::kBFloat16), data_(x.data_ptr()) {
     TORCH_CHECK(x.is_cpu() && (bf16_ || x.scalar_type() == at::kFloat),
-                "depth attention on the CPU takes its float32 and bfloat16 tensors, not ", x.scalar_type(), " on ", x.device());
+                "depth attention on the CPU takes its float32 and bfloat16 tensors, not ", x.scalar_type(), " on ",
+                x.device());
   }
 
   const float* read(int64_t token, float* scratch) const {
