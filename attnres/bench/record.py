@@ -15,6 +15,7 @@ import torch
 from attnres.bench import readers
 from attnres.bench.measure import NOT_MEASURED, Row, Setting
 from attnres.files import write_text
+from attnres.ops.cpu import instruction_set
 from attnres.texttable import TextTable
 
 
@@ -42,6 +43,7 @@ def write_record(path: Path, rows: Sequence[Row], setting: Setting) -> None:
             "processor": _processor(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
+            "instruction set": instruction_set(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         },
         "versions": {"torch": torch.__version__, "python": platform.python_version(), **readers.versions()},
