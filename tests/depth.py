@@ -33,7 +33,7 @@ def _other_values() -> list[dict]:
 
 ATTNRES_OPTIONS = [
     *_other_values(),
-    {"mixing": "static", "heads": 3},
+    {"mixing": "static", "heads": 3, "reads": "qkv"},
     {"window": 2},
     {"total": True, "weighting": "sigmoid"},
     {"query": "input", "heads": 4, "weighting": "sigmoid", "window": 3},
@@ -49,6 +49,7 @@ VARIANTS: list[tuple[str, dict]] = [
     ("rms-block", {"block_size": 1}),
     ("rms-block", {"block_size": 2}),
     ("rms-block", {"block_size": 3, "pending": "normalised"}),
+    ("rms-block", {"block_size": 3, "reads": "qkv-gate-up"}),
     ("delta", {"block_size": 3}),
     ("delta", {"block_size": 2, "reads": "qkv"}),
     ("delta", {"reads": "qkv-gate-up"}),

@@ -27,14 +27,19 @@ def reads_at(reads: Reads, site: int) -> int:
     return _COUNTS[reads][site % 2]
 
 
-def vectors(value: float, reads: int, dim: int) -> Tensor:
-    """Make a site's parameter, filled with `value`: [dim], or [reads, dim] where there are several."""
-    return torch.full((dim,) if reads == 1 else (reads, dim), value)
+def reads_of_sites(reads: Reads, sites: int) -> list[int]:
+    """Count the mixtures of sites 0 .. L; the readout reads one."""
+    return [*(reads_at(reads, site) for site in range(sites)), 1]
 
 
-def each_read(parameter: Tensor) -> Sequence[Tensor]:
-    """Split what `vectors` made into one vector [dim] per read."""
-    return (parameter,) if parameter.ndim == 1 else parameter.unbind()
+def per_read(value: float, reads: int, *shape: int) -> Tensor:
+    """Make a site's parameter, filled with `value`: of that shape, or [reads, ...] of it where there are several."""
+    return torch.full(shape if reads == 1 else (reads, *shape), value)
+
+
+def each_read(parameter: Tensor, reads: int) -> Sequence[Tensor]:
+    """Split what `per_read` made into one tensor per read."""
+    return (parameter,) if reads == 1 else parameter.unbind()
 
 
 def mixture(reads: Iterable[Tensor]) -> Mixture:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import repeat
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from attnres.connections._connection import (
     Connection,
+    Mixture,
     Sublayer,
     Values,
     Weights,
@@ -20,6 +22,7 @@ from attnres.connections._connection import (
     positive,
     widen,
 )
+from attnres.connections._reads import Reads, each_read, mixture, per_read, reads_of_sites
 from attnres.errors import UsageError
 from attnres.ops import attend, depth_scores
 from attnres.torch_private import own_parameters
@@ -53,6 +56,10 @@ class AttnResOptions:
     scaled_scores: bool = False
     """Scores are divided by sqrt(dim), or by the square root of a head's width. As transformers' inkling2 has it."""
 
+    reads: Reads = "one"
+    """qkv: attention reads a mixture for each of q, k and v; qkv-gate-up: an MLP one for its gate and one for what it
+    gates, too. A query, a gain or whatever makes p is then [reads, ...] at such a site. Multiway (2502.12170)."""
+
     def __post_init__(self) -> None:
         positive("heads", self.heads)
         if self.window is not None:
@@ -66,7 +73,7 @@ class AttnResOptions:
     @property
     def fused(self) -> bool:
         """Whether `attnres.ops.attend` computes it: with these alone it has no field for the rest."""
-        return self == AttnResOptions(eps=self.eps, window=self.window, total=self.total)
+        return self == AttnResOptions(eps=self.eps, window=self.window, total=self.total, reads=self.reads)
 
 
 class Block(Connection):
@@ -92,14 +99,22 @@ class Block(Connection):
             raise UsageError(f"heads must divide dim: {heads} does not divide {dim}")
         self._fused = self.options.fused
 
+        self._reads = reads_of_sites(self.options.reads, sites)
         if self.options.mixing == "static":
-            self.logits = nn.ParameterList(torch.zeros(self._count(site), heads) for site in range(sites + 1))
+            counts = (self._count(site) for site in range(sites + 1))
+            self.logits = nn.ParameterList(map(per_read, repeat(0.0), self._reads, counts, repeat(heads)))
             return
-        self.query = nn.ParameterList(torch.zeros(dim) for _ in range(sites + 1))
+        self.query = nn.ParameterList(per_read(0.0, reads, dim) for reads in self._reads)
         if self.options.key_norm:
-            self.gain = nn.ParameterList(torch.ones(dim) for _ in range(sites + 1))
+            self.gain = nn.ParameterList(per_read(1.0, reads, dim) for reads in self._reads)
         if self.options.query == "input":
-            self.query_map = nn.ParameterList(torch.zeros(dim, dim) for _ in range(sites + 1))
+            self.query_map = nn.ParameterList(per_read(0.0, reads, dim, dim) for reads in self._reads)
+
+    def reads(self, site: int) -> int:
+        return self._reads[site]
+
+    def _own(self, parameters: nn.ParameterList, site: int, read: int) -> Tensor:
+        return each_read(parameters[site], self._reads[site])[read]
 
     def _count(self, site: int) -> int:
         """How many sources the site sees."""
@@ -115,7 +130,11 @@ class Block(Connection):
 
     def weigh(self, values: Values, site: int) -> Weights:
         sources = self._visible(values, site)
-        scores = self._scores(sources, site)
+        return mixture(self._weights(sources, site, read) for read in range(self._reads[site]))
+
+    def _weights(self, sources: Values, site: int, read: int) -> Tensor:
+        """p of one read, [sources, ..., heads]."""
+        scores = self._scores(sources, site, read)
         if self.options.scaled_scores:
             scores = scores * (self.dim // self.options.heads) ** -0.5
         weights = torch.sigmoid(scores) if self.options.weighting == "sigmoid" else torch.softmax(scores, 0)
@@ -129,23 +148,25 @@ class Block(Connection):
             return 1.0
         return 2.0 if self.options.weighting == "sigmoid" else float(sources)
 
-    def _scores(self, sources: Values, site: int) -> Tensor:
+    def _scores(self, sources: Values, site: int, read: int) -> Tensor:
         """Return the scores before the softmax, [sources, ..., heads]."""
         options = self.options
         if options.mixing == "static":
-            scores = widen(self.logits[site])
+            scores = widen(self._own(self.logits, site, read))
             token_axes = sources[0].ndim - 1
             return scores.reshape(len(sources), *[1] * token_axes, options.heads)
-        key_vector = widen(self.query[site])
+        key_vector = widen(self._own(self.query, site, read))
         if options.query == "input":
             newest = widen(sources[-1])
             normed = newest * inverse_rms(newest, options.eps)
-            key_vector = key_vector + torch.matmul(normed, self.query_map[site].to(normed).mT)
+            key_vector = key_vector + torch.matmul(normed, self._own(self.query_map, site, read).to(normed).mT)
         if options.key_norm:
-            key_vector = key_vector * self.gain[site]
+            key_vector = key_vector * self._own(self.gain, site, read)
         return torch.stack(depth_scores(sources, key_vector, options.eps if options.key_norm else None, options.heads))
 
-    def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
+    def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
+        if isinstance(weights, tuple):
+            return tuple(self.gather(values, of_read, site) for of_read in weights)
         if self.options.heads > 1:
             weights = weights.repeat_interleave(self.dim // self.options.heads, -1)
         first, *others = zip(weights, self._visible(values, site), strict=True)
@@ -160,12 +181,12 @@ class Block(Connection):
         # the partial is complete, and from the next site on it is a block.
         return (*values, y) if opens_block else (*values[:-1], values[-1] + y)
 
-    def mix(self, values: Values, site: int) -> tuple[Weights, Tensor]:
+    def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
         if not self._fused:
             return super().mix(values, site)
         sources, vectors = self._visible(values, site), self._vectors(range(site, site + 1))
         outs, _ = attend(sources, *vectors, (), self.options.eps, values[0].dtype, scale=self._scale(len(sources)))
-        return None, outs[0]
+        return None, mixture(outs)
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
         """Two phases (Algorithm 1 of the paper): the finished blocks are read once for all sites of a tile, and each
@@ -192,22 +213,31 @@ class Block(Connection):
         waiting = list(zip(queries, gains, *phase_1, strict=True))
         del phase_1
         for site, sublayer in enumerate(sublayers, first):
-            query, gain, h, lse = waiting.pop(0)  # not kept: nobody needs h again, backward included
             sources = self._visible(values, site)
-            scale = self._scale(len(sources))
-            if len(sources) > finished:
-                h = attend(sources[finished:], [query], [gain], (h, lse), self.options.eps, dtype, scale=scale)[0][0]
-            elif self.options.total:
-                h = scale * h  # phase 1 is not scaled: the other sites of the tile merge it
-            y = output_of(sublayer, h.to(dtype))
+            newest, scale = sources[finished:], self._scale(len(sources))
+            # Popped and not kept: nobody needs what phase 1 made again, backward included.
+            h = mixture(self._merged(newest, *waiting.pop(0), scale, dtype) for _ in range(self._reads[site]))
+            y = output_of(sublayer, h)
             values = self.scatter(values, self.weigh_output(None, site, y), site, h, y)
         return values
 
+    def _merged(
+        self, newest: Values, query: Tensor, gain: Tensor, h: Tensor, lse: Tensor, scale: float, dtype: torch.dtype
+    ) -> Tensor:
+        """One read's attention over the finished blocks, (h, lse), joined by the sources made since."""
+        if newest:
+            return attend(newest, [query], [gain], (h, lse), self.options.eps, dtype, scale=scale)[0][0]
+        # Phase 1 is not scaled: the other sites of the tile merge it.
+        return (scale * h if self.options.total else h).to(dtype)
+
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
-        """The queries and gains of consecutive sites."""
+        """The queries and gains of all reads of consecutive sites."""
         # Not self.query[site]: 2 us, and longer where a sublayer has just filled the caches with its weights.
         queries, gains = own_parameters(self.query), own_parameters(self.gain)
-        return [queries[str(site)] for site in sites], [gains[str(site)] for site in sites]  # type: ignore[return-value]
+        if self.options.reads == "one":
+            return [queries[str(site)] for site in sites], [gains[str(site)] for site in sites]  # type: ignore[return-value]
+        reads = [(site, read) for site in sites for read in range(self._reads[site])]
+        return [self._own(self.query, *read) for read in reads], [self._own(self.gain, *read) for read in reads]
 
     def extra_repr(self) -> str:
         listed = ", ".join(f"{name}={value}" for name, value in asdict(self.options).items())

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from attnres.connections._connection import Connection, Mixture, Values, Weights, positive, widen
-from attnres.connections._reads import Reads, each_read, mixture, reads_at, vectors
+from attnres.connections._reads import Reads, each_read, mixture, per_read, reads_of_sites
 from attnres.ops import attend, depth_weights
 
 
@@ -27,10 +27,11 @@ class Delta(Connection):
         positive("block_size", block_size)
         self.block_size = block_size
         self.eps = eps
-        self._reads = [1, *[reads_at(reads, site) for site in range(sites)][1:], 1]
+        self._reads = reads_of_sites(reads, sites)
+        self._reads[0] = 1
         # Site 0 has nothing to attend to; None keeps query[site] true.
-        self.query = nn.ParameterList([None, *(vectors(0.0, count, dim) for count in self._reads[1:-1])])
-        self.gain = nn.ParameterList([None, *(vectors(1.0, count, dim) for count in self._reads[1:-1])])
+        self.query = nn.ParameterList([None, *(per_read(0.0, count, dim) for count in self._reads[1:-1])])
+        self.gain = nn.ParameterList([None, *(per_read(1.0, count, dim) for count in self._reads[1:-1])])
 
     def reads(self, site: int) -> int:
         return self._reads[site]
@@ -39,7 +40,7 @@ class Delta(Connection):
         """The query and the gain of each read; none where the site reads the stream alone."""
         if site in (0, self.sites):
             return (), ()
-        return each_read(self.query[site]), each_read(self.gain[site])
+        return each_read(self.query[site], self._reads[site]), each_read(self.gain[site], self._reads[site])
 
     def weigh(self, values: Values, site: int) -> Weights:
         queries, gains = self._queries(site)

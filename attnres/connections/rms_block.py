@@ -7,6 +7,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from attnres.connections._connection import Values, Weights, inverse_rms, one_of, stream_dtype
+from attnres.connections._reads import Reads
 from attnres.connections.block import Block
 
 Pending = Literal["raw", "normalised"]
@@ -23,9 +24,17 @@ class RMSBlock(Block):
     Source: RMS Block AttnRes (kimmichtank/rms-block-attnres, docs/design.md).
     """
 
-    def __init__(self, dim: int, sites: int, block_size: int = 4, pending: Pending = "raw", eps: float = 1e-6) -> None:
+    def __init__(
+        self,
+        dim: int,
+        sites: int,
+        block_size: int = 4,
+        pending: Pending = "raw",
+        eps: float = 1e-6,
+        reads: Reads = "one",
+    ) -> None:
         one_of("pending", pending, get_args(Pending))
-        super().__init__(dim, sites, block_size=block_size, eps=eps)
+        super().__init__(dim, sites, block_size=block_size, eps=eps, reads=reads)
         self.pending = pending
 
     def _visible(self, values: Values, site: int) -> Values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attnres.connections._reads import Reads
 from attnres.connections.rms_block import RMSBlock
 
 
@@ -11,5 +12,5 @@ class RMSFull(RMSBlock):
     The embedding stays raw. Source: as `rms-block`, whose authors' "Full+RMS" also puts the key's gain on the values.
     """
 
-    def __init__(self, dim: int, sites: int, eps: float = 1e-6) -> None:
-        super().__init__(dim, sites, block_size=1, eps=eps)
+    def __init__(self, dim: int, sites: int, eps: float = 1e-6, reads: Reads = "one") -> None:
+        super().__init__(dim, sites, block_size=1, eps=eps, reads=reads)

@@ -64,21 +64,29 @@ def test_delta_adds_attention_over_block_sums_to_the_stream(size):
         torch.testing.assert_close(h, expected)
 
 
-def test_each_read_has_its_own_query():
-    connection, (x, *outputs), inputs = traced("delta", reads="qkv-gate-up")
-    assert [connection.reads(site) for site in range(SITES + 1)] == [1, 2, 3, 2, 3, 2, 3, 1]
+@pytest.mark.parametrize("name", ["delta", "block", "full"])
+def test_each_read_has_its_own_query(name):
+    options = {"block_size": 3} if name == "block" else {}
+    connection, (x, *outputs), inputs = traced(name, **options, reads="qkv-gate-up")
+    first = 1 if name == "delta" else 3  # with nothing to attend to, delta's first site reads the stream once
+    assert [connection.reads(site) for site in range(SITES + 1)] == [first, 2, 3, 2, 3, 2, 3, 1]
     for site, h in enumerate(inputs):
-        if connection.reads(site) > 1:
-            for read, mixture in enumerate(h):
-                attended = attention(connection, site, outputs[:site], read)
-                torch.testing.assert_close(mixture, x + sum(outputs[:site]) + attended)
+        sources = [sum(block) for block in blocks_of(outputs[:site], options.get("block_size", 1))]
+        for read, mixture in enumerate(h if isinstance(h, tuple) else ()):
+            if name == "delta":
+                expected = x + sum(outputs[:site]) + attention(connection, site, sources, read)
+            else:
+                expected = attention(connection, site, [x, *sources], read)
+            torch.testing.assert_close(mixture, expected)
 
 
-def test_reads_start_equal_and_only_where_they_are_asked_for():
+@pytest.mark.parametrize("name", ["delta", "block", "full", "rms-block", "rms-full", "window"])
+def test_reads_start_equal_and_are_checked(name):
     x, sublayers = torch.randn(2, 3, DIM), make_sublayers()
     with pytest.raises(UsageError, match="reads must be one of one, qkv, qkv-gate-up, not 'kv'"):
-        make_connection("delta", DIM, SITES, reads="kv")
-    _, inputs = trace(make_connection("delta", DIM, SITES, reads="qkv-gate-up"), x, sublayers)
+        make_connection(name, DIM, SITES, reads="kv")
+    _, inputs = trace(make_connection(name, DIM, SITES, reads="qkv-gate-up"), x, sublayers)
+    assert any(isinstance(h, tuple) for h in inputs)
     for h in inputs:
         if isinstance(h, tuple):
             assert all(torch.equal(mixture, h[0]) for mixture in h)

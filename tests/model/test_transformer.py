@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attnres import Transformer, TransformerConfig, UsageError, connection_names
+from attnres import Transformer, TransformerConfig, UsageError, connection_names, mixing_matrix
 from attnres.model import parameter_roles
 from tests.depth import randomise
 
@@ -197,3 +197,23 @@ def test_attention_and_mlp_read_each_mixture_where_it_belongs():
     part = model.sublayers[1]
     expected = part.out(F.silu(part.gate(part.norm(h))) * part.up(part.norm(other)))
     torch.testing.assert_close(mlp(h, other), expected)
+
+
+@pytest.mark.parametrize("connection", ["block", "rms-block", "delta:block_size=4"])
+def test_reads_of_their_own_start_as_one_read_and_train(connection):
+    tokens = torch.randint(50, (2, 9))
+    one, several = (
+        Transformer(TransformerConfig(**SMALL, connection=connection + reads))
+        for reads in ("", ("," if ":" in connection else ":") + "reads=qkv-gate-up")
+    )
+    torch.testing.assert_close(several(tokens), one(tokens))
+    several.checkpointing = True
+    several(tokens).logsumexp(-1).mean().backward()
+    assert all(parameter.grad is not None for parameter in several.connection.parameters())
+    assert mixing_matrix(several, tokens, per_read=True).shape[2] == 3
+
+
+def test_a_backbone_that_reads_one_mixture_says_so():
+    pytest.importorskip("transformers")
+    with pytest.raises(UsageError, match="backbone llama read one mixture each; leave reads='one'"):
+        Transformer(TransformerConfig(**SMALL, backbone="llama", connection="full:reads=qkv"))
