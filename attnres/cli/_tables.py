@@ -41,11 +41,12 @@ def print_table(console: Console, table: TextTable) -> None:
 
 
 def _widths(columns: Sequence[tuple[str, ...]], room: int) -> list[int]:
-    """The columns' widths: as wide as their cells, or where they must share too little room, as their longest words."""
+    """The columns' widths. Where room is short headings take several lines first, then cells, down to whole words."""
     words = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
-    least = [min(words[0], NAME_WIDTH), *words[1:]]
-    widths = [max(word, *map(len, column[1:])) for word, column in zip(words, columns, strict=True)]
-    while sum(widths) > room and widths != least:
-        spare = [width - low for width, low in zip(widths, least, strict=True)]
-        widths[max(range(len(widths)), key=lambda index: (spare[index] > 0, widths[index]))] -= 1
+    cells = [max(word, *map(len, column[1:])) for word, column in zip(words, columns, strict=True)]
+    widths = [max(cell, len(column[0])) for cell, column in zip(cells, columns, strict=True)]
+    for least in (cells, [min(words[0], NAME_WIDTH), *words[1:]]):
+        while sum(widths) > room and widths != least:
+            spare = [width - low for width, low in zip(widths, least, strict=True)]
+            widths[max(range(len(widths)), key=lambda index: (spare[index] > 0, widths[index]))] -= 1
     return widths
