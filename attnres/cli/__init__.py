@@ -18,6 +18,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+from attnres.cli._flags import with_flags
 from attnres.cli._help import help_fitted, width
 from attnres.errors import LAB, UsageError, install_command
 from attnres.lab import experiment_commands, experiment_source
@@ -81,7 +82,11 @@ def _run(name: str, arguments: list[str]) -> int:
     command = _command(name, arguments)
     helping = not {"-h", "--help"}.isdisjoint(arguments)
     with help_fitted(_description(name)) if helping else nullcontext():
-        return tyro.cli(command, prog=f"attnres {name}", description="", args=arguments, config=config) or 0
+        try:
+            return tyro.cli(command, prog=f"attnres {name}", description="", args=arguments, config=config) or 0
+        except UsageError as error:
+            error.args = (with_flags(str(error), command),)
+            raise
 
 
 def _command(name: str, arguments: list[str]) -> Callable[..., int]:

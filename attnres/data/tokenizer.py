@@ -42,6 +42,11 @@ class Tokenizer(Protocol):
         """The ids that follow every document of a corpus."""
         ...
 
+    @property
+    def end(self) -> int | None:
+        """The id that ends a text, if there is one of its own for that."""
+        ...
+
     def encode(self, text: str) -> list[int]:
         """The ids of the text, with no special token added."""
         ...
@@ -77,6 +82,7 @@ class ByteTokenizer:
 
     vocab_size = 256
     separator = (0,)
+    end = 0
 
     def encode(self, text: str) -> list[int]:
         return list(_utf8(text))
@@ -130,6 +136,7 @@ class LibraryTokenizer:
         if not self.vocab_size:
             raise UsageError("the tokenizer has an empty vocabulary; give a trained one")
         ends = [end for end in map(tokenizer.token_to_id, END_TOKENS) if end is not None]
+        self.end = ends[0] if ends else None
         self.separator = tuple(ends[:1] or self.encode("\n"))
 
     def encode(self, text: str) -> list[int]:

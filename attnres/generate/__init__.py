@@ -1,5 +1,6 @@
-"""Prefill and decode with a key/value cache."""
+"""Prefill and decode with a key/value cache; text that streams."""
 
 from attnres.generate.decode import generate, sample
+from attnres.generate.text import Continuation
 
-__all__ = ["generate", "sample"]
+__all__ = ["Continuation", "generate", "sample"]

@@ -1,4 +1,4 @@
-"""Peak memory of a stretch of a program, as the system counts it."""
+"""Memory as the system counts it: its peak over a stretch of a program, and whether it ran out."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ class PeakMemory:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return max(0, (_status("VmHWM") or _high_water()) - self._start)
+
+
+def memory_kills() -> int:
+    """How many processes the system has killed since it started because memory ran out; 0 where it does not say."""
+    kills = 0
+    for file in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
+        with suppress(OSError):
+            lines = Path(file).read_text().splitlines()
+            kills += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+    return kills
 
 
 def _status(field: str) -> int | None:

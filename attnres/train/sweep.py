@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from attnres.errors import UsageError
 from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.jsonconfig import config_to_json
+from attnres.train.memory import memory_kills
 from attnres.train.worker import DIVERGED
 
 POLL_SECONDS = 0.5
@@ -75,6 +77,7 @@ def run_jobs(
         state.refresh()
     waiting = [state for state in states if state.status != "done"]
     running: dict[subprocess.Popen[str], JobState] = {}
+    kills = memory_kills()
     with tempfile.TemporaryDirectory(prefix="attnres-sweep-") as scratch:
         try:
             while waiting or running:
@@ -86,7 +89,7 @@ def run_jobs(
                 for process in list(running):
                     running[process].refresh()
                     if process.poll() is not None:
-                        _finish(process, running.pop(process))
+                        _finish(process, running.pop(process), memory_ran_out=memory_kills() > kills)
                 watch(states)
         finally:
             _stop(list(running))
@@ -112,12 +115,17 @@ def _launch(job: Job, config_file: Path) -> subprocess.Popen[str]:
     )
 
 
-def _finish(process: subprocess.Popen[str], state: JobState) -> None:
+def _finish(process: subprocess.Popen[str], state: JobState, memory_ran_out: bool) -> None:
     message = process.communicate()[1].strip()
     if process.returncode == 0:
         state.status = "done"
+        return
+    state.status, state.diverged = "failed", process.returncode == DIVERGED
+    if process.returncode < 0:
+        why = "because memory ran out: take fewer workers" if memory_ran_out else "from outside"
+        name = signal.Signals(-process.returncode).name
+        state.error = f"its process was killed {why} ({name}); the same command goes on with it"
     else:
-        state.status, state.diverged = "failed", process.returncode == DIVERGED
         state.error = message.splitlines()[-1] if message else f"the worker ended with code {process.returncode}"
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 from contextlib import suppress
 
 import pytest
@@ -20,14 +21,39 @@ def test_generate_streams_the_prompt_and_repeats_with_its_seed(comparison, attnr
     [
         (["--prompt", ""], "the prompt is empty"),
         (["--prompt", "x" * 33], "33 tokens and the model's context is 32"),
-        (["--prompt", "x", "--top-p", "2"], "top_p must lie"),
-        (["--prompt", "x", "--temperature", "-1"], "temperature must be"),
+        (["--prompt", "x", "--top-p", "2"], "--top-p must lie"),
+        (["--prompt", "x", "--temperature", "-1"], "--temperature must be"),
     ],
 )
 def test_generate_refuses_in_one_line(options, message, comparison, capsys):
     assert main(["generate", str(comparison[0] / "residual" / "seed-0"), *options]) == 2
     captured = capsys.readouterr()
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
+
+
+def test_generate_reads_standard_input_and_says_where_the_context_ended(comparison, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"def \xff\n")))
+    assert (
+        main(["generate", str(comparison[0] / "residual" / "seed-0"), "--tokens", "500", "--stop", "no such text"]) == 0
+    )
+    printed = capsys.readouterr()
+    assert printed.out.startswith("def \N{REPLACEMENT CHARACTER}")
+    assert "context of 32 tokens is full" in printed.err and printed.err.count("\n") == 1
+
+
+def test_generate_needs_a_prompt_from_somewhere(comparison, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    assert main(["generate", str(comparison[0] / "residual" / "seed-0")]) == 2
+    assert "give --prompt TEXT" in capsys.readouterr().err
+
+
+def test_generate_sends_no_control_characters_to_a_terminal(comparison, capsys, monkeypatch):
+    drawn = b"a\x1b[31m\x07\n\tz"
+    monkeypatch.setattr("attnres.generate.text.generate", lambda *_, **__: iter(drawn))
+    options = ["generate", str(comparison[0] / "residual" / "seed-0"), "--prompt", "x", "--tokens", str(len(drawn))]
+    assert main(options) == 0 and capsys.readouterr().out == "xa\x1b[31m\x07\n\tz\n"  # a file gets what was drawn
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(options) == 0 and capsys.readouterr().out == "xa\u241b[31m\u2407\n\tz\n"
 
 
 @pytest.mark.parametrize("command", ["generate", "inspect"])
