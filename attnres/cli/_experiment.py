@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 
 from attnres.cli._tables import print_table
-from attnres.cli._terminal import Terminal
+from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
 from attnres.lab import load_experiment
 from attnres.lab.experiment import Experiment
@@ -47,8 +47,7 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
     try:
         ended = chosen.run(plan, file, terminal)
     except KeyboardInterrupt:
-        print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)
-        return 130
+        return stopped(out)
     write_record(file, ended.record)
     written = read_record(file, chosen.record)
     for table in chosen.tables(written):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -11,6 +13,16 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_line
 from attnres.train.sweep import Job, JobState, run_jobs
+
+
+def stopped(out: Path) -> int:
+    """Say what the runs under `out` are left as by a Ctrl-C, and return the exit code."""
+    if any(out.glob("**/checkpoints/step-*")):
+        left = "the runs are saved, and the same command goes on with them"
+    else:
+        left = "no run had saved anything yet; the same command begins again"
+    print(f"attnres: stopped; {left}", file=sys.stderr)
+    return 130
 
 
 class Terminal:

@@ -32,6 +32,7 @@ from attnres.cli._checks import check_output_folder
 from attnres.cli._recipe import named_recipe
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_line, print_table
+from attnres.cli._terminal import stopped
 from attnres.data import check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.comparison import UNIT, compare_runs, finished_runs, plan_comparison, write_comparison
@@ -105,8 +106,7 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
         with SweepDisplay(console, jobs, arm_of) as display:
             states = run_jobs(jobs, workers, display.watch)
     except KeyboardInterrupt:
-        print("attnres: stopped; the runs are saved, and the same command goes on with them", file=sys.stderr)
-        return 130
+        return stopped(out)
     require_done(states)
     finished = finished_runs(plan, states)
     rows = compare_runs(finished, corpus.bytes_per_token)

@@ -72,7 +72,17 @@ class RunFolder:
             runs = sorted(path.parent for path in self.path.glob("*/seed-*/config.json"))
             hint = f"give one of its runs, such as {runs[0]}" if runs else "give a folder that train wrote"
             raise UsageError(f"{self.path}: not a run folder (it has no config.json); {hint}")
-        return config_from_json(record["config"])
+        return self._recorded_config(record)
+
+    def _recorded_config(self, record: dict[str, Any]) -> RunConfig:
+        try:
+            return config_from_json(record["config"])
+        except UsageError as error:
+            theirs = record["versions"].get("attnres")
+            if theirs == __version__:
+                raise
+            versions = f"written by attnres {theirs}, and this is attnres {__version__}"
+            raise UsageError(f"{self.path}: {versions}: {error}; use that version") from None
 
     def tokenizer(self) -> Tokenizer:
         """The one that the run's corpus was made with."""
@@ -99,7 +109,7 @@ class RunFolder:
         record = self.record()
         if record is None:
             return
-        stored = flat_fields(config_to_json(config_from_json(record["config"])))
+        stored = flat_fields(config_to_json(self._recorded_config(record)))
         given = flat_fields(config_to_json(fit_vocabulary(config, record["corpus"]["vocab_size"])))
         differing = [
             f"{name} is {stored.get(name, 'not set')!r} there and {given.get(name, 'not set')!r} here"

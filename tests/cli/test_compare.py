@@ -12,6 +12,7 @@ from html import escape
 import pytest
 
 from attnres import TransformerConfig, UsageError
+from attnres.cli import main
 from attnres.lab.arms import arm_model
 from attnres.train import load_run, read_metrics
 from attnres.train.folder import RunFolder
@@ -108,6 +109,18 @@ def test_ctrl_c_stops_the_workers_and_the_command_goes_on(tmp_path, corpus):
     assert len(saved) == 1 and int(saved[0].name.split("-")[1]) > 0
 
 
+@pytest.mark.parametrize(("saved", "message"), [(False, "no run had saved anything yet"), (True, "the runs are saved")])
+def test_ctrl_c_claims_no_more_than_there_is(saved, message, tmp_path, corpus, capsys, monkeypatch):
+    def interrupted(*_):
+        if saved:
+            (tmp_path / "residual" / "seed-0" / "checkpoints" / "step-00000002").mkdir(parents=True)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnres.cli.compare.run_jobs", interrupted)
+    assert main(["compare", "residual", "full", *TINY, *corpus, "--out", str(tmp_path)]) == 130
+    assert message in capsys.readouterr().err
+
+
 def test_arms_carry_options():
     model = arm_model("full:query=input,heads=4,key_norm=false,eps=1e-5,window=null", TransformerConfig())
     assert model.connection == "full:eps=1e-05,query=input,key_norm=false,heads=4"
@@ -133,8 +146,6 @@ def test_arms_carry_options():
     ],
 )
 def test_bad_input_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):
-    from attnres.cli import main
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     code = main(["compare", *arguments, "--out", str(tmp_path / "out"), "--steps", "1"])
     error = capsys.readouterr().err

@@ -6,6 +6,8 @@ from attnres.data.config import DataConfig
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
 from attnres.train import OptimizerConfig, RunConfig, config_from_json, config_to_json
+from attnres.train.folder import RunFolder
+from attnres.version import __version__
 
 
 @pytest.mark.parametrize(
@@ -61,3 +63,10 @@ def test_a_run_folder_from_before_the_name_carried_the_options():
     assert config.model.connection == "block:block_size=2,query=input"
     assert "connection_options" not in config_to_json(config)["model"]
     assert config_from_json({"model": {"connection": "block", "connection_options": {}}}) == RunConfig()
+
+
+def test_a_run_of_another_version_says_both(tmp_path):
+    record = {"config": {"depth": 7}, "corpus": {}, "versions": {"attnres": "99.0"}}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=rf"attnres 99\.0, and this is attnres {__version__}: unknown .* depth"):
+        RunFolder(tmp_path).config()

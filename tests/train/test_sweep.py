@@ -1,0 +1,30 @@
+"""What a sweep says about a run that something ended from outside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from attnres.train import sweep
+from attnres.train.sweep import Job, failures, run_jobs
+
+DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize(
+    ("kills", "why"),
+    [([0, 0], "killed from outside (SIGKILL)"), ([0, 1], "because memory ran out: take fewer workers")],
+)
+def test_a_killed_worker_says_why_and_that_the_same_command_goes_on(kills, why, make_config, tmp_path, monkeypatch):
+    def launch(*_) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([sys.executable, "-c", DIES], stdin=pipe, stderr=pipe, text=True)
+
+    counts = iter(kills)
+    monkeypatch.setattr(sweep, "_launch", launch)
+    monkeypatch.setattr(sweep, "memory_kills", lambda: next(counts))
+    (state,) = run_jobs([Job("full, seed 0", make_config(), tmp_path / "run")], 1)
+    assert state.status == "failed" and not state.diverged
+    assert why in failures([state]) and failures([state]).endswith("the same command goes on with it")
