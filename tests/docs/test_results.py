@@ -198,7 +198,8 @@ def test_the_readmes_numbers_are_the_records():
 
 def test_the_bench_is_its_record():
     page = (ROOT / "docs" / "PERFORMANCE.md").read_text(encoding="utf-8")
-    shown = [line.strip("| ").split(" | ") for line in page.splitlines() if re.match(r"\| [a-z].* \| (\d|-)", line)]
+    section = page.partition("\n## The table\n")[2].partition("\n## ")[0]
+    shown = [line.strip("| ").split(" | ") for line in section.splitlines() if re.match(r"\| [a-z].* \| (\d|-)", line)]
     record = json.loads((ROOT / "results" / "bench.json").read_text(encoding="utf-8"))
     measured = []
     for row in record["rows"]:
