@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from attnres.parallel.schedule import check_schedule
 
@@ -19,8 +18,6 @@ Kind = Literal["forward", "backward", "input gradient", "weight gradient"]
 # What each kind takes, in units of the chunk's forward pass: two products of a matrix's size in the backward pass for
 # one in the forward pass.
 EFFORT: dict[Kind, float] = {"forward": 1, "backward": 2, "input gradient": 1, "weight gradient": 1}
-
-KINDS: dict[str, Kind] = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 
 
 class Action(NamedTuple):
@@ -41,19 +38,26 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Timeline:
-    """One training step: the spans of each rank in their order."""
+    """One training step: the actions of each rank in their order, and when they began and ended."""
 
-    ranks: list[list[Span]]
+    actions: list[list[Action]]
+    starts: list[list[float]]
+    ends: list[list[float]]
+
+    @property
+    def ranks(self) -> list[list[Span]]:
+        """The spans of each rank, which are made when they are asked for: a long step has a million."""
+        return [list(map(Span, *rank)) for rank in zip(self.actions, self.starts, self.ends, strict=True)]
 
     @property
     def seconds(self) -> float:
-        return max(spans[-1].end for spans in self.ranks)
+        return max(ends[-1] for ends in self.ends)
 
     @property
     def busy(self) -> float:
         """The share of the step in which a rank computes, on average."""
-        work = sum(span.end - span.start for spans in self.ranks for span in spans)
-        return work / (len(self.ranks) * self.seconds)
+        work = sum(map(sum, self.ends)) - sum(map(sum, self.starts))
+        return work / (len(self.ends) * self.seconds)
 
 
 def schedule_actions(schedule: str, pipeline: int, virtual: int, micro_batches: int) -> list[list[Action]]:
@@ -64,25 +68,8 @@ def schedule_actions(schedule: str, pipeline: int, virtual: int, micro_batches: 
     check_schedule(schedule, pipeline, virtual, micro_batches)
     if schedule == "1f1b":
         return [_one_forward_one_backward(rank, pipeline, micro_batches) for rank in range(pipeline)]
-
-    from torch.distributed.pipelining import schedules  # takes a second to import
-
-    cls = {
-        "interleaved-1f1b": schedules.ScheduleInterleaved1F1B,
-        "zero-bubble": schedules.ScheduleInterleavedZeroBubble,
-    }[schedule]
-    # All that a schedule asks its stages before it runs.
-    stage: Any = SimpleNamespace(group_rank=0, group_size=pipeline, num_stages=pipeline * virtual, submod=None)
-    orders = cls([stage] * virtual, micro_batches).pipeline_order
-    return [
-        [
-            Action(KINDS[action.computation_type.value], action.stage_index, action.microbatch_index or 0)
-            for action in orders[rank]
-            # The rest is neither computing nor between stages, such as the reduction of gradients.
-            if action is not None and action.computation_type.value in KINDS
-        ]
-        for rank in range(pipeline)
-    ]
+    splits = schedule == "zero-bubble"
+    return [_interleaved(rank, pipeline, virtual, micro_batches, splits) for rank in range(pipeline)]
 
 
 def _one_forward_one_backward(rank: int, pipeline: int, micro_batches: int) -> list[Action]:
@@ -94,6 +81,34 @@ def _one_forward_one_backward(rank: int, pipeline: int, micro_batches: int) -> l
     return [*forward[:ahead], *steady, *backward[micro_batches - ahead :]]
 
 
+def _interleaved(rank: int, pipeline: int, virtual: int, micro_batches: int, splits: bool) -> list[Action]:
+    """The order of torch's ScheduleInterleaved1F1B or, where the backward pass `splits`, ScheduleInterleavedZeroBubble.
+
+    (torch plans every message too before it tells its order: 15 s where this takes 1 s.)
+    """
+    in_a_round = micro_batches // max(1, micro_batches // pipeline)  # micro-batches of a chunk, one after the other
+
+    def actions(kind: Kind, chunks: list[int]) -> list[Action]:
+        return [
+            Action(kind, chunk, number)
+            for first in range(0, micro_batches, in_a_round)
+            for chunk in chunks
+            for number in range(first, first + in_a_round)
+        ]
+
+    chunks = list(range(rank, pipeline * virtual, pipeline))
+    forward = actions("forward", chunks)
+    backward = actions("input gradient" if splits else "backward", chunks[::-1])
+    weights = actions("weight gradient", chunks[::-1]) if splits else []
+    ahead = min((virtual - 1) * in_a_round + (1 if splits else 2) * (pipeline - 1 - rank), len(forward))
+    order = forward[:ahead]
+    for step, action in enumerate(backward):
+        order += [*forward[ahead + step : ahead + step + 1], action]
+        if step >= rank:
+            order += weights[step - rank : step - rank + 1]
+    return order + weights[max(0, len(backward) - rank) :]
+
+
 def simulate(ranks: list[list[Action]], forward: Sequence[float], transfer: Sequence[float]) -> Timeline:
     """The timeline of one step.
 
@@ -101,48 +116,40 @@ def simulate(ranks: list[list[Action]], forward: Sequence[float], transfer: Sequ
     take EFFORT times as long. transfer: seconds that each chunk's input travels to it (the first is not used); in the
     backward pass its gradient travels back as long.
     """
-    chunks, pipeline = len(forward), len(ranks)
-    done: dict[tuple[bool, int, int], float] = {}  # (is backward, chunk, micro-batch) -> when its result has arrived
+    last, pipeline = len(forward) - 1, len(ranks)
+    micro_batches = 1 + max(action.micro_batch for action in ranks[0])
+    # When an action's result has arrived: by chunk and micro-batch, of the forward and of the backward pass.
+    arrived: list[list[float | None]] = [[None] * (len(forward) * micro_batches) for _ in range(2)]
+    onwards, back = [0.0] * pipeline, [0.0] * pipeline  # when a rank's link to the next and to the one before is free
+    link_free = onwards, onwards if pipeline == 2 else back  # two ranks have one link each
+    step = Timeline(ranks, [[] for _ in ranks], [[] for _ in ranks])
+    done = [0] * pipeline
     free = [0.0] * pipeline
-    link_free: dict[tuple[int, int], float] = {}
-    spans: list[list[Span]] = [[] for _ in ranks]
-    position = [0] * pipeline
-
-    def arrival(action: Action) -> float | None:
-        """When what the action needs from other chunks is there; None if that is not known yet."""
-        backward = action.kind != "forward"
-        if action.kind == "weight gradient" or action.chunk == (chunks - 1 if backward else 0):
-            return 0.0
-        return done.get((backward, action.chunk + (1 if backward else -1), action.micro_batch))
-
-    def send(action: Action, end: float) -> None:
-        backward = action.kind != "forward"
-        receiver = action.chunk - 1 if backward else action.chunk + 1
-        key = (backward, action.chunk, action.micro_batch)
-        if action.kind == "weight gradient" or not 0 <= receiver < chunks:
-            return
-        link = action.chunk % pipeline, receiver % pipeline
-        if link[0] == link[1]:
-            done[key] = end
-            return
-        seconds = transfer[action.chunk if backward else receiver]
-        done[key] = link_free[link] = max(end, link_free.get(link, 0.0)) + seconds
-
-    waiting = True
-    while waiting:
-        waiting, moved = False, False
+    moved = True
+    while moved:
+        moved = False
         for rank, actions in enumerate(ranks):
-            while position[rank] < len(actions):
-                action = actions[position[rank]]
-                ready = arrival(action)
+            starts, ends, now = step.starts[rank], step.ends[rank], free[rank]
+            for position in range(done[rank], len(actions)):
+                kind, chunk, number = actions[position]
+                backward = kind != "forward"
+                results, place = arrived[backward], chunk * micro_batches + number
+                first = kind == "weight gradient" or chunk == (last if backward else 0)
+                ready = 0.0 if first else results[place + micro_batches if backward else place - micro_batches]
                 if ready is None:
-                    waiting = True
                     break
-                start = max(free[rank], ready)
-                end = start + forward[action.chunk] * EFFORT[action.kind]
-                spans[rank].append(Span(action, start, end))
-                free[rank], moved = end, True
-                position[rank] += 1
-                send(action, end)
-        assert moved or not waiting, "the schedule waits for itself"
-    return Timeline(spans)
+                start = max(now, ready)
+                now = start + forward[chunk] * EFFORT[kind]
+                starts.append(start)
+                ends.append(now)
+                if kind == "weight gradient" or chunk == (0 if backward else last):
+                    continue
+                if pipeline == 1:
+                    results[place] = now
+                    continue
+                link = link_free[backward]
+                results[place] = link[rank] = max(now, link[rank]) + transfer[chunk if backward else chunk + 1]
+            moved = moved or len(ends) > done[rank]
+            done[rank], free[rank] = len(ends), now
+    assert done == list(map(len, ranks)), "the schedule waits for itself"
+    return step

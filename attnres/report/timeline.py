@@ -26,7 +26,7 @@ def draw_timelines(timelines: Mapping[str, Timeline], virtual: int) -> bytes:
 
     A later virtual stage of a rank is darker; an outlined gap is a rank that has nothing to do.
     """
-    rows = len(next(iter(timelines.values())).ranks)
+    rows = len(next(iter(timelines.values())).actions)
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(12, (1.1 + 0.28 * rows) * len(timelines)), dpi=150, layout="constrained")
         panels = figure.subplots(len(timelines), 1, sharex=True, squeeze=False)[:, 0]
@@ -47,7 +47,7 @@ def draw_timelines(timelines: Mapping[str, Timeline], virtual: int) -> bytes:
 
 
 def _draw(axes: Axes, timeline: Timeline, virtual: int) -> None:
-    pipeline = len(timeline.ranks)
+    pipeline = len(timeline.actions)
     for rank, spans in enumerate(timeline.ranks):
         axes.broken_barh(
             [(0, 1e3 * timeline.seconds)], (rank - 0.4, 0.8), facecolor="white", edgecolor=INK, linewidth=0.6
