@@ -12,7 +12,13 @@ from fractions import Fraction
 
 from attnres.analysis.timeline import Timeline, schedule_actions, simulate
 from attnres.errors import UsageError, refuse_non_finite
-from attnres.parallel.schedule import Schedule, chunk_sites, default_schedule, even_cuts
+from attnres.parallel.schedule import Schedule, check_schedule, chunk_sites, default_schedule, even_cuts
+
+LARGEST = 1e15
+"""No number of a plan is larger, and none smaller than its inverse: what they say is then of no machine."""
+
+MOST_ACTIONS = 4_000_000
+"""What is simulated in a few seconds."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,8 @@ class Transfers:
 
 def formula_transfers(pipeline: int, virtual: int, new_blocks: Fraction) -> Transfers:
     """The transitions that SPEC.md 8's formulas add up, when every chunk makes `new_blocks` = N_p blocks.
+
+    A chunk is one virtual stage of a rank: 2603.15031 adds up a chunk j that has gathered j N_p.
 
     Naive, chunk j receives the blocks of all j chunks before it; cached, of those since its rank's previous chunk: all
     of them in the first virtual stage, P chunks' afterwards. (Of these P its own made one, which the implementation
@@ -126,9 +134,17 @@ class Plan:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value <= 0:
                 raise UsageError(f"{field.name} must be positive, not {value}")
+            if isinstance(value, int | float) and not 1 / LARGEST <= value <= LARGEST:
+                raise UsageError(f"{field.name} must lie between {1 / LARGEST:g} and {LARGEST:g}, not {value:.3g}")
         if self.block_size > self.layers:
             raise UsageError(f"block_size {self.block_size} is more than the {self.layers} sublayers of --layers")
         _ = self.sites
+        actions = 2 * self.pipeline * self.virtual * self.micro_batches
+        if self.pipeline > 1 and actions > MOST_ACTIONS:
+            raise UsageError(
+                f"a step of {actions:.2g} forward and backward passes takes too long to simulate (at most "
+                f"{MOST_ACTIONS:,}); give fewer micro_batches"
+            )
 
     @property
     def blocks(self) -> Fraction:
@@ -180,7 +196,13 @@ class Plan:
         }
 
     def with_pipelines(self) -> list[Plan]:
-        """This plan with 1, 2, 4, .. ranks in the pipeline, for as long as every chunk keeps a sublayer."""
+        """This plan with 2, 4, 8, .. ranks, as far as chunks keep a sublayer and the schedule shares out the work."""
         most = self.layers // self.virtual
-        sizes = [2**power for power in range(most.bit_length()) if 2**power <= most]
-        return [dataclasses.replace(self, pipeline=size) for size in sizes]
+        plans = []
+        for size in (2**power for power in range(1, most.bit_length())):
+            try:
+                check_schedule(self.schedule or default_schedule(self.virtual), size, self.virtual, self.micro_batches)
+                plans.append(dataclasses.replace(self, pipeline=size))
+            except UsageError:
+                continue
+        return [plan for plan in plans if plan.micro_batches >= plan.pipeline]

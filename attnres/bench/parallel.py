@@ -122,9 +122,8 @@ def _paper_row() -> Row:
     one = 3 * plan.sublayer_seconds * plan.layers * plan.micro_batches
     details: dict[str, float | str] = {}
     for p in plan.with_pipelines():
-        if p.pipeline > 1:
-            for name, step in p.timelines().items():
-                details[f"P = {p.pipeline}, {name}, over ideal"] = step.seconds * p.pipeline / one
+        for name, step in p.timelines().items():
+            details[f"P = {p.pipeline}, {name}, over ideal"] = step.seconds * p.pipeline / one
     what = "step over its ideal 1/P, P = 8, V = 4, Block cached (attnres cost --micro-batches 32)"
     return Row(what, "on paper: simulated", "-", "-", float(details["P = 8, block, cached, over ideal"]), details)
 

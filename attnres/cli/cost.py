@@ -47,7 +47,7 @@ def command(
     check_output_file("--out", out)
     steps = plan.timelines() if plan.pipeline > 1 else {}
     others = plan.with_pipelines() if steps else []
-    scaling = {other.pipeline: other.timelines() for other in others if other.micro_batches >= other.pipeline > 1}
+    scaling = {other.pipeline: steps if other == plan else other.timelines() for other in others}
     console = Console()
     for table in cost_tables(plan, steps, scaling):
         print_table(console, table)

@@ -72,7 +72,7 @@ def _totals(plan: Plan) -> TextTable:
     assert (naive, cached) == (sum(formula.naive), sum(formula.cached)), "the formulas add up their transitions"
     return TextTable(
         f"between {plan.pipeline} ranks with {plan.virtual} virtual stages each: C = {chunks} chunks, "
-        f"N_p = {_number(plan.new_blocks)}; an entry is {_size(plan.entry_bytes)}",
+        f"each of N_p = {_number(plan.new_blocks)} blocks; an entry is {_size(plan.entry_bytes)}",
         ("forward, one micro-batch", "naive", "cached", "naive / cached"),
         (
             ("formula, in all", *_pair(plan, naive, cached)),
@@ -81,19 +81,20 @@ def _totals(plan: Plan) -> TextTable:
             ("  largest transition", *_pair(plan, *map(max, _lists(counted)))),
             ("plain residual, in all", *_pair(plan, *[Fraction(chunks - 1)] * 2)),
         ),
-        "Formula: C(C-1)/2 N_p naive, P(P-1)/2 N_p + (V-1) P^2 N_p cached; finished blocks alone. As sent: the "
-        "embedding and the open partial too, whole blocks only, and nothing to the rank that made it. The backward "
+        "Formula: C(C-1)/2 N_p naive, P(P-1)/2 N_p + (V-1) P^2 N_p cached, N_p being what one chunk makes, not a "
+        "rank in all of its chunks; finished blocks alone. As sent: the embedding and the open partial too, whole "
+        "blocks only, and nothing to the rank that made it. The backward "
         "pass returns as many bytes.",
     )
 
 
 def _transitions(plan: Plan) -> TextTable:
-    counted = plan.counted()
+    counted, sites = plan.counted(), plan.sites
     rows = []
     for chunk, (naive, cached) in enumerate(zip(counted.naive, counted.cached, strict=True), 1):
         ranks = f"{(chunk - 1) % plan.pipeline} to {chunk % plan.pipeline}"
-        times = (f"{1e3 * plan.transfer_seconds(entries):.2f}" for entries in (naive, cached))
-        rows.append((str(chunk), ranks, str(plan.sites[chunk].start), str(naive), str(cached), *times))
+        times = (_milliseconds(plan.transfer_seconds(entries), 2) for entries in (naive, cached))
+        rows.append((str(chunk), ranks, str(sites[chunk].start), str(naive), str(cached), *times))
     return TextTable(
         f"what each transition sends forward, in entries; time at {plan.link:g} GB/s",
         ("into chunk", "ranks", "site", "naive", "cached", "naive, ms", "cached, ms"),
@@ -104,7 +105,7 @@ def _transitions(plan: Plan) -> TextTable:
 def _simulated(steps: Steps) -> TextTable:
     plain = steps["residual"].seconds
     rows = tuple(
-        (name, f"{1e3 * step.seconds:,.1f}", f"{step.busy:.1%}", f"{step.seconds / plain:.4f}")
+        (name, _milliseconds(step.seconds), f"{step.busy:.1%}", f"{step.seconds / plain:.4f}")
         for name, step in steps.items()
     )
     return TextTable("one step, simulated", ("simulated step", "ms", "ranks compute", "over residual"), rows)
@@ -116,9 +117,9 @@ def _scaled(plan: Plan, scaling: Mapping[int, Steps]) -> TextTable:
     rows = []
     for pipeline, steps in scaling.items():
         efficiency = one_rank / pipeline / steps["block, cached"].seconds
-        rows.append((str(pipeline), *(f"{1e3 * steps[name].seconds:,.1f}" for name in names), f"{efficiency:.1%}"))
+        rows.append((str(pipeline), *(_milliseconds(steps[name].seconds) for name in names), f"{efficiency:.1%}"))
     return TextTable(
-        f"the same step on more ranks, on paper ({1e3 * one_rank:,.0f} ms on one)",
+        f"the same step on more ranks, on paper ({_milliseconds(one_rank, 0)} ms on one)",
         ("P", *(f"{name}, ms" for name in names), "efficiency, cached"),
         tuple(rows),
     )
@@ -135,6 +136,10 @@ def _pair(plan: Plan, naive: Fraction | int, cached: Fraction | int) -> tuple[st
 
 def _number(value: Fraction | int) -> str:
     return f"{float(value):.4g}"
+
+
+def _milliseconds(seconds: float, digits: int = 1) -> str:
+    return f"{1e3 * seconds:,.{digits}f}" if seconds < 1e6 else f"{1e3 * seconds:.3g}"
 
 
 def _size(count: float) -> str:

@@ -1,11 +1,15 @@
 """The cost model against counting, against a model's own values, and against what is known of the schedules."""
 
 import json
+import re
+import time
 from fractions import Fraction
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.distributed.pipelining import schedules
 
 from attnres.analysis.cost import (
     Plan,
@@ -119,6 +123,41 @@ def test_a_timeline_respects_every_dependency(schedule, virtual):
             assert ran[action._replace(chunk=action.chunk + 1)].end + transfer[action.chunk + 1] <= span.start + 1e-9
 
 
+@pytest.mark.parametrize("virtual", [1, 2, 3])
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 3), (2, 2), (3, 9), (4, 10), (4, 3), (8, 16)])
+def test_orders_are_those_of_torchs_schedules(pipeline, virtual, micro_batches):
+    kinds = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+    stage = SimpleNamespace(group_rank=0, group_size=pipeline, num_stages=pipeline * virtual, submod=None)
+    for name, cls in (
+        ("interleaved-1f1b", schedules.ScheduleInterleaved1F1B),
+        ("zero-bubble", schedules.ScheduleInterleavedZeroBubble),
+    ):
+        theirs = cls([stage] * virtual, micro_batches).pipeline_order
+        for rank, ours in enumerate(schedule_actions(name, pipeline, virtual, micro_batches)):
+            order = [a for a in theirs[rank] if a is not None and a.computation_type.value in kinds]
+            assert ours == [(kinds[a.computation_type.value], a.stage_index, a.microbatch_index) for a in order]
+
+
+def test_a_long_step_is_simulated_in_seconds():
+    """torch takes 15 s of computing to plan it."""
+    before = time.process_time()
+    actions = schedule_actions("interleaved-1f1b", 64, 8, 512)
+    step = simulate(actions, [1.0] * 512, [0.0] * 512)
+    assert time.process_time() - before < 6
+    assert step.seconds == 3 * 8 * (512 + 63 / 8)
+
+
+def test_ranks_that_the_micro_batches_do_not_suit_are_left_out():
+    assert [plan.pipeline for plan in Plan(pipeline=3, virtual=2, micro_batches=9).with_pipelines()] == [8]
+    assert main(["cost", "--pipeline", "3", "--virtual", "2", "--micro-batches", "9"]) == 0
+
+
+def test_no_number_is_too_long_to_read(capsys):
+    assert main(["cost", "--tflops", "1e-12", "--dim", "1000000000"]) == 0
+    printed = capsys.readouterr().out
+    assert max(map(len, re.findall(r"[0-9,.e+]+", printed))) < 16 and "…" not in printed
+
+
 def test_one_link_carries_one_message_at_a_time():
     actions = schedule_actions("1f1b", 2, 1, 2)
     step = simulate(actions, [1.0, 1.0], [0.0, 5.0])
@@ -130,6 +169,7 @@ def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
     assert main(["cost", "--micro-batches", "8", "--figure", str(figure), "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "124 = 7.28 GB" in printed and "55 = 3.23 GB" in printed and "34.01" in printed
+    assert "C = 32 chunks, each of N_p = 0.25 blocks" in " ".join(printed.split())
     assert figure.read_bytes().startswith(b"\x89PNG")
     record = json.loads(out.read_text())
     assert record["pipeline"]["formula"] == {"naive": 124, "cached": 55}
@@ -147,6 +187,9 @@ def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
         (["--micro-batches", "11", "--pipeline", "4"], "use 8 or 12"),
         (["--virtual", "1", "--micro-batches", "4"], "at least 8 micro-batches"),
         (["--link", "0"], "link must be positive"),
+        (["--dim", "1" + 20 * "0"], "dim must lie between 1e-15 and 1e+15, not 1e+20"),
+        (["--tflops", "1e-300"], "tflops must lie between"),
+        (["--micro-batches", "1000000"], "give fewer micro_batches"),
         (["--tflops", "nan"], "finite"),
         (["--block-size", "129"], "block_size 129"),
         (["--pipeline", "1", "--figure", "x.png"], "--pipeline 2"),
