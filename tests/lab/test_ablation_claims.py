@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from scipy import stats
 
-from attnres.lab.ablation.claims import comparisons, rank_correlation, verdicts
+from attnres.lab.ablation.claims import SUCCESSORS, all_verdicts, comparisons, rank_correlation, verdicts
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.ablation.tables import ablation_tables
+from attnres.lab.paper import CLAIMS
 from tests.lab.sample import parsed
 
 LOSSES = {
@@ -46,7 +47,7 @@ def holm(p_values: list[float]) -> list[float]:
 
 
 def test_claims_are_read_from_paired_corrected_tests():
-    found = verdicts(record(LOSSES))
+    found = verdicts(record(LOSSES), CLAIMS)
     pairs = [(verdict.better, verdict.other) for verdict in found]
     assert pairs == [
         ("full", "residual"),
@@ -71,10 +72,27 @@ def test_runs_that_diverged_are_left_out_of_pairs():
     changed = entries(losses)
     changed["cells"][1]["runs"][3] = {"factor": 1.0, "seed": 3, "status": "diverged", "loss": 99.0}
     shown = parsed(AblationRecord, changed)
-    (verdict,) = verdicts(shown)
+    (verdict,) = verdicts(shown, CLAIMS)
     assert verdict.difference == pytest.approx((-0.10 - 0.09 - 0.11) / 3)
     ((_, rows),) = comparisons(shown)
     assert rows[1].validation_loss == pytest.approx(2.0)
+
+
+def test_what_normalising_and_attention_give_together_is_held_against_their_sum():
+    losses = {"residual": LOSSES["residual"], "block": LOSSES["block"]}
+    losses["rms-residual"] = [loss - 0.1 for loss in LOSSES["residual"]]
+    losses["rms-block"] = [
+        loss - 0.1 - extra for loss, extra in zip(LOSSES["block"], (0.05, 0.06, 0.04, 0.05), strict=True)
+    ]
+    shown = record(losses)
+    found = {verdict.claim: verdict for verdict in verdicts(shown, SUCCESSORS)}
+    assert len(found) == 5
+    together = found["attention helps more there than on raw ones"]
+    assert together.compared == "(rms-block - rms-residual) - (block - residual)"
+    assert together.difference == pytest.approx(-0.05) and together.reading == "agrees"
+    assert found["normalising outputs helps, without attention"].difference == pytest.approx(-0.1)
+    assert [row[-1] for row in ablation_tables(shown)[-1].rows] == [verdict.reading for verdict in found.values()]
+    assert len(all_verdicts(shown)) == len(found) + 1  # the paper's own: Block beats the plain residual
 
 
 def test_no_table_of_claims_where_none_is_tested():

@@ -16,7 +16,7 @@ more, are not run again; `attnres report OUT` draws from it.
 from __future__ import annotations
 
 from attnres.lab.ablation import figures, plan, run
-from attnres.lab.ablation.claims import finding, verdicts
+from attnres.lab.ablation.claims import all_verdicts, finding
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.ablation.tables import ablation_tables
 from attnres.lab.experiment import Experiment, Picture
@@ -34,7 +34,7 @@ EXPERIMENT = Experiment(
         "differences are better. Runs that diverged are counted and left out of the means."
     ),
     finding=finding,
-    claims=verdicts,
+    claims=all_verdicts,
     tables=ablation_tables,
     pictures=(
         Picture("ablation", "difference to the baseline of every arm, beside the paper's", figures.differences),

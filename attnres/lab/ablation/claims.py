@@ -1,10 +1,10 @@
-"""What an ablation's record says: differences to the baseline, and where its order is the paper's."""
+"""What an ablation's record says: differences to the baseline, where its order is the paper's, what successors add."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnres.analysis.comparison import Comparison, compare_arms, holm, paired_p_value, standard_error
@@ -13,6 +13,24 @@ from attnres.lab.claims import SIGNIFICANCE
 from attnres.lab.outcome import done_runs
 from attnres.lab.paper import ABLATION as PAPER
 from attnres.lab.paper import CLAIMS
+
+Side = str | tuple[str, str]
+"""An arm, or an arm and another one that it is held against."""
+
+SUCCESSORS: tuple[tuple[Side, Side, str], ...] = (
+    ("rms-residual", "residual", "normalising outputs helps, without attention"),
+    ("rms-block", "block", "normalising outputs helps under attention"),
+    ("rms-block", "rms-residual", "attention helps on normalised outputs"),
+    (("rms-block", "rms-residual"), ("block", "residual"), "attention helps more there than on raw ones"),
+    ("block", "rms-residual", "Block beats the control that only normalises"),
+    ("rms-full", "rms-block", "RMS Full beats RMS Block"),
+    ("rms-block:pending=normalised", "rms-block", "normalising the open block at once helps"),
+    ("delta:block_size=4", "residual", "Delta Block beats the plain residual"),
+    ("delta:block_size=4", "block", "Delta Block beats Block"),
+    ("block:reads=qkv-gate-up", "block", "reads of their own help Block"),
+    ("rms-block:reads=qkv-gate-up", "rms-block", "reads of their own help RMS Block"),
+)
+"""(what is said to be better, the other one, what that says), of the rules that came after Block."""
 
 
 def scales(record: AblationRecord) -> list[float]:
@@ -47,10 +65,10 @@ def losses_at(record: AblationRecord, std: float) -> dict[str, dict[int, float]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """One claim of the paper, on our runs at one embedding scale."""
+    """One claim on our runs at one embedding scale."""
 
-    better: str
-    other: str
+    better: Side
+    other: Side
     claim: str
     embedding_std: float
     difference: float
@@ -60,27 +78,46 @@ class Verdict:
     """The p-value of a two-sided paired t-test, Holm-corrected over the claims tested at this scale."""
 
     @property
+    def compared(self) -> str:
+        """What was subtracted from what."""
+        sides = (side if isinstance(side, str) else f"({side[0]} - {side[1]})" for side in (self.better, self.other))
+        return " - ".join(sides)
+
+    @property
     def reading(self) -> str:
         if self.p_value is None or self.p_value >= SIGNIFICANCE:
             return "not decided"
         return "agrees" if self.difference < 0 else "disagrees"
 
 
-def verdicts(record: AblationRecord) -> list[Verdict]:
-    """Every claim of the paper that both arms have paired runs for."""
+def all_verdicts(record: AblationRecord) -> list[Verdict]:
+    """Judge the paper's claims, and apart from them those on the successors."""
+    return [*verdicts(record, CLAIMS), *verdicts(record, SUCCESSORS)]
+
+
+def verdicts(record: AblationRecord, claims: Sequence[tuple[Side, Side, str]]) -> list[Verdict]:
+    """Judge every claim whose arms have paired runs; p-values are corrected over the claims that are given."""
     found = []
     for std in scales(record):
         losses = losses_at(record, std)
         pairs = {}
-        for better, other, claim in CLAIMS:
-            seeds = losses.get(better, {}).keys() & losses.get(other, {}).keys()
-            if seeds:
-                pairs[better, other, claim] = [losses[better][seed] - losses[other][seed] for seed in sorted(seeds)]
+        for better, other, claim in claims:
+            one, two = _values(losses, better), _values(losses, other)
+            if seeds := sorted(one.keys() & two.keys()):
+                pairs[better, other, claim] = [one[seed] - two[seed] for seed in seeds]
         p_values = holm([paired_p_value(values) for values in pairs.values()])
         for ((better, other, claim), values), p_value in zip(pairs.items(), p_values, strict=True):
             mean, error = statistics.fmean(values), standard_error(values)
             found.append(Verdict(better, other, claim, std, mean, error, p_value))
     return found
+
+
+def _values(losses: Mapping[str, Mapping[int, float]], side: Side) -> dict[int, float]:
+    """seed -> the arm's loss, or its difference to the arm that it is held against."""
+    if isinstance(side, str):
+        return dict(losses.get(side, {}))
+    one, two = (losses.get(arm, {}) for arm in side)
+    return {seed: one[seed] - two[seed] for seed in one.keys() & two.keys()}
 
 
 def rank_correlation(record: AblationRecord, std: float) -> tuple[float, float, int] | None:
@@ -107,7 +144,7 @@ def finding(record: AblationRecord) -> str:
         error = "" if best.difference_error is None else f" ± {best.difference_error:.3f}"
         parts.append(f"at {std:g} {best.arm} ends {-best.difference:.3f}{error} below {baseline.arm}")
     text = f"By embedding std: {', '.join(parts)} (nats per byte)."
-    if readings := [verdict.reading for verdict in verdicts(record)]:
+    if readings := [verdict.reading for verdict in verdicts(record, CLAIMS)]:
         agree, disagree = readings.count("agrees"), readings.count("disagrees")
         text += (
             f" Of {len(readings)} tests of the paper's claims {agree} agree, {disagree} disagree, the others are open."

@@ -46,6 +46,13 @@ ARMS = (
     "identity-hc",
     "rezero",
     "highway",
+    "rms-residual",
+    "rms-block",
+    "rms-full",
+    "delta:block_size=4",
+    "rms-block:pending=normalised",
+    "delta",
+    "rms-block:block_size=8",
 )
 """In the order in which a budget buys them."""
 

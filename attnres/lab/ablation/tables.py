@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from attnres.lab.ablation.claims import comparisons, rank_correlation, verdicts
+from collections.abc import Sequence
+
+from attnres.lab.ablation.claims import SUCCESSORS, Verdict, comparisons, rank_correlation, verdicts
 from attnres.lab.ablation.record import AblationRecord, CellRecord
 from attnres.lab.paper import ABLATION as PAPER
+from attnres.lab.paper import CLAIMS
 from attnres.lab.tables import runs_text
 from attnres.texttable import TextTable, number
 
 
 def ablation_tables(record: AblationRecord) -> list[TextTable]:
-    """One for each embedding scale, best arm first, the baseline on top; then the paper's claims, if any are tested."""
+    """One for each embedding scale, best arm first, the baseline on top; then the claims, as far as any are tested."""
     tables = []
     for std, rows in comparisons(record):
         cells = {cell.arm: cell for cell in record.cells if cell.embedding_std == std}
@@ -34,25 +37,26 @@ def ablation_tables(record: AblationRecord) -> list[TextTable]:
             note += f" Order against the paper's: Kendall's tau {tau[0]:+.2f}, p = {tau[1]:.3f}, {tau[2]} arms."
         columns = ("connection", "loss", f"difference to {baseline.arm}", "standard error", "lr", "runs", "paper")
         tables.append(TextTable(f"embedding std {std:g}, nats per byte", columns, shown, note))
-    return tables + _verdict_tables(record)
+    tables += _verdict_tables("The paper's claims on these runs", "the paper finds", verdicts(record, CLAIMS))
+    return tables + _verdict_tables("What Block's successors add", "claim", verdicts(record, SUCCESSORS))
 
 
-def _verdict_tables(record: AblationRecord) -> list[TextTable]:
+def _verdict_tables(title: str, first_column: str, found: Sequence[Verdict]) -> list[TextTable]:
     rows = tuple(
         (
             verdict.claim,
-            f"{verdict.better} - {verdict.other}",
+            verdict.compared,
             f"{verdict.embedding_std:g}",
             number(verdict.difference, "+.4f"),
             number(verdict.error, ".4f"),
             number(verdict.p_value, ".3f"),
             verdict.reading,
         )
-        for verdict in verdicts(record)
+        for verdict in found
     )
-    columns = ("the paper finds", "difference", "std", "ours", "standard error", "p", "reading")
+    columns = (first_column, "difference", "std", "ours", "standard error", "p", "reading")
     note = "p: two-sided paired t-test over seeds, Holm-corrected within a scale; decided where p < 0.05."
-    return [TextTable("The paper's claims on these runs", columns, rows, note)] if rows else []
+    return [TextTable(title, columns, rows, note)] if rows else []
 
 
 def _factor(cell: CellRecord) -> str:
