@@ -15,6 +15,9 @@ from typing import Any
 PARTIAL = ".partial"
 """Suffix of what is still being written. Whatever carries it after a crash is rubbish."""
 
+BLOCK = 1 << 26
+"""Bytes of a file that are hashed at a time, where several processes share that work."""
+
 
 @contextmanager
 def replacement(path: Path) -> Iterator[Path]:
@@ -122,6 +125,16 @@ def sha256(path: Path) -> str:
     """Hash a file's content."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def block_hashes(path: Path, first: int = 0, step: int = 1) -> dict[int, str]:
+    """Hash every step-th block of a file, from block `first` on. Block number -> SHA-256."""
+    hashes = {}
+    with path.open("rb") as file:
+        for number in range(first, -(-path.stat().st_size // BLOCK), step):
+            file.seek(number * BLOCK)
+            hashes[number] = hashlib.sha256(file.read(BLOCK)).hexdigest()
+    return hashes
 
 
 @contextmanager

@@ -75,6 +75,8 @@ class RunDisplay:
         self._print(f"parameters: {event['parameters']:,}")
         self._print(f"corpus:     {event['corpus']}")
         self._print(f"folder:     {event['folder']}")
+        if event["note"]:
+            self._print(event["note"])
         if event["step"]:
             self._print(f"going on from step {event['step']} of {event['steps']}")
         self.progress.update(self.task, description="training", total=event["steps"], completed=event["step"])

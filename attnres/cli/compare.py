@@ -110,9 +110,7 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
     require_done(states)
     finished = finished_runs(plan, states)
     rows = compare_runs(finished, corpus.bytes_per_token)
-    print_line(
-        console, f"\n{finding(rows, UNIT) or 'No seed was finished by two connections: nothing can be compared.'}"
-    )
+    print_line(console, f"\n{finding(rows, UNIT)}")
     for table in result_tables(rows, UNIT):
         print_table(console, table)
     write_comparison(out / "comparison.json", rows, states)

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from attnres.model import Transformer, TransformerConfig
@@ -19,7 +19,7 @@ def sharded_transformer(
 ) -> Transformer:
     """The model that `Transformer(config, seed)` is, with each process of the mesh holding its part of every weight.
 
-    mesh: dimensions "replicate" and "shard". precision: what the sublayers' matrices are gathered in; gradients
+    mesh: "shard", or "replicate" and "shard". precision: what the sublayers' matrices are gathered in; gradients
     are summed in float32, and all else, such as gains and the connection, stays in float32.
 
     No process ever holds the whole of it.
@@ -31,15 +31,40 @@ def sharded_transformer(
     return model
 
 
-def shard(model: Transformer, mesh: DeviceMesh, precision: torch.dtype) -> None:
-    """Cut the weights over the mesh, in place. A sublayer gathers its matrices when it runs, the model the rest."""
+def shard(model: Transformer, mesh: DeviceMesh, precision: torch.dtype, keep: bool = False) -> None:
+    """Cut the weights over the mesh, in place. A sublayer gathers its matrices when it runs, the model the rest.
+
+    keep: once gathered they stay so until the step's gradients are summed: for a chunk of a pipeline, which holds few
+    and runs every micro-batch on them.
+    """
     # Inputs are not cast: the rotary angles and the stream keep their dtype, and autocast does what it always does.
     mixed = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for sublayer in model.sublayers:
         matrices: list[nn.Module] = [m for m in sublayer.modules() if isinstance(m, nn.Linear) and m.weight is not None]
         if matrices:  # a chunk of a pipeline has those of its own sublayers alone
-            fully_shard(matrices, mesh=mesh, mp_policy=mixed)
+            fully_shard(matrices, mesh=mesh, mp_policy=mixed, reshard_after_forward=not keep)
     fully_shard(model, mesh=mesh)
+
+
+def reshard(model: nn.Module) -> None:
+    """Give back what was gathered, after a forward pass that no backward pass follows."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def first_row(tensor: DTensor) -> int:
+    """The number of the first row that this process holds."""
+    mesh, rows = tensor.device_mesh, tensor.shape[0]
+    cut = [dim for dim, placement in enumerate(tensor.placements) if placement.is_shard()]
+    # As torch.chunk cuts them; the last processes may have none.
+    return min([rows, *(-(-rows // mesh.size(dim)) * mesh.get_local_rank(dim) for dim in cut)]) if cut else 0
+
+
+def is_copy(tensor: DTensor) -> bool:
+    """Whether a process before this one holds the same rows."""
+    mesh = tensor.device_mesh
+    return any(p.is_replicate() and mesh.get_local_rank(dim) > 0 for dim, p in enumerate(tensor.placements))
 
 
 def local(tensor: Tensor) -> Tensor:

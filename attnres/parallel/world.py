@@ -11,8 +11,10 @@ import hashlib
 import logging
 import os
 import re
+import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,11 +25,15 @@ from typing import Any, TypeVar
 import torch
 
 from attnres.errors import UsageError, first_line
+from attnres.files import write_text
 from attnres.ops.cpu import KERNEL_SOURCES
 from attnres.parallel.layout import Layout
 from attnres.version import __version__
 
 T = TypeVar("T")
+
+SEE_SECONDS = 10.0
+"""How long a network file system may take to show one machine what another has written."""
 
 
 class Lost(UsageError):
@@ -53,6 +59,13 @@ class World:
         """Whether the flag is set on any process."""
         return flag
 
+    def together(self, action: Callable[[], T]) -> list[T]:
+        """What the action returns on each process; what it raises on one is raised on all."""
+        return [action()]
+
+    def require_shared(self, folder: Path) -> None:
+        """Raise UsageError unless all processes see the same folder."""
+
     def agree(self, facts: Mapping[str, str]) -> None:
         """Raise UsageError, naming the fact and the process, unless all processes have the same facts."""
 
@@ -61,6 +74,7 @@ class ManyProcesses(World):
     """One of several processes, with a process group that spans them all."""
 
     def __init__(self, layout: Layout, device: torch.device, rank: int, size: int) -> None:
+        import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
 
         assert layout.shard is not None
@@ -69,6 +83,8 @@ class ManyProcesses(World):
         self.rank, self.size = rank, size
         shape = (layout.pipeline, layout.replicate, layout.shard)
         self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "replicate", "shard"))
+        # Waiting for a disk is not waiting for a peer: what is said about files has a limit of its own.
+        self._about_files: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=layout.file_timeout))
 
     @property
     def data_rank(self) -> int:
@@ -80,7 +96,7 @@ class ManyProcesses(World):
         import torch.distributed as dist
 
         box = [make() if self.main else None]
-        dist.broadcast_object_list(box, src=0)
+        dist.broadcast_object_list(box, src=0, group=self._about_files)
         return box[0]  # type: ignore[return-value]
 
     def any(self, flag: bool) -> bool:
@@ -99,8 +115,37 @@ class ManyProcesses(World):
         import torch.distributed as dist
 
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self._about_files)
         return values
+
+    def together(self, action: Callable[[], T]) -> list[T]:
+        """What the action returns on each process, by rank. An OSError or UsageError on any is raised on all."""
+        mine: tuple[T | None, Exception | None]
+        try:
+            mine = action(), None
+        except (OSError, UsageError) as error:
+            mine = None, error
+        everyone = self.gather(mine)
+        for _, error in everyone:
+            if error is not None:
+                raise error
+        return [result for result, _ in everyone]  # type: ignore[misc]
+
+    def require_shared(self, folder: Path) -> None:
+        """Raise UsageError, on all processes, unless every one sees what the main one writes into the folder now."""
+        name = self.share(lambda: f".seen-{secrets.token_hex(8)}")  # never looked for before, so no system remembers it
+        self.together(lambda: write_text(folder / name, "") if self.main else None)
+        deadline = time.monotonic() + SEE_SECONDS
+        while not (seen := (folder / name).exists()) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        blind = [str(rank) for rank, sees in enumerate(self.gather(seen)) if not sees]
+        if self.main:
+            (folder / name).unlink()
+        if blind:
+            raise UsageError(
+                f"{folder}: process {' and '.join(blind)} does not see what process 0 writes there; "
+                "give a folder on a file system that all processes share"
+            )
 
     def agree(self, facts: Mapping[str, str]) -> None:
         everyone = self.gather(dict(facts))

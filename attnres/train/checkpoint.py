@@ -3,27 +3,31 @@
 checkpoints/step-00000400/model.safetensors        the weights
                           optimizer.safetensors    optimizer state and random-number state
                           state.json               step, position in the data, validation loss
-                          checksums.json           SHA-256 of the three
+                          checksums.json           SHA-256 of the three, or of the SHA-256 of their blocks
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attnres.errors import UsageError
-from attnres.files import new_folder, partial_folder, remove_folder, remove_partial, sha256
+from attnres.errors import UsageError, first_line
+from attnres.files import block_hashes, new_folder, partial_folder, remove_folder, remove_partial, sha256
+from attnres.model import TransformerConfig
+from attnres.train.jsonconfig import flat_fields, model_from_json, model_to_json
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +35,8 @@ Tensors = Mapping[str, Tensor]
 
 MODEL, OPTIMIZER, STATE, CHECKSUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
 FILES = (MODEL, OPTIMIZER, STATE)
+BLOCKS = "blocks "
+"""What a checksum begins with that several processes took together, each of some blocks."""
 
 
 @dataclass(frozen=True)
@@ -44,20 +50,54 @@ class Checkpoint:
         return int(self.path.name.removeprefix("step-"))
 
     def model(self) -> dict[str, Tensor]:
-        return load_file(self.path / MODEL)
+        """The weights. Raises UsageError if the file is no file of tensors."""
+        with self.readable(MODEL):
+            return load_file(self.path / MODEL)
 
     def optimizer(self) -> dict[str, Tensor]:
-        return load_file(self.path / OPTIMIZER)
+        """Optimizer and random-number state. Raises UsageError if the file is no file of tensors."""
+        with self.readable(OPTIMIZER):
+            return load_file(self.path / OPTIMIZER)
 
     def state(self) -> dict[str, Any]:
+        """Step, position in the data, validation loss, the model's configuration."""
         return json.loads((self.path / STATE).read_text(encoding="utf-8"))
+
+    def require(self, model: TransformerConfig, weights: Tensors) -> None:
+        """Raise UsageError, naming what differs, unless this is a checkpoint of that model with those weights."""
+        state = self.state()
+        if "model" in state:  # the first versions did not say
+            there, here = flat_fields(model_to_json(model_from_json(state["model"]))), flat_fields(model_to_json(model))
+            names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+            self._refuse([f"{name} is {there.get(name)!r} in it and {here.get(name)!r} in the run" for name in names])
+        with self.readable(MODEL), safe_open(self.path / MODEL, "pt") as file:
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 not a dict
+        expected = {name: list(weight.shape) for name, weight in weights.items()}
+        names = [name for name in expected if shapes.get(name) != expected[name]]
+        self._refuse([f"{name} is {shapes.get(name)} in it and {expected[name]} in the run" for name in names])
+
+    def _refuse(self, differing: Sequence[str]) -> None:
+        if differing:
+            raise UsageError(
+                f"{self.path}: a checkpoint of another model ({differing[0]}); put back the run's own, or delete it"
+            )
+
+    @contextmanager
+    def readable(self, name: str) -> Iterator[None]:
+        """Let what safetensors cannot read be a UsageError of one line."""
+        try:
+            yield
+        except SafetensorError as error:
+            raise UsageError(
+                f"{self.path / name}: cannot be read ({first_line(error)}); delete it to go on from another"
+            ) from error
 
     def damage(self) -> str | None:
         """What is wrong with the files, or None if they are as they were written."""
         try:
             expected = json.loads((self.path / CHECKSUMS).read_text(encoding="utf-8"))
             for name in FILES:
-                if sha256(self.path / name) != expected[name]:
+                if _checksum(self.path / name, expected[name]) != expected[name]:
                     return f"{name} is not as it was written"
         except FileNotFoundError as error:
             return f"{Path(error.filename).name} is missing"
@@ -89,18 +129,19 @@ class Checkpoints:
         paths = sorted(path for path in self.folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name))
         return sorted(map(Checkpoint, paths), key=lambda checkpoint: checkpoint.step)
 
+    def place(self, step: int) -> Path:
+        """The folder of the checkpoint of that step."""
+        return self.folder / f"step-{step:08d}"
+
     def save(self, step: int, model: Tensors, optimizer: Tensors, state: dict[str, Any]) -> Checkpoint:
         """Write one, durable when this returns. Raises OSError, such as on a full disk, and then leaves nothing."""
-        path = self.folder / f"step-{step:08d}"
+        path = self.place(step)
         with new_folder(path) as partial:
-            self._write_tensors(partial, model, optimizer)
-            _write_json(partial / STATE, state)
-            _write_json(partial / CHECKSUMS, {name: sha256(partial / name) for name in FILES})
+            _save_tensors(model, partial / MODEL)
+            _save_tensors(optimizer, partial / OPTIMIZER)
+            write_state(partial / STATE, state)
+            write_state(partial / CHECKSUMS, {name: sha256(partial / name) for name in FILES})
         return Checkpoint(path)
-
-    def _write_tensors(self, folder: Path, model: Tensors, optimizer: Tensors) -> None:
-        _save_tensors(model, folder / MODEL)
-        _save_tensors(optimizer, folder / OPTIMIZER)
 
     def newest_good(self) -> Checkpoint | None:
         """The newest one that is not damaged; names in one line each damaged one that is passed over.
@@ -140,12 +181,13 @@ class Checkpoints:
                 remove_folder(aside)
                 os.rename(checkpoint.path, aside)
 
-    def prune(self, keep: int) -> None:
-        """Delete all but the newest `keep` and the best one."""
+    def prune(self, keep: int, stable: int = -1) -> None:
+        """Delete all but the newest `keep`, the best one, and the last one up to step `stable`, to extend the run."""
         checkpoints = self.all()
+        extendable = max((checkpoint.step for checkpoint in checkpoints if checkpoint.step <= stable), default=None)
         best = min(checkpoints, key=lambda checkpoint: (checkpoint.validation_loss(), -checkpoint.step))
         for checkpoint in checkpoints[:-keep]:
-            if checkpoint != best:
+            if checkpoint != best and checkpoint.step != extendable:
                 # Renamed first: a crash while deleting must not leave a checkpoint with files missing.
                 rubbish = partial_folder(checkpoint.path)
                 remove_folder(rubbish)
@@ -153,7 +195,17 @@ class Checkpoints:
                 remove_folder(rubbish)
 
 
-def _write_json(path: Path, value: Any) -> None:
+def checksum_of_blocks(hashes: Mapping[int, str]) -> str:
+    """One checksum from those of a file's blocks."""
+    return BLOCKS + hashlib.sha256("".join(hashes[number] for number in sorted(hashes)).encode()).hexdigest()
+
+
+def _checksum(path: Path, like: str) -> str:
+    """A file's checksum, of the kind that is given."""
+    return checksum_of_blocks(block_hashes(path)) if like.startswith(BLOCKS) else sha256(path)
+
+
+def write_state(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

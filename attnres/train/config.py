@@ -83,7 +83,8 @@ class RunConfig:
     save_every: int = 100
     """Steps between checkpoints; the last step is always saved."""
     keep: int = 2
-    """How many of the newest checkpoints to keep, beside the one of lowest validation loss (at an evaluated step)."""
+    """How many of the newest checkpoints to keep, beside the one of lowest validation loss (at an evaluated step) and
+    the last one before the learning rate falls, from which a longer run could go on."""
     tensorboard: bool = False
     """Write TensorBoard scalars too (extra: tensorboard)."""
 

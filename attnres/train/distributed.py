@@ -7,31 +7,37 @@ those of one process. The checkpoints are the same files, whatever the layout th
 
 from __future__ import annotations
 
-from collections import defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor, zeros
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from attnres.data import Corpus
 from attnres.errors import UsageError
-from attnres.files import partial_folder, remove_folder
+from attnres.files import block_hashes, named_errors, new_folder, partial_folder, sha256
 from attnres.model import Transformer
 from attnres.parallel.muon import ShardedMuon
-from attnres.parallel.sharding import local, shard, sharded_transformer
+from attnres.parallel.sharding import first_row, is_copy, local, reshard, shard, sharded_transformer
 from attnres.parallel.world import ManyProcesses
-from attnres.train.checkpoint import MODEL, OPTIMIZER, Checkpoint, Checkpoints, Tensors
+from attnres.train.checkpoint import (
+    CHECKSUMS,
+    MODEL,
+    OPTIMIZER,
+    STATE,
+    Checkpoint,
+    Checkpoints,
+    Tensors,
+    checksum_of_blocks,
+    write_state,
+)
 from attnres.train.config import RunConfig
 from attnres.train.optimizers import make_optimizers
+from attnres.train.tensorfile import Rows, Shape, TensorFile, shape_of
 from attnres.train.trainer import COUNT, Trainer, forward_backward, token_losses
 
 
@@ -52,13 +58,14 @@ class DistributedTrainer(Trainer):
     def _build(self) -> tuple[Any, list[Optimizer]]:
         config, layout, mesh = self.config, self.layout, self.world.mesh
         self.device = self.world.device
-        data_mesh = mesh["replicate", "shard"]
+        # With one replica a second dimension would only sum gradients over groups of one process.
+        data_mesh = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
         precision = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
         if layout.pipeline > 1:
             from attnres.parallel.pipeline import Pipeline
 
             def cut(chunk: Transformer) -> None:
-                shard(chunk, data_mesh, precision)
+                shard(chunk, data_mesh, precision, keep=True)
 
             model: Any = Pipeline(
                 config.model,
@@ -90,7 +97,8 @@ class DistributedTrainer(Trainer):
         if self.layout.pipeline > 1:
             loss = self.model.forward_backward(mine)
         else:
-            loss = forward_backward(self.forward, mine, self._autocast())
+            # Gradients add up here and are summed over the processes once, in the last backward pass.
+            loss = forward_backward(self.forward, mine, self._autocast(), self.model.set_requires_gradient_sync)
         # Every process of a pipeline has the loss of its rows.
         return self.world.sum(torch.tensor(loss, dtype=torch.float64)).item() / self.world.size
 
@@ -114,8 +122,7 @@ class DistributedTrainer(Trainer):
             with self._autocast():
                 losses = token_losses(self.forward, mine)
         for root in self._roots:
-            if isinstance(root, FSDPModule):
-                root.reshard()  # without a backward pass it stays gathered
+            reshard(root)
         total = losses.double().view(most, -1)[places < rows].sum()
         return self.world.sum(total).item() / self.layout.pipeline
 
@@ -128,19 +135,18 @@ class DistributedTrainer(Trainer):
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Read this process's part of every tensor, from a checkpoint of any layout."""
-        model = {name: _empty_like(parameter) for name, parameter in self.model.named_parameters()}
+        weights = dict(self.model.named_parameters())
+        checkpoint.require(self.config.model, weights)
+        model: dict[str, Tensor] = {}
+        with checkpoint.readable(MODEL), safe_open(checkpoint.path / MODEL, "pt") as file:
+            for name, weight in weights.items():
+                model[name] = _read(file, name, weight)
         optimizer: dict[str, Tensor] = {}
-        with safe_open(checkpoint.path / OPTIMIZER, "pt") as file:
+        with checkpoint.readable(OPTIMIZER), safe_open(checkpoint.path / OPTIMIZER, "pt") as file:
             for key in file.keys():  # noqa: SIM118 not a dict
                 name, _, entry = key.rpartition("/")
-                if name in model:
-                    of_weight = entry != COUNT and file.get_slice(key).get_shape() == list(model[name].shape)
-                    optimizer[key] = _empty_like(model[name]) if of_weight else file.get_tensor(key)
-        whole = {key: tensor for key, tensor in {**model, **optimizer}.items() if not isinstance(tensor, DTensor)}
-        parts = {key: tensor for key, tensor in {**model, **optimizer}.items() if isinstance(tensor, DTensor)}
-        _read_whole(checkpoint.path, whole)
-        if parts:
-            load(parts, storage_reader=HuggingFaceStorageReader(str(checkpoint.path)))  # type: ignore[arg-type]
+                if name in weights:
+                    optimizer[key] = file.get_tensor(key) if entry == COUNT else _read(file, key, weights[name])
         self.restore(model, optimizer, checkpoint.state())
 
     def _random_state(self) -> dict[str, Tensor]:
@@ -157,63 +163,77 @@ class DistributedTrainer(Trainer):
 
 
 class DistributedCheckpoints(Checkpoints):
-    """The checkpoints of several processes, in the format of one.
-
-    Each process writes its own part of every tensor (torch.distributed.checkpoint, as safetensors); the main process
-    then joins the parts to the two files that `Checkpoints` has. All must see the same folder.
-    """
+    """The checkpoints of several processes, in the format of one: each writes its own rows into the same two files."""
 
     def __init__(self, folder: Path, world: ManyProcesses) -> None:
         super().__init__(folder)
         self.world = world
 
     def save(self, step: int, model: Tensors, optimizer: Tensors, state: dict[str, Any]) -> Checkpoint:
-        if self.world.main:
-            checkpoint = super().save(step, model, optimizer, state)
-        else:
-            checkpoint = Checkpoint(self.folder / f"step-{step:08d}")
-            self._write_tensors(partial_folder(checkpoint.path), model, optimizer)
-        self.world.share(lambda: None)  # nobody goes on before it is there
-        return checkpoint
+        """Write one together, durable when this returns. What stops one process is raised on all of them."""
+        world, path = self.world, self.place(step)
+        folder = partial_folder(path)
+        files = {MODEL: self._file(folder / MODEL, model), OPTIMIZER: self._file(folder / OPTIMIZER, optimizer)}
 
-    def _write_tensors(self, folder: Path, model: Tensors, optimizer: Tensors) -> None:
-        # torch joins the parts of a tensor without axes to a zero (2.13).
-        optimizer = {name: tensor.view(1) if tensor.ndim == 0 else tensor for name, tensor in optimizer.items()}
-        files = dict.fromkeys(model, 1) | dict.fromkeys(optimizer, 2)
-        names: dict[str, int] = {}
-        for of_one in self.world.gather(files):  # also: the main process has made the folder
-            names |= of_one
-        # In one order, or a run that was restarted would write the same tensors to different bytes.
-        tensors, names = dict(sorted({**model, **optimizer}.items())), dict(sorted(names.items()))
-        writer = HuggingFaceStorageWriter(str(folder), names, save_distributed=True, enable_consolidation=True)
-        try:
-            save(tensors, storage_writer=writer)
-        except CheckpointException as error:
-            for cause, _ in error.failures.values():
-                if isinstance(cause, OSError):
-                    raise cause from error
-            raise
-        if self.world.main:
-            for number, name in enumerate((MODEL, OPTIMIZER), 1):
-                (folder / f"model-{number:05d}-of-00002.safetensors").rename(folder / name)
-            remove_folder(folder / "sharded")
-            for index in folder.glob("*.index.json"):
-                index.unlink()
+        def begin() -> None:
+            if world.main:
+                ending.enter_context(new_folder(path))
+                for file in files.values():
+                    file.create()
+
+        def write() -> None:
+            files[MODEL].write(self._own(model))
+            files[OPTIMIZER].write(self._own(optimizer))
+
+        def end() -> None:
+            if not world.main:
+                return
+            for file in files.values():
+                file.check()
+            write_state(folder / STATE, state)
+            checksums[STATE] = sha256(folder / STATE)
+            write_state(folder / CHECKSUMS, checksums)
+            ending.close()  # it appears under its name
+
+        with named_errors(path, instead_of=folder), ExitStack() as ending:
+            world.together(begin)
+            world.require_shared(folder)
+            world.together(write)
+            checksums = {name: self._checksum(file.path) for name, file in files.items()}
+            world.together(end)
+        return Checkpoint(path)
+
+    def _file(self, path: Path, tensors: Tensors) -> TensorFile:
+        """The file of what all processes hold together."""
+        shapes: dict[str, Shape] = {}
+        for of_one in self.world.gather({name: shape_of(tensor) for name, tensor in tensors.items()}):
+            shapes |= of_one
+        return TensorFile(path, shapes)
+
+    def _own(self, tensors: Tensors) -> dict[str, Rows]:
+        """What this process is to write: of what several hold, the first one's."""
+        rows = {}
+        for name, tensor in tensors.items():
+            if isinstance(tensor, DTensor):
+                if not is_copy(tensor):
+                    rows[name] = Rows(first_row(tensor), local(tensor))
+            elif self.world.data_rank == 0:
+                rows[name] = Rows(0, tensor)
+        return rows
+
+    def _checksum(self, path: Path) -> str:
+        hashes: dict[int, str] = {}
+        for of_one in self.world.together(lambda: block_hashes(path, self.world.rank, self.world.size)):
+            hashes |= of_one
+        return checksum_of_blocks(hashes)
 
 
-def _empty_like(weight: Tensor) -> Tensor:
-    """Zeros of the weight's shape, cut over processes as it is."""
-    if isinstance(weight, DTensor):
-        return zeros(weight.shape, dtype=weight.dtype, device_mesh=weight.device_mesh, placements=weight.placements)
-    return torch.zeros_like(weight)
-
-
-def _read_whole(folder: Path, tensors: dict[str, Tensor]) -> None:
-    """Fill the tensors, each of which this process holds whole, from the checkpoint's two files."""
-    by_file: dict[str, list[str]] = defaultdict(list)
-    for key in tensors:
-        by_file[OPTIMIZER if "/" in key else MODEL].append(key)
-    for name, keys in by_file.items():
-        with safe_open(folder / name, "pt") as file:
-            for key in keys:
-                tensors[key].copy_(file.get_tensor(key))
+def _read(file: Any, name: str, like: Tensor) -> Tensor:
+    """What this process holds of a tensor in an open file, cut as `like` is."""
+    if not isinstance(like, DTensor):
+        return file.get_tensor(name)
+    first, rows = first_row(like), like.to_local().shape[0]
+    values = file.get_slice(name)[first : first + rows] if rows else like.to_local()
+    return DTensor.from_local(
+        values.to(like.device), like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )

@@ -5,6 +5,7 @@ tokenizer.json
 metrics.jsonl    one JSON object per line while the run goes
 checkpoints/     see checkpoint.py
 summary.json     when the run is done
+steps-N/         the end of the run of N steps that this one began as
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import dataclasses
 import json
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,13 +25,17 @@ import torch
 
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json
 from attnres.errors import UsageError
-from attnres.files import locked, remove_partial, write_json
+from attnres.files import PARTIAL, locked, new_folder, remove_partial, write_json
 from attnres.train.checkpoint import Checkpoints
 from attnres.train.config import RunConfig
-from attnres.train.jsonconfig import config_from_json, config_to_json
+from attnres.train.jsonconfig import config_from_json, config_to_json, flat_fields
+from attnres.train.optimizers import last_stable_step, warm_step
 from attnres.version import __version__
 
 TOKENIZER = "tokenizer.json"
+
+OWN = (".lock", TOKENIZER, "checkpoints")
+"""What is in a folder before its config.json, by which it is a run."""
 
 FREE_FIELDS = ("device", "save_every", "keep", "tensorboard", "data.cache")
 """What may change when a run goes on: it decides where and how often something is written, not the weights."""
@@ -52,6 +58,7 @@ class RunFolder:
         def refuse() -> None:
             raise UsageError(f"{self.path}: another process is training in this folder; wait for it or stop it")
 
+        self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path / ".lock", taken=refuse):
             remove_partial(self.path)
             yield
@@ -104,10 +111,14 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self._summary, summary)
 
-    def refuse_other(self, config: RunConfig) -> None:
-        """Raise UsageError if the folder holds a run of another configuration, naming the fields that differ."""
+    def refuse_other(self, config: RunConfig, may_be_longer: bool = False) -> None:
+        """Raise UsageError if the folder holds a run of another configuration, naming the fields, or no run but files.
+
+        may_be_longer: more steps than the run there has are no difference.
+        """
         record = self.record()
         if record is None:
+            self._refuse_foreign_files()
             return
         stored = flat_fields(config_to_json(self._recorded_config(record)))
         given = flat_fields(config_to_json(fit_vocabulary(config, record["corpus"]["vocab_size"])))
@@ -115,6 +126,7 @@ class RunFolder:
             f"{name} is {stored.get(name, 'not set')!r} there and {given.get(name, 'not set')!r} here"
             for name in {**stored, **given}
             if name not in FREE_FIELDS and stored.get(name) != given.get(name)
+            if not (name == "steps" and may_be_longer and given[name] > stored[name])
         ]
         if differing:
             raise UsageError(
@@ -122,12 +134,30 @@ class RunFolder:
                 "Choose another folder, or repeat its options to go on with it"
             )
 
-    def claim(self, config: RunConfig, corpus: Corpus) -> None:
-        """Make this the folder of that run, or see that it is one already."""
-        self.refuse_other(config)
-        if not (self.path / TOKENIZER).is_file():
-            write_json(self.path / TOKENIZER, corpus.tokenizer.to_json())
-        if (record := self.record()) is None:
+    def _refuse_foreign_files(self) -> None:
+        """A run folder is new, empty or a run; what is begun here has left no more than OWN before it is one."""
+        if self._summary.is_file():
+            return  # `summary` says what is wrong
+        if self.path.exists() and not self.path.is_dir():
+            raise UsageError(f"{self.path} is a file; give a folder")
+        paths = sorted(self.path.iterdir()) if self.path.is_dir() else []
+        names = [path.name for path in paths if not (path.name in OWN or path.name.endswith(PARTIAL))]
+        names += [checkpoint.path.name for checkpoint in self.checkpoints.all()]
+        if names:
+            more = ", .." if len(names) > 3 else ""
+            raise UsageError(
+                f"{self.path} holds files and no run ({', '.join(names[:3])}{more}); give a new or empty folder"
+            )
+
+    def claim(self, config: RunConfig, corpus: Corpus) -> str:
+        """Make this the folder of that run, or see that it is one already. Returns what was done to a shorter one."""
+        self.refuse_other(config, may_be_longer=True)
+        tokenizer, record = self.path / TOKENIZER, self.record()
+        if not tokenizer.is_file():
+            write_json(tokenizer, corpus.tokenizer.to_json())
+        elif record is None and _read_json(tokenizer) != corpus.tokenizer.to_json():
+            raise UsageError(f"{self.path} holds files and no run ({TOKENIZER}); give a new or empty folder")
+        if record is None:
             self.checkpoints.folder.mkdir(exist_ok=True)
             # Last: a folder with this file in it is a run.
             write_json(self._config, _description(config, corpus))
@@ -136,6 +166,41 @@ class RunFolder:
                 f"{self.path}: the corpus has changed since this run began (it was {record['corpus']['description']}, "
                 f"now it is {corpus.description}); restore its files or choose another folder"
             )
+        return self.extend(config, corpus) if record and record["config"]["steps"] < config.steps else ""
+
+    def extend(self, config: RunConfig, corpus: Corpus) -> str:
+        """Make the run here one of more steps, which goes on from its last checkpoint before the learning rate fell.
+
+        Up to there the longer run is the same, but for its warm-up, which may have been shorter. What came after is
+        kept in steps-N, N being the steps that it had. Returns one line that says so; raises UsageError where no such
+        checkpoint is left, or where the longer run would still be warming up at it.
+        """
+        old = self.config()
+        stable, warm = last_stable_step(old.optimizer, old.steps), warm_step(config.optimizer, config.steps)
+        checkpoints = self.checkpoints.all()
+        good = [c for c in checkpoints if warm <= c.step <= stable and c.damage() is None]
+        if not good:
+            raise UsageError(
+                f"{self.path}: a run of {old.steps} steps goes on to {config.steps} from a checkpoint made while the "
+                f"learning rate was constant (steps {warm} to {stable}), and no good one is left; choose another folder"
+            )
+        aside = self.path / f"steps-{old.steps}"
+        if not aside.exists():
+            with new_folder(aside) as partial:
+                for path in (self._config, self.metrics, self._summary):
+                    if path.exists():
+                        shutil.copy2(path, partial)
+                (partial / "checkpoints").mkdir()
+        for checkpoint in checkpoints:
+            if checkpoint.step > good[-1].step:
+                os.rename(checkpoint.path, aside / "checkpoints" / checkpoint.path.name)
+        self._summary.unlink(missing_ok=True)
+        # Last: until then it is the shorter run, which the same command extends again.
+        write_json(self._config, _description(config, corpus))
+        return (
+            f"a run of {old.steps} steps goes on to {config.steps} from step {good[-1].step}, its last checkpoint "
+            f"before the learning rate fell; its end is kept in {aside}"
+        )
 
 
 def fit_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
@@ -185,14 +250,6 @@ def _commit() -> str | None:
         return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def flat_fields(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested dicts: names joined by dots -> values."""
-    flat: dict[str, Any] = {}
-    for key, item in value.items():
-        flat |= flat_fields(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
-    return flat
 
 
 def _read_json(path: Path) -> Any:

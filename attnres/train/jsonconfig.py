@@ -8,6 +8,7 @@ import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnres.errors import UsageError
+from attnres.model import TransformerConfig
 from attnres.train.config import RunConfig
 
 T = TypeVar("T")
@@ -24,6 +25,24 @@ def config_from_json(data: Any) -> RunConfig:
     Raises UsageError on an unknown field or a value of the wrong type, naming the field.
     """
     return _record(RunConfig, data, "")
+
+
+def model_to_json(model: TransformerConfig) -> dict[str, Any]:
+    """A model's part of the configuration."""
+    return config_to_json(RunConfig(model=model))["model"]
+
+
+def model_from_json(data: Any) -> TransformerConfig:
+    """The model that `model_to_json` wrote. Raises UsageError as `config_from_json` does."""
+    return config_from_json({"model": data}).model
+
+
+def flat_fields(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested dicts: names joined by dots -> values."""
+    flat: dict[str, Any] = {}
+    for key, item in value.items():
+        flat |= flat_fields(item, f"{prefix}{key}.") if isinstance(item, dict) else {prefix + key: item}
+    return flat
 
 
 def _plain(value: Any) -> Any:

@@ -24,6 +24,7 @@ from attnres.train.folder import RunFolder, fit_vocabulary
 from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import PeakMemory
 from attnres.train.metrics import Metrics, Records
+from attnres.train.optimizers import last_stable_step
 from attnres.train.trainer import NonFinite, Trainer, choose_device
 
 Listener = Callable[[dict[str, Any]], None]
@@ -56,14 +57,15 @@ def train(
     """Start the run in `folder`, or go on with the one that is there, and return its summary when it is done.
 
     A run that is done already only returns its summary. With one thread the result is bit-equal however often the run
-    was stopped on its way.
+    was stopped on its way. Given more steps than the run in the folder has, it goes on from the last checkpoint before
+    the learning rate fell (see `RunFolder.extend`).
 
     Args:
         config: all that decides the result. A `model.vocab_size` below the corpus's is raised to it.
         folder: the run folder.
         listen: called with every record of metrics.jsonl as it is written, before them with {"kind": "start", "folder",
-            "connection", "parameters", "corpus", "step", "steps", "tokens_per_step"}, and for every checkpoint with
-            {"kind": "saved", "step", "path"}.
+            "connection", "parameters", "corpus", "step", "steps", "note" (what was done to go on with a shorter run, or
+            ""), "tokens_per_step"}, and for every checkpoint with {"kind": "saved", "step", "path"}.
         progress: handed to `open_corpus`.
         layout: in each of several processes (see `join_world`), how they share the work. All of them call this with the
             same arguments; only the first one writes and calls `listen`.
@@ -95,8 +97,8 @@ def _train(
     world.agree(
         {"configuration": json.dumps(config_to_json(config)), "code": code_digest(), "torch": torch.__version__}
     )
-    run.refuse_other(config)
-    if (summary := world.share(run.summary)) is not None:
+    run.refuse_other(config, may_be_longer=True)
+    if (summary := world.share(run.summary)) is not None and summary["steps"] == config.steps:
         return summary
     corpus = open_corpus(config.data, progress=progress)
     world.agree({"corpus": corpus.sha256})
@@ -104,10 +106,9 @@ def _train(
     config = fit_vocabulary(config, corpus.vocab_size)
     trainer = _trainer(config, corpus, world)  # whatever is wrong with the options, nothing has been written yet
     with ExitStack() as stack:
-        if world.main:
-            run.path.mkdir(parents=True, exist_ok=True)
-            stack.enter_context(run.lock())
-            run.claim(config, corpus)
+        world.together(lambda: stack.enter_context(run.lock()) if world.main else None)
+        world.require_shared(run.path)
+        note = world.together(lambda: run.claim(config, corpus) if world.main else "")[0]
         resumed = world.share(run.checkpoints.newest_good)
         begun = resumed.step if resumed else 0
         if world.main:
@@ -116,7 +117,7 @@ def _train(
         records = world.share(lambda: metrics.records)
         if not world.main:
             metrics, listen = Records(records), None
-        loop = Loop(trainer, run, metrics, resumed, world)
+        loop = Loop(trainer, run, metrics, resumed, world, note)
         if listen:
             loop.listeners.append(listen)
         if config.tensorboard and world.main:
@@ -138,13 +139,20 @@ class Loop:
     """Train, evaluate, save and report until the last step. In several processes each runs one, in step."""
 
     def __init__(
-        self, trainer: Trainer, folder: RunFolder, metrics: Records, resumed: Checkpoint | None, world: World
+        self,
+        trainer: Trainer,
+        folder: RunFolder,
+        metrics: Records,
+        resumed: Checkpoint | None,
+        world: World,
+        note: str = "",
     ) -> None:
         self.trainer = trainer
         self.config = trainer.config
         self.folder = folder
         self.metrics = metrics
         self.world = world
+        self.note = note
         self.checkpoints = trainer.checkpoints(folder.checkpoints.folder)
         self.listeners: list[Listener] = []
         self.last_good = resumed
@@ -194,7 +202,7 @@ class Loop:
         began = time.perf_counter()
         result = self.trainer.train_step()
         seconds = time.perf_counter() - began
-        speed = self.config.tokens_per_step / seconds
+        speed = self.trainer.tokens_per_step / seconds
         record = {"kind": "train", "step": self.trainer.step, **result}
         self._record({**record, "tokens_per_second": speed, "step_seconds": seconds})
 
@@ -218,7 +226,7 @@ class Loop:
         self.metrics.sync()
         self.last_good = self.checkpoints.save(step, model, optimizer, state)
         if self.world.main:
-            self.checkpoints.prune(self.config.keep)
+            self.checkpoints.prune(self.config.keep, last_stable_step(self.config.optimizer, self.config.steps))
         self._tell({"kind": "saved", "step": step, "path": str(self.last_good.path)})
         return self.last_good
 
@@ -246,7 +254,8 @@ class Loop:
             "bytes_per_token": self.trainer.corpus.bytes_per_token,
             "step": self.trainer.step,
             "steps": self.config.steps,
-            "tokens_per_step": self.config.tokens_per_step,
+            "note": self.note,
+            "tokens_per_step": self.trainer.tokens_per_step,
         }
 
     def _summary(self) -> dict[str, Any]:
@@ -255,7 +264,7 @@ class Loop:
         return {
             "status": "done",
             "steps": self.trainer.step,
-            "tokens": self.trainer.step * self.config.tokens_per_step,
+            "tokens": self.trainer.step * self.trainer.tokens_per_step,
             "validation_loss": validation[-1],
             "best_validation_loss": min(validation),
             "bytes_per_token": self.trainer.corpus.bytes_per_token,

@@ -53,10 +53,20 @@ def schedule(config: OptimizerConfig, step: int, steps: int) -> float:
 
     Never exactly zero: no update is wasted.
     """
-    warmup, decay = round(config.warmup * steps), round(config.decay * steps)
-    rising = (step + 1) / warmup if step < warmup else 1.0
-    falling = (steps - step) / decay if step >= steps - decay else 1.0
+    warm, stable = warm_step(config, steps), last_stable_step(config, steps)
+    rising = (step + 1) / warm if step < warm else 1.0
+    falling = (steps - step) / (steps - stable) if step >= stable else 1.0
     return min(rising, falling)
+
+
+def warm_step(config: OptimizerConfig, steps: int) -> int:
+    """The first update with the whole learning rate."""
+    return round(config.warmup * steps)
+
+
+def last_stable_step(config: OptimizerConfig, steps: int) -> int:
+    """After how many updates the learning rate begins to fall."""
+    return steps - round(config.decay * steps)
 
 
 def set_learning_rate(optimizers: list[Optimizer], share: float) -> None:

@@ -41,5 +41,6 @@ def load_run(folder: str | Path, best: bool = False) -> Run:
     if checkpoint is None:
         raise UsageError(f"{run.path}: the run has saved no checkpoint yet; train it first")
     model = Transformer(config.model)
+    checkpoint.require(config.model, model.state_dict())
     model.load_state_dict(checkpoint.model())
     return Run(run.path, config, model.eval(), run.tokenizer(), checkpoint.step)

@@ -24,6 +24,7 @@ from attnres.model import Transformer
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.config import RunConfig
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
+from attnres.train.jsonconfig import model_to_json
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
 
 Model = Callable[[Tensor], Tensor]
@@ -36,15 +37,24 @@ class NonFinite(Exception):
     """A loss, a gradient or a weight is infinite or not a number. The message says which, at which step and where."""
 
 
-def forward_backward(model: Model, batches: list[Tensor], autocast: contextlib.AbstractContextManager) -> float:
-    """Add the gradient of the batches' mean loss to the parameters; return that loss in nats per token."""
-    total = 0.0
-    for tokens in batches:
+def forward_backward(
+    model: Model,
+    batches: list[Tensor],
+    autocast: contextlib.AbstractContextManager,
+    announce: Callable[[bool], object] = lambda last: None,
+) -> float:
+    """Add the gradient of the batches' mean loss to the parameters; return that loss in nats per token.
+
+    announce: told before each batch whether it is the last one.
+    """
+    losses = []
+    for number, tokens in enumerate(batches, 1):
+        announce(number == len(batches))
         with autocast:
             loss = token_losses(model, tokens).mean() / len(batches)
         loss.backward()
-        total += loss.item()
-    return total
+        losses.append(loss.detach())
+    return sum(loss.item() for loss in losses)  # only now: a GPU need not be waited for between batches
 
 
 def token_losses(model: Model, tokens: Tensor) -> Tensor:
@@ -75,6 +85,10 @@ class Trainer:
     def parameters(self) -> int:
         """How many numbers the whole model has learned."""
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.config.tokens_per_step
 
     def train_step(self) -> dict[str, float]:
         """Make one update. Returns loss, learning rate and gradient norm; raises NonFinite and changes no weight."""
@@ -140,7 +154,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """The rest, as a JSON value."""
-        return {"step": self.step, "sampler": self.sampler.state()}
+        return {"step": self.step, "sampler": self.sampler.state(), "model": model_to_json(self.config.model)}
 
     def checkpoints(self, folder: Path) -> Checkpoints:
         """What writes and finds them in that folder."""
@@ -148,6 +162,7 @@ class Trainer:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimizers and data position from the checkpoint."""
+        checkpoint.require(self.config.model, self.model.state_dict())
         self.restore(checkpoint.model(), checkpoint.optimizer(), checkpoint.state())
 
     def restore(self, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:

@@ -178,6 +178,116 @@ def test_a_checkpoint_goes_from_layout_to_layout_bit_for_bit(make_config, ranks,
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
 
 
+def collectives_of_a_step(_group, config, layout):
+    """How often this process takes part in each kind of collective: what the dispatcher sees of c10d."""
+    from attnres.torch_private import TorchDispatchMode
+
+    counts: dict[str, int] = {}
+
+    class Count(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "c10d":
+                name = func.overloadpacket.__name__
+                counts[name] = counts.get(name, 0) + 1
+            return func(*args, **(kwargs or {}))
+
+    trainer = make_trainer(config, layout)
+    trainer.train_step()
+    with Count():
+        trainer.train_step()
+    return counts
+
+
+SUBLAYERS = 8
+LOSS = 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        # Each sublayer is gathered for forward and backward, and the rest once for both, in each of 4 micro-batches.
+        (
+            Layout(shard=4),
+            {
+                "_allgather_base_": 4 * (2 * SUBLAYERS + 1),
+                "_reduce_scatter_base_": SUBLAYERS + 1,
+                "allreduce_": LOSS,
+            },
+        ),
+        # A chunk's are gathered once in a step. The second sum is of the norm.
+        (
+            Layout(pipeline=2, shard=2),
+            {
+                "_allgather_base_": SUBLAYERS // 2 + 1,
+                "_reduce_scatter_base_": SUBLAYERS // 2 + 1,
+                "allreduce_": LOSS + 1,
+            },
+        ),
+    ],
+    ids=["shard 4", "pipeline 2, shard 2"],
+)
+def test_no_collective_is_needless(make_config, ranks, layout, expected):
+    config = make_config(batch_size=4, accumulate=4, model={"layers": 4}, optimizer={"hidden": "adamw"})
+    for counts in ranks.run(collectives_of_a_step, config, layout, ranks=4):
+        assert {name: counts.get(name, 0) for name in expected} == expected
+
+
+def test_replicas_sum_their_gradients_once(make_config, pair):
+    config = make_config(batch_size=4, accumulate=3, optimizer={"hidden": "adamw"})
+    for counts in pair.run(collectives_of_a_step, config, Layout(replicate=2, shard=1), ranks=2):
+        assert counts["allreduce_"] == 4 + 1 + LOSS  # 4 sublayers, the rest, the loss
+
+
+def save_apart(group, config, folders):
+    """Save where each process has a folder of its own, as if one path were on a disk of each; what it raises."""
+    from attnres.parallel import world
+
+    world.SEE_SECONDS = 0.5
+    trainer = make_trainer(config, Layout(shard=2))
+    try:
+        state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
+        trainer.checkpoints(folders[group.rank()]).save(trainer.step, *trainer.tensors(), state)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def test_a_checkpoint_that_not_all_see_is_an_error_on_all_and_leaves_nothing(make_config, pair, tmp_path):
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+    said = pair.run(save_apart, make_config(batch_size=4), folders, ranks=2)
+    assert all("process 1 does not see what process 0 writes there" in message for message in said)
+    assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("step-*"))
+
+
+def fill_disk(group, config, folder, limit):
+    """Save where one process may write no more than `limit` bytes into a file; what each raises."""
+    import resource
+    import signal
+
+    trainer = make_trainer(config, Layout(shard=2))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if group.rank() == 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
+        trainer.checkpoints(folder).save(trainer.step, *trainer.tensors(), state)
+    except OSError as error:
+        return error.filename, error.strerror
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return None
+
+
+def test_a_full_disk_of_one_process_is_named_on_all(make_config, pair, tmp_path):
+    said = pair.run(fill_disk, make_config(batch_size=4), tmp_path, 2000, ranks=2)
+    place = str(tmp_path / "step-00000000" / "model.safetensors")
+    assert said == [(place, "File too large")] * 2
+    assert not list(tmp_path.iterdir())
+
+
 def _muon(_group):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

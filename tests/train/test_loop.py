@@ -15,6 +15,7 @@ import torch
 
 import attnres
 from attnres.errors import UsageError
+from attnres.files import sha256
 from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
 from attnres.train.folder import RunFolder
 from attnres.train.loop import Loop
@@ -108,7 +109,7 @@ def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "evaluate", lambda self: by_step[self.step])
     config = make_config(steps=12, evaluate_every=2, save_every=2, keep=2)
     summary = train(config, tmp_path)
-    assert steps_on_disk(tmp_path) == [4, 10, 12]
+    assert steps_on_disk(tmp_path) == [4, 8, 10, 12]  # 8: the last one before the learning rate falls
     assert summary["best_validation_loss"] == 1.0
     assert load_run(tmp_path).step == 12
     assert load_run(tmp_path, best=True).step == 4
@@ -204,6 +205,94 @@ def test_another_configuration_is_refused_with_both_values(make_config, tmp_path
     assert "\n" not in message
     assert "steps is" not in message
     assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("foreign", ["metrics.jsonl", "notes.txt", "tokenizer.json", ".git/HEAD"])
+def test_a_folder_of_something_else_is_left_alone(make_config, tmp_path, foreign):
+    file = tmp_path / foreign
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"mine": 1}')
+    with pytest.raises(UsageError, match=rf"holds files and no run \({foreign.split('/')[0]}\); give a new or empty"):
+        train(make_config(steps=1), tmp_path)
+    assert file.read_text() == '{"mine": 1}'
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock", foreign.split("/")[0]}
+    file.unlink()
+    if foreign != ".git/HEAD":
+        train(make_config(steps=1), tmp_path)
+
+
+def test_a_file_is_no_folder(make_config, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UsageError, match="is a file; give a folder"):
+        train(make_config(steps=1), tmp_path / "run")
+
+
+def test_a_finished_run_goes_on_to_more_steps(make_config, tmp_path):
+    """From before the decay, to the bits of a run that was that long from the start (without a warm-up here)."""
+    flat = {"warmup": 0.0, "decay": 0.25}
+    short, long = (make_config(steps=steps, save_every=1, keep=1, optimizer=flat) for steps in (8, 16))
+    first = train(short, tmp_path / "run")
+    assert steps_on_disk(tmp_path / "run") >= [6, 8]
+    train(long, tmp_path / "long")
+    events = []
+    summary = train(long, tmp_path / "run", events.append)
+    assert "8 steps goes on to 16 from step 6, its last checkpoint before" in events[0]["note"]
+    assert events[0]["step"] == 6 and summary["steps"] == 16
+    assert weights(tmp_path / "run", 16) == weights(tmp_path / "long", 16)
+    assert results(tmp_path / "run") == results(tmp_path / "long")
+    kept = tmp_path / "run" / "steps-8"
+    assert json.loads((kept / "summary.json").read_text()) == first and len(results(kept)) > 8
+    assert (kept / "checkpoints" / "step-00000008" / "model.safetensors").is_file()
+    assert train(long, tmp_path / "run") == summary
+    with pytest.raises(UsageError, match="steps is 16 there and 8 here"):
+        train(short, tmp_path / "run")
+
+
+def test_a_run_that_kept_nothing_from_before_its_decay_is_not_extended(make_config, tmp_path):
+    flat = {"warmup": 0.0, "decay": 1.0}
+    train(make_config(steps=4, save_every=2, optimizer=flat), tmp_path)
+    before = results(tmp_path)
+    with pytest.raises(UsageError, match=r"goes on to 8 from a checkpoint made while .* \(steps 0 to 0\)"):
+        train(make_config(steps=8, save_every=2, optimizer=flat), tmp_path)
+    assert results(tmp_path) == before and load_run(tmp_path).step == 4
+
+
+def test_a_checkpoint_of_another_model_is_one_line(make_config, tmp_path):
+    for name, options in (("one", {}), ("wide", {"dim": 32}), ("blocks", {"connection_options": {"block_size": 1}})):
+        train(make_config(steps=4, model=options), tmp_path / name)
+    mine = tmp_path / "one" / "checkpoints" / "step-00000004"
+    for name, differs in (("wide", "dim is 32 in it and 16"), ("blocks", "block_size")):
+        shutil.rmtree(mine)
+        shutil.copytree(tmp_path / name / "checkpoints" / "step-00000004", mine)
+        (tmp_path / "one" / "summary.json").unlink(missing_ok=True)
+        for use in (load_run, lambda folder: train(make_config(steps=4), folder)):
+            with pytest.raises(UsageError, match=rf"step-00000004: a checkpoint of another model \(.*{differs}"):
+                use(tmp_path / "one")
+    # One that does not say of which model it is, as the first versions wrote them, is known by its shapes.
+    shutil.rmtree(mine)
+    shutil.copytree(tmp_path / "wide" / "checkpoints" / "step-00000004", mine)
+    state = json.loads((mine / "state.json").read_text())
+    del state["model"]
+    (mine / "state.json").write_text(json.dumps(state))
+    rewrite_checksums(mine)
+    with pytest.raises(UsageError, match=r"is \[.*32\] in it and \[.*16\] in the run"):
+        load_run(tmp_path / "one")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_a_file_without_tensors_is_one_line(make_config, tmp_path, file):
+    train(make_config(steps=4), tmp_path)
+    mine = tmp_path / "checkpoints" / "step-00000004"
+    (mine / file).write_bytes(b"")
+    rewrite_checksums(mine)
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(UsageError, match=rf"{file}: cannot be read .*; delete it to go on from another"):
+        train(make_config(steps=4), tmp_path)
+
+
+def rewrite_checksums(checkpoint):
+    names = ("model.safetensors", "optimizer.safetensors", "state.json")
+    (checkpoint / "checksums.json").write_text(json.dumps({name: sha256(checkpoint / name) for name in names}))
 
 
 def test_what_does_not_change_the_result_may_change(make_config, tmp_path):

@@ -157,6 +157,20 @@ def test_torchrun_goes_on_with_the_machines_that_are_left(make_config, tmp_path,
 
 
 @pytest.mark.timeout(LIMIT)
+def test_a_folder_that_is_not_shared_is_refused_before_the_first_step(make_config, tmp_path, port):
+    """Two machines that have different disks at the same path: nothing that they wrote could be joined."""
+    config = recipe(tmp_path, make_config(batch_size=4))
+    folders = (tmp_path / "one", tmp_path / "other")
+    for folder in folders:
+        folder.mkdir()
+    ended = by_hand([["run", "--recipe", config, "--shard", 2]] * 2, port, folders=folders)
+    assert [code for code, _, _ in ended] == [2, 2], ended
+    lines = [line for _, error, _ in ended for line in error.splitlines() if "attnres: " in line]
+    assert len(lines) == 1 and "run: process 1 does not see what process 0 writes there" in lines[0], ended
+    assert not list(tmp_path.rglob("config.json"))
+
+
+@pytest.mark.timeout(LIMIT)
 def test_bad_input_is_one_line_from_one_process(make_config, tmp_path, port):
     config = make_config(batch_size=4, accumulate=2)
     one, other = recipe(tmp_path, config), recipe(tmp_path, make_config(batch_size=4, accumulate=2, seed=5), "other.py")

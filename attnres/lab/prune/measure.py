@@ -28,7 +28,8 @@ from attnres.lab.prune.record import Pruned
 from attnres.lab.record import read_record, write_record
 from attnres.model import Transformer
 from attnres.train import RunConfig, config_to_json, load_run, read_metrics
-from attnres.train.folder import FREE_FIELDS, RunFolder, flat_fields
+from attnres.train.folder import FREE_FIELDS, RunFolder
+from attnres.train.jsonconfig import flat_fields
 
 BATCH = 8
 """Sequences at a time."""
