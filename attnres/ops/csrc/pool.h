@@ -4,7 +4,8 @@
 // the gradients of nine sources that took several times as long as computing them. A decode step, whose results are
 // small, runs on the buffers of the step before and saves the search for aligned ones. What is kept is at most kBytes
 // in kBlocks blocks, the oldest goes first, and a training step frees and asks for the same sizes over and over, so its
-// peak does not grow. Sizes are rounded up by at most an eighth: batches of varying length find what others left.
+// peak does not grow. From 4 KB on, sizes are rounded up by at most an eighth: batches of varying length find what
+// others left.
 
 #pragma once
 
@@ -48,6 +49,16 @@ class Pool final : public c10::Allocator {
 
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
+  // New memory; what is kept makes room where there is no more. Raises torch's own error.
+  void* fresh(size_t bytes) {
+    try {
+      return c10::alloc_cpu(bytes);
+    } catch (const c10::Error&) {
+      if (trim() == 0) throw;
+      return c10::alloc_cpu(bytes);
+    }
+  }
+
   // Frees what is kept, and returns how many bytes that was.
   size_t trim() {
     const std::lock_guard<std::mutex> guard(mutex_);
@@ -70,7 +81,8 @@ class Pool final : public c10::Allocator {
   }
 
   static size_t rounded(size_t bytes) {
-    const size_t step = std::max<size_t>(64, std::bit_floor(bytes) / 8);
+    if (bytes < 4096) return bytes;
+    const size_t step = std::bit_floor(bytes) / 8;
     return (bytes + step - 1) / step * step;
   }
 
@@ -85,12 +97,7 @@ class Pool final : public c10::Allocator {
           return found;
         }
     }
-    try {
-      return new Block{c10::alloc_cpu(bytes), bytes};
-    } catch (const c10::Error&) {
-      if (trim() == 0) throw;
-      return new Block{c10::alloc_cpu(bytes), bytes};
-    }
+    return new Block{fresh(bytes), bytes};
   }
 
   static void give_back(void* freed) {
@@ -122,16 +129,21 @@ class Pool final : public c10::Allocator {
   size_t held_ = 0;
 };
 
-// Zeroed floats from the pool. A vector says no more than std::bad_alloc where there is no memory for it.
+// Zeroed floats for the length of a call. A vector says no more than std::bad_alloc where there is no memory for it,
+// and of what is kept they would take the results' places.
 class Scratch {
  public:
-  explicit Scratch(int64_t count) : memory_(Pool::get().allocate(sizeof(float) * count)) {
-    std::memset(memory_.get(), 0, sizeof(float) * count);
+  explicit Scratch(int64_t count) : data_(static_cast<float*>(Pool::get().fresh(sizeof(float) * count))) {
+    if (count > 0) std::memset(data_, 0, sizeof(float) * count);
   }
-  float* data() const { return static_cast<float*>(memory_.get()); }
+  ~Scratch() { c10::free_cpu(data_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+
+  float* data() const { return data_; }
 
  private:
-  c10::DataPtr memory_;
+  float* data_;
 };
 
 }  // namespace attnres
