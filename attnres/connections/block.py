@@ -219,6 +219,7 @@ class Block(Connection):
             h = mixture(self._merged(newest, *waiting.pop(0), scale, dtype) for _ in range(self._reads[site]))
             y = output_of(sublayer, h)
             values = self.scatter(values, self.weigh_output(None, site, y), site, h, y)
+            del h  # before the next one is made, so that a decode step needs no memory for both
         return values
 
     def _merged(
