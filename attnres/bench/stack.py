@@ -67,7 +67,7 @@ class Model(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.shape = shape
-        self.connection = Block(shape.dim, shape.sublayers, shape.block_size, EPS)
+        self.connection = Block(shape.dim, shape.sublayers, shape.block_size, eps=EPS)
         make = nn.Identity if shape.kind == "identity" else SwiGLU
         self.sublayers = nn.ModuleList(make(shape.dim) for _ in range(shape.sublayers))
         self.connection.gain.requires_grad_(False)  # one of the packages has none
