@@ -8,7 +8,7 @@ line. (Operators such as aten._softmax are no private names: they are in torch's
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -104,3 +104,10 @@ def constant_to_compiler(function: F) -> F:
 def own_parameters(module: nn.Module) -> dict[str, Any]:
     """Return a module's parameters by their names in it, without a ParameterDict's 2 us for each."""
     return module._parameters
+
+
+def times_changed(tensors: Sequence[Tensor]) -> list[int]:
+    """Count how often each was changed in place; not while torch.compile traces, nor of those that do not count it."""
+    if torch.compiler.is_compiling():
+        return []
+    return [tensor._version for tensor in tensors if not tensor.is_inference()]

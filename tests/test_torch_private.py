@@ -23,7 +23,9 @@ def parameters_of(function) -> list[str]:
 
 
 def test_no_other_file_has_a_private_name():
-    private = re.compile(r"^[^#\n]*?(torch(\.\w+)*\._[a-z]\w*|from torch\S* import .*\b_\w+|\._parameters\b)", re.M)
+    private = re.compile(
+        r"^[^#\n]*?(torch(\.\w+)*\._[a-z]\w*|from torch\S* import .*\b_\w+|\._parameters\b|\._version\b)", re.M
+    )
     for path in sorted((ROOT / "attnres").rglob("*.py")):
         found = [match[1] for match in private.finditer(path.read_text(encoding="utf-8")) if "aten._" not in match[1]]
         assert not found or path.name == "torch_private.py", f"{path.relative_to(ROOT)}: {found}"
@@ -182,3 +184,12 @@ def test_own_parameters():
     modules = nn.ParameterDict({"3": nn.Parameter(torch.ones(1))})
     assert torch_private.own_parameters(modules)["3"] is modules["3"], MOVED
     assert torch_private.own_parameters(nn.Linear(2, 2, bias=False)).keys() == {"weight", "bias"}, MOVED
+
+
+def test_times_changed():
+    x = torch.zeros(2)
+    before = torch_private.times_changed([x, x.view(2)])
+    x.detach().add_(1)
+    assert torch_private.times_changed([x, x.view(2)]) == [count + 1 for count in before], MOVED
+    with torch.inference_mode():
+        assert torch_private.times_changed([torch.zeros(2)]) == []

@@ -82,4 +82,4 @@ def default_folder(config: RunConfig) -> Path:
     """A folder of its own for every configuration, so that the same command finds its run again."""
     model, (name, _) = config.model, parse_connection(config.model.connection)
     digest = hashlib.sha256(json.dumps(config_to_json(config), sort_keys=True).encode()).hexdigest()[:6]
-    return Path("runs") / f"{name}-{model.layers}x{model.dim}-seed{config.seed}-{digest}"
+    return Path("runs") / f"{Path(name).name.replace(':', '-')}-{model.layers}x{model.dim}-seed{config.seed}-{digest}"

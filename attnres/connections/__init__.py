@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
 from attnres.connections._connection import Connection, Sublayer, Values, Weights, output_of
+from attnres.connections._files import class_of_file, classes_of, import_errors
 from attnres.connections._grammar import Option, parse_connection, print_connection
 from attnres.connections._groups import param_groups
 from attnres.connections._mixing import Unrolled, mixing_matrix
@@ -48,23 +49,21 @@ def connection_names() -> list[str]:
 
 
 def connection_class(connection: str) -> type[Connection]:
-    """Find the class of a connection, written with or without options.
+    """Find the class of a connection, written with or without options: one of this folder, or FILE.py:CLASS.
 
-    Raises UsageError with the known names for any other.
+    Raises UsageError with the known names for any other, and on a file that cannot be imported.
     """
     name, _ = parse_connection(connection)
+    file, colon, class_name = name.rpartition(":")
+    if colon:
+        return class_of_file(file, class_name)
     if name not in connection_names():
         known = connection_names()
         raise UsageError(f"unknown connection {name!r}; {_meant(name, known)}choose one of: {', '.join(known)}")
-    try:
-        module = importlib.import_module(f"{__name__}.{name.replace('-', '_')}")
-    except SyntaxError as error:
-        raise UsageError(f"{error.filename}, line {error.lineno}: {error.msg}; mend the connection's file") from error
-    classes = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value) and issubclass(value, Connection) and value.__module__ == module.__name__
-    ]
+    file_name = name.replace("-", "_")
+    with import_errors(file_name):
+        module = importlib.import_module(f"{__name__}.{file_name}")
+    classes = classes_of(module)
     if len(classes) != 1:
         raise UsageError(f"{module.__file__} must define one subclass of Connection, not {len(classes)}")
     return classes[0]

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnres.errors import UsageError
 from attnres.ops import inverse_rms as inverse_rms
 from attnres.ops import widen as widen
+from attnres.torch_private import times_changed
 
 Values = tuple[Tensor, ...]
 """What depth carries between two sites. Tensors only, never mutated: it is the wire format of a pipeline."""
@@ -57,6 +58,8 @@ class Connection(nn.Module):
         positive("sites", sites)
         self.dim = dim
         self.sites = sites
+        self.register_state_dict_post_hook(_sign)
+        self.register_load_state_dict_pre_hook(_refuse_other)
 
     def start(self, x: Tensor) -> Values:
         """The values before the first site, from the embedding x."""
@@ -94,14 +97,19 @@ class Connection(nn.Module):
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
         """Pass the values through consecutive sublayers, of which the leftmost stands at site `first`."""
-        for site, sublayer in enumerate(self._fitting(sublayers, first), first):
+        for site, sublayer in enumerate(self._fitting(values, sublayers, first), first):
             weights, h = self.mix(values, site)
             y = output_of(sublayer, h)
             with outside_autocast(values):
                 values = self.scatter(values, self.weigh_output(weights, site, y), site, h, y)
         return values
 
-    def _fitting(self, sublayers: Iterable[Sublayer], first: int) -> list[Sublayer]:
+    def _fitting(self, values: Values, sublayers: Iterable[Sublayer], first: int) -> list[Sublayer]:
+        """List the sublayers. Raises UsageError if they or the values are not for this connection."""
+        if isinstance(values, Tensor):
+            raise UsageError("values are what start(x) returns, not x: connection.run(connection.start(x), sublayers)")
+        if values[0].shape[-1] != self.dim:
+            raise UsageError(f"the connection has width {self.dim}; what it was given has {values[0].shape[-1]}")
         listed = list(sublayers)
         if first + len(listed) > self.sites:
             raise UsageError(
@@ -117,11 +125,43 @@ class Connection(nn.Module):
         return f"dim={self.dim}, sites={self.sites}"
 
 
+def _signature(connection: nn.Module) -> str:
+    return f"{type(connection).__name__}({connection.extra_repr()})"
+
+
+def _sign(connection: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+    """Say whose state it is: a Full has the parameters of a Block, and means something else by them."""
+    metadata["connection"] = _signature(connection)
+
+
+def _refuse_other(connection: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    here = _signature(connection)
+    there = metadata.get("connection", here)
+    if there != here:
+        kinds = [signature.partition("(")[0] for signature in (there, here)]
+        parts = kinds if kinds[0] != kinds[1] else [_beyond(there, here), _beyond(here, there)]
+        raise UsageError("the state is that of {}, and this connection is {}; make the same one".format(*parts))
+
+
+def _beyond(signature: str, other: str) -> str:
+    """What a signature says that the other does not."""
+    known = other.rstrip(")").split(", ")
+    return ", ".join(part for part in signature.rstrip(")").split(", ") if part not in known)
+
+
 def output_of(sublayer: Sublayer, h: Mixture) -> Tensor:
-    """Call the sublayer with what its site reads."""
-    y = sublayer(*h) if isinstance(h, tuple) else sublayer(h)
+    """Call the sublayer with what its site reads.
+
+    Raises UsageError if it returns no tensor, or changes what it was given: that may be the stream itself, or saved for
+    the backward pass.
+    """
+    reads = h if isinstance(h, tuple) else (h,)
+    before = times_changed(reads)
+    y = sublayer(*reads)
     if not isinstance(y, Tensor):
         raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
+    if times_changed(reads) != before:
+        raise UsageError("a sublayer changed its input in place, as nn.ReLU(inplace=True) does; let it work on a copy")
     return y
 
 

@@ -21,7 +21,7 @@ class Streams(Connection):
         self.streams = streams
 
     def start(self, x: Tensor) -> Values:
-        return (x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, self.dim),)
+        return (x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]),)
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
         (streams,) = values

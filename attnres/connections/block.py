@@ -192,7 +192,7 @@ class Block(Connection):
         """Two phases (Algorithm 1 of the paper): the finished blocks are read once for all sites of a tile, and each
         site merges what was made since. A tile is a block, or several while that makes fewer than TILE sites.
         """
-        sublayers = self._fitting(sublayers, first)
+        sublayers = self._fitting(values, sublayers, first)
         if not self._fused or self.options.window is not None:
             return super().run(values, sublayers, first)
         tile = self.block_size * -(-TILE // self.block_size)

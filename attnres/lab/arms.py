@@ -20,4 +20,5 @@ def arm_model(arm: str, model: TransformerConfig) -> TransformerConfig:
 
 
 def arm_folder(out: Path, arm: str) -> Path:
-    return out / arm.replace(":", "_").replace(",", "_").replace("=", "-")
+    """Name an arm's folder. A connection's own file is told by all of its path."""
+    return out / arm.translate(str.maketrans(":,/=", "___-"))

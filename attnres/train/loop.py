@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from attnres.connections._check import check_rule
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
@@ -104,6 +105,7 @@ def _train(
     world.agree({"corpus": corpus.sha256})
     check_length(corpus, config.model.context)
     config = fit_vocabulary(config, corpus.vocab_size)
+    check_rule(config.model.connection, config.model.dim)
     trainer = _trainer(config, corpus, world)  # whatever is wrong with the options, nothing has been written yet
     with ExitStack() as stack:
         world.together(lambda: stack.enter_context(run.lock()) if world.main else None)

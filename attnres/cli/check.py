@@ -1,0 +1,35 @@
+"""Run the protocol's checks on a connection, and say what each found.
+
+    attnres check mine.py:MyRule
+    attnres check mine.py:MyRule:rate=0.5
+    attnres check block:query=input
+
+A connection of one's own is a class in any Python file; every command that takes a connection takes FILE.py:CLASS.
+CONTRIBUTING.md says what it has to define.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from attnres.cli._tables import print_line
+from attnres.connections import make_connection
+from attnres.connections._check import DIM, SITES, findings
+
+
+def command(connection: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONNECTION")]) -> int:
+    """Check.
+
+    Args:
+        connection: NAME or FILE.py:CLASS, with :OPTION=VALUE,OPTION=VALUE where it has options.
+    """
+    make_connection(connection, DIM, SITES)  # a bad name or option is one line
+    console, wrong = Console(), 0
+    for asked, problem in findings(lambda: make_connection(connection, DIM, SITES)):
+        wrong += problem is not None
+        print_line(console, f"{'ok' if problem is None else 'NO'}  {asked}" + (f": {problem}" if problem else ""))
+    print_line(console, f"{connection} keeps the protocol" if not wrong else f"{wrong} checks found something wrong")
+    return 1 if wrong else 0

@@ -1,0 +1,71 @@
+"""Connections from files: those of this folder and those of one's own."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from zlib import crc32
+
+from attnres.connections._connection import Connection
+from attnres.errors import UsageError, first_line
+
+
+def class_of_file(file: str, name: str) -> type[Connection]:
+    """Find a class in a Python file, which is run as the program it is.
+
+    Raises UsageError if there is no such file, it fails, or it defines no connection of that name.
+    """
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UsageError(f"{file}: no such file, seen from {Path.cwd()}; write FILE.py:CLASS")
+    classes = {cls.__name__: cls for cls in classes_of(_module(path))}
+    if name not in classes:
+        defined = f"it defines {', '.join(classes)}" if classes else "it defines none"
+        raise UsageError(f"{file}: no subclass of Connection is called {name!r}; {defined}")
+    return classes[name]
+
+
+def classes_of(module: ModuleType) -> list[type[Connection]]:
+    """List the connections that a module defines itself."""
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Connection) and value.__module__ == module.__name__
+    ]
+
+
+@contextmanager
+def import_errors(file: str) -> Iterator[None]:
+    """Turn what a connection's file raises when it is imported into a UsageError of one line."""
+    try:
+        yield
+    except SyntaxError as error:
+        raise UsageError(f"{error.filename}, line {error.lineno}: {error.msg}; mend the connection's file") from error
+    except UsageError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"the connection's file {file} fails with {type(error).__name__}: {first_line(error)}; mend it"
+        ) from error
+
+
+@functools.cache
+def _module(path: Path) -> ModuleType:
+    """Import the file once, so that its classes are the same for whoever asks."""
+    name = f"attnres_connection_{path.stem}_{crc32(bytes(path)):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None  # its name ends in .py, as the grammar asks
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        with import_errors(str(path)):
+            spec.loader.exec_module(module)
+    except UsageError:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,244 @@
+"""What a rule or its sublayers can do wrong is one line, and so is a file that holds no good rule."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+from attnres import Connection, UsageError, connection_names, make_connection
+from attnres.cli import main
+from attnres.connections import canonical_connection
+from attnres.connections._check import check_linear, check_rule, check_sublayers, compiled, findings, randomised
+from tests.depth import DIM, SITES, make_sublayers
+
+every_connection = pytest.mark.parametrize("name", connection_names())
+
+
+@every_connection
+def test_sublayers_that_work_in_place_are_refused(name):
+    """Values of `residual` are what the sublayer reads: it and the caller's embedding would change."""
+    connection, x = make_connection(name, DIM, SITES), torch.randn(2, DIM)
+    sublayers = [nn.Sequential(nn.ReLU(inplace=True), nn.Linear(DIM, DIM)) for _ in range(SITES)]
+    with pytest.raises(UsageError, match="a sublayer changed its input in place"):
+        connection.run(connection.start(x), sublayers)
+    with torch.inference_mode():
+        connection.run(connection.start(torch.randn(2, DIM)), make_sublayers())
+
+
+@every_connection
+def test_values_that_are_none(name):
+    connection, sublayers = make_connection(name, DIM, SITES), make_sublayers()
+    with pytest.raises(UsageError, match=r"values are what start\(x\) returns, not x"):
+        connection.run(torch.randn(2, DIM), sublayers)
+    with pytest.raises(UsageError, match=f"has width {DIM}; what it was given has 5"):
+        connection.run(connection.start(torch.randn(2, 5)), sublayers)
+
+
+def test_the_state_of_another_rule_is_refused():
+    block, full = (make_connection(name, DIM, SITES) for name in ("block", "full"))
+    with pytest.raises(UsageError, match="the state is that of Block, and this connection is Full"):
+        full.load_state_dict(block.state_dict())
+    with pytest.raises(UsageError, match="the state is that of block_size=4, and this connection is block_size=2"):
+        nn.ModuleList([make_connection("block:block_size=2", DIM, SITES)]).load_state_dict(
+            nn.ModuleList([block]).state_dict()
+        )
+    full.load_state_dict(dict(block.state_dict()), strict=True)  # plain tensors do not say whose they are
+
+
+def test_repr_says_every_option():
+    text = repr(make_connection("block:query=input,eps=0.5,weighting=sigmoid", DIM, SITES))
+    for part in ("block_size=4", "query=input", "mixing=keys", "eps=0.5", "weighting=sigmoid", "value_norm=False"):
+        assert part in text
+
+
+def test_a_sublayer_with_a_residual_of_its_own():
+    def plain(h):
+        return torch.tanh(nn.functional.rms_norm(h, (DIM,)))
+
+    x = torch.randn(4, DIM)
+    check_sublayers([plain, torch.nn.Linear(DIM, DIM), torch.zeros_like], x)
+    with pytest.raises(UsageError, match="sublayer 1 adds its input to its output"):
+        check_sublayers([plain, lambda h: h + plain(h)], x)
+
+
+@every_connection
+def test_the_checks_find_nothing_in_what_is_here(name, monkeypatch):
+    """All but the one that compiles, which the suite has for every variant."""
+    monkeypatch.setattr("attnres.connections._check.CHECKS", [c for c in _checks() if c is not compiled])
+    assert [found for found in findings(lambda: make_connection(name, 48, 7)) if found[1]] == []
+
+
+def _checks():
+    from attnres.connections._check import CHECKS
+
+    return CHECKS
+
+
+class Decay(Connection):
+    """A rule that is right; those below break it in one place each."""
+
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.decay = nn.ParameterList(torch.ones(1) for _ in range(sites))
+
+    def weigh(self, values, site):
+        return self.decay[site] if site < self.sites else ()
+
+    def gather(self, values, weights, site):
+        return values[0]
+
+    def scatter(self, values, weights, site, h, y):
+        return ((weights * values[0] + y).to(values[0].dtype),)
+
+
+class BentGather(Decay):
+    def gather(self, values, weights, site):
+        return torch.tanh(values[0])
+
+
+class BentScatter(Decay):
+    def scatter(self, values, weights, site, h, y):
+        return (weights * values[0] + y.relu(),)
+
+
+class InPlace(Decay):
+    def scatter(self, values, weights, site, h, y):
+        values[0].detach().add_(y.detach())
+        return (values[0] + 0,)
+
+
+class Shared(Decay):
+    def weigh(self, values, site):
+        return self.decay[0]
+
+
+class Wide(Decay):
+    def scatter(self, values, weights, site, h, y):
+        return (weights * values[0] + y,)
+
+
+class Wrong(Decay):
+    def mix(self, values, site):
+        return super().mix(values, site)[0], 2 * values[0]
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (BentGather, "gather is not linear at site 0"),
+        (BentScatter, "scatter is not linear at site 0"),
+        (InPlace, "site 0 changes its values in place"),
+        (Shared, "uses decay.0, as an earlier one does"),
+        (Wide, "it becomes torch.float32; round sums"),
+        (Wrong, "the outputs differ"),
+        (Connection, "NotImplementedError"),
+    ],
+)
+def test_what_breaks_the_protocol_is_found(rule, message, monkeypatch):
+    monkeypatch.setattr("attnres.connections._check.CHECKS", [c for c in _checks() if c is not compiled])
+    problems = [problem for _, problem in findings(lambda: rule(48, 7)) if problem]
+    assert any(message in problem for problem in problems), problems
+    assert not any("\n" in problem for problem in problems)
+    assert not [problem for _, problem in findings(lambda: Decay(48, 7)) if problem]
+
+
+SOURCE = """
+import torch
+from attnres import Connection
+
+class MyRule(Connection):
+    def __init__(self, dim, sites, rate=0.5):
+        super().__init__(dim, sites)
+        self.rate = rate
+    def weigh(self, values, site):
+        return ()
+    def gather(self, values, weights, site):
+        return values[0]
+    def scatter(self, values, weights, site, h, y):
+        return (values[0] + self.rate * y,)
+
+class Bent(MyRule):
+    def gather(self, values, weights, site):
+        return values[0].relu()
+"""
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_connection_from_a_file(mine):
+    made = make_connection("mine.py:MyRule:rate=0.25", 4, 2)
+    assert (type(made).__name__, made.rate) == ("MyRule", 0.25)
+    assert type(make_connection(f"{mine}/mine.py:MyRule", 4, 2)) is type(made)
+    assert canonical_connection("mine.py:MyRule:rate=0.5") == "mine.py:MyRule"
+
+
+@pytest.mark.parametrize(
+    ("connection", "source", "message"),
+    [
+        ("none.py:MyRule", None, "none.py: no such file, seen from"),
+        ("mine.py:Rule", None, "no subclass of Connection is called 'Rule'; it defines MyRule, Bent"),
+        ("mine.py:MyRule:speed=2", None, "has no option 'speed'; it takes rate"),
+        ("fails.py:A", "import nowhere_to_be_found", "fails.py fails with ModuleNotFoundError: No module named"),
+        ("typo.py:A", "class A(", "typo.py, line 1: '(' was never closed; mend"),
+        ("exits.py:A", "1 / 0", "fails with ZeroDivisionError: division by zero; mend it"),
+        ("empty.py:A", "", "it defines none"),
+    ],
+)
+def test_a_bad_file_is_one_line(mine, connection, source, message):
+    if source is not None:
+        (mine / connection.partition(":")[0]).write_text(source)
+    with pytest.raises(UsageError) as refused:
+        make_connection(connection, 4, 2)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_connection_of_the_folder_that_cannot_be_imported(tmp_path, monkeypatch):
+    import attnres.connections
+
+    (tmp_path / "broken.py").write_text("import nowhere_to_be_found")
+    monkeypatch.setattr(attnres.connections, "__path__", [*attnres.connections.__path__, str(tmp_path)])
+    with pytest.raises(UsageError, match=r"broken fails with ModuleNotFoundError: No module named .*; mend it"):
+        make_connection("broken", 4, 2)
+
+
+def test_attnres_check(mine, capsys):
+    assert main(["check", "mine.py:MyRule:rate=0.25"]) == 0
+    assert capsys.readouterr().out.endswith("mine.py:MyRule:rate=0.25 keeps the protocol\n")
+    assert main(["check", "mine.py:Bent"]) == 1
+    out = capsys.readouterr().out
+    assert "NO  start, gather and scatter are linear" in out and "gather is not linear at site 0" in out
+    assert main(["check", "mine.py:Typo"]) == 2
+
+
+def test_every_run_begins_with_the_check(mine):
+    check_rule("block:heads=5", 10)
+    check_linear(randomised(lambda: make_connection("full", 8, 3)))
+    with pytest.raises(UsageError, match=r"connection mine\.py:Bent: gather is not linear at site 0"):
+        check_rule("mine.py:Bent", 64)
+
+
+def test_a_run_of_a_connection_from_a_file(mine):
+    for number in range(20):
+        (mine / f"{number}.txt").write_text(f"{number} fox " * 50)
+    shape = ["--model.dim=8", "--model.layers=1", "--model.heads=1", "--model.context=8", "--batch-size=2"]
+    text = ["--data.paths=*.txt", "--data.cache=cache", "--data.validation-fraction=0.2", "--validation-tokens=64"]
+
+    def train(connection):
+        command = [sys.executable, "-m", "attnres", "train", *shape, *text, "--steps=2", "--model.connection"]
+        return subprocess.run([*command, connection], capture_output=True, text=True)
+
+    done = train("mine.py:MyRule:rate=0.25")
+    assert done.returncode == 0, done.stderr
+    assert "connection: mine.py:MyRule:rate=0.25" in done.stdout and "folder: runs/mine.py-MyRule-1x8" in done.stdout
+    refused = train("mine.py:Bent")
+    assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
+    assert "gather is not linear" in refused.stderr
