@@ -106,8 +106,11 @@ def own_parameters(module: nn.Module) -> dict[str, Any]:
     return module._parameters
 
 
-def times_changed(tensors: Sequence[Tensor]) -> list[int]:
-    """Count how often each was changed in place; not while torch.compile traces, nor of those that do not count it."""
-    if torch.compiler.is_compiling():
-        return []
-    return [tensor._version for tensor in tensors if not tensor.is_inference()]
+def times_changed(tensors: Sequence[Tensor]) -> int:
+    """Count how often they were changed in place, all of them together; 0 where torch does not count it.
+
+    That is while torch.compile traces, and in inference mode.
+    """
+    if torch.compiler.is_compiling() or tensors[0].is_inference():
+        return 0
+    return tensors[0]._version if len(tensors) == 1 else sum([tensor._version for tensor in tensors])

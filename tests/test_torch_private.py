@@ -190,6 +190,7 @@ def test_times_changed():
     x = torch.zeros(2)
     before = torch_private.times_changed([x, x.view(2)])
     x.detach().add_(1)
-    assert torch_private.times_changed([x, x.view(2)]) == [count + 1 for count in before], MOVED
+    assert torch_private.times_changed([x, x.view(2)]) == before + 2, MOVED
+    assert torch_private.times_changed([x]) == torch_private.times_changed([x.detach()]) > 0, MOVED
     with torch.inference_mode():
-        assert torch_private.times_changed([torch.zeros(2)]) == []
+        assert torch_private.times_changed([torch.zeros(2)]) == 0
