@@ -14,7 +14,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from attnres.connections._connection import Connection, Sublayer, Values, Weights, output_of
+from attnres.connections._connection import Connection, Sublayer, Values, Weights, check_sublayers, output_of
 from attnres.connections._files import class_of_file, classes_of, import_errors
 from attnres.connections._grammar import Option, parse_connection, print_connection
 from attnres.connections._groups import param_groups
@@ -30,6 +30,7 @@ __all__ = [
     "Values",
     "Weights",
     "canonical_connection",
+    "check_sublayers",
     "connection_class",
     "connection_names",
     "make_connection",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import torch
@@ -70,21 +70,6 @@ def check_rule(connection: str, dim: int) -> None:
             check_linear(randomised(lambda: make_connection(connection, small, SITES)))
         except UsageError as error:
             raise UsageError(f"connection {connection}: {error}") from None
-
-
-def check_sublayers(sublayers: Iterable[Sublayer], x: Tensor) -> None:
-    """Raise UsageError if a sublayer adds a residual of its own: it is to return what it adds, and no more.
-
-    One that begins with a norm gives the same for 1000 x as for x, so what differs by 999 x is x itself. Each is called
-    twice, with x [..., dim]; only those that read one mixture are meant.
-    """
-    with torch.no_grad():
-        for index, sublayer in enumerate(sublayers):
-            added = output_of(sublayer, 1000 * x) - output_of(sublayer, x)
-            if (added - 999 * x).norm() < 0.1 * (999 * x).norm():
-                raise UsageError(
-                    f"sublayer {index} adds its input to its output; the connection does that: leave it out"
-                )
 
 
 def findings(make: Make) -> Iterator[tuple[str, str | None]]:

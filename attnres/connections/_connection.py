@@ -165,6 +165,21 @@ def output_of(sublayer: Sublayer, h: Mixture) -> Tensor:
     return y
 
 
+def check_sublayers(sublayers: Iterable[Sublayer], x: Tensor) -> None:
+    """Raise UsageError if a sublayer adds a residual of its own: it is to return what it adds, and no more.
+
+    One that begins with a norm gives the same for 1000 x as for x, so what differs by 999 x is x itself. Each is called
+    twice, with x [..., dim]; only those that read one mixture are meant.
+    """
+    with torch.no_grad():
+        for index, sublayer in enumerate(sublayers):
+            added = output_of(sublayer, 1000 * x) - output_of(sublayer, x)
+            if (added - 999 * x).norm() < 0.1 * (999 * x).norm():
+                raise UsageError(
+                    f"sublayer {index} adds its input to its output; the connection does that: leave it out"
+                )
+
+
 def outside_autocast(values: Values) -> AbstractContextManager[Any]:
     """A context in which matrix products keep their dtype: bf16 keys or queries break depth attention."""
     device = values[0].device.type

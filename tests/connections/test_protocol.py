@@ -11,8 +11,8 @@ from torch import nn
 
 from attnres import Connection, UsageError, connection_names, make_connection
 from attnres.cli import main
-from attnres.connections import canonical_connection
-from attnres.connections._check import check_linear, check_rule, check_sublayers, compiled, findings, randomised
+from attnres.connections import canonical_connection, check_sublayers
+from attnres.connections._check import check_linear, check_rule, compiled, findings, randomised
 from tests.depth import DIM, SITES, make_sublayers
 
 every_connection = pytest.mark.parametrize("name", connection_names())
