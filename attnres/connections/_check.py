@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from attnres.connections import make_connection
 from attnres.connections._connection import Connection, Sublayer, Values, output_of
 from attnres.connections._mixing import mixing_matrix
+from attnres.connections._reads import mean_read, mixture
 from attnres.errors import UsageError, first_line
 
 DIM, SITES = 48, 7
@@ -26,14 +27,9 @@ def check_linear(connection: Connection) -> None:
     """
     sublayers = random_sublayers(connection)
     with torch.no_grad():
-        xs = _noise((2, connection.dim), 1), _noise((2, connection.dim), 2)
-        _same(
-            "start",
-            -1,
-            connection.start(xs[0] + 2 * xs[1]),
-            _combined(connection.start(xs[0]), connection.start(xs[1])),
-        )
-        values = connection.start(xs[0])
+        x, x_other = _noise((2, connection.dim), 1), _noise((2, connection.dim), 2)
+        values, others = connection.start(x), connection.start(x_other)
+        _same("start", -1, connection.start(x + 2 * x_other), _combined(values, others))
         for site, sublayer in enumerate([*sublayers, None]):
             weights = connection.weigh(values, site)
             other = tuple(_noise(value.shape, 3) for value in values)
@@ -42,11 +38,11 @@ def check_linear(connection: Connection) -> None:
             _same("gather", site, _reads(connection.gather(both, weights, site)), _combined(h, h_other))
             if sublayer is None:
                 return
-            y, y_other = sublayer(*h), _noise(xs[0].shape, 4)
+            y, y_other = sublayer(*h), _noise(x.shape, 4)
             weights = connection.weigh_output(weights, site, y)
 
             def scatter(v: Values, h: tuple[Tensor, ...], y: Tensor, weights=weights, site=site) -> Values:
-                return connection.scatter(v, weights, site, h if len(h) > 1 else h[0], y)
+                return connection.scatter(v, weights, site, mixture(h), y)
 
             after = scatter(values, h, y)
             expected = _combined(after, scatter(other, h_other, y_other))
@@ -124,7 +120,7 @@ def matrix(make: Make) -> None:
     values = connection.start(x)
     for site, sublayer in enumerate(random_sublayers(connection)):
         h = connection.mix(values, site)[1]
-        inputs.append(torch.stack(_reads(h)).mean(0))
+        inputs.append(mean_read(h))
         sources.append(output_of(sublayer, h))
         values = connection.run(values, [sublayer], site)
     inputs.append(connection.readout(values))
