@@ -28,7 +28,7 @@ import tyro
 from rich.console import Console
 
 from attnres.analysis.comparison import finding
-from attnres.cli._checks import check_output_folder
+from attnres.cli._checks import check_at_least, check_output_folder
 from attnres.cli._recipe import named_recipe
 from attnres.cli._sweep_display import SweepDisplay
 from attnres.cli._tables import print_line, print_table
@@ -87,8 +87,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
 
 def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: int) -> int:
     """Train what is not trained yet, then print the result and write the report. Returns the exit code."""
-    if seeds < 1 or workers < 1:
-        raise UsageError(f"--seeds and --workers must be at least 1, not {seeds} and {workers}")
+    check_at_least(1, seeds=seeds, workers=workers)
     plan = plan_comparison(arms, config, out, seeds)
     check_output_folder("--out", out)
     console, began = Console(), time.monotonic()
@@ -110,7 +109,8 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
     require_done(states)
     finished = finished_runs(plan, states)
     rows = compare_runs(finished, corpus.bytes_per_token)
-    print_line(console, f"\n{finding(rows, UNIT)}")
+    found = finding(rows, UNIT) or "No seed was finished by every connection, so nothing can be compared."
+    print_line(console, f"\n{found}")
     for table in result_tables(rows, UNIT):
         print_table(console, table)
     write_comparison(out / "comparison.json", rows, states)
@@ -118,8 +118,7 @@ def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: 
         page = write_report(comparison_report(finished, rows, config, corpus), out)
     failed = failures(states)
     if failed:
-        print(
-            f"attnres: not every run was finished; the table is of the seeds that all have\n{failed}", file=sys.stderr
-        )
+        partial = "not every run was finished; the tables are of the seeds that every connection has"
+        print(f"attnres: {partial}\n{failed}", file=sys.stderr)
     print_line(console, f"{time.monotonic() - began:.0f} s. Report: {page}")
     return 1 if failed else 0
