@@ -8,9 +8,11 @@ masks, caches, positions, experts, is the model's own code. No state is on modul
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -88,12 +90,12 @@ def attach(model: Any, connection: str = "block", **options: Any) -> Any:
 def attach_as_written(model: Any, connection: str) -> Any:
     """Do what `attach` does, with no option that is not written."""
     anatomy = examine(model)
-    made = _fitting_connection(connection, anatomy)
+    made, device = _fitting_connection(connection, anatomy), _device(anatomy.layers[0])
     if not starts_as_residual(made):
         log.warning(
             "%s does not start as the plain residual: the model's outputs change until it is trained", connection
         )
-    _install(anatomy, made)
+    _install(anatomy, made.to(device))
     model.config.attnres = {"connection": connection}
     return model
 
@@ -156,6 +158,8 @@ def _fitting_connection(connection: str, anatomy: Anatomy) -> Connection:
         raise UsageError(f"{connection} is defined on sublayers without a norm of their own; this model's have one")
     with torch.device("cpu"):
         made = make_connection(connection, anatomy.dim, sites).float()
+    if any(parameter.is_meta for parameter in made.parameters()):
+        raise UsageError("under accelerate's init_empty_weights a connection is empty too; attach outside of it")
     if any(made.reads(site) > 1 for site in range(sites)):
         raise UsageError("the sublayers of a transformers model read one mixture each; leave reads='one'")
     block_size = parse_connection(connection)[1].get("block_size")
@@ -171,6 +175,23 @@ def _refuse_sharing(layers: Sequence[nn.Module]) -> None:
             other = owner.setdefault(id(parameter), index)
             if other != index:
                 raise UsageError(f"layers {other} and {index} share {name}; a connection needs a layer for every site")
+
+
+@contextlib.contextmanager
+def at_hand(connection: Connection) -> Iterator[None]:
+    """Have the connection's parameters where they compute.
+
+    accelerate keeps offloaded weights elsewhere, and fetches a module's when its forward is called. Here nobody calls
+    the forward of the connection's parts.
+    """
+    hooked: list[tuple[nn.Module, Any]] = [(p, p._hf_hook) for p in connection.modules() if hasattr(p, "_hf_hook")]
+    for part, hook in hooked:
+        hook.pre_forward(part)
+    try:
+        yield
+    finally:
+        for part, hook in hooked:
+            hook.post_forward(part, None)
 
 
 class _Reader:
@@ -206,7 +227,10 @@ class _Decoder(nn.Module):
 
     def _as_read(self, state: Any, site: int) -> Any:
         """The hidden states at a site: what its sublayer reads, which for the plain residual is the stream."""
-        return self.connection.mix(state, site)[1] if isinstance(state, tuple) else state
+        if not isinstance(state, tuple):
+            return state
+        with at_hand(self.connection):
+            return self.connection.mix(state, site)[1]
 
 
 class _Layer(_Reader, nn.Module):
@@ -217,13 +241,24 @@ class _Layer(_Reader, nn.Module):
     _gradient_checkpointing_func: Callable[..., Values]
 
     def forward(self, stream: Tensor | Depth, /, *args: Any, **kwargs: Any) -> Depth:
-        values = stream.values if isinstance(stream, Depth) else self.connection.start(stream)
+        with at_hand(self.connection):
+            values = stream.values if isinstance(stream, Depth) else self.connection.start(stream)
         if self.gradient_checkpointing and self.training:
             return Depth(self._recomputed(values, args, kwargs))
         return Depth(self._run(args, kwargs, *values))
 
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Compile as any module, with graphs of its own: each layer reads another number of sources.
+
+        torch would count them all as recompilations of the forward that the layers share, and stop at the eighth.
+        """
+        if "isolate_recompiles" in inspect.signature(torch.compile).parameters:  # since torch 2.13
+            kwargs.setdefault("isolate_recompiles", True)
+        super().compile(*args, **kwargs)
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any], *values: Tensor) -> Values:
-        return self.connection.run(values, bound_sublayers(self, args, kwargs), self._first_site)
+        with at_hand(self.connection):
+            return self.connection.run(values, bound_sublayers(self, args, kwargs), self._first_site)
 
     def _recomputed(self, values: Values, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Values:
         """As transformers' GradientCheckpointingLayer does it, but with every value an argument: reentrant
@@ -241,7 +276,10 @@ class _Norm(_Reader, nn.Module):
     """A final norm that reads the connection out."""
 
     def forward(self, stream: Depth | Tensor) -> Tensor:
-        return super().forward(self.connection.readout(stream.values) if isinstance(stream, Depth) else stream)
+        if isinstance(stream, Depth):
+            with at_hand(self.connection):
+                stream = self.connection.readout(stream.values)
+        return super().forward(stream)
 
 
 def bound_sublayers(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Sublayer]:
@@ -282,7 +320,6 @@ def _bind(sublayer: Callable[..., Tensor], layer: nn.Module, args: tuple[Any, ..
 
 
 def _install(anatomy: Anatomy, connection: Connection) -> None:
-    connection.to(next(anatomy.layers[0].parameters()).device)
     anatomy.decoder.register_module(CONNECTION, connection)
     parts = [(anatomy.decoder, _Decoder), (anatomy.norm, _Norm), *((layer, _Layer) for layer in anatomy.layers)]
     for module, role in parts:
@@ -290,6 +327,18 @@ def _install(anatomy: Anatomy, connection: Connection) -> None:
     for first, layer in zip(anatomy.first_sites, anatomy.layers, strict=False):
         layer._decoder, layer._first_site = (anatomy.decoder,), first  # type: ignore[assignment]
     anatomy.norm._decoder = (anatomy.decoder,)  # type: ignore[assignment]
+
+
+def _device(layer: nn.Module) -> torch.device:
+    """Where a layer computes, which for offloaded weights is not where they are."""
+    weight = next(layer.parameters())
+    if not weight.is_meta:
+        return weight.device
+    hooks = [getattr(part, "_hf_hook", None) for part in layer.modules()]
+    device = next((found for hook in hooks if (found := getattr(hook, "execution_device", None)) is not None), None)
+    if device is None:
+        raise UsageError("the model's weights are on the meta device; attach to it when they are loaded")
+    return torch.device(device)
 
 
 def _change_class(module: nn.Module, cls: type) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnres.connections import mixing_matrix as connection_mixing_matrix
-from attnres.hf.attach import connection_of, decoder_of, unroll
+from attnres.hf.attach import at_hand, connection_of, decoder_of, unroll
 
 
 @torch.no_grad()
@@ -34,4 +34,5 @@ def mixing_matrix(model: Any, input_ids: Tensor, per_channel: bool = False, **in
     connection, embedding, sublayers = unroll(
         decoder_of(model), lambda: model(input_ids=input_ids, use_cache=False, **inputs)
     )
-    return connection_mixing_matrix(connection, embedding, sublayers, per_channel)
+    with at_hand(connection):
+        return connection_mixing_matrix(connection, embedding, sublayers, per_channel)

@@ -193,6 +193,8 @@ def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:
     for x in tensors:
         if x.dtype not in takes:
             return str(x.dtype).removeprefix("torch.")
+    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+        return "export to ONNX, which knows torch's own operators"
     # An operator with only a backward formula would lose tangents in silence.
     if in_forward_mode():
         return "forward-mode differentiation"
