@@ -33,8 +33,10 @@ def rows(title: str) -> list[dict[str, str]]:
     return [dict(zip(columns, row, strict=True)) for row in cells]
 
 
-def cell(title: str, name: str, column: str) -> str:
-    (found,) = [row[column] for row in rows(title) if next(iter(row.values())) == name]
+def cell(title: str, name: str, column: str, **others: str) -> str:
+    """The cell of the row that begins with the name and, if that is not enough, has these other cells."""
+    named = (row for row in rows(title) if next(iter(row.values())) == name)
+    (found,) = [row[column] for row in named if others.items() <= row.items()]
     return found
 
 
@@ -45,9 +47,20 @@ def number(text: str | float, digits: int, sign: str = "", place: int = 0) -> st
     return f"{rounded:{sign}}"
 
 
-def gain(name: str, title: str = STD_1) -> str:
+def gain(name: str, title: str = STD_1, sign: str = "") -> str:
     difference = cell(title, name, "difference to residual")
-    return f"{number(difference, 3)} ± {number(cell(title, name, 'standard error'), 3)}"
+    return f"{number(difference, 3, sign)} ± {number(cell(title, name, 'standard error'), 3)}"
+
+
+def adds(claim: str, sign: str = "") -> str:
+    """What a successor of Block adds at embedding std 1."""
+    title = "What Block's successors add"
+    difference = number(cell(title, claim, "ours", std="1"), 3, sign)
+    return f"{difference} ± {number(cell(title, claim, 'standard error', std='1'), 3)}"
+
+
+def cells() -> dict[tuple[str, float], dict]:
+    return {(cell["arm"], cell["embedding_std"]): cell for cell in record("ablation")["cells"]}
 
 
 def differences(runs: list[dict], arm: str) -> dict[int, float]:
@@ -104,6 +117,9 @@ def claims() -> list[str]:
     gini = [prune(arm, "Gini") for arm in ("block", "residual")]
     demo = {(-float(cell("The demo", arm, "difference to residual")), 3) for arm in ("block", "full")}
     (drop,) = {number(*difference) for difference in demo}
+    added = "What Block's successors add"
+    seeds = [{**run, "arm": arm} for arm in ("rms-residual", "residual") for run in cells()[arm, 1.0]["runs"]]
+    spread_of_control = differences(seeds, "rms-residual").values()
     (tau_1, p_1), (tau_002, p_002) = kendall(STD_1), kendall(STD_002)
     scale = float(cell("The embedding's scale", "residual", "validation, nats/byte")) - 2.0101
     longer = [[float(row[arm]) for arm in ("residual", "full", "block") if row[arm]] for row in LONGER]
@@ -118,6 +134,18 @@ def claims() -> list[str]:
         f"{number(min(hc), 2)} to {number(max(hc), 2)} below the baseline at std 1",
         f"Kendall's tau {number(tau_1, 2, '+')}, p = {number(p_1, 2)}",
         f"(tau {number(tau_002, 2, '+')}, p = {number(p_002, 2)})",
+        f"`rms-residual` is at {gain('rms-residual')} without",
+        f"`block` is {adds('Block beats the control that only normalises')} from it",
+        f"`rms-block` is at {gain('rms-block')}. On",
+        f"attention gives {adds('attention helps on normalised outputs')} "
+        f"(p = {cell(added, 'attention helps on normalised outputs', 'p', std='1')})",
+        f"which is {adds('attention helps more there than on raw ones')} from",
+        f"leads all arms** with {gain('rms-full')}",
+        f"{gain('delta:block_size=4', sign='+')} in blocks of four and {gain('delta', sign='+')} without blocks",
+        f"Delta Block is {adds('Delta Block beats Block', '+')} above",
+        f"no difference: {adds('normalising the open block at once helps', '+')}",
+        f"between {number(min(spread_of_control), 3)} and {number(max(spread_of_control), 3)}",
+        f"At std 0.02 `rms-block` is at {gain('rms-block', STD_002)}",
         f"`rezero`'s {number(cell(STD_1, 'rezero', 'difference to residual'), 3, '+')}",
         f"needs {advantage('block')[0]} times as much for the same loss, 95% interval {advantage('block')[1]}",
         f"own operations are counted: {' '.join(advantage('full'))}",
@@ -178,9 +206,8 @@ def test_no_other_number_of_the_page_has_decimals():
 
 
 def test_every_seed_is_below_the_baseline_where_the_page_says_so():
-    cells = {(cell["arm"], cell["embedding_std"]): cell["runs"] for cell in record("ablation")["cells"]}
-    for arm in (*BLOCKS, "full", "full:query=input"):
-        runs = [{**run, "arm": name} for name in (arm, "residual") for run in cells[name, 1.0]]
+    for arm in (*BLOCKS, "full", "full:query=input", "rms-residual", "rms-block", "rms-full"):
+        runs = [{**run, "arm": name} for name in (arm, "residual") for run in cells()[name, 1.0]["runs"]]
         assert max(differences(runs, arm).values()) < 0
 
 
