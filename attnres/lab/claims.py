@@ -17,9 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from attnres.analysis.comparison import holm, paired_p_value, standard_error
+from attnres.analysis.comparison import SIGNIFICANCE, holm, paired_p_value, standard_error
 
-SIGNIFICANCE = 0.05
 NEGLIGIBLE = 0.01
 
 Run = TypeVar("Run")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from attnres.analysis.comparison import standard_error
-from attnres.lab.claims import SIGNIFICANCE, Statement
+from attnres.analysis.comparison import SIGNIFICANCE, standard_error
+from attnres.lab.claims import Statement
 from attnres.lab.outcome import STATUSES, Outcome
 from attnres.texttable import TextTable, number
 

@@ -204,7 +204,7 @@ class Loop:
         began = time.perf_counter()
         result = self.trainer.train_step()
         seconds = time.perf_counter() - began
-        speed = self.trainer.tokens_per_step / seconds
+        speed = self.config.tokens_per_step / seconds
         record = {"kind": "train", "step": self.trainer.step, **result}
         self._record({**record, "tokens_per_second": speed, "step_seconds": seconds})
 
@@ -257,7 +257,7 @@ class Loop:
             "step": self.trainer.step,
             "steps": self.config.steps,
             "note": self.note,
-            "tokens_per_step": self.trainer.tokens_per_step,
+            "tokens_per_step": self.config.tokens_per_step,
         }
 
     def _summary(self) -> dict[str, Any]:
@@ -266,7 +266,7 @@ class Loop:
         return {
             "status": "done",
             "steps": self.trainer.step,
-            "tokens": self.trainer.step * self.trainer.tokens_per_step,
+            "tokens": self.trainer.step * self.config.tokens_per_step,
             "validation_loss": validation[-1],
             "best_validation_loss": min(validation),
             "bytes_per_token": self.trainer.corpus.bytes_per_token,

@@ -86,10 +86,6 @@ class Trainer:
         """How many numbers the whole model has learned."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    @property
-    def tokens_per_step(self) -> int:
-        return self.config.tokens_per_step
-
     def train_step(self) -> dict[str, float]:
         """Make one update. Returns loss, learning rate and gradient norm; raises NonFinite and changes no weight."""
         config = self.config.optimizer

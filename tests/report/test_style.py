@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import pkgutil
-
 import matplotlib as mpl
 
-import attnres.connections
+from attnres import connection_names
 from attnres.report.axes import INK, STYLE, line_styles
 from attnres.report.page import payload
 from attnres.report.style import ARM_COLOURS, ARM_DASHES, CONNECTION_STYLES, arm_styles
 from tests.report.sample import report
-
-SHIPPED = {module.name for module in pkgutil.iter_modules(attnres.connections.__path__) if module.name[0] != "_"}
 
 
 def test_an_arm_looks_the_same_in_any_company():
@@ -29,7 +25,7 @@ def test_options_keep_the_connections_colour_and_change_its_dashes():
 
 
 def test_listed_connections_exist_and_differ():
-    assert set(CONNECTION_STYLES) <= SHIPPED
+    assert set(CONNECTION_STYLES) <= set(connection_names())
     assert len(set(CONNECTION_STYLES.values())) == len(CONNECTION_STYLES)
 
 

@@ -7,9 +7,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnres.analysis.comparison import Comparison, compare_arms, holm, paired_p_value, standard_error
+from attnres.analysis.comparison import SIGNIFICANCE, Comparison, compare_arms, holm, paired_p_value, standard_error
 from attnres.lab.ablation.record import AblationRecord, TrialRun
-from attnres.lab.claims import SIGNIFICANCE
 from attnres.lab.outcome import done_runs
 from attnres.lab.paper import ABLATION as PAPER
 from attnres.lab.paper import CLAIMS

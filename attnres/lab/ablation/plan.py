@@ -223,5 +223,5 @@ def seconds_of_a_run(config: RunConfig, corpus: Corpus) -> float:
         torch.set_num_threads(threads)
     step = statistics.median(seconds[2:])
     evaluations = 1 + math.ceil(config.steps / config.evaluate_every)
-    forward = step / 3 * max(1.0, config.validation_tokens / trainer.tokens_per_step)
+    forward = step / 3 * max(1.0, config.validation_tokens / config.tokens_per_step)
     return START_SECONDS + config.steps * step + evaluations * forward

@@ -85,8 +85,7 @@ def parse_size(text: str) -> Size:
 def sized(config: RunConfig, size: Size, arm: str, tokens_per_parameter: float, seed: int) -> RunConfig:
     """The run of one size: its own steps, so that tokens are in proportion to parameters, heads of 16 channels."""
     model = dataclasses.replace(config.model, layers=size.layers, dim=size.dim, heads=size.dim // HEAD_DIM)
-    tokens_per_step = config.batch_size * config.accumulate * model.context
-    steps = max(1, math.ceil(tokens_per_parameter * size.parameters / tokens_per_step))
+    steps = max(1, math.ceil(tokens_per_parameter * size.parameters / config.tokens_per_step))
     return dataclasses.replace(
         config,
         model=arm_model(arm, model),
@@ -106,11 +105,6 @@ class Planned:
     size: Size
     seed: int
     job: Job
-
-    @property
-    def tokens_per_step(self) -> int:
-        config = self.job.config
-        return config.batch_size * config.accumulate * config.model.context
 
 
 def runs(

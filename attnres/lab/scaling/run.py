@@ -21,7 +21,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
     with progress.during("opening the corpus"):
         check_length(open_corpus(options.config.data), options.config.model.context)
     flops = _flops(planned)
-    tokens = sum(one.job.config.steps * one.tokens_per_step for one in planned)
+    tokens = sum(one.job.config.steps * one.job.config.tokens_per_step for one in planned)
     progress.say(
         f"{len(planned)} runs, {tokens / 1e6:.1f} million tokens in all, {options.workers} at a time: {plan.out}"
     )
@@ -51,7 +51,7 @@ def _flops(planned: Sequence[Planned]) -> list[float]:
 
 def _recorded(planned: Planned, state: JobState, flops: float) -> SizedRun:
     outcome = outcome_of(planned.job.folder, state)
-    steps, tokens_per_step = planned.job.config.steps, planned.tokens_per_step
+    steps, tokens_per_step = planned.job.config.steps, planned.job.config.tokens_per_step
     over_tokens = tuple((step * tokens_per_step, loss) for step, loss in outcome.curve)
     return SizedRun(
         **vars(dataclasses.replace(outcome, curve=over_tokens)),
