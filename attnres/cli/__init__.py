@@ -55,6 +55,10 @@ def main(argv: list[str] | None = None) -> int:
         sys.stdout.flush()
         return code
     except UsageError as error:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            from attnres.parallel.world import tell_launcher
+
+            tell_launcher(str(error))
         return _fail(str(error), 2) if error.to_be_printed else 2
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes

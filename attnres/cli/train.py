@@ -37,7 +37,7 @@ from attnres.cli._recipe import named_recipe
 from attnres.cli._run_display import RunDisplay
 from attnres.connections import parse_connection
 from attnres.parallel.layout import Layout
-from attnres.parallel.world import is_main
+from attnres.parallel.world import is_main, tell_launcher
 from attnres.train import ONE_PROCESS, Interrupted, RunConfig, RunStopped, config_to_json, load_recipe, train
 
 
@@ -73,6 +73,7 @@ def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
         except Interrupted as stop:
             return display.fail(str(stop), 130) if is_main() else 130
         except RunStopped as error:
+            tell_launcher(str(error))
             return display.fail(str(error), 1) if error.to_be_printed else 1
     display.done(summary, folder)
     return 0

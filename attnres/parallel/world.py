@@ -8,6 +8,7 @@ the timeout; they stop, and one of them says so in one line.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import os
 import re
@@ -168,6 +169,26 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def tell_launcher(message: str) -> None:
+    """Leave a message where torchrun looks for one: it prints it last, below a long traceback of its own."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        more = {"py_callstack": message, "timestamp": str(int(time.time()))}
+        write_text(Path(path), json.dumps({"message": {"message": message, "extraInfo": more}}))
+
+
+def _stop_with_launcher() -> None:
+    """Save and stop when torchrun is gone: nobody would start, watch or end this process any more."""
+    launcher = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == launcher:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        threading.Thread(target=watch, daemon=True).start()
+
+
 @contextmanager
 def join_world(layout: Layout, device: str) -> Iterator[World]:
     """Meet the other processes, and leave them in the end.
@@ -180,6 +201,7 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
         yield World()
         return
     rank, size = int(os.environ["RANK"]), processes()
+    _stop_with_launcher()
 
     import torch.distributed as dist
     from torch.distributed.distributed_c10d import PrefixStore

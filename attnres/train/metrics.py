@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -11,19 +12,29 @@ from attnres.files import write_text
 
 Record = dict[str, Any]
 
+log = logging.getLogger(__name__)
+
 
 def read_metrics(path: Path) -> list[Record]:
-    """Read all whole records; a line that a crash left half-written is passed over. Empty if there is no file."""
+    """Read all whole records. Empty if there is no file.
+
+    The last line may be half-written after a crash; of damaged ones before it one warning says how many there are.
+    """
     if not path.exists():
         return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    records, damaged = [], []
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
         except ValueError:
-            continue
+            record = None
         if isinstance(record, dict) and isinstance(record.get("step"), int):
             records.append(record)
+        elif number < len(lines):
+            damaged.append(number)
+    if damaged:
+        log.warning("%s: %d damaged lines are left out, the first is line %d", path, len(damaged), damaged[0])
     return records
 
 

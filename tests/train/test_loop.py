@@ -290,6 +290,30 @@ def test_a_file_without_tensors_is_one_line(make_config, tmp_path, file):
         train(make_config(steps=4), tmp_path)
 
 
+def test_swapped_checkpoints_are_noticed(make_config, tmp_path, caplog):
+    """By their names the run would go on twice from the same step."""
+    config = make_config(steps=8)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, stop_at(7))
+    places = [tmp_path / "checkpoints" / f"step-0000000{step}" for step in (4, 7)]
+    places[0].rename(tmp_path / "third")
+    places[1].rename(places[0])
+    (tmp_path / "third").rename(places[1])
+    with pytest.raises(UsageError, match="every checkpoint is damaged"):
+        load_run(tmp_path)
+    assert "it is of step 4 and has another's name" in caplog.text
+
+
+def test_damaged_lines_of_metrics_are_counted(tmp_path, caplog):
+    good = '{"kind": "train", "step": 1}'
+    (tmp_path / "metrics.jsonl").write_text(f"{good}\n\x00\x00\n[]\n{good}\n" + good[:9])
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
+    assert caplog.messages == [f"{tmp_path / 'metrics.jsonl'}: 2 damaged lines are left out, the first is line 2"]
+    caplog.clear()
+    (tmp_path / "metrics.jsonl").write_text(f"{good}\n{good[:9]}")
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1 and not caplog.messages
+
+
 def rewrite_checksums(checkpoint):
     names = ("model.safetensors", "optimizer.safetensors", "state.json")
     (checkpoint / "checksums.json").write_text(json.dumps({name: sha256(checkpoint / name) for name in names}))

@@ -8,12 +8,14 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import attnres
 from attnres.train import config_to_json, read_metrics, train
+from attnres.train.folder import RunFolder
 from tests.train.conftest import weights
 
 LIMIT = 200  # seconds, for whatever is started here
@@ -154,6 +156,35 @@ def test_torchrun_goes_on_with_the_machines_that_are_left(make_config, tmp_path,
     assert "going on from step" in out and summary["steps"] == 60
     expected = train(config, tmp_path / "one")
     assert summary["validation_loss"] == pytest.approx(expected["validation_loss"], rel=1e-3)
+
+
+@pytest.mark.timeout(LIMIT)
+def test_processes_end_with_torchrun_however_it_went(make_config, tmp_path):
+    config = make_config(batch_size=4, steps=10**6, save_every=10**6, evaluate_every=10**6)
+    run = torchrun(tmp_path / "run", "--recipe", recipe(tmp_path, config), processes=2)
+    wait_for(lambda: len(read_metrics(tmp_path / "run" / "metrics.jsonl")) > 1, run)
+    orphans = children(run.pid)
+    run.kill()
+    try:
+        deadline = time.monotonic() + 60
+        while any(Path(f"/proc/{pid}").exists() for pid in orphans):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    finally:
+        for pid in orphans:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        run.communicate()
+    assert RunFolder(tmp_path / "run").checkpoints.newest_good(), "saved on the way out"
+
+
+@pytest.mark.timeout(LIMIT)
+def test_what_is_wrong_is_the_last_that_torchrun_says(make_config, tmp_path):
+    (tmp_path / "notes.txt").touch()
+    run = torchrun(tmp_path, "--recipe", recipe(tmp_path, make_config(batch_size=4)), processes=2)
+    _, error = run.communicate(timeout=LIMIT)
+    assert run.returncode == 1
+    assert "holds files and no run" in error[error.rindex("Root Cause") :]
 
 
 @pytest.mark.timeout(LIMIT)
