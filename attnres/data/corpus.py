@@ -43,7 +43,9 @@ class Corpus:
         return self.tokenizer.vocab_size
 
 
-def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | None = None) -> Corpus:
+def open_corpus(
+    config: DataConfig, progress: Callable[[str, int, int], None] | None = None, checked: bool = False
+) -> Corpus:
     """Open the corpus of a configuration: from the cache when it is there, whole and up to date, else built there.
 
     Whole documents are held out for validation, chosen by a hash of their text (`split_documents`). Tokens lie in
@@ -55,6 +57,7 @@ def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | 
     Args:
         config: text, tokenizer, validation fraction and cache.
         progress: called with (stage, done, total) of "tokenizing", "checking" and "waiting"; total is 0 where unknown.
+        checked: another process of this machine has opened it just now: it is neither hashed nor warned of again.
 
     Raises:
         UsageError: there is no usable text.
@@ -64,8 +67,8 @@ def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | 
     root = Path(config.cache).expanduser() if config.cache else cache_folder()
     tokenizer = load_tokenizer(config.tokenizer)
     documents = open_documents(config, root)
-    stored = cached_tokens(documents, tokenizer, config.validation_fraction, root / "corpora", report)
-    for warning in stored.warnings:
+    stored = cached_tokens(documents, tokenizer, config.validation_fraction, root / "corpora", report, checked)
+    for warning in () if checked else stored.warnings:
         log.warning("%s", warning)
     return Corpus(
         train=stored.train,

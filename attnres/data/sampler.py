@@ -22,7 +22,9 @@ class Sampler:
     NumPy keeps the same across versions. Memory: 8 bytes per window of one epoch; tokens are read as they are needed.
     """
 
-    def __init__(self, tokens: np.ndarray, sequence: int, batch_size: int, seed: int) -> None:
+    def __init__(
+        self, tokens: np.ndarray, sequence: int, batch_size: int, seed: int, rows: range | None = None
+    ) -> None:
         if min(sequence, batch_size) < 1 or seed < 0:
             raise UsageError(f"need sequence and batch_size >= 1, seed >= 0; not {sequence}, {batch_size}, {seed}")
         if len(tokens) <= sequence:
@@ -31,16 +33,18 @@ class Sampler:
         self.sequence = sequence
         self.batch_size = batch_size
         self.seed = seed
+        self.rows = range(batch_size) if rows is None else rows
         self._enter(epoch=0, position=0)
 
     def next(self) -> np.ndarray:
-        """The next batch: int64 [batch_size, sequence + 1]."""
-        batch = np.empty((self.batch_size, self.sequence + 1), dtype=np.int64)
-        for row in batch:
+        """The next batch: int64 [len(rows), sequence + 1]. What is another process's is passed over, not read."""
+        batch = np.empty((len(self.rows), self.sequence + 1), dtype=np.int64)
+        for number in range(self.batch_size):
             if self._position == len(self._starts):
                 self._enter(self._epoch + 1, 0)
-            start = self._starts[self._position]
-            row[:] = self.tokens[start : start + self.sequence + 1]
+            if number in self.rows:
+                start = self._starts[self._position]
+                batch[number - self.rows.start] = self.tokens[start : start + self.sequence + 1]
             self._position += 1
         return batch
 

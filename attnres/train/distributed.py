@@ -1,12 +1,13 @@
 """The trainer of several processes, and its checkpoints.
 
 It is the trainer of one process; what differs is how the model is built, where its forward and backward passes happen,
-and who holds which part of a tensor. Every process reads the same batches and takes its rows of them, so the losses are
-those of one process. The checkpoints are the same files, whatever the layout that wrote them.
+and who holds which part of a tensor. Every process reads its rows of the same batches, so the losses are those of one
+process. The checkpoints are the same files, whatever the layout that wrote them.
 """
 
 from __future__ import annotations
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class DistributedTrainer(Trainer):
             raise UsageError("compile is for one process; leave it out with several")
         self.world = world
         self.layout = world.layout
+        self.waited_seconds = 0.0
+        """How long this process has waited for the others at the end of its passes: the slowest one waits least."""
         super().__init__(config, corpus)
         own = sum(parameter.numel() for parameter in self.model.parameters())  # of a sharded tensor, all of it
         self._parameter_count = round(self.world.sum(torch.tensor(float(own), dtype=torch.float64)).item())
@@ -93,14 +96,16 @@ class DistributedTrainer(Trainer):
         return self._parameter_count
 
     def forward_backward(self, batches: list[Tensor]) -> float:
-        mine = [self._rows(tokens) for tokens in batches]
         if self.layout.pipeline > 1:
-            loss = self.model.forward_backward(mine)
+            loss = self.model.forward_backward(batches)
         else:
             # Gradients add up here and are summed over the processes once, in the last backward pass.
-            loss = forward_backward(self.forward, mine, self._autocast(), self.model.set_requires_gradient_sync)
+            loss = forward_backward(self.forward, batches, self._autocast(), self.model.set_requires_gradient_sync)
+        began = time.perf_counter()
         # Every process of a pipeline has the loss of its rows.
-        return self.world.sum(torch.tensor(loss, dtype=torch.float64)).item() / self.world.size
+        mean = self.world.sum(torch.tensor(loss, dtype=torch.float64)).item() / self.world.size
+        self.waited_seconds += time.perf_counter() - began
+        return mean
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         norm = super().total_norm(gradients)
@@ -126,9 +131,9 @@ class DistributedTrainer(Trainer):
         total = losses.double().view(most, -1)[places < rows].sum()
         return self.world.sum(total).item() / self.layout.pipeline
 
-    def _rows(self, tokens: Tensor) -> Tensor:
-        """This process's part of a batch."""
-        return tokens.chunk(self.layout.data_parallel)[self.world.data_rank]
+    def _own_rows(self) -> range:
+        count = self.config.batch_size // self.layout.data_parallel
+        return range(self.world.data_rank * count, (self.world.data_rank + 1) * count)
 
     def checkpoints(self, folder: Path) -> Checkpoints:
         return DistributedCheckpoints(folder, self.world)

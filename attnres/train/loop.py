@@ -101,7 +101,7 @@ def _train(
     run.refuse_other(config, may_be_longer=True)
     if (summary := world.share(run.summary)) is not None and summary["steps"] == config.steps:
         return summary
-    corpus = open_corpus(config.data, progress=progress)
+    corpus = _open_corpus(config, world, progress)
     world.agree({"corpus": corpus.sha256})
     check_length(corpus, config.model.context)
     config = fit_vocabulary(config, corpus.vocab_size)
@@ -127,6 +127,16 @@ def _train(
 
             loop.listeners.append(stack.enter_context(tensorboard_writer(run.path, trainer.step)))
         return loop.run()
+
+
+def _open_corpus(config: RunConfig, world: World, progress: Callable[[str, int, int], None] | None) -> Corpus:
+    """Open the corpus in every process; the first one on each machine builds or checks it before the others come."""
+    opened: list[Corpus] = []
+    if world.first_here:
+        world.together(lambda: opened.append(open_corpus(config.data, progress)))
+        return opened[0]
+    world.together(lambda: None)
+    return open_corpus(config.data, progress, checked=True)
 
 
 def _trainer(config: RunConfig, corpus: Corpus, world: World) -> Trainer:
@@ -230,6 +240,10 @@ class Loop:
         if self.world.main:
             self.checkpoints.prune(self.config.keep, last_stable_step(self.config.optimizer, self.config.steps))
         self._tell({"kind": "saved", "step": step, "path": str(self.last_good.path)})
+        if isinstance(self.world, ManyProcesses):
+            each = self.world.gather((self.memory.bytes(), self.trainer.waited_seconds))  # type: ignore[attr-defined]
+            memory, waited = zip(*each, strict=True)
+            self._record({"kind": "processes", "step": step, "peak_memory_bytes": memory, "waited_seconds": waited})
         return self.last_good
 
     def _record(self, record: dict[str, Any]) -> None:

@@ -73,13 +73,17 @@ class Trainer:
         self.device = choose_device(config.device)
         self.model, self.optimizers = self._build()
         self.forward: Model = torch.compile(self.model, dynamic=False) if config.compile else self.model
-        self.sampler = Sampler(corpus.train, config.model.context, config.batch_size, config.seed)
+        self.sampler = Sampler(corpus.train, config.model.context, config.batch_size, config.seed, self._own_rows())
         self.step = 0
 
     def _build(self) -> tuple[Any, list[Optimizer]]:
         model = Transformer(self.config.model, self.config.seed).to(self.device)
         model.checkpointing = self.config.checkpointing
         return model, make_optimizers(model, self.config.optimizer)
+
+    def _own_rows(self) -> range:
+        """The rows of each batch that this process computes."""
+        return range(self.config.batch_size)
 
     @property
     def parameters(self) -> int:

@@ -292,6 +292,15 @@ def test_a_damaged_cache_is_built_again(damage, built, open_):
     assert {file.name: file.read_bytes() for file in built.iterdir()} == whole
 
 
+def test_what_was_checked_just_now_is_not_hashed_again(built, open_, tmp_path):
+    config = DataConfig(paths=(str(tmp_path / "documents"),), cache=str(tmp_path / "cache"))
+    heard = []
+    corpus = open_corpus(config, lambda *said: heard.append(said), checked=True)
+    assert not heard and corpus.sha256 == open_("documents").sha256
+    os.truncate(built / "train.bin", 100)  # sizes are compared all the same
+    assert len(open_corpus(config, checked=True).train) == len(corpus.train)
+
+
 def test_sha256_is_of_tokens_and_tokenizer_alone(built, open_):
     record = json.loads((built / "corpus.json").read_text())
     for part in ("train", "validation"):

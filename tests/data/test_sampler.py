@@ -70,6 +70,16 @@ def test_batches_cross_epochs_and_do_not_depend_on_batch_size():
         np.testing.assert_array_equal(batch, np.concatenate([by_one.next() for _ in range(7)]))
 
 
+def test_processes_read_their_own_rows():
+    whole = Sampler(np.arange(100), 7, 6, seed=1)
+    parts = [Sampler(np.arange(100), 7, 6, seed=1, rows=rows) for rows in (range(0, 2), range(2, 6))]
+    for _ in range(9):  # over the end of an epoch
+        batches = [part.next() for part in parts]
+        assert [len(batch) for batch in batches] == [2, 4]
+        assert np.array_equal(np.concatenate(batches), whole.next())
+        assert all(part.state() == whole.state() for part in parts)
+
+
 @pytest.mark.parametrize("done", [0, 1, 3, 4, 11, 50])
 def test_resume_anywhere(done):
     tokens = np.random.default_rng(0).integers(0, 256, 500).astype(np.uint8)

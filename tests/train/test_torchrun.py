@@ -128,6 +128,8 @@ def test_fewer_processes_go_on_where_more_stopped(make_config, tmp_path):
         os.kill(child, signal.SIGINT)
     _, error = run.communicate(timeout=LIMIT)
     assert error.count("attnres: stopped at step") == 1
+    (saved,) = [record for record in read_metrics(tmp_path / "run" / "metrics.jsonl") if record["kind"] == "processes"]
+    assert len(saved["peak_memory_bytes"]) == len(saved["waited_seconds"]) == 2
     events = []
     summary = train(config, tmp_path / "run", events.append)
     assert 5 < events[0]["step"] < 40
@@ -176,6 +178,28 @@ def test_processes_end_with_torchrun_however_it_went(make_config, tmp_path):
                 os.kill(pid, signal.SIGKILL)
         run.communicate()
     assert RunFolder(tmp_path / "run").checkpoints.newest_good(), "saved on the way out"
+
+
+SLOW_DISK = """
+import os, time
+from attnres.train.tensorfile import TensorFile
+write = TensorFile.write
+def slow(self, parts):
+    time.sleep(8 if os.environ["RANK"] == "0" else 0)
+    write(self, parts)
+TensorFile.write = slow
+"""
+
+
+@pytest.mark.timeout(LIMIT)
+def test_a_slow_disk_is_no_lost_process(make_config, tmp_path):
+    """A checkpoint takes longer than processes wait for each other in a step."""
+    config = make_config(batch_size=4, steps=2, save_every=2)
+    path = recipe(tmp_path, config)
+    path.write_text(SLOW_DISK + path.read_text())
+    run = torchrun(tmp_path / "run", "--recipe", path, "--timeout", 12, processes=2)
+    _, error = run.communicate(timeout=LIMIT)  # both files of the checkpoint: 16 s
+    assert run.returncode == 0, error
 
 
 @pytest.mark.timeout(LIMIT)
