@@ -129,6 +129,17 @@ def test_a_tied_embedding_is_cut_once(make_config, pair):
     assert (validation, parameters) == (pytest.approx(expected[1], rel=1e-6), expected[2])
 
 
+def test_muon_makes_more_of_a_rounding_than_adamw(make_config, pair, tmp_path):
+    """What docs/DISTRIBUTED.md says of it: gradients that differ in their last bits go through bfloat16."""
+    config = make_config(batch_size=4)
+    expected = go(None, config, None, 6, save=tmp_path / "one")
+    losses, _, _ = pair.run(go, config, Layout(shard=2), 6, None, tmp_path / "two", ranks=2)[0]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=1e-3, atol=0)
+    one, two = (load_file(tmp_path / name / "step-00000006" / "model.safetensors") for name in ("one", "two"))
+    furthest = max((one[name] - two[name]).abs().max().item() for name in one)
+    assert furthest < 2e-2
+
+
 def test_bfloat16_is_close(make_config, ranks):
     config = make_config(batch_size=4, accumulate=2, precision="bfloat16", model={"layers": 4})
     expected = go(None, config, None, 3)
