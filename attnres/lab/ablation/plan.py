@@ -53,6 +53,7 @@ ARMS = (
     "rms-block:pending=normalised",
     "delta",
     "rms-block:block_size=8",
+    "rms-block:reads=qkv-gate-up",
 )
 """In the order in which a budget buys them."""
 
