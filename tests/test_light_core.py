@@ -82,6 +82,11 @@ def test_what_needs_the_lab_says_so():
     assert re.search(r"attnres\.plot_depth_matrix needs \w+; .* pip install -e '\.\[lab\]'$", last)
 
 
+def test_transformers_side_says_what_to_install():
+    last = python(f"{BLOCKED}\nimport attnres.hf").stderr.splitlines()[-1]
+    assert last.startswith("ImportError: attnres.hf needs safetensors") and last.endswith("pip install -e '.[hf]'")
+
+
 @pytest.mark.parametrize("option", ["--help", "--version"])
 def test_help_and_version_need_no_lab(option):
     done = python(f"{BLOCKED}\nfrom attnres.cli import main\nsys.exit(main([{option!r}]))")

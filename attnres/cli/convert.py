@@ -19,7 +19,7 @@ from rich.console import Console
 
 
 def command(
-    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")],
+    plain: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")],
     target: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DST")],
     connection: str = "block",
     lossy: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -34,7 +34,7 @@ def command(
 
     console = Console()
     with console.status("starting") as status:
-        done = convert(source, target, connection, lossy, lambda text: status.update(text))
+        done = convert(plain, target, connection, lossy, lambda text: status.update(text))
     console.print(f"{target}: {done.connection}", highlight=False, soft_wrap=True)
     console.print(
         f"  {done.added:,} parameters in {len(done.tensors)} tensors added to {done.parameters:,} "

@@ -8,6 +8,13 @@ attnres.hf.mixing_matrix(model, input_ids)
 ```
 """
 
+import importlib.util
+
+from attnres.errors import install_command
+
+if importlib.util.find_spec("safetensors") is None:  # where torch and numpy alone are installed
+    raise ImportError(f"attnres.hf needs safetensors and transformers, not installed here: {install_command('hf')}")
+
 from attnres.connections import param_groups
 from attnres.hf.attach import attach, connection_of
 from attnres.hf.checkpoint import load

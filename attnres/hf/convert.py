@@ -41,35 +41,35 @@ class Conversion:
 
 
 def convert(
-    source: str | Path,
+    plain: str | Path,
     target: str | Path,
     connection: str = "block",
     lossy: bool = False,
     step: Callable[[str], object] = lambda text: None,
 ) -> Conversion:
-    """Write a folder that `attnres.hf.load` reads, with the weights of `source` and a new connection.
+    """Write a folder that `attnres.hf.load` reads, with the weights of `plain` and a new connection.
 
-    source: folder of a plain transformers checkpoint. target: a folder that does not exist yet; it appears whole or not
+    plain: folder of a plain transformers checkpoint. target: a folder that does not exist yet; it appears whole or not
     at all. connection: as for `attach`. Before `target` appears it is loaded and must give the plain model's logits on
     random tokens in float32, unless lossy. Tokenizer and other files are copied. `step` is told what happens next.
 
     Raises UsageError for a checkpoint or connection that does not fit, and where the logits differ.
     """
-    source, target = Path(source), Path(target)
+    plain, target = Path(plain), Path(target)
     if target.exists():
         raise UsageError(f"{target} exists; give a new folder")
-    if RECORD in read_config(source):
-        raise UsageError(f"{source} has a connection already; give the plain checkpoint")
+    if RECORD in read_config(plain):
+        raise UsageError(f"{plain} has a connection already; give the plain checkpoint")
     with new_folder(target) as partial:
         step("reading the plain checkpoint")
-        model = load_plain(source, dtype="auto")
+        model = load_plain(plain, dtype="auto")
         parameters = sum(p.numel() for p in model.parameters())
         expected = _logits(model)
         step("attaching the connection")
         attach(model, connection)
         step("writing")
-        model.save_pretrained(partial, max_shard_size=_shard_size(source))
-        _copy_other_files(source, partial)
+        model.save_pretrained(partial, max_shard_size=_shard_size(plain))
+        _copy_other_files(plain, partial)
         names = tuple(name for name in model.state_dict() if ".connection." in f".{name}")
         added = sum(p.numel() for p in connection_of(model).parameters())
         connection = model.config.attnres["connection"]
@@ -99,13 +99,13 @@ def _logits(model: Any) -> torch.Tensor:
     return logits
 
 
-def _shard_size(source: Path) -> int:
-    """Files no larger than the source's largest: its owner chose that size."""
-    return max(math.ceil(1.01 * file.stat().st_size) for file in weight_files(source)) + 2**20
+def _shard_size(plain: Path) -> int:
+    """Files no larger than the plain folder's largest: its owner chose that size."""
+    return max(math.ceil(1.01 * file.stat().st_size) for file in weight_files(plain)) + 2**20
 
 
-def _copy_other_files(source: Path, target: Path) -> None:
-    for file in source.iterdir():
+def _copy_other_files(plain: Path, target: Path) -> None:
+    for file in plain.iterdir():
         weights = file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
         if file.is_file() and not weights and not (target / file.name).exists():
             shutil.copy2(file, target)

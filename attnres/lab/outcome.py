@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,7 +67,13 @@ def outcome_of(path: Path, state: JobState) -> Outcome:
         raise UsageError(f"{path}: its result is gone since the run was done; repeat the command to train it again")
     loss = summary["validation_loss"] / bytes_per_token
     cost = {name: summary[name] for name in ("step_seconds", "peak_memory_bytes")}
-    return Outcome(status="done" if loss < curve[0][1] else "diverged", loss=loss, **cost, **end)
+    status = "done" if has_learned([before for _, before in curve], loss) else "diverged"
+    return Outcome(status=status, loss=loss, **cost, **end)
+
+
+def has_learned(evaluations: Sequence[float], last: float) -> bool:
+    """Whether a run's last loss is below its first evaluation, if it had one; a loss that is not a number is not."""
+    return not evaluations or last < evaluations[0]
 
 
 def run_record_of(path: Path) -> dict[str, Any]:

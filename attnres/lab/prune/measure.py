@@ -23,7 +23,7 @@ from torch import Tensor
 
 from attnres.data import Corpus, validation_batches
 from attnres.errors import UsageError
-from attnres.lab.outcome import run_record_of
+from attnres.lab.outcome import has_learned, run_record_of
 from attnres.lab.prune.record import Pruned
 from attnres.lab.record import read_record, write_record
 from attnres.model import Transformer
@@ -134,7 +134,7 @@ def _status(folder: RunFolder) -> str:
     if summary is None:
         return "unfinished"
     evaluations = [record["loss"] for record in read_metrics(folder.metrics) if record["kind"] == "eval"]
-    return "diverged" if evaluations and summary["validation_loss"] >= evaluations[0] else "done"
+    return "done" if has_learned(evaluations, summary["validation_loss"]) else "diverged"
 
 
 def _differing(first: RunConfig, other: RunConfig) -> list[str]:
