@@ -12,10 +12,12 @@ import importlib
 import importlib.util
 import os
 import pkgutil
+import signal
 import sys
 import textwrap
-from collections.abc import Callable
-from contextlib import nullcontext
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from attnres.cli._flags import with_flags
@@ -75,15 +77,16 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    import tyro
+    with _left_at_once():
+        import tyro
 
+        command = None if name == COMPLETION else _command(name, arguments)
     config = (tyro.conf.SuppressFixed,)  # no mention of what only Python code can set
-    if name == COMPLETION:  # of all commands at once
+    if command is None:  # completion, of all commands at once
         if len(arguments) != 1 or arguments[0] not in SHELLS:
             raise UsageError(f"{COMPLETION} takes one of: {', '.join(SHELLS)}")
         commands = {known: _command(known, []) for known in command_names()}
         return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments], config=config)
-    command = _command(name, arguments)
     helping = not {"-h", "--help"}.isdisjoint(arguments)
     with help_fitted(_description(name)) if helping else nullcontext():
         try:
@@ -91,6 +94,25 @@ def _run(name: str, arguments: list[str]) -> int:
         except UsageError as error:
             error.args = (with_flags(str(error), command),)
             raise
+
+
+@contextmanager
+def _left_at_once() -> Iterator[None]:
+    """While modules are imported, let Ctrl-C end the process: torch's import can swallow a KeyboardInterrupt."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
+        yield  # a shell's background job ignores Ctrl-C, and another program's handler is its own
+        return
+
+    def leave(*_: object) -> None:
+        os.write(2, b"attnres: interrupted\n")
+        os._exit(130)
+
+    signal.signal(signal.SIGINT, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _command(name: str, arguments: list[str]) -> Callable[..., int]:

@@ -16,8 +16,9 @@ import tyro
 from rich.console import Console
 
 from attnres.cli._tables import print_line
-from attnres.connections import make_connection
+from attnres.connections import Connection, make_connection
 from attnres.connections._check import DIM, SITES, findings
+from attnres.errors import UsageError
 
 
 def command(connection: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="CONNECTION")]) -> int:
@@ -26,7 +27,10 @@ def command(connection: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metav
     Args:
         connection: NAME or FILE.py:CLASS, with :OPTION=VALUE,OPTION=VALUE where it has options.
     """
-    make_connection(connection, DIM, SITES)  # a bad name or option is one line
+    made = make_connection(connection, DIM, SITES)  # a bad name or option is one line
+    asked_for = ("weigh", "gather", "scatter")
+    if missing := [name for name in asked_for if getattr(type(made), name) is getattr(Connection, name)]:
+        raise UsageError(f"{type(made).__name__} defines no {' and no '.join(missing)}; see CONTRIBUTING.md")
     console, wrong = Console(), 0
     for asked, problem in findings(lambda: make_connection(connection, DIM, SITES)):
         wrong += problem is not None

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import hashlib
 import importlib
 import inspect
 import math
 import pkgutil
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, cast
 
 from attnres.connections._connection import Connection, Sublayer, Values, Weights, check_sublayers, output_of
@@ -33,6 +35,7 @@ __all__ = [
     "check_sublayers",
     "connection_class",
     "connection_names",
+    "file_digest",
     "make_connection",
     "mean_read",
     "mixing_matrix",
@@ -58,6 +61,8 @@ def connection_class(connection: str) -> type[Connection]:
     file, colon, class_name = name.rpartition(":")
     if colon:
         return class_of_file(file, class_name)
+    if name.endswith(".py"):
+        raise UsageError(f"{name}: name the connection's class too, as FILE.py:CLASS")
     if name not in connection_names():
         known = connection_names()
         raise UsageError(f"unknown connection {name!r}; {_meant(name, known)}choose one of: {', '.join(known)}")
@@ -68,6 +73,12 @@ def connection_class(connection: str) -> type[Connection]:
     if len(classes) != 1:
         raise UsageError(f"{module.__file__} must define one subclass of Connection, not {len(classes)}")
     return classes[0]
+
+
+def file_digest(connection: str) -> str | None:
+    """Hash the file of a connection that is written FILE.py:CLASS; None for one of this folder."""
+    file, colon, _ = parse_connection(connection)[0].rpartition(":")
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if colon else None
 
 
 def option_defaults(cls: type[Connection]) -> dict[str, Option]:

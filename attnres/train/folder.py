@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from attnres.connections import file_digest
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json
 from attnres.errors import UsageError
 from attnres.files import PARTIAL, locked, new_folder, remove_partial, write_json
@@ -83,13 +84,19 @@ class RunFolder:
 
     def _recorded_config(self, record: dict[str, Any]) -> RunConfig:
         try:
-            return config_from_json(record["config"])
+            config = config_from_json(record["config"])
         except UsageError as error:
             theirs = record["versions"].get("attnres")
             if theirs == __version__:
                 raise
             versions = f"written by attnres {theirs}, and this is attnres {__version__}"
             raise UsageError(f"{self.path}: {versions}: {error}; use that version") from None
+        connection = config.model.connection
+        if record.get("connection_file") not in (None, file_digest(connection)):
+            raise UsageError(
+                f"{self.path}: the file of {connection} has changed since this run began; restore it or train anew"
+            )
+        return config
 
     def tokenizer(self) -> Tokenizer:
         """The one that the run's corpus was made with."""
@@ -213,6 +220,7 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "config": config_to_json(config),
+        "connection_file": file_digest(config.model.connection),
         "corpus": {
             "description": corpus.description,
             "sha256": corpus.sha256,

@@ -40,6 +40,49 @@ def test_train(small, tmp_path, capsys):
     assert "done: validation loss" in capsys.readouterr().out
 
 
+RULE = """
+import torch
+from attnres.connections import Connection
+
+class MyRule(Connection):
+    def weigh(self, values, site):
+        return ()
+    def gather(self, values, weights, site):
+        return values[0]
+    def scatter(self, values, weights, site, h, y):
+        return (values[0] + FACTOR * y,)
+"""
+
+
+def test_a_run_whose_connections_file_has_changed_is_refused(small, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(RULE.replace("FACTOR", "1"))
+    command = ["train", "out", *small, "--steps", "2", "--model.connection", "mine.py:MyRule"]
+    assert main(command) == 0 and main(command) == 0
+    (tmp_path / "mine.py").write_text(RULE.replace("FACTOR", "0"))
+    for again in (command, ["generate", "out", "--prompt", "fox"]):
+        assert main(again) == 2
+        assert "out: the file of mine.py:MyRule has changed since this run began" in capsys.readouterr().err
+    (tmp_path / "mine.py").write_text(RULE.replace("FACTOR", "1"))
+    assert main(command) == 0
+
+
+def test_ctrl_c_while_modules_are_imported_ends_the_process():
+    code = (
+        "import builtins, os, signal, sys\n"
+        "import attnres.cli as cli\n"
+        "def command(*_):\n"
+        "    try:\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt:\n"
+        "        pass  # as torch's import can\n"
+        "    return lambda: 0\n"
+        "cli._command = command\n"
+        "sys.exit(cli.main(['cost']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "attnres: interrupted\n")
+
+
 def test_default_folder_tells_runs_apart_and_finds_them_again(small, tmp_path):
     for options in (["--seed", "1"], ["--seed", "2"], ["--optimizer.lr", "1e-3"], ["--seed", "1"]):
         assert main(["train", *small, "--steps", "2", *options]) == 0

@@ -217,6 +217,13 @@ def test_attnres_check(mine, capsys):
     out = capsys.readouterr().out
     assert "NO  start, gather and scatter are linear" in out and "gather is not linear at site 0" in out
     assert main(["check", "mine.py:Typo"]) == 2
+    assert main(["check", "mine.py"]) == 2
+    assert capsys.readouterr().err.endswith("mine.py: name the connection's class too, as FILE.py:CLASS\n")
+    mine.joinpath("half.py").write_text("from attnres import Connection\n\nclass Half(Connection):\n    pass\n")
+    assert main(["check", "half.py:Half"]) == 2
+    assert (
+        capsys.readouterr().err == "attnres: Half defines no weigh and no gather and no scatter; see CONTRIBUTING.md\n"
+    )
 
 
 def test_every_run_begins_with_the_check(mine):
