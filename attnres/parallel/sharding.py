@@ -19,8 +19,9 @@ def sharded_transformer(
 ) -> Transformer:
     """The model that `Transformer(config, seed)` is, with each process of the mesh holding its part of every weight.
 
-    mesh: "shard", or "replicate" and "shard". precision: what the sublayers' matrices are gathered in; gradients
-    are summed in float32, and all else, such as gains and the connection, stays in float32.
+    mesh: "shard", or "replicate" and "shard". precision: what the sublayers' matrices are gathered in, stacked experts,
+    convolutions and router gates among them; gradients are summed in float32, and all else, such as gains and the
+    connection, stays in float32.
 
     No process ever holds the whole of it.
     """
@@ -37,13 +38,22 @@ def shard(model: Transformer, mesh: DeviceMesh, precision: torch.dtype, keep: bo
     keep: once gathered they stay so until the step's gradients are summed: for a chunk of a pipeline, which holds few
     and runs every micro-batch on them.
     """
+    # FSDP2 searches nothing below a module that it has cut, so the model takes its vectors before the sublayers are.
+    fully_shard(model, mesh=mesh, ignored_params=set(_matrices(model.sublayers)))
     # Inputs are not cast: the rotary angles and the stream keep their dtype, and autocast does what it always does.
     mixed = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for sublayer in model.sublayers:
-        matrices: list[nn.Module] = [m for m in sublayer.modules() if isinstance(m, nn.Linear) and m.weight is not None]
-        if matrices:  # a chunk of a pipeline has those of its own sublayers alone
-            fully_shard(matrices, mesh=mesh, mp_policy=mixed, reshard_after_forward=not keep)
-    fully_shard(model, mesh=mesh)
+        matrices = _matrices(sublayer)
+        if not matrices:  # a chunk of a pipeline has those of its own sublayers alone
+            continue
+        # Not the modules that own them: KDA reads the weight of its convolution without running that module.
+        vectors = set(sublayer.parameters()) - set(matrices)
+        fully_shard(sublayer, mesh=mesh, mp_policy=mixed, reshard_after_forward=not keep, ignored_params=vectors)
+
+
+def _matrices(module: nn.Module) -> list[nn.Parameter]:
+    """Its parameters with more than one axis to speak of: matrices, stacks of them, convolutions."""
+    return [parameter for parameter in module.parameters() if parameter.numel() > max(parameter.shape)]
 
 
 def reshard(model: nn.Module) -> None:

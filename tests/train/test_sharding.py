@@ -1,0 +1,79 @@
+"""Sublayers of transformers on shards: what is gathered, for how long and in what, and the gradients of it."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch.distributed.tensor import DTensor
+
+from attnres.parallel.layout import Layout
+from tests.model.test_backbones import config_of
+from tests.parallel.ranks import Ranks
+from tests.train.test_distributed import make_trainer
+
+VECTORS = ("norm.weight", "dt_bias", "A_log")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    ranks = Ranks(2, tmp_path_factory.mktemp("pair"))
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture
+def make_kimi_config(make_config):
+    def make(**fields):
+        model = dataclasses.asdict(config_of("kimi_linear", "block", vocab_size=256))
+        return make_config(batch_size=4, accumulate=2, model=model, **fields)
+
+    return make
+
+
+def look_at_sublayers(_group, config, layout):
+    """The sublayers' parameters at rest, when their sublayer begins, and when it has ended: {name: (dtype, cut)}."""
+    trainer = make_trainer(config, layout)
+    at_rest, within, after = {}, {}, {}
+
+    def look(into, site):
+        for name, p in trainer.model.sublayers[site].named_parameters():
+            into[f"{site}.{name}"] = p.dtype, isinstance(p, DTensor) and p.placements[-1].is_shard()
+
+    for site, sublayer in enumerate(trainer.model.sublayers):
+        look(at_rest, site)
+        sublayer.register_forward_pre_hook(lambda *_, site=site: look(within, site))
+        sublayer.register_forward_hook(lambda *_, site=site: look(after, site))
+    trainer.train_step()
+    return at_rest, within, after
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_what_is_no_vector_is_whole_while_its_sublayer_runs(make_kimi_config, pair, precision):
+    """Stacked experts, convolutions and router gates too; vectors stay whole, in float32, for the step."""
+    config = make_kimi_config(precision=precision)
+    for at_rest, within, after in pair.run(look_at_sublayers, config, Layout(shard=2), ranks=2):
+        vectors = {name for name in at_rest if name.endswith(VECTORS)}
+        assert {"0.block.conv1d.weight", "3.block.gate.weight", "3.block.experts.down_proj"} <= at_rest.keys() - vectors
+        assert set(at_rest.values()) == {(torch.float32, True)}
+        assert {name for name, (_, cut) in after.items() if not cut} == vectors
+        gathered = getattr(torch, precision)
+        assert within == {name: (torch.float32 if name in vectors else gathered, False) for name in at_rest}
+
+
+def gradients(_group, config, layout):
+    """The loss of one step and the gradient of every parameter."""
+    trainer = make_trainer(config, layout)
+    loss = trainer.forward_backward([torch.from_numpy(trainer.sampler.next()) for _ in range(config.accumulate)])
+    grads = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return loss, {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("layout", [Layout(shard=2), Layout(replicate=2, shard=1)], ids=["shard 2", "replicate 2"])
+def test_gradients_are_those_of_one_process(make_kimi_config, pair, layout, checkpointing):
+    config = make_kimi_config(checkpointing=checkpointing)
+    expected_loss, expected = gradients(None, config, None)
+    for loss, found in pair.run(gradients, config, layout, ranks=2):
+        assert loss == pytest.approx(expected_loss, rel=2e-6)
+        assert list(found) == list(expected)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
