@@ -94,15 +94,22 @@ def option_defaults(cls: type[Connection]) -> dict[str, Option]:
 
 
 def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Connection:
-    """Make a connection for `sites` sublayers of width `dim`, written NAME:OPTION=VALUE,OPTION=VALUE.
-
-    Options may be given as keyword arguments too.
+    """Make a connection for sublayers of one width.
 
     >>> make_connection("block:block_size=8", dim=64, sites=32, heads=2)
     Block(dim=64, sites=32, block_size=8, ...)
 
-    Raises UsageError on an unknown name or option, one that is given twice, or a value that the connection does not
-    take.
+    Args:
+        connection: NAME or FILE.py:CLASS, and behind it :OPTION=VALUE,OPTION=VALUE where it is to have options.
+        dim: width of the stream.
+        sites: number of sublayers; a transformer layer has two.
+        options: options as keyword arguments; their names and defaults are those of the class.
+
+    Returns:
+        The connection, in float32, at the start that its class states.
+
+    Raises:
+        UsageError: an unknown name or option, one that is given twice, or a value that the connection does not take.
     """
     _, cls, options = _read(connection, options)
     return cls(dim, sites, **options)

@@ -62,7 +62,7 @@ class Connection(nn.Module):
         self.register_load_state_dict_pre_hook(_refuse_other)
 
     def start(self, x: Tensor) -> Values:
-        """The values before the first site, from the embedding x."""
+        """The values before the first site, from the embedding x [..., dim]."""
         return (x,)
 
     def reads(self, site: int) -> int:
@@ -96,7 +96,20 @@ class Connection(nn.Module):
             return weights, self.gather(values, weights, site)
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
-        """Pass the values through consecutive sublayers, of which the leftmost stands at site `first`."""
+        """Pass the values through consecutive sublayers.
+
+        Args:
+            values: what `start` or an earlier `run` returned.
+            sublayers: functions of h that return what they add, [..., dim] each; they must not add h themselves.
+            first: the site of the first of them.
+
+        Returns:
+            The values behind the last one, for the next `run` or for `readout`.
+
+        Raises:
+            UsageError: values of another width, more sublayers than sites, or one that works in place or returns more
+                than a tensor.
+        """
         for site, sublayer in enumerate(self._fitting(values, sublayers, first), first):
             weights, h = self.mix(values, site)
             y = output_of(sublayer, h)
@@ -118,7 +131,7 @@ class Connection(nn.Module):
         return listed
 
     def readout(self, values: Values) -> Tensor:
-        """The input of the final norm and the head: h at site L."""
+        """The input of the final norm and the head: h at site L, [..., dim]."""
         return self.mix(values, self.sites)[1]
 
     def extra_repr(self) -> str:
