@@ -143,8 +143,9 @@ def claims() -> list[str]:
         f"leads all arms** with {gain('rms-full')}",
         f"{gain('delta:block_size=4', sign='+')} in blocks of four and {gain('delta', sign='+')} without blocks",
         f"Delta Block is {adds('Delta Block beats Block', '+')} above",
-        f"no difference ({adds('normalising the open block at once helps', '+')})",
-        f"no decided one: {adds('reads of their own help RMS Block')}",
+        f"no difference: {adds('normalising the open block at once helps', '+')}",
+        f"add little: {adds('reads of their own help Block')} to Block and "
+        f"{adds('reads of their own help RMS Block')} to RMS Block",
         f"between {number(min(spread_of_control), 3)} and {number(max(spread_of_control), 3)}",
         f"At std 0.02 `rms-block` is at {gain('rms-block', STD_002)}",
         f"`rezero`'s {number(cell(STD_1, 'rezero', 'difference to residual'), 3, '+')}",

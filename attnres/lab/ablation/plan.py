@@ -54,6 +54,7 @@ ARMS = (
     "delta",
     "rms-block:block_size=8",
     "rms-block:reads=qkv-gate-up",
+    "block:reads=qkv-gate-up",
 )
 """In the order in which a budget buys them."""
 
