@@ -148,9 +148,13 @@ def _sign(connection: nn.Module, state: Any, prefix: str, metadata: dict[str, An
 
 
 def _refuse_other(connection: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+    """Refuse what would be loaded without a word; where names differ, strict loading says so."""
     here = _signature(connection)
     there = metadata.get("connection", here)
-    if there != here:
+    same_names = {prefix + name for name, _ in connection.named_parameters()} == {
+        k for k in state if k.startswith(prefix)
+    }
+    if there != here and same_names:
         kinds = [signature.partition("(")[0] for signature in (there, here)]
         parts = kinds if kinds[0] != kinds[1] else [_beyond(there, here), _beyond(here, there)]
         raise UsageError("the state is that of {}, and this connection is {}; make the same one".format(*parts))

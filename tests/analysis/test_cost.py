@@ -189,9 +189,9 @@ def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
         (["--link", "0"], "link must be positive"),
         (["--dim", "1" + 20 * "0"], "dim must lie between 1e-15 and 1e+15, not 1e+20"),
         (["--tflops", "1e-300"], "tflops must lie between"),
-        (["--micro-batches", "1000000"], "give fewer micro_batches"),
+        (["--micro-batches", "1000000"], "give fewer --micro-batches"),
         (["--tflops", "nan"], "finite"),
-        (["--block-size", "129"], "block_size 129"),
+        (["--block-size", "129"], "--block-size 129"),
         (["--pipeline", "1", "--figure", "x.png"], "--pipeline 2"),
     ],
 )

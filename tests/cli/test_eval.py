@@ -20,7 +20,7 @@ def test_a_run_beside_its_twin(attnres, run, plain_run, tasks, tmp_path):  # noq
     assert [score["metric"] for score in record["scores"]] == ["acc", "acc_norm", "bits_per_byte"]
     for score, other, difference in zip(record["scores"], record["others"], record["differences"], strict=True):
         assert difference["value"] == score["value"] - other["value"]
-        assert f"{score['value']:.4f} ± {score['error']:.4f}" in done.stdout
+        assert f"{score['value']:.4f} ±{score['error']:.4f}" in done.stdout
         assert f"{difference['value']:+.4f}" in done.stdout
 
 

@@ -144,8 +144,10 @@ def test_bad_input_is_one_line_and_exit_code_2(small, capsys, options, message):
 
 def test_other_configuration(small, capsys):
     assert main(["train", "out", *small, "--steps", "2"]) == 0
-    assert main(["train", "out", *small, "--steps", "3"]) == 2
-    assert "steps is 2 there and 3 here" in capsys.readouterr().err
+    assert main(["train", "out", *small, "--steps", "1"]) == 2
+    assert "steps is 2 there and 1 here" in capsys.readouterr().err
+    assert main(["train", "out", *small, "--steps", "3", "--seed", "1"]) == 2  # more steps alone would go on
+    assert "seed is 0 there and 1 here" in capsys.readouterr().err
 
 
 def test_help_teaches(capsys):
