@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from attnres.connections import Connection, canonical_connection
+from attnres.connections._start import difference_at_start, with_exact_start
 from attnres.errors import UsageError
 from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, read_anatomy
 from attnres.hf.classes import become_attached, install
 from attnres.hf.parts import CONNECTION
-from attnres.hf.start import difference_at_start, with_exact_start
 
 log = logging.getLogger("attnres")
 

@@ -22,6 +22,8 @@ class OptimizerConfig:
     adamw_lr: float = 3e-3
     """Peak learning rate of the rest: embedding, head, gains and the connection. A pseudo-query's scores move by up to
     sqrt(dim) times as much as its entries, so a rate that suits matrices can be too high for it."""
+    connection_rate: float = 1.0
+    """The peak learning rate of the connection, as a multiple of adamw_lr."""
     weight_decay: float = 0.1
     """The decay of hidden matrices and the head. Embedding, gains and everything in the connection have none."""
     momentum: float = 0.95
@@ -39,7 +41,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         refuse_non_finite(self)
-        for name in ("lr", "adamw_lr"):
+        for name in ("lr", "adamw_lr", "connection_rate"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
         if self.weight_decay < 0:
@@ -60,6 +62,9 @@ class RunConfig:
     model: TransformerConfig = field(default_factory=TransformerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    start_from: str | None = None
+    """A run folder with whose last weights this run begins, in place of random ones: the same model, maybe with another
+    connection, which then begins at its own start. Options such as block:total=true lose nothing by that."""
     steps: int = 300
     """Optimizer steps."""
     batch_size: int = 8

@@ -54,6 +54,8 @@ class DistributedTrainer(Trainer):
         world.layout.check(config.model.sites, config.batch_size)
         if config.compile:
             raise UsageError("compile is for one process; leave it out with several")
+        if config.start_from:
+            raise UsageError("start_from is for one process; leave it out with several")
         self.world = world
         self.layout = world.layout
         super().__init__(config, corpus)

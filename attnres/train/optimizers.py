@@ -19,8 +19,8 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig, muon: type[Muon] 
     of a query, AttnRes with an input-dependent query ends far behind the plain residual (docs/RESULTS.md).
     """
     roles = parameter_roles(model)
-    matrices, head, plain, maps = [], [], [], []
-    groups_of = {"matrix": matrices, "head": head, "experts": head, "channel map": maps}
+    matrices, head, plain, connection, maps = [], [], [], [], []
+    groups_of = {"matrix": matrices, "head": head, "experts": head, "connection": connection, "channel map": maps}
     for name, parameter in model.named_parameters():
         groups_of.get(roles[name], plain).append(parameter)
     optimizers: list[Optimizer] = []
@@ -35,11 +35,13 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig, muon: type[Muon] 
                 adjust_lr_fn="match_rms_adamw",
             )
         )
+    connection_lr = config.adamw_lr * config.connection_rate
     groups = [
         {"params": matrices, "weight_decay": config.weight_decay, "lr": config.lr},
         {"params": head, "weight_decay": config.weight_decay, "lr": config.adamw_lr},
         {"params": plain, "weight_decay": 0.0, "lr": config.adamw_lr},
-        {"params": maps, "weight_decay": 0.0, "lr": config.adamw_lr / (maps[0].shape[-1] if maps else 1)},
+        {"params": connection, "weight_decay": 0.0, "lr": connection_lr},
+        {"params": maps, "weight_decay": 0.0, "lr": connection_lr / (maps[0].shape[-1] if maps else 1)},
     ]
     # Fused: one kernel per parameter. A connection has many small ones, and the foreach form is not for CPUs.
     adamw = AdamW([g for g in groups if g["params"]], betas=(config.beta1, config.beta2), fused=True)

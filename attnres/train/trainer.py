@@ -30,6 +30,7 @@ from attnres.train.config import RunConfig
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
 from attnres.train.jsonconfig import model_to_json
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
+from attnres.train.start import begin_with
 
 Model = Callable[[Tensor], Tensor]
 
@@ -92,7 +93,10 @@ class Trainer:
         """How long it has waited for other processes at the end of its passes: the slowest one waits least."""
 
     def _build(self) -> tuple[Any, list[Optimizer]]:
-        model = Transformer(self.config.model, self.config.seed).to(self.device)
+        model = Transformer(self.config.model, self.config.seed)
+        if self.config.start_from:
+            begin_with(model, self.config.start_from, self.corpus)
+        model = model.to(self.device)
         model.checkpointing = self.config.checkpointing
         return model, make_optimizers(model, self.config.optimizer)
 

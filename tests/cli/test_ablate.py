@@ -5,10 +5,11 @@ import json
 import pytest
 
 from attnres.cli import main
-from attnres.lab.ablation.plan import DEFAULTS, choose, playoff_trials
+from attnres.lab.ablation.plan import DEFAULTS, playoff_trials
 from attnres.lab.ablation.record import AblationRecord, Cell, TrialRun
 from attnres.lab.ablation.tables import ablation_tables
 from attnres.lab.record import read_record
+from attnres.lab.tuning import choose
 from attnres.train import folder
 from tests.cli.conftest import TINY, run_jobs_here
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import attnres.hf
 from attnres import UsageError, connection_names
-from attnres.hf.start import difference_at_start
+from attnres.connections._start import difference_at_start
 from tests.depth import randomise
 from tests.hf.models import CONFIGS, make_model, make_tokens
 

@@ -9,10 +9,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from attnres.lab.ablation.claims import comparisons, losses_at, scales
-from attnres.lab.ablation.plan import choose
 from attnres.lab.ablation.record import AblationRecord, TrialRun
 from attnres.lab.figures import PAPER_MARK, panels
 from attnres.lab.paper import ABLATION as PAPER
+from attnres.lab.tuning import choose
 from attnres.report.axes import INK, ink, legend_below, line_styles
 from attnres.report.style import WEIGHT_COLOURS, visible
 

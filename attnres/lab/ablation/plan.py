@@ -19,6 +19,7 @@ from attnres.lab.ablation.record import Cell, TrialRun
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.lab.outcome import done_runs
+from attnres.lab.tuning import TUNING_SEED
 from attnres.train import RunConfig
 from attnres.train.sweep import Job, default_workers
 from attnres.train.trainer import Trainer
@@ -58,9 +59,6 @@ ARMS = (
     "haares",
 )
 """In the order in which a budget buys them."""
-
-TUNING_SEED = 1000
-"""Learning rates are chosen on seeds from this on: choosing on a reported one would favour the arm tuned most."""
 
 START_SECONDS = 6.0
 """About what a worker process takes before its first step."""
@@ -180,15 +178,6 @@ def final_trials(chosen: Mapping[Cell, float], seeds: int, config: RunConfig, ou
         for seed in range(config.seed, config.seed + seeds)
         for cell, factor in chosen.items()
     ]
-
-
-def choose(outcomes: Sequence[TrialRun]) -> float | None:
-    """The factor of lowest mean loss among those that ran on most seeds, none of them unfinished; None without any."""
-    losses: dict[float, list[float]] = {}
-    for run in outcomes:
-        losses.setdefault(run.factor, []).append(run.loss if run.done else math.inf)
-    finished = {factor: of for factor, of in losses.items() if math.isfinite(sum(of))}
-    return min(finished, key=lambda f: (-len(finished[f]), statistics.mean(finished[f])), default=None)
 
 
 def affordable(

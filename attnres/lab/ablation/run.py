@@ -7,11 +7,12 @@ from pathlib import Path
 
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
-from attnres.lab.ablation.plan import Plan, Trial, affordable, choose, final_trials, playoff_trials, tuning_trials
+from attnres.lab.ablation.plan import Plan, Trial, affordable, final_trials, playoff_trials, tuning_trials
 from attnres.lab.ablation.record import AblationRecord, Cell, CellRecord, Sweep, TrialRun
 from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import header, read_record
+from attnres.lab.tuning import choose
 from attnres.texttable import duration
 from attnres.train import config_from_json, config_to_json
 from attnres.train.sweep import JobState, failures, require_done

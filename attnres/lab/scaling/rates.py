@@ -8,9 +8,7 @@ from collections.abc import Mapping, Sequence
 from attnres.lab.outcome import done_runs
 from attnres.lab.scaling.plan import Plan, Planned, Size, planned
 from attnres.lab.scaling.record import TrialRun
-
-TUNING_SEED = 1000
-"""Rates are chosen on this seed beyond the first: choosing on a reported one would favour the arm tuned most."""
+from attnres.lab.tuning import TUNING_SEED
 
 Rates = dict[str, dict[str, float]]
 """arm -> size -> the multiple of both learning rates."""

@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-from attnres.connections import Connection, connection_class, mixing_matrix, option_defaults, parse_connection
+from attnres.connections import connection_class, option_defaults
+from attnres.connections._connection import Connection
+from attnres.connections._grammar import parse_connection
+from attnres.connections._mixing import mixing_matrix
 
 EXACT_START = ("total", "gate")
 """Options with which a connection starts as the plain residual."""

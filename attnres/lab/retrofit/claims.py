@@ -1,0 +1,72 @@
+"""What a record of retrofits says: each arm against its plain twin, and arms against each other."""
+
+from __future__ import annotations
+
+import statistics
+
+from attnres.analysis.comparison import standard_error
+from attnres.lab.claims import Statement, judged, paired
+from attnres.lab.outcome import done_runs
+from attnres.lab.retrofit.plan import percent
+from attnres.lab.retrofit.record import RetrofitRecord
+
+PAIRS = (
+    ("block", "block@1", "the connection wants ten times the rate of the weights"),
+    ("full", "block", "Full beats Block"),
+    ("rms-block", "block", "normalising outputs helps"),
+    ("delta:block_size=4", "block", "Delta Block beats Block"),
+    ("block", "x0", "Block beats feeding the embedding back in"),
+)
+"""(what is said to be better, the other one, what that says)"""
+
+
+def losses(record: RetrofitRecord, fraction: float) -> dict[str, dict[int, float]]:
+    """arm -> seed -> the loss after so much further training, of the runs that are done."""
+    found: dict[str, dict[int, float]] = {arm.name: {} for arm in record.arms}
+    for run in done_runs(record.runs):
+        if run.fraction == fraction:
+            found[run.arm][run.seed] = run.loss
+    return found
+
+
+def differences(record: RetrofitRecord, fraction: float) -> dict[str, list[float]]:
+    """Arm -> loss minus that of the plain twin, seed by seed; negative is better."""
+    return paired(losses(record, fraction), record.arms[0].name, lambda loss: loss)
+
+
+def lost_at_start(record: RetrofitRecord, arm: str) -> float | None:
+    """The largest difference of a loss before the first step to that of the plain model; None without a run."""
+    plain = {run.seed: run.loss for run in record.plain}
+    lost = [run.curve[0][1] - plain[run.seed] for run in record.runs if run.arm == arm and run.curve]
+    return max(lost, key=abs, default=None)
+
+
+def statements(record: RetrofitRecord) -> list[Statement]:
+    """Every claim, on every arm or after every length of further training."""
+    found = []
+    for fraction in record.fractions:
+        found += judged(f"ends below the plain twin after {percent(fraction)} more", -1, differences(record, fraction))
+    for better, other, claim in PAIRS:
+        values = {}
+        for fraction in record.fractions:
+            arms = losses(record, fraction)
+            pairs = paired({name: arms[name] for name in (other, better) if name in arms}, other, lambda loss: loss)
+            values |= {f"{better} - {other}, {percent(fraction)}": of for of in pairs.values()}
+        found += judged(claim, -1, values)
+    return found
+
+
+def finding(record: RetrofitRecord) -> str:
+    """After each length of further training the best arm against the plain twin."""
+    parts = []
+    for fraction in record.fractions:
+        of_arms = differences(record, fraction)
+        if not of_arms:
+            continue
+        best = min(of_arms, key=lambda arm: statistics.fmean(of_arms[arm]))
+        mean, error = statistics.fmean(of_arms[best]), standard_error(of_arms[best])
+        width = "" if error is None else f" ± {error:.4f}"
+        parts.append(f"after {percent(fraction)} {best} is at {mean:+.4f}{width}")
+    if not parts:
+        return "No arm has a run beside its plain twin's."
+    return f"Against a plain twin that trains on for as many steps: {', '.join(parts)} (nats per byte)."

@@ -1,0 +1,152 @@
+"""Which runs a retrofit has: plain models trained to their end, and each of them trained on by every arm."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnres.connections import canonical_connection
+from attnres.connections._start import with_exact_start
+from attnres.errors import UsageError
+from attnres.lab.arms import arm_folder, arm_model
+from attnres.lab.options import Arms, Config, check_positive, check_seeds
+from attnres.lab.retrofit.record import Arm
+from attnres.lab.tuning import TUNING_SEED
+from attnres.model import TransformerConfig
+from attnres.train import OptimizerConfig, RunConfig
+from attnres.train.sweep import Job, default_workers
+
+PLAIN = "residual"
+ARMS = (PLAIN, "x0", "block", "block@1", "full", "rms-block", "delta:block_size=4")
+CONTINUED_SEED = 500
+"""Beyond a model's seed: the text of the further training comes in an order of its own, the same for every arm."""
+
+# transformers' own layers, start and optimizer, because the answer is for models that are attached to.
+DEFAULTS = RunConfig(
+    model=TransformerConfig(backbone="llama", layers=6, heads=4, context=128, connection=PLAIN, embedding_std=0.02),
+    optimizer=OptimizerConfig(hidden="adamw", lr=2e-3, adamw_lr=2e-3),
+    steps=1200,
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `attnres retrofit` asks for."""
+
+    arms: Arms = ARMS
+    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options; NAME@N trains the connection at N
+    times the model's learning rate, 10 where nothing is said. The first is residual, the plain twin."""
+    fractions: tuple[float, ...] = (0.05, 0.2, 1.0)
+    """How long the training goes on, as shares of the steps of the plain model."""
+    seeds: int = 3
+    """Paired seeds: seed, seed + 1, .., each with a plain model of its own."""
+    grid: tuple[float, ...] = (0.25, 0.5, 1.0)
+    """Multiples of the learning rates of the plain model (optimizer.lr and optimizer.adamw-lr together) that every arm
+    tries. Where the best lies at an edge the next one beyond is tried too, at most three times."""
+    tuning_seeds: int = 1
+    """Seeds to choose the rates on, none of them reported."""
+    workers: int = default_workers()
+    """Runs at a time, each with one thread."""
+    config: Config = DEFAULTS
+    """The run of the plain model."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    options: Options
+    arms: Sequence[Arm]
+    """The plain twin first."""
+    out: Path
+
+    @property
+    def seeds(self) -> range:
+        return range(self.options.config.seed, self.options.config.seed + self.options.seeds)
+
+    @property
+    def tuning_seeds(self) -> range:
+        """None where there is nothing to choose."""
+        first, options = self.options.config.seed + TUNING_SEED, self.options
+        return range(first, first + options.tuning_seeds * (len(options.grid) > 1))
+
+
+def plan(options: Options, out: Path) -> Plan:
+    """Raises UsageError on bad options, arms among them."""
+    arms = tuple(parse_arm(arm) for arm in options.arms)
+    if options.config.model.connection != PLAIN:
+        raise UsageError("what is trained on is a plain model; leave out --model.connection and name the arms")
+    if [arm.name for arm in arms[:1]] != [PLAIN]:
+        raise UsageError(f"the first arm is the plain twin, without which nothing can be said: write {PLAIN} first")
+    if len({arm.name for arm in arms}) < max(2, len(arms)):
+        raise UsageError("give at least two arms, each once; the first is the baseline")
+    check_seeds(options.seeds, options.workers)
+    check_positive("grid", options.grid)
+    check_positive("fractions", options.fractions)
+    if options.tuning_seeds < 1:
+        raise UsageError(f"tuning-seeds must be at least 1, not {options.tuning_seeds}")
+    chosen = Plan(options, arms, out)
+    for arm in arms:
+        trial(chosen, arm, options.fractions[0], options.config.seed, 1.0)
+    return chosen
+
+
+def parse_arm(text: str) -> Arm:
+    """An arm written NAME:OPTION=VALUE,OPTION=VALUE@N, with the options by which it starts as the plain model."""
+    match = re.fullmatch(r"(.+?)(?:@(\d+(?:\.\d+)?))?", text)
+    if not match or (match[2] and not float(match[2])):
+        raise UsageError(f"arm {text!r}: write NAME, or NAME@N for N times the model's learning rate")
+    rate = float(match[2]) if match[2] else Arm.rate
+    name = canonical_connection(match[1])
+    exact = canonical_connection(match[1], **with_exact_start(match[1], {}))
+    return Arm(name=name if rate == Arm.rate else f"{name}@{rate:g}", connection=exact, rate=rate)
+
+
+def plain_run(plan: Plan, seed: int) -> Job:
+    """The training of the plain model that all arms of a seed begin with."""
+    config = plan.options.config
+    chosen = dataclasses.replace(config, seed=seed, evaluate_every=config.steps, save_every=config.steps, keep=1)
+    return Job(f"plain model, seed {seed}", chosen, plan.out / "plain" / f"seed-{seed}")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The further training of one plain model, with both learning rates times `factor`."""
+
+    arm: Arm
+    fraction: float
+    seed: int
+    factor: float
+    job: Job
+
+
+def trial(plan: Plan, arm: Arm, fraction: float, seed: int, factor: float) -> Trial:
+    """Raises UsageError if the arm's connection or its options do not exist."""
+    config = plan.options.config
+    steps = max(1, round(fraction * config.steps))
+    optimizer = dataclasses.replace(
+        config.optimizer,
+        lr=factor * config.optimizer.lr,
+        adamw_lr=factor * config.optimizer.adamw_lr,
+        connection_rate=arm.rate,
+    )
+    chosen = dataclasses.replace(
+        config,
+        model=arm_model(arm.connection, config.model),
+        optimizer=optimizer,
+        start_from=os.fspath(plain_run(plan, seed).folder),
+        seed=seed + CONTINUED_SEED,
+        steps=steps,
+        evaluate_every=steps,  # at its start, where nothing must be lost, and at its end
+        save_every=steps,
+        keep=1,
+    )
+    folder = arm_folder(plan.out / f"more-{fraction:g}", arm.name) / f"lr-{factor:g}" / f"seed-{seed}"
+    name = f"{arm.name}, {percent(fraction)} more, lr x{factor:g}, seed {seed}"
+    return Trial(arm, fraction, seed, factor, Job(name, chosen, folder))
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:g}%"

@@ -1,0 +1,61 @@
+"""What is recorded of a retrofit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from attnres.lab.outcome import Outcome
+from attnres.lab.record import Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A way to train on."""
+
+    name: str
+    connection: str
+    """With the options by which it starts as the plain model."""
+    rate: float = 10.0
+    """The learning rate of the connection over the model's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmRecord(Arm):
+    flops_per_token: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlainRun(Outcome):
+    """The training of a plain model."""
+
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialRun(Outcome):
+    """The further training of the plain model of that seed. Its curve begins with the loss before the first step."""
+
+    arm: str
+    fraction: float
+    """Its steps over those of the plain model."""
+    seed: int
+    factor: float
+    """The multiple of the plain model's learning rates."""
+    steps: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrofitRecord(Record):
+    kind: ClassVar = "retrofit"
+    written_by: ClassVar = "retrofit"
+    never_empty: ClassVar = ("arms", "fractions", "runs")
+
+    arms: tuple[ArmRecord, ...]
+    """The first is the plain twin."""
+    fractions: tuple[float, ...]
+    """Those that are done."""
+    plain: tuple[PlainRun, ...]
+    tuning: tuple[TrialRun, ...]
+    """What the rates were chosen from."""
+    runs: tuple[TrialRun, ...]

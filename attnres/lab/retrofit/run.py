@@ -1,0 +1,127 @@
+"""Train the plain models, choose every arm's rates, train on, and record how every run ended."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnres.data import check_length, open_corpus
+from attnres.lab.experiment import Ended, Progress
+from attnres.lab.outcome import Outcome, outcome_of, run_record_of
+from attnres.lab.record import header, write_record
+from attnres.lab.retrofit.plan import Plan, Trial, percent, plain_run, trial
+from attnres.lab.retrofit.record import ArmRecord, PlainRun, RetrofitRecord, TrialRun
+from attnres.lab.tuning import beyond, choose
+from attnres.model.flops import training_flops
+from attnres.train.folder import fit_vocabulary
+from attnres.train.sweep import Job, JobState, failures, require_done
+
+MOST_BEYOND = 3
+"""How often a grid is made wider."""
+
+
+def run(plan: Plan, file: Path, progress: Progress) -> Ended[RetrofitRecord]:
+    """Go from the shortest further training to the longest. From the first on the file holds what is done."""
+    options = plan.options
+    with progress.during("opening the corpus"):
+        corpus = open_corpus(options.config.data)
+        check_length(corpus, options.config.model.context)
+    retrofit = _Retrofit(plan, progress, corpus.vocab_size)
+    retrofit.train_plain()
+    for fraction in sorted(options.fractions):
+        factors = retrofit.tune(fraction)
+        retrofit.train_on(fraction, factors)
+        record = retrofit.record()
+        write_record(file, record)
+    return Ended(record, failures([state for state in retrofit.states if not state.diverged]))
+
+
+class _Retrofit:
+    """Trains, and makes the record of what was trained."""
+
+    def __init__(self, plan: Plan, progress: Progress, vocabulary: int) -> None:
+        self.plan, self.progress = plan, progress
+        self.states: list[JobState] = []
+        self.plain: list[PlainRun] = []
+        self.tuning: list[TrialRun] = []
+        self.runs: list[TrialRun] = []
+        self.arms = [
+            ArmRecord(
+                **vars(arm),
+                flops_per_token=training_flops(
+                    fit_vocabulary(trial(plan, arm, 1.0, 0, 1.0).job.config, vocabulary).model
+                ),
+            )
+            for arm in plan.arms
+        ]
+
+    def train_plain(self) -> None:
+        seeds = [*self.plan.seeds, *self.plan.tuning_seeds]
+        jobs = [plain_run(self.plan, seed) for seed in seeds]
+        states = self._train(jobs, ["plain model"] * len(jobs), "the plain models")
+        for seed, state in zip(seeds, states, strict=True):
+            self.plain.append(PlainRun(seed=seed, **vars(outcome_of(state.job.folder, state))))
+
+    def tune(self, fraction: float) -> dict[str, float | None]:
+        """Arm -> the multiple of the learning rates, None where none trains."""
+        seeds, grid = self.plan.tuning_seeds, self.plan.options.grid
+        if not seeds:
+            return dict.fromkeys((arm.name for arm in self.plan.arms), grid[0])
+        tried: dict[str, list[TrialRun]] = {arm.name: [] for arm in self.plan.arms}
+        wanted = {arm: list(grid) for arm in self.plan.arms}
+        for _ in range(1 + MOST_BEYOND):
+            trials = [trial(self.plan, arm, fraction, s, f) for s in seeds for arm in wanted for f in wanted[arm]]
+            for ended in self._train_trials(trials, f"tuning for {percent(fraction)}"):
+                tried[ended.arm].append(ended)
+            following = {arm: beyond(tried[arm.name]) for arm in wanted}
+            wanted = {arm: [factor] for arm, factor in following.items() if factor is not None}
+            if not wanted:
+                break
+        self.tuning += [run for of_arm in tried.values() for run in of_arm]
+        return {name: choose(of_arm) for name, of_arm in tried.items()}
+
+    def train_on(self, fraction: float, factors: dict[str, float | None]) -> None:
+        trials = [
+            trial(self.plan, arm, fraction, seed, factor)
+            for seed in self.plan.seeds
+            for arm in self.plan.arms
+            if (factor := factors[arm.name]) is not None
+        ]
+        self.runs += self._train_trials(trials, f"{percent(fraction)} more steps")
+
+    def _train_trials(self, trials: Sequence[Trial], what: str) -> list[TrialRun]:
+        states = self._train([one.job for one in trials], [one.arm.name for one in trials], what)
+        return [_recorded(one, state) for one, state in zip(trials, states, strict=True)]
+
+    def _train(self, jobs: Sequence[Job], labels: Sequence[str], what: str) -> list[JobState]:
+        """Raises UsageError where every run of several failed."""
+        self.progress.say(f"{what}: {len(jobs)} runs of {jobs[0].config.steps} steps")
+        states = self.progress.train(jobs, labels, self.plan.options.workers)
+        require_done(states)
+        self.states += states
+        return states
+
+    def record(self) -> RetrofitRecord:
+        """The record of what was run so far."""
+        everything: list[Outcome] = [*self.plain, *self.tuning, *self.runs]
+        seconds = sum((one.step_seconds or 0.0) * one.curve[-1][0] for one in everything if one.curve)
+        first = next(state.job.folder for state in self.states if state.status == "done")
+        return RetrofitRecord(
+            **header(run_record_of(first), seconds, [one.commit for one in everything]),
+            arms=tuple(self.arms),
+            fractions=tuple(dict.fromkeys(one.fraction for one in self.runs)),
+            plain=tuple(self.plain),
+            tuning=tuple(self.tuning),
+            runs=tuple(self.runs),
+        )
+
+
+def _recorded(one: Trial, state: JobState) -> TrialRun:
+    """How the run ended. Further training that makes a model worse is a result, not a run that diverged."""
+    fields: dict[str, Any] = {**vars(outcome_of(one.job.folder, state))}
+    if state.status == "done" and math.isfinite(fields["loss"]):
+        fields["status"] = "done"
+    named = {"arm": one.arm.name, "fraction": one.fraction, "seed": one.seed, "factor": one.factor}
+    return TrialRun(**fields, **named, steps=one.job.config.steps)

@@ -1,0 +1,92 @@
+"""The tables of a record of retrofits."""
+
+from __future__ import annotations
+
+import statistics
+
+from attnres.lab.claims import NEGLIGIBLE
+from attnres.lab.outcome import done_runs
+from attnres.lab.retrofit.claims import differences, losses, lost_at_start, statements
+from attnres.lab.retrofit.plan import percent
+from attnres.lab.retrofit.record import ArmRecord, RetrofitRecord, TrialRun
+from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_table
+from attnres.lab.tuning import choose
+from attnres.texttable import TextTable, number
+
+
+def retrofit_tables(record: RetrofitRecord) -> list[TextTable]:
+    """One for each length of further training, what the arms cost, and what is shown."""
+    note = (
+        f"{DECIDED}, and at least {NEGLIGIBLE:g} nats per byte in size; refuted where the 95% interval is within that."
+    )
+    return [
+        *(_after(record, fraction) for fraction in record.fractions),
+        _arms(record),
+        statement_table("What retrofits show", statements(record), note),
+    ]
+
+
+def _after(record: RetrofitRecord, fraction: float) -> TextTable:
+    of_arms, against = losses(record, fraction), differences(record, fraction)
+    runs = [run for run in record.runs if run.fraction == fraction]
+    rows = tuple(
+        (
+            arm.name,
+            mean_text(list(of_arms[arm.name].values()), ".4f"),
+            mean_text(against.get(arm.name, []), "+.4f"),
+            _rate([run for run in record.tuning if (run.arm, run.fraction) == (arm.name, fraction)], runs, arm),
+            runs_text([run for run in runs if run.arm == arm.name]),
+        )
+        for arm in record.arms
+    )
+    before = statistics.fmean(run.loss for run in record.plain if run.seed in {one.seed for one in runs})
+    note = (
+        f"nats per byte, mean ± standard error over seeds; {before:.4f} before. lr: multiple of the rates of the plain "
+        "model's training, chosen on a seed of its own; * at the edge of what was tried."
+    )
+    columns = ("connection", "loss", f"difference to {record.arms[0].name}", "lr", "runs")
+    return TextTable(f"After {percent(fraction)} more: {runs[0].steps} steps", columns, rows, note)
+
+
+def _rate(tuning: list[TrialRun], runs: list[TrialRun], arm: ArmRecord) -> str:
+    used = {run.factor for run in runs if run.arm == arm.name}
+    if not used:
+        return "none"
+    (factor,), tried = used, {run.factor for run in tuning}
+    return f"x{factor:g}" + "*" * (len(tried) > 1 and choose(tuning) in (min(tried), max(tried)))
+
+
+def _arms(record: RetrofitRecord) -> TextTable:
+    plain = record.arms[0]
+    rows = []
+    for arm in record.arms:
+        lost = lost_at_start(record, arm.name)
+        rows.append(
+            (
+                arm.name,
+                arm.connection,
+                f"{arm.rate:g}x",
+                number(lost, "+.6f"),
+                f"{arm.flops_per_token / plain.flops_per_token:.3f}",
+                _step_time(record, arm.name),
+            )
+        )
+    note = (
+        "connection's lr: over the model's. lost: loss before the first step minus the plain model's, the largest of "
+        "all seeds. Operations: of one training step, over the plain twin's. Step time: median over the longest runs, "
+        "over the plain twin's; other work on the machine blurs it."
+    )
+    columns = ("connection", "as attached", "connection's lr", "lost at the start", "operations", "step time")
+    return TextTable("What the arms are and cost", columns, tuple(rows), note)
+
+
+def _step_time(record: RetrofitRecord, arm: str) -> str:
+    longest = record.fractions[-1]
+    medians = []
+    for name in (arm, record.arms[0].name):
+        of_arm = [run for run in done_runs(record.runs) if (run.arm, run.fraction) == (name, longest)]
+        seconds = [run.step_seconds for run in of_arm if run.step_seconds]
+        if not seconds:
+            return ""
+        medians.append(statistics.median(seconds))
+    return f"{medians[0] / medians[1]:.2f}"

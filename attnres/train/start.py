@@ -1,0 +1,57 @@
+"""The start of a run with the weights of another."""
+
+from __future__ import annotations
+
+import logging
+
+from attnres.connections import connection_class
+from attnres.connections._start import difference_at_start
+from attnres.data import Corpus
+from attnres.errors import UsageError
+from attnres.model import Transformer
+from attnres.train.jsonconfig import flat_fields, model_to_json
+from attnres.train.run import Run, load_run
+
+log = logging.getLogger("attnres")
+
+CONNECTION = "connection"
+
+
+def begin_with(model: Transformer, folder: str, corpus: Corpus) -> None:
+    """Give a new model the last weights of a run.
+
+    A connection other than the run's keeps the start that it has; one line is logged if that is not the plain
+    residual's, so that the model does not compute what the run's did.
+
+    Raises:
+        UsageError: the folder is no run, or one of another model or other tokens.
+    """
+    run = load_run(folder)
+    _require_same(model, run, corpus)
+    weights = run.model.state_dict()
+    if run.config.model.connection != model.config.connection:
+        kept = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(f"{CONNECTION}.")}
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(f"{CONNECTION}.")} | kept
+        if differs := difference_at_start(model.connection):
+            log.warning("%s does not begin as the plain residual: %s", model.config.connection, differs)
+    model.load_state_dict(weights)
+
+
+def _require_same(model: Transformer, run: Run, corpus: Corpus) -> None:
+    """Refuse a run whose weights mean something else in the model."""
+    there, here = (flat_fields(model_to_json(config)) for config in (run.config.model, model.config))
+    differing = [name for name in {**there, **here} if name != CONNECTION and there.get(name) != here.get(name)]
+    if differing:
+        name = differing[0]
+        raise UsageError(
+            f"{run.folder} is a run of another model: {name} is {there.get(name)!r} there and {here.get(name)!r} here; "
+            f"give the same --model.{name.replace('_', '-')}"
+        )
+    classes = [connection_class(config.connection) for config in (run.config.model, model.config)]
+    if classes[0].pre_norm != classes[1].pre_norm:
+        raise UsageError(
+            f"{run.folder}: one of {run.config.model.connection} and {model.config.connection} is defined "
+            "on sublayers without a norm; take one that is like the run's"
+        )
+    if run.tokenizer.to_json() != corpus.tokenizer.to_json():
+        raise UsageError(f"{run.folder} has another tokenizer than this run's text; give the same --data.tokenizer")

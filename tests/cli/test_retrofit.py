@@ -1,0 +1,100 @@
+"""The command of the retrofit: what it trains, what it records, and how it goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from attnres.cli import main
+from attnres.lab.record import read_record
+from attnres.lab.retrofit.claims import lost_at_start
+from attnres.lab.retrofit.record import RetrofitRecord
+from tests.cli.conftest import TINY, run_jobs_here
+
+ARMS = ("residual", "block", "block@1", "delta:block_size=2")
+SMALL = [*TINY, "--model.heads", "2", "--model.backbone", "lab", "--steps", "12", "--optimizer.warmup", "0"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def in_this_process():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnres.cli._terminal.run_jobs", run_jobs_here)
+        yield
+
+
+@pytest.fixture(scope="module")
+def sweep(corpus, tmp_path_factory):
+    out = tmp_path_factory.mktemp("retrofit")
+    options = [*SMALL, *corpus, "--seeds", "2", "--fractions", "0.5", "0.25", "--grid", "0.5", "1", "--out", str(out)]
+    assert main(["retrofit", *ARMS, *options]) == 0
+    return out, options
+
+
+def test_every_arm_goes_on_from_the_plain_model_of_its_seed(sweep):
+    out, _ = sweep
+    record = read_record(out / "retrofit.json", RetrofitRecord)
+    assert [arm.name for arm in record.arms] == list(ARMS) and record.fractions == (0.25, 0.5)
+    assert [arm.connection for arm in record.arms[1:]] == [
+        *["block:total=true"] * 2,
+        "delta:block_size=2,gate=true",
+    ]
+    assert [run.seed for run in record.plain] == [0, 1, 1000]
+    plain = {run.seed: run.loss for run in record.plain}
+    for run in (*record.runs, *record.tuning):
+        assert run.curve[0][1] == pytest.approx(plain[run.seed], abs=1e-4)
+        assert run.curve[-1] == (run.steps, run.loss) and run.steps == {0.25: 3, 0.5: 6}[run.fraction]
+    assert {(run.arm, run.fraction, run.seed) for run in record.runs} == {
+        (arm, fraction, seed) for arm in ARMS for fraction in (0.25, 0.5) for seed in (0, 1)
+    }
+    assert max(abs(lost_at_start(record, arm) or 0) for arm in ARMS) < 1e-4
+    assert {figure.stem for figure in (out / "figures").iterdir()} == {"retrofit", "retrofit-rates"}
+
+
+def test_each_run_has_its_rates_and_its_text(sweep):
+    out, _ = sweep
+    for run in read_record(out / "retrofit.json", RetrofitRecord).runs:
+        arm = run.arm.replace(":", "_").replace("=", "-")
+        folder = out / f"more-{run.fraction:g}" / arm / f"lr-{run.factor:g}" / f"seed-{run.seed}"
+        config = json.loads((folder / "config.json").read_text())["config"]
+        assert config["optimizer"]["lr"] == config["optimizer"]["adamw_lr"] == pytest.approx(2e-3 * run.factor)
+        assert config["optimizer"]["connection_rate"] == (1 if run.arm == "block@1" else 10)
+        assert config["seed"] == 500 + run.seed and config["start_from"] == str(out / "plain" / f"seed-{run.seed}")
+
+
+def test_rates_are_the_best_of_those_tried_and_have_neighbours(sweep):
+    """Or the grid was made wider three times."""
+    record = read_record(sweep[0] / "retrofit.json", RetrofitRecord)
+    for run in record.runs:
+        tried = {t.factor: t.loss for t in record.tuning if (t.arm, t.fraction) == (run.arm, run.fraction)}
+        assert run.factor == min(tried, key=tried.__getitem__)
+        assert min(tried) < run.factor < max(tried) or len(tried) == 2 + 3
+
+
+def test_the_same_command_trains_nothing_again_and_a_longer_share_joins(sweep, monkeypatch, capsys):
+    out, options = sweep
+    before = read_record(out / "retrofit.json", RetrofitRecord)
+    trained = []
+    monkeypatch.setattr("tests.cli.conftest.train", lambda config, folder: trained.append(folder))
+    assert main(["retrofit", *ARMS, *options]) == 0
+    assert all((folder / "summary.json").exists() for folder in trained)
+    assert read_record(out / "retrofit.json", RetrofitRecord).runs == before.runs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["block", "residual"], "the first arm is the plain twin"),
+        (["residual", "block", "block@10"], "each once"),
+        (["residual", "block@0"], "block@0"),
+        (["residual", "blok"], "unknown connection"),
+        (["residual", "block", "--fractions", "0"], "fractions: give at least one positive number"),
+        (["residual", "block", "--tuning-seeds", "0"], "must be at least 1"),
+        (["residual", "block", "--model.connection", "block"], "leave out --model.connection"),
+    ],
+)
+def test_bad_options_are_named(arguments, message, tmp_path, capsys):
+    assert main(["retrofit", *arguments, "--out", str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert message in told and told.count("\n") == 1
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,127 @@
+"""Retrofits: the rule for rates and the claims, by hand; and that the lab's numbers are those of `attach`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from attnres import Transformer
+from attnres.lab.arms import arm_model
+from attnres.lab.retrofit.claims import differences, finding, statements
+from attnres.lab.retrofit.plan import DEFAULTS, parse_arm
+from attnres.lab.retrofit.record import RetrofitRecord
+from attnres.lab.retrofit.tables import retrofit_tables
+from attnres.lab.tuning import beyond, choose
+from tests.lab.sample import parsed
+
+SHARES = (0.05, 1.0)
+
+
+@dataclass
+class Run:
+    factor: float
+    loss: float
+    done: bool = True
+
+
+@pytest.mark.parametrize(
+    ("losses", "following"),
+    [
+        ({0.25: 3.0, 0.5: 2.0, 1.0: 3.0}, None),
+        ({0.25: 1.0, 0.5: 2.0, 1.0: 3.0}, 0.125),
+        ({0.25: 3.0, 0.5: 2.0, 1.0: 1.0}, 2.0),
+        ({0.25: 1.0, 0.5: 2.0, 1.0: math.inf}, 0.125),
+        ({0.25: math.inf, 0.5: math.inf}, None),
+        ({1.0: 1.0}, None),
+    ],
+)
+def test_a_grid_goes_on_where_its_best_lies_at_an_edge(losses, following):
+    runs = [Run(factor, loss, math.isfinite(loss)) for factor, loss in losses.items()]
+    assert beyond(runs) == following
+
+
+def test_the_mean_over_tuning_seeds_decides():
+    runs = [Run(0.5, 1.0), Run(0.5, 4.0), Run(1.0, 2.0), Run(1.0, 2.5), Run(2.0, 0.1), Run(2.0, 0.1, done=False)]
+    assert choose(runs) == 1.0
+
+
+def retrofit(shift: dict[tuple[str, float], float]) -> dict:
+    """A record of three seeds, in which arms end so far from the plain twin, give or take a thousandth."""
+    arms = [{"name": "residual", "connection": "residual", "flops_per_token": 100.0}]
+    arms += [{"name": "block", "connection": "block:total=true", "flops_per_token": 110.0}]
+    arms += [{"name": "block@1", "connection": "block:total=true", "rate": 1.0, "flops_per_token": 110.0}]
+    runs, tuning = [], []
+    for share in SHARES:
+        for arm in arms:
+            one = {"arm": arm["name"], "fraction": share, "status": "done", "steps": round(100 * share)}
+            tuning += [{**one, "seed": 1000, "factor": factor, "loss": 2 + factor} for factor in (0.25, 0.5, 1.0)]
+            for seed in range(3):
+                loss = 1.5 - 0.1 * share + 0.2 * seed + shift.get((arm["name"], share), 0.0) + 0.001 * (seed == 1)
+                ended = {
+                    "seed": seed,
+                    "factor": 0.5,
+                    "loss": loss,
+                    "curve": [[0, 1.5 + 0.2 * seed], [one["steps"], loss]],
+                }
+                runs.append({**one, **ended, "step_seconds": 0.1 * (1.2 if arm["name"] == "block" else 1.0)})
+    plain = [{"seed": seed, "status": "done", "loss": 1.5 + 0.2 * seed} for seed in (0, 1, 2, 1000)]
+    return {"arms": arms, "fractions": list(SHARES), "plain": plain, "tuning": tuning, "runs": runs}
+
+
+def test_claims_are_on_paired_differences():
+    record = parsed(RetrofitRecord, retrofit({("block", 1.0): -0.03, ("block@1", 1.0): 0.03}))
+    assert differences(record, 1.0)["block"] == pytest.approx([-0.03] * 3)
+    readings = {(one.claim, one.arm): one.reading for one in statements(record)}
+    assert readings["ends below the plain twin after 100% more", "block"] == "shown"
+    assert readings["ends below the plain twin after 100% more", "block@1"] == "refuted"
+    assert readings["ends below the plain twin after 5% more", "block"] == "refuted", "no gain of a hundredth"
+    assert readings["the connection wants ten times the rate of the weights", "block - block@1, 100%"] == "shown"
+    assert "after 100% block is at -0.0300" in finding(record)
+
+
+def test_tables_tell_cost_and_where_a_grid_ended():
+    first, _, arms, shown = retrofit_tables(parsed(RetrofitRecord, retrofit({})))
+    assert first.title == "After 5% more: 5 steps" and "1.7000 before" in first.note
+    assert [row[3] for row in first.rows] == ["x0.5*"] * 3, "the lowest that was tried is the best"
+    assert arms.rows[1] == ("block", "block:total=true", "10x", "+0.000000", "1.100", "1.20")
+    assert shown.rows[0][0] == "ends below the plain twin after 5% more"
+
+
+def test_training_that_makes_a_model_worse_counts(tmp_path):
+    """Such a run did not diverge: leaving it out would flatter its arm."""
+    record = parsed(RetrofitRecord, retrofit({("block", 0.05): 0.5}))
+    assert statements(record)[0].value == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("arm", ["block", "full", "rms-block", "delta:block_size=4", "x0"])
+def test_the_models_are_those_of_attach(arm):
+    """transformers' own llama, attached to, has the logits and the gradients of the model that is trained here."""
+    pytest.importorskip("transformers")
+    import attnres.hf
+    from tests.model.test_backbones import transformers_twin
+
+    model = DEFAULTS.model
+    plain = Transformer(model, seed=1)
+    ours = Transformer(arm_model(parse_arm(arm).connection, model), seed=1)
+    theirs = attnres.hf.attach(transformers_twin(plain), arm)
+    parameters = dict(attnres.hf.connection_of(theirs).named_parameters())
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in ours.connection.named_parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=draw)
+            parameters[name].copy_(parameter)
+    tokens = torch.randint(256, (2, 20), generator=draw)
+    here, there = ours(tokens), theirs(tokens).logits
+    assert (here - plain(tokens)).abs().max() > 1e-3, "the connection is at work"
+    torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
+    upstream = torch.randn(here.shape, generator=draw)
+    here.backward(upstream)
+    there.backward(upstream)
+    for name, parameter in ours.connection.named_parameters():
+        torch.testing.assert_close(parameter.grad, parameters[name].grad, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        ours.embedding.weight.grad, theirs.get_input_embeddings().weight.grad, rtol=1e-3, atol=1e-4
+    )

@@ -1,0 +1,112 @@
+"""A run that begins with the weights of another."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+
+from attnres.data import open_corpus
+from attnres.errors import UsageError
+from attnres.model import TransformerConfig
+from attnres.train import RunConfig, load_run, train
+from attnres.train.trainer import Trainer
+
+
+@pytest.fixture(scope="module")
+def plain(make_config, tmp_path_factory):
+    """A plain run that is done: its folder, and the configuration of one that begins with it."""
+    folder = tmp_path_factory.mktemp("plain") / "run"
+    config = make_config(model={"connection": "residual"}, steps=6)
+    train(config, folder)
+    return folder, dataclasses.replace(config, start_from=str(folder), seed=7)
+
+
+def with_model(config: RunConfig, **fields) -> RunConfig:
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, **fields))
+
+
+def started(config: RunConfig) -> Trainer:
+    return Trainer(config, open_corpus(config.data))
+
+
+@pytest.mark.parametrize(
+    "connection", ["residual", "block:total=true", "rms-block:gate=true,total=true", "delta:gate=true", "x0"]
+)
+def test_nothing_is_lost_by_another_connection(plain, connection, caplog):
+    folder, config = plain
+    trainer = started(with_model(config, connection=connection))
+    before = load_run(folder)
+    for name, weight in before.model.state_dict().items():
+        assert torch.equal(trainer.model.state_dict()[name], weight), name
+    tokens = torch.arange(32).view(2, 16)
+    torch.testing.assert_close(trainer.model(tokens), before.model(tokens), rtol=1e-4, atol=1e-5)
+    assert not caplog.records
+
+
+def test_what_changes_the_function_is_said(plain, caplog):
+    with caplog.at_level(logging.WARNING, "attnres"):
+        started(with_model(plain[1], connection="block"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "block does not begin as the plain residual: site 1 reads source 0 with weight 0.5, not 1"
+    ]
+
+
+def test_the_same_connection_goes_on_as_it_was_trained(make_config, tmp_path):
+    config = make_config(model={"connection": "block"}, steps=6)
+    train(config, tmp_path / "block")
+    trainer = started(dataclasses.replace(config, start_from=str(tmp_path / "block")))
+    (query,) = (trainer.model.connection.query[1],)
+    assert query.abs().sum() > 0
+    assert torch.equal(query, load_run(tmp_path / "block").model.connection.query[1])
+
+
+def test_its_optimizers_and_its_text_begin_anew(plain, tmp_path):
+    """As a new run's do: state of the other run's optimizers is not of this one's rates."""
+    summary = train(plain[1], tmp_path / "more")
+    assert summary["steps"] == 6 and summary["validation_loss"] < load_loss(plain[0])
+    assert started(plain[1]).sampler.state()["seed"] == 7
+
+
+def load_loss(folder) -> float:
+    from attnres.train.folder import RunFolder
+
+    return RunFolder(folder).summary()["validation_loss"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dim": 32}, "dim is 16 there and 32 here; give the same --model.dim"),
+        ({"rope_base": 5.0}, "rope_base is 10000.0 there and 5.0 here; give the same --model.rope-base"),
+        ({"connection": "postnorm"}, "defined on sublayers without a norm"),
+    ],
+)
+def test_a_run_of_another_model_is_refused(plain, fields, message):
+    with pytest.raises(UsageError, match=message):
+        started(with_model(plain[1], **fields))
+
+
+def test_a_folder_that_is_no_run_is_refused_before_anything_is_written(plain, tmp_path):
+    config = dataclasses.replace(plain[1], start_from=str(tmp_path / "nothing"))
+    with pytest.raises(UsageError, match="not a run folder"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_another_tokenizer_is_refused(plain, tmp_path):
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+
+    path = tmp_path / "tokenizer.json"
+    Tokenizer(WordLevel({str(number): number for number in range(257)}, unk_token="0")).save(str(path))
+    config = with_model(plain[1], vocab_size=load_run(plain[0]).config.model.vocab_size)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(path)))
+    with pytest.raises(UsageError, match=r"another tokenizer than this run's text; give the same --data.tokenizer"):
+        started(config)
+
+
+def test_configurations_from_before_begin_at_random():
+    assert RunConfig(model=TransformerConfig()).start_from is None
