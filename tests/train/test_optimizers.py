@@ -101,10 +101,8 @@ def test_maps_over_channels_have_a_smaller_rate(connection, maps):
 @pytest.mark.parametrize(("connection", "maps"), [("block:query=input", "query_map"), ("x0", None)])
 def test_the_connection_may_learn_at_a_rate_of_its_own(connection, maps):
     net = model(connection)
-    groups = [
-        g for o in make_optimizers(net, OptimizerConfig(adamw_lr=0.25, connection_rate=8)) for g in o.param_groups
-    ]
-    rate = {p: g["lr"] for g in groups for p in g["params"]}
+    optimizers = make_optimizers(net, OptimizerConfig(adamw_lr=0.25, connection_rate=8))
+    rate = {p: g["lr"] for o in optimizers for g in o.param_groups for p in g["params"]}
     for name, parameter in net.connection.named_parameters():
         assert rate[parameter] == (2.0 / 16 if name.split(".")[0] == maps else 2.0), name
     assert rate[net.embedding.weight] == rate[net.norm.weight] == 0.25
