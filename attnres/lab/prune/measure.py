@@ -40,6 +40,7 @@ MAY_DIFFER = (
     "seed",
     "optimizer.lr",
     "optimizer.adamw_lr",
+    "optimizer.connection_rate",
 )
 """Between runs that are compared. Learning rates may be tuned for each connection."""
 
