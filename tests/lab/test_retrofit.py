@@ -59,7 +59,7 @@ def retrofit(shift: dict[tuple[str, float], float]) -> dict:
             one = {"arm": arm["name"], "fraction": share, "status": "done", "steps": round(100 * share)}
             tuning += [{**one, "seed": 1000, "factor": factor, "loss": 2 + factor} for factor in (0.25, 0.5, 1.0)]
             for seed in range(3):
-                before, noise = 1.5 + 0.2 * seed, 0.001 * (seed == 1 and arm is not arms[0])
+                before, noise = 1.5 + 0.2 * seed, 0.001 * arms.index(arm) * (seed == 1)
                 loss = before - 0.1 * share + shift.get((arm["name"], share), 0.0) + noise
                 ended = {"seed": seed, "factor": 0.5, "loss": loss, "curve": [[0, before], [one["steps"], loss]]}
                 runs.append({**one, **ended, "step_seconds": 0.1 * (1.2 if arm["name"] == "block" else 1.0)})
@@ -119,4 +119,5 @@ def test_the_models_are_those_of_attach(arm):
     for name, parameter in ours.connection.named_parameters():
         torch.testing.assert_close(parameter.grad, parameters[name].grad, rtol=1e-3, atol=1e-4)
     embedding = theirs.get_input_embeddings().weight.grad
-    torch.testing.assert_close(ours.embedding.weight.grad, embedding, rtol=1e-3, atol=1e-4)
+    size = embedding.abs().max().item()  # an embedding of 0.02 has gradients fifty times larger than the rest
+    torch.testing.assert_close(ours.embedding.weight.grad, embedding, rtol=1e-3, atol=1e-3 * size)

@@ -29,7 +29,8 @@ CONTINUED_SEED = 500
 DEFAULTS = RunConfig(
     model=TransformerConfig(backbone="llama", layers=6, heads=4, context=128, connection=PLAIN, embedding_std=0.02),
     optimizer=OptimizerConfig(hidden="adamw", lr=2e-3, adamw_lr=2e-3),
-    steps=1200,
+    steps=600,
+    validation_tokens=32_768,
 )
 
 
