@@ -5,8 +5,9 @@
     attnres report --tables
 
 Reads the JSON records that the lab's experiments (`attnres ablate`, `scaling`, `dynamics`, `prune` ..) wrote into a
-folder, under the names ablation.json, scaling.json, dynamics.json, prune.json .., and writes OUT/results.html and
-OUT/figures/*.png. With --tables it prints all tables as one Markdown document, as it stands in docs/TABLES.md.
+folder, under the names ablation.json, scaling.json, dynamics.json, prune.json .. and any others that they were given,
+and writes OUT/results.html, a section for each, and OUT/figures/*.png. With --tables it prints all tables as one
+Markdown document, as it stands in docs/TABLES.md.
 """
 
 from __future__ import annotations

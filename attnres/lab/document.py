@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.lab import experiments
+from attnres.lab.page import section_facts, section_title
 from attnres.lab.record import THE_DEFAULT_THEN, Record
 from attnres.texttable import TextTable
 
@@ -32,7 +33,7 @@ Two cores of an AMD EPYC (virtual), no GPU, 2026-11-20."""
 
 
 def tables_page(records: Mapping[str, Record], folder: Path) -> str:
-    """All tables of the records by experiment, then those of OTHER_RUNS in the folder, if it is there. Markdown."""
+    """All tables of the records by name, then those of OTHER_RUNS in the folder, if it is there. Markdown."""
     sections = [_section(name, record) for name, record in records.items()]
     if (folder / OTHER_RUNS).exists():
         others = json.loads((folder / OTHER_RUNS).read_text(encoding="utf-8"))
@@ -41,10 +42,10 @@ def tables_page(records: Mapping[str, Record], folder: Path) -> str:
 
 
 def _section(name: str, record: Record) -> str:
-    experiment = experiments()[name]
-    facts = "\n".join(f"- {fact}: {value}" for fact, value in record.origin.items())
+    experiment, title = experiments()[record.kind], section_title(name, record)
+    facts = "\n".join(f"- {fact}: {value}" for fact, value in section_facts(name, record).items())
     tables = (f"### {table.title}\n\n{_markdown(table)}" for table in experiment.tables(record))
-    return "\n\n".join([f"## {experiment.title}", experiment.question, *tables, "### Where this comes from", facts])
+    return "\n\n".join([f"## {title}", experiment.question, *tables, "### Where this comes from", facts])
 
 
 def _other_section(other: Mapping[str, Any]) -> str:

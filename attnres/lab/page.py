@@ -17,7 +17,7 @@ from PIL import Image  # matplotlib brings it
 from attnres.files import write_bytes, write_text
 from attnres.lab import experiments
 from attnres.lab.experiment import Experiment
-from attnres.lab.record import Record, read_record
+from attnres.lab.record import Record, kind_of, read_record
 from attnres.report.axes import DARK_STYLE, STYLE, png
 from attnres.report.html import environment, styles
 
@@ -33,23 +33,44 @@ VARIANTS = {  # in the order in which a browser tries them; the last is for ever
 
 
 def read_records(folder: Path) -> dict[str, Record]:
-    """The records in a folder, EXPERIMENT.json each, as far as it holds them, in the order of the page."""
+    """The records in a folder by the names of their files, in the order of the page.
+
+    EXPERIMENT.json is that experiment's record; files of other names are records of what they say they are, and come
+    behind it. What is none of an experiment is passed over.
+    """
+    kinds = {path.stem: kind_of(path) for path in sorted(folder.glob("*.json"))}
     return {
         name: read_record(folder / f"{name}.json", experiment.record)
-        for name, experiment in experiments().items()
-        if (folder / f"{name}.json").exists()
+        for kind, experiment in experiments().items()
+        for name in [kind, *(name for name, of in kinds.items() if of == kind and name not in experiments())]
+        if name in kinds
     }
 
 
+def section_title(name: str, record: Record) -> str:
+    """What the section of a record is called: as its experiment, and by its file if that has another name."""
+    title = experiments()[record.kind].title
+    return title if name == record.kind else f"{title} ({name})"
+
+
+def section_facts(name: str, record: Record) -> dict[str, str]:
+    """Where the section's numbers come from."""
+    return record.origin if name == record.kind else {"record": f"{name}.json", **record.origin}
+
+
 def write_results(records: Mapping[str, Record], folder: Path) -> Path:
-    """Write folder/results.html and folder/figures/*.png from the records by experiment. Returns the page's path."""
-    shown = {name: experiment for name, experiment in experiments().items() if name in records}
-    images = {name: drawn(experiment, records[name]) for name, experiment in shown.items()}
-    page = _page([_Section(name, shown[name], records[name], images[name]) for name in shown])
+    """Write folder/results.html and folder/figures/*.png from records by name. Returns the page's path.
+
+    The figures of a record that is not named as its experiment begin with its name.
+    """
+    known = experiments()
+    images = {name: drawn(known[record.kind], record) for name, record in records.items()}
+    page = _page([_Section(name, known[record.kind], record, images[name]) for name, record in records.items()])
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    for of_one in images.values():
-        for name, variants in of_one.items():
-            write_bytes(folder / "figures" / f"{name}.png", variants[""])
+    for name, of_one in images.items():
+        prefix = "" if name == records[name].kind else f"{name}-"
+        for picture, variants in of_one.items():
+            write_bytes(folder / "figures" / f"{prefix}{picture}.png", variants[""])
     path = folder / "results.html"
     write_text(path, page)
     return path
@@ -69,12 +90,20 @@ def drawn(experiment: Experiment[Any, Any, Any], record: Record) -> Images:
 
 @dataclass(frozen=True)
 class _Section:
-    """What the template asks for, of one experiment."""
+    """What the template asks for, of one record."""
 
     name: str
     experiment: Experiment[Any, Any, Any]
     record: Record
     images: Images
+
+    @property
+    def title(self) -> str:
+        return section_title(self.name, self.record)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        return section_facts(self.name, self.record)
 
     @property
     def finding(self) -> str:

@@ -117,6 +117,16 @@ def read_record(path: Path, cls: type[S]) -> S:
         raise UsageError(f"{path}: a damaged record of {cls.kind}, {error}") from error
 
 
+def kind_of(path: Path) -> str | None:
+    """What a file says that it is a record of; None if it says nothing."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    kind = data.get("kind") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
 def from_json(cls: type[T], data: Any, where: str = "") -> T:
     """A dataclass from its entries. Raises ValueError, naming the entry that is missing, unknown or of another type."""
     if not isinstance(data, dict):

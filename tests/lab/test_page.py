@@ -15,6 +15,7 @@ from attnres.cli import main
 from attnres.lab import experiments
 from attnres.lab.ablation import figures as ablation_figures
 from attnres.lab.ablation.record import AblationRecord
+from attnres.lab.document import tables_page
 from attnres.lab.experiment import Picture
 from attnres.lab.page import read_records, write_results
 from attnres.lab.scaling.figures import scaling_fit, scaling_law
@@ -44,6 +45,34 @@ def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results,
     for name, record in read_records(results).items():
         for table in experiments()[name].tables(record):
             assert all(f">{row[1]}<" in page for row in table.rows)
+
+
+def test_an_experiment_may_have_several_records(results, tmp_path, capsys):
+    """A record of another name has a section behind the experiment's own, which says whose it is."""
+    ladder = scaling() | {"command": "attnres scaling --record ladder-16.json", "tokens_per_parameter": 20.0}
+    for run in ladder["runs"]:
+        run["loss"] *= 0.9
+    (results / "ladder-16.json").write_text(json.dumps(ladder))
+    (results / "bench.json").write_text(json.dumps({"kind": "bench", "rows": []}))
+    (results / "notes.json").write_text("none of ours")
+    records = read_records(results)
+    assert list(records) == ["ablation", "scaling", "ladder-16"]
+    page = write_results(records, tmp_path).read_text()
+    assert page.count("<h2 ") == 3 and "Does it last with scale? (ladder-16)</h2>" in page
+    assert 'href="#ladder-16"' in page and "<dt>record</dt><dd>ladder-16.json</dd>" in page
+    figures = tmp_path / "figures"
+    assert {path.name for path in figures.iterdir()} >= {"scaling.png", "ladder-16-scaling.png"}
+    assert (figures / "scaling.png").read_bytes() != (figures / "ladder-16-scaling.png").read_bytes()
+    document = tables_page(records, results)
+    own, ladders = document.partition("## Does it last with scale? (ladder-16)\n")[::2]
+    assert "- record: ladder-16.json\n- command: attnres scaling --record ladder-16.json" in ladders
+    assert "record:" not in own and "## Does it last with scale?\n" in own
+
+
+def test_a_damaged_record_of_any_name_is_named(results, capsys):
+    (results / "ladder-16.json").write_text(json.dumps(scaling() | {"arms": []}))
+    assert main(["report", str(results)]) == 2
+    assert "ladder-16.json: a damaged record of scaling, with nothing under 'arms'" in capsys.readouterr().err
 
 
 def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
