@@ -1,105 +1,161 @@
-"""The registers that the Triton kernels need, and spill, on an H100-class GPU: compiled for one, with or without one.
+"""The Triton kernels compiled for GPUs that need not be there: registers, spills, shared memory, launches per call.
 
-A spill costs bandwidth that the kernels do not have to give.
+A spill costs bandwidth that the kernels do not have to give. What is compiled is what a call would launch: its launches
+are noted on the CPU, where nothing is computed.
 """
 
 from __future__ import annotations
 
-import inspect
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime import jit
 
 from attnres.bench.measure import Row, Setting
-from attnres.ops import triton_backend, triton_kernels
+from attnres.ops import triton_backend
 
-SM_90 = GPUTarget("cuda", 90, 32)
+TARGETS = {f"sm_{capability}": GPUTarget("cuda", capability, 32) for capability in (80, 90, 100)}
 
-CASES = [(512, 4), (1024, 1), (1024, 8), (2048, 4), (4096, 1), (4096, 2), (7168, 1), (7186, 1), (8192, 1)]
-"""Channels, and queries of a launch: at most triton_backend.ROW_BUDGET together."""
+
+@dataclass(frozen=True)
+class Call:
+    """What is asked of the operator: by default the attention of one query over nine bfloat16 sources."""
+
+    channels: int
+    queries: int = 1
+    sources: int = 9
+    merges: bool = False
+    dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
+    tokens: int = 16
+
+    def __str__(self) -> str:
+        what = "merge of" if self.merges else "attention of"
+        return f"{what} {self.queries} queries over {self.sources} sources, d {self.channels}"
+
+
+CALLS = [
+    Call(channels, queries, sources, merges)
+    for channels in (1024, 4096, 7168)
+    for queries, sources, merges in ((1, 9, False), (8, 9, False), (1, 1, True))
+]
 
 
 def measure(setting: Setting) -> list[Row]:
-    kernels = (triton_kernels.forward_kernel, triton_kernels.backward_kernel)
-    cases = CASES[:1] if setting.quick else CASES
-    return [_row(kernel, *case, setting) for kernel in kernels for case in cases]
+    rows = []
+    for call in CALLS[:1] if setting.quick else CALLS:
+        for direction, launches in zip(("forward", "backward"), launches_of(call), strict=True):
+            for target in list(TARGETS)[:1] if setting.quick else TARGETS:
+                setting.progress(f"compiling {call}, {direction}, for {target}")
+                rows.append(_row(f"{call}, {direction}", launches, target))
+    return rows
 
 
-def _row(kernel: Any, channels: int, queries: int, setting: Setting) -> Row:
-    name = f"{kernel.fn.__name__}, {channels} channels, {queries} queries"
-    setting.progress(f"compiling {name}")
-    best_form = best(kernel, channels, queries)
-    spilled = best_form.spilled_bytes / (4 * best_form.registers)
-    details: dict[str, float | str] = {
-        "warps": str(best_form.warps),
-        "registers per thread": str(best_form.registers),
-        "spilled bytes": str(best_form.spilled_bytes),
-    }
-    return Row(f"{name}: bytes spilled over bytes in registers", "compiled for sm_90", "0%", "0%", spilled, details)
+def _row(name: str, launches: list[Launch], target: str) -> Row:
+    compiled = [resources(launch, target) for launch in launches]
+    spilled = max(r.spilled_bytes / (4 * r.registers) for r in compiled)
+    details: dict[str, float | str] = {"launches": str(len(launches))}
+    details |= {f"{number} {r.kernel}": str(r) for number, r in enumerate(compiled, 1)}
+    return Row(f"{name}: bytes spilled over bytes in registers", f"compiled for {target}", "0%", "0%", spilled, details)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel, as Triton's just-in-time compiler would look up its build."""
+
+    kernel: jit.JITFunction
+    arguments: dict[str, Any]
+    grid: tuple[int, ...]
+    options: Any
+    signature: dict[str, Any]
+    constants: dict[tuple[int, ...], Any]
+    attributes: dict[tuple[int, ...], Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.kernel.__module__.rpartition('_')[2]}.{self.kernel.fn.__name__}"
+
+    @property
+    def build(self) -> str:
+        """Two launches with the same build run the same compiled kernel."""
+        parts = (self.kernel.fn.__name__, self.options.num_warps, self.signature, self.constants, self.attributes)
+        return repr(parts)
+
+
+@contextmanager
+def noted() -> Iterator[list[Launch]]:
+    """Note the launches of Triton kernels in place of making them."""
+    launches: list[Launch] = []
+    backend = make_backend(TARGETS["sm_90"])
+
+    def note(kernel: Any, *arguments: Any, grid: tuple[int, ...], warmup: bool, **named: Any) -> None:
+        bind = jit.create_function_from_signature(kernel.signature, kernel.params, backend)
+        bound, specialization, rest = bind(*arguments, **named)
+        launches.append(Launch(kernel, bound, grid, *kernel._pack_args(backend, named, bound, specialization, rest)))
+
+    original = jit.JITFunction.run
+    jit.JITFunction.run = note  # type: ignore[method-assign]  # pyright: ignore[reportAttributeAccessIssue]
+    try:
+        yield launches
+    finally:
+        jit.JITFunction.run = original
+
+
+def launches_of(call: Call) -> tuple[list[Launch], list[Launch]]:
+    """The launches of a call, forward and backward."""
+    shape, s = (call.tokens, call.channels), call.queries
+
+    def empty(count: int, *shape: int) -> list[Tensor]:
+        return [torch.empty(shape) for _ in range(count)]
+
+    sources = [torch.empty(shape, dtype=call.dtypes[i % len(call.dtypes)]) for i in range(call.sources)]
+    stream = call.dtypes[0] if call.merges or s == 1 else torch.float32
+    queries, gains = empty(s, call.channels), empty(s, call.channels)
+    lses_before, outs_before = empty(s * call.merges, call.tokens), empty(s * call.merges, *shape)
+    with noted() as forward:
+        prior = [*outs_before, *lses_before]
+        outs, lses, statistics = triton_backend.attend(sources, queries, gains, prior, 1e-6, 1.0, stream)
+    rounded = stream != torch.float32
+    saved_outs = outs if call.merges and not rounded else []
+    with noted() as backward:
+        prior = [*lses_before, *outs_before] if rounded else lses_before
+        arguments = (outs, [], sources, queries, gains, saved_outs, lses, prior, statistics, 1.0)
+        triton_backend.attend_backward(*arguments)
+    return forward, backward
 
 
 @dataclass(frozen=True)
 class Resources:
+    """What one build needs of a GPU."""
+
     kernel: str
-    channels: int
-    queries: int
     warps: int
     registers: int
     spilled_bytes: int
+    shared_bytes: int
+
+    def __str__(self) -> str:
+        warps = f"{self.warps} warps of {self.registers} registers per thread"
+        return f"{warps}, {self.spilled_bytes} bytes spilled, {self.shared_bytes} of shared memory"
 
 
-def resources(kernel: Any, channels: int, queries: int, warps: int, kind: int = 1, merges: bool = False) -> Resources:
-    """Compile one form of a kernel: by default bf16 sources and gradients, float32 parameters and no prior."""
-    stream = "*fp16" if kind == triton_backend.KINDS[torch.float16] else "*bf16"
-    prior = ("*fp32",) * (queries if merges else 0)
-    types: dict[str, Any] = {
-        **{name: "*i64" for name in ("sources", "grad_sources", "previous")},
-        **{name: "*fp32" for name in ("keys", "statistics", "partial")},
-        **{name: ("*fp32",) * queries for name in ("lses", "grad_lses")},
-        **{name: prior for name in ("prior_outs", "prior_lses", "grad_prior_outs", "grad_prior_lses")},
-        **{name: "i32" for name in ("tokens", "tokens_each", "first_query", "n", "s")},
-        "outs": (stream,) * queries if merges or kernel is triton_kernels.forward_kernel else (),
-        "grad_outs": (stream,) * queries,
-        "kinds": "*i32",
-        **{name: "fp32" for name in ("eps", "scale")},
-    }
-    constants = {
-        "D": channels,
-        "BLOCK": triton.next_power_of_2(channels),
-        "KIND": kind,
-        "GRAD_KIND": kind,
-        "ADDS": False,
-        "ALIGNED": channels % 8 == 0,
-    }
-    names = list(inspect.signature(kernel.fn).parameters)
-    constants = {name: value for name, value in constants.items() if name in names}
-    signature = {name: "constexpr" if name in constants else types[name] for name in names}
-    aligned = [["tt.divisibility", 16]]
-    attributes: dict[tuple[int, ...], Any] = {}
-    for place, name in enumerate(names):
-        stored = signature[name]
-        if isinstance(stored, tuple):
-            attributes |= {(place, entry): aligned for entry in range(len(stored))}
-        elif stored.startswith("*"):
-            attributes[(place,)] = aligned
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=attributes)
-    compiled = triton.compile(source, target=SM_90, options={"num_warps": warps})
+def resources(launch: Launch, target: str) -> Resources:
+    """Compile what a launch runs."""
+    source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
+    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": launch.options.num_warps})
     registers, stack = _usage(compiled.asm["cubin"])
-    return Resources(kernel.fn.__name__, channels, queries, warps, registers, stack)
-
-
-def best(kernel: Any, channels: int, queries: int) -> Resources:
-    """Compile with the number of warps that spills least, and of those needs the fewest registers in all."""
-    tried = [resources(kernel, channels, queries, warps) for warps in triton_backend.WARPS]
-    return min(tried, key=lambda r: (r.spilled_bytes, r.registers * r.warps))
+    shared = compiled.metadata.shared
+    return Resources(launch.kernel.fn.__name__, launch.options.num_warps, registers, stack, shared)
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:

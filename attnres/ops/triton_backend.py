@@ -6,7 +6,6 @@ one launch after another, in float32.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,8 +19,8 @@ from attnres.ops import triton_kernels as kernels
 ROW_BUDGET = 8192  # queries of a launch times channels: a query keeps four such rows in registers
 PROGRAMS = 1024  # of a backward launch, whatever the device, so that a query's gradient does not depend on it
 TABLE_STEP = 16  # tensors per launch of the table's kernel
-WARPS = (4, 8, 16)
-TUNED_FOR = ["D", "KIND", "s"]  # channels, the sources' dtype, queries
+REGISTERS = 128  # of a thread, for rows
+MOST_WARPS = 16
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 Tensors = Sequence[Tensor]
@@ -42,7 +41,7 @@ def attend(
         return outs, lses, statistics
     table = _Table(sources)
     for group in _query_groups(s, d):
-        _tuned(kernels.forward_kernel)[(tokens,)](
+        kernels.forward_kernel[(tokens,)](
             table.addresses,
             table.kinds,
             keys[group],
@@ -60,6 +59,7 @@ def attend(
             BLOCK=triton.next_power_of_2(d),
             KIND=table.kind,
             ALIGNED=table.aligned,
+            num_warps=warps(2 * len(outs[group]) + 1, d),  # pyright: ignore[reportCallIssue]
         )
     return outs, lses, statistics
 
@@ -94,7 +94,7 @@ def attend_backward(
         final = group.stop == s
         written = _Table(grad_sources if final else [torch.empty_like(v, dtype=torch.float32) for v in sources])
         partial = x.new_empty((programs, len(keys[group]), d), dtype=torch.float32)
-        _tuned(kernels.backward_kernel)[(programs,)](
+        kernels.backward_kernel[(programs,)](
             table.addresses,
             written.addresses,
             (previous or table).addresses,
@@ -122,6 +122,7 @@ def attend_backward(
             GRAD_KIND=written.kind,
             ALIGNED=table.aligned and written.aligned and (previous is None or previous.aligned),
             ADDS=previous is not None,
+            num_warps=warps(3 * len(keys[group]) + 2, d),  # pyright: ignore[reportCallIssue]
         )
         grad_keys[group] = partial.sum(0)
         previous = written
@@ -191,13 +192,13 @@ def _contiguous(tensors: Tensors) -> list[Tensor]:
     return [x.contiguous() for x in tensors]
 
 
-@functools.cache
-def _tuned(kernel: Any) -> Any:
-    """Choose the kernel's number of warps by measurement, once for each of TUNED_FOR, and keep it on disk.
+def warps(rows: int, channels: int) -> int:
+    """The fewest warps of a program whose registers hold so many rows: fewer have less to say to one another.
 
-    The interpreter has no warps. The number of sources is no key: it only sets how often the same loop goes round.
+    Decided by shapes alone and not by measuring, so that all ranks run the same kernel and a choice made while decoding
+    does not stay for training; and not by the number of tokens or the GPU, so that a token's result depends on neither.
     """
-    if not isinstance(kernel, triton.JITFunction):
-        return kernel
-    configs = [triton.Config({}, num_warps=warps) for warps in WARPS]
-    return triton.autotune(configs, key=TUNED_FOR, cache_results=True)(kernel)
+    taken = 1
+    while taken < MOST_WARPS and rows * triton.next_power_of_2(channels) > 32 * taken * REGISTERS:
+        taken *= 2
+    return taken

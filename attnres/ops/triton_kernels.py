@@ -69,7 +69,7 @@ def _store_row(addresses, kinds, i, row, inside, v, KIND: tl.constexpr, ALIGNED:
         tl.store(_pointer(address, tl.float32, ALIGNED) + row, v, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first_query", "n", "s"])
 def forward_kernel(
     sources,  # [n] addresses of tensors [tokens, D]
     kinds,  # [n] their dtypes
@@ -127,7 +127,7 @@ def forward_kernel(
         tl.store(lses[j] + t, top[j] + tl.log(total[j]))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "tokens_each", "first_query", "n", "s"])
 def backward_kernel(
     sources,  # [n] addresses of tensors [tokens, D], as the next two
     grad_sources,

@@ -15,6 +15,9 @@ from attnres.ops.operators import native_backend
 from tests.ops.cases import FUSED, assert_near, in_double, make_sources, make_vector, plain, value_and_gradients
 
 pytest.importorskip("triton")
+from attnres.bench import kernels
+from attnres.ops import triton_backend
+
 here = Path(__file__).parent
 
 
@@ -31,35 +34,46 @@ def test_every_operator_test_passes_in_the_interpreter():
     assert run.returncode == 0, run.stdout[-3000:]
 
 
-@pytest.mark.skipif(FUSED == "triton", reason="the interpreter compiles nothing")
-@pytest.mark.parametrize(("channels", "queries"), [(1024, 8), (4096, 1), (7186, 1)])
-def test_no_register_is_spilled_on_an_h100(channels, queries):
-    from attnres.bench.kernels import best
-    from attnres.ops import triton_kernels
-
-    for kernel in (triton_kernels.forward_kernel, triton_kernels.backward_kernel):
-        assert best(kernel, channels, queries).spilled_bytes == 0
+compiles = pytest.mark.skipif(FUSED == "triton", reason="the interpreter compiles nothing")
 
 
-@pytest.mark.skipif(FUSED == "triton", reason="the interpreter compiles nothing")
-@pytest.mark.parametrize("kind", [2, -1], ids=["float16", "mixed"])
-def test_every_form_compiles_for_an_h100(kind):
-    from attnres.bench.kernels import resources
-    from attnres.ops import triton_kernels
-
-    for kernel in (triton_kernels.forward_kernel, triton_kernels.backward_kernel):
-        assert resources(kernel, 33, 1, warps=4, kind=kind, merges=True).spilled_bytes == 0
+@compiles
+@pytest.mark.parametrize(("channels", "queries", "merges"), [(1024, 8, False), (4096, 1, False), (7186, 1, True)])
+def test_no_register_is_spilled_on_an_h100(channels, queries, merges):
+    for launch in both_ways(kernels.Call(channels, queries, 1 if merges else 9, merges)):
+        assert kernels.resources(launch, "sm_90").spilled_bytes == 0, launch.build
 
 
-@pytest.mark.skipif(FUSED == "triton", reason="the interpreter is not tuned")
-def test_the_search_is_bounded_and_kept():
-    from attnres.ops import triton_backend, triton_kernels
+@compiles
+@pytest.mark.parametrize("dtypes", [(torch.float16,), (torch.float32, torch.bfloat16)], ids=["float16", "mixed"])
+def test_every_form_compiles_for_an_h100(dtypes):
+    for launch in both_ways(kernels.Call(33, 1, 2, merges=True, dtypes=dtypes)):
+        assert kernels.resources(launch, "sm_90").spilled_bytes == 0, launch.build
 
-    for kernel in (triton_kernels.forward_kernel, triton_kernels.backward_kernel):
-        tuner = triton_backend._tuned(kernel)
-        assert len(tuner.configs) == len(triton_backend.WARPS) and tuner.cache_results
-        assert set(tuner.keys) <= set(kernel.arg_names), "Triton says nothing about a key that is no argument"
-        assert tuner.keys == triton_backend.TUNED_FOR
+
+@compiles
+def test_one_build_for_any_number_of_sources_and_tokens():
+    calls = [kernels.Call(64, sources=n, tokens=tokens) for n in (1, 2, 9, 16, 17, 32) for tokens in (1, 7, 16, 48)]
+    for directions in zip(*map(kernels.launches_of, calls), strict=True):
+        builds = {launch.build for launches in directions for launch in launches}
+        names = {launch.kernel.fn.__name__ for launches in directions for launch in launches}
+        assert len(builds) == len(names), builds
+
+
+@compiles
+def test_the_number_of_warps_follows_from_shapes():
+    assert [triton_backend.warps(4, d) for d in (1, 512, 1024, 2048, 4096, 7168, 2**20)] == [1, 1, 1, 2, 4, 8, 16]
+    for queries in (1, 8):
+        taken = {
+            tuple(launch.options.num_warps for launch in both_ways(kernels.Call(1024, queries, n, tokens=tokens)))
+            for n, tokens in ((9, 1), (9, 4000), (2, 5))
+        }
+        assert len(taken) == 1, "neither a decode step nor a rank's share of the batch chooses another"
+
+
+def both_ways(call) -> list:
+    forward, backward = kernels.launches_of(call)
+    return [*forward, *backward]
 
 
 def on_a_gpu(test):
