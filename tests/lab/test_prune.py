@@ -14,9 +14,10 @@ from attnres import UsageError, connection_names
 from attnres.cli import main
 from attnres.connections import canonical_connection
 from attnres.lab.prune.claims import gini, prune_statements, removable
-from attnres.lab.prune.measure import added_losses, find_runs, open_runs
+from attnres.lab.prune.measure import added_losses
 from attnres.lab.prune.record import PruneRecord
 from attnres.lab.prune.tables import prune_tables
+from attnres.lab.trained import find_runs, open_runs
 from attnres.model import Transformer, TransformerConfig
 from tests.lab.conftest import ARMS
 from tests.lab.sample import parsed

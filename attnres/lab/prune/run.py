@@ -14,9 +14,10 @@ from attnres.errors import UsageError
 from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import run_record_of
 from attnres.lab.prune.claims import BASELINE
-from attnres.lab.prune.measure import Trained, find_runs, open_runs, pruned, refuse_other_corpus
+from attnres.lab.prune.measure import pruned
 from attnres.lab.prune.record import Pruned, PrunedRun, PruneRecord
 from attnres.lab.record import header
+from attnres.lab.trained import Trained, find_runs, open_runs, refuse_other_corpus
 
 
 @dataclass(frozen=True)

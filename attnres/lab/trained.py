@@ -1,0 +1,100 @@
+"""Trained runs that an experiment measures: found in folders, comparable, each with how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnres.data import Corpus
+from attnres.errors import UsageError
+from attnres.lab.outcome import has_learned, run_record_of
+from attnres.train import RunConfig, config_to_json, read_metrics
+from attnres.train.folder import FREE_FIELDS, RunFolder
+from attnres.train.jsonconfig import flat_fields
+
+MAY_DIFFER = (
+    *FREE_FIELDS,
+    "model.connection",
+    "seed",
+    "optimizer.lr",
+    "optimizer.adamw_lr",
+    "optimizer.connection_rate",
+    "start_from",
+)
+"""Between runs that are compared. Learning rates may be tuned for each connection."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A run folder and what it says of itself."""
+
+    folder: RunFolder
+    config: RunConfig
+    status: str
+    """"done"; "diverged" if it ended no lower than it began; "unfinished" if it has no result."""
+
+    @property
+    def arm(self) -> str:
+        return self.config.model.connection
+
+
+def find_runs(folders: Sequence[Path]) -> list[Path]:
+    """The run folders among and inside the given ones, in order. Raises UsageError where there is none."""
+    found: list[Path] = []
+    for folder in folders:
+        inside = [folder] if (folder / "config.json").is_file() else _inside(folder)
+        if not inside:
+            raise UsageError(f"{folder}: no run there; give run folders, or a folder that holds some")
+        found += inside
+    return list(dict.fromkeys(found))
+
+
+def _inside(folder: Path) -> list[Path]:
+    return sorted(path.parent for path in folder.glob("**/config.json") if "checkpoints" not in path.parts)
+
+
+def open_runs(folders: Sequence[Path]) -> list[Trained]:
+    """The runs. Raises UsageError where they differ in more than connection, learning rates and seed, naming it."""
+    trained = []
+    for path in folders:
+        folder = RunFolder(path)
+        trained.append(Trained(folder, folder.config(), _status(folder)))
+    first = trained[0]
+    for run in trained[1:]:
+        differing = _differing(first.config, run.config)
+        if differing:
+            raise UsageError(
+                f"{run.folder.path} and {first.folder.path} are runs of different configurations "
+                f"({', '.join(differing)}); give runs that differ in connection and seed alone"
+            )
+    seen: dict[tuple[str, int], Path] = {}
+    for run in trained:
+        key = run.arm, run.config.seed
+        if key in seen:
+            raise UsageError(f"{run.folder.path} and {seen[key]} are both {key[0]}, seed {key[1]}; give one of them")
+        seen[key] = run.folder.path
+    return trained
+
+
+def _status(folder: RunFolder) -> str:
+    summary = folder.summary()
+    if summary is None:
+        return "unfinished"
+    evaluations = [record["loss"] for record in read_metrics(folder.metrics) if record["kind"] == "eval"]
+    return "done" if has_learned(evaluations, summary["validation_loss"]) else "diverged"
+
+
+def _differing(first: RunConfig, other: RunConfig) -> list[str]:
+    one, two = flat_fields(config_to_json(first)), flat_fields(config_to_json(other))
+    return [name for name in {**one, **two} if name not in MAY_DIFFER and one.get(name) != two.get(name)]
+
+
+def refuse_other_corpus(run: Trained, corpus: Corpus) -> None:
+    """Raise UsageError if the run was trained on another text."""
+    record = run_record_of(run.folder.path)
+    if record["corpus"]["sha256"] != corpus.sha256:
+        raise UsageError(
+            f"{run.folder.path}: the corpus has changed since this run (it was {record['corpus']['description']}, now "
+            f"it is {corpus.description}); restore its files or leave the run out"
+        )

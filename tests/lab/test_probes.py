@@ -1,0 +1,139 @@
+"""Probes: the questions by hand, the answers of a model by hand, and the command."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from attnres.cli import main
+from attnres.lab.probes.claims import statements
+from attnres.lab.probes.record import ProbesRecord
+from attnres.lab.probes.run import commonest, shares_right
+from attnres.lab.probes.tables import probes_tables
+from attnres.lab.probes.tasks import Task, closes, indents, recalls, tasks
+from attnres.lab.record import read_record
+from tests.lab.conftest import ARMS
+from tests.lab.sample import parsed
+
+
+def places(text: str, marks: str) -> list[int]:
+    """Where the second line has a mark under the first one."""
+    assert len(text) == len(marks)
+    return [at for at, mark in enumerate(marks) if mark == "^"]
+
+
+@pytest.mark.parametrize(
+    ("text", "marks"),
+    [
+        ("f(a[1], {2: b})", "     ^       ^^"),
+        (") f(x)", "     ^"),
+        ("f(']', x) (y)", "            ^"),  # in the string nothing tells what is open, and what was is forgotten
+        ("((]))", "     "),
+        ("f(", "  "),
+    ],
+)
+def test_brackets_that_close_what_is_open(text, marks):
+    assert closes(text.encode()) == places(text, marks)
+
+
+@pytest.mark.parametrize(
+    ("text", "marks"),
+    [
+        ("  a\n    b c\nd\n", "    ^^^^^   ^ "),  # of the first line it is not known where it began
+        ("a\n\n  \nb", "   ^^ ^"),
+        ("a  b", "    "),
+    ],
+)
+def test_indentation_goes_on_or_ends(text, marks):
+    assert indents(text.encode()) == places(text, marks)
+
+
+def test_names_that_were_long_ago():
+    text = "value = other + ab # ....  other + value"
+    marks = "                             ^^^     ^^^"
+    assert recalls(text.encode()) == [at for at in places(text, marks) if at >= 35], "other was 19 before, not 20"
+    assert recalls(b"value = value + 1 + 2") == [], "a name just said is no memory"
+
+
+def test_every_task_asks_at_the_place_before_the_answer():
+    window = np.frombuffer(b"x = [1]\n  y = 2\n" + b"a" * 17, dtype=np.uint8).astype(np.int64)[None]
+    by_name = {task.name: task for task in tasks(window)}
+    assert by_name["next byte"].asked.all()
+    (at,) = np.flatnonzero(by_name["brackets"].asked[0])
+    assert chr(window[0, at + 1]) == "]"
+    asked = window[0, 1:][by_name["indentation"].asked[0]]
+    assert bytes(asked.tolist()) == b"  ya"
+    for name in ("copying", "induction"):
+        windows, half = by_name[name].windows, window.shape[1] // 2
+        assert (windows[:, :half] == windows[:, half:]).all()
+        assert np.flatnonzero(by_name[name].asked[0]).tolist() == list(range(half + 1, 2 * half - 1))
+    assert (by_name["copying"].windows[:, :16] == window[:, :16]).all()
+    assert set(bytes(by_name["induction"].windows[0].tolist())) <= set(b"abcdefghijklmnopqrstuvwxyz")
+
+
+class Says(nn.Module):
+    """A model that knows the probabilities of the next byte whatever came before."""
+
+    def __init__(self, **probabilities: float) -> None:
+        super().__init__()
+        self.logits = torch.full((256,), -30.0)
+        for byte, probability in probabilities.items():
+            self.logits[ord(byte)] = torch.tensor(probability).log()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return self.logits.expand(*tokens.shape, 256)
+
+
+def test_answers_are_of_classes_and_each_place_counts_once():
+    windows = np.frombuffer(b"abac" * 20 + b"a", dtype=np.uint8).astype(np.int64).reshape(27, 3)
+    everywhere, each, targets = np.ones((27, 2), bool), np.arange(256), windows[:, 1:]
+    together, choice = np.where(np.isin(each, [ord("b"), ord("c")]), 0, 1), np.full(256, -1)
+    choice[[ord("b"), ord("c")]] = 0, 1
+    a, c = targets == ord("a"), targets == ord("c")
+    asked = [
+        Task("each", "", windows, everywhere, each),
+        Task("b and c are one answer", "", windows, everywhere, together),
+        Task("a is no answer", "", windows, ~a, choice),
+        Task("other windows", "", windows[:5], everywhere[:5], each),
+    ]
+    model = Says(a=0.4, b=0.29, c=0.31)
+    shares = shares_right(model, asked)  # type: ignore[arg-type]
+    assert shares == (a.mean(), 1 - a.mean(), c.sum() / (~a).sum(), a[:5].mean())
+    assert commonest(asked[2]) == pytest.approx(max(shares[2], 1 - shares[2]))
+
+
+def test_claims_are_on_paired_shares():
+    runs = [
+        {"arm": arm, "seed": seed, "status": "done", "loss": 2.0, "right": [0.5 + 0.1 * seed + gain + 0.001 * seed * k]}
+        for k, (arm, gain) in enumerate((("residual", 0.0), ("block", 0.05), ("x0", 0.0005)))
+        for seed in range(3)
+    ]
+    asked = {"name": "copying", "what": "text", "places": 7, "commonest": 0.25}
+    entries = {"tokens": 64, "baseline": "residual", "tasks": [asked], "runs": runs}
+    record = parsed(ProbesRecord, entries)
+    block, x0 = statements(record)
+    assert (block.reading, x0.reading) == ("shown", "refuted") and block.value == pytest.approx(0.051)
+    assert probes_tables(record)[0].rows[0] == ("(commonest answer)", "", "0.2500", "")
+
+
+def test_the_command(sweep, tmp_path, capsys):
+    assert main(["probe", "--runs", str(sweep.folder), "--tokens", "256", "--out", str(tmp_path)]) == 0
+    record = read_record(tmp_path / "probes.json", ProbesRecord)
+    assert {run.arm for run in record.runs} == set(ARMS) and record.tokens == 256
+    assert all(0 <= share <= 1 for run in record.runs for share in run.right)
+    assert "What runs get right" in capsys.readouterr().out
+    assert (tmp_path / "figures" / "probes.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [([], "give run folders"), (["--runs", "."], "no run there"), (["x", "--tokens", "0"], "tokens must be")],
+)
+def test_bad_options_are_named(arguments, message, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["probe", *arguments, "--out", str(tmp_path)]) == 2
+    assert re.search(message, capsys.readouterr().err)
