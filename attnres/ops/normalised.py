@@ -24,6 +24,7 @@ from attnres.torch_private import (
     AutoDispatchBelowAutograd,
     SingleLevelFunction,
     enable_single_level_autograd_function,
+    interpreter_stack,
 )
 
 library.define(
@@ -64,22 +65,23 @@ class _AddNormalised(SingleLevelFunction):
     """Its gradient. Where that is to be differentiated again, it is made of torch's own operators."""
 
     @staticmethod
-    def forward(ctx: Any, eps: float, dtype: torch.dtype, y: Tensor, *total: Tensor) -> Any:
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, sums: Sequence[Tensor], y: Tensor, *total: Tensor) -> Any:
         with torch.enable_grad(), AutoDispatchBelowAutograd():
             out, r = _operator(y, total, eps, dtype)
-        ctx.eps, ctx.total_dtypes = eps, [x.dtype for x in total]
-        ctx.save_for_backward(y, r)
+        ctx.eps, ctx.dtype, ctx.total_dtypes = eps, y.dtype, [x.dtype for x in total]
+        ctx.save_for_backward(r, *(sums or [y]))
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(r)
         return out, r
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
-        y, r = ctx.saved_tensors
+        r, *kept = ctx.saved_tensors
         if grad is None:
-            return None, None, None, *(None for _ in ctx.total_dtypes)
+            return None, None, None, None, *(None for _ in ctx.total_dtypes)
+        y = kept[0] if len(kept) == 1 else (kept[1] - kept[0]).to(ctx.dtype)
         grad_y = _gradient(grad, y, ctx.eps) if torch.is_grad_enabled() else _backward_operator(grad, y, r)
-        return None, None, grad_y, *(grad.to(dtype) for dtype in ctx.total_dtypes)
+        return None, None, None, grad_y, *(grad.to(dtype) for dtype in ctx.total_dtypes)
 
 
 def _gradient(grad: Tensor, y: Tensor, eps: float) -> Tensor:
@@ -87,20 +89,27 @@ def _gradient(grad: Tensor, y: Tensor, eps: float) -> Tensor:
     return (r * (g - wide * r.square() * (g * wide).mean(-1, keepdim=True))).to(y.dtype)
 
 
-def add_normalised(y: Tensor, total: Sequence[Tensor], eps: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Call the operator, past autograd where there is no gradient to keep anything for."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+def add_normalised(
+    y: Tensor, total: Sequence[Tensor], eps: float, dtype: torch.dtype, sums: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Call the operator, past autograd where there is no gradient to keep anything for.
+
+    sums: none, or two whose difference is y, kept instead of it where nobody else decides what is kept.
+    """
+    if torch.compiler.is_compiling() or interpreter_stack():
         return _operator(y, total, eps, dtype)
+    if torch.is_grad_enabled():
+        return _autograd(y, total, eps, dtype, sums) if sums else _operator(y, total, eps, dtype)
     with AutoDispatchBelowAutograd():
         return _operator(y, total, eps, dtype)
 
 
-def _autograd(y, total, eps, dtype):
+def _autograd(y, total, eps, dtype, sums=()):
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in (y, *total))):
         with AutoDispatchBelowAutograd():
             return _operator(y, total, eps, dtype)
     with enable_single_level_autograd_function():
-        return _AddNormalised.apply(eps, dtype, y, *total)  # pyright: ignore[reportAttributeAccessIssue]
+        return _AddNormalised.apply(eps, dtype, sums, y, *total)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _operator = torch.ops.attnres.add_normalised.default

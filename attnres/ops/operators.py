@@ -180,6 +180,7 @@ def add_normalised(
     eps: float = 1e-6,
     backend: Backend = "auto",
     dtype: torch.dtype | None = None,
+    sums: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Add what a sublayer returned, brought to magnitude one: total + y / sqrt(mean(y^2) + eps).
 
@@ -192,6 +193,8 @@ def add_normalised(
         eps: what is added to the mean square, not negative.
         backend: as for `depth_attention`.
         dtype: of the result; if None the wider of total's and y's.
+        sums: s and s + y, [..., d], where both are kept for the backward pass anyway: it takes y from their difference,
+            and y is not kept. Of at least float32; narrower ones are not used, because they are rounded.
 
     Returns:
         The sum [..., d].
@@ -200,12 +203,13 @@ def add_normalised(
         UsageError: as for `depth_attention`.
     """
     totals = () if total is None else (total,)
-    _check([y, *totals], "y and total", [], "", eps)
+    _check([y, *totals, *(sums or ())], "y and total", [], "", eps)
     if dtype is None:
         dtype = y.dtype if total is None else torch.promote_types(total.dtype, y.dtype)
     if not _is_fused(backend, (y, *totals), dtype):
         return reference.add_normalised(y, total, eps, dtype)
-    return normalised.add_normalised(y, totals, eps, dtype)[0]
+    narrow = sums is None or any(torch.finfo(x.dtype).bits < 32 for x in sums)
+    return normalised.add_normalised(y, totals, eps, dtype, () if narrow else sums)[0]
 
 
 def _is_fused(backend: Backend, tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:

@@ -54,6 +54,25 @@ def test_rms_full_normalises_each_output():
         torch.testing.assert_close(h, expected)
 
 
+def test_an_open_raw_block_keeps_sums_and_no_outputs():
+    """Of four sublayers: 3 raw sums, the first of them an output, the normalised sum, and the output that closes it."""
+    kept = set()
+
+    def keep(x):
+        if x.shape == (2, 3, DIM):
+            kept.add(x.untyped_storage().data_ptr())
+        return x
+
+    connection = make_connection("rms-block", dim=DIM, sites=8, block_size=4)
+    x = torch.randn(2, 3, DIM, requires_grad=True)
+    outputs = [torch.randn(2, 3, DIM, requires_grad=True) for _ in range(4)]
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        values = connection.run(connection.start(x), [lambda h, y=y: y for y in outputs])
+        connection.readout(values)
+    assert {y.untyped_storage().data_ptr() in kept for y in outputs[1:3]} == {False}
+    assert len(kept - {x.untyped_storage().data_ptr()}) == 5
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 def test_delta_adds_attention_over_block_sums_to_the_stream(size):
     connection, (x, *outputs), inputs = traced("delta", block_size=size)

@@ -115,8 +115,8 @@ def claims() -> list[str]:
     hc = [abs(float(cell(STD_1, arm, "difference to residual"))) for arm in ("hc", "identity-hc", "mhc-lite", "mhc")]
     spread = [cell("Magnitudes over depth", arm, "gradient: spread") for arm in ("block", "residual")]
     gini = [prune(arm, "Gini") for arm in ("block", "residual")]
-    demo = {(-float(cell("The demo", arm, "difference to residual")), 3) for arm in ("block", "full")}
-    (drop,) = {number(*difference) for difference in demo}
+    demo = {arm: cell("The demo", arm, "difference to residual") for arm in ("block", "full", "x0")}
+    error = {arm: number(cell("The demo", arm, "standard error"), 3) for arm in demo}
     added = "What Block's successors add"
     seeds = [{**run, "arm": arm} for arm in ("rms-residual", "residual") for run in cells()[arm, 1.0]["runs"]]
     spread_of_control = differences(seeds, "rms-residual").values()
@@ -170,7 +170,9 @@ def claims() -> list[str]:
         f"a Gini coefficient of {number(gini[0], 2)} under `block`, {number(gini[1], 2)} under `residual`",
         f"{number(prune('block', 'added, mean'), 3)} under `block` and "
         f"{number(prune('residual', 'added, mean'), 3)} under `residual`",
-        f"`block` and `full` end {drop} ± 0.008 below",
+        f"`block` ends {number(-float(demo['block']), 3)} ± {error['block']} and `full` "
+        f"{number(-float(demo['full']), 3)} ± {error['full']} below",
+        f"`x0` is level with it, at {float(demo['x0']):+.3f} ± {error['x0']}",
         f"was {number(min(apart), 3)} to {number(max(apart), 3, '+')}, one seed each",
         f"gave `full` {rounding('difference to residual, first run')} and then {rounding('second run')}",
         f"moved the baseline by {number(scale, 2)}",
@@ -224,7 +226,7 @@ def test_the_readmes_numbers_are_the_records():
     for row in rows("The demo"):
         (shown,) = [line for line in readme.splitlines() if re.match(rf"\| `{row['connection']}`.* \| 2\.", line)]
         loss, difference = number(row["validation, nats/byte"], 3), row["difference to residual"]
-        paired = f"{number(difference, 3)} ± {number(row['standard error'], 3)}" if difference else ""
+        paired = f"{float(difference):+.3f} ± {number(row['standard error'], 3)}" if difference else ""
         cells = [loss, paired, row["step time"], row["peak memory"]]
         assert [text.strip() for text in shown.strip("|").split("|")][1:] == cells
     (block, interval), (full, wide) = advantage("block"), advantage("full")

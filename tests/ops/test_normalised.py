@@ -87,6 +87,24 @@ def test_what_is_kept_is_y_alone():
     assert sorted(x.numel() for x in saved) == [64, 64 * 40]
 
 
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_sums_that_are_kept_anyway_stand_for_y(dtype):
+    y, total, before = (torch.randn(64, 40, requires_grad=True) for _ in range(3))
+    after, grad = (before + y).to(dtype), torch.randn(64, 40)
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x.data_ptr()), x)[1], lambda x: x):
+        out = add_normalised(y, total, sums=(before, after))
+    assert (y.data_ptr() in saved) == (dtype == BF16), "rounded sums would lose y"
+    assert {before.data_ptr(), after.data_ptr()} <= set(saved) or dtype == BF16
+    expected = torch.autograd.grad(exact(y.double(), total.double()), (y, total), grad.double())
+    assert_near(torch.autograd.grad(out, (y, total), grad, retain_graph=True), expected)
+    (first,) = torch.autograd.grad(out.cos().sum(), y, create_graph=True)  # differentiated again
+    (exact_first,) = torch.autograd.grad(exact(y.double(), total.double()).cos().sum(), y, create_graph=True)
+    seconds = [torch.autograd.grad(g.square().sum(), (y, before), allow_unused=True) for g in (first, exact_first)]
+    assert_near(seconds[0][:1], seconds[1][:1], 1e-4)
+    assert seconds[0][1] is None or seconds[0][1].abs().max() < 1e-4, "the derivative by y - before + before is zero"
+
+
 def test_second_derivatives_tangents_and_transforms():
     y, total = torch.randn(2, 5, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
     leaves = (y.requires_grad_(), total.requires_grad_())
