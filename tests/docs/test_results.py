@@ -111,6 +111,19 @@ def kendall(title: str) -> list[str]:
     return re.findall(r"tau ([-+]?\d\.\d+), p = (\d\.\d+)", TABLES.partition(title)[2])[0]
 
 
+def retrofit(share: str, arm: str, column: str = "difference to residual") -> str:
+    """A cell of the table of what came of so much further training."""
+    (title,) = re.findall(rf"^### (After {share} more: \d+ steps)$", TABLES, re.MULTILINE)
+    return cell(title, arm, column)
+
+
+def probed(claim: str, arm: str) -> str:
+    """The value of an arm under a claim on probes."""
+    table = iter(rows("What a lead is worth"))
+    next(row for row in table if row["claim, connection"].startswith(claim))
+    return next(row["value"] for row in table if row["claim, connection"] == arm)
+
+
 def claims() -> list[str]:
     hc = [abs(float(cell(STD_1, arm, "difference to residual"))) for arm in ("hc", "identity-hc", "mhc-lite", "mhc")]
     spread = [cell("Magnitudes over depth", arm, "gradient: spread") for arm in ("block", "residual")]
@@ -176,6 +189,8 @@ def claims() -> list[str]:
         f"was {number(min(apart), 3)} to {number(max(apart), 3, '+')}, one seed each",
         f"gave `full` {rounding('difference to residual, first run')} and then {rounding('second run')}",
         f"moved the baseline by {number(scale, 2)}",
+        f"gets {probed('next byte', 'block')} more of all next bytes right than `residual`, and "
+        f"{probed('names', 'block')} more of those in names",
     ]
 
 

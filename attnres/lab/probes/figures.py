@@ -21,7 +21,7 @@ def gained(record: ProbesRecord, narrow: bool = False) -> Figure | None:
     if not arms:
         return None
     styles = line_styles(arms)
-    figure, axes_of_all = panels(len(of_tasks), 3, (3.2, 1.1 + 0.3 * len(arms)), narrow, sharey=True)
+    figure, axes_of_all = panels(len(of_tasks), 3, (3.2, 1.3 + 0.3 * len(arms)), narrow, sharey=True)
     for axes, task, of_arms in zip(axes_of_all, record.tasks, of_tasks, strict=True):
         axes.axvline(0, color=ink(), linewidth=1)
         for arm, shares in of_arms.items():
@@ -31,10 +31,10 @@ def gained(record: ProbesRecord, narrow: bool = False) -> Figure | None:
             mean, error = statistics.fmean(points), standard_error(points)
             axes.errorbar(mean, y, xerr=error, fmt="|", color=colour, markersize=9, capsize=2)
         axes.set_title(task.name, loc="left")
+        axes.set_xlabel(f"points above {visible(record.baseline)}")
         axes.set_yticks(range(len(arms), 0, -1), labels=[visible(arm) for arm in arms])
         axes.set_ylim(0.3, len(arms) + 0.7)
         axes.grid(axis="x", alpha=0.25)
-    axes_of_all[-1].set_xlabel(f"points more than {visible(record.baseline)}")
     first = axes_of_all[0]
     first.plot([], [], "o", color=ink(), alpha=0.45, label="one seed")
     first.errorbar([], [], xerr=[], fmt="|", color=ink(), label="mean ± standard error")

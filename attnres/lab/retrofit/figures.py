@@ -62,7 +62,7 @@ def rates(record: RetrofitRecord, narrow: bool = False) -> Figure | None:
         axes.set_xlabel("learning rates over the plain model's")
         axes.grid(alpha=0.25)
     axes_of_all[0].set_ylabel("loss of the tuning seed\n(nats per byte)")
-    legend_below(figure, axes_of_all[0], columns=3 if narrow else 7)
+    legend_below(figure, axes_of_all[0], columns=3 if narrow else 4)
     return figure
 
 
