@@ -111,8 +111,8 @@ def test_one_folder_is_an_experiment(toy, tmp_path, capsys):
     assert "All throws" in shown and "thrown by a fair hand" in shown
     record = read_record(tmp_path / "toy.json", toy.record)
     assert len(record.eyes) == 3
-    write_record(tmp_path / "again.json", record)
-    assert read_record(tmp_path / "again.json", toy.record) == record
+    write_record(tmp_path / "again" / "toy.json", record)
+    assert read_record(tmp_path / "again" / "toy.json", toy.record) == record
 
     records = read_records(tmp_path)
     assert list(records) == ["toy"] and f"| die 2 | {record.eyes[2]} |" in tables_page(records, tmp_path)
