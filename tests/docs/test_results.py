@@ -189,6 +189,11 @@ def claims() -> list[str]:
         f"was {number(min(apart), 3)} to {number(max(apart), 3, '+')}, one seed each",
         f"gave `full` {rounding('difference to residual, first run')} and then {rounding('second run')}",
         f"moved the baseline by {number(scale, 2)}",
+        f"(`block@1`) ends {retrofit('5%', 'block@1')} from its twin after 5% more steps and "
+        f"{retrofit('20%', 'block@1')} after 20%",
+        f"`block` is at {retrofit('20%', 'block')} after 20%, and `full` at {retrofit('20%', 'full')}",
+        f"`rms-block` is at {retrofit('20%', 'rms-block')} there, Delta Block at "
+        f"{retrofit('20%', 'delta:block_size=4')} and `x0` at {retrofit('20%', 'x0')}",
         f"gets {probed('next byte', 'block')} more of all next bytes right than `residual`, and "
         f"{probed('names', 'block')} more of those in names",
     ]
@@ -204,6 +209,8 @@ NOT_RESULTS = {
     "level with it at 0.02": "a setting",
     "by 0.03 to 0.06": "against results/ablation.json at commit 474e2ba",
     "ended 0.288 above": "the same",
+    "5% more steps": "a setting",
+    "after 20%": "a setting",
 }
 
 
@@ -234,6 +241,22 @@ def test_every_seed_is_below_the_baseline_where_the_page_says_so():
     for arm in (*BLOCKS, "full", "full:query=input", "rms-residual", "rms-block", "rms-full"):
         runs = [{**run, "arm": name} for name in (arm, "residual") for run in cells()[name, 1.0]["runs"]]
         assert max(differences(runs, arm).values()) < 0
+
+
+def test_the_retrofits_advice_is_its_record():
+    """docs/TRANSFORMERS.md has the differences of every arm, and what a rate is worth."""
+    guide, of = (ROOT / "docs" / "TRANSFORMERS.md").read_text(encoding="utf-8"), record("retrofit")
+    shares = [f"{100 * fraction:g}%" for fraction in of["fractions"]]
+    assert f"| difference to the plain twin | {' | '.join(f'{share} more' for share in shares)} |" in guide
+    for arm in (arm["name"] for arm in of["arms"][1:]):
+        assert f"| `{arm}` | {' | '.join(retrofit(share, arm) for share in shares)} |" in guide
+    for name, column in (("the twin's own loss", "loss"), ("the twin's rate, over its training's", "lr")):
+        assert f"| {name} | {' | '.join(retrofit(share, 'residual', column) for share in shares)} |" in guide
+    tried = {run["factor"]: run["loss"] for run in of["tuning"] if (run["arm"], run["fraction"]) == ("residual", 0.05)}
+    best = min(tried, key=tried.__getitem__)
+    assert best == 0.125 and f"the whole rate left the twin {number(tried[1.0] - tried[best], 4)} above" in guide
+    operations = {arm: cell("What the arms are and cost", arm, "operations") for arm in ("block", "full")}
+    assert f"{operations['block']} times the operations of the twin's with `block` and {operations['full']}" in guide
 
 
 def test_the_readmes_numbers_are_the_records():

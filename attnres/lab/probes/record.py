@@ -43,7 +43,7 @@ class ProbesRecord(Record):
     never_empty: ClassVar = ("tokens", "baseline", "tasks", "runs")
 
     tokens: int
-    """Of held-out text."""
+    """How many tokens of held-out text were asked on."""
     baseline: str
     tasks: tuple[Asked, ...]
     runs: tuple[ProbedRun, ...]
