@@ -14,7 +14,8 @@ import pytest
 from attnres.data import DataConfig, open_corpus
 from attnres.data.sources import KNOWN, KnownText, PackageSources
 from attnres.errors import UsageError
-from tests.data.test_corpus import documents_of, outcome, start_opening
+from tests.data.opening import outcome, start_opening
+from tests.data.text import documents_of
 
 TORCH_SHA256 = "719e8f111e03b69573b354b5902e07074b8ad4f5f3a0678a507cf89499abb146"
 """Of the bytes, the tokenizer and the split: what every machine must find."""
