@@ -280,11 +280,11 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this package's source, with `-dirty` behind it if files have changed; None if not from git."""
-    source = Path(__file__).parent
+    """The commit of this package, with `-dirty` behind it if files have changed; None if not from git."""
+    package = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(source), *arguments]
+        command = ["git", "-C", str(package), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:

@@ -18,12 +18,12 @@ sys.modules["attnres"].__path__ = [package]
 from attnres.data import DataConfig, open_corpus
 if int(limit):
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-stages = []
+heard = []
 try:
-    corpus = open_corpus(DataConfig(cache=cache, paths=tuple(paths)), lambda stage, done, total: stages.append(stage))
+    corpus = open_corpus(DataConfig(cache=cache, paths=tuple(paths)), lambda work, done, total: heard.append(work))
 except OSError as error:
     sys.exit(f"{error.filename}: {error.strerror}")
-print(corpus.sha256, int(corpus.train.sum()), "tokenizing" in stages)
+print(corpus.sha256, int(corpus.train.sum()), "tokenizing" in heard)
 """
 
 

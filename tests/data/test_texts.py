@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attnres.data import DataConfig, open_corpus
-from attnres.data.sources import KNOWN, KnownText, PackageSources
+from attnres.data.texts import KNOWN, KnownText, PackageText
 from attnres.errors import UsageError
 from tests.data.opening import outcome, start_opening
 from tests.data.text import documents_of
@@ -52,7 +52,7 @@ def install(site: Path, version: str, files: dict[str, str]) -> None:
 
 
 def texts(known: KnownText) -> list[str | None]:
-    return [document.text for document in PackageSources(known).read()]
+    return [document.text for document in PackageText(known).read()]
 
 
 def test_the_default_corpus_is_torchs_sources_byte_for_byte(tmp_path):
