@@ -232,7 +232,7 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
 
 
 def _modules_with_reads(anatomy: Anatomy, connection: Connection) -> list[list[str | None]]:
-    """For each layer the name of the module in each sublayer that reads several mixtures, and None for the others.
+    """Name, for each layer, the module in each sublayer that reads several mixtures; None stands for the others.
 
     Raises UsageError if they cannot.
     """
