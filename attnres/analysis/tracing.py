@@ -173,7 +173,8 @@ def _scaled(norm: Callable[[Tensor], Tensor], h: Tensor, normed: Tensor, parts: 
         return gain * (parts - parts.mean(-1, keepdim=True)) / deviation
     # Any RMS norm is gain * h times one number per token. What it makes of ones is the gain, up to one more number,
     # which the division below takes out again; so the eps and the gain's form need not be known.
-    gain = norm(torch.ones_like(h[:1], dtype=next(iter(norm.parameters()), h).dtype)).float()  # type: ignore[attr-defined]
+    ones = torch.ones_like(h[:1], dtype=next(iter(norm.parameters()), h).dtype)
+    gain = norm(ones).float()  # type: ignore[attr-defined]
     ungained = gain * h
     number = (normed * ungained).sum(-1) / ungained.square().sum(-1).clamp_min(torch.finfo(h.dtype).tiny)
     return gain * parts * number[:, None, None]

@@ -23,7 +23,7 @@ from pathlib import Path
 from attnres.cli._flags import with_flags
 from attnres.cli._help import help_fitted, width
 from attnres.errors import LAB, UsageError, install_command
-from attnres.lab import experiment_commands, experiment_source
+from attnres.lab import experiment_commands, experiment_text
 
 COMPLETION = "--tyro-print-completion"
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -125,12 +125,12 @@ def _command(name: str, arguments: list[str]) -> Callable[..., int]:
 
 
 def _description(name: str) -> str:
-    """The docstring of a command's file, or of its experiment; read off the source, because importing imports torch."""
+    """The docstring of a command's file, or of its experiment; read off the file, because importing imports torch."""
     if name in (experiments := experiment_commands()):
-        source = experiment_source(experiments[name])
+        text = experiment_text(experiments[name])
     else:
-        source = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    return ast.get_docstring(ast.parse(source)) or ""
+        text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(text)) or ""
 
 
 def _overview() -> str:

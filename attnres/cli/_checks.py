@@ -57,3 +57,11 @@ def check_at_least(least: int, **options: int | None) -> None:
     for name, value in options.items():
         if value is not None and value < least:
             raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
+
+
+def read_text(flag: str, path: Path) -> str:
+    """The text of a file that an option names. Raises UsageError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{flag} {path}: cannot be read as text ({error})") from None

@@ -40,9 +40,9 @@ class RunDisplay:
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
 
-    def opening(self, stage: str, done: int, total: int) -> None:
+    def opening(self, work: str, done: int, total: int) -> None:
         """Called while the corpus is made ready."""
-        self.progress.update(self.task, description=f"{stage} the corpus", completed=done, total=total or None)
+        self.progress.update(self.task, description=f"{work} the corpus", completed=done, total=total or None)
 
     def show(self, event: Event) -> None:
         """Called by `train` for every event."""

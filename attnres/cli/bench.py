@@ -23,40 +23,21 @@ Every row of the CPU says which instruction set its kernel has; ATTNRES_MARCH ch
 
 from __future__ import annotations
 
-import importlib
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 import torch
 import tyro
 from rich.console import Console
 
-from attnres.bench.measure import Row, Setting
+from attnres.bench.measure import Setting
+from attnres.bench.parts import BY_DEFAULT, Part, measure_parts
 from attnres.bench.record import details, ratio_table, write_record
 from attnres.cli._checks import check_at_least, check_output_file, check_output_folder
 from attnres.cli._tables import print_line, print_table
 from attnres.errors import UsageError
-
-Part = Literal[
-    "operator",
-    "decode",
-    "step",
-    "memory",
-    "gpu",
-    "curves",
-    "parallel",
-    "hf",
-    "kernels",
-    "imports",
-    "targets",
-    "look",
-    "lab",
-]
-"""The file of `attnres/bench/` that defines `measure(setting)`."""
-
-BY_NAME_ONLY = ("curves", "parallel", "hf", "kernels", "imports", "targets", "look", "lab")
 
 
 def command(
@@ -78,20 +59,16 @@ def command(
         figures: Draw the curves into this folder. Takes the part `curves`.
     """
     check_at_least(1, rounds=rounds, threads=threads)
-    chosen = set(parts) or {part for part in get_args(Part) if part not in BY_NAME_ONLY}
-    if figures is not None and "curves" not in chosen:
+    if figures is not None and "curves" not in parts:
         raise UsageError("--figures draws the curves: attnres bench curves --figures FOLDER")
     check_output_file("--out", out, ("rounds", "rows"))
     check_output_folder("--figures", figures)
     torch.set_num_threads(threads or os.cpu_count() or 1)
     torch.manual_seed(0)
     console = Console()
-    rows: dict[Part, list[Row]] = {}
     with console.status("measuring") as status:
         setting = Setting(rounds, quick, status.update)
-        for part in get_args(Part):
-            if part in chosen:
-                rows[part] = importlib.import_module(f"attnres.bench.{part}").measure(setting)
+        rows = measure_parts(parts or BY_DEFAULT, setting)
     measured = [row for part in rows.values() for row in part]
     print_table(console, ratio_table(measured))
     print_line(console, details(measured))

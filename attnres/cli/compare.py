@@ -18,10 +18,9 @@ same command goes on. Ends with a table, OUT/comparison.json and OUT/report.html
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -33,38 +32,28 @@ from attnres.cli._recipe import named_recipe
 from attnres.cli._tables import print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
-from attnres.lab.comparison import plan_comparison, run_comparison
+from attnres.lab.comparison import ARMS, DEFAULTS, QUICK, plan_comparison, recipe_defaults, run_comparison
 from attnres.texttable import duration
-from attnres.train import RunConfig, load_recipe
+from attnres.train import RunConfig
 from attnres.train.sweep import default_workers
-
-ARMS = ("residual", "x0", "block", "full")
-SEEDS = 5
-DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=80, validation_tokens=32_768)
-QUICK = dataclasses.replace(DEFAULTS, steps=48, evaluate_every=16, validation_tokens=16_384)
-QUICK_SEEDS = 2
 
 
 def command_for(arguments: list[str]) -> Callable[..., int]:
     """The command with the defaults of --quick or of a recipe, if they are among the arguments."""
     quick, recipe_file = "--quick" in arguments, named_recipe(arguments)
-    defaults, name = (QUICK, "quick") if quick else (DEFAULTS, "compare")
-    if recipe_file:
-        if quick:
-            raise UsageError("--quick and --recipe each say what a run is; give one of them")
-        defaults, name = load_recipe(recipe_file), f"compare-{Path(recipe_file).stem}"
-        model = dataclasses.replace(defaults.model, connection=DEFAULTS.model.connection)
-        defaults = dataclasses.replace(defaults, model=model)  # the arms name the connections
+    if quick and recipe_file:
+        raise UsageError("--quick and --recipe each say what a run is; give one of them")
+    defaults = QUICK if quick else recipe_defaults(recipe_file) if recipe_file else DEFAULTS
 
     def command(
         arms: Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")] = ARMS,
-        out: Path = Path("runs") / name,
-        seeds: int = QUICK_SEEDS if quick else SEEDS,
+        out: Path = defaults.folder,
+        seeds: int = defaults.seeds,
         workers: int = default_workers(),
         quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
         recipe: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None,
         *,
-        config: Annotated[RunConfig, tyro.conf.arg(name="")] = defaults,
+        config: Annotated[RunConfig, tyro.conf.arg(name="")] = defaults.config,
     ) -> int:
         """Compare.
 
@@ -76,24 +65,19 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             quick: A small comparison, in about a minute.
             recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
-        return run(arms, config, out, seeds, workers)
+        check_at_least(1, seeds=seeds, workers=workers)
+        check_output_folder("--out", out)
+        terminal, began = Terminal(Console()), time.monotonic()
+        try:
+            compared = run_comparison(plan_comparison(arms, config, out, seeds), config, out, workers, terminal)
+        except KeyboardInterrupt:
+            return stopped(out)
+        for table in compared.tables:
+            print_table(terminal.console, table)
+        if compared.failed:
+            partial = "not every run was finished; the tables are of the seeds that every connection has"
+            print(f"attnres: {partial}\n{compared.failed}", file=sys.stderr)
+        terminal.say(f"{duration(time.monotonic() - began)}. Report: {compared.page}")
+        return 1 if compared.failed else 0
 
     return command
-
-
-def run(arms: Sequence[str], config: RunConfig, out: Path, seeds: int, workers: int) -> int:
-    """Train what is not trained yet, then print the result and write the report. Returns the exit code."""
-    check_at_least(1, seeds=seeds, workers=workers)
-    check_output_folder("--out", out)
-    terminal, began = Terminal(Console()), time.monotonic()
-    try:
-        compared = run_comparison(plan_comparison(arms, config, out, seeds), config, out, workers, terminal)
-    except KeyboardInterrupt:
-        return stopped(out)
-    for table in compared.tables:
-        print_table(terminal.console, table)
-    if compared.failed:
-        partial = "not every run was finished; the tables are of the seeds that every connection has"
-        print(f"attnres: {partial}\n{compared.failed}", file=sys.stderr)
-    terminal.say(f"{duration(time.monotonic() - began)}. Report: {compared.page}")
-    return 1 if compared.failed else 0

@@ -13,20 +13,15 @@ which --measure runs, too: npm install --no-save @node-llama-cpp/linux-x64@3.22.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
 
-from attnres.cli._checks import check_at_least, check_output_file, check_output_folder
+from attnres.cli._checks import check_at_least, check_output_file, check_output_folder, read_text
 from attnres.cli._tables import print_line, print_table
-from attnres.data import Tokenizer, load_tokenizer, open_corpus, validation_batches
 from attnres.errors import UsageError
-from attnres.texttable import TextTable
-from attnres.train import Run, load_run
 
 Kind = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
 
@@ -59,86 +54,20 @@ def command(
     check_at_least(1, measure=measure)
     if checkpoint is not None and checkpoint.exists():
         raise UsageError(f"--checkpoint {checkpoint} exists; give a new folder")
-    template = None if chat_template is None else _read(chat_template)
-    run, made, tokenizer = _open(model, best)
+    template = None if chat_template is None else read_text("--chat-template", chat_template)
+    from attnres.evaluation.exported import agreement_table, compare_on_run, open_model
+    from attnres.hf.export import write_file, write_published
+
+    run, made, tokenizer = open_model(model, best)
     if measure is not None and (run is None or gguf is None):
         raise UsageError("--measure needs a run, whose validation text it takes, and --gguf")
     console = Console()
     if checkpoint is not None:
-        _write_checkpoint(made, tokenizer, checkpoint, template)
+        write_published(made, checkpoint, tokenizer, template)
         print_line(console, f"{checkpoint}: {made.num_parameters():,} parameters in Kimi K3's form")
     if gguf is not None:
-        _write_gguf(made, tokenizer, gguf, type, template)
+        write_file(made, gguf, type, tokenizer, template)
         print_line(console, f"{gguf}: {type}, {gguf.stat().st_size / 1e6:.2f} MB")
     if gguf is not None and run is not None and measure is not None:
-        _measure(console, run, made, gguf, measure)
+        print_table(console, agreement_table(gguf, compare_on_run(run, made, gguf, measure)))
     return 0
-
-
-def _open(folder: Path, best: bool) -> tuple[Run | None, Any, Tokenizer | None]:
-    """The run if it is one, the model, and its tokenizer if there is one."""
-    from attnres.hf.folder import read_config
-    from attnres.hf.k3 import KimiK3ForCausalLM, from_transformer
-
-    kind = read_config(folder).get("model_type") if (folder / "config.json").is_file() else None
-    if kind is None:
-        run = load_run(folder, best)
-        return run, from_transformer(run.model, run.tokenizer.end), run.tokenizer
-    if kind != "kimi_k3":
-        raise UsageError(
-            f"{folder} is a {kind}: llama.cpp has attention over depth in Kimi K3 alone; give a run with "
-            "--model.backbone kimi_k3 or a Kimi K3 checkpoint (for plain models llama.cpp has a converter of its own)"
-        )
-    tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer.json").is_file() else None
-    return None, KimiK3ForCausalLM.from_pretrained(folder), tokenizer
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--chat-template {path}: cannot be read as text ({error})") from None
-
-
-def _write_checkpoint(model: Any, tokenizer: Tokenizer | None, folder: Path, template: str | None) -> None:
-    from attnres.hf.k3 import save
-
-    record = tokenizer.to_json() if tokenizer else {}
-    files = {}
-    if "tokenizer" in record:
-        files["tokenizer.json"] = json.dumps(record["tokenizer"])
-        names = {added["id"]: added["content"] for added in record["tokenizer"].get("added_tokens", [])}
-        end = names.get(model.config.eos_token_id)
-        files["tokenizer_config.json"] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
-    if template is not None:
-        files["chat_template.jinja"] = template
-    save(model, folder, files=files)
-
-
-def _write_gguf(model: Any, tokenizer: Tokenizer | None, path: Path, kind: Kind, template: str | None) -> None:
-    from attnres.hf.gguf import TYPES, write_gguf
-    from attnres.hf.llamacpp import load_library, quantize
-
-    if kind in TYPES:
-        write_gguf(model, path, tokenizer, kind, chat_template=template)
-        return
-    load_library()  # before the first second of work
-    with tempfile.TemporaryDirectory(dir=path.absolute().parent) as folder:
-        whole = Path(folder) / "f32.gguf"
-        write_gguf(model, whole, tokenizer, chat_template=template)
-        quantize(whole, path, kind)
-
-
-def _measure(console: Console, run: Run, model: Any, path: Path, tokens: int) -> None:
-    from attnres.evaluation.exported import compare_exported
-
-    corpus = open_corpus(run.config.data)
-    batches = validation_batches(corpus, run.config.model.context, run.config.batch_size, tokens)
-    found = compare_exported(model, path, batches)
-    cells = (
-        *(f"{found.ours:.5f}", f"{found.theirs:.5f}", f"{found.theirs - found.ours:+.5f}"),
-        f"{found.largest:.1e}",
-    )
-    columns = ("file", "loss here", "in llama.cpp", "difference", "largest difference of a logit")
-    note = f"Nats per token over {found.tokens:,} tokens of the run's validation text."
-    print_table(console, TextTable("The file in llama.cpp", columns, ((path.name, *cells),), note))

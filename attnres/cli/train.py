@@ -25,8 +25,6 @@ Stop it with Ctrl-C or in any other way: the same command goes on from the last 
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -36,11 +34,11 @@ from rich.console import Console
 
 from attnres.cli._recipe import named_recipe
 from attnres.cli._run_display import RunDisplay
-from attnres.connections import parse_connection
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
 from attnres.parallel.world import is_main, tell_launcher
-from attnres.train import ONE_PROCESS, Interrupted, RunConfig, RunStopped, config_to_json, load_recipe, train
+from attnres.train import ONE_PROCESS, Interrupted, RunConfig, RunStopped, load_recipe, train
+from attnres.train.folder import default_folder
 
 
 def command_for(arguments: list[str]) -> Callable[..., int]:
@@ -81,10 +79,3 @@ def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
             return display.fail(str(error), 1) if error.to_be_printed else 1
     display.done(summary, folder)
     return 0
-
-
-def default_folder(config: RunConfig) -> Path:
-    """A folder of its own for every configuration, so that the same command finds its run again."""
-    model, (name, _) = config.model, parse_connection(config.model.connection)
-    digest = hashlib.sha256(json.dumps(config_to_json(config), sort_keys=True).encode()).hexdigest()[:6]
-    return Path("runs") / f"{Path(name).name.replace(':', '-')}-{model.layers}x{model.dim}-seed{config.seed}-{digest}"

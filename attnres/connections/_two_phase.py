@@ -52,7 +52,7 @@ class TwoPhase(Connection):
         raise NotImplementedError
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
-        """As `Connection.run`, the finished blocks read once per tile: a block, or several with at least TILE sites."""
+        """Run, reading the finished blocks once per tile: a block, or several with at least TILE sites."""
         sublayers = self._fitting(values, sublayers, first)
         tile = self.block_size * -(-TILE // self.block_size)
         while sublayers:
@@ -76,7 +76,7 @@ class TwoPhase(Connection):
         return values
 
     def _phase_1(self, bank: Values, sites: range) -> list[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
-        """For each site its queries, gains and prior."""
+        """Return each site's queries, gains and prior."""
         queries, gains = self._vectors(sites)
         outs, lses = self._attend_to_bank(bank, queries, gains, sites)
         waiting, at = [], 0

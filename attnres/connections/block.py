@@ -213,7 +213,8 @@ class Block(TwoPhase):
         # Not self.query[site]: 2 us, and longer where a sublayer has just filled the caches with its weights.
         queries, gains = own_parameters(self.query), own_parameters(self.gain)
         if self.options.reads == "one":
-            return [queries[str(site)] for site in sites], [gains[str(site)] for site in sites]  # type: ignore[return-value]
+            names = [str(site) for site in sites]
+            return [queries[name] for name in names], [gains[name] for name in names]  # type: ignore[return-value]
         reads = [(site, read) for site in sites for read in range(self._reads[site])]
         return [self._own(self.query, *read) for read in reads], [self._own(self.gain, *read) for read in reads]
 

@@ -26,8 +26,8 @@ class HAARES(Block):
     site (and read). The open block is read in the same way, its detail from the second half on: before, D is b. Of an
     odd block the first half is the longer one. The embedding has no detail. Values: the embedding, then b and d of each
     finished block by turns, then b and D of the open one.
-    Source: HAARES (2606.06564). Where neither its text at hand nor FRONTIER fixed it, chosen here: c_l = -2, learned;
-    the detail of an open block; the odd block.
+    Source: HAARES (2606.06564). Where its text did not fix it, chosen here: c_l = -2, learned; the
+    detail of an open block; the odd block.
     """
 
     def __init__(

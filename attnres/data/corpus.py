@@ -13,7 +13,7 @@ import numpy as np
 from attnres.data.bpe import learned_tokenizer, vocabulary_size
 from attnres.data.cache import cached_tokens
 from attnres.data.config import DataConfig
-from attnres.data.sources import open_documents
+from attnres.data.texts import open_documents
 from attnres.data.tokenizer import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
 from attnres.files import cache_folder
@@ -51,7 +51,7 @@ def open_corpus(
     """Open the corpus of a configuration: from the cache when it is there, whole and up to date, else built there.
 
     Whole documents are held out for validation, chosen by a hash of their text and the same for every tokenizer
-    (`split_documents`); in the sources of a package near-duplicates go the same way. Tokens lie in `config.cache`
+    (`split_documents`); in a package near-duplicates go the same way. Tokens lie in `config.cache`
     (default: `attnres.files.cache_folder`), in a folder named by the paths, sizes and times of the files (of a package
     by its version), the tokenizer and the validation fraction. Several processes may open the same corpus at once: one
     builds it, the others wait. A dataset on the hub is read once and then taken from the cache. One line is logged for
@@ -59,7 +59,7 @@ def open_corpus(
 
     Args:
         config: text, tokenizer, validation fraction and cache.
-        progress: called with (stage, done, total) of "tokenizing", "checking", "waiting" and "learning byte pairs of";
+        progress: called with (work, done, total) of "tokenizing", "checking", "waiting" and "learning byte pairs of";
             total is 0 where unknown.
         checked: another process of this machine has opened it just now: it is neither hashed nor warned of again.
 
@@ -67,7 +67,7 @@ def open_corpus(
         UsageError: there is no usable text.
         OSError: a full or read-only disk, with the file's name.
     """
-    report = progress or (lambda stage, done, total: None)
+    report = progress or (lambda work, done, total: None)
     root = Path(config.cache).expanduser() if config.cache else cache_folder()
     documents, size = open_documents(config, root), vocabulary_size(config.tokenizer)
     if size:

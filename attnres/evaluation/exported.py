@@ -1,4 +1,4 @@
-"""A GGUF file beside the model that it was made of: what llama.cpp predicts, and what we do."""
+"""A Kimi K3 model to export, and the GGUF file made of it beside it: what llama.cpp predicts, and what we do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,31 @@ import numpy as np
 import torch
 from torch.nn import functional as F
 
-from attnres.hf.k3 import KimiK3ForCausalLM
+from attnres.data import Tokenizer, load_tokenizer, open_corpus, validation_batches
+from attnres.errors import UsageError
+from attnres.hf.folder import read_config
+from attnres.hf.k3 import KimiK3ForCausalLM, from_transformer
 from attnres.hf.llamacpp import opened
+from attnres.texttable import TextTable
+from attnres.train import Run, load_run
+
+
+def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForCausalLM, Tokenizer | None]:
+    """Open a run of the backbone kimi_k3, or a Kimi K3 checkpoint: the run if it is one, the model, its tokenizer.
+
+    Raises UsageError where it is neither.
+    """
+    kind = read_config(folder).get("model_type") if (folder / "config.json").is_file() else None
+    if kind is None:
+        run = load_run(folder, best)
+        return run, from_transformer(run.model, run.tokenizer.end), run.tokenizer
+    if kind != "kimi_k3":
+        raise UsageError(
+            f"{folder} is a {kind}: llama.cpp has attention over depth in Kimi K3 alone; give a run with "
+            "--model.backbone kimi_k3 or a Kimi K3 checkpoint (for plain models llama.cpp has a converter of its own)"
+        )
+    tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer.json").is_file() else None
+    return None, KimiK3ForCausalLM.from_pretrained(folder), tokenizer
 
 
 @dataclass(frozen=True)
@@ -45,3 +68,16 @@ def compare_exported(
             largest = max(largest, (pair[0] - pair[1]).abs().max().item())
     tokens = sum(len(row) - 1 for row in sequences)
     return Agreement(tokens, ours / tokens, theirs / tokens, largest)
+
+
+def compare_on_run(run: Run, model: KimiK3ForCausalLM, file: Path, tokens: int) -> Agreement:
+    """Compare on so many tokens of the validation text of the run that the model comes from."""
+    batches = validation_batches(open_corpus(run.config.data), run.config.model.context, run.config.batch_size, tokens)
+    return compare_exported(model, file, batches)
+
+
+def agreement_table(file: Path, found: Agreement) -> TextTable:
+    losses = (f"{found.ours:.5f}", f"{found.theirs:.5f}", f"{found.theirs - found.ours:+.5f}")
+    columns = ("file", "loss here", "in llama.cpp", "difference", "largest difference of a logit")
+    note = f"Nats per token over {found.tokens:,} tokens of the run's validation text."
+    return TextTable("The file in llama.cpp", columns, ((file.name, *losses, f"{found.largest:.1e}"),), note)

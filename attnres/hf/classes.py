@@ -223,7 +223,8 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
     parts = zip(anatomy.layers, anatomy.codes, anatomy.first_sites, modules, strict=True)
     for layer, code, first, of_layer in parts:
         change_class(layer, attached_class(type(layer), Layer))
-        layer._decoder, layer._first_site, layer._code = (decoder,), first, with_reads(code, of_layer)  # type: ignore[assignment]
+        layer._decoder, layer._first_site = (decoder,), first  # type: ignore[assignment]
+        layer._code = with_reads(code, of_layer)  # type: ignore[assignment]
         for name, role in zip(of_layer, (Attention, MLP), strict=False):
             if name is not None:
                 part = getattr(layer, name)
@@ -231,7 +232,7 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
 
 
 def _modules_with_reads(anatomy: Anatomy, connection: Connection) -> list[list[str | None]]:
-    """For each layer the name of the module in each sublayer that reads several mixtures, and None for the others.
+    """Name, for each layer, the module in each sublayer that reads several mixtures; None stands for the others.
 
     Raises UsageError if they cannot.
     """

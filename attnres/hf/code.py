@@ -127,12 +127,12 @@ class _Cut:
 
     def __init__(self, layer: nn.Module) -> None:
         self.home = type(layer)
-        source = code_of(self.home.forward)  # type: ignore[attr-defined]
-        scope = scope_of(layer, source)
+        code = code_of(self.home.forward)  # type: ignore[attr-defined]
+        scope = scope_of(layer, code)
         self.reader = Reader(scope)
-        self.tree, (_, self.stream, *self.parameters) = source.tree, source.arguments
+        self.tree, (_, self.stream, *self.parameters) = code.tree, code.arguments
         self.reader.kinds[self.stream] = Kind.STREAM
-        self.statements = [_plain(statement) for statement in decided(source.body, scope)]
+        self.statements = [_plain(statement) for statement in decided(code.body, scope)]
         self.end = self.statements.pop()
         self.returned, self.beside = self._returned()
         self.absent: list[str] = []

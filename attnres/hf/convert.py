@@ -38,25 +38,25 @@ class Conversion:
     tensors: tuple[str, ...]
     """Names of the connection's tensors."""
     upgraded: bool
-    """Whether the source had them already."""
+    """Whether the checkpoint had them already."""
     difference: float
-    """Largest difference of a logit to the source's, in units of the largest logit."""
+    """Largest difference of a logit to the checkpoint's, in units of the largest logit."""
 
 
 def convert(
-    source: str | Path,
+    plain: str | Path,
     target: str | Path,
     connection: str | None = None,
     lossy: bool = False,
     step: Callable[[str], object] = lambda text: None,
 ) -> Conversion:
-    """Write a folder that loads by itself, with the weights of `source` and a connection.
+    """Write a folder that loads by itself, with the weights of `plain` and a connection.
 
-    Before `target` appears it is loaded and must give the source's logits on random tokens in float32, unless lossy.
+    Before `target` appears it is loaded and must give its logits on random tokens in float32, unless lossy.
     Tokenizer and other files are copied.
 
     Args:
-        source: folder of a plain transformers checkpoint, or of an attached model that an earlier version saved, which
+        plain: folder of a plain transformers checkpoint, or of an attached model that an earlier version saved, which
             `AutoModelForCausalLM` takes for a plain one: this keeps its connection and all tensors.
         target: a folder that does not exist yet; it appears whole or not at all.
         connection: as for `attach`; "block" if None.
@@ -66,27 +66,27 @@ def convert(
     Raises:
         UsageError: a checkpoint or connection that does not fit, or logits that differ.
     """
-    source, target = Path(source), Path(target)
+    plain, target = Path(plain), Path(target)
     if target.exists():
         raise UsageError(f"{target} exists; give a new folder")
-    entries = read_config(source)
+    entries = read_config(plain)
     if loads_by_itself(entries):
-        raise UsageError(f"{source} has a connection already, and loads by itself; give the plain checkpoint")
+        raise UsageError(f"{plain} has a connection already, and loads by itself; give the plain checkpoint")
     if RECORD in entries and connection is not None:
-        raise UsageError(f"{source} has a connection already; leave out {connection}, or give the plain checkpoint")
+        raise UsageError(f"{plain} has a connection already; leave out {connection}, or give the plain checkpoint")
     with new_folder(target) as partial:
         step("reading the checkpoint")
         if RECORD in entries:
-            model = load(source, dtype="auto")
+            model = load(plain, dtype="auto")
             expected = _logits(model)
         else:
-            model = load_plain(source, dtype="auto")
+            model = load_plain(plain, dtype="auto")
             expected = _logits(model)
             step("attaching the connection")
             attach(model, connection or "block")
         step("writing")
-        model.save_pretrained(partial, max_shard_size=_shard_size(source))
-        _copy_other_files(source, partial)
+        model.save_pretrained(partial, max_shard_size=_shard_size(plain))
+        _copy_other_files(plain, partial)
         names = tuple(name for name in model.state_dict() if ".connection." in f".{name}")
         added = sum(p.numel() for p in connection_of(model).parameters())
         parameters = sum(p.numel() for p in model.parameters()) - added
@@ -117,13 +117,13 @@ def _logits(model: Any) -> torch.Tensor:
     return logits
 
 
-def _shard_size(source: Path) -> int:
-    """Files no larger than the source's largest: its owner chose that size."""
-    return max(math.ceil(1.01 * file.stat().st_size) for file in weight_files(source)) + 2**20
+def _shard_size(plain: Path) -> int:
+    """Files no larger than the checkpoint's largest: its owner chose that size."""
+    return max(math.ceil(1.01 * file.stat().st_size) for file in weight_files(plain)) + 2**20
 
 
-def _copy_other_files(source: Path, target: Path) -> None:
-    for file in source.iterdir():
+def _copy_other_files(plain: Path, target: Path) -> None:
+    for file in plain.iterdir():
         weights = file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
         if file.is_file() and not weights and not (target / file.name).exists():
             shutil.copy2(file, target)

@@ -134,7 +134,8 @@ def gguf_tensors(model: KimiK3ForCausalLM) -> Iterator[tuple[str, Tensor]]:
                 yield f"blk.{layer}.{suffix}", stored
     if model.config.attn_res_block_size is None:
         return
-    *sites, readout = zip(model.model.connection.query, model.model.connection.gain, strict=True)  # type: ignore[arg-type]
+    connection: Any = model.model.connection
+    *sites, readout = zip(connection.query, connection.gain, strict=True)
     for site, (query, gain) in enumerate(sites):
         layer, half = divmod(site, 2)
         yield f"blk.{layer}.{('attn', 'ffn')[half]}_res_score.weight", (query * gain).detach()

@@ -169,15 +169,15 @@ def opened(path: str | Path, context: int = 4096, threads: int = 1) -> Iterator[
         library.llama_model_free(model)
 
 
-def quantize(source: str | Path, target: str | Path, kind: str, threads: int = 1) -> None:
+def quantize(file: str | Path, target: str | Path, kind: str, threads: int = 1) -> None:
     """Write the model of a GGUF file with its matrices in another type, one of `QUANTISED`."""
     library = load_library()
     said.clear()
     params = library.llama_model_quantize_default_params()
     params.ftype, params.nthread = QUANTISED[kind], threads
     with replacement(Path(target)) as partial:
-        if library.llama_model_quantize(os.fsencode(source), os.fsencode(partial), ctypes.byref(params)):
-            raise UsageError(f"llama.cpp cannot make {kind} of {source}: {_reason()}")
+        if library.llama_model_quantize(os.fsencode(file), os.fsencode(partial), ctypes.byref(params)):
+            raise UsageError(f"llama.cpp cannot make {kind} of {file}: {_reason()}")
 
 
 said: list[str] = []

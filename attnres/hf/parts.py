@@ -93,7 +93,7 @@ class Layer(nn.Module):
     def _recomputed(
         self, values: Values, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Values, tuple[Any, ...]]:
-        """As transformers' GradientCheckpointingLayer does it, but with every value an argument: reentrant
+        """Recompute as transformers' GradientCheckpointingLayer does, but with every value an argument: reentrant
         checkpointing loses, in silence, the gradient of a tensor inside a tuple."""
         arguments = {**dict(zip(self._code.parameters, args, strict=False)), **kwargs}
         cached: dict[str, Any] = {

@@ -39,11 +39,11 @@ def experiments() -> dict[str, Experiment[Any, Any, Any]]:
 def experiment_commands() -> dict[str, str]:
     """Each experiment's command and the experiment's name.
 
-    Read off the sources: importing an experiment would import torch, for which `attnres --help` should not wait.
+    Read off the files: importing an experiment would import torch, for which `attnres --help` should not wait.
     """
     commands = {}
     for name in experiment_names():
-        tree = ast.parse(experiment_source(name))
+        tree = ast.parse(experiment_text(name))
         given = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "command"]
         if len(given) != 1 or not isinstance(given[0], ast.Constant):
             raise UsageError(f"the experiment {name!r} must give its command once and as text: command='..'")
@@ -51,7 +51,7 @@ def experiment_commands() -> dict[str, str]:
     return commands
 
 
-def experiment_source(name: str) -> str:
+def experiment_text(name: str) -> str:
     """The text of the experiment's `__init__.py`."""
     spec = importlib.util.find_spec(f"{__name__}.{name}")
     if spec is None or spec.origin is None:

@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import threading
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 
 from attnres.errors import UsageError
 from attnres.look.messages import Progress
 from attnres.look.subject import RunSubject, Subject
+from attnres.train import RunConfig
 from attnres.train.sweep import Job, JobState, default_workers, require_done, run_jobs
 
 POLL_SECONDS = 0.3
+
+PAIR = ("residual", "block")
+PAIR_FOLDER = Path("runs") / "look"
+
+
+def pair_of(config: RunConfig) -> list[Job]:
+    """The runs of a plain residual and a Block, with checkpoints close enough to walk through the training."""
+    config = dataclasses.replace(config, save_every=20, keep=8)
+    models = {name: dataclasses.replace(config.model, connection=name) for name in PAIR}
+    return [Job(name, dataclasses.replace(config, model=models[name]), PAIR_FOLDER / name) for name in PAIR]
 
 
 class Preparation:

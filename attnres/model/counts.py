@@ -25,7 +25,7 @@ class ParameterCounts:
 
     @property
     def active_without_embedding(self) -> int:
-        """As the field counts activated parameters: embedding and head left out."""
+        """The activated parameters as the field counts them: embedding and head left out."""
         return self.active - self.embedding
 
 

@@ -108,8 +108,8 @@ def compiler() -> str:
 
 def library_name(target: str, *built_with: str) -> str:
     """A file name for the compiled kernel, of all that it depends on."""
-    sources = [path.read_text() for path in sorted(SOURCE.parent.iterdir()) if path.suffix in KERNEL_SOURCES]
-    parts = [*sources, " ".join(FLAGS), torch.__version__, platform.machine(), *built_with]
+    texts = [path.read_text() for path in sorted(SOURCE.parent.iterdir()) if path.suffix in KERNEL_SOURCES]
+    parts = [*texts, " ".join(FLAGS), torch.__version__, platform.machine(), *built_with]
     return f"attend-{target}-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:20]}.so"
 
 

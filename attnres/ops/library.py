@@ -200,7 +200,7 @@ def _attend_backward_autograd(*arguments):
         with AutoDispatchBelowAutograd():
             return attend_backward(*arguments)
     with enable_single_level_autograd_function():
-        flat = _AttendBackward.apply(tuple(map(len, groups)), scale, *tensors)  # pyright: ignore[reportAttributeAccessIssue]
+        flat = _AttendBackward.apply(tuple(map(len, groups)), scale, *tensors)  # type: ignore[attr-defined]
     _, _, sources, queries, gains, _, _, prior, _ = groups
     return tuple(_split(flat, (len(sources), len(queries), len(gains), 2 * len(prior[: len(queries)]))))
 

@@ -25,7 +25,7 @@ class ChunkModel(Transformer):
     plan: ChunkPlan
     autocast: torch.dtype | None = None
 
-    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def forward(self, *inputs: Tensor) -> Tensor | tuple[Tensor, ...]:  # type: ignore[override]
         """The chunk's inputs (for the first: tokens [batch, time]) -> what it makes (the last: logits)."""
         sites = self.plan.sites
         time = inputs[0].shape[1]  # of tokens and of all values: [batch, time, ...]

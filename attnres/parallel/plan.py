@@ -133,7 +133,7 @@ def plan(
     cache: bool = True,
     rank_of: Sequence[int] | None = None,
 ) -> list[ChunkPlan]:
-    """For each chunk what it reads, makes, receives, sends and may forget.
+    """Decide what each chunk reads, makes, receives, sends and may forget.
 
     Args:
         values: `Trace.values`.

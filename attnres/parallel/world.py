@@ -269,7 +269,7 @@ def _not_met(error: BaseException, rank: int, size: int, seconds: float) -> str:
 
 @cache
 def code_digest(root: Path = Path(__file__).parents[1]) -> str:
-    """The version and a hash of the sources of this package that decide a result, as they lie on this machine."""
+    """The version and a hash of the files of this package that decide a result, as they lie on this machine."""
     digest = hashlib.sha256()
     for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", *KERNEL_SOURCES)):
         digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
@@ -298,5 +298,5 @@ def _is_lost(error: BaseException) -> bool:
 
 
 def _heard(error: BaseException) -> str:
-    """What gloo, NCCL or the store says, without where in its source it was and without its advice."""
+    """What gloo, NCCL or the store says, without the line of code and without its advice."""
     return re.sub(r"^\[/[^]]*\] *", "", first_line(error)).split(". ")[0][:160]

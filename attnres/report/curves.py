@@ -69,5 +69,5 @@ def _panel(axes: Axes, axis: str, points: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    source, target = map(Path, sys.argv[1:])
-    print(draw_curves(json.loads(source.read_text())["rows"], target))
+    record, target = map(Path, sys.argv[1:])
+    print(draw_curves(json.loads(record.read_text())["rows"], target))

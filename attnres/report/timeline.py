@@ -53,14 +53,14 @@ def _draw(axes: Axes, timeline: Timeline, virtual: int) -> None:
             [(0, 1e3 * timeline.seconds)], (rank - 0.4, 0.8), facecolor="white", edgecolor=INK, linewidth=0.6
         )
         for kind, colour in COLOURS.items():
-            for stage in range(virtual):
+            for turn in range(virtual):
                 bars = [
                     (1e3 * span.start, 1e3 * (span.end - span.start))
                     for span in spans
-                    if span.action.kind == kind and span.action.chunk // pipeline == stage
+                    if span.action.kind == kind and span.action.chunk // pipeline == turn
                 ]
                 if bars:
-                    shade = _darker(colour, 0.45 * stage / max(1, virtual - 1))
+                    shade = _darker(colour, 0.45 * turn / max(1, virtual - 1))
                     axes.broken_barh(bars, (rank - 0.4, 0.8), facecolor=shade, edgecolor="white", linewidth=0.2)
     axes.set_ylim(pipeline - 0.4, -0.6)
     axes.set_yticks(range(pipeline), [f"rank {rank}" for rank in range(pipeline)])

@@ -11,6 +11,7 @@ steps-N/         the end of the run of N steps that this one began as
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -40,6 +41,13 @@ OWN = (".lock", TOKENIZER, "checkpoints")
 
 FREE_FIELDS = ("device", "save_every", "keep", "tensorboard", "data.cache")
 """What may change when a run goes on: it decides where and how often something is written, not the weights."""
+
+
+def default_folder(config: RunConfig) -> Path:
+    """A folder of its own for every configuration, so that the same command finds its run again."""
+    model, (name, _) = config.model, parse_connection(config.model.connection)
+    digest = hashlib.sha256(json.dumps(config_to_json(config), sort_keys=True).encode()).hexdigest()[:6]
+    return Path("runs") / f"{Path(name).name.replace(':', '-')}-{model.layers}x{model.dim}-seed{config.seed}-{digest}"
 
 
 class RunFolder:
@@ -272,11 +280,11 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this package's source, with `-dirty` behind it if files have changed; None if not from git."""
-    source = Path(__file__).parent
+    """The commit of this package, with `-dirty` behind it if files have changed; None if not from git."""
+    package = Path(__file__).parent
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(source), *arguments]
+        command = ["git", "-C", str(package), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:

@@ -213,7 +213,7 @@ class Trainer:
         self.step = state["step"]
 
     def _names(self) -> list[list[str]]:
-        """For each optimizer the names of its parameters, in its own order."""
+        """The names of each optimizer's parameters, in its own order."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         return [[names[p] for group in o.param_groups for p in group["params"]] for o in self.optimizers]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -39,7 +40,8 @@ def test_only_seeds_that_both_have_are_paired():
 def test_p_values_are_paired_and_corrected_together():
     losses = {"a": [2.0, 3.0, 4.0], "b": [1.9, 2.8, 3.7], "c": [2.1, 2.9, 4.2]}
     rows = compare_arms({arm: {s: summary(x) for s, x in enumerate(of)} for arm, of in losses.items()}, "a")
-    by_scipy = [float(stats.ttest_rel(losses[arm], losses["a"]).pvalue) for arm in ("b", "c")]  # type: ignore[attr-defined]
+    tests: list[Any] = [stats.ttest_rel(losses[arm], losses["a"]) for arm in ("b", "c")]
+    by_scipy = [float(test.pvalue) for test in tests]
     assert rows[0].p_value is None and rows[0].differences == {}
     assert rows[1].p_value == pytest.approx(min(1, 2 * by_scipy[0])) and rows[1].differences[2] == pytest.approx(-0.3)
     assert rows[2].p_value == pytest.approx(max(by_scipy[1], rows[1].p_value))

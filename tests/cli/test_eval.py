@@ -40,7 +40,14 @@ def test_a_run_beside_its_twin(attnres, run, plain_run, tasks, tmp_path):  # noq
         (["RUN", "--tasks", "TASK", "--out", "."], "--out .: it is a folder"),
     ],
 )
-def test_bad_input_is_one_line_before_anything_is_scored(arguments, message, run, tasks, capsys, monkeypatch):  # noqa: F811
+def test_bad_input_is_one_line_before_anything_is_scored(
+    arguments,
+    message,
+    run,  # noqa: F811
+    tasks,  # noqa: F811
+    capsys,
+    monkeypatch,
+):
     monkeypatch.setattr("attnres.cli.eval.evaluate_model", lambda *_: pytest.fail("it was scored"))
     names = {"RUN": str(run), "TASK": str(tasks["choice"])}
     assert main(["eval", *(names.get(argument, argument) for argument in arguments)]) == 2

@@ -11,7 +11,7 @@ import pytest
 
 from attnres.data import DataConfig, in_bits, open_corpus, tokenizer_from_json
 from attnres.errors import UsageError
-from tests.data.test_corpus import documents_of
+from tests.data.text import documents_of
 
 
 @pytest.fixture

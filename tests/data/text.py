@@ -1,9 +1,10 @@
-"""Small texts and a tokenizer trained on them."""
+"""Small texts, a tokenizer trained on them, and what a corpus of bytes made of them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import tokenizers
 
 TEXT = "def depth(x):\n    return sum(x)  # é€😀\n" * 20
@@ -31,3 +32,7 @@ def write_documents(folder: Path, count: int = 40) -> list[str]:
     for i, text in enumerate(texts):
         (folder / f"{i:03}.txt").write_text(text, encoding="utf-8")
     return texts
+
+
+def documents_of(tokens: np.ndarray) -> list[str]:
+    return [text.decode() for text in tokens.tobytes().split(b"\0")[:-1]]

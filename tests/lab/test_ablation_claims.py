@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from scipy import stats
 
@@ -56,7 +58,8 @@ def test_claims_are_read_from_paired_corrected_tests():
         ("full", "mhc"),
         ("mhc", "residual"),
     ]
-    expected = holm([float(stats.ttest_rel(LOSSES[a], LOSSES[b]).pvalue) for a, b in pairs])  # type: ignore[attr-defined]
+    tests: list[Any] = [stats.ttest_rel(LOSSES[a], LOSSES[b]) for a, b in pairs]
+    expected = holm([float(test.pvalue) for test in tests])
     for verdict, p_value in zip(found, expected, strict=True):
         differences = [a - b for a, b in zip(LOSSES[verdict.better], LOSSES[verdict.other], strict=True)]
         assert verdict.difference == pytest.approx(sum(differences) / 4)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -14,6 +15,8 @@ EPS = 1e-6
 
 FUSED = "triton" if os.environ.get("TRITON_INTERPRET") == "1" else "cpu"
 """The backend of this process. `test_triton.py` runs the operators' tests again, under Triton's interpreter."""
+
+both_backends = pytest.mark.parametrize("backend", ["reference", FUSED])
 
 BF16_ROUNDING = 4e-3 if FUSED == "cpu" else 8e-3  # the interpreter cuts off where a GPU rounds
 

@@ -174,9 +174,8 @@ def test_narrower_vectors_are_right(march):
     assert subprocess.run(command, env=environment, capture_output=True, text=True).stdout.strip() == LANES[march]
     cases = "cpu and (any_dim or any_mix or attend_blocks or two_phases or one_rounding or bad_values or empty)"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", cases]
-    run = subprocess.run(
-        [*command, here / "test_operators.py"], env=environment, cwd=here.parent.parent, capture_output=True, text=True
-    )
+    files = [here / "test_operators.py", here / "test_attend_and_merge.py"]
+    run = subprocess.run([*command, *files], env=environment, cwd=here.parent.parent, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-3000:]
 
 

@@ -8,10 +8,9 @@ from torch.autograd import forward_ad
 
 from attnres.errors import UsageError
 from attnres.ops import add_normalised, normalised, operators
-from tests.ops.cases import EPS, FUSED, assert_near, in_double, make_sources, value_and_gradients
+from tests.ops.cases import EPS, FUSED, assert_near, both_backends, in_double, make_sources, value_and_gradients
 
 F32, BF16 = torch.float32, torch.bfloat16
-both_backends = pytest.mark.parametrize("backend", ["reference", FUSED])
 
 
 def exact(y, total=0.0):

@@ -23,7 +23,7 @@ here = Path(__file__).parent
 
 @pytest.mark.skipif(FUSED == "triton", reason="this is the run under the interpreter")
 def test_every_operator_test_passes_in_the_interpreter():
-    files = [here / "test_operators.py", here / "test_normalised.py"]
+    files = [here / f"test_{name}.py" for name in ("operators", "attend_and_merge", "normalised")]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-k", "triton", "-p", "no:cacheprovider", *files],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},

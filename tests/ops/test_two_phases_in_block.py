@@ -83,7 +83,11 @@ def test_the_bank_is_read_once_per_tile(monkeypatch):
     """The point of it: as many reads of finished blocks as there are tiles, and not as there are sites."""
     connection, sublayers = make_connection("full", dim=DIM, sites=SITES), make_sublayers(DIM, SITES)
     reads = []
-    counted = lambda sources, *rest, **more: (reads.append(len(sources)), attend(sources, *rest, **more))[1]  # noqa: E731
+
+    def counted(sources, *rest, **more):
+        reads.append(len(sources))
+        return attend(sources, *rest, **more)
+
     for module in (block, _two_phase):
         monkeypatch.setattr(module, "attend", counted)
     connection.run(connection.start(torch.randn(9, DIM)), sublayers)

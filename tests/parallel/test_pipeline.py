@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import zlib
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import cache as remember
+from dataclasses import replace
 from itertools import chain
-from typing import Any
 
 import pytest
 import torch
@@ -17,13 +14,22 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnres.connections import canonical_connection, connection_names
+from attnres.connections import connection_names
 from attnres.errors import UsageError
-from attnres.model import Transformer, TransformerConfig
-from attnres.parallel.pipeline import Pipeline
+from attnres.model import Transformer
+from tests.parallel.cases import (
+    BATCH,
+    CONTEXT,
+    DIM,
+    SEED,
+    Case,
+    compare,
+    make_pipeline,
+    randomise_connection,
+    reference,
+    run_case,
+)
 from tests.parallel.ranks import Ranks
-
-SEED, BATCH, CONTEXT, DIM = 3, 2, 6, 12
 
 
 @pytest.fixture(scope="module")
@@ -31,165 +37,6 @@ def ranks(tmp_path_factory):
     pool = Ranks(4, tmp_path_factory.mktemp("ranks"))
     yield pool
     pool.stop()
-
-
-@dataclass(frozen=True)
-class Case:
-    ranks: int
-    virtual: int = 1
-    schedule: str = "1f1b"
-    micro_batches: int = 4
-    connection: str = "block"
-    options: tuple[tuple[str, Any], ...] = ()
-    layers: int = 5
-    cache: bool = True
-    checkpointing: bool = False
-    cuts: tuple[int, ...] | None = None
-    dtype: torch.dtype = torch.float64
-    precision: torch.dtype | None = None
-    steps: int = 1
-    """Steps whose gradients add up: the second must not see anything of the first."""
-
-    @property
-    def config(self) -> TransformerConfig:
-        return TransformerConfig(
-            vocab_size=11,
-            dim=DIM,
-            layers=self.layers,
-            heads=2,
-            context=CONTEXT,
-            connection=canonical_connection(self.connection, **dict(self.options)),
-        )
-
-    def batches(self, step: int) -> list[Tensor]:
-        generator = torch.Generator().manual_seed(step)
-        shape = (BATCH, CONTEXT + 1 - step % 2)  # an odd step is one token shorter
-        return [torch.randint(0, 11, shape, generator=generator) for _ in range(self.micro_batches)]
-
-
-@dataclass
-class Outcome:
-    """What one rank has to show."""
-
-    losses: list[float]
-    gradients: dict[str, Tensor | None]
-    sent: Counter[tuple[int, str]]
-    wire: int
-    """Bytes that went through torch.distributed.isend, whoever called it."""
-    cache_bytes: int
-    cache_peak: int
-
-
-def randomise_connection(model: Transformer | Pipeline) -> None:
-    """Zero starts hide terms. By name, so that it does not matter which rank has the parameter."""
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name.startswith("connection."):
-                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-
-
-def make_pipeline(group: dist.ProcessGroup, case: Case) -> Pipeline:
-    torch.set_default_dtype(case.dtype)
-    pipeline = Pipeline(
-        case.config,
-        SEED,
-        micro_batches=case.micro_batches,
-        group=group,
-        virtual=case.virtual,
-        schedule=case.schedule,
-        cache=case.cache,
-        cuts=case.cuts,
-        precision=case.precision,
-        checkpointing=case.checkpointing,
-    )
-    randomise_connection(pipeline)
-    return pipeline
-
-
-class Wire:
-    """Counts what goes through isend, below anything of ours."""
-
-    def __enter__(self) -> Wire:
-        self.bytes, self.original = 0, dist.isend
-
-        def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.bytes += tensor.nbytes
-            return self.original(tensor, *args, **kwargs)
-
-        # P2POp compares with the one, torch's schedules take the other.
-        dist.isend = dist.distributed_c10d.isend = counted
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        dist.isend = dist.distributed_c10d.isend = self.original
-
-
-def run_case(group: dist.ProcessGroup, case: Case) -> Outcome:
-    pipeline = make_pipeline(group, case)
-    losses = [pipeline.forward_backward(case.batches(step)) for step in range(case.steps - 1)]
-    pipeline.traffic.clear()  # torch's own first sends are over
-    pipeline.cache.peak_bytes = 0
-    if case.steps == 1:
-        losses = [pipeline.forward_backward(case.batches(0))]
-        wire = -1
-    else:
-        with Wire() as counter:
-            losses.append(pipeline.forward_backward(case.batches(case.steps - 1)))
-        wire = counter.bytes
-    gradients = {name: parameter.grad for name, parameter in pipeline.named_parameters()}
-    return Outcome(losses, gradients, pipeline.traffic, wire, pipeline.cache.bytes, pipeline.cache.peak_bytes)
-
-
-@remember
-def one_process(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
-    torch.set_default_dtype(case.dtype)
-    try:
-        model = Transformer(case.config, SEED)
-        randomise_connection(model)
-        losses = []
-        for step in range(case.steps):
-            total = 0.0
-            for tokens in case.batches(step):
-                with torch.autocast("cpu", case.precision, enabled=case.precision is not None):
-                    logits = model(tokens[:, :-1]).flatten(0, 1)
-                    loss = F.cross_entropy(logits, tokens[:, 1:].flatten(), reduction="none").mean()
-                    loss = loss / case.micro_batches
-                loss.backward()
-                total += loss.item()
-            losses.append(total)
-        return losses, {name: parameter.grad for name, parameter in model.named_parameters()}
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-def reference(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
-    """Of all that cuts the same model in other ways there is one."""
-    plain = replace(case, ranks=1, virtual=1, schedule="", cache=True, checkpointing=False, cuts=None)
-    return one_process(plain)
-
-
-def compare(case: Case, outcomes: list[Outcome], tolerance: float) -> None:
-    """Every gradient within the tolerance of its own largest element; nothing missing, nothing left in a cache.
-
-    The floor is for gradients that cancel: h is one source at site 0, and the norm behind it does not feel its scale.
-    """
-    losses, gradients = reference(case)
-    floor = 1e-6 * max(gradient.abs().max().item() for gradient in gradients.values() if gradient is not None)
-    for outcome in outcomes:
-        assert outcome.losses == pytest.approx(losses, rel=max(tolerance, 1e-15))
-        assert outcome.cache_bytes == 0
-    found: dict[str, Tensor | None] = {}
-    for outcome in outcomes:
-        assert not found.keys() & outcome.gradients.keys()
-        found |= outcome.gradients
-    assert found.keys() == gradients.keys()
-    for name, expected in gradients.items():
-        gradient = found[name]
-        assert (gradient is None) == (expected is None), name
-        if gradient is not None and expected is not None:
-            difference = (gradient - expected).abs().max().item()
-            assert difference <= tolerance * max(expected.abs().max().item(), floor), f"{name}: {difference}"
 
 
 LAYOUTS = [
@@ -227,6 +74,8 @@ def test_options_of_attnres_under_zero_bubble(ranks, options):
 
 
 GRID = [(P, V, True) for P in (1, 2, 3, 4) for V in (1, 2, 3, 4)]
+
+
 NAIVE = [(1, 2, False), (2, 1, False), (2, 3, False), (3, 2, False), (4, 4, False)]
 
 

@@ -1,5 +1,7 @@
 """A corpus and a model small enough that a whole run takes a fraction of a second."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,9 +9,11 @@ import pytest
 
 from attnres.data.config import DataConfig
 from attnres.model import TransformerConfig
-from attnres.train import OptimizerConfig, RunConfig
+from attnres.train import OptimizerConfig, RunConfig, read_metrics
+from tests.parallel.ranks import Ranks
 
 TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
+TIMING = ("tokens_per_second", "step_seconds")
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +41,41 @@ def make_config(data) -> Callable[..., RunConfig]:
     return make
 
 
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))
+    yield ranks
+    ranks.stop()
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    ranks = Ranks(2, tmp_path_factory.mktemp("pair"))
+    yield ranks
+    ranks.stop()
+
+
 def weights(folder: Path, step: int) -> bytes:
     """Bit-equal weights and optimizer state are equal files."""
     checkpoint = folder / "checkpoints" / f"step-{step:08d}"
     return (checkpoint / "model.safetensors").read_bytes() + (checkpoint / "optimizer.safetensors").read_bytes()
+
+
+def results(folder: Path) -> list[dict]:
+    """The metrics without what a clock decides, and without the pace, which every stop adds a record of."""
+    records = [record for record in read_metrics(folder / "metrics.jsonl") if record["kind"] != "processes"]
+    return [{k: v for k, v in record.items() if k not in TIMING} for record in records]
+
+
+def steps_on_disk(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
+
+
+def stop_at(step: int, number: int = signal.SIGINT):
+    """A listener that sends this process a signal while the given step is reported."""
+
+    def listen(event):
+        if event["kind"] == "train" and event["step"] == step:
+            os.kill(os.getpid(), number)
+
+    return listen

@@ -9,8 +9,7 @@ import pytest
 from attnres.errors import UsageError
 from attnres.train import checkpoint as checkpoint_module
 from attnres.train import load_run, train
-from tests.train.conftest import weights
-from tests.train.test_loop import results, steps_on_disk
+from tests.train.conftest import results, steps_on_disk, weights
 
 
 class Crash(BaseException):

@@ -1,20 +1,14 @@
-"""Several processes against one: the same losses, the same weights, the same files."""
+"""Several processes against one: the same losses, the same weights."""
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from attnres.data import open_corpus
-from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
-from attnres.train import load_run
-from attnres.train.checkpoint import Checkpoint, Checkpoints
-from attnres.train.trainer import Trainer
 from tests.model.test_backbones import config_of
-from tests.parallel.ranks import Ranks
+from tests.train.many import contents, go, make_trainer
 
 LAYOUTS = {
     "shard 4": Layout(shard=4),
@@ -27,55 +21,6 @@ LAYOUTS = {
     "zero bubble 2 x 2, replicate 2": Layout(pipeline=2, virtual=2, replicate=2, shard=1, schedule="zero-bubble"),
     "pipeline 2 x 2 without cache, shard 2": Layout(pipeline=2, virtual=2, shard=2, cache="off"),
 }
-
-
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))
-    yield ranks
-    ranks.stop()
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    ranks = Ranks(2, tmp_path_factory.mktemp("pair"))
-    yield ranks
-    ranks.stop()
-
-
-def make_trainer(config, layout=None):
-    """In a test's own process the trainer of one; in one of `Ranks` that of all of them."""
-    corpus = open_corpus(config.data)
-    if layout is None:
-        return Trainer(config, corpus)
-    import torch.distributed as dist
-
-    from attnres.parallel.world import ManyProcesses
-    from attnres.train.distributed import DistributedTrainer
-
-    world = ManyProcesses(layout, torch.device("cpu"), dist.get_rank(), dist.get_world_size())
-    return DistributedTrainer(config, corpus, world)
-
-
-def go(_group, config, layout, steps, start=None, save=None):
-    """Start, or go on from a checkpoint, for some steps; save. Returns losses and norms, and the validation loss."""
-    trainer = make_trainer(config, layout)
-    if start is not None:
-        trainer.load(Checkpoint(start))
-    records = [trainer.train_step() for _ in range(steps)]
-    loss = trainer.evaluate()
-    if save is not None:
-        state = {**trainer.state(), "validation_loss": loss, "peak_memory_bytes": 0}
-        trainer.checkpoints(Path(save)).save(trainer.step, *trainer.tensors(), state)
-    return [(r["loss"], r["grad_norm"]) for r in records], loss, trainer.parameters
-
-
-def contents(folder: Path, step: int) -> dict[str, torch.Tensor]:
-    path = folder / f"step-{step:08d}"
-    assert Checkpoint(path).damage() is None
-    tensors = {**load_file(path / "model.safetensors"), **load_file(path / "optimizer.safetensors")}
-    # A count that several processes wrote has an axis of length one.
-    return {name: tensor.reshape(()) if name.endswith("/step") else tensor for name, tensor in tensors.items()}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
@@ -149,46 +94,6 @@ def test_bfloat16_is_close(make_config, ranks):
         assert validation == pytest.approx(expected[1], rel=5e-3)
 
 
-def test_a_run_goes_on_with_fewer_processes(make_config, ranks, pair, tmp_path):
-    config = make_config(batch_size=4, accumulate=4, steps=12, model={"layers": 4}, optimizer={"hidden": "adamw"})
-    ranks.run(go, config, Layout(pipeline=2, virtual=2, shard=2), 3, None, tmp_path, ranks=4)
-    place = tmp_path / "step-00000003"
-    straight = torch.tensor(go(None, config, None, 7)[0][3:])
-    for went_on in (
-        go(None, config, None, 4, place),
-        pair.run(go, config, Layout(shard=2), 4, place, ranks=2)[0],
-        pair.run(go, config, Layout(pipeline=2, shard=1), 4, place, ranks=2)[0],
-    ):
-        torch.testing.assert_close(torch.tensor(went_on[0]), straight, rtol=5e-6, atol=1e-6)
-
-
-def test_a_checkpoint_goes_from_layout_to_layout_bit_for_bit(make_config, ranks, pair, tmp_path):
-    """4 processes -> 2 -> 1 -> 4: loading and saving again changes no bit, and training goes on."""
-    config = make_config(batch_size=4, accumulate=4, steps=12, model={"layers": 4})
-    many = Layout(pipeline=2, virtual=2, shard=2)
-    first = ranks.run(go, config, many, 3, None, tmp_path / "four", ranks=4)
-    saved = contents(tmp_path / "four", 3)
-    place = tmp_path / "four" / "step-00000003"
-    others = {
-        "two in a pipeline": lambda to: pair.run(go, config, Layout(pipeline=2, shard=1), 0, place, to, ranks=2),
-        "two shards": lambda to: pair.run(go, config, Layout(shard=2), 0, place, to, ranks=2),
-        "one": lambda to: [go(None, config, None, 0, place, to)],
-        "four shards": lambda to: ranks.run(go, config, Layout(shard=4), 0, place, to, ranks=4),
-        "four stages": lambda to: ranks.run(go, config, Layout(pipeline=4, shard=1), 0, place, to, ranks=4),
-    }
-    for name, again in others.items():
-        for _, validation, _ in again(tmp_path / name):
-            assert validation == pytest.approx(first[0][1], rel=1e-6)
-        loaded = contents(tmp_path / name, 3)
-        assert loaded.keys() - {"rng/cpu"} == saved.keys()
-        assert all(torch.equal(loaded[key], saved[key]) for key in saved), name
-    # The same layout goes on to the same bits.
-    ranks.run(go, config, many, 5, None, tmp_path / "whole", ranks=4)
-    ranks.run(go, config, many, 2, place, tmp_path / "parts", ranks=4)
-    whole, parts = contents(tmp_path / "whole", 5), contents(tmp_path / "parts", 5)
-    assert all(torch.equal(whole[key], parts[key]) for key in whole)
-
-
 def collectives_of_a_step(_group, config, layout):
     """How often this process takes part in each kind of collective: what the dispatcher sees of c10d."""
     from attnres.torch_private import TorchDispatchMode
@@ -210,6 +115,8 @@ def collectives_of_a_step(_group, config, layout):
 
 
 SUBLAYERS = 8
+
+
 LOSS = 1
 
 
@@ -281,95 +188,6 @@ def test_a_process_reads_and_computes_its_share(make_config, ranks, layout):
     assert sum(counted) == pytest.approx(operations)
 
 
-def save_apart(group, config, folders):
-    """Save where each process has a folder of its own, as if one path were on a disk of each; what it raises."""
-    from attnres.parallel import world
-
-    world.SEE_SECONDS = 0.5
-    trainer = make_trainer(config, Layout(shard=2))
-    try:
-        state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
-        trainer.checkpoints(folders[group.rank()]).save(trainer.step, *trainer.tensors(), state)
-    except UsageError as error:
-        return str(error)
-    return None
-
-
-def test_a_checkpoint_that_not_all_see_is_an_error_on_all_and_leaves_nothing(make_config, pair, tmp_path):
-    folders = [tmp_path / "one", tmp_path / "other"]
-    for folder in folders:
-        folder.mkdir()
-    said = pair.run(save_apart, make_config(batch_size=4), folders, ranks=2)
-    assert all("process 1 does not see what process 0 writes there" in message for message in said)
-    assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("step-*"))
-
-
-def resume_hashing(_group, config, folder):
-    """The step of the newest good checkpoint, and which blocks of which files this process hashed to find it."""
-    from attnres import files
-    from attnres.train import distributed
-
-    noted, plain = [], files.block_hashes
-
-    def note(path, *share):
-        hashes = plain(path, *share)
-        noted.extend((path.name, number) for number in hashes)
-        return hashes
-
-    before = files.BLOCK
-    files.BLOCK, distributed.block_hashes = 2000, note
-    try:
-        good = make_trainer(config, Layout(shard=2)).checkpoints(folder).newest_good(note)
-    finally:
-        files.BLOCK, distributed.block_hashes = before, plain
-    return good and good.step, noted
-
-
-def test_processes_share_the_hashing_of_a_checkpoint_to_go_on_from(make_config, pair, tmp_path, monkeypatch):
-    config = make_config(batch_size=4)
-    monkeypatch.setattr("attnres.files.BLOCK", 2000)
-    for steps in (1, 2):
-        go(None, config, None, steps, save=tmp_path)
-    blocks = {
-        (name, number)
-        for name in ("model.safetensors", "optimizer.safetensors")
-        for number in range(-(-(tmp_path / "step-00000002" / name).stat().st_size // 2000))
-    }
-    (step, first), (other_step, second) = pair.run(resume_hashing, config, tmp_path, ranks=2)
-    assert step == other_step == 2
-    assert sorted([*first, *second]) == sorted([*blocks, ("state.json", 0)]), "each block once"
-    assert abs(len(first) - len(second)) <= 2
-    (tmp_path / "step-00000002" / "model.safetensors").unlink()
-    assert [found for found, _ in pair.run(resume_hashing, config, tmp_path, ranks=2)] == [1, 1]
-
-
-def fill_disk(group, config, folder, limit):
-    """Save where one process may write no more than `limit` bytes into a file; what each raises."""
-    import resource
-    import signal
-
-    trainer = make_trainer(config, Layout(shard=2))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if group.rank() == 1:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
-    try:
-        state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
-        trainer.checkpoints(folder).save(trainer.step, *trainer.tensors(), state)
-    except OSError as error:
-        return error.filename, error.strerror
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    return None
-
-
-def test_a_full_disk_of_one_process_is_named_on_all(make_config, pair, tmp_path):
-    said = pair.run(fill_disk, make_config(batch_size=4), tmp_path, 2000, ranks=2)
-    place = str(tmp_path / "step-00000000" / "model.safetensors")
-    assert said == [(place, "File too large")] * 2
-    assert not list(tmp_path.iterdir())
-
-
 def _muon(_group):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -412,44 +230,3 @@ def test_the_meta_device_gives_the_weights_of_one_process(make_config, ranks, co
     results = ranks.run(_start, config, ranks=4)
     assert all(all(equal.values()) and complete for equal, complete, _ in results)
     assert sum(own for _, _, own in results) == make_trainer(config).parameters
-
-
-def test_a_finished_checkpoint_is_loaded_by_generate(make_config, ranks, tmp_path):
-    from attnres.train.folder import RunFolder
-
-    config = make_config(batch_size=4, accumulate=2, model={"layers": 4})
-    corpus = open_corpus(config.data)
-    RunFolder(tmp_path).checkpoints.folder.mkdir(parents=True)
-    RunFolder(tmp_path).claim(config, corpus)
-    layout = Layout(pipeline=2, virtual=2, shard=2)
-    validation = ranks.run(go, config, layout, 2, None, tmp_path / "checkpoints", ranks=4)[0][1]
-    trainer = Trainer(config, corpus)
-    trainer.model.load_state_dict(load_run(tmp_path).model.state_dict())
-    assert trainer.evaluate() == pytest.approx(validation, rel=1e-6)
-    assert [c.step for c in Checkpoints(tmp_path / "checkpoints").all()] == [2]
-    assert not list(tmp_path.rglob("*.partial")) and not list(tmp_path.rglob("sharded"))
-
-
-@pytest.mark.parametrize(
-    ("layout", "processes", "message"),
-    [
-        (Layout(pipeline=2, shard=2), 2, "is 4 processes, but there are 2"),
-        (Layout(pipeline=3), 4, "is 3 processes, but there are 4"),
-        (Layout(replicate=2), 1, "but there are 1"),
-    ],
-)
-def test_a_layout_for_another_number_of_processes_is_refused(layout, processes, message):
-    with pytest.raises(UsageError, match=message):
-        layout.fit(processes)
-
-
-def test_layouts_are_checked():
-    assert Layout(pipeline=2).fit(6).shard == 3
-    assert Layout().fit(1) == Layout(shard=1)
-    with pytest.raises(UsageError, match=r"12 chunks .* more than 8 sublayers"):
-        Layout(pipeline=4, virtual=3, shard=1).check(8, 4)
-    with pytest.raises(UsageError, match="batch_size 6 does not divide over 4"):
-        Layout(replicate=2, shard=2).check(8, 6)
-    for bad in ({"pipeline": 0}, {"shard": -1}, {"timeout": float("nan")}, {"virtual": 2}):
-        with pytest.raises(UsageError):
-            Layout(**bad)

@@ -1,49 +1,20 @@
-"""A run from the outside: what it writes, how it goes on, what it refuses."""
+"""A run from the outside: what it writes, how it stops and goes on, what it keeps."""
 
 import dataclasses
 import json
 import os
-import resource
-import shutil
 import signal
 import threading
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 
 import attnres
 from attnres.errors import UsageError
-from attnres.files import sha256
-from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
-from attnres.train.folder import RunFolder
-from attnres.train.loop import Loop
-from attnres.train.pace import product_speed, range_over_parts
+from attnres.train import Interrupted, load_run, read_metrics, train
 from attnres.train.trainer import Trainer
-from tests.train.conftest import weights
-
-TIMING = ("tokens_per_second", "step_seconds")
-
-
-def results(folder: Path) -> list[dict]:
-    """The metrics without what a clock decides, and without the pace, which every stop adds a record of."""
-    records = [record for record in read_metrics(folder / "metrics.jsonl") if record["kind"] != "processes"]
-    return [{k: v for k, v in record.items() if k not in TIMING} for record in records]
-
-
-def steps_on_disk(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in (folder / "checkpoints").iterdir())
-
-
-def stop_at(step: int, number: int = signal.SIGINT):
-    """A listener that sends this process a signal while the given step is reported."""
-
-    def listen(event):
-        if event["kind"] == "train" and event["step"] == step:
-            os.kill(os.getpid(), number)
-
-    return listen
+from tests.train.conftest import TIMING, results, steps_on_disk, stop_at, weights
 
 
 def test_a_run_writes_everything(make_config, tmp_path):
@@ -80,33 +51,6 @@ def test_a_run_writes_everything(make_config, tmp_path):
     )
 
 
-def test_a_checkpoint_comes_with_the_pace_of_the_process(make_config, tmp_path, monkeypatch):
-    """Of a step of a known time, how much was waiting for data and which share of the processor's peak it had."""
-    clock = iter(range(10**6))
-    monkeypatch.setattr("attnres.train.pace.product_speed", lambda device, precision: 1e9)
-    monkeypatch.setattr("time.perf_counter", lambda: next(clock))  # every look at it takes a second
-    config = make_config(steps=2, save_every=2)
-    train(config, tmp_path)
-    (record,) = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "processes"]
-    # A step looks before and after itself and its batches.
-    assert (record["step_seconds"], record["data_seconds"], record["waited_seconds"]) == ([3.0], [1.0], [0.0])
-    matrices = 4 * 16 * 16 + 3 * 16 * 48  # of a layer: attention's four and the MLP's three
-    operations = 3 * (2 * (2 * matrices + 256 * 16) + 2 * 4 * 16 * 17 / 2) * config.tokens_per_step
-    assert record["share_of_peak"] == pytest.approx([operations / 3 / 1e9])
-
-
-def test_a_busy_stretch_shows_in_the_range_over_parts():
-    assert range_over_parts([1.0] * 20) == [1.0, 1.0]
-    assert range_over_parts([1.0] * 16 + [9.0] + [1.0] * 3) == [1.0, 1.0], "one slow step is no busy stretch"
-    assert range_over_parts([1.0] * 12 + [2.0] * 6 + [1.0] * 2) == [1.0, 2.0]
-    assert range_over_parts([1.0, 3.0]) == [1.0, 3.0]
-
-
-def test_the_speed_of_products_is_that_of_the_processor():
-    """Slower than a rate that no processor has per thread, faster than one in plain Python."""
-    assert 1e8 < product_speed(torch.device("cpu"), "float32") < 1e13
-
-
 def test_a_finished_run_only_returns_its_summary(make_config, tmp_path, monkeypatch):
     config = make_config(steps=2)
     summary = train(config, tmp_path)
@@ -114,25 +58,6 @@ def test_a_finished_run_only_returns_its_summary(make_config, tmp_path, monkeypa
     events = []
     assert train(config, tmp_path, events.append) == summary
     assert events == []
-
-
-@pytest.mark.parametrize("lost", ["checkpoints", "checkpoints/step-00000012/model.safetensors", "tokenizer.json"])
-def test_a_finished_run_that_lost_something_is_made_whole(make_config, tmp_path, lost):
-    """What train calls done, generate can load: the last part is trained again, to the same bits."""
-    config = make_config(steps=12)
-    train(config, tmp_path)
-    expected = weights(tmp_path, 12)
-    path = tmp_path / lost
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    train(config, tmp_path)
-    assert weights(tmp_path, 12) == expected and load_run(tmp_path).step == 12
-
-
-def test_a_result_without_a_configuration_is_refused(make_config, tmp_path):
-    train(make_config(), tmp_path)
-    (tmp_path / "config.json").unlink()
-    with pytest.raises(UsageError, match=r"config.json is gone; choose another folder"):
-        train(make_config(model={"connection": "hc"}), tmp_path)
 
 
 def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch):
@@ -200,64 +125,6 @@ def test_a_run_in_a_thread(make_config, tmp_path):
     assert done[0]["status"] == "done"
 
 
-@pytest.mark.parametrize(
-    "tail",
-    [
-        b'{"kind": "train", "step": 5, "lo',
-        b'{"kind": "train", "step": 5, "loss": 1.0}\n{"kind": "eval", "step": 8, "loss": 1.0}\n',
-        b"\xff\x00\n",
-        b"\n",
-        b"",
-    ],
-)
-def test_metrics_after_a_crash_have_no_line_twice_and_none_missing(make_config, tmp_path, tail):
-    config = make_config(steps=8)
-    train(config, tmp_path / "straight")
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "stopped", stop_at(4))
-    with (tmp_path / "stopped" / "metrics.jsonl").open("ab") as file:
-        file.write(tail)
-    train(config, tmp_path / "stopped")
-    assert results(tmp_path / "stopped") == results(tmp_path / "straight")
-    lines = (tmp_path / "stopped" / "metrics.jsonl").read_text().splitlines()
-    assert len(lines) == len(read_metrics(tmp_path / "straight" / "metrics.jsonl"))
-
-
-def test_another_configuration_is_refused_with_both_values(make_config, tmp_path):
-    config = make_config(steps=4)
-    train(config, tmp_path)
-    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-    other = dataclasses.replace(make_config(steps=4, model={"connection": "hc:streams=2"}), seed=5)
-    with pytest.raises(UsageError) as caught:
-        train(other, tmp_path)
-    message = str(caught.value)
-    for part in ("model.connection is 'block' there and 'hc:streams=2' here", "seed is 0 there and 5 here"):
-        assert part in message
-    assert "\n" not in message
-    assert "steps is" not in message
-    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("foreign", ["metrics.jsonl", "notes.txt", "tokenizer.json", ".git/HEAD"])
-def test_a_folder_of_something_else_is_left_alone(make_config, tmp_path, foreign):
-    file = tmp_path / foreign
-    file.parent.mkdir(exist_ok=True)
-    file.write_text('{"mine": 1}')
-    with pytest.raises(UsageError, match=rf"holds files and no run \({foreign.split('/')[0]}\); give a new or empty"):
-        train(make_config(steps=1), tmp_path)
-    assert file.read_text() == '{"mine": 1}'
-    assert {path.name for path in tmp_path.iterdir()} <= {".lock", foreign.split("/")[0]}
-    file.unlink()
-    if foreign != ".git/HEAD":
-        train(make_config(steps=1), tmp_path)
-
-
-def test_a_file_is_no_folder(make_config, tmp_path):
-    (tmp_path / "run").write_text("")
-    with pytest.raises(UsageError, match="is a file; give a folder"):
-        train(make_config(steps=1), tmp_path / "run")
-
-
 def test_a_finished_run_goes_on_to_more_steps(make_config, tmp_path):
     """From before the decay, to the bits of a run that was that long from the start (without a warm-up here)."""
     flat = {"warmup": 0.0, "decay": 0.25}
@@ -288,68 +155,6 @@ def test_a_run_that_kept_nothing_from_before_its_decay_is_not_extended(make_conf
     assert results(tmp_path) == before and load_run(tmp_path).step == 4
 
 
-def test_a_checkpoint_of_another_model_is_one_line(make_config, tmp_path):
-    for name, options in (("one", {}), ("wide", {"dim": 32}), ("blocks", {"connection_options": {"block_size": 1}})):
-        train(make_config(steps=4, model=options), tmp_path / name)
-    mine = tmp_path / "one" / "checkpoints" / "step-00000004"
-    for name, differs in (("wide", "dim is 32 in it and 16"), ("blocks", "block_size")):
-        shutil.rmtree(mine)
-        shutil.copytree(tmp_path / name / "checkpoints" / "step-00000004", mine)
-        (tmp_path / "one" / "summary.json").unlink(missing_ok=True)
-        for use in (load_run, lambda folder: train(make_config(steps=4), folder)):
-            with pytest.raises(UsageError, match=rf"step-00000004: a checkpoint of another model \(.*{differs}"):
-                use(tmp_path / "one")
-    # One that does not say of which model it is, as the first versions wrote them, is known by its shapes.
-    shutil.rmtree(mine)
-    shutil.copytree(tmp_path / "wide" / "checkpoints" / "step-00000004", mine)
-    state = json.loads((mine / "state.json").read_text())
-    del state["model"]
-    (mine / "state.json").write_text(json.dumps(state))
-    rewrite_checksums(mine)
-    with pytest.raises(UsageError, match=r"is \[.*32\] in it and \[.*16\] in the run"):
-        load_run(tmp_path / "one")
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
-def test_a_file_without_tensors_is_one_line(make_config, tmp_path, file):
-    train(make_config(steps=4), tmp_path)
-    mine = tmp_path / "checkpoints" / "step-00000004"
-    (mine / file).write_bytes(b"")
-    rewrite_checksums(mine)
-    (tmp_path / "summary.json").unlink()
-    with pytest.raises(UsageError, match=rf"{file}: cannot be read .*; delete it to go on from another"):
-        train(make_config(steps=4), tmp_path)
-
-
-def test_swapped_checkpoints_are_noticed(make_config, tmp_path, caplog):
-    """By their names the run would go on twice from the same step."""
-    config = make_config(steps=8)
-    with pytest.raises(Interrupted):
-        train(config, tmp_path, stop_at(7))
-    places = [tmp_path / "checkpoints" / f"step-0000000{step}" for step in (4, 7)]
-    places[0].rename(tmp_path / "third")
-    places[1].rename(places[0])
-    (tmp_path / "third").rename(places[1])
-    with pytest.raises(UsageError, match="every checkpoint is damaged"):
-        load_run(tmp_path)
-    assert "it is of step 4 and has another's name" in caplog.text
-
-
-def test_damaged_lines_of_metrics_are_counted(tmp_path, caplog):
-    good = '{"kind": "train", "step": 1}'
-    (tmp_path / "metrics.jsonl").write_text(f"{good}\n\x00\x00\n[]\n{good}\n" + good[:9])
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
-    assert caplog.messages == [f"{tmp_path / 'metrics.jsonl'}: 2 damaged lines are left out, the first is line 2"]
-    caplog.clear()
-    (tmp_path / "metrics.jsonl").write_text(f"{good}\n{good[:9]}")
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1 and not caplog.messages
-
-
-def rewrite_checksums(checkpoint):
-    names = ("model.safetensors", "optimizer.safetensors", "state.json")
-    (checkpoint / "checksums.json").write_text(json.dumps({name: sha256(checkpoint / name) for name in names}))
-
-
 def test_what_does_not_change_the_result_may_change(make_config, tmp_path):
     config = make_config(steps=8)
     train(config, tmp_path / "straight")
@@ -365,122 +170,6 @@ def test_vocabulary_is_raised_to_the_corpus(make_config, tmp_path):
     train(config, tmp_path)
     assert load_run(tmp_path).config.model.vocab_size == 256
     train(config, tmp_path)  # and the same command is still the same run
-
-
-def test_changed_corpus_is_refused(make_config, tmp_path):
-    text = tmp_path / "text"
-    text.mkdir()
-    for number in range(20):
-        (text / f"{number}.txt").write_text(f"{number} " * 99)
-    config = make_config(steps=8)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, paths=(str(text),)))
-    with pytest.raises(Interrupted):
-        train(config, tmp_path / "run", stop_at(3))
-    (text / "3.txt").write_text("something else " * 99)
-    with pytest.raises(UsageError, match="corpus has changed"):
-        train(config, tmp_path / "run")
-
-
-def test_nothing_is_written_before_the_options_are_known_to_be_good(make_config, tmp_path):
-    for bad in ({"connection": "nothing"}, {"connection": "block:block_size=0"}, {"context": 10**6}):
-        with pytest.raises(UsageError):
-            train(make_config(model=bad), tmp_path / "run")
-        assert not (tmp_path / "run").exists()
-
-
-def test_two_processes_on_one_folder(make_config, tmp_path):
-    with RunFolder(tmp_path).lock(), pytest.raises(UsageError, match="another process is training"):
-        train(make_config(), tmp_path)
-    train(make_config(steps=1), tmp_path)
-
-
-def test_a_folder_that_is_no_run(make_config, tmp_path):
-    with pytest.raises(UsageError, match="not a run folder"):
-        load_run(tmp_path)
-    with pytest.raises(UsageError, match="not a run folder"):
-        load_run(tmp_path / "nowhere")
-    (tmp_path / "config.json").write_text('{"architectures": ["Other"]}')
-    for action in (lambda: load_run(tmp_path), lambda: train(make_config(), tmp_path)):
-        with pytest.raises(UsageError, match="not written by attnres train"):
-            action()
-    (tmp_path / "config.json").write_text("{")
-    with pytest.raises(UsageError, match="not valid JSON"):
-        load_run(tmp_path)
-
-
-def test_load_run_before_the_first_checkpoint(make_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(Loop, "run", lambda self: {})
-    train(make_config(), tmp_path)
-    with pytest.raises(UsageError, match="no checkpoint yet"):
-        load_run(tmp_path)
-
-
-def poison_at(step: int, parameter: str):
-    """Patch for Trainer.train_step: the update of this step leaves a weight infinite."""
-    original = Trainer.train_step
-
-    def train_step(self):
-        result = original(self)
-        if self.step == step:
-            with torch.no_grad():
-                self.model.get_parameter(parameter).view(-1)[0] = torch.inf
-        return result
-
-    return train_step
-
-
-def test_non_finite_loss_names_step_site_and_last_good_checkpoint(make_config, tmp_path, monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "train_step", poison_at(6, "sublayers.3.up.weight"))
-        with pytest.raises(RunStopped) as caught:
-            train(make_config(), tmp_path)
-    message = str(caught.value)
-    assert "step 7: the loss is" in message
-    assert "the output of site 3 (layer 1 MLP)" in message
-    assert f"last good checkpoint: {tmp_path / 'checkpoints' / 'step-00000004'}" in message
-    assert "\n" not in message
-    assert load_run(tmp_path).step == 4
-    assert train(make_config(), tmp_path)["status"] == "done"
-
-
-@pytest.mark.parametrize("evaluate_every", [2, 3])
-def test_non_finite_weights_do_not_reach_the_disk(make_config, tmp_path, monkeypatch, evaluate_every):
-    """Poisoned by the very update after which a checkpoint is due; found by evaluating or, at the latest, on saving."""
-    monkeypatch.setattr(Trainer, "train_step", poison_at(4, "head.weight"))
-    with pytest.raises(RunStopped, match=r"step 4: .*step-00000002"):
-        train(make_config(save_every=2, evaluate_every=evaluate_every, keep=1), tmp_path)
-    assert steps_on_disk(tmp_path) == [2]
-
-
-def test_non_finite_before_any_checkpoint(make_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(Trainer, "train_step", poison_at(1, "head.weight"))
-    with pytest.raises(RunStopped, match=r"step 2: .*no checkpoint was saved before"):
-        train(make_config(), tmp_path)
-
-
-@pytest.mark.parametrize("limit, file", [(1500, "metrics.jsonl"), (20_000, "safetensors")])
-def test_full_disk(make_config, tmp_path, limit, file):
-    """The system refuses to let any file grow beyond the limit, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    config = make_config(steps=16)
-    train(config, tmp_path / "straight")
-
-    def fill_disk(event):
-        if event["kind"] == "saved":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-
-    try:
-        with pytest.raises(
-            RunStopped, match=rf"{file}: File too large, at step \d+; last good .*step-00000004"
-        ) as caught:
-            train(config, tmp_path / "run", fill_disk)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "\n" not in str(caught.value)
-    assert steps_on_disk(tmp_path / "run") == [4], "the good one is intact, and what could not be finished is gone"
-    train(config, tmp_path / "run")
-    assert weights(tmp_path / "run", 16) == weights(tmp_path / "straight", 16)
-    assert results(tmp_path / "run") == results(tmp_path / "straight")
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="extra not installed")

@@ -10,8 +10,7 @@ import time
 import pytest
 
 from attnres.train import config_to_json, train
-from tests.train.conftest import weights
-from tests.train.test_loop import results, steps_on_disk
+from tests.train.conftest import results, steps_on_disk, weights
 
 KILLER = """
 import os, random, signal, sys, time

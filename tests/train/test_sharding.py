@@ -8,17 +8,9 @@ from torch.distributed.tensor import DTensor
 
 from attnres.parallel.layout import Layout
 from tests.model.test_backbones import config_of
-from tests.parallel.ranks import Ranks
-from tests.train.test_distributed import make_trainer
+from tests.train.many import make_trainer
 
 VECTORS = ("norm.weight", "dt_bias", "A_log")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    ranks = Ranks(2, tmp_path_factory.mktemp("pair"))
-    yield ranks
-    ranks.stop()
 
 
 @pytest.fixture

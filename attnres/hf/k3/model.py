@@ -141,7 +141,7 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """As transformers', and a local folder in the published form goes through `attnres.hf.k3.load`."""
+        """Load as transformers does; a local folder in the published form goes through `attnres.hf.k3.load`."""
         folder = Path(pretrained_model_name_or_path or "")
         if not ((folder / "config.json").is_file() and "text_config" in read_config(folder)):
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)

@@ -38,7 +38,7 @@ def scales(record: AblationRecord) -> list[float]:
 
 
 def comparisons(record: AblationRecord) -> Iterator[tuple[float, list[Comparison]]]:
-    """For each embedding scale the arms, the first one being the baseline. Runs that diverged are left out."""
+    """Compare the arms of each embedding scale, the first one being the baseline. Runs that diverged are left out."""
     for std in scales(record):
         cells = [cell for cell in record.cells if cell.embedding_std == std]
         summaries = {

@@ -51,7 +51,7 @@ def by_arm(record: PruneRecord) -> dict[str, list[PrunedRun]]:
 
 
 def prune_statements(record: PruneRecord) -> list[Statement]:
-    """Are layers less redundant than in the baseline?"""
+    """Test whether layers are less redundant than in the baseline."""
     baseline = record.baseline
     arms = {arm: {run.seed: run for run in done_runs(runs)} for arm, runs in by_arm(record).items()}
     claims = (

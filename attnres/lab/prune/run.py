@@ -80,7 +80,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[PruneRecord]:
 
 
 def _measured(plan: Plan, corpus: Corpus, progress: Progress) -> dict[Path, Pruned]:
-    """By run folder."""
+    """Measure every run that is done; the results by run folder."""
     measured = {}
     with progress.bar(sum(one.config.model.sites for one in plan.done)) as advance:
         for one in plan.done:

@@ -119,7 +119,8 @@ class BorrowedSublayer(nn.Module):
         arguments: dict[str, Any] = {"past_key_values": cache, "attention_mask": None}
         if "position_embeddings" in self.takes:
             arguments["position_embeddings"] = context.cos[None], context.sin[None]
-        if cache is not None and time > 1 and (stored := cache.get_seq_length(self.layer)):  # type: ignore[attr-defined]
+        more = cache is not None and time > 1
+        if more and (stored := cache.get_seq_length(self.layer)):  # type: ignore[attr-defined]
             # Without a mask it would be causal from the first stored token on, and not from the first new one.
             mask = torch.ones(time, stored + time, dtype=torch.bool, device=context.cos.device)
             arguments["attention_mask"] = mask.tril(stored)[None, None]

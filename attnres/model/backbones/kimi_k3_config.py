@@ -80,7 +80,8 @@ class KimiK3Config(KimiLinearConfig):
     @property
     def dense_layers(self) -> int:
         """How many layers have one MLP in place of experts; they come first."""
-        return self.mlp_layer_types.index("sparse") if "sparse" in self.mlp_layer_types else self.num_hidden_layers  # type: ignore[operator,union-attr]
+        kinds = self.mlp_layer_types or []
+        return kinds.index("sparse") if "sparse" in kinds else self.num_hidden_layers  # type: ignore[return-value]
 
     def published(self) -> dict[str, Any]:
         """Return the content of a config.json in the published form, which counts layers from 1."""

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from attnres.data import DataConfig, open_corpus
-from attnres.data.sources import KNOWN, KnownText, PackageSources
+from attnres.data.texts import KNOWN, KnownText, PackageText
 from attnres.errors import UsageError
-from tests.data.test_corpus import documents_of, outcome, start_opening
+from tests.data.opening import outcome, start_opening
+from tests.data.text import documents_of
 
 TORCH_SHA256 = "719e8f111e03b69573b354b5902e07074b8ad4f5f3a0678a507cf89499abb146"
 """Of the bytes, the tokenizer and the split: what every machine must find."""
@@ -51,7 +52,7 @@ def install(site: Path, version: str, files: dict[str, str]) -> None:
 
 
 def texts(known: KnownText) -> list[str | None]:
-    return [document.text for document in PackageSources(known).read()]
+    return [document.text for document in PackageText(known).read()]
 
 
 def test_the_default_corpus_is_torchs_sources_byte_for_byte(tmp_path):

@@ -72,7 +72,7 @@ KNOWN = {
 def open_documents(config: DataConfig, cache: Path) -> Documents:
     """The documents of the configuration. Raises UsageError where there are none; reads no text yet."""
     if config.dataset in KNOWN:
-        return PackageSources(KNOWN[config.dataset])
+        return PackageText(KNOWN[config.dataset])
     if config.dataset == "stdlib":
         label = f"Python {platform.python_version()} standard library"
         return TextFiles(label, _standard_library(), config.dataset_column)
@@ -84,7 +84,7 @@ def open_documents(config: DataConfig, cache: Path) -> Documents:
     return TextFiles(shorten(config.paths), files, config.dataset_column)
 
 
-class PackageSources:
+class PackageText:
     """A text of known bytes. Once its tokens are in the cache, the package need not be installed any more."""
 
     families = True  # a package has generated files and shims by the dozen that differ in a line

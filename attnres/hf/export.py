@@ -1,0 +1,46 @@
+"""A Kimi K3 model for others, with its tokenizer: a file of any of llama.cpp's types, or the published form."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from attnres.data import Tokenizer
+from attnres.hf.gguf import TYPES, write_gguf
+from attnres.hf.k3 import KimiK3ForCausalLM, save
+from attnres.hf.llamacpp import load_library, quantize
+
+
+def write_file(
+    model: KimiK3ForCausalLM, path: Path, kind: str, tokenizer: Tokenizer | None, chat_template: str | None
+) -> None:
+    """Write a GGUF file of a type that `write_gguf` makes, or llama.cpp of that one's float32.
+
+    Raises:
+        UsageError: the gguf library or llama.cpp is missing, or has no place for the model or its tokenizer.
+    """
+    if kind in TYPES:
+        write_gguf(model, path, tokenizer, kind, chat_template=chat_template)
+        return
+    load_library()  # before the first second of work
+    with tempfile.TemporaryDirectory(dir=path.absolute().parent) as folder:
+        whole = Path(folder) / "f32.gguf"
+        write_gguf(model, whole, tokenizer, chat_template=chat_template)
+        quantize(whole, path, kind)
+
+
+def write_published(
+    model: KimiK3ForCausalLM, folder: Path, tokenizer: Tokenizer | None, chat_template: str | None
+) -> None:
+    """Write the published form with the files by which transformers finds the tokenizer and the template."""
+    record = tokenizer.to_json() if tokenizer else {}
+    files = {}
+    if "tokenizer" in record:
+        files["tokenizer.json"] = json.dumps(record["tokenizer"])
+        names = {added["id"]: added["content"] for added in record["tokenizer"].get("added_tokens", [])}
+        end = names.get(model.config.eos_token_id)
+        files["tokenizer_config.json"] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
+    if chat_template is not None:
+        files["chat_template.jinja"] = chat_template
+    save(model, folder, files=files)

@@ -1,0 +1,45 @@
+"""The microscope from its address to Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import webbrowser
+
+from attnres.look.prepare import PAIR, PAIR_FOLDER
+from attnres.look.server import Microscope, listen, serve
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def start(microscope: Microscope, host: str, port: int, token: str | None, browser: bool) -> None:
+    """Print the address, open it where there is a screen, and answer until Ctrl-C.
+
+    Raises UsageError where the port cannot be had.
+    """
+    listening = listen(host, port)
+    token = token or secrets.token_urlsafe(24)
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listening.getsockname()[1]}/?token={token}"
+    print(f"Depth microscope: {address}", flush=True)
+    if host not in LOOPBACK:
+        print("attnres: it can be reached from the network; who knows the address can use the models", flush=True)
+    preparation = microscope.preparation
+    if preparation is not None:
+        print(f"It trains {' and '.join(PAIR)} into {PAIR_FOLDER} first; the page shows how far it is.", flush=True)
+        preparation.begin()
+    if browser and _has_screen():
+        webbrowser.open(address)
+    try:
+        serve(microscope, host, listening, token)
+    except KeyboardInterrupt:
+        pass  # how it ends
+    finally:
+        if preparation is not None and preparation.stop():
+            print("attnres: stopped while it trained; the same command goes on", file=sys.stderr)
+
+
+def _has_screen() -> bool:
+    """Whether a browser has a window to open; one in the terminal would be in the way."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

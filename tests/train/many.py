@@ -1,0 +1,45 @@
+"""Training in one process and in several: what the tests run on each of them, and what a checkpoint holds."""
+
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from attnres.data import open_corpus
+from attnres.train.checkpoint import Checkpoint
+from attnres.train.trainer import Trainer
+
+
+def make_trainer(config, layout=None):
+    """In a test's own process the trainer of one; in one of `Ranks` that of all of them."""
+    corpus = open_corpus(config.data)
+    if layout is None:
+        return Trainer(config, corpus)
+    import torch.distributed as dist
+
+    from attnres.parallel.world import ManyProcesses
+    from attnres.train.distributed import DistributedTrainer
+
+    world = ManyProcesses(layout, torch.device("cpu"), dist.get_rank(), dist.get_world_size())
+    return DistributedTrainer(config, corpus, world)
+
+
+def go(_group, config, layout, steps, start=None, save=None):
+    """Start, or go on from a checkpoint, for some steps; save. Returns losses and norms, and the validation loss."""
+    trainer = make_trainer(config, layout)
+    if start is not None:
+        trainer.load(Checkpoint(start))
+    records = [trainer.train_step() for _ in range(steps)]
+    loss = trainer.evaluate()
+    if save is not None:
+        state = {**trainer.state(), "validation_loss": loss, "peak_memory_bytes": 0}
+        trainer.checkpoints(Path(save)).save(trainer.step, *trainer.tensors(), state)
+    return [(r["loss"], r["grad_norm"]) for r in records], loss, trainer.parameters
+
+
+def contents(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    path = folder / f"step-{step:08d}"
+    assert Checkpoint(path).damage() is None
+    tensors = {**load_file(path / "model.safetensors"), **load_file(path / "optimizer.safetensors")}
+    # A count that several processes wrote has an axis of length one.
+    return {name: tensor.reshape(()) if name.endswith("/step") else tensor for name, tensor in tensors.items()}

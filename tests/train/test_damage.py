@@ -1,0 +1,179 @@
+"""Runs whose files are lost, damaged or another run's, whose numbers leave the finite, whose disk is full."""
+
+import json
+import resource
+import shutil
+
+import pytest
+import torch
+
+from attnres.errors import UsageError
+from attnres.files import sha256
+from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
+from attnres.train.trainer import Trainer
+from tests.train.conftest import results, steps_on_disk, stop_at, weights
+
+
+@pytest.mark.parametrize("lost", ["checkpoints", "checkpoints/step-00000012/model.safetensors", "tokenizer.json"])
+def test_a_finished_run_that_lost_something_is_made_whole(make_config, tmp_path, lost):
+    """What train calls done, generate can load: the last part is trained again, to the same bits."""
+    config = make_config(steps=12)
+    train(config, tmp_path)
+    expected = weights(tmp_path, 12)
+    path = tmp_path / lost
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    train(config, tmp_path)
+    assert weights(tmp_path, 12) == expected and load_run(tmp_path).step == 12
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        b'{"kind": "train", "step": 5, "lo',
+        b'{"kind": "train", "step": 5, "loss": 1.0}\n{"kind": "eval", "step": 8, "loss": 1.0}\n',
+        b"\xff\x00\n",
+        b"\n",
+        b"",
+    ],
+)
+def test_metrics_after_a_crash_have_no_line_twice_and_none_missing(make_config, tmp_path, tail):
+    config = make_config(steps=8)
+    train(config, tmp_path / "straight")
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "stopped", stop_at(4))
+    with (tmp_path / "stopped" / "metrics.jsonl").open("ab") as file:
+        file.write(tail)
+    train(config, tmp_path / "stopped")
+    assert results(tmp_path / "stopped") == results(tmp_path / "straight")
+    lines = (tmp_path / "stopped" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == len(read_metrics(tmp_path / "straight" / "metrics.jsonl"))
+
+
+def test_damaged_lines_of_metrics_are_counted(tmp_path, caplog):
+    good = '{"kind": "train", "step": 1}'
+    (tmp_path / "metrics.jsonl").write_text(f"{good}\n\x00\x00\n[]\n{good}\n" + good[:9])
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
+    assert caplog.messages == [f"{tmp_path / 'metrics.jsonl'}: 2 damaged lines are left out, the first is line 2"]
+    caplog.clear()
+    (tmp_path / "metrics.jsonl").write_text(f"{good}\n{good[:9]}")
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1 and not caplog.messages
+
+
+def rewrite_checksums(checkpoint):
+    names = ("model.safetensors", "optimizer.safetensors", "state.json")
+    (checkpoint / "checksums.json").write_text(json.dumps({name: sha256(checkpoint / name) for name in names}))
+
+
+def test_a_checkpoint_of_another_model_is_one_line(make_config, tmp_path):
+    for name, options in (("one", {}), ("wide", {"dim": 32}), ("blocks", {"connection_options": {"block_size": 1}})):
+        train(make_config(steps=4, model=options), tmp_path / name)
+    mine = tmp_path / "one" / "checkpoints" / "step-00000004"
+    for name, differs in (("wide", "dim is 32 in it and 16"), ("blocks", "block_size")):
+        shutil.rmtree(mine)
+        shutil.copytree(tmp_path / name / "checkpoints" / "step-00000004", mine)
+        (tmp_path / "one" / "summary.json").unlink(missing_ok=True)
+        for use in (load_run, lambda folder: train(make_config(steps=4), folder)):
+            with pytest.raises(UsageError, match=rf"step-00000004: a checkpoint of another model \(.*{differs}"):
+                use(tmp_path / "one")
+    # One that does not say of which model it is, as the first versions wrote them, is known by its shapes.
+    shutil.rmtree(mine)
+    shutil.copytree(tmp_path / "wide" / "checkpoints" / "step-00000004", mine)
+    state = json.loads((mine / "state.json").read_text())
+    del state["model"]
+    (mine / "state.json").write_text(json.dumps(state))
+    rewrite_checksums(mine)
+    with pytest.raises(UsageError, match=r"is \[.*32\] in it and \[.*16\] in the run"):
+        load_run(tmp_path / "one")
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
+def test_a_file_without_tensors_is_one_line(make_config, tmp_path, file):
+    train(make_config(steps=4), tmp_path)
+    mine = tmp_path / "checkpoints" / "step-00000004"
+    (mine / file).write_bytes(b"")
+    rewrite_checksums(mine)
+    (tmp_path / "summary.json").unlink()
+    with pytest.raises(UsageError, match=rf"{file}: cannot be read .*; delete it to go on from another"):
+        train(make_config(steps=4), tmp_path)
+
+
+def test_swapped_checkpoints_are_noticed(make_config, tmp_path, caplog):
+    """By their names the run would go on twice from the same step."""
+    config = make_config(steps=8)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, stop_at(7))
+    places = [tmp_path / "checkpoints" / f"step-0000000{step}" for step in (4, 7)]
+    places[0].rename(tmp_path / "third")
+    places[1].rename(places[0])
+    (tmp_path / "third").rename(places[1])
+    with pytest.raises(UsageError, match="every checkpoint is damaged"):
+        load_run(tmp_path)
+    assert "it is of step 4 and has another's name" in caplog.text
+
+
+def poison_at(step: int, parameter: str):
+    """Patch for Trainer.train_step: the update of this step leaves a weight infinite."""
+    original = Trainer.train_step
+
+    def train_step(self):
+        result = original(self)
+        if self.step == step:
+            with torch.no_grad():
+                self.model.get_parameter(parameter).view(-1)[0] = torch.inf
+        return result
+
+    return train_step
+
+
+def test_non_finite_loss_names_step_site_and_last_good_checkpoint(make_config, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", poison_at(6, "sublayers.3.up.weight"))
+        with pytest.raises(RunStopped) as caught:
+            train(make_config(), tmp_path)
+    message = str(caught.value)
+    assert "step 7: the loss is" in message
+    assert "the output of site 3 (layer 1 MLP)" in message
+    assert f"last good checkpoint: {tmp_path / 'checkpoints' / 'step-00000004'}" in message
+    assert "\n" not in message
+    assert load_run(tmp_path).step == 4
+    assert train(make_config(), tmp_path)["status"] == "done"
+
+
+@pytest.mark.parametrize("evaluate_every", [2, 3])
+def test_non_finite_weights_do_not_reach_the_disk(make_config, tmp_path, monkeypatch, evaluate_every):
+    """Poisoned by the very update after which a checkpoint is due; found by evaluating or, at the latest, on saving."""
+    monkeypatch.setattr(Trainer, "train_step", poison_at(4, "head.weight"))
+    with pytest.raises(RunStopped, match=r"step 4: .*step-00000002"):
+        train(make_config(save_every=2, evaluate_every=evaluate_every, keep=1), tmp_path)
+    assert steps_on_disk(tmp_path) == [2]
+
+
+def test_non_finite_before_any_checkpoint(make_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(Trainer, "train_step", poison_at(1, "head.weight"))
+    with pytest.raises(RunStopped, match=r"step 2: .*no checkpoint was saved before"):
+        train(make_config(), tmp_path)
+
+
+@pytest.mark.parametrize("limit, file", [(1500, "metrics.jsonl"), (20_000, "safetensors")])
+def test_full_disk(make_config, tmp_path, limit, file):
+    """The system refuses to let any file grow beyond the limit, as a full disk does."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    config = make_config(steps=16)
+    train(config, tmp_path / "straight")
+
+    def fill_disk(event):
+        if event["kind"] == "saved":
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+
+    try:
+        with pytest.raises(
+            RunStopped, match=rf"{file}: File too large, at step \d+; last good .*step-00000004"
+        ) as caught:
+            train(config, tmp_path / "run", fill_disk)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(caught.value)
+    assert steps_on_disk(tmp_path / "run") == [4], "the good one is intact, and what could not be finished is gone"
+    train(config, tmp_path / "run")
+    assert weights(tmp_path / "run", 16) == weights(tmp_path / "straight", 16)
+    assert results(tmp_path / "run") == results(tmp_path / "straight")

@@ -1,0 +1,157 @@
+"""Checkpoints of several processes: the same files, for any number of others; on disks that fail them."""
+
+import pytest
+import torch
+
+from attnres.data import open_corpus
+from attnres.errors import UsageError
+from attnres.parallel.layout import Layout
+from attnres.train import load_run
+from attnres.train.checkpoint import Checkpoints
+from attnres.train.trainer import Trainer
+from tests.train.many import contents, go, make_trainer
+
+
+def test_a_run_goes_on_with_fewer_processes(make_config, ranks, pair, tmp_path):
+    config = make_config(batch_size=4, accumulate=4, steps=12, model={"layers": 4}, optimizer={"hidden": "adamw"})
+    ranks.run(go, config, Layout(pipeline=2, virtual=2, shard=2), 3, None, tmp_path, ranks=4)
+    place = tmp_path / "step-00000003"
+    straight = torch.tensor(go(None, config, None, 7)[0][3:])
+    for went_on in (
+        go(None, config, None, 4, place),
+        pair.run(go, config, Layout(shard=2), 4, place, ranks=2)[0],
+        pair.run(go, config, Layout(pipeline=2, shard=1), 4, place, ranks=2)[0],
+    ):
+        torch.testing.assert_close(torch.tensor(went_on[0]), straight, rtol=5e-6, atol=1e-6)
+
+
+def test_a_checkpoint_goes_from_layout_to_layout_bit_for_bit(make_config, ranks, pair, tmp_path):
+    """4 processes -> 2 -> 1 -> 4: loading and saving again changes no bit, and training goes on."""
+    config = make_config(batch_size=4, accumulate=4, steps=12, model={"layers": 4})
+    many = Layout(pipeline=2, virtual=2, shard=2)
+    first = ranks.run(go, config, many, 3, None, tmp_path / "four", ranks=4)
+    saved = contents(tmp_path / "four", 3)
+    place = tmp_path / "four" / "step-00000003"
+    others = {
+        "two in a pipeline": lambda to: pair.run(go, config, Layout(pipeline=2, shard=1), 0, place, to, ranks=2),
+        "two shards": lambda to: pair.run(go, config, Layout(shard=2), 0, place, to, ranks=2),
+        "one": lambda to: [go(None, config, None, 0, place, to)],
+        "four shards": lambda to: ranks.run(go, config, Layout(shard=4), 0, place, to, ranks=4),
+        "four stages": lambda to: ranks.run(go, config, Layout(pipeline=4, shard=1), 0, place, to, ranks=4),
+    }
+    for name, again in others.items():
+        for _, validation, _ in again(tmp_path / name):
+            assert validation == pytest.approx(first[0][1], rel=1e-6)
+        loaded = contents(tmp_path / name, 3)
+        assert loaded.keys() - {"rng/cpu"} == saved.keys()
+        assert all(torch.equal(loaded[key], saved[key]) for key in saved), name
+    # The same layout goes on to the same bits.
+    ranks.run(go, config, many, 5, None, tmp_path / "whole", ranks=4)
+    ranks.run(go, config, many, 2, place, tmp_path / "parts", ranks=4)
+    whole, parts = contents(tmp_path / "whole", 5), contents(tmp_path / "parts", 5)
+    assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+def save_apart(group, config, folders):
+    """Save where each process has a folder of its own, as if one path were on a disk of each; what it raises."""
+    from attnres.parallel import world
+
+    world.SEE_SECONDS = 0.5
+    trainer = make_trainer(config, Layout(shard=2))
+    try:
+        state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
+        trainer.checkpoints(folders[group.rank()]).save(trainer.step, *trainer.tensors(), state)
+    except UsageError as error:
+        return str(error)
+    return None
+
+
+def test_a_checkpoint_that_not_all_see_is_an_error_on_all_and_leaves_nothing(make_config, pair, tmp_path):
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+    said = pair.run(save_apart, make_config(batch_size=4), folders, ranks=2)
+    assert all("process 1 does not see what process 0 writes there" in message for message in said)
+    assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("step-*"))
+
+
+def resume_hashing(_group, config, folder):
+    """The step of the newest good checkpoint, and which blocks of which files this process hashed to find it."""
+    from attnres import files
+    from attnres.train import distributed
+
+    noted, plain = [], files.block_hashes
+
+    def note(path, *share):
+        hashes = plain(path, *share)
+        noted.extend((path.name, number) for number in hashes)
+        return hashes
+
+    before = files.BLOCK
+    files.BLOCK, distributed.block_hashes = 2000, note
+    try:
+        good = make_trainer(config, Layout(shard=2)).checkpoints(folder).newest_good(note)
+    finally:
+        files.BLOCK, distributed.block_hashes = before, plain
+    return good and good.step, noted
+
+
+def test_processes_share_the_hashing_of_a_checkpoint_to_go_on_from(make_config, pair, tmp_path, monkeypatch):
+    config = make_config(batch_size=4)
+    monkeypatch.setattr("attnres.files.BLOCK", 2000)
+    for steps in (1, 2):
+        go(None, config, None, steps, save=tmp_path)
+    blocks = {
+        (name, number)
+        for name in ("model.safetensors", "optimizer.safetensors")
+        for number in range(-(-(tmp_path / "step-00000002" / name).stat().st_size // 2000))
+    }
+    (step, first), (other_step, second) = pair.run(resume_hashing, config, tmp_path, ranks=2)
+    assert step == other_step == 2
+    assert sorted([*first, *second]) == sorted([*blocks, ("state.json", 0)]), "each block once"
+    assert abs(len(first) - len(second)) <= 2
+    (tmp_path / "step-00000002" / "model.safetensors").unlink()
+    assert [found for found, _ in pair.run(resume_hashing, config, tmp_path, ranks=2)] == [1, 1]
+
+
+def fill_disk(group, config, folder, limit):
+    """Save where one process may write no more than `limit` bytes into a file; what each raises."""
+    import resource
+    import signal
+
+    trainer = make_trainer(config, Layout(shard=2))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if group.rank() == 1:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
+        trainer.checkpoints(folder).save(trainer.step, *trainer.tensors(), state)
+    except OSError as error:
+        return error.filename, error.strerror
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    return None
+
+
+def test_a_full_disk_of_one_process_is_named_on_all(make_config, pair, tmp_path):
+    said = pair.run(fill_disk, make_config(batch_size=4), tmp_path, 2000, ranks=2)
+    place = str(tmp_path / "step-00000000" / "model.safetensors")
+    assert said == [(place, "File too large")] * 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_finished_checkpoint_is_loaded_by_generate(make_config, ranks, tmp_path):
+    from attnres.train.folder import RunFolder
+
+    config = make_config(batch_size=4, accumulate=2, model={"layers": 4})
+    corpus = open_corpus(config.data)
+    RunFolder(tmp_path).checkpoints.folder.mkdir(parents=True)
+    RunFolder(tmp_path).claim(config, corpus)
+    layout = Layout(pipeline=2, virtual=2, shard=2)
+    validation = ranks.run(go, config, layout, 2, None, tmp_path / "checkpoints", ranks=4)[0][1]
+    trainer = Trainer(config, corpus)
+    trainer.model.load_state_dict(load_run(tmp_path).model.state_dict())
+    assert trainer.evaluate() == pytest.approx(validation, rel=1e-6)
+    assert [c.step for c in Checkpoints(tmp_path / "checkpoints").all()] == [2]
+    assert not list(tmp_path.rglob("*.partial")) and not list(tmp_path.rglob("sharded"))

@@ -1,0 +1,101 @@
+"""The run's folder: which ones are refused, and that nothing in them is touched then."""
+
+import dataclasses
+
+import pytest
+
+from attnres.errors import UsageError
+from attnres.train import Interrupted, load_run, train
+from attnres.train.folder import RunFolder
+from attnres.train.loop import Loop
+from tests.train.conftest import stop_at
+
+
+def test_a_result_without_a_configuration_is_refused(make_config, tmp_path):
+    train(make_config(), tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UsageError, match=r"config.json is gone; choose another folder"):
+        train(make_config(model={"connection": "hc"}), tmp_path)
+
+
+def test_another_configuration_is_refused_with_both_values(make_config, tmp_path):
+    config = make_config(steps=4)
+    train(config, tmp_path)
+    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
+    other = dataclasses.replace(make_config(steps=4, model={"connection": "hc:streams=2"}), seed=5)
+    with pytest.raises(UsageError) as caught:
+        train(other, tmp_path)
+    message = str(caught.value)
+    for part in ("model.connection is 'block' there and 'hc:streams=2' here", "seed is 0 there and 5 here"):
+        assert part in message
+    assert "\n" not in message
+    assert "steps is" not in message
+    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize("foreign", ["metrics.jsonl", "notes.txt", "tokenizer.json", ".git/HEAD"])
+def test_a_folder_of_something_else_is_left_alone(make_config, tmp_path, foreign):
+    file = tmp_path / foreign
+    file.parent.mkdir(exist_ok=True)
+    file.write_text('{"mine": 1}')
+    with pytest.raises(UsageError, match=rf"holds files and no run \({foreign.split('/')[0]}\); give a new or empty"):
+        train(make_config(steps=1), tmp_path)
+    assert file.read_text() == '{"mine": 1}'
+    assert {path.name for path in tmp_path.iterdir()} <= {".lock", foreign.split("/")[0]}
+    file.unlink()
+    if foreign != ".git/HEAD":
+        train(make_config(steps=1), tmp_path)
+
+
+def test_a_file_is_no_folder(make_config, tmp_path):
+    (tmp_path / "run").write_text("")
+    with pytest.raises(UsageError, match="is a file; give a folder"):
+        train(make_config(steps=1), tmp_path / "run")
+
+
+def test_nothing_is_written_before_the_options_are_known_to_be_good(make_config, tmp_path):
+    for bad in ({"connection": "nothing"}, {"connection": "block:block_size=0"}, {"context": 10**6}):
+        with pytest.raises(UsageError):
+            train(make_config(model=bad), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_on_one_folder(make_config, tmp_path):
+    with RunFolder(tmp_path).lock(), pytest.raises(UsageError, match="another process is training"):
+        train(make_config(), tmp_path)
+    train(make_config(steps=1), tmp_path)
+
+
+def test_a_folder_that_is_no_run(make_config, tmp_path):
+    with pytest.raises(UsageError, match="not a run folder"):
+        load_run(tmp_path)
+    with pytest.raises(UsageError, match="not a run folder"):
+        load_run(tmp_path / "nowhere")
+    (tmp_path / "config.json").write_text('{"architectures": ["Other"]}')
+    for action in (lambda: load_run(tmp_path), lambda: train(make_config(), tmp_path)):
+        with pytest.raises(UsageError, match="not written by attnres train"):
+            action()
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UsageError, match="not valid JSON"):
+        load_run(tmp_path)
+
+
+def test_load_run_before_the_first_checkpoint(make_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(Loop, "run", lambda self: {})
+    train(make_config(), tmp_path)
+    with pytest.raises(UsageError, match="no checkpoint yet"):
+        load_run(tmp_path)
+
+
+def test_changed_corpus_is_refused(make_config, tmp_path):
+    text = tmp_path / "text"
+    text.mkdir()
+    for number in range(20):
+        (text / f"{number}.txt").write_text(f"{number} " * 99)
+    config = make_config(steps=8)
+    config = dataclasses.replace(config, data=dataclasses.replace(config.data, paths=(str(text),)))
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", stop_at(3))
+    (text / "3.txt").write_text("something else " * 99)
+    with pytest.raises(UsageError, match="corpus has changed"):
+        train(config, tmp_path / "run")

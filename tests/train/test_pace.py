@@ -1,0 +1,34 @@
+"""The pace of a run: how long its steps take, what they wait for, their share of the processor's peak."""
+
+import pytest
+import torch
+
+from attnres.train import read_metrics, train
+from attnres.train.pace import product_speed, range_over_parts
+
+
+def test_a_checkpoint_comes_with_the_pace_of_the_process(make_config, tmp_path, monkeypatch):
+    """Of a step of a known time, how much was waiting for data and which share of the processor's peak it had."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr("attnres.train.pace.product_speed", lambda device, precision: 1e9)
+    monkeypatch.setattr("time.perf_counter", lambda: next(clock))  # every look at it takes a second
+    config = make_config(steps=2, save_every=2)
+    train(config, tmp_path)
+    (record,) = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "processes"]
+    # A step looks before and after itself and its batches.
+    assert (record["step_seconds"], record["data_seconds"], record["waited_seconds"]) == ([3.0], [1.0], [0.0])
+    matrices = 4 * 16 * 16 + 3 * 16 * 48  # of a layer: attention's four and the MLP's three
+    operations = 3 * (2 * (2 * matrices + 256 * 16) + 2 * 4 * 16 * 17 / 2) * config.tokens_per_step
+    assert record["share_of_peak"] == pytest.approx([operations / 3 / 1e9])
+
+
+def test_a_busy_stretch_shows_in_the_range_over_parts():
+    assert range_over_parts([1.0] * 20) == [1.0, 1.0]
+    assert range_over_parts([1.0] * 16 + [9.0] + [1.0] * 3) == [1.0, 1.0], "one slow step is no busy stretch"
+    assert range_over_parts([1.0] * 12 + [2.0] * 6 + [1.0] * 2) == [1.0, 2.0]
+    assert range_over_parts([1.0, 3.0]) == [1.0, 3.0]
+
+
+def test_the_speed_of_products_is_that_of_the_processor():
+    """Slower than a rate that no processor has per thread, faster than one in plain Python."""
+    assert 1e8 < product_speed(torch.device("cpu"), "float32") < 1e13
