@@ -10,11 +10,14 @@ import torch
 
 from attnres import Transformer
 from attnres.lab.arms import arm_model
+from attnres.lab.outcome import Outcome
+from attnres.lab.retrofit import run
 from attnres.lab.retrofit.claims import differences, finding, statements
-from attnres.lab.retrofit.plan import DEFAULTS, parse_arm
+from attnres.lab.retrofit.plan import DEFAULTS, Options, parse_arm, plan, trial
 from attnres.lab.retrofit.record import RetrofitRecord
 from attnres.lab.retrofit.tables import retrofit_tables
 from attnres.lab.tuning import beyond, choose
+from attnres.train.sweep import JobState
 from tests.lab.sample import parsed
 
 SHARES = (0.05, 1.0)
@@ -86,10 +89,15 @@ def test_tables_tell_cost_and_where_a_grid_ended():
     assert shown.rows[0][0] == "ends below the plain twin after 5% more"
 
 
-def test_training_that_makes_a_model_worse_counts(tmp_path):
-    """Such a run did not diverge: leaving it out would flatter its arm."""
-    record = parsed(RetrofitRecord, retrofit({("block", 0.05): 0.5}))
-    assert statements(record)[0].value == pytest.approx(0.5 + 0.001 / 3)
+@pytest.mark.parametrize(("ended", "status"), [("done", "done"), ("failed", "diverged")])
+def test_training_that_makes_a_model_worse_counts(ended, status, monkeypatch, tmp_path):
+    """Such a run did not diverge, as one that begins at random did: leaving it out would flatter its arm."""
+    worse = Outcome(status="diverged", loss=1.7, curve=((0, 1.5), (30, 1.7)))
+    monkeypatch.setattr(run, "outcome_of", lambda folder, state: worse)
+    one = trial(plan(Options(), tmp_path), parse_arm("block"), 0.05, 0, 1.0)
+    recorded = run._recorded(one, JobState(one.job, status=ended))
+    assert (recorded.status, recorded.loss, recorded.steps) == (status, 1.7, 30)
+    assert worse.status == "diverged", "what was read stays as it was"
 
 
 @pytest.mark.parametrize("arm", ["block", "full", "rms-block", "delta:block_size=4", "x0"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ import torch
 from attnres.data import open_corpus
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
+from attnres.parallel.layout import Layout
 from attnres.train import RunConfig, load_run, train
+from attnres.train.distributed import DistributedTrainer
+from attnres.train.folder import RunFolder
 from attnres.train.trainer import Trainer
 
 
@@ -71,8 +75,6 @@ def test_its_optimizers_and_its_text_begin_anew(plain, tmp_path):
 
 
 def load_loss(folder) -> float:
-    from attnres.train.folder import RunFolder
-
     return RunFolder(folder).summary()["validation_loss"]
 
 
@@ -106,6 +108,12 @@ def test_another_tokenizer_is_refused(plain, tmp_path):
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(path)))
     with pytest.raises(UsageError, match=r"another tokenizer than this run's text; give the same --data.tokenizer"):
         started(config)
+
+
+def test_several_processes_refuse_it(plain):
+    world = SimpleNamespace(layout=Layout())
+    with pytest.raises(UsageError, match="start_from is for one process"):
+        DistributedTrainer(plain[1], open_corpus(plain[1].data), world)  # type: ignore[arg-type]
 
 
 def test_configurations_from_before_begin_at_random():
