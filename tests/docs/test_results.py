@@ -192,8 +192,9 @@ def claims() -> list[str]:
         f"(`block@1`) ends {retrofit('5%', 'block@1')} from its twin after 5% more steps and "
         f"{retrofit('20%', 'block@1')} after 20%",
         f"`block` is at {retrofit('20%', 'block')} after 20%, and `full` at {retrofit('20%', 'full')}",
-        f"`rms-block` is at {retrofit('20%', 'rms-block')} there, Delta Block at "
-        f"{retrofit('20%', 'delta:block_size=4')} and `x0` at {retrofit('20%', 'x0')}",
+        f"`rms-block` is at {retrofit('20%', 'rms-block')} there, "
+        f"Delta Block at {retrofit('20%', 'delta:block_size=4')} "
+        f"and `x0` at {retrofit('20%', 'x0')}",
         f"gets {probed('next byte', 'block')} more of all next bytes right than `residual`, and "
         f"{probed('names', 'block')} more of those in names",
     ]
@@ -254,7 +255,7 @@ def test_the_retrofits_advice_is_its_record():
         assert f"| {name} | {' | '.join(retrofit(share, 'residual', column) for share in shares)} |" in guide
     tried = {run["factor"]: run["loss"] for run in of["tuning"] if (run["arm"], run["fraction"]) == ("residual", 0.05)}
     best = min(tried, key=tried.__getitem__)
-    assert best == 0.125 and f"the whole rate left the twin {number(tried[1.0] - tried[best], 4)} above" in guide
+    assert best == 0.125 and f"the whole rate left it {number(tried[1.0] - tried[best], 4)} above" in guide
     operations = {arm: cell("What the arms are and cost", arm, "operations") for arm in ("block", "full")}
     assert f"{operations['block']} times the operations of the twin's with `block` and {operations['full']}" in guide
 
