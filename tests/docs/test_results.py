@@ -125,7 +125,8 @@ def probed(claim: str, arm: str) -> str:
 
 
 def claims() -> list[str]:
-    hc = [abs(float(cell(STD_1, arm, "difference to residual"))) for arm in ("hc", "identity-hc", "mhc-lite", "mhc")]
+    streams = ("hc", "identity-hc", "mhc-lite", "mhc", "kromhc")
+    hc = [abs(float(cell(STD_1, arm, "difference to residual"))) for arm in streams]
     spread = [cell("Magnitudes over depth", arm, "gradient: spread") for arm in ("block", "residual")]
     gini = [prune(arm, "Gini") for arm in ("block", "residual")]
     demo = {arm: cell("The demo", arm, "difference to residual") for arm in ("block", "full", "x0")}
