@@ -1,7 +1,16 @@
 """Depth attention as operators: one signature, several backends."""
 
 from attnres.ops.cpu import trim
-from attnres.ops.operators import Backend, add_normalised, attend, attend_blocks, depth_attention, merge_partial
+from attnres.ops.operators import (
+    Backend,
+    add_normalised,
+    attend,
+    attend_blocks,
+    depth_attention,
+    merge_partial,
+    normalise,
+    normalise_backward,
+)
 from attnres.ops.reference import depth_scores, depth_weights, inverse_rms, widen
 
 __all__ = [
@@ -14,6 +23,8 @@ __all__ = [
     "depth_weights",
     "inverse_rms",
     "merge_partial",
+    "normalise",
+    "normalise_backward",
     "trim",
     "widen",
 ]

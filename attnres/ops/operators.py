@@ -208,8 +208,28 @@ def add_normalised(
         dtype = y.dtype if total is None else torch.promote_types(total.dtype, y.dtype)
     if not _is_fused(backend, (y, *totals), dtype):
         return reference.add_normalised(y, total, eps, dtype)
-    narrow = sums is None or any(torch.finfo(x.dtype).bits < 32 for x in sums)
-    return normalised.add_normalised(y, totals, eps, dtype, () if narrow else sums)[0]
+    kept = sums if sums is not None and all(torch.finfo(x.dtype).bits >= 32 for x in sums) else ()
+    return normalised.add_normalised(y, totals, eps, dtype, kept)[0]
+
+
+def normalise(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return n = y / sqrt(mean(y^2) + eps) [..., d], rounded once, and 1/rms [...], in one pass and without a gradient.
+
+    For an autograd function that keeps n and not y; `normalise_backward` takes both.
+    """
+    if _is_fused("auto", (y,), y.dtype):
+        return normalised.add_normalised(y.detach(), (), eps, y.dtype, ())
+    inverse_rms = reference.inverse_rms(y, eps)
+    return (inverse_rms * y).to(y.dtype), inverse_rms.squeeze(-1)
+
+
+def normalise_backward(grad: Tensor, n: Tensor, inverse_rms: Tensor) -> Tensor:
+    """Return the gradient of y [..., d] from that of n: (grad - n mean(grad n)) / rms."""
+    if _is_fused("auto", (grad, n), n.dtype):
+        grad_y = torch.ops.attnres.add_normalised_backward(grad, n, torch.ones_like(inverse_rms))
+        return grad_y.mul_(inverse_rms.unsqueeze(-1))
+    along = (grad * n).mean(-1, keepdim=True)
+    return ((grad - n * along) * inverse_rms.unsqueeze(-1)).to(n.dtype)
 
 
 def _is_fused(backend: Backend, tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:

@@ -125,7 +125,8 @@ def probed(claim: str, arm: str) -> str:
 
 
 def claims() -> list[str]:
-    hc = [abs(float(cell(STD_1, arm, "difference to residual"))) for arm in ("hc", "identity-hc", "mhc-lite", "mhc")]
+    streams = ("hc", "identity-hc", "mhc-lite", "mhc", "kromhc")
+    hc = [abs(float(cell(STD_1, arm, "difference to residual"))) for arm in streams]
     spread = [cell("Magnitudes over depth", arm, "gradient: spread") for arm in ("block", "residual")]
     gini = [prune(arm, "Gini") for arm in ("block", "residual")]
     demo = {arm: cell("The demo", arm, "difference to residual") for arm in ("block", "full", "x0")}
@@ -273,15 +274,47 @@ def test_the_readmes_numbers_are_the_records():
     assert f"for `full` it is {full} {wide}" in readme
 
 
-def test_the_bench_is_its_record():
+def bench(part: str = "") -> list[dict]:
+    return json.loads((ROOT / "results" / f"bench{part}.json").read_text(encoding="utf-8"))["rows"]
+
+
+def bench_tables(*headings: str) -> list[list[str]]:
+    """Return the cells of the tables' rows under these headings of docs/PERFORMANCE.md."""
     page = (ROOT / "docs" / "PERFORMANCE.md").read_text(encoding="utf-8")
-    section = page.partition("\n## The table\n")[2].partition("\n## ")[0]
-    shown = [line.strip("| ").split(" | ") for line in section.splitlines() if re.match(r"\| [a-z].* \| (\d|-)", line)]
-    record = json.loads((ROOT / "results" / "bench.json").read_text(encoding="utf-8"))
+    sections = [page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0] for heading in headings]
+    rows = [line.strip("| ").split(" | ") for text in sections for line in text.splitlines() if line.startswith("| ")]
+    assert rows
+    return rows
+
+
+def test_the_bench_is_its_record():
+    shown = [row for row in bench_tables("The table") if re.match(r"\d|-", row[1])]
     measured = []
-    for row in record["rows"]:
+    for row in bench():
         digits = 1 if row["must"].endswith("x") or row["must"] == "-" else 3
         ratio = row["ratio"]
         text = ratio if isinstance(ratio, str) else number(ratio, digits) + "x" * (digits == 1)
         measured.append((row["must"], row["aim"], text))
     assert sorted(tuple(row[1:]) for row in shown) == sorted(measured)
+
+
+def test_the_other_targets_are_their_record():
+    ratios = {}
+    for row in bench("-targets"):
+        way, what = re.findall(r"operator (\w+), .* sources, (.*)", row["what"])[0]
+        ratios[way, what] = row["ratio"]
+    for name, *shown in [row for row in bench_tables("Other instruction sets") if row[0].startswith("x86")]:
+        wanted = [f"{dtype}: {name.partition(',')[0]} over native" for dtype in ("float32", "bfloat16")]
+        assert shown == [f"{ratios[way, what]:.2f}" for what in wanted for way in ("forward", "backward")]
+
+
+def test_the_labs_step_and_the_microscope_are_their_records():
+    lab = {f"`{row['what'].split(', ')[1]}`": row for row in bench("-lab")}
+    details = {name: value for row in lab.values() for name, value in row["details"].items()}
+    shown = [row for row in bench_tables("The lab's step") if row[0] in lab]
+    assert len(shown) == 3
+    for name, *cells in shown:
+        ms, speed = (details[f"{name.strip('`')}, {unit}"] for unit in ("ms", "tokens per second"))
+        assert cells == [f"{ms:.0f}", f"{speed:.0f}", f"{lab[name]['ratio']:.0%}"]
+    answers = [row[2] for row in bench_tables("The microscope") if row[2].endswith(" ms")]
+    assert answers == [f"{row['details']['answer, ms']:.0f} ms" for row in bench("-look")]

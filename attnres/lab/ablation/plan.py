@@ -57,6 +57,7 @@ ARMS = (
     "rms-block:reads=qkv-gate-up",
     "block:reads=qkv-gate-up",
     "haares",
+    "kromhc",
 )
 """In the order in which a budget buys them."""
 

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from attnres.ops import add_normalised
+from attnres.ops import normalise, normalise_backward
 from attnres.torch_private import interpreter_stack
 
 
 def normed_linear(norm: nn.Module, linear: nn.Linear, h: Tensor) -> Tensor:
-    """linear(norm(h)), of which nothing but h is kept for the backward pass.
+    """linear(norm(h)), of which nothing but h / rms(h) is kept for the backward pass.
 
     torch keeps three tensors of h's size for each mixture that is normalised and projected; a sublayer with a mixture
     for each of q, k and v would need half as much memory again as one with a single one.
@@ -25,28 +25,20 @@ def normed_linear(norm: nn.Module, linear: nn.Linear, h: Tensor) -> Tensor:
 
 
 class _NormedLinear(torch.autograd.Function):
-    """W (g h / rms(h)), which makes h / rms(h) again in its backward pass; the gain goes into W there."""
+    """W (g n) with n = h / rms(h), which alone is kept; the gain goes into W."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, gain: Tensor, weight: Tensor, eps: float) -> Tensor:
-        ctx.save_for_backward(h, gain, weight)
-        ctx.eps = eps
-        if torch.is_autocast_enabled(h.device.type):
-            return F.linear(F.rms_norm(h, h.shape[-1:], gain, eps), weight)
-        # First what stays, then what goes: else the heap keeps holes of the norm's size between what stays.
-        y = h.new_empty(*h.shape[:-1], len(weight))
-        torch.mm(F.rms_norm(h, h.shape[-1:], gain, eps).flatten(0, -2), weight.mT, out=y.flatten(0, -2))
-        return y
+        n, inverse_rms = normalise(h, eps)
+        ctx.save_for_backward(n, inverse_rms, gain, weight)
+        return F.linear(n, weight * gain)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        h, gain, weight = ctx.saved_tensors
-        h = h.detach().requires_grad_()
-        with torch.enable_grad():
-            normalised = add_normalised(h, eps=ctx.eps)
+        n, inverse_rms, gain, weight = ctx.saved_tensors
         # In the gradient's dtype: under autocast that of the product.
-        grad_normalised = torch.matmul(grad, (weight * gain).to(grad.dtype)).to(normalised.dtype)
-        both = grad.flatten(0, -2).mT @ normalised.detach().flatten(0, -2).to(grad.dtype)
-        (grad_h,) = torch.autograd.grad(normalised, h, grad_normalised)
+        grad_n = torch.matmul(grad, (weight * gain).to(grad.dtype)).to(n.dtype)
+        both = grad.flatten(0, -2).mT @ n.flatten(0, -2).to(grad.dtype)
+        grad_h = normalise_backward(grad_n, n, inverse_rms)
         return grad_h, (both * weight).sum(0).to(gain.dtype), (both * gain).to(weight.dtype), None
