@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from attnres.errors import UsageError
@@ -26,8 +26,15 @@ def check_output_file(flag: str, path: Path | None, entries: Collection[str] = (
         raise UsageError(f"{flag} {path}: there is no folder {folder} to write to")
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{flag} {path}: {folder} cannot be written; choose another place")
-    if path.exists() and not _holds(path, entries):
-        raise UsageError(f"{flag} {path}: there is another file, which would be lost; give another name")
+    if path.exists():
+        if not _holds(path, entries):
+            raise UsageError(f"{flag} {path}: there is another file, which would be lost; give another name")
+        return
+    try:  # to root every folder looks as if it could be written, those of /proc too
+        path.touch()
+        path.unlink()
+    except OSError as error:
+        raise UsageError(f"{flag} {path}: no file can be made there ({error.strerror}); choose another place") from None
 
 
 def _holds(path: Path, entries: Collection[str]) -> bool:
@@ -42,14 +49,33 @@ def _holds(path: Path, entries: Collection[str]) -> bool:
 
 
 def check_output_folder(flag: str, path: Path | None) -> None:
-    """Raise UsageError if that is no folder, or if neither it nor one above it can be written."""
+    """Raise UsageError if that is no folder that can be written, and none can be made there."""
     if path is None:
         return
-    existing = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+    places = (path.absolute(), *path.absolute().parents)
+    existing = next(folder for folder in places if folder.exists())
     if not existing.is_dir():
         raise UsageError(f"{flag} {path}: {existing} is a file; give a folder")
     if not os.access(existing, os.W_OK):
         raise UsageError(f"{flag} {path}: {existing} cannot be written; choose another place")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"{flag} {path}: no folder can be made there ({error.strerror}); choose another place"
+        ) from None
+    for made in places[: places.index(existing)]:  # for the question alone: other arguments may be refused yet
+        made.rmdir()
+
+
+def check_paths_named(arguments: Sequence[str]) -> None:
+    """Raise UsageError on a `--data.paths` without any, as of a shell's empty variable: the default text is no answer.
+
+    With a dataset it takes back the paths of a recipe.
+    """
+    following = dict(zip(arguments, [*arguments[1:], "--"], strict=False))
+    if following.get("--data.paths", "").startswith("--") and "--data.dataset" not in arguments:
+        raise UsageError("--data.paths names none; give at least one, or leave it out for the default text")
 
 
 def check_at_least(least: int, **options: int | None) -> None:

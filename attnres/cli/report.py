@@ -18,6 +18,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from attnres.cli._checks import check_output_folder
 from attnres.cli._tables import print_line
 from attnres.errors import UsageError
 from attnres.lab import experiments
@@ -37,6 +38,8 @@ def command(
         out: Where to write.
         tables: Print the tables as Markdown and write nothing.
     """
+    if not tables:
+        check_output_folder("--out", out)
     records = read_records(results)
     if not records:
         known = experiments()

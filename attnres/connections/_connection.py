@@ -178,8 +178,8 @@ class Connection(nn.Module):
             The values behind the last one, for the next `run` or for `readout`.
 
         Raises:
-            UsageError: values of another width, more sublayers than sites, or one that works in place or returns more
-                than a tensor.
+            UsageError: values of another width or of whole numbers, more sublayers than sites, or one that works in
+                place or does not return one tensor of the shape that it reads.
         """
         for site, sublayer in enumerate(self._fitting(values, sublayers, first), first):
             weights, h = self.mix(values, site)
@@ -192,10 +192,13 @@ class Connection(nn.Module):
         Raises:
             UsageError: they or the values are not for this connection.
         """
-        if isinstance(values, Tensor):
-            raise UsageError("values are what start(x) returns, not x: connection.run(connection.start(x), sublayers)")
+        _refuse_tensor(values)
         if values[0].shape[-1] != self.dim:
             raise UsageError(f"the connection has width {self.dim}; what it was given has {values[0].shape[-1]}")
+        if not values[0].is_floating_point():
+            raise UsageError(f"the stream must be of a floating dtype, not {values[0].dtype}; start with an embedding")
+        if isinstance(sublayers, nn.Module) and not isinstance(sublayers, Iterable):
+            raise UsageError(f"sublayers must be a list of them, not one {type(sublayers).__name__}")
         listed = list(sublayers)
         if first + len(listed) > self.sites:
             raise UsageError(
@@ -208,11 +211,21 @@ class Connection(nn.Module):
 
         Args:
             values: what the `run` of the last sublayer returned.
+
+        Raises:
+            UsageError: a tensor in place of them.
         """
+        _refuse_tensor(values)
         return self.mix(values, self.sites)[1]
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}, sites={self.sites}"
+
+
+def _refuse_tensor(values: Values) -> None:
+    """A tensor can be indexed, too, and its first row would pass for a stream."""
+    if isinstance(values, Tensor):
+        raise UsageError("values are what start(x) returns, not x: connection.run(connection.start(x), sublayers)")
 
 
 def _signature(connection: nn.Module) -> str:
@@ -254,14 +267,17 @@ def output_of(sublayer: Sublayer, h: Mixture) -> Tensor:
         Its output, [..., dim].
 
     Raises:
-        UsageError: it returns no tensor, or changes what it was given: that may be the stream itself, or saved for the
-            backward pass.
+        UsageError: it returns no tensor, or one of another shape, which most sums would broadcast without a word; or it
+            changes what it was given: that may be the stream itself, or saved for the backward pass.
     """
     reads = h if isinstance(h, tuple) else (h,)
     before = times_changed(reads)
     y = sublayer(*reads)
     if not isinstance(y, Tensor):
         raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
+    if y.shape != reads[0].shape:
+        read, returned = list(reads[0].shape), list(y.shape)
+        raise UsageError(f"a sublayer must return the shape that it reads, {read}, and returned {returned}")
     if times_changed(reads) != before:
         raise UsageError("a sublayer changed its input in place, as nn.ReLU(inplace=True) does; let it work on a copy")
     return y

@@ -69,6 +69,7 @@ def mixing_matrix(
     )
     if len(sublayers) != connection.sites:
         raise UsageError(f"the connection has {connection.sites} sites, but {len(sublayers)} sublayers were given")
+    connection._fitting((x,), sublayers, first=0)
     tags = connection.sites + 1
     dtype = torch.promote_types(x.dtype, torch.float32)
 

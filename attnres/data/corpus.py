@@ -69,6 +69,10 @@ def open_corpus(
     """
     report = progress or (lambda work, done, total: None)
     root = Path(config.cache).expanduser() if config.cache else cache_folder()
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise UsageError(f"no cache can be made in {root} ({error.strerror}); give another data.cache") from None
     documents, size = open_documents(config, root), vocabulary_size(config.tokenizer)
     if size:
         tokenizer = learned_tokenizer(documents, size, config.validation_fraction, root / "tokenizers", report)

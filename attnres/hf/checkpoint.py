@@ -70,6 +70,8 @@ def _loaded(cls: Any, folder: Path, **kwargs: Any) -> Any:
 
 def _model_class(config: Mapping[str, Any], folder: Path) -> Any:
     """The plain model's class, which may be an attached model's too."""
+    if {"config", "corpus"} <= config.keys():
+        raise UsageError(f"{folder} is a run of attnres train; give the folder of a transformers checkpoint")
     names = config.get("architectures") or []
     with runnable_kernels():
         cls = getattr(transformers, names[0].removeprefix(PREFIX), None) if names else None  # imports its module

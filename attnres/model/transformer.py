@@ -68,6 +68,8 @@ class Transformer(nn.Module):
         """tokens [batch, time] -> the readout [batch, time, dim], before the final norm."""
         if tokens.ndim != 2:
             raise UsageError(f"tokens must be [batch, time], not {list(tokens.shape)}")
+        if tokens.dtype not in (torch.int64, torch.int32):
+            raise UsageError(f"tokens must be int64, not {tokens.dtype}; tokens.long() makes them so")
         sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
         values = self.connection.start(self.embedding(tokens))
         return self.connection.readout(self.run(values, sublayers))

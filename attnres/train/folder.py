@@ -112,8 +112,13 @@ class RunFolder:
         return config
 
     def tokenizer(self) -> Tokenizer:
-        """The one that the run's corpus was made with."""
-        return tokenizer_from_json(_read_json(self.path / TOKENIZER))
+        """The one that the run's corpus was made with. Raises UsageError if its file is gone or damaged."""
+        path = self.path / TOKENIZER
+        try:
+            return tokenizer_from_json(json.loads(path.read_text(encoding="utf-8")))
+        except (FileNotFoundError, ValueError, UsageError) as error:
+            what = "is gone" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
+            raise UsageError(f"{path} {what}; without it the command that trained the run writes it anew") from error
 
     def summary(self) -> dict[str, Any] | None:
         """The result of a run that is done and whose final weights are still there and good, else None.
@@ -125,9 +130,13 @@ class RunFolder:
             return None
         if self.record() is None:
             raise UsageError(f"{self.path}: the run's config.json is gone; choose another folder")
-        summary, newest = _read_json(self._summary), self.checkpoints.newest_good()
-        whole = newest is not None and newest.step == summary.get("steps") and (self.path / TOKENIZER).is_file()
-        return summary if whole else None
+        try:
+            summary = json.loads(self._summary.read_text(encoding="utf-8"))
+        except ValueError:
+            return None  # what it says is made anew from the last checkpoint
+        newest = self.checkpoints.newest_good()
+        whole = newest is not None and isinstance(summary, dict) and newest.step == summary.get("steps")
+        return summary if whole and (self.path / TOKENIZER).is_file() else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self._summary, summary)
@@ -176,8 +185,10 @@ class RunFolder:
         tokenizer, record = self.path / TOKENIZER, self.record()
         if not tokenizer.is_file():
             write_json(tokenizer, corpus.tokenizer.to_json())
-        elif record is None and _read_json(tokenizer) != corpus.tokenizer.to_json():
-            raise UsageError(f"{self.path} holds files and no run ({TOKENIZER}); give a new or empty folder")
+        elif _read_json(tokenizer) != corpus.tokenizer.to_json():
+            if record is None:
+                raise UsageError(f"{self.path} holds files and no run ({TOKENIZER}); give a new or empty folder")
+            raise UsageError(f"{tokenizer} is not the tokenizer of this run; delete it, and it is written anew")
         if record is None:
             self.checkpoints.folder.mkdir(exist_ok=True)
             # Last: a folder with this file in it is a run.

@@ -181,7 +181,9 @@ class Loop:
         try:
             return self._run()
         except NonFinite as error:
-            raise Diverged(f"{error}; {self._last_good()}; try a lower learning rate (--optimizer.lr)") from error
+            raise Diverged(
+                f"{error}; {self._last_good()}; try a lower learning rate (--optimizer.lr) in another folder"
+            ) from error
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             raise RunStopped(

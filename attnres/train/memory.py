@@ -1,13 +1,17 @@
-"""Memory as the system counts it: its peak over a stretch of a program, and whether it ran out."""
+"""Memory as the system counts it: what there is, its peak over a stretch of a program, and whether it ran out."""
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import torch
+
+from attnres.errors import UsageError
+from attnres.model import TransformerConfig, count_parameters
 
 
 class PeakMemory:
@@ -30,6 +34,23 @@ class PeakMemory:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return max(0, (_status("VmHWM") or _high_water()) - self._start)
+
+
+def check_fits(config: TransformerConfig) -> None:
+    """Raise UsageError if this machine's memory cannot hold the weights alone.
+
+    The system would grant them, and kill this process, or another one, when they are written.
+    """
+    try:
+        total = count_parameters(config).total
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise UsageError("the model has a matrix of more than 2^63 bytes; take a smaller dim") from None
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * total > there:
+        needed = f"the weights of {total:,} parameters take {4 * total / 1e9:,.0f} GB"
+        raise UsageError(f"{needed}, and this machine has {there / 1e9:,.0f}; take a smaller dim or fewer layers")
 
 
 def memory_kills() -> int:

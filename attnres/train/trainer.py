@@ -29,6 +29,7 @@ from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.config import RunConfig
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
 from attnres.train.jsonconfig import model_to_json
+from attnres.train.memory import check_fits
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
 from attnres.train.start import begin_with
 
@@ -93,6 +94,8 @@ class Trainer:
         """How long it has waited for other processes at the end of its passes: the slowest one waits least."""
 
     def _build(self) -> tuple[Any, list[Optimizer]]:
+        if self.device.type == "cpu":
+            check_fits(self.config.model)
         model = Transformer(self.config.model, self.config.seed)
         if self.config.start_from:
             begin_with(model, self.config.start_from, self.corpus)

@@ -1,6 +1,7 @@
 """What commands read from and write to: wrong places are one line that says what to do, and nothing is lost."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,31 @@ def test_places_that_are_none(tmp_path, capsys, monkeypatch):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="/proc is a folder of Linux")
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("inspect", "run", "--out"),
+        ("fit", "points.csv", "--out"),
+        ("report", "records", "--out"),
+        ("compare", "--out"),
+        ("ablate", "--out"),
+        ("cost", "--out"),
+        ("cost", "--figure"),
+        ("eval", "run", "--tasks", "piqa", "--out"),
+    ],
+    ids=" ".join,
+)
+def test_a_place_that_only_seems_to_be_one(capsys, command):
+    """To root /proc looks as if it could be written; it is tried before anything else, and work is not lost."""
+    assert "can be made there" in (error := said(capsys, *command, "/proc/x")) and "choose another place" in error
+
+
+def test_asking_for_a_place_leaves_nothing_there(tmp_path, capsys):
+    assert "no ablation.json" in said(capsys, "report", tmp_path, "--out", tmp_path / "a" / "b")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("content", ["notes", "[1, 2]", '{"plan": "of another"}'])
 def test_a_file_that_the_command_did_not_write_stays(tmp_path, capsys, content):
     file, picture = tmp_path / "cost.json", tmp_path / "cost.png"
@@ -48,6 +74,7 @@ def test_the_record_of_an_experiment_does_not_go_into_a_run(tmp_path, capsys, co
     run = tmp_path / "run"
     assert main(["train", str(run), *TINY, *corpus]) == 0
     capsys.readouterr()
+    assert f"{run} is a run of attnres train" in said(capsys, "convert", run, tmp_path / "converted")
     before = sorted(run.iterdir())
     assert "is the folder of a run" in said(capsys, "prune", run, "--out", run)
     assert "is the folder of a run" in said(
@@ -79,3 +106,16 @@ def test_json_that_is_no_text(tmp_path, capsys, name, content, message):
     (tmp_path / name).write_text(json.dumps(content))
     cache = ("--data.cache", tmp_path / "cache")
     assert message in said(capsys, "train", tmp_path / "run", *TINY, "--data.paths", tmp_path / name, *cache)
+
+
+def test_a_cache_that_cannot_be_made(tmp_path, capsys):
+    (tmp_path / "file").write_text("fox " * 100)
+    text = ("--data.paths", tmp_path / "file", "--data.cache", tmp_path / "file")
+    assert "give another --data.cache" in said(capsys, "train", tmp_path / "run", *TINY, *text)
+
+
+@pytest.mark.parametrize("command", ["train", "compare", "ablate"])
+def test_paths_that_name_none(command, capsys):
+    """`--data.paths $FILES` with an empty FILES trained on the default text."""
+    assert "--data.paths names none" in said(capsys, command, "--data.paths")
+    assert "--data.paths names none" in said(capsys, command, "--data.paths", "--steps", "1")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnres import Connection, UsageError, connection_names, make_connection
+from attnres import Connection, UsageError, connection_names, make_connection, mixing_matrix
 from attnres.cli import main
 from attnres.connections import canonical_connection, check_sublayers
 from attnres.connections._check import check_linear, check_rule, compiled, findings, randomised
@@ -36,6 +36,23 @@ def test_values_that_are_none(name):
         connection.run(torch.randn(2, DIM), sublayers)
     with pytest.raises(UsageError, match=f"has width {DIM}; what it was given has 5"):
         connection.run(connection.start(torch.randn(2, 5)), sublayers)
+
+
+@every_connection
+def test_what_most_sums_would_take_without_a_word(name):
+    """A sum broadcasts one token's output to all, and one number to all channels; the first row of x is no stream."""
+    connection, x = make_connection(name, DIM, SITES), torch.randn(2, 3, DIM)
+    for wrong in (lambda h: h[:, -1:] * 2, lambda h: h.mean(-1, keepdim=True), lambda h: h[..., :1, :]):
+        with pytest.raises(UsageError, match=rf"must return the shape that it reads, \[2, 3, {DIM}\], and returned"):
+            connection.run(connection.start(x), [wrong] * SITES)
+    with pytest.raises(UsageError, match=r"values are what start\(x\) returns, not x"):
+        connection.readout(x)
+    with pytest.raises(UsageError, match=r"must be of a floating dtype, not torch.int64"):
+        connection.run(connection.start(torch.ones(2, DIM, dtype=torch.int64)), make_sublayers())
+    with pytest.raises(UsageError, match=f"has width {DIM}; what it was given has 3"):
+        mixing_matrix(connection, torch.randn(2, 3), make_sublayers())
+    with pytest.raises(UsageError, match="a list of them, not one Linear"):
+        connection.run(connection.start(x), nn.Linear(DIM, DIM))
 
 
 def test_the_state_of_another_rule_is_refused():

@@ -315,6 +315,7 @@ QUERY = "model.connection.query.5"
         (lambda f: (f / "model.safetensors").unlink(), "cannot be loaded"),
         (lambda f: (f / "config.json").unlink(), "no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
+        (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
         (lambda f: edit_config(f, lambda c: c.pop("attnres")), "plain checkpoint"),
         (lambda f: edit_config(f, lambda c: c.update(attnres=3)), "must hold the connection"),
         (lambda f: edit_config(f, lambda c: c["attnres"].update(connection="block:block_size=9")), "9 is more"),

@@ -177,6 +177,13 @@ def test_options_beside_the_connections_name():
     assert replace(old, dim=128).connection == "block:block_size=8,heads=2"
 
 
+def test_tokens_of_bytes_or_of_floats_are_refused():
+    model = Transformer(TransformerConfig(vocab_size=8, dim=16, layers=1))
+    for dtype in (torch.uint8, torch.float32):
+        with pytest.raises(UsageError, match=r"tokens must be int64, not torch\.(uint8|float32); tokens\.long\(\)"):
+            model(torch.zeros(1, 4, dtype=dtype))
+
+
 def test_too_long_a_sequence_is_refused():
     with pytest.raises(UsageError, match="33 tokens do not fit the model's context of 32"):
         Transformer(TransformerConfig(**SMALL))(torch.zeros(1, 33, dtype=torch.long))

@@ -26,6 +26,33 @@ def test_a_finished_run_that_lost_something_is_made_whole(make_config, tmp_path,
     assert weights(tmp_path, 12) == expected and load_run(tmp_path).step == 12
 
 
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": 2'])
+def test_a_damaged_summary_is_made_anew(make_config, tmp_path, content):
+    config = make_config(steps=2)
+    expected = train(config, tmp_path)["validation_loss"]
+    (tmp_path / "summary.json").write_text(content)
+    assert train(config, tmp_path)["validation_loss"] == expected
+    assert json.loads((tmp_path / "summary.json").read_text())["validation_loss"] == expected
+
+
+def test_a_tokenizer_that_is_not_the_runs(make_config, tmp_path):
+    config, file = make_config(steps=2), tmp_path / "tokenizer.json"
+    train(config, tmp_path)
+    for content in ("{}", "[]", "{"):
+        file.write_text(content)
+        with pytest.raises(UsageError, match=r"tokenizer.json is damaged .*; without it the command .* writes it anew"):
+            load_run(tmp_path)
+    file.unlink()
+    with pytest.raises(UsageError, match=r"tokenizer.json is gone; .* the command that trained the run writes it anew"):
+        load_run(tmp_path)
+    train(config, tmp_path)
+    assert load_run(tmp_path).step == 2
+    file.write_text('{"kind": "tokenizers", "record": {}}')
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.raises(UsageError, match="is not the tokenizer of this run; delete it"):
+        train(config, tmp_path)
+
+
 @pytest.mark.parametrize(
     "tail",
     [

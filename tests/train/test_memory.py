@@ -4,7 +4,8 @@ import sys
 import pytest
 import torch
 
-from attnres.train.memory import PeakMemory
+from attnres import TransformerConfig, UsageError
+from attnres.train.memory import PeakMemory, check_fits
 
 
 def held(size: int) -> None:
@@ -21,3 +22,10 @@ def test_peak_counts_what_was_held_in_between_and_nothing_before():
     assert peak.bytes() < 2**22
     held(32 * 2**20)  # and given back at once
     assert 30 * 2**20 < peak.bytes() < 40 * 2**20
+
+
+@pytest.mark.parametrize(("dim", "message"), [(2**20, "this machine has"), (10**9, "a matrix of more than")])
+def test_a_model_larger_than_memory_is_refused_before_it_is_made(dim, message):
+    with pytest.raises(UsageError, match=message):
+        check_fits(TransformerConfig(dim=dim, layers=2))
+    check_fits(TransformerConfig())
