@@ -52,7 +52,12 @@ class TwoPhase(Connection):
         raise NotImplementedError
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
-        """Run, reading the finished blocks once per tile: a block, or several with at least TILE sites."""
+        """Run, reading the finished blocks once per tile: a block, or several with at least TILE sites.
+
+        Of one token they are in the cache, and a phase more is a call more.
+        """
+        if values[0].numel() == self.dim:
+            return super().run(values, sublayers, first)
         sublayers = self._fitting(values, sublayers, first)
         tile = self.block_size * -(-TILE // self.block_size)
         while sublayers:

@@ -224,6 +224,7 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
     for layer, code, first, of_layer in parts:
         change_class(layer, attached_class(type(layer), Layer))
         layer._decoder, layer._first_site = (decoder,), first  # type: ignore[assignment]
+        layer._is_last = first + len(code.pieces) == connection.sites  # type: ignore[assignment]
         layer._code = with_reads(code, of_layer)  # type: ignore[assignment]
         for name, role in zip(of_layer, (Attention, MLP), strict=False):
             if name is not None:
@@ -297,7 +298,8 @@ def registered_config_class(plain: Any) -> Any:
     attached = attached_config_class(plain)
     for auto, cls in _auto_classes(plain).items():
         made = attached_model_class(cls)
-        getattr(transformers, auto).register(attached, made, exist_ok=True)
+        # Not the auto class's own method: it wants a configuration for each class of models, and internlm3 has llama's.
+        getattr(transformers, auto)._model_mapping.register(attached, made, exist_ok=True)
         # Where `transformers serve`, TRL and SGLang look architectures up. Importing transformers.processing_utils puts
         # a second module in sys.modules; who imported transformers before has the first.
         for module in (transformers, sys.modules["transformers"]):

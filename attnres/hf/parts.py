@@ -45,6 +45,7 @@ class Layer(nn.Module):
     _code: LayerCode
     _decoder: tuple[nn.Module]  # in a tuple, so that it does not become a child
     _first_site: int
+    _is_last: bool
     _gradient_checkpointing_func: Callable[..., tuple[Any, ...]]
 
     @property
@@ -52,27 +53,15 @@ class Layer(nn.Module):
         return self._decoder[0].connection  # type: ignore[return-value]
 
     def forward(self, stream: Tensor | Depth, /, *args: Any, **kwargs: Any) -> Any:
-        with at_hand(self.connection):
-            values = self._values(stream)
-        if getattr(self, "gradient_checkpointing", False) and self.training:
-            values, beside = self._recomputed(values, args, kwargs)
-        else:
-            values, beside = self._run(values, args, kwargs)
-        passed_on: Any = Depth(values)
-        if self._first_site + len(self._code.pieces) == self.connection.sites:
-            with at_hand(self.connection):
-                passed_on = self.connection.readout(values)
-        return passed_on if self._code.beside is None else (passed_on, *beside)
-
-    def _values(self, stream: Tensor | Depth) -> Values:
-        if isinstance(stream, Depth):
-            return stream.values
-        if self._first_site:
+        if not isinstance(stream, Depth) and self._first_site:
             raise UsageError(
                 f"the layer of site {self._first_site} was given hidden states where it needs all values of the layer "
                 "before: an attached model cannot be split between its layers; attnres.parallel has its own pipeline"
             )
-        return self.connection.start(stream)
+        run = self._recomputed if getattr(self, "gradient_checkpointing", False) and self.training else self._run
+        passed_on, beside = run(stream.values if isinstance(stream, Depth) else (stream,), args, kwargs)
+        hidden: Any = passed_on[0] if self._is_last else Depth(passed_on)
+        return hidden if self._code.beside is None else (hidden, *beside)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile as any module, with graphs of its own: each layer reads another number of sources.
@@ -83,15 +72,19 @@ class Layer(nn.Module):
             kwargs.setdefault("isolate_recompiles", True)
         super().compile(*args, **kwargs)
 
-    def _run(self, values: Values, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Values, list[Any]]:
-        """The values behind the layer, and what it returns beside its hidden states."""
+    def _run(self, passed_on: Values, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Values, list[Any]]:
+        """What the layer passes on, the values or at the end what is read of them, and what it returns beside that."""
+        connection = self.connection
         beside: dict[str, Any] = {}
-        with at_hand(self.connection):
-            values = self.connection.run(values, bound_sublayers(self, args, kwargs, beside), self._first_site)
+        with at_hand(connection):
+            values = passed_on if self._first_site else connection.start(*passed_on)
+            values = connection.run(values, bound_sublayers(self, args, kwargs, beside), self._first_site)
+            if self._is_last:
+                values = (connection.readout(values),)
         return values, [beside.get(name) for name in self._code.beside or ()]
 
     def _recomputed(
-        self, values: Values, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, passed_on: Values, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Values, tuple[Any, ...]]:
         """Recompute as transformers' GradientCheckpointingLayer does, but with every value an argument: reentrant
         checkpointing loses, in silence, the gradient of a tensor inside a tuple."""
@@ -102,11 +95,11 @@ class Layer(nn.Module):
         if arguments.get("use_cache"):
             cached["use_cache"] = False
 
-        def flat(*values: Tensor) -> tuple[Any, ...]:
-            behind, beside = self._run(values, (), {**arguments, **cached})
+        def flat(*passed_on: Tensor) -> tuple[Any, ...]:
+            behind, beside = self._run(passed_on, (), {**arguments, **cached})
             return *behind, *beside
 
-        returned = self._gradient_checkpointing_func(flat, *values)
+        returned = self._gradient_checkpointing_func(flat, *passed_on)
         count = len(returned) - len(self._code.beside or ())
         return returned[:count], returned[count:]
 

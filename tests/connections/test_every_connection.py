@@ -116,6 +116,17 @@ def test_run_split_anywhere_equals_the_whole(variant):
 
 
 @every_variant
+def test_a_token_alone_is_read_as_among_others(variant):
+    """As while decoding, where nothing is gained by two phases."""
+    name, options = variant
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    x, forward = torch.randn(1, 3, DIM), whole(connection, sublayers)
+    with torch.no_grad():
+        alone = torch.cat([forward(token) for token in x.split(1, 1)], 1)
+        assert_all_close([alone], [forward(x)])
+
+
+@every_variant
 def test_fused_mix_equals_weigh_and_gather(variant):
     name, options = variant
     connection, sublayers = randomised(name, **options), make_sublayers()
