@@ -15,6 +15,7 @@ import attnres.hf
 from attnres import UsageError, connection_names
 from attnres.hf import classes
 from attnres.hf.convert import convert
+from attnres.hf.small import small_inputs, small_model
 from tests.depth import randomise
 from tests.hf.models import CONFIGS, make_model, make_tokens, save_attached
 from tests.hf.test_transformers_features import edit_config, edit_tensors, mark_as_before, rename
@@ -76,6 +77,18 @@ def test_what_is_registered_loads_without_remote_code(name, tmp_path):
     assert {entry for entry in plain if plain[entry] != config[entry]} == {"model_type", "architectures"}
     # The tensors are those of a plain checkpoint, merged or split as that stores them, and the connection's.
     assert {key for key in keys(tmp_path / "attached") if ".connection." not in f".{key}"} == keys(tmp_path / "plain")
+
+
+def test_a_type_whose_models_are_another_type_s(tmp_path):
+    """internlm3 has llama's classes, and a configuration of its own."""
+    model = attnres.hf.attach(small_model("internlm3"), "block", block_size=3)
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(tmp_path)
+    tokens = small_inputs(model)
+    for trusted in (False, True):
+        again = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=trusted)
+        assert type(again.config).__name__ == "AttnResInternLM3Config"
+        assert torch.equal(again(tokens).logits, model(tokens).logits)
 
 
 def keys(folder):
