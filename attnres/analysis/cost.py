@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from fractions import Fraction
 
-from attnres.analysis.timeline import Timeline, schedule_actions, simulate
+from attnres.analysis.timeline import Action, Timeline, schedule_actions, simulate
 from attnres.errors import UsageError, refuse_non_finite
 from attnres.parallel.schedule import Schedule, check_schedule, chunk_sites, default_schedule, even_cuts
 
@@ -84,17 +84,20 @@ def counted_transfers(sites: list[range], block_size: int, pipeline: int) -> Tra
     blocks as they are, and sends no rank what it has made itself.
     """
 
-    def finished(site: int) -> int:
-        return 1 + site // block_size  # the embedding is a block of its own
-
     naive, cached = [], []
     for chunk in range(1, len(sites)):
         site = sites[chunk].start
-        known = finished(sites[chunk - pipeline].stop) if chunk >= pipeline else 0
+        finished = finished_blocks(site, block_size)
+        known = finished_blocks(sites[chunk - pipeline].stop, block_size) if chunk >= pipeline else 0
         partial = site % block_size > 0
-        naive.append(Fraction(finished(site) + partial))
-        cached.append(Fraction(finished(site) - known + partial))
+        naive.append(Fraction(finished + partial))
+        cached.append(Fraction(finished - known + partial))
     return Transfers(naive, cached)
+
+
+def finished_blocks(site: int, block_size: int) -> int:
+    """Count the blocks that Block has finished before a site. The embedding is a block of its own."""
+    return 1 + site // block_size
 
 
 @dataclass(frozen=True)
@@ -166,10 +169,14 @@ class Plan:
         return self.tokens * self.dim * self.element_bytes
 
     @property
+    def parameters_of_sublayer(self) -> float:
+        """`sublayer_parameters`, also where it is not given."""
+        return 6 * self.dim**2 if self.sublayer_parameters is None else self.sublayer_parameters
+
+    @property
     def sublayer_seconds(self) -> float:
         """Estimate a forward pass over one micro-batch: 2 FLOPs per parameter and token. The connection is left out."""
-        parameters = 6 * self.dim**2 if self.sublayer_parameters is None else self.sublayer_parameters
-        return 2 * parameters * self.tokens / (self.tflops * 1e12)
+        return 2 * self.parameters_of_sublayer * self.tokens / (self.tflops * 1e12)
 
     def transfer_seconds(self, entries: Fraction | float) -> float:
         return float(entries) * self.entry_bytes / (self.link * 1e9)
@@ -180,10 +187,14 @@ class Plan:
     def counted(self) -> Transfers:
         return counted_transfers(self.sites, self.block_size, self.pipeline)
 
+    def actions(self) -> list[list[Action]]:
+        """What each rank does in a step, in order."""
+        schedule = self.schedule or default_schedule(self.virtual)
+        return schedule_actions(schedule, self.pipeline, self.virtual, self.micro_batches)
+
     def timelines(self) -> dict[str, Timeline]:
         """One step with Block's transfers, cached and naive, and with the plain residual's single stream."""
-        schedule = self.schedule or default_schedule(self.virtual)
-        actions = schedule_actions(schedule, self.pipeline, self.virtual, self.micro_batches)
+        actions = self.actions()
         forward = [self.sublayer_seconds * len(sites) for sites in self.sites]
         counted, stream = self.counted(), [Fraction(1)] * (len(forward) - 1)
         return {

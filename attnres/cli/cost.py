@@ -9,52 +9,68 @@ Other machines and schedules, with a picture of what each rank does when, and ev
     attnres cost --pipeline 4 --virtual 2 --link 25 --tflops 300
     attnres cost --schedule zero-bubble --figure timeline.png --out cost.json
 
+Clusters of many sizes, whose pipelines share the micro-batches of a step (Llama 3 70B):
+
+    attnres cost --layers 160 --block-size 20 --dim 8192 --sublayer-parameters 427.8e6 --pipeline 8 --virtual 5 \
+                 --gpus 64 512 4096
+
 --layers counts sublayers (the paper's layers): attention and MLP are one each.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 from rich.console import Console
 
+from attnres.analysis.cluster import cluster_steps
 from attnres.analysis.cost import Plan
 from attnres.cli._checks import check_output_file
 from attnres.cli._tables import print_table
 from attnres.errors import UsageError
 from attnres.files import write_bytes, write_json
-from attnres.report.cost import cost_record, cost_tables
+from attnres.report.cost import cluster_table, cost_record, cost_tables
 
 DEFAULTS = Plan()
 
 
 def command(
     plan: Annotated[Plan, tyro.conf.arg(name="")] = DEFAULTS,
+    gpus: tuple[int, ...] = (),
+    batch: int = 4096,
     figure: Path | None = None,
     out: Path | None = None,
 ) -> int:
     """Cost.
 
     Args:
+        gpus: Show the step on clusters of so many GPUs too, of as many pipelines as they hold.
+        batch: Micro-batches in a step of such a cluster, over all of its pipelines.
         figure: Draw the simulated step to this PNG file.
         out: Also write everything to this JSON file.
     """
     if figure is not None and plan.pipeline == 1:
         raise UsageError("a picture of the pipeline needs one: give --pipeline 2 or more")
+    if gpus and plan.pipeline == 1:
+        raise UsageError("a cluster is one of pipelines: give --pipeline 2 or more")
     check_output_file("--figure", figure)
     check_output_file("--out", out, ("plan", "memory_traffic"))
     steps = plan.timelines() if plan.pipeline > 1 else {}
     others = plan.with_pipelines() if steps else []
     scaling = {other.pipeline: steps if other == plan else other.timelines() for other in others}
+    clusters = cluster_steps(plan, gpus, batch)
     console = Console()
-    for table in cost_tables(plan, steps, scaling):
+    tables = cost_tables(plan, steps, scaling)
+    for table in [*tables, cluster_table(plan, batch, clusters)] if clusters else tables:
         print_table(console, table)
     if figure is not None:
         from attnres.report.timeline import draw_timelines  # matplotlib takes a second to import
 
         write_bytes(figure, draw_timelines(steps, plan.virtual))
     if out is not None:
-        write_json(out, cost_record(plan, steps, scaling))
+        record = cost_record(plan, steps, scaling)
+        write_json(out, record | {"clusters": list(map(dataclasses.asdict, clusters))} if clusters else record)
     return 0

@@ -37,7 +37,7 @@ def matrix_flops(model: Transformer, depth: float = 1.0) -> float:
     """
     roles = parameter_roles(model)
     weights = sum(size for name, size in active_sizes(model).items() if _multiplies(name, roles[name]))
-    if model.config.tied:
+    if model.config.tied and model.norm.weight is not None:  # a chunk without the head has no final norm either
         weights += model.embedding.weight.numel()
     return 3 * (2 * weights + depth * model.backbone.mixing_flops())
 

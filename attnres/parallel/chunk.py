@@ -77,7 +77,7 @@ def build_chunks(
     chunks = []
     for index in own:
         # deepcopy's memo says what to put for an object: None for what is another chunk's.
-        elsewhere = {id(p): None for name, p in whole.named_parameters() if owners[name] != index}
+        elsewhere = {id(p): None for name, p in whole.named_parameters() if index not in owners[name]}
         chunk = copy.deepcopy(whole, elsewhere)  # pyright: ignore[reportArgumentType]
         chunk.plan = plans[index]
         shard(chunk)
@@ -112,16 +112,18 @@ def _chunk_of(plans: Sequence[ChunkPlan]) -> list[int]:
     return [index for index, plan in enumerate(plans) for _ in plan.sites] + [len(plans) - 1]
 
 
-def _owners(whole: Transformer, plans: Sequence[ChunkPlan], users: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The chunk of each parameter."""
+def _owners(whole: Transformer, plans: Sequence[ChunkPlan], users: Mapping[str, Sequence[int]]) -> dict[str, set[int]]:
+    """The chunk of each parameter; a tied embedding stands at both ends."""
     last, chunk_of, of_connection = len(plans) - 1, _chunk_of(plans), connection_owners(plans, users)
 
-    def owner(name: str) -> int:
+    def of(name: str) -> set[int]:
         top, _, rest = name.partition(".")
         if top == "sublayers":
-            return chunk_of[int(rest.split(".")[0])]
+            return {chunk_of[int(rest.split(".")[0])]}
         if top == "connection":
-            return of_connection[rest]
-        return 0 if top == "embedding" else last
+            return {of_connection[rest]}
+        if top == "embedding":
+            return {0, last} if whole.config.tied else {0}
+        return {last}
 
-    return {name: owner(name) for name, _ in whole.named_parameters()}
+    return {name: of(name) for name, _ in whole.named_parameters()}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 
 from attnres.connections import make_connection
 from attnres.errors import UsageError
@@ -19,6 +21,7 @@ from attnres.parallel.chunk import ChunkModel, build_chunks
 from attnres.parallel.plan import ChunkPlan, Trace, plan, trace
 from attnres.parallel.runner import ChunkRunner
 from attnres.parallel.schedule import check_schedule, chunk_sites, even_cuts
+from attnres.parallel.sharding import compile_sublayers, local
 
 
 class Pipeline:
@@ -33,6 +36,7 @@ class Pipeline:
         cache: False sends all of `values` at every transition, for comparison.
         cuts: the first site of each chunk but the first; by default as even as whole sublayers allow.
         precision: the dtype of matrix products under autocast; None is that of the parameters.
+        compile: compile each sublayer. Its backward pass is then one node, which zero bubble cannot split.
         shard: called with each of the rank's chunks before its weights take memory, to cut them over other processes.
 
     Raises:
@@ -52,6 +56,7 @@ class Pipeline:
         device: torch.device | str = "cpu",
         precision: torch.dtype | None = None,
         checkpointing: bool = False,
+        compile: bool = False,
         shard: Callable[[ChunkModel], object] = lambda chunk: None,
     ) -> None:
         self.config = config
@@ -77,10 +82,12 @@ class Pipeline:
         for chunk in self.chunks:
             chunk.checkpointing = checkpointing and schedule != "zero-bubble"
             chunk.autocast = precision
+            if compile:
+                compile_sublayers(chunk)
         # Zero bubble goes over a chunk's graph once per parameter, and torch's checkpoint would recompute each time.
         recompute = checkpointing and schedule == "zero-bubble"
         self._runners = [
-            ChunkRunner(chunk, index, count, self.device, group, self.cache, self.traffic, recompute)
+            ChunkRunner(chunk, index, count, self.device, group, self.cache, self.traffic, recompute, not compile)
             for index, chunk in zip(own, self.chunks, strict=True)
         ]
         options = {"n_microbatches": micro_batches, "loss_fn": self._loss, "scale_grads": False}
@@ -89,6 +96,8 @@ class Pipeline:
         else:
             kind = ScheduleInterleaved1F1B if schedule == "interleaved-1f1b" else ScheduleInterleavedZeroBubble
             self.schedule = kind(self._runners, **options)  # type: ignore[arg-type]
+        for runner in self._runners:
+            runner.lets_go = isinstance(self.schedule, PipelineScheduleMulti)
 
     def forward_backward(self, batches: Sequence[Tensor]) -> float:
         """Add the gradient of the batches' mean loss to the parameters; return that loss, on every rank.
@@ -102,10 +111,11 @@ class Pipeline:
         tokens = torch.cat(list(batches))
         inputs = (tokens[:, :-1],) if self.rank == 0 else ()
         losses: list[Tensor] = []
-        if self._last:
-            self.schedule.step(*inputs, target=tokens[:, 1:], losses=losses, return_outputs=False)
-        else:
-            self.schedule.step(*inputs, return_outputs=False)
+        with self._tied_gradient():
+            if self._last:
+                self.schedule.step(*inputs, target=tokens[:, 1:], losses=losses, return_outputs=False)
+            else:
+                self.schedule.step(*inputs, return_outputs=False)
         # Summed as the trainer does on one device, in Python's floats.
         loss = torch.tensor(sum(loss.item() for loss in losses), dtype=torch.float64, device=self.device)
         self._from_last(loss)
@@ -151,6 +161,11 @@ class Pipeline:
         for chunk in self.chunks:
             yield from chunk.named_parameters()
 
+    @property
+    def tied_copy(self) -> nn.Parameter | None:
+        """The embedding where it is the head: the first rank has it too, with the same values and gradient."""
+        return self.chunks[-1].embedding.weight if self.config.tied and self._last and self.ranks > 1 else None
+
     def parameters(self) -> Iterator[nn.Parameter]:
         for _, parameter in self.named_parameters():
             yield parameter
@@ -173,6 +188,25 @@ class Pipeline:
     @property
     def _last(self) -> bool:
         return self.rank == self.ranks - 1
+
+    @contextmanager
+    def _tied_gradient(self) -> Iterator[None]:
+        """Give both ends of the depth the sum of the gradients that a step adds to a tied embedding."""
+        if not (self.config.tied and self.ranks > 1 and self.rank in (0, self.ranks - 1)):
+            yield
+            return
+        weight = self.chunks[-1 if self._last else 0].embedding.weight
+        before, weight.grad = weight.grad, None
+        yield
+        assert weight.grad is not None
+        own = local(weight.grad)
+        other = torch.empty_like(own)
+        to = {"group": self.group, "group_peer": self.ranks - 1 - self.rank}
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, other, **to), dist.P2POp(dist.isend, own, **to)]):
+            work.wait()
+        own.add_(other)  # a sum of two: the same bits at both ends
+        if before is not None:
+            weight.grad.add_(before)
 
     def _follow(self, tokens: Tensor) -> None:
         batch, time = tokens.shape[0], tokens.shape[1] - 1
@@ -206,9 +240,10 @@ def check_pipeline(
     if cuts is not None and len(cuts) != count - 1:
         raise UsageError(f"{count} chunks have {count - 1} cuts between them, not {len(cuts)}")
     chunk_sites(config.sites, even_cuts(config.sites, count) if cuts is None else cuts)
-    if config.tied and count > 1:
-        raise UsageError("a tied embedding would stand in two chunks; use tied=False with a pipeline")
+    if config.tied and ranks == 1 < virtual:
+        raise UsageError("a tied embedding stands at both ends of the depth, which need two ranks; leave virtual out")
 
 
 def _start(operations: list[dist.P2POp]) -> list[dist.Work]:
-    return dist.batch_isend_irecv(operations) if operations else []
+    """Start them one by one, as torch's schedules do: joined, NCCL would wait for their partners to be joined too."""
+    return [op.op(op.tensor, None, op.group, op.tag, op.group_peer) for op in operations]

@@ -25,7 +25,8 @@ class ChunkRunner(PipelineStageBase):
     received it comes last, so it sends the sum back.
 
     `traffic` counts the bytes handed to isend: transition c between chunks c - 1 and c, by (c, direction). With
-    `recompute` the forward pass keeps only the inputs, and the backward pass begins with a second one.
+    `recompute` the forward pass keeps only the inputs, and the backward pass begins with a second one. `splits` says
+    whether zero bubble may take the gradients of inputs and of weights apart.
     """
 
     def __init__(
@@ -38,15 +39,25 @@ class ChunkRunner(PipelineStageBase):
         cache: CrossStageCache,
         traffic: Counter[tuple[int, str]],
         recompute: bool = False,
+        splits: bool = True,
     ) -> None:
         super().__init__(module, index, count, device, group)
         # The last chunk's backward pass follows at once, from a loss whose graph is there already.
         self.recompute = recompute and not self.is_last
+        # The weight pass goes round the hooks in which FSDP2 gathers and sums (torch 2.13).
+        self._splits = splits and not isinstance(module, FSDPModule)
         self.cache = cache
         self.traffic = traffic
         self._outbox: dict[int, list[Tensor]] = {}
         self._inbox: dict[int, list[Tensor]] = {}
         self._returned: dict[int, list[Tensor]] = {}
+        self._on_the_way: dict[str, list[dist.Work]] = {"forward": [], "backward": []}
+        self.lets_go = False
+        """Whether sends are waited for here, one micro-batch later, and not by the schedule, when the step ends.
+
+        torch's schedules of several chunks do that, and whoever has not waited for a send keeps its tensor: they would
+        hold all that a rank sends in a step. Schedule1F1B waits in time, and joins sends with receives.
+        """
         self._runtime_validate = False  # forward_one_chunk compares with the plan
         self.args_recv_info = {0: ()}  # torch asks it who the neighbours are; the plan knows
 
@@ -87,8 +98,7 @@ class ChunkRunner(PipelineStageBase):
         return output
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
-        tensors = self._outbox.pop(fwd_chunk_id)
-        return [self._send(tensor, self.stage_index + 1, "forward") for tensor in tensors]
+        return self._send(self._outbox.pop(fwd_chunk_id), self.stage_index + 1, "forward")
 
     # Backward
 
@@ -109,7 +119,10 @@ class ChunkRunner(PipelineStageBase):
         if self.recompute:
             _, inputs = self.fwd_cache[bwd_chunk_id]
             self.fwd_cache[bwd_chunk_id] = self.submod(*inputs), inputs
-        super().backward_one_chunk(bwd_chunk_id, loss, full_backward or self._is_sharded, last_backward)
+        # What cannot be split makes all gradients in the input pass, and the bubble is filled less.
+        super().backward_one_chunk(bwd_chunk_id, loss, full_backward or not self._splits, last_backward)
+        if loss is not None:
+            loss.detach_()  # torch keeps it to the step's end, and its graph would keep the chunk's inputs
         gradients = self.bwd_cache.pop(bwd_chunk_id)
         if self.is_first:
             return
@@ -119,15 +132,8 @@ class ChunkRunner(PipelineStageBase):
         received = self.plan.received
         self._returned[bwd_chunk_id] = [self.cache.take_gradient(bwd_chunk_id, held, self.device) for held in received]
 
-    @property
-    def _is_sharded(self) -> bool:
-        """Zero bubble's weight pass goes round the hooks in which FSDP2 gathers and sums (torch 2.13): then the input
-        pass makes all gradients, and the bubble is filled less.
-        """
-        return isinstance(self.submod, FSDPModule)
-
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-        if not self._is_sharded:
+        if self._splits:
             super().backward_weight_one_chunk(bwd_chunk_id, last_backward)
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict, last_backward: bool = False) -> tuple:
@@ -149,8 +155,8 @@ class ChunkRunner(PipelineStageBase):
     def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
         if not self.has_backward or self.is_first:
             return []
-        gradients = self._returned.pop(bwd_chunk_id)
-        return [self._send(gradient.contiguous(), self.stage_index - 1, "backward") for gradient in gradients]
+        gradients = [gradient.contiguous() for gradient in self._returned.pop(bwd_chunk_id)]
+        return self._send(gradients, self.stage_index - 1, "backward")
 
     # Chunks that follow each other on one rank (a pipeline of one) meet in the cache: nothing to hand over.
 
@@ -184,6 +190,25 @@ class ChunkRunner(PipelineStageBase):
     def _receive(self, buffer: Tensor, source: int) -> dist.P2POp:
         return dist.P2POp(dist.irecv, buffer, self._resolve_peer_global_rank(source), self.group)
 
-    def _send(self, tensor: Tensor, target: int, direction: str) -> dist.P2POp:
-        self.traffic[max(self.stage_index, target), direction] += tensor.nbytes
-        return dist.P2POp(dist.isend, tensor, self._resolve_peer_global_rank(target), self.group)
+    def _send(self, tensors: list[Tensor], target: int, direction: str) -> list[dist.P2POp]:
+        """What the schedule is to send: nothing where it is on its way already."""
+        if not tensors:
+            return []
+        peer = self._resolve_peer_global_rank(target)
+        self.traffic[max(self.stage_index, target), direction] += sum(tensor.nbytes for tensor in tensors)
+        if not self.lets_go:
+            return [dist.P2POp(dist.isend, tensor, peer, self.group) for tensor in tensors]
+        self._arrive(direction)
+        started = (dist.isend(tensor, peer, self.group) for tensor in tensors)
+        self._on_the_way[direction] = [work for work in started if work is not None]
+        return []
+
+    def _arrive(self, direction: str) -> None:
+        for work in self._on_the_way[direction]:
+            work.wait()
+        self._on_the_way[direction] = []
+
+    def clear_runtime_states(self) -> None:
+        super().clear_runtime_states()
+        for direction in self._on_the_way:
+            self._arrive(direction)

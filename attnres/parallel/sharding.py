@@ -51,6 +51,12 @@ def shard(model: Transformer, mesh: DeviceMesh, precision: torch.dtype, keep: bo
         fully_shard(sublayer, mesh=mesh, mp_policy=mixed, reshard_after_forward=not keep, ignored_params=vectors)
 
 
+def compile_sublayers(model: Transformer) -> None:
+    """Compile what each sublayer computes, in place. FSDP2's hooks stay outside, and so does the connection."""
+    for sublayer in model.sublayers:
+        sublayer.forward = torch.compile(sublayer.forward, dynamic=False)
+
+
 def _matrices(module: nn.Module) -> list[nn.Parameter]:
     """Its parameters with more than one axis to speak of: matrices, stacks of them, convolutions."""
     return [parameter for parameter in module.parameters() if parameter.numel() > max(parameter.shape)]

@@ -6,6 +6,7 @@ python -m attnres.torchtitan.export outputs/checkpoint/step-1000 models/mine --c
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import warnings
 from importlib import import_module
@@ -19,14 +20,24 @@ from attnres.errors import UsageError, first_line
 from attnres.files import new_folder
 from attnres.hf.attach import attach_as_written
 
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
+"""What of a tokenizer may lie in torchtitan's assets."""
+
 
 def export(checkpoint: Path, target: Path, config: Any) -> None:
     """Write a checkpoint's model as an attached transformers model, which appears whole or not at all.
 
     Args:
         checkpoint: a step's folder, in torchtitan's own format.
-        target: a folder that does not exist yet. Tokenizer files are not written; torchtitan has them in its assets.
-        config: the `Trainer.Config` that the run had.
+        target: a folder that does not exist yet.
+        config: the `Trainer.Config` that the run had. A tokenizer in its `hf_assets_path` comes along.
 
     Raises:
         UsageError: the checkpoint is not one of that model, or `target` is there already.
@@ -50,6 +61,9 @@ def export(checkpoint: Path, target: Path, config: Any) -> None:
     model.tie_weights()
     with new_folder(target) as partial:
         model.save_pretrained(partial)
+        for file in (Path(config.hf_assets_path) / name for name in TOKENIZER):
+            if file.is_file():
+                shutil.copy(file, partial)
 
 
 def transformers_model(config: Any) -> Any:
@@ -97,11 +111,14 @@ def main(argv: list[str] | None = None) -> int:
     given = parser.parse_args(argv)
     try:
         registry = import_module(f"{given.module}.config_registry")
-        export(given.checkpoint, given.target, getattr(registry, given.config)())
+        config = getattr(registry, given.config)()
+        export(given.checkpoint, given.target, config)
     except (UsageError, AttributeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{given.target}: attnres.hf.load reads it, and: attnres eval {given.target}")
+    print(f"{given.target}: attnres.hf.load reads it, and: attnres eval {given.target} --tasks ..")
+    if not any((given.target / name).exists() for name in TOKENIZER):
+        print(f"attnres eval needs the tokenizer beside it, and there was none in {config.hf_assets_path}")
     return 0
 
 

@@ -9,6 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 import torch
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torchtitan.config import TORCH_DTYPE_MAP
 
 # Private names of torchtitan 0.3.0, the one version that the extra installs. So its options keep their meaning.
@@ -75,6 +76,8 @@ def pipeline(
     schedule = _build_pipeline_schedule(
         parallelism=parallelism, local_batch_size=training.local_batch_size, stages=runners, loss_fn=loss_fn
     )
+    for runner in runners:
+        runner.lets_go = isinstance(schedule, PipelineScheduleMulti)
     return schedule, parts, rank_of[0] == rank, rank_of[-1] == rank
 
 

@@ -78,7 +78,7 @@ class RunConfig:
     precision: Literal["float32", "bfloat16"] = "float32"
     """bfloat16 runs the sublayers under autocast; weights and connections stay in float32."""
     compile: bool = False
-    """Run the model through torch.compile."""
+    """Run the model through torch.compile; with several processes each sublayer by itself."""
     checkpointing: bool = False
     """Recompute each transformer layer in the backward pass to save memory."""
     evaluate_every: int = 50

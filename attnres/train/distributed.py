@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -26,7 +26,7 @@ from attnres.files import block_hashes, named_errors, new_folder, partial_folder
 from attnres.model import Transformer
 from attnres.model.flops import matrix_flops
 from attnres.parallel.muon import ShardedMuon
-from attnres.parallel.sharding import first_row, is_copy, local, reshard, shard, sharded_transformer
+from attnres.parallel.sharding import compile_sublayers, first_row, is_copy, local, reshard, shard, sharded_transformer
 from attnres.parallel.world import ManyProcesses
 from attnres.train.checkpoint import (
     CHECKSUMS,
@@ -52,14 +52,13 @@ class DistributedTrainer(Trainer):
 
     def __init__(self, config: RunConfig, corpus: Corpus, world: ManyProcesses) -> None:
         world.layout.check(config.model.sites, config.batch_size)
-        if config.compile:
-            raise UsageError("compile is for one process; leave it out with several")
         if config.start_from:
             raise UsageError("start_from is for one process; leave it out with several")
         self.world = world
         self.layout = world.layout
         super().__init__(config, corpus)
-        own = sum(parameter.numel() for parameter in self.model.parameters())  # of a sharded tensor, all of it
+        # Of a sharded tensor all of it.
+        own = sum(parameter.numel() for parameter in self.model.parameters() if parameter is not self._tied_copy)
         self._parameter_count = round(self.world.sum(torch.tensor(float(own), dtype=torch.float64)).item())
         self._parameter_count //= self.layout.data_parallel
 
@@ -69,6 +68,8 @@ class DistributedTrainer(Trainer):
         # With one replica a second dimension would only sum gradients over groups of one process.
         data_mesh = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
         precision = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
+        self._tied_copy: nn.Parameter | None = None
+        """What an earlier process of the pipeline counts already."""
         if layout.pipeline > 1:
             from attnres.parallel.pipeline import Pipeline
 
@@ -86,13 +87,18 @@ class DistributedTrainer(Trainer):
                 device=self.device,
                 precision=torch.bfloat16 if config.precision == "bfloat16" else None,
                 checkpointing=config.checkpointing,
+                compile=config.compile,
                 shard=cut if layout.data_parallel > 1 else lambda chunk: None,
             )
             self._roots: list[Any] = list(model.chunks)
+            self._tied_copy = model.tied_copy
         else:
             model = sharded_transformer(config.model, config.seed, data_mesh, self.device, precision)
             model.checkpointing = config.checkpointing
+            if config.compile:
+                compile_sublayers(model)
             self._roots = [model]
+        self.forward = model
         muon = {"muon": ShardedMuon} if layout.data_parallel > 1 else {}
         return model, make_optimizers(model, config.optimizer, **muon)
 
@@ -120,11 +126,12 @@ class DistributedTrainer(Trainer):
         return mean
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
-        norm = super().total_norm(gradients)
+        copied = None if self._tied_copy is None else self._tied_copy.grad
+        norm = super().total_norm([gradient for gradient in gradients if gradient is not copied])
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         if self.layout.pipeline > 1:
-            # The chunks' parameters are disjoint, and data-parallel processes have the same norm.
+            # The chunks' other parameters are disjoint, and data-parallel processes have the same norm.
             norm = (self.world.sum(norm.square()) / self.layout.data_parallel).sqrt()
         return norm
 
@@ -229,7 +236,9 @@ class DistributedCheckpoints(Checkpoints):
         return TensorFile(path, shapes)
 
     def _own(self, tensors: Tensors) -> dict[str, Rows]:
-        """What this process is to write: of what several hold, the first one's."""
+        """What this process is to write: of what several hold, the first one's. (Both ends of a pipeline write a tied
+        embedding, the same bytes to the same place.)
+        """
         rows = {}
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor):

@@ -84,7 +84,6 @@ class Trainer:
         self.corpus = corpus
         self.device = choose_device(config.device)
         self.model, self.optimizers = self._build()
-        self.forward: Model = torch.compile(self.model, dynamic=False) if config.compile else self.model
         sampler = Sampler(corpus.train, config.model.context, config.batch_size, config.seed, self._own_rows())
         self.sampler = Prefetch(sampler, config.accumulate, partial(in_memory, device=self.device))
         self.step = 0
@@ -101,6 +100,7 @@ class Trainer:
             begin_with(model, self.config.start_from, self.corpus)
         model = model.to(self.device)
         model.checkpointing = self.config.checkpointing
+        self.forward: Model = torch.compile(model, dynamic=False) if self.config.compile else model
         return model, make_optimizers(model, self.config.optimizer)
 
     def _own_rows(self) -> range:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -146,3 +148,28 @@ def test_validation_count(length, sequence, tokens):
     starts = [row[0] for batch in validation_batches(corpus_of(length), sequence, 3, tokens) for row in batch]
     assert len(starts) == min(max(1, tokens // sequence), (length - 1) // sequence)
     assert (np.diff(starts) >= sequence).all()
+
+
+def anonymous_bytes() -> int:
+    """Memory of this process that no file stands behind."""
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")]
+    return 1024 * int(line.split()[1])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux's /proc")
+def test_a_corpus_larger_than_memory_is_read_window_by_window(tmp_path):
+    """Four times this machine's memory, as a file with holes: what is held is the order and the batch."""
+    tokens = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    sequence, place = 2**18, tokens // 2
+    with open(tmp_path / "train.bin", "wb") as file:
+        file.truncate(2 * tokens)
+        file.seek(2 * place)
+        file.write(np.arange(1, 2**18, dtype=np.uint16).tobytes())
+    before = anonymous_bytes()
+    sampler = Sampler(np.memmap(tmp_path / "train.bin", dtype=np.uint16, mode="r"), sequence, 4, 0, range(2))
+    first = sampler.next()
+    starts = sampler._starts
+    assert first.shape == (2, sequence + 1) and len(starts) == (tokens - 1 - starts.min()) // sequence
+    sampler.restore({**sampler.state(), "position": int(np.argmin(abs(starts - place)))})
+    assert sampler.next()[0].any(), "the text in the middle"
+    assert anonymous_bytes() - before < 8 * 4 * len(starts) + 8 * first.nbytes + 2**24 < tokens / 100

@@ -6,13 +6,16 @@ import os
 import signal
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from attnres.connections import connection_names
 from attnres.errors import UsageError
@@ -23,6 +26,7 @@ from tests.parallel.cases import (
     DIM,
     SEED,
     Case,
+    Outcome,
     compare,
     make_pipeline,
     randomise_connection,
@@ -105,6 +109,31 @@ def test_activation_checkpointing(ranks, name, layout):
     compare(case, ranks.run(run_case, case, ranks=case.ranks), 1e-11)
 
 
+@each_layout()
+@pytest.mark.parametrize("steps", [1, 2])
+def test_both_ends_have_the_whole_gradient_of_a_tied_embedding(ranks, layout, steps):
+    case = Case(tied=True, layers=4, steps=steps, **layout)
+    outcomes = ranks.run(run_case, case, ranks=case.ranks)
+    compare(case, outcomes, 1e-11)
+    assert sum("embedding.weight" in outcome.gradients for outcome in outcomes) == 2
+
+
+def run_compiled(group: dist.ProcessGroup, case: Case) -> Outcome:
+    """`run_case` without the machine code, which takes longer; what is compiled, and into which graphs, is the same."""
+    whole, torch.compile = torch.compile, partial(torch.compile, backend="aot_eager")
+    try:
+        return run_case(group, case)
+    finally:
+        torch.compile = whole
+
+
+@each_layout()
+@pytest.mark.parametrize("checkpointing", [False, True], ids=["", "checkpointing"])
+def test_compiled_sublayers(ranks, checkpointing, layout):
+    case = Case(compile=True, checkpointing=checkpointing, layers=4, **layout)
+    compare(case, ranks.run(run_compiled, case, ranks=case.ranks), 1e-11)
+
+
 def forward_calls(group: dist.ProcessGroup, case: Case) -> list[int]:
     pipeline, calls = make_pipeline(group, case), []
     for chunk in pipeline.chunks:
@@ -178,6 +207,38 @@ def test_bytes_on_the_wire_are_the_formulas(ranks, schedule, cached):
             assert per_transition == [1 + c * blocks for c in range(1, C)]
             assert sum(per_transition) == C * (C - 1) // 2 * blocks + (C - 1)
         assert sum(sent[c, direction] for c in range(1, C)) == sum(per_transition) * unit
+
+
+def most_in_flight(group: dist.ProcessGroup, case: Case) -> tuple[int, int]:
+    """Bytes of sent tensors that were alive at once, at most, when another was sent; and of all that were sent."""
+    pipeline = make_pipeline(group, case)
+    pipeline.forward_backward(case.batches(0))
+    sent: list[tuple[StorageWeakRef, int]] = []
+    most, original = 0, dist.isend
+
+    def noted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal most
+        sent.append((StorageWeakRef(tensor.untyped_storage()), tensor.nbytes))
+        most = max(most, sum(size for storage, size in sent if not storage.expired()))
+        return original(tensor, *args, **kwargs)
+
+    dist.isend = dist.distributed_c10d.isend = noted
+    try:
+        pipeline.forward_backward(case.batches(0))
+    finally:
+        dist.isend = dist.distributed_c10d.isend = original
+    return most, sum(size for _, size in sent)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zero-bubble"])
+def test_what_was_sent_is_let_go_before_the_step_ends(ranks, schedule):
+    """torch's schedules of several chunks keep every send until then."""
+    most = [
+        ranks.run(most_in_flight, Case(2, 2, schedule, micro_batches, "block", layers=4), ranks=2)
+        for micro_batches in (8, 24)
+    ]
+    for (few, all_of_few), (many, all_of_many) in zip(*most, strict=True):
+        assert all_of_many == 3 * all_of_few and many == few
 
 
 def test_an_open_partial_comes_on_top(ranks):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -229,7 +230,10 @@ CONFIG = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
         ({"schedule": "interleaved-1f1b", "micro_batches": 5}, "cannot share out 5 micro-batches; use 4 or 6"),
         ({"schedule": "zero-bubble", "ranks": 4, "micro_batches": 9}, "cannot share out 9 micro-batches; use 8 or 12"),
         ({"cuts": [1, 2]}, "2 chunks have 1 cuts between them, not 2"),
-        ({"config": TransformerConfig(tied=True)}, "tied embedding would stand in two chunks"),
+        (
+            {"config": replace(CONFIG, tied=True), "ranks": 1, "virtual": 2, "schedule": "zero-bubble"},
+            "a tied embedding stands at both ends of the depth, which need two ranks",
+        ),
     ],
 )
 def test_what_cannot_be_a_pipeline_is_refused_in_one_line(arguments, message):

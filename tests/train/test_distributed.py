@@ -1,6 +1,7 @@
 """Several processes against one: the same losses, the same weights."""
 
 import dataclasses
+from functools import partial
 
 import pytest
 import torch
@@ -66,12 +67,52 @@ def test_sublayers_of_transformers_train_as_in_one_process(make_config, pair, ba
     assert validation == pytest.approx(expected[1], rel=2e-6)
 
 
-def test_a_tied_embedding_is_cut_once(make_config, pair):
-    config = make_config(batch_size=4, model={"layers": 2, "tied": True}, optimizer={"hidden": "adamw"})
+TIED = {
+    "shard 4": Layout(shard=4),
+    "pipeline 4": Layout(pipeline=4, shard=1),
+    "pipeline 2 x 2, shard 2": Layout(pipeline=2, virtual=2, shard=2),
+    "zero bubble 2 x 2, replicate 2": Layout(pipeline=2, virtual=2, replicate=2, shard=1, schedule="zero-bubble"),
+}
+
+
+@pytest.mark.parametrize("layout", TIED.values(), ids=TIED)
+def test_a_tied_embedding_is_one_matrix(make_config, ranks, tmp_path, layout):
+    """At both ends of a pipeline: one gradient, counted once in the norm and the size, and one in the checkpoint."""
+    model = {"layers": 4, "tied": True}
+    config = make_config(batch_size=4, accumulate=4, model=model, optimizer={"hidden": "adamw", "clip": 0.1})
     expected = go(None, config, None, 3)
-    losses, validation, parameters = pair.run(go, config, Layout(shard=2), 3, ranks=2)[0]
-    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=2e-6, atol=1e-6)
-    assert (validation, parameters) == (pytest.approx(expected[1], rel=1e-6), expected[2])
+    outcomes = ranks.run(go, config, layout, 3, None, tmp_path, ranks=4)
+    for losses, validation, parameters in outcomes:
+        torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=2e-6, atol=1e-6)
+        assert (validation, parameters) == (pytest.approx(expected[1], rel=1e-6), expected[2])
+    went_on = go(None, config, None, 1, tmp_path / "step-00000003")
+    assert went_on[0][0] == pytest.approx(go(None, config, None, 4)[0][3], rel=5e-6)
+
+
+def go_compiled(group, *args):
+    """`go` without the machine code, which takes longer; what is compiled, and into which graphs, is the same."""
+    whole, torch.compile = torch.compile, partial(torch.compile, backend="aot_eager")
+    try:
+        return go(group, *args)
+    finally:
+        torch.compile = whole
+
+
+COMPILED = {
+    "shard 4": Layout(shard=4),
+    "pipeline 2 x 2, shard 2": Layout(pipeline=2, virtual=2, shard=2),
+    "zero bubble 2 x 2, replicate 2": Layout(pipeline=2, virtual=2, replicate=2, shard=1, schedule="zero-bubble"),
+}
+
+
+@pytest.mark.parametrize("layout", COMPILED.values(), ids=COMPILED)
+def test_compiled_sublayers_train_as_in_one_process(make_config, ranks, layout):
+    config = make_config(batch_size=4, accumulate=2, model={"layers": 4}, optimizer={"hidden": "adamw"})
+    config = dataclasses.replace(config, checkpointing=True)
+    expected = go(None, config, None, 2)
+    losses, validation, _ = ranks.run(go_compiled, dataclasses.replace(config, compile=True), layout, 2, ranks=4)[0]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=5e-6, atol=1e-6)
+    assert validation == pytest.approx(expected[1], rel=2e-6)
 
 
 def test_muon_makes_more_of_a_rounding_than_adamw(make_config, pair, tmp_path):
@@ -177,9 +218,10 @@ def validation_read(_group, config, layout):
     return noted.starts, trainer.operations
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["", "tied"])
 @pytest.mark.parametrize("layout", [Layout(shard=4), Layout(pipeline=2, shard=2)], ids=["shard 4", "pipeline 2 x 2"])
-def test_a_process_reads_and_computes_its_share(make_config, ranks, layout):
-    config = make_config(batch_size=4, accumulate=2, model={"layers": 4}, validation_tokens=112)
+def test_a_process_reads_and_computes_its_share(make_config, ranks, layout, tied):
+    config = make_config(batch_size=4, accumulate=2, model={"layers": 4, "tied": tied}, validation_tokens=112)
     everything, operations = validation_read(None, config, None)
     assert len(everything) == 7
     parts, counted = zip(*ranks.run(validation_read, config, layout, ranks=4), strict=True)
