@@ -162,7 +162,7 @@ class Pipeline:
             yield from chunk.named_parameters()
 
     @property
-    def tied_copy(self) -> nn.Parameter | None:
+    def tied_copy(self) -> Tensor | None:
         """The embedding where it is the head: the first rank has it too, with the same values and gradient."""
         return self.chunks[-1].embedding.weight if self.config.tied and self._last and self.ranks > 1 else None
 

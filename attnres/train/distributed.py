@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -68,7 +68,7 @@ class DistributedTrainer(Trainer):
         # With one replica a second dimension would only sum gradients over groups of one process.
         data_mesh = mesh["replicate", "shard"] if layout.replicate > 1 else mesh["shard"]
         precision = torch.bfloat16 if config.precision == "bfloat16" else torch.float32
-        self._tied_copy: nn.Parameter | None = None
+        self._tied_copy: Tensor | None = None
         """What an earlier process of the pipeline counts already."""
         if layout.pipeline > 1:
             from attnres.parallel.pipeline import Pipeline

@@ -44,7 +44,7 @@ class Tokens(torch.utils.data.IterableDataset):
 class Loader(ParallelAwareDataloader):
     @dataclass(kw_only=True, slots=True)
     class Config(ParallelAwareDataloader.Config):
-        pass
+        infinite: bool = True
 
     def __init__(self, config, *, dp_world_size, dp_rank, local_batch_size, **_):
         super().__init__(Tokens(dp_rank, dp_world_size), dp_rank, dp_world_size, batch_size=local_batch_size)
@@ -93,6 +93,7 @@ def configuration(family: str, connection: str):
     config.activation_checkpoint = None
     config.training.seq_len, config.training.local_batch_size, config.training.steps = TIME, 4, 3
     config.training.mixed_precision_param = "float32"
+    config.validator.dataloader, config.validator.freq, config.validator.steps = Loader.Config(), 1, 2
     config.optimizer.implementation = "for-loop"
     return config
 

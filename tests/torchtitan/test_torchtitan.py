@@ -155,3 +155,21 @@ def test_the_checkpoint_is_an_attached_model_and_back(alone, seed, tmp_path):
     there = {name: tensor for name, tensor in model.state_dict().items()}
     back = adapter.to_hf(adapter.from_hf(dict(there)))
     assert there.keys() == back.keys() and all(torch.equal(there[name], back[name]) for name in there)
+
+
+def validation(log: str) -> list[float]:
+    return [float(loss) for loss in re.findall(r"validate step:\s+\d+\s+loss:\s+(\d\S*)", log)]
+
+
+def test_validation_goes_through_the_schedule(seed, tmp_path):
+    """Forward only, between training steps, which go on as without it."""
+    logs = []
+    interleaved = (*PP, "--parallelism.pipeline_parallel_schedule", "Interleaved1F1B")
+    for processes, layout in ((1, ()), (2, interleaved)):
+        folder = tmp_path / str(processes)
+        shutil.copytree(seed, folder)
+        checkpoint = ("--checkpoint.enable", "--checkpoint.interval", "10")
+        logs.append(train(folder, processes, "--training.steps", "2", "--validator.enable", *checkpoint, *layout))
+    one, many = map(validation, logs)
+    assert len(one) == 2 and many == pytest.approx(one, abs=1e-3)
+    assert_same(steps(logs[1]), steps(logs[0]))
