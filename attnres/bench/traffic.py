@@ -92,9 +92,10 @@ class Traffic(TorchDispatchMode):
             return result
         result = func(*args, **(kwargs or {}))
         inputs, outputs = _tensors((args, kwargs)), _tensors(result)
-        is_view = not func._schema.is_mutable and {*map(_memory, inputs)} & {*map(_memory, outputs)}
-        if not is_view and "empty" not in func.__name__:
-            self.moved[func.__name__.partition(".")[0]] += sum(x.nbytes for x in (*inputs, *outputs))
+        name = func.__name__.partition(".")[0]
+        is_view = not name.endswith("_") and {*map(_memory, inputs)} & {*map(_memory, outputs)}
+        if not is_view and "empty" not in name:
+            self.moved[name] += sum(x.nbytes for x in (*inputs, *outputs))
         return result
 
 
