@@ -80,9 +80,8 @@ def attend(
             s,
             eps,
             scale,
-            DTYPE=listed.dtype,
-            ALIGNED=_aligned((*sources, *prior[:s])),
             **_tile(group, d),
+            **{"DTYPE": listed.dtype, "ALIGNED": _aligned((*sources, *prior[:s]))},
         )
     return outs, lses, statistics
 
@@ -246,6 +245,7 @@ class _Listed(NamedTuple):
 
 def _listed(tensors: Tensors) -> _Listed:
     """The tensors themselves, one or padded to AT_ONCE, or a table of addresses, which does not keep them alive."""
+    tensors = tuple(tensors)
     dtypes = {x.dtype for x in tensors}
     dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else None
     if dtype is not None and len(tensors) <= AT_ONCE:
@@ -298,17 +298,17 @@ def _runs(tokens: int, most: int) -> tuple[int, int]:
 def _key_vectors(queries: Tensors, gains: Tensors) -> Tensor:
     d = len(queries[0])
     keys = torch.empty((len(queries), d), dtype=torch.float32, device=queries[0].device)
-    channels = min(1024, triton.next_power_of_2(d))
-    tiles.keys_kernel[(triton.cdiv(d, channels),)](tuple(queries), tuple(gains), keys, D=d, CHANNELS=channels)
+    sizes: dict[str, Any] = {"D": d, "CHANNELS": min(1024, triton.next_power_of_2(d))}
+    tiles.keys_kernel[(triton.cdiv(d, sizes["CHANNELS"]),)](tuple(queries), tuple(gains), keys, **sizes)
     return keys
 
 
 def _finish(partial: Tensor, queries: Tensors, gains: Tensors, grad_queries: Tensors, grad_gains: Tensors) -> None:
     """Make the gradients of the parameters of the parts of the key vectors'."""
     runs, s, d = partial.shape
-    kernels.parameters_kernel[(triton.cdiv(d, 32), s)](
-        partial, tuple(queries), tuple(gains), tuple(grad_queries), tuple(grad_gains), runs, D=d, RUNS=128, CHANNELS=32
-    )
+    sizes: dict[str, Any] = {"D": d, "RUNS": 128, "CHANNELS": 32}
+    vectors = tuple(queries), tuple(gains), tuple(grad_queries), tuple(grad_gains)
+    kernels.parameters_kernel[(triton.cdiv(d, sizes["CHANNELS"]), s)](partial, *vectors, runs, **sizes)
 
 
 def _alike(tensors: Tensors) -> Tensors:
