@@ -130,8 +130,8 @@ def test_a_checkpoint_that_comes_is_shown_and_steps_are_walked_through(page, run
         page.browser.get("about:blank")
 
 
-def test_a_run_that_another_process_trains_is_watched_to_its_end(page, tmp_path):
-    config = small_config(tmp_path, "block", steps=500, save_every=100, evaluate_every=100, keep=9)
+def test_a_run_that_another_process_trains_is_watched(page, tmp_path):
+    config = small_config(tmp_path, "block", steps=100_000, save_every=400, evaluate_every=400, keep=9)
     recipe = f"config = config_from_json({config_to_json(config)!r})\n"
     imported = "from attnres.train.jsonconfig import config_from_json\n"
     (tmp_path / "recipe.py").write_text(imported + recipe, encoding="utf-8")
@@ -143,21 +143,15 @@ def test_a_run_that_another_process_trains_is_watched_to_its_end(page, tmp_path)
         stderr=subprocess.DEVNULL,
     )
     try:
-        page.until(lambda: (run / "tokenizer.json").exists() and (run / "metrics.jsonl").exists(), 60)
+        page.until(lambda: (run / "tokenizer.json").exists() and (run / "metrics.jsonl").exists())
         with serving(open_subjects([run])) as client:
             page.open(address(client))
-            page.until(lambda: page.all(".training summary") and page.find(".training summary").text)
+            page.until(lambda: page.all(".training summary") and reached(page))
             first = reached(page)
             page.until(lambda: reached(page) > first)
             page.until(lambda: "(newest)" in page.find(".steps").text)  # two checkpoints
-            page.settled()
-            early = page.loss()
-            page.until(lambda: "training," not in page.find(".training summary").text, 60)
-            assert reached(page) == 500
-            page.until(lambda: page.find(".steps").text == "step 500")
-            page.until(lambda: page.loss() < early)
-            page.settled()
-            assert page.loss() == pytest.approx(mean_loss(run, page.find("#text").get_property("value")), abs=1e-5)
+            early = page.until(lambda: page.all(".losses[data-loss]") and page.loss())
+            page.until(lambda: page.loss() != early)
             page.browser.get("about:blank")
     finally:
         trainer.kill()
@@ -166,5 +160,5 @@ def test_a_run_that_another_process_trains_is_watched_to_its_end(page, tmp_path)
 
 def reached(page: Page) -> int:
     """The step at which the run that is watched says it is."""
-    found = re.search(r"step (\d+) of 500", page.find(".training summary").text)
+    found = re.search(r"step (\d+) of 100000", page.find(".training summary").text)
     return int(found[1]) if found else 0
