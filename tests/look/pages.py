@@ -11,6 +11,7 @@ import torch
 pytest.importorskip("selenium", reason="selenium is not installed")
 pytest.importorskip("starlette", reason="the extra look is not installed")
 
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
@@ -45,7 +46,8 @@ class Page:
         return self.browser.find_elements(By.CSS_SELECTOR, selector)
 
     def until(self, condition, seconds: float = 60.0):
-        return WebDriverWait(self.browser, seconds, poll_frequency=0.03).until(lambda _: condition())
+        gone = (StaleElementReferenceException,)  # drawn anew while it was read
+        return WebDriverWait(self.browser, seconds, 0.03, gone).until(lambda _: condition())
 
     def settled(self) -> None:
         """Wait for the answers to what was asked."""

@@ -146,8 +146,7 @@ def test_a_run_that_another_process_trains_is_watched(page, tmp_path):
         page.until(lambda: (run / "tokenizer.json").exists() and (run / "metrics.jsonl").exists())
         with serving(open_subjects([run])) as client:
             page.open(address(client))
-            page.until(lambda: page.all(".training summary") and reached(page))
-            first = reached(page)
+            first = page.until(lambda: reached(page))
             page.until(lambda: reached(page) > first)
             page.until(lambda: "(newest)" in page.find(".steps").text)  # two checkpoints
             early = page.until(lambda: page.all(".losses[data-loss]") and page.loss())
