@@ -159,7 +159,8 @@ export function depthPicture(parent, select, key) {
       const isSite = row === view.site + 1;
       const size = Math.min(r, box.rowHeight / 2 + 1.5);
       mark(chart, kindOf(name), spine, yOf(row), size, isSite ? { "data-site": "" } : {});
-      const label = labelOf(row === sources.length ? sites[sites.length - 1] : name, box.roomy, box.rowHeight >= LABELLED);
+      const named = row === sources.length ? sites[sites.length - 1] : name;
+      const label = labelOf(named, box.roomy, box.rowHeight >= LABELLED);
       const y = yOf(row) + (box.rowHeight >= LABELLED || label === name ? 4 : 4 - box.rowHeight / 2);
       svg("text", { x: box.labels - 6, y, "text-anchor": "end", class: isSite ? "label on" : "label" }, chart, label);
     });
