@@ -47,7 +47,7 @@ class Call:
 CALLS = [
     Call(channels, queries, sources, merges)
     for channels in (1024, 4096, 7168)
-    for queries, sources, merges in ((1, 9, False), (8, 9, False), (1, 1, True))
+    for queries, sources, merges in ((1, 9, False), (8, 9, False), (24, 9, False), (1, 1, True))
 ]
 
 

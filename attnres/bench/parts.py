@@ -18,6 +18,7 @@ Part = Literal[
     "parallel",
     "hf",
     "kernels",
+    "traffic",
     "imports",
     "targets",
     "look",

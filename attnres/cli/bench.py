@@ -12,8 +12,8 @@ contenders take turns, but a busy machine still blurs ratios this close to one.
 The parts `operator`, `step`, `memory`, `decode` and `gpu` are what a plain `attnres bench` measures. `curves` (how the
 cost grows with sources, tokens and channels), `parallel` (a pipeline of four processes: bytes sent with the
 cross-stage cache and without, and the time of a step), `hf` (a model of transformers over its plain twin, and its
-conversion), `kernels` (the Triton kernels compiled for GPUs that need not be there:
-registers, spills, shared memory, launches per call), `imports` (what importing
+conversion), `kernels` (the Triton kernels compiled for GPUs that need not be there: registers, spills, shared memory,
+launches per call), `traffic` (the bytes that a stack moves on a GPU, counted from shapes), `imports` (what importing
 connections and operators adds to importing torch), `targets` (the CPU kernel compiled for x86-64-v2 to v4 over this
 machine's own, in float32 and bfloat16), `look` (how long `attnres look` takes to answer) and `lab` (a step of the lab's
 trainer on one core: tokens per second and its share of the core's peak) run when they are named.

@@ -6,7 +6,7 @@
     attnres look
 
 Takes runs of this lab, which may still be training, and folders of transformers models, attached or plain. With nothing
-given it first trains a plain residual and a Block of the demo's size (one seed, about a minute and a half) into
+given it first trains a Block and a plain residual of the demo's size (one seed, a minute on two free cores) into
 runs/look. Prints the page's address, which holds a token: who has the address can use the models. Ctrl-C ends it.
 """
 

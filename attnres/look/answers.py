@@ -66,7 +66,16 @@ class Seen:
         most = min(subject.context, MAX_TOKENS)
         if len(self.ids) > most:
             raise UsageError(f"the text has {len(self.ids):,} tokens and {subject.name} takes {most:,}; shorten it")
+        reads = max(subject.describe().reads)
+        if view.read is not None and view.read not in range(reads):
+            raise UsageError(f"there is no read {view.read}; sites read {reads} mixtures at most, the first is 0")
         self.changes = [as_change(subject, change) for change in view.changes]
+
+    def position(self, asked: int) -> int:
+        """Return the position asked for. Raises UsageError unless the text has a token there."""
+        if not 0 <= asked < len(self.ids):
+            raise UsageError(f"the text has {len(self.ids)} tokens; there is none at position {asked}")
+        return asked
 
     def traced(self, changes: Sequence[Change] | None = None) -> Trace:
         held = self.changes if changes is None else changes
@@ -151,9 +160,7 @@ def look(subject: Subject, request: m.Look, piece: Piece) -> Steps:
 def explanation(subject: Subject, request: m.Explain, piece: Piece) -> Steps:
     """Answer with an Explanation."""
     seen = Seen(subject, request.view, piece)
-    position = request.position
-    if not 0 <= position < len(seen.ids):
-        raise UsageError(f"the text has {len(seen.ids)} tokens; there is none at position {position}")
+    position = seen.position(request.position)
     traced = seen.traced()
     yield None
     following = seen.ids[position + 1] if position + 1 < len(seen.ids) else int(traced.logits[position].argmax())
@@ -181,18 +188,16 @@ def remove(subject: Subject, request: m.Remove, piece: Piece) -> Steps:
     if len(seen.ids) < 2:
         raise UsageError("a loss needs a text of two tokens at least; write more")
     traced = seen.traced()
-    sites = request.sites or tuple(range(len(traced.sources)))
+    sites = sorted(set(request.sites or range(len(traced.sources))))
     if not all(site in range(len(traced.sources)) for site in sites):
         raise UsageError(f"sites are 0 to {len(traced.sources) - 1}")
-    at = slice(None) if request.position is None else slice(request.position, request.position + 1)
-    weights = traced.weights[at][:, list(sites)].abs()  # [T, site, source]
-    if not len(weights):
-        raise UsageError(f"the text has {len(seen.ids)} tokens; there is none at position {request.position}")
+    at = slice(None) if request.position is None else [seen.position(request.position)]
+    weights = traced.weights[at][:, sites].abs()  # [T, site, source]
     sizes = traced.sources.square().mean(-1).sqrt().T[at][:, None] * weights
     largest_weight, largest = weights.mean(0).amax(0), sizes.mean(0).amax(0)
     asked = request.sources or tuple(range(max(sites) + 1))
     order = sorted((s for s in asked if s in range(max(sites) + 1)), key=lambda source: -float(largest[source]))
-    where = request.sites, request.position
+    where = sites if request.sites else None, request.position
     effects = removal_effects(seen.model, seen.ids, order, seen.changes, *where, DRAWS, lambda _: piece.check())
     for done, effect in enumerate(effects, 1):
         weight, size = float(largest_weight[effect.source]), float(largest[effect.source])

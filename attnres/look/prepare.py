@@ -16,12 +16,13 @@ from attnres.train.sweep import Job, JobState, default_workers, require_done, ru
 
 POLL_SECONDS = 0.3
 
-PAIR = ("residual", "block")
+PAIR = ("block", "residual")
+"""The first is what the page shows first: in a plain residual all weights are ones."""
 PAIR_FOLDER = Path("runs") / "look"
 
 
 def pair_of(config: RunConfig) -> list[Job]:
-    """The runs of a plain residual and a Block, with checkpoints close enough to walk through the training."""
+    """The runs of PAIR, with checkpoints close enough to walk through the training."""
     config = dataclasses.replace(config, save_every=20, keep=8)
     models = {name: dataclasses.replace(config.model, connection=name) for name in PAIR}
     return [Job(name, dataclasses.replace(config, model=models[name]), PAIR_FOLDER / name) for name in PAIR]

@@ -1,27 +1,33 @@
 """The Triton backend: cuts a call into launches, and registers itself for CUDA (for the CPU, under the interpreter).
 
-A launch takes all sources and as many queries as fit the registers. More queries add their parts of a source's gradient
-one launch after another, in float32.
+One query keeps its rows in registers (`triton_kernels`); several go through tensor cores, a tile of channels at a time
+(`triton_tiles`).
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from attnres.ops import library, triton_normalised
 from attnres.ops import triton_kernels as kernels
+from attnres.ops import triton_tiles as tiles
 
-ROW_BUDGET = 8192  # queries of a launch times channels: a query keeps four such rows in registers
+AT_ONCE = 16  # tensors of a list that are arguments themselves, and of a launch of the table's kernel
+QUERIES = 32  # of a launch, at most: its arguments must fit 4 KB
 PROGRAMS = 1024  # of a backward launch, whatever the device, so that a query's gradient does not depend on it
-TABLE_STEP = 16  # tensors per launch of the table's kernel
+RUNS = 128  # the same, of the launch that makes several queries' gradients: each run has a program per tile of channels
 REGISTERS = 128  # of a thread, for rows
 MOST_WARPS = 16
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+CHANNELS = 64  # of a tile, at most
+TILE = 512  # channels times queries of one, so that nothing spills
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 Tensors = Sequence[Tensor]
 
@@ -31,20 +37,39 @@ def attend(
 ) -> tuple[list[Tensor], list[Tensor], Tensor]:
     library.check(sources, queries, gains, prior)
     sources, prior = _contiguous(sources), _contiguous(prior)
+    queries, gains = _contiguous(queries), _contiguous(gains)
     x, n, s, d = sources[0], len(sources), len(queries), sources[0].shape[-1]
     tokens = x.numel() // d
-    keys = _key_vectors(queries, gains)  # [s, d]
     statistics = x.new_empty((tokens, n * (s + 1)), dtype=torch.float32)
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
     lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
     if tokens == 0:
         return outs, lses, statistics
-    table = _Table(sources)
-    for group in _query_groups(s, d):
+    listed = _listed(sources)
+    if s == 1:
         kernels.forward_kernel[(tokens,)](
-            table.addresses,
-            table.kinds,
-            keys[group],
+            listed.tensors,
+            queries[0],
+            tuple(gains),
+            outs[0],
+            lses[0],
+            tuple(prior[:1]),
+            tuple(prior[1:]),
+            statistics,
+            n,
+            eps,
+            scale,
+            D=d,
+            BLOCK=triton.next_power_of_2(d),
+            DTYPE=listed.dtype,
+            ALIGNED=_aligned(sources),
+            num_warps=warps(4, d),  # pyright: ignore[reportCallIssue]
+        )
+        return outs, lses, statistics
+    for group in _groups(s):
+        tiles.forward_kernel[(tokens,)](
+            listed.tensors,
+            _key_vectors(queries[group], gains[group]),
             tuple(outs[group]),
             tuple(lses[group]),
             tuple(prior[:s][group]),
@@ -55,11 +80,8 @@ def attend(
             s,
             eps,
             scale,
-            D=d,
-            BLOCK=triton.next_power_of_2(d),
-            KIND=table.kind,
-            ALIGNED=table.aligned,
-            num_warps=warps(2 * len(outs[group]) + 1, d),  # pyright: ignore[reportCallIssue]
+            **_tile(group, d),
+            **{"DTYPE": listed.dtype, "ALIGNED": _aligned((*sources, *prior[:s]))},
         )
     return outs, lses, statistics
 
@@ -76,64 +98,120 @@ def attend_backward(
     statistics: Tensor,
     scale: float,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
-    grad_outs, grad_lses, sources = _contiguous(grad_outs), _contiguous(grad_lses), _contiguous(sources)
+    grad_outs, grad_lses, sources = _contiguous(_alike(grad_outs)), _contiguous(grad_lses), _contiguous(sources)
     outs, lses, statistics = _contiguous(outs), _contiguous(lses), statistics.contiguous()
-    prior = _contiguous(prior)
-    x, n, s, d = sources[0], len(sources), len(queries), sources[0].shape[-1]
-    prior_lses, prior_outs = prior[:s], prior[s:]
-    tokens = x.numel() // d
-    keys = _key_vectors(queries, gains)
-    grad_keys = torch.zeros_like(keys)
-    grad_sources = [torch.empty_like(v) for v in sources]
-    grad_prior_outs = [x.new_empty(x.shape, dtype=torch.float32) for _ in prior_lses]
-    grad_prior_lses = [torch.empty_like(lse) for lse in prior_lses]
-    tokens_each = max(1, -(-tokens // PROGRAMS))
-    programs = -(-tokens // tokens_each)
-    table, previous = _Table(sources), None
-    for group in _query_groups(s, d) if tokens else ():
-        final = group.stop == s
-        written = _Table(grad_sources if final else [torch.empty_like(v, dtype=torch.float32) for v in sources])
-        partial = x.new_empty((programs, len(keys[group]), d), dtype=torch.float32)
+    prior, queries, gains = _contiguous(prior), _contiguous(queries), _contiguous(gains)
+    x, s = sources[0], len(queries)
+    make = torch.empty_like if x.numel() else torch.zeros_like
+    grad_queries, grad_gains = [make(query) for query in queries], [make(gain) for gain in gains]
+    grad_prior_outs = [x.new_empty(x.shape, dtype=torch.float32) for _ in prior[:s]]
+    grad_prior_lses = [torch.empty_like(lse) for lse in prior[:s]]
+    given = grad_outs, grad_lses, sources, outs, lses, prior[s:], prior[:s]
+    backward = _Backward(*given, grad_prior_outs, grad_prior_lses, statistics, scale)
+    if x.numel() == 0:
+        grad_sources = [torch.empty_like(v) for v in sources]
+    else:
+        grad_sources, partial = backward.of_one(queries[0], gains) if s == 1 else backward.of_several(queries, gains)
+        _finish(partial, queries, gains, grad_queries, grad_gains)
+    return grad_sources, grad_queries, grad_gains, [*grad_prior_outs, *grad_prior_lses]
+
+
+class _Backward(NamedTuple):
+    """The tensors of a backward pass, all contiguous, and its launches."""
+
+    grad_outs: Tensors
+    grad_lses: Tensors
+    sources: Tensors
+    outs: Tensors
+    lses: Tensors
+    prior_outs: Tensors
+    prior_lses: Tensors
+    grad_prior_outs: Tensors
+    grad_prior_lses: Tensors
+    statistics: Tensor
+    scale: float
+
+    def of_one(self, query: Tensor, gains: Tensors) -> tuple[list[Tensor], Tensor]:
+        """The gradients of the sources, and the key vector's in parts [programs, 1, d]."""
+        n, d = len(self.sources), self.sources[0].shape[-1]
+        tokens = len(self.statistics)
+        programs, tokens_each = _runs(tokens, PROGRAMS)
+        partial = self.statistics.new_empty((programs, 1, d))
+        grad_sources = [torch.empty_like(v) for v in self.sources]
+        listed, written = _listed(self.sources), _listed(grad_sources)
         kernels.backward_kernel[(programs,)](
-            table.addresses,
-            written.addresses,
-            (previous or table).addresses,
-            table.kinds,
-            tuple(grad_outs[group]),
-            tuple(lses[group]),
-            tuple(grad_lses[group]),
-            tuple(outs[group]),
-            tuple(prior_outs[group]),
-            tuple(prior_lses[group]),
-            tuple(grad_prior_outs[group]),
-            tuple(grad_prior_lses[group]),
-            keys[group],
+            listed.tensors,
+            written.tensors,
+            query,
+            tuple(gains),
+            self.grad_outs[0],
+            self.lses[0],
+            tuple(self.grad_lses),
+            tuple(self.outs),
+            tuple(self.prior_outs),
+            tuple(self.prior_lses),
+            tuple(self.grad_prior_outs),
+            tuple(self.grad_prior_lses),
             partial,
-            statistics,
+            self.statistics,
             tokens,
             tokens_each,
+            n,
+            self.scale,
+            D=d,
+            BLOCK=triton.next_power_of_2(d),
+            DTYPE=listed.dtype,
+            ALIGNED=_aligned((*self.sources, *grad_sources)),
+            num_warps=warps(6, d),  # pyright: ignore[reportCallIssue]
+        )
+        return grad_sources, partial
+
+    def of_several(self, queries: Tensors, gains: Tensors) -> tuple[list[Tensor], Tensor]:
+        """The same of more queries, [runs, s, d]. Those of several launches are added up in float32."""
+        s, d = len(queries), self.sources[0].shape[-1]
+        programs, tokens_each = _runs(len(self.statistics), RUNS)
+        partial = self.statistics.new_empty((programs, s, d))
+        groups = list(_groups(s))
+        dtypes = [v.dtype if len(groups) == 1 else torch.float32 for v in self.sources]
+        totals: list[Tensor] = []
+        for group in groups:
+            grads = [torch.empty_like(v, dtype=dtype) for v, dtype in zip(self.sources, dtypes, strict=True)]
+            self._launch(group, s, _key_vectors(queries[group], gains[group]), grads, partial, tokens_each)
+            totals = [a.add_(b) for a, b in zip(totals, grads, strict=True)] if totals else grads
+        return [total.to(v.dtype) for total, v in zip(totals, self.sources, strict=True)], partial
+
+    def _launch(
+        self, group: slice, s: int, keys: Tensor, grad_sources: Tensors, partial: Tensor, tokens_each: int
+    ) -> None:
+        n, tokens, d = len(self.sources), len(self.statistics), keys.shape[-1]
+        listed, written = _listed(self.sources), _listed(grad_sources)
+        slopes = self.statistics.new_empty((tokens, n * (len(keys) + 1)))
+        rows = (*self.sources, *grad_sources, *self.grad_outs, *self.outs, *self.prior_outs)
+        tile = _tile(group, d) | {"DTYPE": listed.dtype, "ALIGNED": _aligned(rows)}
+        tiles.backward_kernel[(tokens,)](
+            listed.tensors,
+            written.tensors,
+            keys,
+            tuple(self.grad_outs[group]),
+            tuple(self.lses[group]),
+            tuple(self.grad_lses[group]),
+            tuple(self.outs[group]),
+            tuple(self.prior_outs[group]),
+            tuple(self.prior_lses[group]),
+            tuple(self.grad_prior_outs[group]),
+            tuple(self.grad_prior_lses[group]),
+            self.statistics,
+            slopes,
             group.start,
             n,
             s,
-            scale,
-            D=d,
-            BLOCK=triton.next_power_of_2(d),
-            KIND=table.kind,
-            GRAD_KIND=written.kind,
-            ALIGNED=table.aligned and written.aligned and (previous is None or previous.aligned),
-            ADDS=previous is not None,
-            num_warps=warps(3 * len(keys[group]) + 2, d),  # pyright: ignore[reportCallIssue]
+            self.scale,
+            GRAD_DTYPE=written.dtype,
+            **tile,
         )
-        grad_keys[group] = partial.sum(0)
-        previous = written
-    grad_queries = [g * gains[j].float() if gains else g.clone() for j, g in enumerate(grad_keys)]
-    grad_gains = [g * queries[j].float() for j, g in enumerate(grad_keys)] if gains else []
-    return (
-        grad_sources,
-        [g.to(query.dtype) for g, query in zip(grad_queries, queries, strict=True)],
-        [g.to(gain.dtype) for g, gain in zip(grad_gains, gains, strict=True)],
-        [*grad_prior_outs, *grad_prior_lses],
-    )
+        tiles.key_gradients_kernel[(len(partial), triton.cdiv(d, tile["CHANNELS"]))](
+            listed.tensors, slopes, partial, tokens, tokens_each, group.start, n, s, len(keys), **tile
+        )
 
 
 def register(device: str) -> None:
@@ -158,38 +236,45 @@ def _on_its_device(function: Callable, sources_at: int | None) -> Callable:
     return guarded
 
 
-class _Table:
-    """The addresses of tensors, in the device's memory. It keeps the tensors alive."""
+class _Listed(NamedTuple):
+    """A list of tensors as a kernel's argument, and their dtype; None: several."""
 
-    def __init__(self, tensors: Tensors) -> None:
-        self.tensors = tensors
-        x, n = tensors[0], len(tensors)
-        length = -(-n // TABLE_STEP) * TABLE_STEP
-        self.addresses = torch.empty(length, dtype=torch.int64, device=x.device)
-        self.kinds = torch.empty(length, dtype=torch.int32, device=x.device)
-        for start in range(0, n, TABLE_STEP):
-            part = tuple(tensors[start : start + TABLE_STEP])
-            part += part[-1:] * (TABLE_STEP - len(part))
-            kernels.table_kernel[(1,)](self.addresses[start:], self.kinds[start:], part)
-        kinds = {KINDS[v.dtype] for v in tensors}
-        self.kind = kinds.pop() if len(kinds) == 1 else kernels.MIXED.value
-        row_bytes = x.shape[-1] * min(v.element_size() for v in tensors)
-        self.aligned = row_bytes % 16 == 0 and all(v.data_ptr() % 16 == 0 for v in tensors)
+    tensors: tuple[Tensor, ...]
+    dtype: Any
 
 
-def _query_groups(s: int, d: int) -> Iterator[slice]:
-    size = max(1, ROW_BUDGET // triton.next_power_of_2(d))
-    for start in range(0, s, size):
-        yield slice(start, min(s, start + size))
+def _listed(tensors: Tensors) -> _Listed:
+    """The tensors themselves, one or padded to AT_ONCE, or a table of addresses, which does not keep them alive."""
+    tensors = tuple(tensors)
+    dtypes = {x.dtype for x in tensors}
+    dtype = DTYPES[dtypes.pop()] if len(dtypes) == 1 else None
+    if dtype is not None and len(tensors) <= AT_ONCE:
+        missing = AT_ONCE - len(tensors) if len(tensors) > 1 else 0
+        return _Listed((*tensors, *tensors[-1:] * missing), dtype)
+    rows = tiles.ROWS.value  # which a kernel looks up at once; one more than there are tensors where it reads ahead
+    table = torch.empty((len(tensors) // rows + 1) * rows, 2, dtype=torch.int64, device=tensors[0].device)
+    for start in range(0, len(table), AT_ONCE):
+        part = tuple(tensors[start : start + AT_ONCE])
+        kernels.table_kernel[(1,)](table[start:], (*part, *tensors[-1:] * (AT_ONCE - len(part))))
+    return _Listed((table,), dtype)
 
 
-def _key_vectors(queries: Tensors, gains: Tensors) -> Tensor:
-    keys = torch.stack([query.float() for query in queries])
-    return keys * torch.stack([gain.float() for gain in gains]) if gains else keys
+def _aligned(tensors: Tensors) -> bool:
+    """Whether all rows begin at multiples of 16 bytes, which are read and written at once."""
+    row_bytes = tensors[0].shape[-1] * min(x.element_size() for x in tensors)
+    return row_bytes % 16 == 0 and all(x.data_ptr() % 16 == 0 for x in tensors)
 
 
-def _contiguous(tensors: Tensors) -> list[Tensor]:
-    return [x.contiguous() for x in tensors]
+def _groups(s: int) -> Iterator[slice]:
+    for start in range(0, s, QUERIES):
+        yield slice(start, min(s, start + QUERIES))
+
+
+def _tile(group: slice, d: int) -> dict[str, Any]:
+    queries = max(8, triton.next_power_of_2(group.stop - group.start))
+    channels = max(16, min(CHANNELS, TILE // queries, triton.next_power_of_2(d)))
+    # One warp: the products are too small to share, and it has no other to wait for.
+    return {"D": d, "CHANNELS": channels, "QUERIES": queries, "num_warps": 1}
 
 
 def warps(rows: int, channels: int) -> int:
@@ -202,3 +287,35 @@ def warps(rows: int, channels: int) -> int:
     while taken < MOST_WARPS and rows * triton.next_power_of_2(channels) > 32 * taken * REGISTERS:
         taken *= 2
     return taken
+
+
+def _runs(tokens: int, most: int) -> tuple[int, int]:
+    """Cut tokens into at most so many runs: how many, and the tokens of each."""
+    tokens_each = -(-tokens // most)
+    return -(-tokens // tokens_each), tokens_each
+
+
+def _key_vectors(queries: Tensors, gains: Tensors) -> Tensor:
+    d = len(queries[0])
+    keys = torch.empty((len(queries), d), dtype=torch.float32, device=queries[0].device)
+    sizes: dict[str, Any] = {"D": d, "CHANNELS": min(1024, triton.next_power_of_2(d))}
+    tiles.keys_kernel[(triton.cdiv(d, sizes["CHANNELS"]),)](tuple(queries), tuple(gains), keys, **sizes)
+    return keys
+
+
+def _finish(partial: Tensor, queries: Tensors, gains: Tensors, grad_queries: Tensors, grad_gains: Tensors) -> None:
+    """Make the gradients of the parameters of the parts of the key vectors'."""
+    runs, s, d = partial.shape
+    sizes: dict[str, Any] = {"D": d, "RUNS": 128, "CHANNELS": 32}
+    vectors = tuple(queries), tuple(gains), tuple(grad_queries), tuple(grad_gains)
+    kernels.parameters_kernel[(triton.cdiv(d, sizes["CHANNELS"]), s)](partial, *vectors, runs, **sizes)
+
+
+def _alike(tensors: Tensors) -> Tensors:
+    """In one dtype: zeros for outputs that were not used come in the sources'."""
+    dtype = functools.reduce(torch.promote_types, (x.dtype for x in tensors))
+    return [x.to(dtype) for x in tensors]
+
+
+def _contiguous(tensors: Tensors) -> list[Tensor]:
+    return [x.contiguous() for x in tensors]

@@ -1,9 +1,10 @@
-"""The Triton kernels of `attend`: one program per token forward, one per run of tokens backward.
+"""The Triton kernels of one query: one program per token forward, one per run of tokens backward; and what all share.
 
-Legend: i source (n), j query of a launch, t token; v a source's row, c a key vector, g an output's gradient times
-scale, all one row of BLOCK >= D channels in registers. Sources are found through a table of addresses in the GPU's
-memory, so that a kernel is compiled once for any number of them. Everything is widened to float32 on load and rounded
-once on its way out.
+Legend: i source (n), t token; v a source's row, c the key vector, g the output's gradient times scale, all one row of
+BLOCK >= D channels in registers. Everything is widened to float32 on load and rounded once on its way out.
+
+Tensors of a list come as a tuple: themselves, or one table of their addresses in the GPU's memory if they are many or
+of several dtypes. So a kernel is compiled once for one source, once for up to 16 and once for more.
 
 Offsets are 64-bit from the token on. There are no atomics: each row of a gradient is written by one program, and a key
 vector's gradient leaves as one partial sum per program.
@@ -17,209 +18,237 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-MIXED = tl.constexpr(-1)
+INTEGERS = ["n", "s", "first_query", "queries_here", "tokens", "tokens_each", "runs"]
+LISTS = ["sources", "grad_sources"]
+"""Arguments for whose values nothing is compiled anew. ALIGNED says what is to be known of the lists' addresses."""
 
 
 @triton.jit
-def table_kernel(addresses, kinds, tensors):
-    """Write the address of each tensor and its dtype: 0 float32, 1 bfloat16, 2 float16.
+def table_kernel(table, tensors):
+    """Write the address and the dtype of each tensor: 0 float32, 1 bfloat16, 2 float16.
 
     Written by a kernel because a copy from the host could not be captured in a CUDA graph.
     """
     for i in tl.static_range(len(tensors)):
-        tl.store(addresses + i, tensors[i].to(tl.int64, bitcast=True))
+        tl.store(table + 2 * i, tensors[i].to(tl.int64, bitcast=True))
         if tensors[i].dtype.element_ty == tl.bfloat16:
-            tl.store(kinds + i, 1)
+            tl.store(table + 2 * i + 1, 1)
         elif tensors[i].dtype.element_ty == tl.float16:
-            tl.store(kinds + i, 2)
+            tl.store(table + 2 * i + 1, 2)
         else:
-            tl.store(kinds + i, 0)
+            tl.store(table + 2 * i + 1, 0)
+
+
+@triton.jit
+def _address(tensors, i):
+    """The address of tensor i, or of each i of a block; after the last tensor that of any."""
+    if tensors[0].dtype.element_ty == tl.int64:
+        address = tl.load(tensors[0] + 2 * i)
+    else:
+        address = tensors[len(tensors) - 1].to(tl.int64, bitcast=True) + 0 * i  # a block if i is one
+        for k in tl.static_range(len(tensors) - 1):
+            address = tl.where(i == k, tensors[k].to(tl.int64, bitcast=True), address)
+    return address
 
 
 @triton.jit
 def _pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
     pointer = address.to(tl.pointer_type(dtype), bitcast=True)
-    return tl.multiple_of(pointer, 16) if ALIGNED else pointer
+    if ALIGNED:
+        if len(address.shape) == 2:  # noqa: SIM108 (Triton decides an `if` while compiling)
+            pointer = tl.multiple_of(pointer, [16, 16])
+        else:
+            pointer = tl.multiple_of(pointer, 16)
+    return pointer
 
 
 @triton.jit
-def _load_row(addresses, kinds, i, row, inside, KIND: tl.constexpr, ALIGNED: tl.constexpr):
-    """Read the offsets `row` [BLOCK] of tensor i as float32 [BLOCK], 0 outside."""
-    address = tl.load(addresses + i)
-    kind = tl.load(kinds + i) if KIND == MIXED else KIND
-    if kind == 1:
-        v = tl.load(_pointer(address, tl.bfloat16, ALIGNED) + row, mask=inside, other=0.0).to(tl.float32)
-    elif kind == 2:
-        v = tl.load(_pointer(address, tl.float16, ALIGNED) + row, mask=inside, other=0.0).to(tl.float32)
+def load(tensors, i, offset, inside, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """Read offsets of tensor i, or of each of a block of i, as stored (float32 if DTYPE is None: several)."""
+    address = _address(tensors, i)
+    if DTYPE is None:
+        kind = tl.load(tensors[0] + 2 * i + 1)
+        v = tl.load(_pointer(address, tl.float32, ALIGNED) + offset, mask=inside & (kind == 0), other=0.0)
+        v += tl.load(_pointer(address, tl.bfloat16, ALIGNED) + offset, mask=inside & (kind == 1), other=0.0).to(
+            tl.float32
+        )
+        v += tl.load(_pointer(address, tl.float16, ALIGNED) + offset, mask=inside & (kind == 2), other=0.0).to(
+            tl.float32
+        )
     else:
-        v = tl.load(_pointer(address, tl.float32, ALIGNED) + row, mask=inside, other=0.0)
+        v = tl.load(_pointer(address, DTYPE, ALIGNED) + offset, mask=inside, other=0.0)
     return v
 
 
 @triton.jit
-def _store_row(addresses, kinds, i, row, inside, v, KIND: tl.constexpr, ALIGNED: tl.constexpr):
-    """Write v [BLOCK] to the offsets `row` [BLOCK] of tensor i, rounded to its dtype."""
-    address = tl.load(addresses + i)
-    kind = tl.load(kinds + i) if KIND == MIXED else KIND
-    if kind == 1:
-        tl.store(_pointer(address, tl.bfloat16, ALIGNED) + row, v.to(tl.bfloat16), mask=inside)
-    elif kind == 2:
-        tl.store(_pointer(address, tl.float16, ALIGNED) + row, v.to(tl.float16), mask=inside)
+def store(tensors, i, offset, inside, v, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
+    """Write v to offsets of tensor i, or of each of a block of i, rounded to its dtype. DTYPE None: several."""
+    address = _address(tensors, i)
+    if DTYPE is None:
+        kind = tl.load(tensors[0] + 2 * i + 1)
+        tl.store(_pointer(address, tl.float32, ALIGNED) + offset, v, mask=inside & (kind == 0))
+        tl.store(_pointer(address, tl.bfloat16, ALIGNED) + offset, v.to(tl.bfloat16), mask=inside & (kind == 1))
+        tl.store(_pointer(address, tl.float16, ALIGNED) + offset, v.to(tl.float16), mask=inside & (kind == 2))
     else:
-        tl.store(_pointer(address, tl.float32, ALIGNED) + row, v, mask=inside)
+        tl.store(_pointer(address, DTYPE, ALIGNED) + offset, v.to(DTYPE), mask=inside)
 
 
-@triton.jit(do_not_specialize=["first_query", "n", "s"])
+@triton.jit
+def key_vector(query, gain, channel, inside):
+    """query times gain, if there is one, as float32."""
+    c = tl.load(query + channel, mask=inside, other=0.0).to(tl.float32)
+    if len(gain) > 0:
+        c *= tl.load(gain[0] + channel, mask=inside, other=0.0).to(tl.float32)
+    return c
+
+
+@triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=LISTS)
 def forward_kernel(
-    sources,  # [n] addresses of tensors [tokens, D]
-    kinds,  # [n] their dtypes
-    keys,  # [queries of this launch, D]
-    outs,  # tuples, one tensor per query: [tokens, D]
-    lses,  # [tokens]
-    prior_outs,  # the same two, or none
-    prior_lses,
-    statistics,  # [tokens, n (s + 1)]: n times 1/rms, then n scores of each query
-    first_query,  # of this launch, out of s
+    sources,  # n tensors [tokens, D]
+    query,  # [D]
+    gain,  # a tuple: [D], or none
+    out,  # [tokens, D]
+    lse,  # [tokens]
+    prior_out,  # the same two as tuples, or none
+    prior_lse,
+    statistics,  # [tokens, 2 n]: n times 1/rms, then n scores
     n,
-    s,
     eps,
     scale,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
-    KIND: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     t = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)  # [BLOCK]
     inside = channel < D  # [BLOCK]
     row = t * D + channel  # [BLOCK]: the token's row in each tensor
-    statistics += t * n * (s + 1)
+    statistics += t * 2 * n
+    c = key_vector(query, gain, channel, inside)  # [BLOCK]
+    if len(prior_out) > 0:
+        acc = tl.load(prior_out[0] + row, mask=inside, other=0.0)  # [BLOCK]
+        top = tl.load(prior_lse[0] + t)  # []
+        total = tl.full((), 1.0, tl.float32)  # []
+    else:
+        acc = tl.zeros([BLOCK], tl.float32)
+        top = tl.full((), float("-inf"), tl.float32)
+        total = tl.full((), 0.0, tl.float32)
 
-    c, acc, top, total = (), (), (), ()  # per query: [BLOCK], [BLOCK], [], []
-    for j in tl.static_range(len(outs)):
-        c += (tl.load(keys + j * D + channel, mask=inside, other=0.0),)
-        if len(prior_outs) > 0:
-            acc += (tl.load(prior_outs[j] + row, mask=inside, other=0.0),)
-            top += (tl.load(prior_lses[j] + t),)
-            total += (tl.full((), 1.0, tl.float32),)
-        else:
-            acc += (tl.zeros([BLOCK], tl.float32),)
-            top += (tl.full((), float("-inf"), tl.float32),)
-            total += (tl.full((), 0.0, tl.float32),)
-
+    following = load(sources, 0, row, inside, DTYPE, ALIGNED)  # [BLOCK]
     for i in range(n):
-        v = _load_row(sources, kinds, i, row, inside, KIND, ALIGNED)  # [BLOCK]
-        r = 1.0 / tl.sqrt_rn(tl.sum(v * v) / D + eps)  # []
+        v = following.to(tl.float32)
+        following = load(sources, i + 1, row, inside & (i + 1 < n), DTYPE, ALIGNED)  # on its way while v is used
+        squares, along_c = tl.split(tl.sum(tl.join(v * v, c * v), 0))  # [], []: one reduction for both
+        r = 1.0 / tl.sqrt_rn(squares / D + eps)
+        score = along_c * r
         tl.store(statistics + i, r)
-        new_acc, new_top, new_total = (), (), ()
-        for j in tl.static_range(len(outs)):
-            score = tl.sum(c[j] * v) * r  # []
-            tl.store(statistics + n * (first_query + j + 1) + i, score)
-            higher = tl.maximum(top[j], score)
-            shrink, p = tl.exp(top[j] - higher), tl.exp(score - higher)  # [], []
-            new_acc += (acc[j] * shrink + p * v,)
-            new_total += (total[j] * shrink + p,)
-            new_top += (higher,)
-        acc, top, total = new_acc, new_top, new_total
+        tl.store(statistics + n + i, score)
+        higher = tl.maximum(top, score)
+        shrink, p = tl.exp(top - higher), tl.exp(score - higher)
+        acc = acc * shrink + p * v
+        total = total * shrink + p
+        top = higher
 
-    for j in tl.static_range(len(outs)):
-        tl.store(outs[j] + row, (acc[j] * (scale / total[j])).to(outs[j].dtype.element_ty), mask=inside)
-        tl.store(lses[j] + t, top[j] + tl.log(total[j]))
+    tl.store(out + row, (acc * (scale / total)).to(out.dtype.element_ty), mask=inside)
+    tl.store(lse + t, top + tl.log(total))
 
 
-@triton.jit(do_not_specialize=["tokens", "tokens_each", "first_query", "n", "s"])
+@triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=LISTS)
 def backward_kernel(
-    sources,  # [n] addresses of tensors [tokens, D], as the next two
+    sources,  # n tensors [tokens, D], as the next
     grad_sources,
-    previous,  # what the earlier launches' queries gave to each gradient
-    kinds,  # [n]
-    grad_outs,  # tuples, one tensor per query: [tokens, D]
-    lses,  # [tokens]
-    grad_lses,  # [tokens]; none: zero
-    outs,  # D_j = grad_out_j . out_j if given, else the sum over the sources and the prior
-    prior_outs,  # one per query if that sum is to be taken, else none
-    prior_lses,  # none, or one per query, as the two below
-    grad_prior_outs,
-    grad_prior_lses,
-    keys,  # [queries of this launch, D]
-    partial,  # [programs, queries of this launch, D]: the gradient of keys
-    statistics,  # [tokens, n (s + 1)]
+    query,  # [D]
+    gain,  # a tuple: [D], or none
+    grad_out,  # [tokens, D]
+    lse,  # [tokens]
+    grad_lse,  # tuples from here on. [tokens]; none: zero
+    out,  # D = grad_out . out if given, else the sum over the sources and the prior
+    prior_out,  # given if that sum is to be taken
+    prior_lse,  # none without a prior, as the two below
+    grad_prior_out,
+    grad_prior_lse,
+    partial,  # [programs, D]: the gradient of the key vector
+    statistics,  # [tokens, 2 n]
     tokens,
     tokens_each,
-    first_query,
     n,
-    s,
     scale,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
-    KIND: tl.constexpr,
-    GRAD_KIND: tl.constexpr,
+    DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
-    ADDS: tl.constexpr,  # whether there is a `previous`
 ):
     program = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)
     inside = channel < D
-    c, dc = (), ()  # per query: [BLOCK] each
-    for j in tl.static_range(len(grad_outs)):
-        c += (tl.load(keys + j * D + channel, mask=inside, other=0.0),)
-        dc += (tl.zeros([BLOCK], tl.float32),)
-
+    c = key_vector(query, gain, channel, inside)  # [BLOCK]
+    dc = tl.zeros([BLOCK], tl.float32)
     for t in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, tokens)):
         row = t * D + channel  # [BLOCK]
-        here = statistics + t * n * (s + 1)
-        g, lse, grad_lse, mean, ds_sum = (), (), (), (), ()  # per query: [BLOCK], then [] each
-        for j in tl.static_range(len(grad_outs)):
-            grad_out = tl.load(grad_outs[j] + row, mask=inside, other=0.0).to(tl.float32)
-            g += (grad_out * scale,)
-            lse += (tl.load(lses[j] + t),)
-            ds_sum += (tl.full((), 0.0, tl.float32),)
-            if len(grad_lses) > 0:
-                grad_lse += (tl.load(grad_lses[j] + t),)
-            else:
-                grad_lse += (tl.full((), 0.0, tl.float32),)
-            if len(outs) > 0:
-                mean += (tl.sum(grad_out * tl.load(outs[j] + row, mask=inside, other=0.0).to(tl.float32)),)
-            else:
-                mean += (tl.full((), 0.0, tl.float32),)
-
-        if len(outs) == 0:
-            if len(prior_outs) > 0:
-                mean = ()
-                for j in tl.static_range(len(prior_outs)):
-                    out = tl.load(prior_outs[j] + row, mask=inside, other=0.0)  # [BLOCK]
-                    mean += (tl.exp(tl.load(prior_lses[j] + t) - lse[j]) * tl.sum(g[j] * out),)
+        here = statistics + t * 2 * n
+        g = tl.load(grad_out + row, mask=inside, other=0.0).to(tl.float32)  # [BLOCK]
+        top = tl.load(lse + t)  # []
+        grad_top = tl.full((), 0.0, tl.float32)
+        if len(grad_lse) > 0:
+            grad_top = tl.load(grad_lse[0] + t)
+        mean = tl.full((), 0.0, tl.float32)
+        if len(out) > 0:
+            mean = tl.sum(g * tl.load(out[0] + row, mask=inside, other=0.0).to(tl.float32))
+        g *= scale
+        if len(out) == 0:
+            if len(prior_out) > 0:
+                before = tl.load(prior_out[0] + row, mask=inside, other=0.0)
+                mean = tl.exp(tl.load(prior_lse[0] + t) - top) * tl.sum(g * before)
             for i in range(n):
-                v = _load_row(sources, kinds, i, row, inside, KIND, ALIGNED)
-                new_mean = ()
-                for j in tl.static_range(len(grad_outs)):
-                    p = tl.exp(tl.load(here + n * (first_query + j + 1) + i) - lse[j])
-                    new_mean += (mean[j] + p * tl.sum(g[j] * v),)
-                mean = new_mean
+                v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
+                mean += tl.exp(tl.load(here + n + i) - top) * tl.sum(g * v)
 
+        ds_sum = tl.full((), 0.0, tl.float32)
         for i in range(n):  # the rows are read again, now from the cache
-            v = _load_row(sources, kinds, i, row, inside, KIND, ALIGNED)
-            r = tl.load(here + i)  # []
-            dv = _load_row(previous, kinds, i, row, inside, 0, ALIGNED) if ADDS else tl.zeros([BLOCK], tl.float32)
-            along_v = tl.full((), 0.0, tl.float32)
-            new_dc, new_sum = (), ()
-            for j in tl.static_range(len(grad_outs)):
-                score = tl.load(here + n * (first_query + j + 1) + i)
-                p = tl.exp(score - lse[j])
-                ds = p * (tl.sum(g[j] * v) - mean[j] + grad_lse[j])  # []: the score's gradient
-                along_v += ds * score
-                dv += p * g[j] + (ds * r) * c[j]  # [BLOCK]
-                new_dc += (dc[j] + (ds * r) * v,)  # [BLOCK]
-                new_sum += (ds_sum[j] + ds,)
-            dc, ds_sum = new_dc, new_sum
-            dv -= v * (along_v * r * r / D)
-            _store_row(grad_sources, kinds, i, row, inside, dv, GRAD_KIND, ALIGNED)
+            v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
+            r, score = tl.load(here + i), tl.load(here + n + i)  # [], []
+            p = tl.exp(score - top)
+            ds = p * (tl.sum(g * v) - mean + grad_top)  # []: the score's gradient
+            dv = p * g + (ds * r) * c - v * (ds * score * r * r / D)  # [BLOCK]
+            store(grad_sources, i, row, inside, dv, DTYPE, ALIGNED)
+            dc += (ds * r) * v
+            ds_sum += ds
 
-        for j in tl.static_range(len(prior_lses)):
+        if len(prior_lse) > 0:
             # All the scores' gradients, the prior's included, add up to that of lse.
-            tl.store(grad_prior_lses[j] + t, grad_lse[j] - ds_sum[j])
-            share = tl.exp(tl.load(prior_lses[j] + t) - lse[j])
-            tl.store(grad_prior_outs[j] + row, share * g[j], mask=inside)
+            tl.store(grad_prior_lse[0] + t, grad_top - ds_sum)
+            share = tl.exp(tl.load(prior_lse[0] + t) - top)
+            tl.store(grad_prior_out[0] + row, share * g, mask=inside)
+    tl.store(partial + program * D + channel, dc, mask=inside)
 
-    for j in tl.static_range(len(grad_outs)):
-        tl.store(partial + (program * len(grad_outs) + j) * D + channel, dc[j], mask=inside)
+
+@triton.jit(do_not_specialize=INTEGERS)
+def parameters_kernel(
+    partial,  # [runs, s, D]: parts of the key vectors' gradients
+    queries,  # tuples of s tensors [D], gains and theirs or none
+    gains,
+    grad_queries,
+    grad_gains,
+    runs,
+    D: tl.constexpr,
+    RUNS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
+    """Add up the parts, and make of a key vector's gradient those of its query and gain."""
+    channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)  # [CHANNELS]
+    inside = channel < D
+    for j in tl.static_range(len(queries)):
+        if tl.program_id(1) == j:
+            parts = tl.zeros([RUNS, CHANNELS], tl.float32)
+            for first in range(0, runs, RUNS):
+                run = first + tl.arange(0, RUNS)[:, None]  # [RUNS, 1]
+                at = (run * len(queries) + j) * D + channel[None, :]
+                parts += tl.load(partial + at, mask=(run < runs) & inside[None, :], other=0.0)
+            grad = tl.sum(parts, 0)  # [CHANNELS]
+            grad_query = grad
+            if len(gains) > 0:
+                query = tl.load(queries[j] + channel, mask=inside, other=0.0).to(tl.float32)
+                tl.store(grad_gains[j] + channel, (grad * query).to(grad_gains[j].dtype.element_ty), mask=inside)
+                grad_query = grad * tl.load(gains[j] + channel, mask=inside, other=0.0).to(tl.float32)
+            tl.store(grad_queries[j] + channel, grad_query.to(grad_queries[j].dtype.element_ty), mask=inside)

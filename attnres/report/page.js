@@ -1,6 +1,6 @@
 // Draws the charts of the page from the JSON beside this script.
 
-import { matrixFigure } from "./charts/cells.js";
+import { matrixFigure, shares } from "./charts/cells.js";
 import { html, svg } from "./charts/dom.js";
 import { lineChart } from "./charts/lines.js";
 
@@ -71,10 +71,7 @@ function shownMatrix(profile) {
   const matrix = profile.matrices[view];
   if (!normalised) return matrix;
   if (view === 0) return profile.share;
-  return matrix.map((row) => {
-    const total = row.reduce((sum, value) => sum + Math.abs(value), 0);
-    return row.map((value) => (value === null || total === 0 ? null : Math.abs(value) / total));
-  });
+  return matrix.map(shares);
 }
 
 function drawMatrices() {

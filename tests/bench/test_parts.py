@@ -225,3 +225,11 @@ def test_the_labs_step_is_a_share_of_what_products_reach():
     run, operations = lab.products(lab.QUICK)
     run()
     assert operations == 6 * 32 * (4 * 64 * 64 + 3 * 64 * 176)
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter launches nothing")
+def test_what_a_stack_moves():
+    """The design is held to its bytes: docs/PERFORMANCE.md has the table."""
+    traffic = pytest.importorskip("attnres.bench.traffic")
+    forward, backward = traffic.measure(SETTING)
+    assert 0 < forward.ratio < 9.5 and 0 < backward.ratio < 13.6

@@ -55,7 +55,7 @@ def test_rms_full_normalises_each_output():
 
 
 def test_an_open_raw_block_keeps_sums_and_no_outputs():
-    """Of four sublayers: 3 raw sums, the first of them an output, the normalised sum, the output that closes it, and
+    """Four sublayers keep 3 raw sums, the first of them an output, the normalised sum, the output that closes it, and
     what phase 1 made for the three sites that merge."""
     kept = set()
 

@@ -1,14 +1,21 @@
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+from attnres import connection_names
 from attnres.look.subject import open_subjects
-from tests.look.runs import Client, serving, train_small
+from attnres.train import train
+from tests.look.runs import Client, serving, small_config, train_small
 
 CONNECTIONS = ("residual", "block:block_size=2", "highway", "delta:reads=qkv")
+
+ODD = {"one": ("full", 1), "deep": ("full", 24), "forty-eight": ("block", 48), "sixty-four": ("block", 64)}
+"""Runs of other depths: names, connections, layers."""
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +30,55 @@ def client(runs) -> Iterator[Client]:
     """A page's side of a microscope on all of them."""
     with serving(open_subjects(runs)) as page:
         yield page
+
+
+@pytest.fixture(scope="session")
+def odd(tmp_path_factory) -> Iterator[Client]:
+    """A microscope on runs of one step with a context of 256: those of ODD, and one of every connection."""
+    folder = tmp_path_factory.mktemp("odd")
+    runs = []
+    for run, (name, layers) in (ODD | {f"all-{name}": (name, 1) for name in connection_names()}).items():
+        config = small_config(folder, name, layers, steps=1, evaluate_every=1, save_every=1, validation_tokens=96)
+        config = dataclasses.replace(config, model=dataclasses.replace(config.model, context=256))
+        train(config, folder / run)
+        runs.append(folder / run)
+    with serving(open_subjects(runs)) as page:
+        yield page
+
+
+@pytest.fixture(scope="session")
+def saved_models(tmp_path_factory) -> list[Path]:
+    """A plain transformers model and an attached one on disk, with a byte-level tokenizer."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
+    import attnres.hf
+    from tests.hf.models import make_model
+
+    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    library = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(sorted(letters))}, []))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = tokenizers.decoders.ByteLevel()
+    folder, plain = tmp_path_factory.mktemp("models"), make_model("llama", vocab_size=256)
+    plain.save_pretrained(folder / "plain")
+    attached = attnres.hf.attach(plain, "block:block_size=2")
+    with torch.no_grad():
+        for query in attnres.hf.connection_of(attached).query:
+            query.normal_()
+    attached.save_pretrained(folder / "attached")
+    for name in ("plain", "attached"):
+        library.save(str(folder / name / "tokenizer.json"))
+    return [folder / "plain", folder / "attached"]
+
+
+@pytest.fixture
+def opened(browser, client):
+    """The page with TEXT in it; afterwards the console must be empty, and only the server asked."""
+    from tests.look.pages import TEXT, Page, address
+
+    browser.set_window_size(1400, 1000)
+    for log in ("browser", "performance"):
+        browser.get_log(log)
+    page = Page(browser, address(client))
+    page.type(TEXT)
+    yield page
+    assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    assert all(url.startswith(("http://127.0.0.1:", "data:", "blob:", "about:")) for url in page.asked())

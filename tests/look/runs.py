@@ -75,19 +75,23 @@ class Client:
 
 @contextmanager
 def serving(
-    subjects: Sequence[Subject], preparation: Preparation | None = None, host: str = "127.0.0.1"
+    subjects: Sequence[Subject],
+    preparation: Preparation | None = None,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str = TOKEN,
 ) -> Iterator[Client]:
-    """A microscope on a free port, in a thread. host: what it takes itself to listen on."""
-    listening = listen("127.0.0.1", 0)
+    """A microscope in a thread, on a free port if none is given. host: what it takes itself to listen on."""
+    listening = listen("127.0.0.1", port)
     port = listening.getsockname()[1]
     microscope = Microscope(subjects, preparation)
-    app = make_app(microscope, host, TOKEN)
+    app = make_app(microscope, host, token)
     config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
     server = Server(config, microscope.closing)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        yield Client(port)
+        yield Client(port, token)
     finally:
         server.should_exit = True
         thread.join(20)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-import attnres.hf
 from attnres import load_run, mixing_matrix
 from attnres.data.tokenizer import tokenizer_from_json
+from attnres.errors import UsageError
 from attnres.look.subject import open_subjects
-from tests.hf.models import make_model
 from tests.look.conftest import CONNECTIONS
 from tests.look.examples import write_examples
 from tests.look.runs import numbers, serving
@@ -170,29 +172,8 @@ def test_changes_that_do_not_fit_are_said_in_one_line(client, changes, says):
     assert told["kind"] == "failure" and says in told["message"] and "\n" not in told["message"]
 
 
-@pytest.fixture(scope="module")
-def saved_models(tmp_path_factory):
-    """A plain model and an attached one on disk, with a byte-level tokenizer."""
-    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
-    letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    library = tokenizers.Tokenizer(tokenizers.models.BPE({c: i for i, c in enumerate(sorted(letters))}, []))
-    library.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    library.decoder = tokenizers.decoders.ByteLevel()
-    folder, plain = tmp_path_factory.mktemp("models"), make_model("llama", vocab_size=256)
-    plain.save_pretrained(folder / "plain")
-    attached = attnres.hf.attach(plain, "block:block_size=2")
-    with torch.no_grad():
-        for query in attnres.hf.connection_of(attached).query:
-            query.normal_()
-    attached.save_pretrained(folder / "attached")
-    for name in ("plain", "attached"):
-        library.save(str(folder / name / "tokenizer.json"))
-    return folder
-
-
 def test_models_of_transformers(saved_models):
-    names = ("plain", "attached")
-    with serving(open_subjects([saved_models / name for name in names])) as client:
+    with serving(open_subjects(saved_models)) as client:
         told = client.session()["models"]
         assert [model["connection"] for model in told] == ["residual", "block:block_size=2,total=true"]
         for model in (0, 1):
@@ -210,12 +191,37 @@ def test_models_of_transformers(saved_models):
         assert "no run of the lab" in client.one("watch", model=0)["message"]
 
 
+def test_nothing_is_unpickled_and_no_code_of_a_model_is_run(saved_models, tmp_path):
+    """A folder may hold both; what opening it would do is leave a mark."""
+    mark, folder = tmp_path / "mark", tmp_path / "model"
+    shutil.copytree(saved_models[0], folder)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {name: f"evil.{name}" for name in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "evil.py").write_text(f"open({str(mark)!r}, 'w')\n")
+    (subject,) = open_subjects([folder])
+    assert subject.describe().kind == "transformers" and not mark.exists()
+    (folder / "model.safetensors").unlink()
+    torch.save({"weight": Marking(str(mark))}, folder / "pytorch_model.bin")
+    with pytest.raises(UsageError, match=r"safetensors"):
+        open_subjects([folder])
+    assert not mark.exists()
+
+
+class Marking:
+    """Pickled, it writes a file when it is read."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
 def test_pieces_of_tokenizers():
     tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
     pieces = {"<unk>": 0, "▁the": 1, "<0xF0>": 2, "é": 3}
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel(pieces, "<unk>"))
-    import json
-
     read = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
     assert [read.piece(token) for token in range(4)] == [b"<unk>", b" the", b"\xf0", "é".encode()]
 

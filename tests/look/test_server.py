@@ -127,6 +127,33 @@ def test_bad_requests_are_refused_in_one_line(client, command, body, status, say
     assert says in told["message"] and "\n" not in told["message"]
 
 
+FAR = (-1, 2**31, 2**63, 10**400)
+
+
+@pytest.mark.parametrize("number", FAR)
+def test_numbers_out_of_range_are_refused_in_one_line(client, number):
+    view = {"model": 1, "text": "a few"}
+    changes = [
+        {"kind": "mute", "source": number},
+        {"kind": "mute", "source": 0, "sites": [number]},
+        {"kind": "mute", "source": 0, "tokens": [number]},
+    ]
+    for command, request in [
+        ("look", {"view": {**view, "step": number}}),
+        ("look", {"view": {**view, "read": number}}),
+        *[("look", {"view": {**view, "changes": [change]}}) for change in changes],
+        ("explain", {"view": view, "position": number}),
+        ("explain", {"view": view, "position": 0, "target": number}),
+        ("remove", {"view": view, "position": number}),
+        ("remove", {"view": view, "sites": [number]}),
+        ("continue", {"view": view, "count": number}),
+        ("watch", {"model": number}),
+    ]:
+        told = client.one(command, **request)
+        assert told["kind"] == "failure" and "terminal" not in told["message"], (command, request, told)
+        assert len(told["message"]) < 1000
+
+
 def test_a_form_of_another_site_is_no_request(client):
     answer = client.open("POST", "/api/look", VIEW, **{"Content-Type": "text/plain"})
     assert answer.status == 415
@@ -294,7 +321,7 @@ def test_the_command_prints_an_address_and_ends_with_ctrl_c(runs):
         client.session()
 
 
-def test_bad_arguments_are_said_in_one_line(runs, tmp_path, capsys, monkeypatch):
+def test_bad_arguments_are_said_in_one_line(runs, client, tmp_path, capsys, monkeypatch):
     from attnres.cli import main
 
     (tmp_path / "model").mkdir()
@@ -305,6 +332,7 @@ def test_bad_arguments_are_said_in_one_line(runs, tmp_path, capsys, monkeypatch)
         ([str(runs[0]), "--port", "99999"], "--port must be 0 to 65535"),
         ([str(runs[0]), "--token", "short"], "--token must be 16"),
         ([str(runs[0]), "--host", "256.0.0.1"], "cannot listen on 256.0.0.1"),
+        ([str(runs[0]), "--port", str(client.port)], f"port {client.port} (Address already in use)"),
     ]:
         assert main(["look", *arguments, "--no-browser"]) == 2
         err = capsys.readouterr().err

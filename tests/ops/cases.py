@@ -21,10 +21,26 @@ both_backends = pytest.mark.parametrize("backend", ["reference", FUSED])
 BF16_ROUNDING = 4e-3 if FUSED == "cpu" else 8e-3  # the interpreter cuts off where a GPU rounds
 
 if FUSED == "triton":
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
     from attnres.ops import triton_backend
 
-    # So that small inputs, too, need several launches and programs of several tokens.
-    triton_backend.ROW_BUDGET, triton_backend.PROGRAMS, triton_backend.TABLE_STEP = 64, 6, 4
+    interpreted_dot = InterpreterBuilder.create_dot
+
+    def create_dot(self, a, b, *rest):
+        """Multiply numbers: the interpreter multiplies the bit patterns of bfloat16."""
+        wide = [
+            x if x.dtype != tl.bfloat16 else TensorHandle(self.cast_impl(x, tl.float32).data, tl.float32)
+            for x in (a, b)
+        ]
+        return interpreted_dot(self, *wide, *rest)
+
+    InterpreterBuilder.create_dot = create_dot
+
+    # So that small inputs, too, need several launches, programs of several tokens and tiles of channels.
+    triton_backend.AT_ONCE, triton_backend.QUERIES, triton_backend.CHANNELS = 4, 4, 16
+    triton_backend.PROGRAMS, triton_backend.RUNS = 6, 4
 
 
 def make_sources(count: int, *shape: int, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> list[Tensor]:

@@ -38,6 +38,20 @@ def test_attend_blocks(backend, number, count):
 
 
 @both_backends
+@pytest.mark.parametrize(("count", "dtypes"), [(18, (BF16,)), (5, (F32, BF16))], ids=["many", "mixed"])
+def test_attend_blocks_to_any_sources(backend, count, dtypes):
+    inputs = [torch.stack([make_vector(40) for _ in range(3)]), *make_sources(count, 2, 40, dtypes=dtypes)]
+
+    def exact(queries, *bank):
+        return torch.stack([plain(bank, q) for q in queries]), torch.stack([plain_lse(bank, q) for q in queries])
+
+    actual = value_and_gradients(lambda queries, *bank: attend_blocks(bank, queries, backend=backend), *inputs)
+    expected = value_and_gradients(exact, *in_double(*inputs))
+    assert_near(actual[:3], expected[:3], 5e-6)  # nothing of them is rounded to bfloat16
+    assert_near(actual[3:], expected[3:])
+
+
+@both_backends
 def test_outputs_without_a_gradient(backend):
     """Only one of the queries' outputs is used: the others' gradients are zero and not garbage."""
     inputs = [torch.randn(3, 8) / 3, *make_sources(3, 15, 8)]

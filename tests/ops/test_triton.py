@@ -23,7 +23,7 @@ here = Path(__file__).parent
 
 @pytest.mark.skipif(FUSED == "triton", reason="this is the run under the interpreter")
 def test_every_operator_test_passes_in_the_interpreter():
-    files = [here / f"test_{name}.py" for name in ("operators", "attend_and_merge", "normalised")]
+    files = [here / f"test_{name}.py" for name in ("operators", "attend_and_merge", "normalised", "touched")]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-k", "triton", "-p", "no:cacheprovider", *files],
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTEST_ADDOPTS": ""},
@@ -38,10 +38,13 @@ compiles = pytest.mark.skipif(FUSED == "triton", reason="the interpreter compile
 
 
 @compiles
-@pytest.mark.parametrize(("channels", "queries", "merges"), [(1024, 8, False), (4096, 1, False), (7186, 1, True)])
-def test_no_register_is_spilled_on_an_h100(channels, queries, merges):
+@pytest.mark.parametrize(
+    ("channels", "queries", "merges", "target"),
+    [(1024, 8, False, "sm_90"), (4096, 1, False, "sm_80"), (7186, 1, True, "sm_90"), (7168, 24, False, "sm_100")],
+)
+def test_no_register_is_spilled(channels, queries, merges, target):
     for launch in both_ways(kernels.Call(channels, queries, 1 if merges else 9, merges)):
-        assert kernels.resources(launch, "sm_90").spilled_bytes == 0, launch.build
+        assert kernels.resources(launch, target).spilled_bytes == 0, launch.build
 
 
 @compiles
@@ -52,12 +55,27 @@ def test_every_form_compiles_for_an_h100(dtypes):
 
 
 @compiles
-def test_one_build_for_any_number_of_sources_and_tokens():
-    calls = [kernels.Call(64, sources=n, tokens=tokens) for n in (1, 2, 9, 16, 17, 32) for tokens in (1, 7, 16, 48)]
+@pytest.mark.parametrize("sources", [(1,), (2, 9, 16), (17, 32, 40)], ids=["one", "arguments", "table"])
+@pytest.mark.parametrize("queries", [1, 3])
+def test_one_build_for_any_number_of_sources_and_tokens(sources, queries):
+    calls = [kernels.Call(64, queries, n, tokens=tokens) for n in sources for tokens in (1, 7, 16, 48)]
     for directions in zip(*map(kernels.launches_of, calls), strict=True):
         builds = {launch.build for launches in directions for launch in launches}
-        names = {launch.kernel.fn.__name__ for launches in directions for launch in launches}
+        names = {launch.name for launches in directions for launch in launches}
         assert len(builds) == len(names), builds
+
+
+@compiles
+def test_few_launches():
+    """Above 16 sources, or of several dtypes, those of a table for each list besides."""
+    counts = {
+        kernels.Call(64, merges=True, sources=1): (1, 2),
+        kernels.Call(64): (1, 2),
+        kernels.Call(4096, 8): (2, 4),
+        kernels.Call(7168, 24): (2, 4),
+        kernels.Call(64, sources=17): (3, 6),
+    }
+    assert {call: tuple(map(len, kernels.launches_of(call))) for call in counts} == counts
 
 
 @compiles

@@ -156,7 +156,7 @@ def one_process(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
 
 
 def reference(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
-    """Of all that cuts the same model in other ways there is one."""
+    """Return the one result of all that cut the same model in other ways."""
     plain = replace(case, ranks=1, virtual=1, schedule="", cache=True, checkpointing=False, compile=False, cuts=None)
     return one_process(plain)
 

@@ -154,7 +154,7 @@ def test_chunks_share_out_the_whole_model_bit_for_bit(name, chunks):
 
 
 def test_a_rank_never_holds_another_ranks_parameters(monkeypatch):
-    """Of everything that is registered as a parameter while a chunk is built, only its own is real."""
+    """While a chunk is built, only its own of all registered parameters are real."""
     config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4, connection="highway")
     traces = traced("highway", config.sites)
     layout = plan(traces.values, even_cuts(config.sites, 4), 4)

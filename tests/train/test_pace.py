@@ -8,7 +8,7 @@ from attnres.train.pace import product_speed, range_over_parts
 
 
 def test_a_checkpoint_comes_with_the_pace_of_the_process(make_config, tmp_path, monkeypatch):
-    """Of a step of a known time, how much was waiting for data and which share of the processor's peak it had."""
+    """A step of a known time: how much was waiting for data, and which share of the processor's peak it had."""
     clock = iter(range(10**6))
     monkeypatch.setattr("attnres.train.pace.product_speed", lambda device, precision: 1e9)
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))  # every look at it takes a second

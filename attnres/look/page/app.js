@@ -37,15 +37,18 @@ function select(ariaLabel, options, act) {
 const main = document.getElementById("look");
 const banner = html("p", { id: "banner", role: "alert", hidden: true });
 const said = html("p", { id: "said", role: "status" });
-const text = html("textarea", { id: "text", rows: 3, spellcheck: false });
+const text = html("textarea", { id: "text", rows: 2, spellcheck: false });
 const count = html("span", { className: "count" });
 const going = button("Continue the text", carryOn, { id: "continue" });
+const keep = button("Keep it", () => current().keepDrawn(), { id: "keep", hidden: true,
+  title: "make what was generated a part of the text" });
 const temperature = html("input", { type: "number", min: 0, max: 2, step: 0.1, value: 0.8, id: "temperature" });
 const beside = select("Put beside it", [["", "put beside it …"], ["model", "another model"],
   ["prompt", "another prompt"], ["unchanged", "the same, unchanged"]], putBeside);
 const metric = select("Lines and matrix show", [["weight", "weight"], ["size", "weight × |v|"]],
   (value) => { state.metric = value; redraw(); });
 const column = select("Beside the path", COLUMNS, (value) => { state.column = value; redraw(); });
+const columnChoice = html("label", {}, "beside the path: ", column);
 const measuring = button("Measure removal", measure, { id: "measure", className: "live",
   title: "what taking out each source of this site costs, against a random vector as large" });
 const tools = html("fieldset", { className: "tool-box live" }, html("legend", {}, "Change what is read"));
@@ -58,16 +61,17 @@ main.append(
     button("Save page", () => save("html"), { className: "live" }), button("SVG", () => save("svg")),
     button("PNG", () => save("png")), button("Copy link", copyLink, { className: "live" }))),
   banner, said,
-  html("section", { className: "writing live" }, html("label", { htmlFor: "text" }, "Text"), count, text,
-    html("div", { className: "tools" }, going, html("label", {}, "temperature ", temperature), beside)),
-  curves,
-  html("div", { className: "tools" }, html("label", {}, "lines and matrix: ", metric),
-    html("label", { className: "narrow" }, "beside the path: ", column), measuring),
-  room, tools, between,
+  html("section", { className: "writing live" }, html("label", { htmlFor: "text" }, "Text"), count, text),
+  html("div", { className: "bar" },
+    html("div", { className: "tools live" }, going, keep, html("label", {}, "temperature ", temperature), beside),
+    html("div", { className: "tools" }, html("label", {}, "lines and matrix: ", metric), columnChoice, measuring)),
+  room, curves, tools, between,
   html("p", { className: "keys live" }, "Keys. Tokens: ← → Home End. Depth picture: ↑ ↓ sites, ← → sources, " +
     "[ ] tokens, m mute, o switch off, u undo."));
 
-const training = new Training(curves, (renewed, index) => {
+// While a run trains its losses come first; of one that is done they stand below.
+const place = (running) => { if (running) room.before(curves); else room.after(curves); };
+const training = new Training(curves, place, (renewed, index) => {
   session = renewed;
   for (const side of sides) {
     side.render();
@@ -77,7 +81,7 @@ const training = new Training(curves, (renewed, index) => {
 
 const app = {
   state, saved: Boolean(saved), session: () => session, text: () => state.text, sides: () => sides, active: current,
-  shared, lost, key: pressed, remove: removeSide,
+  shared, lost, write, key: pressed, remove: removeSide,
   act(side) {
     if (active === side) return;
     active = side;
@@ -107,6 +111,8 @@ function shared(chosen) {
 function redraw(all = true) {
   if (all) sides.forEach((side) => side.render());
   changing.update();
+  keep.hidden = !current().drawn;
+  columnChoice.hidden = sides.every((side) => side.isWide());
   against(between, sides, state.metric, shared);
   remember();
 }
@@ -159,11 +165,13 @@ function say(line) { said.textContent = line; }
 
 // ---- text and sides ----
 
-text.addEventListener("input", () => {
-  Object.assign(state, { text: text.value, position: null, target: null });
+text.addEventListener("input", () => write(text.value));
+function write(written) {
+  if (text.value !== written) text.value = written;
+  Object.assign(state, { text: written, position: null, target: null });
   counted();
   for (const side of sides) if (side.spec.text === null) side.refreshSoon();
-});
+}
 function counted() {
   const most = session.max_characters;
   count.textContent = state.text.length > 0.8 * most ? ` ${state.text.length} of at most ${most} characters` : "";
@@ -176,6 +184,7 @@ async function carryOn() {
   await Promise.all(sides.map((side) => side.carryOn(most, Number(temperature.value))));
   delete going.dataset.running;
   going.textContent = "Continue the text";
+  keep.hidden = !current().drawn;
 }
 function newSide(spec) {
   const side = new Side(room, app, { model: 0, step: null, text: null, read: null, changes: [], ...spec });

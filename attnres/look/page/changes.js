@@ -32,8 +32,8 @@ export function changeTools(parent, app) {
   const ofRow = html("div", { className: "tools", role: "group", ariaLabel: "Change the selected site" }, off,
     button("Equal weights", () => add({ kind: "uniform", source: null })),
     button("Plain residual", () => add({ kind: "plain", source: null })));
-  parent.append(subject, html("div", { className: "tools" }, field("in", sites), field("at", tokens)), ofSource, ofRow,
-    list, html("div", { className: "tools" }, undo, redo, clear, copy), code);
+  parent.append(subject, html("div", { className: "tools" }, field("in", sites), field("at", tokens)), ofRow, ofSource,
+    html("div", { className: "tools" }, undo, redo, clear, copy), list, code);
 
   function choice(name, options) {
     return html("select", { name }, ...options.map(([value, text]) => html("option", { value }, text)));
@@ -70,6 +70,7 @@ export function changeTools(parent, app) {
     off.textContent = site < last() ? `Switch off ${model.sites[site]}` : "Switch off";
     off.disabled = site >= last();
     const { changes } = side.spec;
+    parent.classList.toggle("at-hand", source !== null || changes.length > 0);
     list.replaceChildren(...changes.map((change, k) => {
       const remove = button("×", () => app.change(changes.filter((_, other) => other !== k)));
       remove.ariaLabel = `Take back: ${told(change, model)}`;

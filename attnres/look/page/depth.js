@@ -3,10 +3,9 @@
 // Rows go upwards: row 0 is the embedding (source 0), row r the sublayer whose input is site r - 1 and whose output is
 // source r, and the last row is the readout (site L). All columns and the matrix stand on the same rows.
 
-import { cells, colourOf } from "../../report/charts/cells.js";
+import { cells, gradient, shares } from "../../report/charts/cells.js";
 import { number, svg } from "../../report/charts/dom.js";
 import { interactive } from "../../report/charts/tooltip.js";
-import { shares } from "./reading.js";
 
 const kindOf = (name) =>
   name === "embedding" || name === "readout" ? name : /atten|mixer|mamba|conv|delta/i.test(name) ? "attention" : "mlp";
@@ -28,16 +27,23 @@ function labelOf(name, room, tall) {
   return room ? name : `${words[1]} ${kind.replace("attention", "attn")}`;
 }
 
+const LABELLED = 13; // pixels from which on each row has room for words
+const TOP = 52, BOTTOM = 44;
+const HEADS = { group: 12, title: 29, unit: 44 }; // the lines above the rows
+
 // Geometry: where the columns stand for a given width. `columns` are those that a narrow page has room for.
 function layout(width, rows, columns, withMatrix) {
-  const rowHeight = Math.max(9, Math.min(30, Math.floor(720 / rows)));
-  const roomy = width >= 640;
-  const labels = roomy ? 112 : 60;
+  const roomy = width >= 640, fitting = (height) => Math.floor(height / rows);
+  // All rows in one screen, beside a text, where that leaves them their labels. On a phone they must be touched.
+  const seen = roomy ? Math.max(LABELLED, fitting(innerHeight / 2)) : Infinity;
+  const rowHeight = Math.max(9, Math.min(30, fitting(720), seen));
+  const labels = roomy ? 118 : 60;
   const matrix = withMatrix ? Math.max(210, Math.min(rows * rowHeight, width * 0.36)) : 0;
   const rest = width - labels - (matrix ? matrix + 44 : 0);
-  const arcs = Math.max(110, Math.min(280, rest * (columns.length > 2 ? 0.32 : 0.5)));
+  const arcs = Math.max(110, Math.min(280, rest * (columns.length > 2 ? 0.31 : 0.5)));
   const each = (rest - arcs - 4) / columns.length;
-  return { width, rowHeight, roomy, labels, matrix, arcs, top: 36, bottom: 44, height: 36 + rows * rowHeight + 44,
+  return { width, rowHeight, roomy, labels, matrix, arcs, top: TOP, bottom: BOTTOM,
+    height: TOP + rows * rowHeight + BOTTOM,
     columns: columns.map((column, k) => ({ ...column, x: labels + arcs + k * each, width: each - 14 })),
     matrixX: width - matrix - 6 };
 }
@@ -96,6 +102,7 @@ export function depthPicture(parent, select, key) {
     drawBands();
     drawArcs();
     drawRows();
+    drawGroup();
     view.columns.forEach((column, k) => drawColumn(column, box.columns[k]));
     if (box.matrix) drawMatrix();
   }
@@ -152,20 +159,28 @@ export function depthPicture(parent, select, key) {
       const isSite = row === view.site + 1;
       const size = Math.min(r, box.rowHeight / 2 + 1.5);
       mark(chart, kindOf(name), spine, yOf(row), size, isSite ? { "data-site": "" } : {});
-      const label = labelOf(row === sources.length ? sites[sites.length - 1] : name, box.roomy, box.rowHeight >= 13);
-      const y = yOf(row) + (box.rowHeight >= 13 || label === name ? 4 : 4 - box.rowHeight / 2);
+      const named = row === sources.length ? sites[sites.length - 1] : name;
+      const label = labelOf(named, box.roomy, box.rowHeight >= LABELLED);
+      const y = yOf(row) + (box.rowHeight >= LABELLED || label === name ? 4 : 4 - box.rowHeight / 2);
       svg("text", { x: box.labels - 6, y, "text-anchor": "end", class: isSite ? "label on" : "label" }, chart, label);
     });
-    svg("text", { x: box.labels + 2, y: 12, class: "head" }, chart, "reads from below");
+    svg("text", { x: box.labels + 2, y: HEADS.title, class: "head" }, chart, "reads from below");
+  }
+
+  // Whose columns they are: those of sources say what the chosen site reads of each row.
+  function drawGroup() {
+    const [first] = box.columns.filter((column) => !column.texts);
+    const text = `${view.names.sites[view.site]} reads of each row:`;
+    if (first) svg("text", { x: first.x, y: HEADS.group, class: "unit" }, chart, text);
   }
 
   function drawColumn(column, at) {
-    svg("text", { x: at.x, y: 12, class: "head" }, chart, column.title);
-    svg("text", { x: at.x, y: 27, class: "unit" }, chart, column.unit);
+    svg("text", { x: at.x, y: HEADS.title, class: "head" }, chart, column.title);
+    svg("text", { x: at.x, y: HEADS.unit, class: "unit" }, chart, column.unit);
     const values = [...column.values, ...(column.marks ?? [])].filter((value) => (value ?? null) !== null);
     const low = Math.min(0, ...values), high = Math.max(0, ...values, low === 0 ? 1e-12 : 0);
-    const written = column.texts && box.rowHeight >= 13;
-    const room = written ? at.width * 0.3 : at.width - (box.rowHeight >= 13 ? 38 : 4);
+    const written = column.texts && box.rowHeight >= LABELLED;
+    const room = written ? at.width * 0.3 : at.width - (box.rowHeight >= LABELLED ? 38 : 4);
     const scale = room / (high - low || 1), zero = at.x - low * scale, thick = Math.max(4, box.rowHeight - 5);
     svg("line", { x1: zero, x2: zero, y1: yOf(column.first + column.values.length - 1) - box.rowHeight / 2,
       y2: yOf(column.first) + box.rowHeight / 2, class: "axis" }, chart);
@@ -177,7 +192,7 @@ export function depthPicture(parent, select, key) {
         height: thick, class: `bar ${kind}` }, chart);
       const beside = zero + (column.marks?.[k] ?? 0) * scale, top = yOf(row) - thick / 2 - 1;
       if (column.marks) svg("path", { d: `M${beside} ${top}v${thick + 2}`, class: "beside" }, chart);
-      if (box.rowHeight < 13) return;
+      if (box.rowHeight < LABELLED) return;
       const text = column.texts ? column.texts[k] : number(value, 2);
       const x = column.texts ? zero + room + 6 : Math.max(zero, end, beside) + 3;
       svg("text", { x, y: yOf(row) + 4, class: "value" }, chart, text);
@@ -190,8 +205,8 @@ export function depthPicture(parent, select, key) {
     const y = yOf(n) - box.rowHeight / 2, height = n * box.rowHeight;
     cells(chart, view.matrix, view.scale, { x, y, width: box.matrix, height }, true);
     svg("path", { d: `M${x} ${y}V${y + height}H${x + box.matrix}`, fill: "none", class: "axis" }, chart);
-    svg("text", { x, y: 12, class: "head" }, chart, view.matrixTitle);
-    svg("text", { x, y: 27, class: "unit" }, chart, "row: site that reads · column: source");
+    svg("text", { x, y: HEADS.title, class: "head" }, chart, view.matrixTitle);
+    svg("text", { x, y: HEADS.unit, class: "unit" }, chart, "row: who reads · column: what is read");
     const tick = (at, name) =>
       svg("text", { x: at, y: y + height + 14, "text-anchor": "middle", class: "unit" }, chart, name);
     tick(x + Math.min(0.5 * cell, 1.5 * cell - 20), "emb"); // clear of the first layer's
@@ -208,11 +223,7 @@ export function depthPicture(parent, select, key) {
   }
   function legend(x, y, width) {
     const [low, high] = view.scale;
-    for (let k = 0; k < 24; k++) {
-      const colour = colourOf(low + ((k + 0.5) / 24) * (high - low), view.scale);
-      svg("rect", { x: x + 26 + (k / 24) * (width - 52), y, width: (width - 52) / 24 + 0.5, height: 8,
-        fill: `rgb(${colour})` }, chart);
-    }
+    gradient(chart, view.scale, { x: x + 26, y, width: width - 52, height: 8 });
     svg("text", { x: x + 22, y: y + 8, "text-anchor": "end", class: "unit" }, chart, number(low, 2));
     svg("text", { x: x + width - 22, y: y + 8, class: "unit" }, chart, number(high, 2));
   }

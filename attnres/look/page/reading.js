@@ -1,5 +1,6 @@
 // One token of a picture: what each site reads there, in numbers and in words. Knows nothing of the page.
 
+import { shares } from "../../report/charts/cells.js";
 import { number } from "../../report/charts/dom.js";
 import { brief, percent, plural, quoted, signed } from "./texts.js";
 
@@ -12,18 +13,13 @@ const finite = (value) => (value === null || Number.isFinite(value) ? value : nu
 const triangle = (values, sites) => Array.from({ length: sites }, (_, l) =>
   Array.from(values.slice((l * (l + 1)) / 2, ((l + 1) * (l + 2)) / 2), finite));
 
-// How a site divides what it reads: sizes over their sum.
-export function shares(row) {
-  const total = row.reduce((sum, value) => sum + Math.abs(value ?? 0), 0);
-  return row.map((value) => (total > 0 ? Math.abs(value ?? 0) / total : 0));
-}
-
-// As the report's: the 98th percentile of the sizes from site 1 on, or the largest where that is hardly larger.
+// As report/style.py's: the 98th percentile of the sizes from site 1 on, or the largest where that is hardly larger.
 export function colourScale(matrix) {
   const entries = matrix.slice(1).flat().filter((value) => value !== null);
   const sizes = entries.map(Math.abs).sort((a, b) => a - b);
   if (!sizes.length || sizes.at(-1) === 0) return [0, 1];
-  let high = sizes[Math.round(0.98 * (sizes.length - 1))];
+  const at = 0.98 * (sizes.length - 1), below = sizes[Math.floor(at)];
+  let high = below + (at % 1) * (sizes[Math.ceil(at)] - below);
   if (high <= 0 || sizes.at(-1) < 1.3 * high) high = sizes.at(-1);
   return [entries.some((value) => value < -0.01 * high) ? -high : 0, high];
 }
@@ -50,11 +46,11 @@ export class Reading {
     const effects = weights[site].map((_, source) => this.#effect(site, source));
     const likeliest = ({ likeliest: [first] }) => `${brief(first.text)} ${percent(first.probability)}`;
     const made = {
-      weight: () => ({ title: "weight", unit: "as read", values: weights[site], first: 0 }),
-      size: () => ({ title: "weight × |v|", unit: "as it counts", values: sizes[site], first: 0 }),
+      weight: () => ({ title: "weight", unit: "", values: weights[site], first: 0 }),
+      size: () => ({ title: "weight × |v|", unit: "its size", values: sizes[site], first: 0 }),
       share: () => ({ title: "logit part", unit: `of ${target}`, first: 0,
         values: this.shares ? this.shares[site] : [], foot: own ? this.closing(site) : "" }),
-      lens: () => ({ title: "logit lens", unit: `p of ${target}`, first: 1,
+      lens: () => ({ title: "logit lens", unit: `p of ${target} · top`, first: 1,
         values: own ? own.lens.map((row) => row.probability) : [], texts: own ? own.lens.map(likeliest) : [] }),
       effect: () => ({ title: "removal", unit: "nats ▏random", first: 0,
         foot: effects.some(Boolean) ? "" : "not measured yet",

@@ -20,6 +20,7 @@ export class Side {
     Object.assign(this, { app, spec, picture: null, explanation: null, effects: noEffects(), model: null });
     this.work = {}; // AbortController of what is under way, by its kind
     this.asking = 0;
+    this.drawn = ""; // what was generated behind the text
     this.soon = null;
     this.#build(parent);
     this.#listen();
@@ -46,7 +47,7 @@ export class Side {
     this.depth = html("div", { className: "depth-room" });
     this.below = html("div", { className: "depth-room" });
     this.root = html("section", { className: "side" },
-      html("div", { className: "head" }, this.title, this.models, this.reads, this.steps, this.close), this.about,
+      html("div", { className: "head" }, this.title, this.models, this.reads, this.steps, this.about, this.close),
       this.ownText, this.status, this.reading, this.sentence, legend(), this.depth, this.below);
     parent.append(this.root);
     this.strip = tokenStrip(left, (position) => app.shared({ position }));
@@ -155,7 +156,7 @@ export class Side {
   }
   #take(picture, model) {
     Object.assign(this, { picture, model, explanation: null, effects: noEffects() });
-    this.strip.add(null);
+    this.#forgetDrawn();
     this.weights = numbers(picture.weights);
     this.sizes = numbers(picture.size);
   }
@@ -175,17 +176,35 @@ export class Side {
     });
   }
   async carryOn(count, temperature) {
-    this.strip.add(null);
-    let end = "";
+    this.#forgetDrawn();
+    let end = "", before = this.picture?.tokens.at(-1)?.text ?? "";
     const body = { view: this.view(), count, temperature, top_k: null, seed: 0 };
     const done = await this.#ask("continue", body, (message) => {
-      if (message.kind === "drawn") this.strip.add(message);
+      this.drawn += message.text;
       if (message.kind === "ended" && message.reason !== "count") end = `The continuation ends: ${message.reason}.`;
+      if (message.kind !== "drawn") return;
+      this.strip.add(message);
+      this.expected.textContent = `After ${quoted(before)} the model expects`;
+      this.expects(message.likeliest, { actual: message.token.id, note: "drawn" });
+      before = message.token.text;
     });
     if (done) this.say(end);
   }
+  #forgetDrawn() {
+    this.drawn = "";
+    this.strip.add(null);
+  }
+  // Make what was generated a part of the text.
+  keepDrawn() {
+    if (this.spec.text === null) { this.app.write(this.app.text() + this.drawn); return; }
+    this.ownText.value += this.drawn;
+    this.ownText.dispatchEvent(new Event("input"));
+  }
 
   // ---- drawing ----
+
+  // Whether all columns stand beside the path, or the one that is chosen.
+  isWide() { return this.root.clientWidth >= WIDE; }
 
   render() {
     this.#renderHead();
@@ -200,7 +219,8 @@ export class Side {
     const read = this.read();
     if (!read) return;
     this.expected.textContent = `After ${quoted(tokens[position].text)} the model expects`;
-    this.expects(picture.next[position].slice(0, 8), tokens[position + 1]?.id, read.explanation?.target.id);
+    this.expects(picture.next[position],
+      { actual: tokens[position + 1]?.id, note: "in the text", target: read.explanation?.target.id });
     const [who, what] = read.sentence(site);
     this.sentence.replaceChildren(html("b", {}, quoted(tokens[position].text)), ` (token ${position}): `,
       html("b", {}, who), ` ${what}`);
@@ -240,7 +260,7 @@ export class Side {
       : width < WIDEST ? ["weight", "size", "effect", "lens"] : ["weight", "size", "share", "effect", "lens"];
     const matrix = read.matrix(metric), scale = colourScale(matrix);
     this.drawing.update({ names: this.model, matrix, scale, loudness: read.loudness, site, source,
-      columns: read.columns(site, width >= WIDE ? all : [column]), withMatrix: width >= NARROW,
+      columns: read.columns(site, this.isWide() ? all : [column]), withMatrix: width >= NARROW,
       describe: (l, i) => read.describe(l, i),
       matrixTitle: `${metric === "size" ? "weight × |v|" : "weights"}, all sites`,
       label: `Depth in ${this.model.name}. ${this.sentence.textContent} Arrow keys go through sites and sources.` });
@@ -265,8 +285,9 @@ export class Side {
 function legend() {
   const kinds = [["attention", "● attention"], ["mlp", "■ MLP"], ["embedding", "◆ embedding"]];
   const marks = kinds.flatMap(([className, text]) => [html("span", { className }, text), "  "]);
-  return html("p", { className: "key" }, ...marks,
-    "Each row is a sublayer; its lines come from what it reads, thicker where it reads more.");
+  return html("p", { className: "key" }, ...marks, "Each row is a sublayer, reading a weighted sum of the outputs " +
+    "below it: thicker is more. ", html("b", {}, "Click a row"), " to see what it reads",
+  html("span", { className: "live" }, ", ", html("b", {}, "a bar or cell"), " to change that"), ".");
 }
 
 function lossText({ tokens, mean_loss: loss, unchanged_loss: before }) {

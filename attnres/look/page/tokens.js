@@ -16,7 +16,7 @@ export function tokenStrip(parent, select) {
     if (at) select(Number(at.dataset.position));
   });
   strip.addEventListener("pointermove", (event) => {
-    const at = event.target.closest("[data-position]");
+    const at = event.target.closest(".token");
     if (at) showTooltip(at.getAttribute("aria-label"), event.clientX, event.clientY);
     else hideTooltip();
   });
@@ -65,8 +65,11 @@ export function tokenStrip(parent, select) {
   // One more generated token, or none: what was generated is taken away.
   function add(message) {
     if (!message) { drawn.forEach((element) => element.remove()); drawn = []; return; }
-    const element = html("span", { className: "token drawn", title: `${percent(message.probability)} likely` },
-      shownText(message.token.text));
+    const others = message.likeliest.map(({ text, probability }) => `${quoted(text)} ${percent(probability)}`);
+    const element = html("span", { className: "token drawn", role: "option",
+      ariaLabel: `generated: ${quoted(message.token.text)}, ${percent(message.probability)} likely\n` +
+        `likeliest: ${others.join(", ")}` }, shownText(message.token.text));
+    element.setAttribute("aria-selected", "false");
     drawn.push(element);
     strip.append(element);
     if (message.token.text.includes("\n")) { const line = html("br", {}); drawn.push(line); strip.append(line); }
@@ -78,13 +81,14 @@ export function tokenStrip(parent, select) {
 const PIECE = /^<[0-9A-F]{2}>$/; // a byte of a character that several tokens share
 const shownText = (text) => (PIECE.test(text) ? text.slice(1, 3) : visible(text) || "∅");
 
-// Rows of the likeliest next tokens; choose(id) makes one the token whose logit is taken apart.
+// Rows of the likeliest next tokens, of which `actual` is the one that follows, as `note` says; choose(id) makes one
+// the token whose logit is taken apart.
 export function nextTokens(parent, choose) {
   const list = html("ol", { className: "next" });
   parent.append(list);
-  return (likeliest, actual, target) => {
+  return (likeliest, { actual, note: told, target }) => {
     list.replaceChildren(...likeliest.map((token) => {
-      const note = actual === token.id ? " ← in the text" : "";
+      const note = actual === token.id ? ` ← ${told}` : "";
       const bar = html("span", { className: "probability" });
       bar.style.setProperty("--p", `${100 * token.probability}%`);
       const button = html("button", { type: "button", ariaPressed: String(token.id === target),

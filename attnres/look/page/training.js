@@ -6,10 +6,11 @@ import { Failed, Lost, ask } from "./client.js";
 
 const POINTS = 300;
 
-// Shows the curve of one run at a time; renewed(session) is called when a checkpoint was written.
+// Shows the curve of one run at a time, where place(running) puts it; renewed(session) is called when a checkpoint was
+// written.
 export class Training {
-  constructor(parent, renewed, lost) {
-    Object.assign(this, { parent, renewed, lost, open: null, watched: null });
+  constructor(parent, place, renewed, lost) {
+    Object.assign(this, { parent, place, renewed, lost, open: null, watched: null, running: null });
   }
 
   async watch(index, model) {
@@ -37,6 +38,7 @@ export class Training {
   #draw(curve, model) {
     this.parent.hidden = curve.steps.length < 2;
     if (this.parent.hidden) return;
+    if (this.running !== curve.running) this.place(this.running = curve.running);
     const stride = Math.ceil(curve.steps.length / POINTS);
     const thin = (values) => values.filter((_, i) => i % stride === 0 || i === values.length - 1);
     const colour = model.colour || "currentColor";

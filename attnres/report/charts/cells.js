@@ -24,6 +24,12 @@ export function colourOf(value, [low, high]) {
   return colours[i].map((c, k) => Math.round(c + (at - i) * (colours[i + 1][k] - c)));
 }
 
+// How a site divides what it reads: each weight's size over the sum of them; null where there is none.
+export function shares(row) {
+  const total = row.reduce((sum, value) => sum + Math.abs(value ?? 0), 0);
+  return row.map((value) => (value === null || total === 0 ? null : Math.abs(value) / total));
+}
+
 function pixels(matrix, scale, upward) {
   const n = matrix.length;
   const canvas = html("canvas", { width: n, height: n });
@@ -43,13 +49,18 @@ export function cells(chart, matrix, scale, box, upward = false) {
     preserveAspectRatio: "none", style: "image-rendering: pixelated" }, chart);
 }
 
-export function colourBar(chart, scale, clipped, left, top, width) {
+// The colours from low to high, without numbers.
+export function gradient(chart, scale, { x, y, width, height }) {
   const [low, high] = scale, steps = 64;
   for (let i = 0; i < steps; i++) {
     const colour = colourOf(low + ((i + 0.5) / steps) * (high - low), scale);
-    const x = left + (i / steps) * width;
-    svg("rect", { x, y: top, width: width / steps + 0.5, height: 10, fill: `rgb(${colour})` }, chart);
+    svg("rect", { x: x + (i / steps) * width, y, width: width / steps + 0.5, height, fill: `rgb(${colour})` }, chart);
   }
+}
+
+export function colourBar(chart, scale, clipped, left, top, width) {
+  const [low, high] = scale;
+  gradient(chart, scale, { x: left, y: top, width, height: 10 });
   const labels = [
     [0, low, clipped && low < 0 ? "≤ " : ""], [0.5, (low + high) / 2, ""], [1, high, clipped ? "≥ " : ""]];
   for (const [at, value, sign] of labels) {

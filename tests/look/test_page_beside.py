@@ -1,0 +1,90 @@
+"""The page in a real browser: models and prompts beside each other, tabs, links."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("selenium", reason="selenium is not installed")
+pytest.importorskip("starlette", reason="the extra look is not installed")
+
+from selenium.webdriver.common.keys import Keys
+
+from tests.look.pages import TEXT, Page, address, mean_loss
+
+MODEL, PROMPT, UNCHANGED = 1, 2, 3
+"""What is put beside, in the order of the list."""
+
+
+def test_two_models_beside_each_other(opened, runs):
+    opened.choose("Put beside it", MODEL)
+    opened.until(lambda: opened.all(".between .cells"))
+    one, other = mean_loss(runs[0]), mean_loss(runs[1])
+    assert f"mean loss {one:.3f} → {other:.3f}" in opened.find(".between").text
+    assert len(opened.all(".between .token")) == len(TEXT)
+    opened.all(".between .token")[3].click()
+    opened.settled()
+    assert all(part.text.startswith("“ ”") or "(token 3)" in part.text for part in opened.all(".sentence"))
+    opened.all(".side .head button")[1].click()
+    assert len(opened.all(".side")) == 1 and not opened.find(".between").is_displayed()
+
+
+def test_two_prompts_beside_each_other(opened, runs):
+    opened.choose("Put beside it", PROMPT)
+    opened.all(".side textarea")[1].send_keys("!!")
+    opened.until(lambda: len(opened.all(".side:last-child .strip .token")) == len(TEXT) + 2)
+    opened.settled()
+    assert opened.loss(1) == pytest.approx(mean_loss(runs[0], TEXT + "!!"), abs=1e-5)
+
+
+def test_a_change_beside_the_same_unchanged(opened, runs):
+    opened.choose("Model", 1)
+    opened.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    changed = opened.change("Mute")
+    opened.choose("Put beside it", UNCHANGED)
+    opened.until(lambda: opened.all(".between .cells"))
+    assert opened.loss() == changed != opened.loss(1) == pytest.approx(mean_loss(runs[1]), abs=1e-5)
+
+
+def test_a_link_restores_everything_in_another_tab(opened):
+    opened.choose("Model", 1)
+    opened.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    opened.find(".strip").send_keys(Keys.ARROW_LEFT)
+    loss = opened.change("Mute")
+    shown = opened.sentence(), opened.find(".changes").text, loss
+    browser, where = opened.browser, opened.browser.current_url
+    first = browser.current_window_handle
+    browser.switch_to.new_window("tab")
+    try:
+        other = Page(browser, where)
+        assert (other.sentence(), other.find(".changes").text, other.loss()) == shown
+        browser.refresh()
+        other.settled()
+        assert (other.sentence(), other.find(".changes").text, other.loss()) == shown
+        other.type("another text")
+    finally:
+        browser.close()
+        browser.switch_to.window(first)
+    assert (opened.sentence(), opened.loss()) == (shown[0], shown[2])
+
+
+def test_two_tabs_at_once(opened, runs, client):
+    """While one tab measures and writes on, the other changes and reads the same model; neither sees the other's."""
+    opened.choose("Model", 1)
+    before = opened.loss()
+    opened.find("#continue").click()
+    opened.find("#measure").click()
+    browser, first = opened.browser, opened.browser.current_window_handle
+    browser.switch_to.new_window("tab")
+    try:
+        other = Page(browser, address(client))
+        other.choose("Model", 1)
+        other.type(TEXT + " too")
+        other.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+        assert other.change("Mute") != mean_loss(runs[1], TEXT + " too")
+        assert other.change("Undo") == pytest.approx(mean_loss(runs[1], TEXT + " too"), abs=1e-5)
+    finally:
+        browser.close()
+        browser.switch_to.window(first)
+    opened.settled()
+    opened.until(lambda: len(opened.all(".token.drawn")) == 40)
+    assert len(opened.all("svg.depth .beside")) == 5 and opened.loss() == before

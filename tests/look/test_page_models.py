@@ -1,0 +1,169 @@
+"""The page in a real browser: every connection, every depth, every width, models of transformers, saved files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("selenium", reason="selenium is not installed")
+pytest.importorskip("starlette", reason="the extra look is not installed")
+
+from selenium.webdriver.common.keys import Keys
+
+from attnres import connection_names
+from attnres.data import load_tokenizer
+from attnres.look.subject import open_subjects
+from tests.look.conftest import ODD
+from tests.look.pages import Page, address
+from tests.look.runs import serving
+
+
+@pytest.fixture
+def deep(opened, odd):
+    """The page of a microscope on runs of all depths."""
+    page = Page(opened.browser, address(odd))
+    yield page
+    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def resize(page: Page, width: int, height: int = 900) -> None:
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+@pytest.mark.parametrize("width", [400, 1060, 1400])
+def test_nothing_overflows_or_overlaps_at_any_depth(deep, width):
+    resize(deep, width)
+    for model in range(len(ODD)):
+        deep.choose("Model", model)
+        assert deep.browser.execute_script("return document.documentElement.scrollWidth") <= width
+        if width > 1000 and model == 0:
+            deep.find("#measure").click()
+            deep.until(lambda: len(deep.all("svg.depth .beside")) == 3)
+        assert deep.browser.execute_script(OVERLAPS) == []
+        assert deep.browser.execute_script(OUTSIDE) == []
+
+
+OVERLAPS = """
+const boxes = [...document.querySelectorAll("svg.depth text")].filter((text) => text.textContent)
+  .map((text) => [text.textContent, text.getBoundingClientRect()]);
+const found = [];
+boxes.forEach(([a, x], i) => boxes.slice(i + 1).forEach(([b, y]) => {
+  const wide = Math.min(x.right, y.right) - Math.max(x.left, y.left);
+  const high = Math.min(x.bottom, y.bottom) - Math.max(x.top, y.top);
+  if (wide > 2 && high > 4) found.push([a, b, wide, high]);
+}));
+return found;
+"""
+
+OUTSIDE = """
+const room = document.querySelector("svg.depth").getBoundingClientRect();
+return [...document.querySelectorAll("svg.depth text")].filter((text) => {
+  const box = text.getBoundingClientRect();
+  return text.textContent && (box.left < room.left - 1 || box.right > room.right + 1 || box.bottom > room.bottom + 1);
+}).map((text) => text.textContent);
+"""
+
+
+def test_a_wide_page_has_room_for_more_columns(deep):
+    """Five from 1,200 pixels of picture on, four from 1,000 on, below that one, and only then a list to choose it."""
+    everything = ["weight", "weight \N{MULTIPLICATION SIGN} |v|", "logit part", "removal", "logit lens"]
+    for width, columns in [
+        (1400, everything),
+        (1180, [column for column in everything if column != "logit part"]),
+        (990, ["removal"]),
+    ]:
+        resize(deep, width)
+        deep.until(lambda width=width: abs(deep.find("svg.depth").rect["width"] - width) < 80)
+        deep.find("#measure").click()
+        deep.until(lambda: len(deep.all("svg.depth .beside")) == 3)
+        deep.settled()
+        assert deep.heads()[1:-1] == columns
+        assert deep.find("select[aria-label='Beside the path']").is_displayed() == (len(columns) == 1)
+
+
+def test_ticks_of_the_matrix_are_evenly_spaced_layers(deep):
+    for model, (_, layers) in enumerate(ODD.values()):
+        deep.choose("Model", model)
+        units = deep.units()
+        ticks = units[units.index("emb") + 1 : units.index("source (layer)")]
+        stride = int(ticks[1]) if ticks[1:] else 1
+        assert ticks == [str(layer) for layer in range(0, layers, stride)]
+
+
+def test_every_connection_can_be_looked_at(deep):
+    for index, name in enumerate(connection_names(), len(ODD)):
+        deep.choose("Model", index)
+        assert deep.find(".side h2").text == f"all-{name}"
+        assert deep.sentence() and len(deep.all("svg.depth .bar")) > 3
+        before = deep.loss()
+        deep.press(Keys.ARROW_RIGHT)
+        assert deep.change("Mute") > 0 and deep.find(".changes li").text.startswith("mute")
+        assert deep.change("Undo") == before
+
+
+def test_models_of_transformers(opened, saved_models):
+    import attnres.hf
+
+    with serving(open_subjects(saved_models)) as client:
+        page = Page(opened.browser, address(client))
+        page.type("a llama 🙂")
+        assert page.find(".about").text == "residual · llama, 4 layers of width 32, as it is: the plain residual"
+        page.choose("Model", 1)
+        model = attnres.hf.load(saved_models[1]).eval()
+        tokens = torch.tensor([load_tokenizer(str(saved_models[1])).encode("a llama 🙂")])
+        with torch.no_grad():
+            loss = torch.nn.functional.cross_entropy(model(tokens).logits[0, :-1], tokens[0, 1:])
+        before = page.loss()
+        assert before == pytest.approx(float(loss), abs=1e-5)
+        assert [piece.text for piece in page.all(".token.piece")] == ["F0", "9F", "99", "82"]
+        page.press(Keys.ARROW_RIGHT)
+        page.find("select[name=where]").send_keys("all sites")  # one alone may hardly read it
+        after = page.change("Mute")
+        page.click("Copy as Python")
+        names: dict = {}
+        exec(page.until(lambda: page.find(".tool-box pre").text), names)
+        assert after == pytest.approx(float(names["loss"]), abs=1e-5) and after != before
+        page.find("#continue").click()
+        page.until(lambda: page.all(".token.drawn"))
+        page.until(lambda: page.find("#continue").text == "Continue the text")
+        page.find("#measure").click()
+        page.until(lambda: len(page.all("svg.depth .beside")) == 8)
+        page.settled()
+        page.browser.get("about:blank")
+
+
+def downloads(page: Page, folder: Path, *buttons: str) -> list[Path]:
+    page.browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+    for count, button in enumerate(buttons, 1):
+        page.click(button)
+        page.until(
+            lambda count=count: sum(file.suffix in (".html", ".svg", ".png") for file in folder.iterdir()) == count
+        )
+    return sorted(folder.iterdir())
+
+
+def test_saved_files_open_from_disk_without_a_request(deep, tmp_path):
+    """200 tokens of 48 sublayers, what was measured and a second side included."""
+    deep.choose("Model", list(ODD).index("deep"))
+    deep.type("the quick brown fox jumps over the lazy dog, " * 4 + "and then it sleeps !")
+    assert len(deep.all(".strip .token")) == 200
+    deep.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    html, png, svg = downloads(deep, tmp_path, "Save page", "PNG", "SVG")
+    assert html.stat().st_size < 2_000_000
+    assert png.read_bytes()[:4] == b"\x89PNG" and svg.read_text().startswith("<svg")
+    sentence, loss = deep.sentence(), deep.loss()
+    deep.asked()
+    saved = Page(deep.browser, html.as_uri())
+    assert (saved.sentence(), saved.loss()) == (sentence, loss) and not saved.find("#text").is_displayed()
+    saved.find(".strip").send_keys(Keys.HOME)
+    saved.press(Keys.ARROW_UP)
+    assert saved.sentence().startswith("“t” (token 0): layer 23 MLP reads")
+    asked = deep.asked()
+    assert asked and all(url.startswith(("file:", "data:", "blob:", "about:")) for url in asked)
+    saved.open(svg.as_uri())
+    assert saved.browser.execute_script("return document.querySelectorAll('path.arc').length") > 40
+    assert all(url.startswith(("file:", "data:", "blob:", "about:")) for url in deep.asked())
+    deep.browser.get("about:blank")
