@@ -72,7 +72,7 @@ class RMSBlock(Block):
         dtype = stream_dtype(values[0], y)
         raw = () if not keeps_raw else (open_sums[1] + y,) if open_sums else (y.to(dtype),)
         # The sites before and after this one keep the raw sums as their sources.
-        sums = (open_sums[1], *raw) if keeps_raw and open_sums else None
+        sums = (open_sums[1], raw[0]) if keeps_raw and open_sums else None
         total = open_sums[0] if open_sums else None
         return (*finished, add_normalised(y, total, self.eps, dtype=dtype, sums=sums), *raw)
 
