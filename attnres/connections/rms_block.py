@@ -70,11 +70,13 @@ class RMSBlock(Block):
             return super().absorb(values, weights, site, h, y)
         finished, open_sums, keeps_raw = self._open(values, site)
         dtype = stream_dtype(values[0], y)
-        raw = () if not keeps_raw else (open_sums[1] + y,) if open_sums else (y.to(dtype),)
-        # The sites before and after this one keep the raw sums as their sources.
-        sums = (open_sums[1], raw[0]) if keeps_raw and open_sums else None
         total = open_sums[0] if open_sums else None
-        return (*finished, add_normalised(y, total, self.eps, dtype=dtype, sums=sums), *raw)
+        if not keeps_raw:
+            return (*finished, add_normalised(y, total, self.eps, dtype=dtype))
+        raw = open_sums[1] + y if open_sums else y.to(dtype)
+        # The sites before and after this one keep the raw sums as their sources.
+        sums = (open_sums[1], raw) if open_sums else None
+        return (*finished, add_normalised(y, total, self.eps, dtype=dtype, sums=sums), raw)
 
     def _open(self, values: Values, site: int) -> tuple[Values, Values, bool]:
         """The finished blocks, the sums of the open one, and whether its raw sum is needed after this site."""
