@@ -143,7 +143,9 @@ def test_removal_is_measured_against_a_random_source(opened):
 
 
 def test_the_text_goes_on_token_by_token_and_can_be_kept(opened, client):
-    expected = client.ask("continue", view={"model": 0, "text": TEXT}, count=40, temperature=0.8, seed=0)
+    expected = client.ask("continue", view={"model": 0, "text": TEXT}, count=40, temperature=0.0)
+    opened.find("#temperature").clear()
+    opened.find("#temperature").send_keys("0")  # where the likeliest is drawn, no half characters are
     assert not opened.find("#keep").is_displayed()
     opened.find("#continue").click()
     opened.until(lambda: len(opened.all(".token.drawn")) == 40)
@@ -190,6 +192,7 @@ def test_empty_odd_and_huge_texts(opened):
     assert "characters" in opened.find(".status.wrong").text
     opened.type("word " * 300_000)
     assert "larger than" in opened.find(".status.wrong").text
+    assert [entry["message"].partition("status of ")[2][:3] for entry in opened.browser.get_log("browser")] == ["413"]
     opened.type(TEXT)
     assert not opened.all(".status.wrong")
 
