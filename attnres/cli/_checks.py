@@ -12,10 +12,10 @@ from attnres.errors import UsageError
 PNG = b"\x89PNG"
 
 
-def check_output_file(flag: str, path: Path | None, entries: Collection[str] = ()) -> None:
+def check_output_file(flag: str, path: Path | None, entries: Collection[str] = (), begins: bytes = PNG) -> None:
     """Raise UsageError if no file can be written there, or if there is one that the command has not written.
 
-    entries: of the JSON object that it writes; without any it writes a PNG.
+    entries: of the JSON object that it writes; without any, how the file that it writes begins.
     """
     if path is None:
         return
@@ -27,7 +27,7 @@ def check_output_file(flag: str, path: Path | None, entries: Collection[str] = (
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{flag} {path}: {folder} cannot be written; choose another place")
     if path.exists():
-        if not _holds(path, entries):
+        if not _holds(path, entries, begins):
             raise UsageError(f"{flag} {path}: there is another file, which would be lost; give another name")
         return
     try:  # to root every folder looks as if it could be written, those of /proc too
@@ -37,10 +37,10 @@ def check_output_file(flag: str, path: Path | None, entries: Collection[str] = (
         raise UsageError(f"{flag} {path}: no file can be made there ({error.strerror}); choose another place") from None
 
 
-def _holds(path: Path, entries: Collection[str]) -> bool:
+def _holds(path: Path, entries: Collection[str], begins: bytes) -> bool:
     content = path.read_bytes()
     if not entries:
-        return content.startswith(PNG)
+        return content.startswith(begins)
     try:
         record = json.loads(content)
     except ValueError:

@@ -56,6 +56,8 @@ def command(
         raise UsageError("a picture of the pipeline needs one: give --pipeline 2 or more")
     if gpus and plan.pipeline == 1:
         raise UsageError("a cluster is one of pipelines: give --pipeline 2 or more")
+    if figure is not None and figure.suffix.lower() != ".png":
+        raise UsageError(f"--figure {figure}: a PNG is drawn; give a name that ends in .png")
     check_output_file("--figure", figure)
     check_output_file("--out", out, ("plan", "memory_traffic"))
     steps = plan.timelines() if plan.pipeline > 1 else {}

@@ -49,7 +49,7 @@ def command(
     """
     if gguf is None and checkpoint is None:
         raise UsageError("there is nothing to write; give --gguf FILE or --checkpoint FOLDER")
-    check_output_file("--gguf", gguf)
+    check_output_file("--gguf", gguf, begins=b"GGUF")
     check_output_folder("--checkpoint", checkpoint)
     check_at_least(1, measure=measure)
     if checkpoint is not None and checkpoint.exists():

@@ -94,7 +94,8 @@ def prompt_tokens(run: Run, prompt: str) -> Tensor:
     """The prompt as one sequence [1, time]. Raises UsageError if it does not fit the model."""
     ids, limit = run.tokenizer.encode(prompt), run.config.model.context + 1
     if not 2 <= len(ids) <= limit:
-        raise UsageError(f"the prompt has {len(ids)} tokens; give between 2 and {limit} for this model")
+        tokens = "1 token" if len(ids) == 1 else f"{len(ids)} tokens"
+        raise UsageError(f"the prompt has {tokens}; give between 2 and {limit} for this model")
     return torch.tensor([ids])
 
 

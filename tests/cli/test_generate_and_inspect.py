@@ -78,10 +78,10 @@ def test_inspect_writes_a_page_beside_the_run_or_where_told(comparison, tmp_path
     assert "<script>alert(2)" not in (tmp_path / "report.html").read_text()
 
 
-@pytest.mark.parametrize(("prompt", "count"), [("x", 1), ("x" * 40, 40)])
+@pytest.mark.parametrize(("prompt", "count"), [("x", "1 token"), ("x" * 40, "40 tokens")])
 def test_inspect_refuses_a_prompt_that_does_not_fit(prompt, count, comparison, capsys):
     assert main(["inspect", str(comparison[0] / "residual" / "seed-0"), "--prompt", prompt]) == 2
-    assert f"the prompt has {count} tokens; give between 2 and 33" in capsys.readouterr().err
+    assert f"the prompt has {count}; give between 2 and 33" in capsys.readouterr().err
 
 
 def test_help_teaches_with_examples(capsys):
