@@ -26,7 +26,7 @@ class ClusterStep:
 
     gpus: int
     micro_batches: int
-    """Of each pipeline."""
+    """How many each pipeline has."""
     connection: str
     seconds: float
     busy: float

@@ -215,7 +215,7 @@ def add_normalised(
 def normalise(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return n = y / sqrt(mean(y^2) + eps) [..., d], rounded once, and 1/rms [...], in one pass and without a gradient.
 
-    For an autograd function that keeps n and not y; `normalise_backward` takes both.
+    For an autograd function that makes n again; `normalise_backward` gives its gradient.
     """
     if _is_fused("auto", (y,), y.dtype):
         return normalised.add_normalised(y.detach(), (), eps, y.dtype, ())
@@ -223,13 +223,12 @@ def normalise(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     return (inverse_rms * y).to(y.dtype), inverse_rms.squeeze(-1)
 
 
-def normalise_backward(grad: Tensor, n: Tensor, inverse_rms: Tensor) -> Tensor:
-    """Return the gradient of y [..., d] from that of n: (grad - n mean(grad n)) / rms."""
-    if _is_fused("auto", (grad, n), n.dtype):
-        grad_y = torch.ops.attnres.add_normalised_backward(grad, n, torch.ones_like(inverse_rms))
-        return grad_y.mul_(inverse_rms.unsqueeze(-1))
-    along = (grad * n).mean(-1, keepdim=True)
-    return ((grad - n * along) * inverse_rms.unsqueeze(-1)).to(n.dtype)
+def normalise_backward(grad: Tensor, y: Tensor, inverse_rms: Tensor) -> Tensor:
+    """Return the gradient of y [..., d] from that of n: (grad - y mean(grad y) / rms^2) / rms."""
+    if _is_fused("auto", (grad, y), y.dtype):
+        return torch.ops.attnres.add_normalised_backward(grad, y, inverse_rms)
+    r = inverse_rms.unsqueeze(-1)
+    return (r * (grad - y * r.square() * (grad * y).mean(-1, keepdim=True))).to(y.dtype)
 
 
 def _is_fused(backend: Backend, tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:

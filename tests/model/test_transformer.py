@@ -225,7 +225,7 @@ def test_reads_of_their_own_start_as_one_read_and_train(connection):
 
 @pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
 def test_of_what_several_reads_normalise_one_tensor_is_kept(precision):
-    """Value and gradients are those of the two modules; for the backward pass h / rms(h) is kept, and 1/rms(h)."""
+    """Value and gradients are those of the two modules; for the backward pass h is kept, and 1/rms(h)."""
     dtype = torch.float32 if precision == torch.bfloat16 else precision  # under autocast
     norm, linear = nn.RMSNorm(24, 1e-5).to(dtype), nn.Linear(24, 10, bias=False).to(dtype)
     nn.init.normal_(norm.weight)

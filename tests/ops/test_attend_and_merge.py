@@ -7,6 +7,7 @@ import torch
 
 from attnres.ops import attend, attend_blocks, merge_partial
 from tests.ops.cases import (
+    BF16_ROUNDING,
     FUSED,
     assert_near,
     both_backends,
@@ -48,7 +49,9 @@ def test_attend_blocks_to_any_sources(backend, count, dtypes):
     actual = value_and_gradients(lambda queries, *bank: attend_blocks(bank, queries, backend=backend), *inputs)
     expected = value_and_gradients(exact, *in_double(*inputs))
     assert_near(actual[:3], expected[:3], 5e-6)  # nothing of them is rounded to bfloat16
-    assert_near(actual[3:], expected[3:])
+    for gradient, exact_one in zip(actual[3:], expected[3:], strict=True):
+        sums = backend == "reference" and gradient.dtype == BF16  # autograd rounds each query's and adds them, rounded
+        assert_near([gradient], [exact_one], 2 * BF16_ROUNDING if sums else 2e-5)
 
 
 @both_backends

@@ -14,8 +14,9 @@ from attnres.torch_private import interpreter_stack
 
 
 def normed_linear(norm: nn.Module, linear: nn.Linear, h: Tensor) -> Tensor:
-    """linear(norm(h)), of which nothing but h / rms(h) is kept for the backward pass.
+    """linear(norm(h)), of which h and 1/rms(h) alone are kept for the backward pass.
 
+    h is kept anyway, by the attention over depth that made it; h / rms(h) would be a second tensor of its size.
     torch keeps three tensors of h's size for each mixture that is normalised and projected; a sublayer with a mixture
     for each of q, k and v would need half as much memory again as one with a single one.
     """
@@ -25,20 +26,22 @@ def normed_linear(norm: nn.Module, linear: nn.Linear, h: Tensor) -> Tensor:
 
 
 class _NormedLinear(torch.autograd.Function):
-    """W (g n) with n = h / rms(h), which alone is kept; the gain goes into W."""
+    """W (g n) with n = h / rms(h), made again in the backward pass; the gain goes into W."""
 
     @staticmethod
     def forward(ctx: Any, h: Tensor, gain: Tensor, weight: Tensor, eps: float) -> Tensor:
         n, inverse_rms = normalise(h, eps)
-        ctx.save_for_backward(n, inverse_rms, gain, weight)
+        ctx.save_for_backward(h, inverse_rms, gain, weight)
+        ctx.eps = eps
         return F.linear(n, weight * gain)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        n, inverse_rms, gain, weight = ctx.saved_tensors
+        h, inverse_rms, gain, weight = ctx.saved_tensors
+        n, _ = normalise(h, ctx.eps)
         # In the gradient's dtype: under autocast that of the product.
         grad_n = torch.matmul(grad, (weight * gain).to(grad.dtype)).to(n.dtype)
         both = grad.flatten(0, -2).mT @ n.flatten(0, -2).to(grad.dtype)
-        grad_h = normalise_backward(grad_n, n, inverse_rms)
+        grad_h = normalise_backward(grad_n, h, inverse_rms)
         return grad_h, (both * weight).sum(0).to(gain.dtype), (both * gain).to(weight.dtype), None
