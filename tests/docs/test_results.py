@@ -293,7 +293,7 @@ def bench_tables(*headings: str) -> list[list[str]]:
 
 
 def test_the_bench_is_its_record():
-    shown = [row for row in bench_tables("The table") if re.match(r"\d|-", row[1])]
+    shown = [row for row in bench_tables("The table", "The rules after Block") if re.match(r"\d|-", row[1])]
     measured = []
     for row in bench():
         digits = 1 if row["must"].endswith("x") or row["must"] == "-" else 3
