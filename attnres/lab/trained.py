@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any
 
-from attnres.data import Corpus
+import tyro
+
+from attnres.data import Corpus, open_corpus
 from attnres.errors import UsageError
+from attnres.lab.experiment import Progress
 from attnres.lab.outcome import has_learned, run_record_of
+from attnres.lab.record import header
 from attnres.train import RunConfig, config_to_json, read_metrics
 from attnres.train.folder import FREE_FIELDS, RunFolder
 from attnres.train.jsonconfig import flat_fields
@@ -25,6 +30,22 @@ MAY_DIFFER = (
 """Between runs that are compared. Learning rates may be tuned for each connection."""
 
 
+BASELINE = "residual"
+"""What other connections are compared with, where there is a run of it; else the first connection."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a command that measures trained runs asks for."""
+
+    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
+    """Run folders."""
+    runs: Path | None = None
+    """A folder of which every run inside is taken."""
+    tokens: int = 16_384
+    """Held-out tokens to measure on, the same ones for every run: whole sequences, at least one."""
+
+
 @dataclass(frozen=True)
 class Trained:
     """A run folder and what it says of itself."""
@@ -37,6 +58,54 @@ class Trained:
     @property
     def arm(self) -> str:
         return self.config.model.connection
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs to measure: those that are done. The others are named and left out."""
+
+    options: Options
+    runs: Sequence[Trained]
+
+    @property
+    def done(self) -> list[Trained]:
+        return [run for run in self.runs if run.status == "done"]
+
+    @property
+    def baseline(self) -> str:
+        arms = [run.arm for run in self.done]
+        return BASELINE if BASELINE in arms else arms[0]
+
+    @property
+    def left_out(self) -> list[str]:
+        return [f"left out: {run.folder.path} ({run.status})" for run in self.runs if run.status != "done"]
+
+    def header(self, seconds: float) -> dict[str, Any]:
+        """What every record says, of the runs measured in so many seconds."""
+        records = [run_record_of(run.folder.path) for run in self.done]
+        return header(records[0], seconds, [record["versions"]["commit"] for record in records])
+
+    def open_corpus(self, progress: Progress) -> Corpus:
+        """The text of all runs. Raises UsageError if one was trained on another."""
+        with progress.during("opening the corpus"):
+            corpus = open_corpus(self.done[0].config.data)
+        for run in self.done:
+            refuse_other_corpus(run, corpus)
+        return corpus
+
+
+def plan(options: Options, out: Path) -> Plan:
+    """Raises UsageError where there is no run that is finished."""
+    given = [*options.folders, *([] if options.runs is None else [options.runs])]
+    if not given:
+        raise UsageError("give run folders, or a folder that holds some with --runs")
+    if options.tokens < 1:
+        raise UsageError(f"tokens must be at least 1, not {options.tokens}")
+    planned = Plan(options, open_runs(find_runs(given)))
+    if not planned.done:
+        first = planned.runs[0]
+        raise UsageError(f"no run is finished: {first.folder.path} is {first.status}")
+    return planned
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:

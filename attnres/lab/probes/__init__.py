@@ -23,7 +23,7 @@ from attnres.lab.probes.tables import probes_tables
 EXPERIMENT = Experiment(
     command="probe",
     position=6,
-    options=run.Options,
+    options=run.ProbeOptions,
     plan=run.plan,
     run=run.run,
     record=ProbesRecord,

@@ -6,73 +6,43 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-import tyro
 
-from attnres.data import open_corpus, validation_batches
+from attnres.data import validation_batches
 from attnres.errors import UsageError
 from attnres.lab.experiment import Ended, Progress
-from attnres.lab.outcome import run_record_of
 from attnres.lab.probes.record import Asked, ProbedRun, ProbesRecord
 from attnres.lab.probes.tasks import Task, tasks
-from attnres.lab.record import header
-from attnres.lab.trained import Trained, find_runs, open_runs, refuse_other_corpus
+from attnres.lab.trained import Options, Plan
+from attnres.lab.trained import plan as plan_runs
 from attnres.model import Transformer
 from attnres.train import load_run
 
-BASELINE = "residual"
 BATCH = 16
 """Windows at a time."""
 
 
 @dataclass(frozen=True)
-class Options:
+class ProbeOptions(Options):
     """What `attnres probe` asks for."""
 
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
-    """Run folders."""
-    runs: Path | None = None
-    """A folder of which every run inside is taken."""
     tokens: int = 65_536
     """Held-out tokens to ask on, the same ones for every run: whole windows, at least one."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    options: Options
-    runs: Sequence[Trained]
-
-    @property
-    def done(self) -> list[Trained]:
-        return [run for run in self.runs if run.status == "done"]
-
-
-def plan(options: Options, out: Path) -> Plan:
+def plan(options: ProbeOptions, out: Path) -> Plan:
     """Raises UsageError where there is no run that is finished, or one that does not read bytes."""
-    given = [*options.folders, *([] if options.runs is None else [options.runs])]
-    if not given:
-        raise UsageError("give run folders, or a folder that holds some with --runs")
-    if options.tokens < 1:
-        raise UsageError(f"tokens must be at least 1, not {options.tokens}")
-    planned = Plan(options, open_runs(find_runs(given)))
-    if not planned.done:
-        first = planned.runs[0]
-        raise UsageError(f"no run is finished: {first.folder.path} is {first.status}")
+    planned = plan_runs(options, out)
     if (tokenizer := planned.done[0].config.data.tokenizer) != "bytes":
         raise UsageError(f"the probes ask for bytes, and these runs read {tokenizer}; give runs that read bytes")
     return planned
 
 
 def run(plan: Plan, file: Path, progress: Progress) -> Ended[ProbesRecord]:
-    config = plan.done[0].config
-    with progress.during("opening the corpus"):
-        corpus = open_corpus(config.data)
-    for one in plan.done:
-        refuse_other_corpus(one, corpus)
-    text = np.concatenate(list(validation_batches(corpus, config.model.context, BATCH, plan.options.tokens)))
+    corpus, context = plan.open_corpus(progress), plan.done[0].config.model.context
+    text = np.concatenate(list(validation_batches(corpus, context, BATCH, plan.options.tokens)))
     asked = [task for task in tasks(text) if task.asked.any()]
     began = time.perf_counter()
     runs = []
@@ -88,24 +58,17 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[ProbesRecord]:
                 runs.append(ProbedRun(**named))
             advance(1, f"{one.arm}, seed {one.config.seed}")
             progress.log(f"{one.arm}, seed {one.config.seed}: {len(runs)} of {len(plan.runs)} runs")
-    run_records = [run_record_of(one.folder.path) for one in plan.done]
-    arms = [one.arm for one in plan.done]
     record = ProbesRecord(
-        **header(
-            run_records[0],
-            time.perf_counter() - began,
-            [run_record["versions"]["commit"] for run_record in run_records],
-        ),
+        **plan.header(time.perf_counter() - began),
         tasks=tuple(
             Asked(name=task.name, what=task.what, places=int(task.asked.sum()), commonest=commonest(task))
             for task in asked
         ),
         tokens=text[:, 1:].size,
-        baseline=BASELINE if BASELINE in arms else arms[0],
+        baseline=plan.baseline,
         runs=tuple(runs),
     )
-    left_out = [f"left out: {one.folder.path} ({one.status})" for one in plan.runs if one.status != "done"]
-    return Ended(record, notes=left_out)
+    return Ended(record, notes=plan.left_out)
 
 
 @torch.no_grad()

@@ -19,12 +19,13 @@ from attnres.lab.prune import figures, run
 from attnres.lab.prune.claims import finding, prune_statements
 from attnres.lab.prune.record import PruneRecord
 from attnres.lab.prune.tables import prune_tables
+from attnres.lab.trained import Options, plan
 
 EXPERIMENT = Experiment(
     command="prune",
     position=4,
-    options=run.Options,
-    plan=run.plan,
+    options=Options,
+    plan=plan,
     run=run.run,
     record=PruneRecord,
     title="What is a sublayer worth?",

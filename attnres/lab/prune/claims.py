@@ -17,8 +17,6 @@ THRESHOLD = 0.01
 NEGLIGIBLE_LOSS = 0.001
 """Nats per byte: a difference of mean or median added loss below this is as good as none."""
 
-BASELINE = "residual"
-
 
 def gini(values: Sequence[float]) -> float:
     """How unequal they are: 0 if all are equal, near 1 if one holds everything. Negative ones count as nothing."""
