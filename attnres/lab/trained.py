@@ -1,4 +1,4 @@
-"""Trained runs that an experiment measures: found in folders, comparable, each with how it ended."""
+"""Trained runs that an experiment measures: found in folders, comparable, each with how it ended; and its plan."""
 
 from __future__ import annotations
 
