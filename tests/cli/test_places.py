@@ -47,7 +47,7 @@ def test_places_that_are_none(tmp_path, capsys, monkeypatch):
 )
 def test_a_place_that_only_seems_to_be_one(capsys, command):
     """To root /proc looks as if it could be written; it is tried before anything else, and work is not lost."""
-    assert "can be made there" in (error := said(capsys, *command, "/proc/x")) and "choose another place" in error
+    assert "can be made there" in (error := said(capsys, *command, "/proc/x.png")) and "choose another place" in error
 
 
 def test_asking_for_a_place_leaves_nothing_there(tmp_path, capsys):
