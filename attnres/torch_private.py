@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 
 from attnres.errors import UsageError
 
@@ -101,9 +102,9 @@ def constant_to_compiler(function: F) -> F:
     return function
 
 
-def own_parameters(module: nn.Module) -> dict[str, Any]:
-    """Return a module's parameters by their names in it, without a ParameterDict's 2 us for each."""
-    return module._parameters
+def own_parameters(module: nn.Module, part: str) -> dict[str, Any]:
+    """Return the parameters of a module's part by their names in that, without the 2 us that each look-up takes."""
+    return module._modules[part]._parameters  # type: ignore[union-attr]
 
 
 def times_changed(tensors: Sequence[Tensor]) -> int:
@@ -111,6 +112,6 @@ def times_changed(tensors: Sequence[Tensor]) -> int:
 
     That is while torch.compile traces, and in inference mode.
     """
-    if torch.compiler.is_compiling() or tensors[0].is_inference():
+    if is_compiling() or tensors[0].is_inference():
         return 0
     return tensors[0]._version if len(tensors) == 1 else sum([tensor._version for tensor in tensors])

@@ -9,6 +9,8 @@ from torch import nn
 
 from attnres.connections._connection import Connection
 
+_NOTHING = nullcontext()
+
 
 def at_hand(connection: Connection) -> AbstractContextManager[None]:
     """Have the connection's parameters where they compute.
@@ -16,9 +18,20 @@ def at_hand(connection: Connection) -> AbstractContextManager[None]:
     accelerate keeps offloaded weights elsewhere, and fetches a module's when its forward is called. Here nobody calls
     the forward of the connection's parts.
     """
-    # vars, because to look for an attribute that a module lacks takes an exception: decoding feels it at every layer.
-    hooked = [part for part in connection.modules() if "_hf_hook" in vars(part)]
-    return _fetched(hooked) if hooked else nullcontext()
+    hooked = _hooked(connection)
+    return _fetched(hooked) if hooked else _NOTHING
+
+
+def _hooked(part: nn.Module) -> list[nn.Module]:
+    """Those of a module and its parts that have a hook.
+
+    By dictionaries, because decoding feels it at every layer: `modules` takes four times as long, and to look for an
+    attribute that a module lacks takes an exception.
+    """
+    found = [part] if "_hf_hook" in part.__dict__ else []
+    for child in part._modules.values():
+        found += _hooked(child)  # type: ignore[arg-type]
+    return found
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from attnres.connections._connection import (
 from attnres.connections._reads import Reads, each_read, mixture, per_read, reads_of_sites
 from attnres.connections._two_phase import TwoPhase
 from attnres.errors import UsageError
-from attnres.ops import attend, depth_scores
+from attnres.ops import attend_outs, depth_scores
 from attnres.torch_private import own_parameters
 
 
@@ -202,19 +202,19 @@ class Block(TwoPhase):
         gains: Sequence[Tensor],
         prior: Sequence[Tensor],
     ) -> Mixture:
-        dtype, scale = values[0].dtype, self._scale(self._count(site))
+        dtype, scale = values[0].dtype, self._scale(self._count(site)) if self.options.total else 1.0
         if newest:
-            return mixture(attend(newest, queries, gains, prior, self.eps, dtype, scale=scale)[0])
+            return mixture(attend_outs(newest, queries, gains, prior, self.eps, dtype, scale=scale))
         # Phase 1 is not scaled: the other sites of the tile merge it.
         return mixture((scale * h if self.options.total else h).to(dtype) for h in prior[: len(queries)])
 
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
         """The queries and gains of all reads of consecutive sites."""
         # Not self.query[site]: 2 us, and longer where a sublayer has just filled the caches with its weights.
-        queries, gains = own_parameters(self.query), own_parameters(self.gain)
         if self.options.reads == "one":
-            names = [str(site) for site in sites]
-            return [queries[name] for name in names], [gains[name] for name in names]  # type: ignore[return-value]
+            names = list(map(str, sites))
+            queries, gains = own_parameters(self, "query"), own_parameters(self, "gain")
+            return list(map(queries.__getitem__, names)), list(map(gains.__getitem__, names))
         reads = [(site, read) for site in sites for read in range(self._reads[site])]
         return [self._own(self.query, *read) for read in reads], [self._own(self.gain, *read) for read in reads]
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from attnres.connections._connection import Mixture, Values, Weights, positive, widen
 from attnres.connections._reads import Reads, each_read, mixture, per_read, reads_of_sites
 from attnres.connections._two_phase import TwoPhase
-from attnres.ops import attend, depth_weights
+from attnres.ops import attend_outs, depth_weights
 
 
 class Delta(TwoPhase):
@@ -100,7 +100,9 @@ class Delta(TwoPhase):
         prior: Sequence[Tensor],
     ) -> Mixture:
         x = values[0]
-        outs = attend(newest, queries, gains, prior, self.eps, widen(x).dtype)[0] if newest else prior[: len(queries)]
+        outs = prior[: len(queries)]
+        if newest:
+            outs = attend_outs(newest, queries, gains, prior, self.eps, widen(x).dtype)
         return mixture((x + out).to(x.dtype) for out in self._gated(outs, site))
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:

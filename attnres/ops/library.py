@@ -13,7 +13,9 @@ pass needs besides the sources.
 
 `attend_backward` takes the prior as the lses with outs, or as the lses and then the outs of it without them.
 
-Each backend registers `attend` and `attend_backward` for its device: the CPU kernel by being loaded, Triton by import.
+`attend_outs` takes the same and returns the outs alone. It has no gradient.
+
+Each backend registers all three for its device: the CPU kernel by being loaded, Triton by import.
 """
 
 from __future__ import annotations
@@ -38,6 +40,12 @@ library.define(
     "attend(Tensor[] sources, Tensor[] queries, Tensor[] gains, Tensor[] prior, float eps, float scale,"
     " ScalarType dtype)"
     " -> (Tensor[] outs, Tensor[] lses, Tensor statistics)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+library.define(
+    "attend_outs(Tensor[] sources, Tensor[] queries, Tensor[] gains, Tensor[] prior, float eps, float scale,"
+    " ScalarType dtype)"
+    " -> Tensor[]",
     tags=torch.Tag.pt2_compliant_tag,
 )
 library.define(
@@ -81,6 +89,11 @@ def _attend_fake(sources, queries, gains, prior, eps, scale, dtype):
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
     lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
     return outs, lses, x.new_empty((tokens, len(sources) * (len(queries) + 1)), dtype=torch.float32)
+
+
+@torch.library.register_fake("attnres::attend_outs")
+def _attend_outs_fake(*arguments):
+    return _attend_fake(*arguments)[0]
 
 
 def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor) -> None:
@@ -234,9 +247,11 @@ def _split(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]
 
 
 attend = torch.ops.attnres.attend.default
+attend_outs = torch.ops.attnres.attend_outs.default
 attend_backward = torch.ops.attnres.attend_backward.default
 library.impl("attend", _attend_autograd, "Autograd")
-for operator in (attend, attend_backward):
+library.impl("attend_outs", torch.library.fallthrough_kernel, "Autograd")  # it has no gradient
+for operator in (attend, attend_outs, attend_backward):
     torch.library.register_vmap(operator, one_by_one(operator), lib=library)
 library.impl("attend_backward", _attend_backward_autograd, "Autograd")
 library.impl("attend_backward", refuse_batched_gradients, "Batched")

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling, is_exporting
 
 from attnres.errors import UsageError, install_command
 from attnres.ops import library, normalised, reference
@@ -64,8 +65,7 @@ def depth_attention(
     sources = list(sources)
     _check(sources, "sources", [query] if gain is None else [query, gain], "query and gain", eps)
     gains = [] if gain is None else [gain]
-    outs, _ = attend(sources, [query], gains, (), eps, sources[0].dtype, backend)
-    return outs[0]
+    return attend_outs(sources, [query], gains, (), eps, sources[0].dtype, backend)[0]
 
 
 def attend_blocks(
@@ -129,8 +129,7 @@ def merge_partial(
     _check([partial, out_j], "partial and out_j", [query], "query", eps)
     if lse_j.shape != partial.shape[:-1]:
         raise UsageError(f"lse_j must be {list(partial.shape[:-1])}, not {list(lse_j.shape)}")
-    outs, _ = attend([partial], [query], [], (out_j, lse_j), eps, dtype or partial.dtype, backend)
-    return outs[0]
+    return attend_outs([partial], [query], [], (out_j, lse_j), eps, dtype or partial.dtype, backend)[0]
 
 
 def attend(
@@ -166,12 +165,33 @@ def attend(
         return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
     if prior and any(x.dtype != torch.float32 for x in prior):
         prior = [x.float() for x in prior]
-    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+    if torch.is_grad_enabled() or is_compiling():
         outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
     else:  # the way to the kernel by way of autograd costs as much again as the kernel for one token
         with AutoDispatchBelowAutograd():
             outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
     return outs, lses
+
+
+def attend_outs(
+    sources: Sequence[Tensor],
+    queries: Sequence[Tensor],
+    gains: Sequence[Tensor],
+    prior: Sequence[Tensor],
+    eps: float,
+    dtype: torch.dtype,
+    backend: Backend = "auto",
+    scale: float = 1.0,
+) -> Sequence[Tensor]:
+    """Return the outs of `attend`, of the same arguments, alone: without gradients then nothing else is made.
+
+    For one token, that is half of the call.
+    """
+    if torch.is_grad_enabled() or is_compiling() or not _is_fused(backend, (*sources, *queries, *gains, *prior), dtype):
+        return attend(sources, queries, gains, prior, eps, dtype, backend, scale)[0]
+    if prior and any(x.dtype != torch.float32 for x in prior):
+        prior = [x.float() for x in prior]
+    return library.attend_outs(sources, queries, gains, prior, eps, scale, dtype)
 
 
 def add_normalised(
@@ -260,12 +280,12 @@ def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:
     for x in tensors:
         if x.dtype not in takes:
             return str(x.dtype).removeprefix("torch.")
-    if torch.compiler.is_exporting() and torch.onnx.is_in_onnx_export():
+    if is_exporting() and torch.onnx.is_in_onnx_export():
         return "export to ONNX, which knows torch's own operators"
     # An operator with only a backward formula would lose tangents in silence.
     if in_forward_mode():
         return "forward-mode differentiation"
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling() and _gradient_levels() > 1:
+    if torch.is_grad_enabled() and not is_compiling() and _gradient_levels() > 1:
         return "second derivatives"
     return ""
 

@@ -217,6 +217,7 @@ class _Backward(NamedTuple):
 def register(device: str) -> None:
     """Let `torch.ops.attnres` run on tensors of the device: "cuda", or "cpu" under the interpreter."""
     torch.library.impl("attnres::attend", device, _on_its_device(attend, 0))
+    torch.library.impl("attnres::attend_outs", device, _on_its_device(lambda *arguments: attend(*arguments)[0], 0))
     torch.library.impl("attnres::attend_backward", device, _on_its_device(attend_backward, 2))
     for operator in (triton_normalised.add_normalised, triton_normalised.add_normalised_backward):
         torch.library.impl(f"attnres::{operator.__name__}", device, _on_its_device(operator, None))

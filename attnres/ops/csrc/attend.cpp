@@ -57,10 +57,10 @@ void check_count(const char* what, size_t count, std::initializer_list<size_t> a
               "depth attention over sources cannot take ", count, " ", what);
 }
 
-// prior: {}, or S outs and then S lses. Returns outs (S of [..., d]), lses (S of [...]) and statistics
-// [tokens, N (S+1)]: per token the N inverse rms, then the N scores of each query.
-Forward attend(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, double eps, double scale,
-               at::ScalarType dtype) {
+// prior: {}, or S outs and then S lses. Returns outs (S of [..., d]) and, if they are `kept`, lses (S of [...]) and
+// statistics [tokens, N (S+1)]: per token the N inverse rms, then the N scores of each query.
+Forward forward(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, double eps, double scale,
+                at::ScalarType dtype, bool kept) {
   check_inputs(sources_, queries, gains);
   const auto shape = sources_[0].sizes(), leading = shape.slice(0, shape.size() - 1);
   check_count("tensors as a prior", prior_.size(), {0, 2 * queries.size()});
@@ -71,22 +71,25 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
   const std::vector<Tensor> sources = contiguous(sources_), prior = contiguous(prior_);
   const int64_t n = sources.size(), s = queries.size(), d = sources[0].size(-1), rows = n + (prior.empty() ? 0 : 1);
   const int64_t tokens = sources[0].numel() / d, stride = padded(rows);
+  const std::vector<Rows> in = rows_of(sources);
+  for (const Rows& source : in) source.prefetch(0);
 
   std::vector<Tensor> outs, lses;
-  for (int64_t j = 0; j < s; ++j) {
-    outs.push_back(Pool::get().empty(shape, dtype));
-    lses.push_back(Pool::get().empty(leading, at::kFloat));
+  Tensor statistics;
+  for (int64_t j = 0; j < s; ++j) outs.push_back(Pool::get().empty(shape, dtype));
+  if (kept) {
+    for (int64_t j = 0; j < s; ++j) lses.push_back(Pool::get().empty(leading, at::kFloat));
+    statistics = Pool::get().empty({tokens, n * (s + 1)}, at::kFloat);
   }
-  Tensor statistics = Pool::get().empty({tokens, n * (s + 1)}, at::kFloat);
 
   std::vector<float> c = key_vectors(queries, gains, d);
-  const std::vector<Rows> in = rows_of(sources), out = rows_of(outs);
+  const std::vector<Rows> out = rows_of(outs);
   const bool merges = !prior.empty();
   const std::vector<Rows> prior_rows = rows_of({prior.begin(), prior.begin() + (merges ? s : 0)});
   const std::vector<const float*> prior_lse = data_of({prior.begin() + prior_rows.size(), prior.end()});
   // Of one query the prior is a source like the others.
   const int64_t weighed = s == 1 ? rows : n;
-  float* const statistics_data = statistics.data_ptr<float>();
+  float* const statistics_data = kept ? statistics.data_ptr<float>() : nullptr;
   const std::vector<float*> lse_data = [&] {
     std::vector<float*> data;
     for (const Tensor& x : lses) data.push_back(x.data_ptr<float>());
@@ -94,18 +97,20 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
   }();
 
   parallel(tokens, 16, [&](int64_t first, int64_t last) {
-    const Scratch scratch((rows + s) * d + 2 * s * stride + s + 1);
-    float* const row_scratch = scratch.data();          // [rows, d]
-    float* const out_scratch = row_scratch + rows * d;  // [s, d]
-    float* const scores = out_scratch + s * d;          // [s, stride]
+    const int64_t weights = 2 * s * stride + s + 1 + n * (s + 1);
+    const Scratch scratch(weights, (rows + s) * d);
+    float* const scores = scratch.data();               // [s, stride]
     float* const p = scores + s * stride;               // [s, stride]
     float* const dotted = p + s * stride;               // [s + 1]: c_j . v_i, then v_i . v_i
+    float* const not_kept = dotted + s + 1;             // [n (s + 1)]
+    float* const row_scratch = scratch.data() + weights;  // [rows, d]
+    float* const out_scratch = row_scratch + rows * d;  // [s, d]
     std::vector<const float*> v(rows), with(s + 1);
     std::vector<float*> to(s);
     for (int64_t j = 0; j < s; ++j) with[j] = &c[j * d];
 
     for (int64_t t = first; t < last; ++t) {
-      float* const r = statistics_data + t * n * (s + 1);  // [n], then the scores [s, n]
+      float* const r = kept ? statistics_data + t * n * (s + 1) : not_kept;  // [n], then the scores [s, n]
       for (int64_t i = 0; i < n; ++i) {
         v[i] = with[s] = in[i].read(t, row_scratch + i * d);
         in[i].prefetch(t + 1);
@@ -117,7 +122,8 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
       for (int64_t j = 0; merges && j < s; ++j) scores[j * stride + n] = prior_lse[j][t];
       for (int64_t j = 0; j < s; ++j) {
         std::memcpy(r + n * (j + 1), scores + j * stride, sizeof(float) * n);
-        lse_data[j][t] = softmax(scores + j * stride, static_cast<float>(scale), rows, p + j * stride);
+        const float lse = softmax(scores + j * stride, static_cast<float>(scale), rows, p + j * stride);
+        if (kept) lse_data[j][t] = lse;
         to[j] = out[j].target(t, out_scratch + j * d);
       }
       weighted_sums(v.data(), weighed, p, stride, to.data(), s, d);
@@ -127,6 +133,16 @@ Forward attend(TensorList sources_, TensorList queries, TensorList gains, Tensor
     }
   });
   return {outs, lses, statistics};
+}
+
+Forward attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, double eps, double scale,
+               at::ScalarType dtype) {
+  return forward(sources, queries, gains, prior, eps, scale, dtype, true);
+}
+
+std::vector<Tensor> attend_outs(TensorList sources, TensorList queries, TensorList gains, TensorList prior, double eps,
+                                double scale, at::ScalarType dtype) {
+  return std::get<0>(forward(sources, queries, gains, prior, eps, scale, dtype, false));
 }
 
 void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList sources, TensorList queries,
@@ -272,6 +288,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
 
 TORCH_LIBRARY_IMPL(attnres, CPU, m) {
   m.impl("attend", &attend);
+  m.impl("attend_outs", &attend_outs);
   m.impl("attend_backward", &attend_backward);
   m.impl("add_normalised", &add_normalised);
   m.impl("add_normalised_backward", &add_normalised_backward);

@@ -129,12 +129,13 @@ class Pool final : public c10::Allocator {
   size_t held_ = 0;
 };
 
-// Zeroed floats for the length of a call. A vector says no more than std::bad_alloc where there is no memory for it,
-// and of what is kept they would take the results' places.
+// Floats for the length of a call, the first of them zeroed. A vector says no more than std::bad_alloc where there is no
+// memory for it, and of what is kept they would take the results' places.
 class Scratch {
  public:
-  explicit Scratch(int64_t count) : data_(static_cast<float*>(Pool::get().fresh(sizeof(float) * count))) {
-    if (count > 0) std::memset(data_, 0, sizeof(float) * count);
+  explicit Scratch(int64_t zeroed, int64_t others = 0)
+      : data_(static_cast<float*>(Pool::get().fresh(sizeof(float) * (zeroed + others)))) {
+    if (zeroed > 0) std::memset(data_, 0, sizeof(float) * zeroed);
   }
   ~Scratch() { c10::free_cpu(data_); }
   Scratch(const Scratch&) = delete;
