@@ -181,9 +181,11 @@ def test_constant_to_the_compiler():
 
 
 def test_own_parameters():
-    modules = nn.ParameterDict({"3": nn.Parameter(torch.ones(1))})
-    assert torch_private.own_parameters(modules)["3"] is modules["3"], MOVED
-    assert torch_private.own_parameters(nn.Linear(2, 2, bias=False)).keys() == {"weight", "bias"}, MOVED
+    module = nn.Module()
+    module.query = nn.ParameterDict({"3": nn.Parameter(torch.ones(1))})
+    module.map = nn.Linear(2, 2, bias=False)
+    assert torch_private.own_parameters(module, "query")["3"] is module.query["3"], MOVED
+    assert torch_private.own_parameters(module, "map").keys() == {"weight", "bias"}, MOVED
 
 
 def test_times_changed():

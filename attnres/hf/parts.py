@@ -81,7 +81,7 @@ class Layer(nn.Module):
             values = connection.run(values, bound_sublayers(self, args, kwargs, beside), self._first_site)
             if self._is_last:
                 values = (connection.readout(values),)
-        return values, [beside.get(name) for name in self._code.beside or ()]
+        return values, list(map(beside.get, self._code.beside or ()))
 
     def _recomputed(
         self, passed_on: Values, args: tuple[Any, ...], kwargs: dict[str, Any]

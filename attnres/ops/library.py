@@ -13,7 +13,8 @@ pass needs besides the sources.
 
 `attend_backward` takes the prior as the lses with outs, or as the lses and then the outs of it without them.
 
-`attend_outs` takes the same and returns the outs alone. It has no gradient.
+`attend_one` takes one query, maybe a gain and no prior, and returns the out alone. It has no gradient: of one token the
+lists, and what they hold for a gradient, are half of a call.
 
 Each backend registers all three for its device: the CPU kernel by being loaded, Triton by import.
 """
@@ -43,9 +44,7 @@ library.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 library.define(
-    "attend_outs(Tensor[] sources, Tensor[] queries, Tensor[] gains, Tensor[] prior, float eps, float scale,"
-    " ScalarType dtype)"
-    " -> Tensor[]",
+    "attend_one(Tensor[] sources, Tensor query, Tensor? gain, float eps, float scale, ScalarType dtype) -> Tensor",
     tags=torch.Tag.pt2_compliant_tag,
 )
 library.define(
@@ -91,9 +90,10 @@ def _attend_fake(sources, queries, gains, prior, eps, scale, dtype):
     return outs, lses, x.new_empty((tokens, len(sources) * (len(queries) + 1)), dtype=torch.float32)
 
 
-@torch.library.register_fake("attnres::attend_outs")
-def _attend_outs_fake(*arguments):
-    return _attend_fake(*arguments)[0]
+@torch.library.register_fake("attnres::attend_one")
+def _attend_one_fake(sources, query, gain, eps, scale, dtype):
+    check(sources, [query], [] if gain is None else [gain], ())
+    return sources[0].new_empty(sources[0].shape, dtype=dtype)
 
 
 def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor) -> None:
@@ -247,11 +247,11 @@ def _split(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]
 
 
 attend = torch.ops.attnres.attend.default
-attend_outs = torch.ops.attnres.attend_outs.default
+attend_one = torch.ops.attnres.attend_one.default
 attend_backward = torch.ops.attnres.attend_backward.default
 library.impl("attend", _attend_autograd, "Autograd")
-library.impl("attend_outs", torch.library.fallthrough_kernel, "Autograd")  # it has no gradient
-for operator in (attend, attend_outs, attend_backward):
+library.impl("attend_one", torch.library.fallthrough_kernel, "Autograd")  # it has no gradient
+for operator in (attend, attend_one, attend_backward):
     torch.library.register_vmap(operator, one_by_one(operator), lib=library)
 library.impl("attend_backward", _attend_backward_autograd, "Autograd")
 library.impl("attend_backward", refuse_batched_gradients, "Batched")

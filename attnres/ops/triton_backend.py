@@ -86,6 +86,12 @@ def attend(
     return outs, lses, statistics
 
 
+def attend_one(
+    sources: Tensors, query: Tensor, gain: Tensor | None, eps: float, scale: float, dtype: torch.dtype
+) -> Tensor:
+    return attend(sources, [query], [] if gain is None else [gain], (), eps, scale, dtype)[0][0]
+
+
 def attend_backward(
     grad_outs: Tensors,
     grad_lses: Tensors,
@@ -217,7 +223,7 @@ class _Backward(NamedTuple):
 def register(device: str) -> None:
     """Let `torch.ops.attnres` run on tensors of the device: "cuda", or "cpu" under the interpreter."""
     torch.library.impl("attnres::attend", device, _on_its_device(attend, 0))
-    torch.library.impl("attnres::attend_outs", device, _on_its_device(lambda *arguments: attend(*arguments)[0], 0))
+    torch.library.impl("attnres::attend_one", device, _on_its_device(attend_one, 0))
     torch.library.impl("attnres::attend_backward", device, _on_its_device(attend_backward, 2))
     for operator in (triton_normalised.add_normalised, triton_normalised.add_normalised_backward):
         torch.library.impl(f"attnres::{operator.__name__}", device, _on_its_device(operator, None))

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnres.connections import make_connection
 from attnres.errors import UsageError
-from attnres.ops import attend_blocks, depth_attention, library, merge_partial, operators
+from attnres.ops import attend, attend_blocks, attend_outs, depth_attention, library, merge_partial, operators
 from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
 
 DIM = 40
@@ -249,6 +249,20 @@ def test_registration(prior, rounded):
     torch.library.opcheck(library.attend_backward, ([outs[0].sin()], [], *saved, 2.0), test_utils=checks)
 
 
+@pytest.mark.parametrize("gained", [True, False])
+def test_one_query_without_gradients(gained):
+    """The operator that keeps nothing gives what the general one does, to the bit, and does what any operator does."""
+    *sources, query, gain = inputs_of(3)
+    gains = [gain] if gained else []
+    whole = attend(sources, [query], gains, (), 1e-6, torch.float32, scale=2.0)[0][0]
+    arguments = (sources, query, gain if gained else None, 1e-6, 2.0, torch.float32)
+    torch.library.opcheck(library.attend_one, arguments, test_utils=("test_schema", "test_faketensor"))
+    with torch.no_grad():
+        torch.testing.assert_close(library.attend_one(*arguments), whole, rtol=0, atol=0)
+        h = torch.func.vmap(lambda v: attend_outs([v], [query], gains, (), 1e-6, torch.float32)[0])(sources[0])
+        torch.testing.assert_close(h, attend([sources[0]], [query], gains, (), 1e-6, torch.float32)[0][0])
+
+
 def test_backward_repeats_to_the_bit_whatever_the_threads():
     tensors = inputs_of(5, 501)
     try:
@@ -315,11 +329,11 @@ def test_a_decode_step_runs_on_the_buffers_of_the_step_before(monkeypatch):
         taken.extend(torch.empty(shape) for _, shape in used for _ in range(20))
         return list(used)
 
-    kernel = library.attend
-    monkeypatch.setattr(library, "attend", attend)
+    kernel = library.attend_one
+    monkeypatch.setattr(library, "attend_one", attend)
     with torch.inference_mode():
         first, second = step(), step()
-    assert len(first) == 3 * (9 + 1)  # a token alone: h, the log-sum-exp and what the backward pass takes, at each site
+    assert len(first) == 9 + 1  # h alone, at each site
     assert second == first
 
 

@@ -140,9 +140,11 @@ Forward attend(TensorList sources, TensorList queries, TensorList gains, TensorL
   return forward(sources, queries, gains, prior, eps, scale, dtype, true);
 }
 
-std::vector<Tensor> attend_outs(TensorList sources, TensorList queries, TensorList gains, TensorList prior, double eps,
-                                double scale, at::ScalarType dtype) {
-  return std::get<0>(forward(sources, queries, gains, prior, eps, scale, dtype, false));
+// What one query makes, where no gradient and no merge follows.
+Tensor attend_one(TensorList sources, const Tensor& query, const std::optional<Tensor>& gain, double eps, double scale,
+                  at::ScalarType dtype) {
+  const TensorList gains = gain ? TensorList(*gain) : TensorList();
+  return std::get<0>(forward(sources, query, gains, {}, eps, scale, dtype, false))[0];
 }
 
 void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList sources, TensorList queries,
@@ -288,7 +290,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
 
 TORCH_LIBRARY_IMPL(attnres, CPU, m) {
   m.impl("attend", &attend);
-  m.impl("attend_outs", &attend_outs);
+  m.impl("attend_one", &attend_one);
   m.impl("attend_backward", &attend_backward);
   m.impl("add_normalised", &add_normalised);
   m.impl("add_normalised_backward", &add_normalised_backward);
