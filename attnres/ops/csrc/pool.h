@@ -129,8 +129,8 @@ class Pool final : public c10::Allocator {
   size_t held_ = 0;
 };
 
-// Floats for the length of a call, the first of them zeroed. A vector says no more than std::bad_alloc where there is no
-// memory for it, and of what is kept they would take the results' places.
+// Floats for the length of a call, the first of them zeroed. A vector says no more than std::bad_alloc where there is
+// no memory for it, and of what is kept they would take the results' places.
 class Scratch {
  public:
   explicit Scratch(int64_t zeroed, int64_t others = 0)
