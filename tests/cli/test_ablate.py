@@ -1,15 +1,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from attnres.cli import main
-from attnres.lab.ablation.plan import DEFAULTS, playoff_trials
+from attnres.errors import UsageError
+from attnres.lab.ablation.plan import DEFAULTS, Options, plan, playoff_trials, trial
 from attnres.lab.ablation.record import AblationRecord, Cell, TrialRun
 from attnres.lab.ablation.tables import ablation_tables
 from attnres.lab.record import read_record
 from attnres.lab.tuning import choose
+from attnres.model import TransformerConfig
+from attnres.model.flops import training_flops
 from attnres.train import folder
 from tests.cli.conftest import TINY, run_jobs_here
 
@@ -155,12 +159,40 @@ def test_the_best_two_rates_play_off_on_more_seeds(tmp_path):
     run = trial_run
     grid = [run(0.25, 1000, 2.2), run(0.5, 1000, 2.1), run(1.0, 1000, 2.0), run(2.0, 1000, 0.0, "diverged")]
     cell = Cell("full", 1.0)
-    playoff = playoff_trials({cell: grid}, 3, DEFAULTS, tmp_path)
+    planned = plan(Options(arms=("residual", "full"), tuning_seeds=3), tmp_path)
+    playoff = playoff_trials(planned, {cell: grid})
     assert [(trial.factor, trial.seed) for trial in playoff] == [(1.0, 1001), (0.5, 1001), (1.0, 1002), (0.5, 1002)]
     more = [run(1.0, 1001, 2.3), run(0.5, 1001, 2.1)]
     assert choose([*grid, *more]) == 0.5
     assert choose([*grid, more[0], run(0.5, 1001, 0.0, "diverged")]) == 1.0
     assert choose([*grid, run(1.0, 1001, 9.0), run(0.5, 1001, 9.0)]) == 1.0, "0.25 has one seed only"
+
+
+def test_arms_may_spend_the_same_operations(tmp_path):
+    """Counted apart from the plan: no arm spends more than half a step more or less than the first one."""
+    planned = plan(Options(arms=("residual", "block", "full"), equal="operations"), tmp_path)
+    spent = {}
+    for cell in planned.cells[:3]:
+        config = trial(planned, cell, 1.0, 0).job.config
+        assert config.evaluate_every == config.save_every == config.steps
+        spent[cell.arm] = config.steps, training_flops(config.model)
+    assert spent["residual"][0] == DEFAULTS.steps > spent["block"][0] > spent["full"][0]
+    budget = DEFAULTS.steps * spent["residual"][1]
+    assert all(abs(steps * each - budget) <= each / 2 for steps, each in spent.values())
+    narrow = replace(DEFAULTS, steps=1, model=TransformerConfig(dim=16, layers=4, heads=1, context=8))
+    with pytest.raises(UsageError, match="are no step of hc:streams=64; raise --steps"):
+        plan(Options(arms=("residual", "hc:streams=64"), equal="operations", config=narrow), tmp_path)
+
+
+def test_the_table_says_the_steps_where_they_are_not_equal(ablate, tmp_path):
+    options = ["--seeds", "1", "--grid", "1", "--embedding-stds", "1", "--workers", "1", *STEPS, "--steps", "40"]
+    code, printed = ablate("residual", "full", *options, "--equal", "operations", "--out", tmp_path)
+    assert code == 0 and "final runs: 2 runs of 38 to 40 steps" in printed.out
+    (table,) = ablation_tables(read_record(tmp_path / "ablation.json", AblationRecord))[:1]
+    assert table.columns[5] == "steps" and table.rows[0][5] == "40" > table.rows[1][5]
+    assert "spends the operations of the first one" in table.note
+    code, printed = ablate("residual", "full", *options, "--out", tmp_path)
+    assert code == 2 and "holds a sweep with another equal" in printed.err
 
 
 @pytest.mark.parametrize(

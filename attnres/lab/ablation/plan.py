@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
@@ -20,9 +21,12 @@ from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.lab.outcome import done_runs
 from attnres.lab.tuning import TUNING_SEED
+from attnres.model.flops import training_flops
 from attnres.train import RunConfig
 from attnres.train.sweep import Job, default_workers
 from attnres.train.trainer import Trainer
+
+Equal = Literal["steps", "operations"]
 
 ARMS = (
     "residual",
@@ -80,6 +84,9 @@ class Options:
     """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from."""
     tuning_seeds: int = 2
     """Seeds to choose the rates on; only the best two of the grid run on more than the first."""
+    equal: Equal = "steps"
+    """What all arms spend alike: steps, or the operations of the first arm's steps, counted with the connection's own.
+    An arm that takes more of them per token then has fewer steps, and its schedule spans those."""
     embedding_stds: tuple[float, ...] = (1.0, 0.02)
     """Scales of the embedding, each a table of its own."""
     budget: str | None = None
@@ -95,6 +102,8 @@ class Plan:
 
     options: Options
     cells: Sequence[Cell]
+    steps: Mapping[str, int]
+    """Those of each arm."""
     seconds: float | None
     """The time to spend."""
     out: Path
@@ -116,9 +125,21 @@ def plan(options: Options, out: Path) -> Plan:
         raise UsageError(f"tuning-seeds must be at least 1, not {options.tuning_seeds}")
     seconds = None if options.budget is None else seconds_of(options.budget)
     cells = [Cell(arm, std) for std in options.embedding_stds for arm in options.arms]
+    planned = Plan(options, cells, steps_of(options.arms, options.equal, options.config), seconds, out)
     for cell in cells:
-        trial(cell, 1.0, options.config.seed, options.config, out)
-    return Plan(options, cells, seconds, out)
+        trial(planned, cell, 1.0, options.config.seed)
+    return planned
+
+
+def steps_of(arms: Sequence[str], equal: Equal, config: RunConfig) -> dict[str, int]:
+    """Each arm's steps. Raises UsageError where its operations leave it none."""
+    if equal == "steps":
+        return dict.fromkeys(arms, config.steps)
+    operations = {arm: training_flops(arm_model(arm, config.model)) for arm in arms}
+    steps = {arm: round(config.steps * operations[arms[0]] / operations[arm]) for arm in arms}
+    if none := [arm for arm in arms if not steps[arm]]:
+        raise UsageError(f"the operations of {config.steps} steps of {arms[0]} are no step of {none[0]}; raise --steps")
+    return steps
 
 
 def seconds_of(text: str) -> float:
@@ -139,44 +160,54 @@ class Trial:
     job: Job
 
 
-def trial(cell: Cell, factor: float, seed: int, config: RunConfig, out: Path) -> Trial:
+def trial(plan: Plan, cell: Cell, factor: float, seed: int) -> Trial:
     """Raises UsageError if the cell's connection or its options do not exist."""
+    config, steps = plan.options.config, plan.steps[cell.arm]
     optimizer = dataclasses.replace(
         config.optimizer, lr=factor * config.optimizer.lr, adamw_lr=factor * config.optimizer.adamw_lr
     )
     model = dataclasses.replace(arm_model(cell.arm, config.model), embedding_std=cell.embedding_std)
     # Only the last weights are kept: there are hundreds of runs.
     chosen = dataclasses.replace(
-        config, model=model, optimizer=optimizer, seed=seed, save_every=max(1, config.steps), keep=1
+        config,
+        model=model,
+        optimizer=optimizer,
+        seed=seed,
+        steps=steps,
+        evaluate_every=steps if config.evaluate_every == config.steps else config.evaluate_every,
+        save_every=max(1, steps),
+        keep=1,
     )
-    folder = arm_folder(out / f"std-{cell.embedding_std:g}", cell.arm) / f"lr-{factor:g}" / f"seed-{seed}"
+    folder = arm_folder(plan.out / f"std-{cell.embedding_std:g}", cell.arm) / f"lr-{factor:g}" / f"seed-{seed}"
     return Trial(cell, factor, seed, Job(f"{cell.name}, lr x{factor:g}, seed {seed}", chosen, folder))
 
 
-def tuning_trials(cells: Sequence[Cell], grid: Sequence[float], config: RunConfig, out: Path) -> list[Trial]:
+def tuning_trials(plan: Plan, cells: Sequence[Cell]) -> list[Trial]:
     """One run for every cell and point of the grid; none if there is nothing to choose."""
+    grid = plan.options.grid
     if len(grid) < 2:
         return []
-    return [trial(cell, factor, config.seed + TUNING_SEED, config, out) for cell in cells for factor in grid]
+    return [trial(plan, cell, factor, plan.options.config.seed + TUNING_SEED) for cell in cells for factor in grid]
 
 
-def playoff_trials(tuned: Mapping[Cell, Sequence[TrialRun]], seeds: int, config: RunConfig, out: Path) -> list[Trial]:
+def playoff_trials(plan: Plan, tuned: Mapping[Cell, Sequence[TrialRun]]) -> list[Trial]:
     """The two best rates of each cell's grid on the other tuning seeds. One seed alone often chose by a few thousandths
     of a nat between rates whose means differ by several hundredths."""
-    first = config.seed + TUNING_SEED
+    first = plan.options.config.seed + TUNING_SEED
     return [
-        trial(cell, run.factor, seed, config, out)
-        for seed in range(first + 1, first + seeds)
+        trial(plan, cell, run.factor, seed)
+        for seed in range(first + 1, first + plan.options.tuning_seeds)
         for cell, outcomes in tuned.items()
         for run in sorted(done_runs(outcomes), key=lambda run: run.loss)[:2]
     ]
 
 
-def final_trials(chosen: Mapping[Cell, float], seeds: int, config: RunConfig, out: Path) -> list[Trial]:
+def final_trials(plan: Plan, chosen: Mapping[Cell, float]) -> list[Trial]:
     """Go seed by seed, so that a sweep that is stopped early has pairs for every arm."""
+    first = plan.options.config.seed
     return [
-        trial(cell, factor, seed, config, out)
-        for seed in range(config.seed, config.seed + seeds)
+        trial(plan, cell, factor, seed)
+        for seed in range(first, first + plan.options.seeds)
         for cell, factor in chosen.items()
     ]
 
@@ -192,7 +223,7 @@ def affordable(
     config, workers = plan.options.config, plan.options.workers
     chosen, left, minutes = [], seconds * workers, {}
     for cell in cells:
-        job = trial(cell, 1.0, config.seed, config, plan.out).job
+        job = trial(plan, cell, 1.0, config.seed).job
         cost = plan.runs_of_each * seconds_of_a_run(job.config, corpus)
         minutes[cell] = cost / 60 / workers
         if cost <= left:

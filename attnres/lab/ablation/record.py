@@ -51,6 +51,7 @@ class Sweep:
     config: Mapping[str, Any]
     grid: tuple[float, ...]
     tuning_seeds: int
+    equal: str = "steps"
 
 
 @dataclass(frozen=True, kw_only=True)

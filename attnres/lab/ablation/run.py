@@ -24,7 +24,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
     with progress.during("opening the corpus"):
         corpus = open_corpus(options.config.data)
         check_length(corpus, options.config.model.context)
-    sweep = Sweep(config_to_json(options.config), options.grid, options.tuning_seeds)
+    sweep = Sweep(config_to_json(options.config), options.grid, options.tuning_seeds, options.equal)
     record = earlier(file, sweep)
     before = {cell.cell: cell for cell in record.cells} if record else {}
     missing = [cell for cell in cells if not has_seeds(before.get(cell), options.seeds)]
@@ -59,6 +59,7 @@ def earlier(file: Path, sweep: Sweep) -> AblationRecord | None:
         "config": (config_from_json(dict(record.sweep.config)), config_from_json(dict(sweep.config))),
         "grid": (record.sweep.grid, sweep.grid),
         "tuning_seeds": (record.sweep.tuning_seeds, sweep.tuning_seeds),
+        "equal": (record.sweep.equal, sweep.equal),
     }
     differing = [name for name, (there, here) in pairs.items() if there != here]
     if differing:
@@ -96,22 +97,24 @@ def _within(
 
 def _train(plan: Plan, cells: Sequence[Cell], progress: Progress) -> tuple[dict[Cell, CellRecord], list[JobState]]:
     """Tune, then train: the cells of the record, and how every run ended."""
-    config, grid, workers, out = plan.options.config, plan.options.grid, plan.options.workers, plan.out
+    grid, workers = plan.options.grid, plan.options.workers
 
     def train(what: str, trials: Sequence[Trial]) -> list[tuple[Trial, JobState]]:
         if not trials:
             return []
-        progress.say(f"{what}: {len(trials)} runs of {config.steps} steps, {workers} at a time")
+        steps = sorted({trial.job.config.steps for trial in trials})
+        each = str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+        progress.say(f"{what}: {len(trials)} runs of {each} steps, {workers} at a time")
         states = progress.train([trial.job for trial in trials], [trial.cell.name for trial in trials], workers)
         return list(zip(trials, states, strict=True))
 
-    tuning = train("tuning", tuning_trials(cells, grid, config, out))
+    tuning = train("tuning", tuning_trials(plan, cells))
     tuned = _by_cell(cells, tuning)
-    tuning += train("tuning, the best two again", playoff_trials(tuned, plan.options.tuning_seeds, config, out))
+    tuning += train("tuning, the best two again", playoff_trials(plan, tuned))
     tuned = _by_cell(cells, tuning)
     chosen = {cell: grid[0] if len(grid) == 1 else choose(tuned[cell]) for cell in cells}
     trainable = {cell: factor for cell, factor in chosen.items() if factor is not None}
-    final = train("final runs", final_trials(trainable, plan.options.seeds, config, out))
+    final = train("final runs", final_trials(plan, trainable))
     states = [state for _, state in (*tuning, *final)]
     require_done([state for _, state in final] or states)
     runs = _by_cell(cells, final)

@@ -15,6 +15,7 @@ from attnres.texttable import TextTable, number
 def ablation_tables(record: AblationRecord) -> list[TextTable]:
     """One for each embedding scale, best arm first, the baseline on top; then the claims, as far as any are tested."""
     tables = []
+    own_steps = record.sweep.equal != "steps"
     for std, rows in comparisons(record):
         cells = {cell.arm: cell for cell in record.cells if cell.embedding_std == std}
         baseline, *others = rows
@@ -27,15 +28,19 @@ def ablation_tables(record: AblationRecord) -> list[TextTable]:
                 number(row.difference, "+.4f"),
                 number(row.difference_error, ".4f"),
                 _factor(cells[row.arm]),
+                *([_steps(cells[row.arm])] if own_steps else []),
                 runs_text(cells[row.arm].runs),
                 "" if row is baseline or paper is None or row.arm not in PAPER else f"{PAPER[row.arm] - paper:+.3f}",
             )
             for row in (baseline, *others)
         )
         note = "lr: multiple of the default rates, chosen on seeds of its own; * at the edge of the grid."
+        if own_steps:
+            note += f" Every arm spends the {record.sweep.equal} of the first one."
         if tau := rank_correlation(record, std):
             note += f" Order against the paper's: Kendall's tau {tau[0]:+.2f}, p = {tau[1]:.3f}, {tau[2]} arms."
-        columns = ("connection", "loss", f"difference to {baseline.arm}", "standard error", "lr", "runs", "paper")
+        columns = ("connection", "loss", f"difference to {baseline.arm}", "standard error", "lr")
+        columns = (*columns, *(["steps"] if own_steps else []), "runs", "paper")
         tables.append(TextTable(f"embedding std {std:g}, nats per byte", columns, shown, note))
     tables += _verdict_tables("The paper's claims on these runs", "the paper finds", verdicts(record, CLAIMS))
     return tables + _verdict_tables("What Block's successors add", "claim", verdicts(record, SUCCESSORS))
@@ -57,6 +62,10 @@ def _verdict_tables(title: str, first_column: str, found: Sequence[Verdict]) -> 
     columns = (first_column, "difference", "std", "ours", "standard error", "p", "reading")
     note = "p: two-sided paired t-test over seeds, Holm-corrected within a scale; decided where p < 0.05."
     return [TextTable(title, columns, rows, note)] if rows else []
+
+
+def _steps(cell: CellRecord) -> str:
+    return str(max((run.curve[-1][0] for run in cell.runs if run.curve), default=""))
 
 
 def _factor(cell: CellRecord) -> str:
