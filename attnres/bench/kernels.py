@@ -124,12 +124,12 @@ def launches_of(call: Call) -> tuple[list[Launch], list[Launch]]:
     lses_before, outs_before = empty(s * call.merges, call.tokens), empty(s * call.merges, *shape)
     with noted() as forward:
         prior = [*outs_before, *lses_before]
-        outs, lses, statistics = triton_backend.attend(sources, queries, gains, prior, 1e-6, 1.0, stream)
+        outs, lses, _, statistics = triton_backend.attend(sources, queries, gains, prior, [], 1e-6, 1.0, stream)
     rounded = stream != torch.float32
     saved_outs = outs if call.merges and not rounded else []
     with noted() as backward:
         prior = [*lses_before, *outs_before] if rounded else lses_before
-        arguments = (outs, [], sources, queries, gains, saved_outs, lses, prior, statistics, 1.0)
+        arguments = (outs, [], [], sources, queries, gains, saved_outs, lses, prior, statistics, 1.0)
         triton_backend.attend_backward(*arguments)
     return forward, backward
 

@@ -1,4 +1,4 @@
-"""The bytes that depth attention moves in a whole stack on a GPU, from shapes: no GPU is needed.
+"""The bytes that depth attention moves in a whole stack on a GPU, and its launches, from shapes: no GPU is needed.
 
 The stack runs forward and backward on the CPU, where the Triton kernels' launches are noted in place of the operators.
 Each kernel, torch's own included, is taken to read or write each of its tensors once: what a program reads again comes
@@ -31,13 +31,24 @@ class Shape:
     sublayers: int = 32
     block_size: int = 8
     dtype: torch.dtype = torch.bfloat16
+    round_phase_1: bool = False
 
     def __str__(self) -> str:
         dtype = str(self.dtype).removeprefix("torch.")
-        return f"{self.sublayers} sublayers, S {self.block_size}, d {self.dim}, {dtype}"
+        rounded = ", phase 1 rounded" if self.round_phase_1 else ""
+        return f"{self.sublayers} sublayers, S {self.block_size}, d {self.dim}, {dtype}{rounded}"
 
 
-SHAPES = [Shape(), Shape(dim=4096), Shape(dtype=torch.float32), Shape(block_size=1), Shape(block_size=4)]
+SHAPES = [
+    Shape(),
+    Shape(round_phase_1=True),
+    Shape(dim=4096),
+    Shape(dtype=torch.float32),
+    Shape(block_size=1),
+    Shape(block_size=4),
+]
+
+DECODED = Shape(sublayers=48)  # a model of 24 layers
 
 OPERATORS = {library.attend: triton_backend.attend, library.attend_backward: triton_backend.attend_backward}
 
@@ -51,6 +62,9 @@ def measure(setting: Setting) -> list[Row]:
             details: dict[str, float | str] = dict(moved)
             name = f"tensors of the stream moved per sublayer, {what}, {shape}"
             rows.append(Row(name, "counted", "-", "-", sum(moved.values()), details))
+    details = dict(launched(DECODED))
+    name = f"kernels launched per sublayer, decoding a token, {DECODED}"
+    rows.append(Row(name, "counted", "-", "-", sum(details.values()) / DECODED.sublayers, {**details}))
     return rows
 
 
@@ -67,7 +81,7 @@ def units(shape: Shape) -> tuple[dict[str, float], dict[str, float]]:
 
 def moved(shape: Shape, tokens: int) -> tuple[Counter[str], Counter[str]]:
     """Bytes by kernel, forward and backward."""
-    connection = Block(shape.dim, shape.sublayers, shape.block_size)
+    connection = Block(shape.dim, shape.sublayers, shape.block_size, round_phase_1=shape.round_phase_1)
     x = torch.zeros(tokens, shape.dim, dtype=shape.dtype, requires_grad=True)
     sublayers = [nn.Identity() for _ in range(shape.sublayers)]
     with Traffic() as forward:
@@ -77,24 +91,37 @@ def moved(shape: Shape, tokens: int) -> tuple[Counter[str], Counter[str]]:
     return forward.moved, backward.moved
 
 
+def launched(shape: Shape) -> Counter[str]:
+    """Launches by kernel where one token is decoded. The plain residual has one per sublayer, its sum."""
+    connection = Block(shape.dim, shape.sublayers, shape.block_size)
+    sublayers = [nn.Identity() for _ in range(shape.sublayers)]
+    token = torch.zeros(1, shape.dim, dtype=shape.dtype)
+    with torch.no_grad(), Traffic() as traffic:
+        connection.readout(connection.run(connection.start(token), sublayers))
+    return traffic.launches
+
+
 class Traffic(TorchDispatchMode):
-    """Counts the bytes that each kernel moves; the operators launch Triton's kernels, which are only noted."""
+    """Counts launches and bytes by kernel; the operators launch Triton's kernels, which are only noted."""
 
     def __init__(self) -> None:
         super().__init__()
         self.moved: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in OPERATORS:
             with self, noted() as launches:
                 result = OPERATORS[func](*args)
             self.moved.update(bytes_of(launches))
+            self.launches.update(launch.name for launch in launches)
             return result
         result = func(*args, **(kwargs or {}))
         inputs, outputs = _tensors((args, kwargs)), _tensors(result)
         name = func.__name__.partition(".")[0]
         is_view = not name.endswith("_") and {*map(_memory, inputs)} & {*map(_memory, outputs)}
-        if not is_view and "empty" not in name:
+        if outputs and not is_view and "empty" not in name:
+            self.launches[name] += 1
             self.moved[name] += sum(x.nbytes for x in (*inputs, *outputs))
         return result
 

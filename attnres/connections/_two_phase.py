@@ -23,6 +23,7 @@ class TwoPhase(Connection):
     block_size: int
     eps: float
     _reads: list[int]
+    _rounds_phase_1 = False
 
     def _bank(self, values: Values, first: int) -> Values:
         """The finished blocks at a site, which all later ones attend to."""
@@ -51,33 +52,62 @@ class TwoPhase(Connection):
         """
         raise NotImplementedError
 
+    def _taken_up(self, values: Values, site: int, h: Mixture, y: Tensor) -> tuple[Values, Tensor | None]:
+        """The values behind a site, and what the next one is to add to the last of them when it reads it, if anything.
+
+        A rule that leaves something to be added has `_added_and_joined`.
+        """
+        return self.absorb(values, None, site, h, y), None
+
+    def _added_and_joined(
+        self,
+        values: Values,
+        y: Tensor,
+        site: int,
+        newest: Values,
+        queries: Sequence[Tensor],
+        gains: Sequence[Tensor],
+        prior: Sequence[Tensor],
+    ) -> tuple[Values, Mixture]:
+        """The values with y added to the last, which is that of the newest, too, and then `_joined`: in one pass."""
+        raise NotImplementedError
+
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
         """Run, reading the finished blocks once per tile: a block, or several with at least TILE sites.
 
         Of one token they are in the cache, and a phase more is a call more.
         """
-        if values[0].numel() == self.dim:
-            return super().run(values, sublayers, first)
         sublayers = self._fitting(values, sublayers, first)
+        if values[0].numel() == self.dim:
+            return self._run_tile(values, sublayers, first, ())
         tile = self.block_size * -(-TILE // self.block_size)
         while sublayers:
             end = min(first + len(sublayers), (first // tile + 1) * tile)
             now, sublayers = sublayers[: end - first], sublayers[end - first :]
-            values = self._run_tile(values, now, first)
+            values = self._run_tile(values, now, first, self._bank(values, first) if len(now) > 1 else ())
             first = end
         return values
 
-    def _run_tile(self, values: Values, sublayers: list[Sublayer], first: int) -> Values:
-        bank = self._bank(values, first)
-        if len(sublayers) == 1 or not bank:
-            return super().run(values, sublayers, first)
-        waiting = self._phase_1(bank, range(first, first + len(sublayers)))
-        for site, sublayer in enumerate(sublayers, first):
+    def _run_tile(self, values: Values, sublayers: list[Sublayer], first: int, bank: Values) -> Values:
+        """Run, with phase 1 over the bank if it holds anything."""
+        sites = range(first, first + len(sublayers))
+        if bank:
+            waiting = self._phase_1(bank, sites)
+        else:
+            waiting = [(*self._vectors(range(site, site + 1)), []) for site in sites]
+        to_add: Tensor | None = None
+        for site, sublayer in zip(sites, sublayers, strict=True):
             newest = self._visible(values, site)[len(bank) :]
             # Popped and not kept: nobody needs what phase 1 made again, backward included.
-            h = self._joined(values, site, newest, *waiting.pop(0))
-            values = self.absorb(values, None, site, h, output_of(sublayer, h))
-            del h  # before the next one is made, so that a decode step needs no memory for both
+            if to_add is None:
+                h = self._joined(values, site, newest, *waiting.pop(0))
+            else:
+                values, h = self._added_and_joined(values, to_add, site, newest, *waiting.pop(0))
+            y = output_of(sublayer, h)
+            if site == sites[-1]:
+                return self.absorb(values, None, site, h, y)
+            values, to_add = self._taken_up(values, site, h, y)
+            del h, y  # before the next ones are made, so that a decode step needs no memory for both
         return values
 
     def _phase_1(self, bank: Values, sites: range) -> list[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
@@ -94,5 +124,6 @@ class TwoPhase(Connection):
     def _attend_to_bank(
         self, bank: Values, queries: list[Tensor], gains: list[Tensor], sites: range
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Phase 1: the attention of all reads of the sites over the finished blocks, not rounded, and its lses."""
-        return attend(bank, queries, gains, (), self.eps, widen(bank[0]).dtype)
+        """Phase 1: the attention of all reads of the sites over the finished blocks, and its lses in float32."""
+        dtype = bank[0].dtype if self._rounds_phase_1 else widen(bank[0]).dtype
+        return attend(bank, queries, gains, (), self.eps, dtype)

@@ -75,10 +75,7 @@ class Delta(TwoPhase):
         )
 
     def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
-        queries, gains = self._queries(site)
-        if not queries:
-            return (), values[0]
-        return (), self._joined(values, site, values[1:], queries, gains, ())
+        return (), self._joined(values, site, values[1:], *self._queries(site), ())
 
     def _bank(self, values: Values, first: int) -> Values:
         return values[1 : 1 + first // self.block_size]
@@ -100,6 +97,8 @@ class Delta(TwoPhase):
         prior: Sequence[Tensor],
     ) -> Mixture:
         x = values[0]
+        if not queries:
+            return x
         outs = prior[: len(queries)]
         if newest:
             outs = attend_outs(newest, queries, gains, prior, self.eps, widen(x).dtype)

@@ -3,6 +3,7 @@
 from attnres.ops.cpu import trim
 from attnres.ops.operators import (
     Backend,
+    add_and_attend,
     add_normalised,
     attend,
     attend_blocks,
@@ -16,6 +17,7 @@ from attnres.ops.reference import depth_scores, depth_weights, inverse_rms, wide
 
 __all__ = [
     "Backend",
+    "add_and_attend",
     "add_normalised",
     "attend",
     "attend_blocks",

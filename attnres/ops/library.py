@@ -1,22 +1,25 @@
 """The operator behind every fused backend: `torch.ops.attnres.attend`, with fake tensors, autograd and vmap.
 
-    outs_j, lses_j, statistics = attend(sources, queries, gains, prior, eps, scale, dtype)
+    outs_j, lses_j, sums, statistics = attend(sources, queries, gains, prior, added, eps, scale, dtype)
 
     s_ji = (query_j * gain_j) . v_i / rms(v_i);   p_j = softmax_i s_j
     out_j = scale sum_i p_ji v_i;   lse_j = log sum_i exp s_ji
 
 sources: N tensors [..., d]. queries: S vectors [d]; gains: S vectors, or none. prior: none, or for each query the out,
-then for each the lse, of its attention over other sources: float32 and with scale 1, merged as one more source of that
-query alone, whose score is lse. outs: S
-tensors [..., d] of `dtype`; lses: S float32 tensors [...]; statistics: float32 [tokens, N (S + 1)], what the backward
-pass needs besides the sources.
+then for each the lse, of its attention over other sources: with scale 1, in float32 or, the outs, all of `dtype`. It is
+merged as one more source of that query alone, whose score is lse. added: none, or y [..., d]: the last source is then
+the sum of the last one given and y, rounded to the wider of their dtypes, which is returned, too. outs: S tensors
+[..., d] of `dtype`; lses: S float32 tensors [...]; statistics: float32 [tokens, N (S + 1)], what the backward pass
+needs besides the sources.
 
-`attend_backward` takes the prior as the lses with outs, or as the lses and then the outs of it without them.
+`attend_backward` takes the sources with the sum in its place, and the prior as the lses with outs, or as the lses and
+then the outs of it without them. grad_sums: none, or what reaches the last source from elsewhere, which is added to its
+gradient.
 
 `attend_one` takes one query, maybe a gain and no prior, and returns the out alone. It has no gradient: of one token the
-lists, and what they hold for a gradient, are half of a call.
+lists, and what they hold for a gradient, are half of a call. `add_and_attend_one` is the same with something added.
 
-Each backend registers all three for its device: the CPU kernel by being loaded, Triton by import.
+Each backend registers them all for its device: the CPU kernel by being loaded, Triton by import.
 """
 
 from __future__ import annotations
@@ -38,9 +41,9 @@ from attnres.torch_private import (
 
 library = torch.library.Library("attnres", "DEF")
 library.define(
-    "attend(Tensor[] sources, Tensor[] queries, Tensor[] gains, Tensor[] prior, float eps, float scale,"
-    " ScalarType dtype)"
-    " -> (Tensor[] outs, Tensor[] lses, Tensor statistics)",
+    "attend(Tensor[] sources, Tensor[] queries, Tensor[] gains, Tensor[] prior, Tensor[] added, float eps,"
+    " float scale, ScalarType dtype)"
+    " -> (Tensor[] outs, Tensor[] lses, Tensor[] sums, Tensor statistics)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 library.define(
@@ -48,15 +51,24 @@ library.define(
     tags=torch.Tag.pt2_compliant_tag,
 )
 library.define(
-    "attend_backward(Tensor[] grad_outs, Tensor[] grad_lses, Tensor[] sources, Tensor[] queries, Tensor[] gains,"
-    " Tensor[] outs, Tensor[] lses, Tensor[] prior, Tensor statistics, float scale)"
+    "add_and_attend_one(Tensor[] sources, Tensor added, Tensor query, Tensor? gain, float eps, float scale,"
+    " ScalarType dtype) -> (Tensor out, Tensor sum)",
+    tags=torch.Tag.pt2_compliant_tag,
+)
+library.define(
+    "attend_backward(Tensor[] grad_outs, Tensor[] grad_lses, Tensor[] grad_sums, Tensor[] sources, Tensor[] queries,"
+    " Tensor[] gains, Tensor[] outs, Tensor[] lses, Tensor[] prior, Tensor statistics, float scale)"
     " -> (Tensor[] grad_sources, Tensor[] grad_queries, Tensor[] grad_gains, Tensor[] grad_prior)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
 
 def check(
-    sources: Sequence[Tensor], queries: Sequence[Tensor], gains: Sequence[Tensor], prior: Sequence[Tensor]
+    sources: Sequence[Tensor],
+    queries: Sequence[Tensor],
+    gains: Sequence[Tensor],
+    prior: Sequence[Tensor],
+    added: Sequence[Tensor] = (),
 ) -> None:
     """Stop sizes or devices that do not fit, which would lead a kernel outside its memory.
 
@@ -70,7 +82,9 @@ def check(
         raise UsageError("depth attention needs sources [..., d] with d of at least 1")
     if len(prior) not in (0, 2 * len(queries)):
         raise UsageError(f"a prior of depth attention over sources is {2 * len(queries)} tensors, not {len(prior)}")
-    wanted = [(v, x.shape) for v in (*sources, *prior[: len(queries)])]
+    if len(added) > 1:
+        raise UsageError(f"depth attention adds one tensor to the last of its sources, not {len(added)}")
+    wanted = [(v, x.shape) for v in (*sources, *added, *prior[: len(queries)])]
     wanted += [(v, x.shape[-1:]) for v in (*queries, *gains)] + [(v, x.shape[:-1]) for v in prior[len(queries) :]]
     for v, shape in wanted:
         if v.shape != shape or v.device != x.device:
@@ -80,14 +94,20 @@ def check(
             )
 
 
+def sums_of(sources: Sequence[Tensor], added: Sequence[Tensor], make: Callable[..., Tensor]) -> list[Tensor]:
+    """The sums as `make(shape, dtype)` makes tensors: one if anything is added."""
+    return [make(y.shape, dtype=torch.promote_types(sources[-1].dtype, y.dtype)) for y in added]
+
+
 @torch.library.register_fake("attnres::attend")
-def _attend_fake(sources, queries, gains, prior, eps, scale, dtype):
-    check(sources, queries, gains, prior)
+def _attend_fake(sources, queries, gains, prior, added, eps, scale, dtype):
+    check(sources, queries, gains, prior, added)
     x = sources[0]
     tokens = x.numel() // x.shape[-1]
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
     lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
-    return outs, lses, x.new_empty((tokens, len(sources) * (len(queries) + 1)), dtype=torch.float32)
+    statistics = x.new_empty((tokens, len(sources) * (len(queries) + 1)), dtype=torch.float32)
+    return outs, lses, sums_of(sources, added, x.new_empty), statistics
 
 
 @torch.library.register_fake("attnres::attend_one")
@@ -96,9 +116,15 @@ def _attend_one_fake(sources, query, gain, eps, scale, dtype):
     return sources[0].new_empty(sources[0].shape, dtype=dtype)
 
 
+@torch.library.register_fake("attnres::add_and_attend_one")
+def _add_and_attend_one_fake(sources, added, query, gain, eps, scale, dtype):
+    check(sources, [query], [] if gain is None else [gain], (), [added])
+    return sources[0].new_empty(sources[0].shape, dtype=dtype), *sums_of(sources, [added], added.new_empty)
+
+
 def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor) -> None:
     """Raises UsageError where `attend_backward`'s lists do not fit its sources, in number, sizes or devices."""
-    grad_outs, grad_lses, sources, queries, gains, outs, lses, prior = groups
+    grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior = groups
     check(sources, queries, gains, ())
     x, s = sources[0], len(queries)
     full, per_token = x.shape, x.shape[:-1]
@@ -106,6 +132,7 @@ def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor) -> No
     allowed: list[tuple[Sequence[Tensor], tuple[int, ...], Sequence[int]]] = [
         (grad_outs, (s,), full),
         (grad_lses, (0, s), per_token),
+        (grad_sums, (0, 1), full),
         (gains, (0, s), full[-1:]),
         (outs, (0, s), full),
         (lses, (s,), per_token),
@@ -121,16 +148,23 @@ def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor) -> No
             )
 
 
+def grad_prior_outs(x: Tensor, lses: Sequence[Tensor], outs: Sequence[Tensor]) -> list[Tensor]:
+    """Room for the gradients of a prior's outs: of their dtypes, and float32 where they are not given."""
+    dtypes = [out.dtype for out in outs] or [torch.float32] * len(lses)
+    return [x.new_empty(x.shape, dtype=dtype) for dtype in dtypes]
+
+
 @torch.library.register_fake("attnres::attend_backward")
-def _attend_backward_fake(grad_outs, grad_lses, sources, queries, gains, outs, lses, prior, statistics, scale):
-    check_backward((grad_outs, grad_lses, sources, queries, gains, outs, lses, prior), statistics)
+def _attend_backward_fake(
+    grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior, statistics, scale
+):
+    check_backward((grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior), statistics)
 
     def like(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
     lses_before = prior[: len(queries)]
-    grad_prior = [sources[0].new_empty(sources[0].shape, dtype=torch.float32) for _ in lses_before]
-    grad_prior += like(lses_before)
+    grad_prior = [*grad_prior_outs(sources[0], lses_before, prior[len(queries) :]), *like(lses_before)]
     return like(sources), like(queries), like(gains), grad_prior
 
 
@@ -146,9 +180,11 @@ class _Attend(SingleLevelFunction):
     def forward(
         ctx: Any, sizes: tuple[int, ...], eps: float, scale: float, dtype: torch.dtype, *tensors: Tensor
     ) -> Any:
-        sources, queries, gains, prior = _split(tensors, sizes)
+        sources, queries, gains, prior, added = _split(tensors, sizes)
         with torch.enable_grad(), AutoDispatchBelowAutograd():
-            outs, lses, statistics = attend(sources, queries, gains, prior, eps, scale, dtype)
+            outs, lses, sums, statistics = attend(sources, queries, gains, prior, added, eps, scale, dtype)
+        ctx.summands = [x.dtype for y in added for x in (sources[-1], y)]
+        sources[len(sources) - len(sums) :] = sums
         # Only a merge needs its output again, and there the following norm keeps it anyway. Once rounded it no longer
         # serves: a query's gradient would lose digits without limit as the partial's weight nears 1.
         rounded = dtype != torch.float32
@@ -161,7 +197,7 @@ class _Attend(SingleLevelFunction):
         ctx.save_for_backward(*(x for group in saved for x in group))
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(statistics)
-        return *outs, *lses, statistics
+        return *outs, *lses, *sums, statistics
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
@@ -172,21 +208,26 @@ class _Attend(SingleLevelFunction):
         grad_lses: list[Tensor] = []
         if any(g is not None for g in grads[s : 2 * s]):
             grad_lses = [torch.zeros_like(lse) if g is None else g for g, lse in zip(grads[s:], lses, strict=False)]
-        arguments = (grad_outs, grad_lses, sources, queries, gains, outs, lses, prior, statistics, ctx.scale)
-        gradients = attend_backward(*arguments)
-        return None, None, None, None, *(gradient for group in gradients for gradient in group)
+        grad_sums = [g for g in grads[2 * s : -1] if g is not None]
+        arguments = (grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior, statistics)
+        of_sources, *others = attend_backward(*arguments, ctx.scale)
+        if ctx.summands:  # both have the sum's gradient
+            *of_sources, of_sum = of_sources
+            of_sources = [*of_sources, of_sum.to(ctx.summands[0])]
+            others.append([of_sum.to(ctx.summands[1])])
+        return None, None, None, None, *of_sources, *(gradient for group in others for gradient in group)
 
 
-def _attend_autograd(sources, queries, gains, prior, eps, scale, dtype):
-    tensors = (*sources, *queries, *gains, *prior)
+def _attend_autograd(sources, queries, gains, prior, added, eps, scale, dtype):
+    tensors = (*sources, *queries, *gains, *prior, *added)
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         with AutoDispatchBelowAutograd():
-            return attend(sources, queries, gains, prior, eps, scale, dtype)
-    sizes = (len(sources), len(queries), len(gains), len(prior))
+            return attend(sources, queries, gains, prior, added, eps, scale, dtype)
+    sizes = (len(sources), len(queries), len(gains), len(prior), len(added))
     with enable_single_level_autograd_function():
         flat = _Attend.apply(sizes, eps, scale, dtype, *tensors)  # pyright: ignore[reportAttributeAccessIssue]
     s = len(queries)
-    return list(flat[:s]), list(flat[s : 2 * s]), flat[2 * s]
+    return list(flat[:s]), list(flat[s : 2 * s]), list(flat[2 * s : -1]), flat[-1]
 
 
 class _AttendBackward(SingleLevelFunction):
@@ -214,7 +255,7 @@ def _attend_backward_autograd(*arguments):
             return attend_backward(*arguments)
     with enable_single_level_autograd_function():
         flat = _AttendBackward.apply(tuple(map(len, groups)), scale, *tensors)  # type: ignore[attr-defined]
-    _, _, sources, queries, gains, _, _, prior, _ = groups
+    _, _, _, sources, queries, gains, _, _, prior, _ = groups
     return tuple(_split(flat, (len(sources), len(queries), len(gains), 2 * len(prior[: len(queries)]))))
 
 
@@ -248,10 +289,12 @@ def _split(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]
 
 attend = torch.ops.attnres.attend.default
 attend_one = torch.ops.attnres.attend_one.default
+add_and_attend_one = torch.ops.attnres.add_and_attend_one.default
 attend_backward = torch.ops.attnres.attend_backward.default
 library.impl("attend", _attend_autograd, "Autograd")
-library.impl("attend_one", torch.library.fallthrough_kernel, "Autograd")  # it has no gradient
-for operator in (attend, attend_one, attend_backward):
+for name in ("attend_one", "add_and_attend_one"):  # they have no gradient
+    library.impl(name, torch.library.fallthrough_kernel, "Autograd")
+for operator in (attend, attend_one, add_and_attend_one, attend_backward):
     torch.library.register_vmap(operator, one_by_one(operator), lib=library)
 library.impl("attend_backward", _attend_backward_autograd, "Autograd")
 library.impl("attend_backward", refuse_batched_gradients, "Batched")

@@ -148,7 +148,8 @@ def attend(
         sources: N of [..., d]. Shapes are not checked here.
         queries: S of [d].
         gains: S of [d], or none.
-        prior: none, or S of out [..., d], then S of lse [...]: each query's attention over other sources.
+        prior: none, or S of out [..., d], then S of lse [...]: each query's attention over other sources. The outs'
+            gradients come in their dtype, so outs of `dtype` cost a rounding each way and save memory.
         eps: as for `depth_attention`.
         dtype: of the outs.
         backend: as for `depth_attention`.
@@ -163,13 +164,7 @@ def attend(
     """
     if not _is_fused(backend, (*sources, *queries, *gains, *prior), dtype):
         return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
-    if prior and any(x.dtype != torch.float32 for x in prior):
-        prior = [x.float() for x in prior]
-    if torch.is_grad_enabled() or is_compiling():
-        outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
-    else:  # the way to the kernel by way of autograd costs as much again as the kernel for one token
-        with AutoDispatchBelowAutograd():
-            outs, lses, _ = library.attend(sources, queries, gains, prior, eps, scale, dtype)
+    outs, lses, _ = _fused(sources, queries, gains, prior, (), eps, scale, dtype)
     return outs, lses
 
 
@@ -184,10 +179,71 @@ def attend_outs(
     scale: float = 1.0,
 ) -> Sequence[Tensor]:
     """Return the outs of `attend`, of the same arguments, alone: of one query, without gradients, in half the time."""
-    plain = not torch.is_grad_enabled() and not is_compiling() and len(queries) == 1 and not prior
-    if plain and _is_fused(backend, (*sources, *queries, *gains), dtype):
+    if _is_plain(queries, prior) and _is_fused(backend, (*sources, *queries, *gains), dtype):
         return (library.attend_one(sources, queries[0], gains[0] if gains else None, eps, scale, dtype),)
     return attend(sources, queries, gains, prior, eps, dtype, backend, scale)[0]
+
+
+def add_and_attend(
+    sources: Sequence[Tensor],
+    y: Tensor,
+    queries: Sequence[Tensor],
+    gains: Sequence[Tensor],
+    prior: Sequence[Tensor],
+    eps: float,
+    dtype: torch.dtype,
+    backend: Backend = "auto",
+    scale: float = 1.0,
+) -> tuple[list[Tensor], Tensor]:
+    """Add y to the last source and let the queries attend to the sources as they are then, in one pass.
+
+    The same as `attend([*sources[:-1], sources[-1] + y], ...)`, without reading the sum again, nor its gradient.
+
+    Args:
+        sources: as for `attend`, and so are the rest.
+        y: [..., d], of any of the sources' dtypes.
+
+    Returns:
+        outs, S of [..., d] in `dtype`, and the sum sources[-1] + y, rounded once to the wider of their dtypes.
+
+    Raises:
+        UsageError: as for `attend`.
+    """
+    if not _is_fused(backend, (*sources, y, *queries, *gains, *prior), dtype):
+        total = sources[-1] + y
+        return reference.attend([*sources[:-1], total], queries, gains, prior, eps, dtype, scale)[0], total
+    if _is_plain(queries, prior):
+        out, total = library.add_and_attend_one(sources, y, queries[0], gains[0] if gains else None, eps, scale, dtype)
+        return [out], total
+    outs, _, (total,) = _fused(sources, queries, gains, prior, (y,), eps, scale, dtype)
+    return outs, total
+
+
+def _fused(
+    sources: Sequence[Tensor],
+    queries: Sequence[Tensor],
+    gains: Sequence[Tensor],
+    prior: Sequence[Tensor],
+    added: Sequence[Tensor],
+    eps: float,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """Call the operator: its outs, lses and sums."""
+    if any(x.dtype != torch.float32 for x in prior):
+        before, lses_before = prior[: len(queries)], prior[len(queries) :]
+        if any(x.dtype != dtype for x in before):
+            before = [x.float() for x in before]
+        prior = [*before, *(x.float() for x in lses_before)]
+    if torch.is_grad_enabled() or is_compiling():
+        return library.attend(sources, queries, gains, prior, added, eps, scale, dtype)[:3]
+    with AutoDispatchBelowAutograd():  # the way through autograd costs as much again as the kernel for one token
+        return library.attend(sources, queries, gains, prior, added, eps, scale, dtype)[:3]
+
+
+def _is_plain(queries: Sequence[Tensor], prior: Sequence[Tensor]) -> bool:
+    """Whether an operator serves that keeps nothing for a gradient."""
+    return not torch.is_grad_enabled() and not is_compiling() and len(queries) == 1 and not prior
 
 
 def add_normalised(

@@ -33,68 +33,109 @@ Tensors = Sequence[Tensor]
 
 
 def attend(
-    sources: Tensors, queries: Tensors, gains: Tensors, prior: Tensors, eps: float, scale: float, dtype: torch.dtype
-) -> tuple[list[Tensor], list[Tensor], Tensor]:
-    library.check(sources, queries, gains, prior)
-    sources, prior = _contiguous(sources), _contiguous(prior)
+    sources: Tensors,
+    queries: Tensors,
+    gains: Tensors,
+    prior: Tensors,
+    added: Tensors,
+    eps: float,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
+    library.check(sources, queries, gains, prior, added)
+    sources, prior, added = _contiguous(sources), _contiguous(prior), _contiguous(added)
     queries, gains = _contiguous(queries), _contiguous(gains)
     x, n, s, d = sources[0], len(sources), len(queries), sources[0].shape[-1]
-    tokens = x.numel() // d
-    statistics = x.new_empty((tokens, n * (s + 1)), dtype=torch.float32)
+    statistics = x.new_empty((x.numel() // d, n * (s + 1)), dtype=torch.float32)
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
     lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
-    if tokens == 0:
-        return outs, lses, statistics
-    listed = _listed(sources)
     if s == 1:
-        kernels.forward_kernel[(tokens,)](
+        sums = library.sums_of(sources, added, x.new_empty)
+    else:
+        sums = [sources[-1] + y for y in added]
+        sources[n - len(sums) :] = sums
+    forward = _Forward(sources, queries, gains, outs, lses, prior[:s], prior[s:], statistics, eps, scale)
+    if x.numel() > 0:
+        forward.of_one(added, sums) if s == 1 else forward.of_several()
+    return outs, lses, sums, statistics
+
+
+class _Forward(NamedTuple):
+    """The tensors of a call, all contiguous, and its launches."""
+
+    sources: Tensors
+    queries: Tensors
+    gains: Tensors
+    outs: Tensors
+    lses: Tensors
+    prior_outs: Tensors
+    prior_lses: Tensors
+    statistics: Tensor
+    eps: float
+    scale: float
+
+    def of_one(self, added: Tensors, sums: Tensors) -> None:
+        d, listed = self.sources[0].shape[-1], _listed(self.sources)
+        kernels.forward_kernel[(len(self.statistics),)](
             listed.tensors,
-            queries[0],
-            tuple(gains),
-            outs[0],
-            lses[0],
-            tuple(prior[:1]),
-            tuple(prior[1:]),
-            statistics,
-            n,
-            eps,
-            scale,
+            self.queries[0],
+            tuple(self.gains),
+            self.outs[0],
+            self.lses[0],
+            tuple(self.prior_outs),
+            tuple(self.prior_lses),
+            tuple(added),
+            tuple(sums),
+            self.statistics,
+            len(self.sources),
+            self.eps,
+            self.scale,
             D=d,
             BLOCK=triton.next_power_of_2(d),
             DTYPE=listed.dtype,
-            ALIGNED=_aligned(sources),
+            ALIGNED=_aligned(self.sources),
             num_warps=warps(4, d),  # pyright: ignore[reportCallIssue]
         )
-        return outs, lses, statistics
-    for group in _groups(s):
-        tiles.forward_kernel[(tokens,)](
-            listed.tensors,
-            _key_vectors(queries[group], gains[group]),
-            tuple(outs[group]),
-            tuple(lses[group]),
-            tuple(prior[:s][group]),
-            tuple(prior[s:][group]),
-            statistics,
-            group.start,
-            n,
-            s,
-            eps,
-            scale,
-            **_tile(group, d),
-            **{"DTYPE": listed.dtype, "ALIGNED": _aligned((*sources, *prior[:s]))},
-        )
-    return outs, lses, statistics
+
+    def of_several(self) -> None:
+        s, d, listed = len(self.queries), self.sources[0].shape[-1], _listed(self.sources)
+        for group in _groups(s):
+            tiles.forward_kernel[(len(self.statistics),)](
+                listed.tensors,
+                _key_vectors(self.queries[group], self.gains[group]),
+                tuple(self.outs[group]),
+                tuple(self.lses[group]),
+                tuple(self.prior_outs[group]),
+                tuple(self.prior_lses[group]),
+                self.statistics,
+                group.start,
+                len(self.sources),
+                s,
+                self.eps,
+                self.scale,
+                **_tile(group, d),
+                **{"DTYPE": listed.dtype, "ALIGNED": _aligned((*self.sources, *self.prior_outs))},
+            )
 
 
 def attend_one(
     sources: Tensors, query: Tensor, gain: Tensor | None, eps: float, scale: float, dtype: torch.dtype
 ) -> Tensor:
-    return attend(sources, [query], [] if gain is None else [gain], (), eps, scale, dtype)[0][0]
+    return attend(sources, [query], [] if gain is None else [gain], (), (), eps, scale, dtype)[0][0]
+
+
+def add_and_attend_one(
+    sources: Tensors, added: Tensor, query: Tensor, gain: Tensor | None, eps: float, scale: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    gains = [] if gain is None else [gain]
+    (out,), _, (total,), _ = attend(sources, [query], gains, (), [added], eps, scale, dtype)
+    return out, total
 
 
 def attend_backward(
     grad_outs: Tensors,
     grad_lses: Tensors,
+    grad_sums: Tensors,
     sources: Tensors,
     queries: Tensors,
     gains: Tensors,
@@ -110,9 +151,10 @@ def attend_backward(
     x, s = sources[0], len(queries)
     make = torch.empty_like if x.numel() else torch.zeros_like
     grad_queries, grad_gains = [make(query) for query in queries], [make(gain) for gain in gains]
-    grad_prior_outs = [x.new_empty(x.shape, dtype=torch.float32) for _ in prior[:s]]
+    grad_prior_outs = library.grad_prior_outs(x, prior[:s], prior[s:])
     grad_prior_lses = [torch.empty_like(lse) for lse in prior[:s]]
-    given = grad_outs, grad_lses, sources, outs, lses, prior[s:], prior[:s]
+    grad_sums = _contiguous(grad_sums)
+    given = grad_outs, grad_lses, grad_sums, sources, outs, lses, prior[s:], prior[:s]
     backward = _Backward(*given, grad_prior_outs, grad_prior_lses, statistics, scale)
     if x.numel() == 0:
         grad_sources = [torch.empty_like(v) for v in sources]
@@ -127,6 +169,7 @@ class _Backward(NamedTuple):
 
     grad_outs: Tensors
     grad_lses: Tensors
+    grad_sums: Tensors
     sources: Tensors
     outs: Tensors
     lses: Tensors
@@ -153,6 +196,7 @@ class _Backward(NamedTuple):
             self.grad_outs[0],
             self.lses[0],
             tuple(self.grad_lses),
+            tuple(self.grad_sums),
             tuple(self.outs),
             tuple(self.prior_outs),
             tuple(self.prior_lses),
@@ -184,6 +228,8 @@ class _Backward(NamedTuple):
             grads = [torch.empty_like(v, dtype=dtype) for v, dtype in zip(self.sources, dtypes, strict=True)]
             self._launch(group, s, _key_vectors(queries[group], gains[group]), grads, partial, tokens_each)
             totals = [a.add_(b) for a, b in zip(totals, grads, strict=True)] if totals else grads
+        for more in self.grad_sums:
+            totals[-1].add_(more)
         return [total.to(v.dtype) for total, v in zip(totals, self.sources, strict=True)], partial
 
     def _launch(
@@ -224,7 +270,8 @@ def register(device: str) -> None:
     """Let `torch.ops.attnres` run on tensors of the device: "cuda", or "cpu" under the interpreter."""
     torch.library.impl("attnres::attend", device, _on_its_device(attend, 0))
     torch.library.impl("attnres::attend_one", device, _on_its_device(attend_one, 0))
-    torch.library.impl("attnres::attend_backward", device, _on_its_device(attend_backward, 2))
+    torch.library.impl("attnres::add_and_attend_one", device, _on_its_device(add_and_attend_one, 0))
+    torch.library.impl("attnres::attend_backward", device, _on_its_device(attend_backward, 3))
     for operator in (triton_normalised.add_normalised, triton_normalised.add_normalised_backward):
         torch.library.impl(f"attnres::{operator.__name__}", device, _on_its_device(operator, None))
 

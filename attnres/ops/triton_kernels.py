@@ -102,6 +102,19 @@ def key_vector(query, gain, channel, inside):
     return c
 
 
+@triton.jit
+def _joined(v, c, statistics, i, n, eps, acc, top, total, D: tl.constexpr):
+    """Let source i, whose row is v, join a softmax: the sum acc of rows, of weights total, above the score top."""
+    squares, along_c = tl.split(tl.sum(tl.join(v * v, c * v), 0))  # [], []: one reduction for both
+    r = 1.0 / tl.sqrt_rn(squares / D + eps)
+    score = along_c * r
+    tl.store(statistics + i, r)
+    tl.store(statistics + n + i, score)
+    higher = tl.maximum(top, score)
+    shrink, p = tl.exp(top - higher), tl.exp(score - higher)
+    return acc * shrink + p * v, higher, total * shrink + p
+
+
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=LISTS)
 def forward_kernel(
     sources,  # n tensors [tokens, D]
@@ -111,6 +124,8 @@ def forward_kernel(
     lse,  # [tokens]
     prior_out,  # the same two as tuples, or none
     prior_lse,
+    added,  # a tuple: what is added to the last source, [tokens, D], or none; and where the sum goes
+    sums,
     statistics,  # [tokens, 2 n]: n times 1/rms, then n scores
     n,
     eps,
@@ -127,7 +142,7 @@ def forward_kernel(
     statistics += t * 2 * n
     c = key_vector(query, gain, channel, inside)  # [BLOCK]
     if len(prior_out) > 0:
-        acc = tl.load(prior_out[0] + row, mask=inside, other=0.0)  # [BLOCK]
+        acc = tl.load(prior_out[0] + row, mask=inside, other=0.0).to(tl.float32)  # [BLOCK]
         top = tl.load(prior_lse[0] + t)  # []
         total = tl.full((), 1.0, tl.float32)  # []
     else:
@@ -135,20 +150,18 @@ def forward_kernel(
         top = tl.full((), float("-inf"), tl.float32)
         total = tl.full((), 0.0, tl.float32)
 
-    following = load(sources, 0, row, inside, DTYPE, ALIGNED)  # [BLOCK]
-    for i in range(n):
+    if len(added) > 0:
+        v = load(sources, n - 1, row, inside, DTYPE, ALIGNED).to(tl.float32)
+        v = (v + tl.load(added[0] + row, mask=inside, other=0.0).to(tl.float32)).to(sums[0].dtype.element_ty)
+        tl.store(sums[0] + row, v, mask=inside)
+        acc, top, total = _joined(v.to(tl.float32), c, statistics, n - 1, n, eps, acc, top, total, D)
+
+    rest = n - len(added)
+    following = load(sources, 0, row, inside & (rest > 0), DTYPE, ALIGNED)  # [BLOCK]
+    for i in range(rest):
         v = following.to(tl.float32)
-        following = load(sources, i + 1, row, inside & (i + 1 < n), DTYPE, ALIGNED)  # on its way while v is used
-        squares, along_c = tl.split(tl.sum(tl.join(v * v, c * v), 0))  # [], []: one reduction for both
-        r = 1.0 / tl.sqrt_rn(squares / D + eps)
-        score = along_c * r
-        tl.store(statistics + i, r)
-        tl.store(statistics + n + i, score)
-        higher = tl.maximum(top, score)
-        shrink, p = tl.exp(top - higher), tl.exp(score - higher)
-        acc = acc * shrink + p * v
-        total = total * shrink + p
-        top = higher
+        following = load(sources, i + 1, row, inside & (i + 1 < rest), DTYPE, ALIGNED)  # on its way while v is used
+        acc, top, total = _joined(v, c, statistics, i, n, eps, acc, top, total, D)
 
     tl.store(out + row, (acc * (scale / total)).to(out.dtype.element_ty), mask=inside)
     tl.store(lse + t, top + tl.log(total))
@@ -163,6 +176,7 @@ def backward_kernel(
     grad_out,  # [tokens, D]
     lse,  # [tokens]
     grad_lse,  # tuples from here on. [tokens]; none: zero
+    grad_sum,  # [tokens, D], added to the last source's gradient; or none
     out,  # D = grad_out . out if given, else the sum over the sources and the prior
     prior_out,  # given if that sum is to be taken
     prior_lse,  # none without a prior, as the two below
@@ -198,7 +212,7 @@ def backward_kernel(
         g *= scale
         if len(out) == 0:
             if len(prior_out) > 0:
-                before = tl.load(prior_out[0] + row, mask=inside, other=0.0)
+                before = tl.load(prior_out[0] + row, mask=inside, other=0.0).to(tl.float32)
                 mean = tl.exp(tl.load(prior_lse[0] + t) - top) * tl.sum(g * before)
             for i in range(n):
                 v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
@@ -211,6 +225,8 @@ def backward_kernel(
             p = tl.exp(score - top)
             ds = p * (tl.sum(g * v) - mean + grad_top)  # []: the score's gradient
             dv = p * g + (ds * r) * c - v * (ds * score * r * r / D)  # [BLOCK]
+            if len(grad_sum) > 0:
+                dv += tl.load(grad_sum[0] + row, mask=inside & (i == n - 1), other=0.0).to(tl.float32)
             store(grad_sources, i, row, inside, dv, DTYPE, ALIGNED)
             dc += (ds * r) * v
             ds_sum += ds
@@ -219,7 +235,7 @@ def backward_kernel(
             # All the scores' gradients, the prior's included, add up to that of lse.
             tl.store(grad_prior_lse[0] + t, grad_top - ds_sum)
             share = tl.exp(tl.load(prior_lse[0] + t) - top)
-            tl.store(grad_prior_out[0] + row, share * g, mask=inside)
+            tl.store(grad_prior_out[0] + row, (share * g).to(grad_prior_out[0].dtype.element_ty), mask=inside)
     tl.store(partial + program * D + channel, dc, mask=inside)
 
 

@@ -118,7 +118,8 @@ def forward_kernel(
         acc = tl.zeros([CHANNELS, QUERIES], tl.float32)
         if len(prior_outs) > 0:
             share = tl.exp(load(prior_lses, j, t, real, tl.float32, False) - lse)  # [QUERIES]
-            acc += share[None, :] * load(prior_outs, j[None, :], row[:, None], inside, tl.float32, ALIGNED)
+            before = load(prior_outs, j[None, :], row[:, None], inside, prior_outs[0].dtype.element_ty, ALIGNED)
+            acc += share[None, :] * before.to(tl.float32)
         for first in range(0, _stop(sources, n), ROWS):
             i = first + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
             v = load(sources, i, row[None, :], (i < n) & (channel < D)[None, :], DTYPE, ALIGNED)  # [ROWS, CHANNELS]
@@ -173,7 +174,8 @@ def backward_kernel(
             if len(outs) > 0:
                 products += g * load(outs, j[:, None], row, inside, outs[0].dtype.element_ty, ALIGNED)
             else:
-                products += scale * g * load(prior_outs, j[:, None], row, inside, tl.float32, ALIGNED)
+                before = load(prior_outs, j[:, None], row, inside, prior_outs[0].dtype.element_ty, ALIGNED)
+                products += scale * g * before.to(tl.float32)
         mean = tl.sum(products, 1)
         if len(prior_outs) > 0:
             mean *= tl.exp(load(prior_lses, j, t, real, tl.float32, False) - lse)
@@ -222,7 +224,8 @@ def backward_kernel(
         c = tl.load(keys + j[:, None] * D + channel, mask=inside, other=0.0)  # [QUERIES, CHANNELS]
         if len(prior_lses) > 0:
             share = tl.exp(load(prior_lses, j, t, real, tl.float32, False) - lse)
-            store(grad_prior_outs, j[:, None], row, inside, share[:, None] * g, tl.float32, ALIGNED)
+            PRIOR: tl.constexpr = grad_prior_outs[0].dtype.element_ty
+            store(grad_prior_outs, j[:, None], row, inside, share[:, None] * g, PRIOR, ALIGNED)
         # One product for both: a weight and a slope, a gradient and a key vector for each query in turn.
         rows = tl.join(g, c).permute(0, 2, 1).reshape(2 * QUERIES, CHANNELS)
         for first in range(0, _stop(sources, n), ROWS):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnres.ops import attend, attend_blocks, merge_partial
+from attnres.ops import add_and_attend, attend, attend_blocks, merge_partial
 from tests.ops.cases import (
     BF16_ROUNDING,
     FUSED,
@@ -107,13 +107,17 @@ def test_merge_partial_against_its_formula(backend):
 
 
 @both_backends
-@pytest.mark.parametrize("dtype", [F32, BF16])
-@pytest.mark.parametrize("number", [2, 3, 5])
-def test_each_query_has_a_prior_of_its_own(backend, number, dtype):
-    """What several reads of a site are: one call, as many merges; each gradient as of calls one by one."""
+@pytest.mark.parametrize(
+    ("number", "dtype", "kept"), [(2, F32, F32), (3, BF16, F32), (5, F32, F32), (1, BF16, BF16), (3, BF16, BF16)]
+)
+def test_each_query_has_a_prior_of_its_own(backend, number, dtype, kept):
+    """What several reads of a site are: one call, as many merges; each gradient as of calls one by one.
+
+    A prior kept in bfloat16 has its gradient in it, too.
+    """
     vectors = [*(make_vector(37) for _ in range(number)), *(make_vector(37, centre=1.0) for _ in range(number))]
     sources = make_sources(2, 15, 37, dtypes=(dtype,))
-    prior = [*(torch.randn(15, 37) for _ in range(number)), *(torch.randn(15) for _ in range(number))]
+    prior = [*(torch.randn(15, 37).to(kept) for _ in range(number)), *(torch.randn(15) for _ in range(number))]
 
     def operator(*tensors):
         lists = tensors[:2], tensors[2 : 2 + number], tensors[2 + number : -2 * number], tensors[-2 * number :]
@@ -187,3 +191,56 @@ def test_scale_multiplies_the_outs_alone(backend, dtype, merges):
     once_rounded = exact(*in_double(*inputs))[0].to(dtype)
     if dtype == BF16 and backend != "triton":  # the interpreter cuts off where a GPU rounds
         assert (actual[0] != once_rounded).float().mean() < 0.01
+
+
+SUMMANDS = [(F32, F32), (BF16, BF16), (BF16, F32), (F32, BF16)]
+
+
+@both_backends
+@pytest.mark.parametrize("dtypes", SUMMANDS, ids=str)
+@pytest.mark.parametrize(("count", "number", "merges"), [(1, 1, True), (3, 1, False), (1, 3, True), (6, 2, False)])
+def test_a_sum_and_the_attention_to_it(backend, count, number, merges, dtypes):
+    """The sum is rounded once, the attention is to what it was rounded to, and both summands have all its gradient."""
+    dim, stream = 37, dtypes[0]
+    sources = make_sources(count, 7, dim, dtypes=(stream,))
+    y = torch.randn(dim, 7).mT.to(dtypes[1])  # in memory the other way round
+    vectors = [*(make_vector(dim) for _ in range(number)), *(make_vector(dim, centre=1.0) for _ in range(number))]
+    prior = [*(torch.randn(7, dim) for _ in range(number)), *(torch.randn(7) for _ in range(number))] if merges else []
+
+    def operator(attention):
+        def run(*tensors):
+            queries, rest = tensors[count + 1 :][:number], tensors[count + 1 + number :]
+            return attention(tensors[:count], tensors[count], queries, rest[:number], rest[number:])
+
+        return run
+
+    def one_pass(*groups):
+        outs, total = add_and_attend(*groups, 1e-6, stream, backend, scale=1.7)
+        return *outs, total
+
+    def two_passes(sources, y, *rest):
+        total = sources[-1] + y
+        return *attend((*sources[:-1], total), *rest, 1e-6, sources[0].dtype, "reference", scale=1.7)[0], total
+
+    inputs = [*sources, y, *vectors, *prior]
+    actual = value_and_gradients(operator(one_pass), *inputs)
+    assert actual[number].dtype == torch.promote_types(*dtypes)
+    if FUSED == "cpu":  # the interpreter cuts off where a GPU rounds
+        assert torch.equal(actual[number], sources[-1] + y)
+    exact = value_and_gradients(operator(two_passes), *in_double(*inputs))
+    assert_near(actual, exact, 2e-5 if dtypes == (F32, F32) else 2 * BF16_ROUNDING)
+
+
+@both_backends
+@pytest.mark.parametrize("used", ["the attention", "the sum"])
+def test_one_of_the_two_results_is_used(backend, used):
+    inputs = [*make_sources(2, 7, 24), torch.randn(7, 24), make_vector(24)]
+
+    def one_pass(a, b, y, query):
+        (out,), total = add_and_attend([a, b], y, [query], [], (), 1e-6, F32, backend)
+        return (total if used == "the sum" else out) + 0 * (a + query)
+
+    def exact(a, b, y, query):
+        return (b + y if used == "the sum" else plain([a, b + y], query)) + 0 * (a + query)
+
+    assert_near(value_and_gradients(one_pass, *inputs), value_and_gradients(exact, *in_double(*inputs)))

@@ -64,12 +64,13 @@ def test_sizes_that_do_not_fit_stop_at_the_kernel(sources, queries, gains, prior
     operators.native_backend("cpu")
     groups = [[torch.randn(shape, device=device) for shape in group] for group in (sources, queries, gains, prior)]
     with pytest.raises((RuntimeError, UsageError), match="source"):
-        library.attend(*groups, 1e-6, 1.0, torch.float32)
+        library.attend(*groups, [], 1e-6, 1.0, torch.float32)
 
 
 BACKWARD = {  # grad_outs, .. of two sources [5, 16] and one query that merges a prior
     "grad_outs": [(5, 16)],
     "grad_lses": [(5,)],
+    "grad_sums": [(5, 16)],
     "sources": [(5, 16), (5, 16)],
     "queries": [(16,)],
     "gains": [(16,)],
@@ -89,6 +90,8 @@ BACKWARD = {  # grad_outs, .. of two sources [5, 16] and one query that merges a
         ("grad_outs", [(4, 16)]),
         ("grad_lses", [(4,)]),
         ("grad_lses", [(5,), (5,)]),
+        ("grad_sums", [(5, 8)]),
+        ("grad_sums", [(5, 16), (5, 16)]),
         ("sources", [(5, 16), (6, 16)]),
         ("queries", [(8,)]),
         ("gains", [(8,)]),

@@ -17,7 +17,16 @@ from torch.utils.checkpoint import checkpoint
 
 from attnres.connections import make_connection
 from attnres.errors import UsageError
-from attnres.ops import attend, attend_blocks, attend_outs, depth_attention, library, merge_partial, operators
+from attnres.ops import (
+    add_and_attend,
+    attend,
+    attend_blocks,
+    attend_outs,
+    depth_attention,
+    library,
+    merge_partial,
+    operators,
+)
 from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
 
 DIM = 40
@@ -235,18 +244,22 @@ def test_what_the_kernel_cannot_do_is_an_error():
         torch.autograd.grad(h, query, forward_ad.make_dual(torch.ones_like(h), torch.ones_like(h)))
 
 
+@pytest.mark.parametrize("adds", [False, True])
 @pytest.mark.parametrize(("prior", "rounded"), [(False, False), (True, False), (True, True)])
-def test_registration(prior, rounded):
+def test_registration(prior, rounded, adds):
     """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""
+    operators.native_backend("cpu")
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(1 if prior else 3))
     priors = [torch.randn(3, 15, DIM), torch.randn(3, 15)] if prior else []
-    torch.library.opcheck(library.attend, (sources, [query], [gain], priors, 1e-6, 2.0, torch.float32))
+    added = [torch.randn(3, 15, DIM, requires_grad=True)] if adds else []
+    arguments = (sources, [query], [gain], priors, added, 1e-6, 2.0, torch.float32)
+    torch.library.opcheck(library.attend, arguments)
     with torch.no_grad():
-        outs, lses, statistics = library.attend(sources, [query], [gain], priors, 1e-6, 2.0, torch.float32)
+        outs, lses, sums, statistics = library.attend(*arguments)
     of_merge = ([], lses, priors[::-1]) if rounded else (outs if prior else [], lses, priors[1:])
     saved = (sources, [query], [gain], *of_merge, statistics)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")  # it has no gradient of its own
-    torch.library.opcheck(library.attend_backward, ([outs[0].sin()], [], *saved, 2.0), test_utils=checks)
+    torch.library.opcheck(library.attend_backward, ([outs[0].sin()], [], sums, *saved, 2.0), test_utils=checks)
 
 
 @pytest.mark.parametrize("gained", [True, False])
@@ -256,8 +269,14 @@ def test_one_query_without_gradients(gained):
     gains = [gain] if gained else []
     whole = attend(sources, [query], gains, (), 1e-6, torch.float32, scale=2.0)[0][0]
     arguments = (sources, query, gain if gained else None, 1e-6, 2.0, torch.float32)
-    torch.library.opcheck(library.attend_one, arguments, test_utils=("test_schema", "test_faketensor"))
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(library.attend_one, arguments, test_utils=checks)
+    adding = (sources[:-1], sources[-1], *arguments[1:])
+    torch.library.opcheck(library.add_and_attend_one, adding, test_utils=checks)
+    (kept,), total = add_and_attend(*adding[:2], [query], gains, (), 1e-6, torch.float32, scale=2.0)
     with torch.no_grad():
+        for one, other in zip(library.add_and_attend_one(*adding), (kept, total), strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0)
         torch.testing.assert_close(library.attend_one(*arguments), whole, rtol=0, atol=0)
         h = torch.func.vmap(lambda v: attend_outs([v], [query], gains, (), 1e-6, torch.float32)[0])(sources[0])
         torch.testing.assert_close(h, attend([sources[0]], [query], gains, (), 1e-6, torch.float32)[0][0])
@@ -286,8 +305,9 @@ def test_nothing_is_read_before_it_is_written():
             tensors = [*make_sources(count + 1, 65, dim), make_vector(dim), make_vector(dim, centre=1.0)]
             results = [*value_and_gradients(one_phase, *tensors), *value_and_gradients(two_phases, *tensors)]
             assert all(x.isfinite().all() for x in results)
-            outs, lses, statistics = library.attend(tensors[:-2], tensors[-2:-1], [], [], 1e-6, 1.0, torch.bfloat16)
-            assert all(x.isfinite().all() for x in (*outs, *lses, statistics))
+            groups = tensors[1:-2], tensors[-2:-1], [], [], tensors[:1]
+            results = tree_leaves(library.attend(*groups, 1e-6, 1.0, torch.bfloat16))
+            assert len(results) == 4 and all(x.isfinite().all() for x in results)
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -318,10 +338,13 @@ def test_a_decode_step_runs_on_the_buffers_of_the_step_before(monkeypatch):
     connection = make_connection("block", dim=DIM, sites=9, block_size=4)
     token, used, taken = torch.ones(1, 1, DIM), [], []
 
-    def attend(*arguments):
-        results = kernel(*arguments)
-        used.extend((x.data_ptr(), x.shape) for x in tree_leaves(results))
-        return results
+    def noting(kernel):
+        def call(*arguments):
+            results = kernel(*arguments)
+            used.extend((x.data_ptr(), x.shape) for x in tree_leaves(results))
+            return results
+
+        return call
 
     def step():
         used.clear()
@@ -329,12 +352,12 @@ def test_a_decode_step_runs_on_the_buffers_of_the_step_before(monkeypatch):
         taken.extend(torch.empty(shape) for _, shape in used for _ in range(20))
         return list(used)
 
-    kernel = library.attend_one
-    monkeypatch.setattr(library, "attend_one", attend)
+    for name in ("attend_one", "add_and_attend_one"):
+        monkeypatch.setattr(library, name, noting(getattr(library, name)))
     with torch.inference_mode():
         first, second = step(), step()
-    assert len(first) == 9 + 1  # h alone, at each site
-    assert second == first
+    assert len(first) == 9 + 1 + 6  # h alone, at each site, and the sums of two open blocks
+    assert sorted(second) == sorted(first)
 
 
 def test_the_memory_kept_is_bounded():

@@ -16,14 +16,17 @@ pytest.importorskip("triton")
 from attnres.bench.traffic import bytes_of
 from attnres.ops import triton_backend
 
-CASES = {  # sources, queries, whether they merge, dtypes of the sources, dtype of the outputs
-    "one query": (5, 1, False, (torch.bfloat16,), torch.bfloat16),
-    "one query of many sources": (6, 1, False, (torch.float32,), torch.float32),
-    "a merge": (1, 1, True, (torch.bfloat16,), torch.bfloat16),
-    "a merge in float32": (1, 1, True, (torch.float32,), torch.float32),
-    "a tile": (3, 3, False, (torch.bfloat16,), torch.float32),
-    "a tile of two dtypes": (5, 2, False, (torch.float32, torch.bfloat16), torch.float32),
-    "several reads": (2, 3, True, (torch.bfloat16,), torch.bfloat16),
+CASES = {  # sources, queries, whether they merge and add, dtypes of the sources, dtype of the outputs
+    "one query": (5, 1, False, False, (torch.bfloat16,), torch.bfloat16),
+    "one query of many sources": (6, 1, False, False, (torch.float32,), torch.float32),
+    "a merge": (1, 1, True, False, (torch.bfloat16,), torch.bfloat16),
+    "a merge in float32": (1, 1, True, False, (torch.float32,), torch.float32),
+    "a sum and a merge": (1, 1, True, True, (torch.bfloat16,), torch.bfloat16),
+    "a sum and a merge in float32": (2, 1, True, True, (torch.float32,), torch.float32),
+    "a sum and a query of many sources": (6, 1, False, True, (torch.bfloat16,), torch.bfloat16),
+    "a tile": (3, 3, False, False, (torch.bfloat16,), torch.float32),
+    "a tile of two dtypes": (5, 2, False, False, (torch.float32, torch.bfloat16), torch.float32),
+    "several reads": (2, 3, True, False, (torch.bfloat16,), torch.bfloat16),
 }
 
 
@@ -66,16 +69,20 @@ def touched(monkeypatch):
 @pytest.mark.skipif(FUSED != "triton", reason="runs under Triton's interpreter, from test_triton.py")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_each_byte_that_triton_touches_is_counted_once(touched, case):
-    n, s, merges, dtypes, dtype = case
+    n, s, merges, adds, dtypes, dtype = case
     sources = make_sources(n, 3, 24, dtypes=dtypes)
+    added = [torch.randn(3, 24).to(dtypes[0])] if adds else []
     queries = [make_vector(24) for _ in range(s)]
     before = [torch.randn(3, 24) for _ in range(s * merges)]
     lses_before = [torch.randn(3) for _ in before]
-    outs, lses, statistics = triton_backend.attend(sources, queries, queries, [*before, *lses_before], 1e-6, 1.0, dtype)
+    prior = [*before, *lses_before]
+    outs, lses, sums, statistics = triton_backend.attend(sources, queries, queries, prior, added, 1e-6, 1.0, dtype)
     rounded = dtype != torch.float32
     saved = outs if merges and not rounded else []
     prior = [*lses_before, *before] if rounded else lses_before
-    triton_backend.attend_backward(outs, lses, sources, queries, queries, saved, lses, prior, statistics, 1.0)
+    sources[n - len(sums) :] = sums
+    groups = outs, lses, [x.clone() for x in sums], sources, queries, queries, saved, lses, prior
+    triton_backend.attend_backward(*groups, statistics, 1.0)
     counted, seen = bytes_of(touched), Counter()
     looked_up = 0  # in tables of addresses, which are not counted
     for launch in touched:

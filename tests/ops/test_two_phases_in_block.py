@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import Tensor
 
 from attnres.connections import Connection, _two_phase, block, make_connection
 from attnres.connections._two_phase import TILE
 from attnres.ops import attend, attend_outs
+from attnres.torch_private import TorchDispatchMode
 from tests.depth import make_sublayers, randomise
 from tests.ops.cases import assert_near
 
@@ -96,3 +100,62 @@ def test_the_bank_is_read_once_per_tile(monkeypatch):
     connection.run(connection.start(torch.randn(9, DIM)), sublayers)
     phase_1 = [1 + site for site in range(0, SITES, TILE)]
     assert sum(reads) == sum(phase_1) + sum(site % TILE for site in range(SITES))
+
+
+def test_a_sum_is_no_pass_of_its_own():
+    """But where a tile ends: of three sums in a block of four sublayers torch makes one."""
+    connection, sublayers = make_connection("block", dim=DIM, sites=8, block_size=4), make_sublayers(DIM, 8)
+    values = connection.start(torch.randn(9, DIM))
+    added: list[Tensor] = []
+
+    class Adding(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.__name__.startswith("add."):
+                added.extend(args[:1])
+            return func(*args, **(kwargs or {}))
+
+    with Adding():
+        connection.run(values, sublayers)
+    assert len(added) == 2
+
+
+def test_a_rule_that_takes_outputs_up_in_its_own_way_is_asked():
+    class Halved(block.Block):
+        def scatter(self, values, weights, site, h, y):
+            return super().scatter(values, weights, site, h, y / 2)
+
+    connection, sublayers = Halved(DIM, SITES), make_sublayers(DIM, SITES)
+    randomise(connection)
+    x = torch.randn(9, DIM)
+    expected = results(connection, x, lambda values: Connection.run(connection, values, sublayers))
+    assert_near(results(connection, x, lambda values: connection.run(values, sublayers)), expected, floor=1e-3)
+
+
+def test_rounding_phase_1():
+    """A bfloat16 stack against float64: the option adds less than the stream's own roundings, and keeps less."""
+    dim, sites = 64, 12
+    sublayers, x = make_sublayers(dim, sites), torch.randn(50, dim).bfloat16()
+    errors, kept = [], []
+    for rounds in (False, True):
+        connection = make_connection("block", dim=dim, sites=sites, block_size=4, round_phase_1=rounds)
+        randomise(connection)
+        exact = copy.deepcopy(connection).double()
+        saved: dict[int, int] = {}
+
+        def run(values, connection=connection, saved=saved):
+            keep = lambda v: (saved.update({v.data_ptr(): v.nbytes if v.numel() == x.numel() else 0}), v)[1]  # noqa: E731
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda v: v):
+                return connection.run(values, sublayers)
+
+        pairs = zip(
+            results(connection, x, run),
+            results(exact, x.double(), lambda values, exact=exact: exact.run(values, sublayers)),
+            strict=True,
+        )
+        h, of_x, *of_parameters = [(one.double(), other) for one, other in pairs]
+        together = tuple(torch.cat(of_one) for of_one in zip(*of_parameters, strict=True))
+        errors.append([float((one - other).norm() / other.norm()) for one, other in (h, of_x, together)])
+        kept.append(sum(saved.values()))
+    for without, rounded in zip(*errors, strict=True):
+        assert 0 < rounded < 1.4 * without
+    assert kept[1] < 0.8 * kept[0]

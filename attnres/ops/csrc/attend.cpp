@@ -30,7 +30,7 @@
 namespace attnres {
 namespace {
 
-using Forward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, Tensor>;
+using Forward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, Tensor>;
 using Backward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>>;
 
 // Python passes shapes on unseen, so what does not fit must stop here: it would write over other memory.
@@ -57,10 +57,11 @@ void check_count(const char* what, size_t count, std::initializer_list<size_t> a
               "depth attention over sources cannot take ", count, " ", what);
 }
 
-// prior: {}, or S outs and then S lses. Returns outs (S of [..., d]) and, if they are `kept`, lses (S of [...]) and
-// statistics [tokens, N (S+1)]: per token the N inverse rms, then the N scores of each query.
-Forward forward(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, double eps, double scale,
-                at::ScalarType dtype, bool kept) {
+// prior: {}, or S outs and then S lses. added: {}, or what is added to the last source first. Returns outs
+// (S of [..., d]), the sum if there is one and, if they are `kept`, lses (S of [...]) and statistics [tokens, N (S+1)]:
+// per token the N inverse rms, then the N scores of each query.
+Forward forward(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, TensorList added_,
+                double eps, double scale, at::ScalarType dtype, bool kept) {
   check_inputs(sources_, queries, gains);
   const auto shape = sources_[0].sizes(), leading = shape.slice(0, shape.size() - 1);
   check_count("tensors as a prior", prior_.size(), {0, 2 * queries.size()});
@@ -68,10 +69,12 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
     check_each("a prior out", prior_.slice(0, queries.size()), shape, shape);
     check_each("a prior lse", prior_.slice(queries.size()), leading, shape);
   }
-  const std::vector<Tensor> sources = contiguous(sources_), prior = contiguous(prior_);
+  check_count("tensors to add", added_.size(), {0, 1});
+  check_each("what is added", added_, shape, shape);
+  const std::vector<Tensor> sources = contiguous(sources_), prior = contiguous(prior_), added = contiguous(added_);
   const int64_t n = sources.size(), s = queries.size(), d = sources[0].size(-1), rows = n + (prior.empty() ? 0 : 1);
   const int64_t tokens = sources[0].numel() / d, stride = padded(rows);
-  const std::vector<Rows> in = rows_of(sources);
+  std::vector<Rows> in = rows_of(sources);
   for (const Rows& source : in) source.prefetch(0);
 
   std::vector<Tensor> outs, lses;
@@ -81,6 +84,12 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
     for (int64_t j = 0; j < s; ++j) lses.push_back(Pool::get().empty(leading, at::kFloat));
     statistics = Pool::get().empty({tokens, n * (s + 1)}, at::kFloat);
   }
+  std::vector<Tensor> sums;
+  for (const Tensor& y : added)
+    sums.push_back(Pool::get().empty(shape, c10::promoteTypes(sources[n - 1].scalar_type(), y.scalar_type())));
+  const bool adds = !added.empty();
+  const std::vector<Rows> summands = adds ? rows_of({sources[n - 1], added[0]}) : std::vector<Rows>{};
+  if (adds) in[n - 1] = Rows(sums[0]);
 
   std::vector<float> c = key_vectors(queries, gains, d);
   const std::vector<Rows> out = rows_of(outs);
@@ -111,6 +120,7 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
 
     for (int64_t t = first; t < last; ++t) {
       float* const r = kept ? statistics_data + t * n * (s + 1) : not_kept;  // [n], then the scores [s, n]
+      if (adds) add_rows(summands[0], summands[1], t, d, out_scratch, row_scratch + (n - 1) * d, in[n - 1]);
       for (int64_t i = 0; i < n; ++i) {
         v[i] = with[s] = in[i].read(t, row_scratch + i * d);
         in[i].prefetch(t + 1);
@@ -132,33 +142,46 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
       for (int64_t j = 0; j < s; ++j) out[j].commit(t, out_scratch + j * d);
     }
   });
-  return {outs, lses, statistics};
+  return {outs, lses, sums, statistics};
 }
 
-Forward attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, double eps, double scale,
-               at::ScalarType dtype) {
-  return forward(sources, queries, gains, prior, eps, scale, dtype, true);
+Forward attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added, double eps,
+               double scale, at::ScalarType dtype) {
+  return forward(sources, queries, gains, prior, added, eps, scale, dtype, true);
 }
 
 // What one query makes, where no gradient and no merge follows.
 Tensor attend_one(TensorList sources, const Tensor& query, const std::optional<Tensor>& gain, double eps, double scale,
                   at::ScalarType dtype) {
   const TensorList gains = gain ? TensorList(*gain) : TensorList();
-  return std::get<0>(forward(sources, query, gains, {}, eps, scale, dtype, false))[0];
+  return std::get<0>(forward(sources, query, gains, {}, {}, eps, scale, dtype, false))[0];
 }
 
-void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList sources, TensorList queries,
-                    TensorList gains, TensorList outs, TensorList lses, TensorList prior, const Tensor& statistics) {
+// The same, and the sum.
+std::tuple<Tensor, Tensor> add_and_attend_one(TensorList sources, const Tensor& added, const Tensor& query,
+                                              const std::optional<Tensor>& gain, double eps, double scale,
+                                              at::ScalarType dtype) {
+  const TensorList gains = gain ? TensorList(*gain) : TensorList();
+  const auto [outs, lses, sums, statistics] =
+      forward(sources, query, gains, {}, added, eps, scale, dtype, false);
+  return {outs[0], sums[0]};
+}
+
+void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList grad_sums, TensorList sources,
+                    TensorList queries, TensorList gains, TensorList outs, TensorList lses, TensorList prior,
+                    const Tensor& statistics) {
   check_inputs(sources, queries, gains);
   const auto shape = sources[0].sizes(), leading = shape.slice(0, shape.size() - 1);
   const size_t s = queries.size();
   check_count("gradients of outs", grad_outs.size(), {s});
   check_count("gradients of lses", grad_lses.size(), {0, s});
+  check_count("gradients of sums", grad_sums.size(), {0, 1});
   check_count("outs", outs.size(), {0, s});
   check_count("lses", lses.size(), {s});
   check_count("tensors as a prior", prior.size(), {0, outs.empty() ? 2 * s : s});
   check_each("gradients of outs", grad_outs, shape, shape);
   check_each("gradients of lses", grad_lses, leading, shape);
+  check_each("gradients of sums", grad_sums, shape, shape);
   check_each("outs", outs, shape, shape);
   check_each("lses", lses, leading, shape);
   if (!prior.empty()) {
@@ -169,13 +192,14 @@ void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList sourc
   check_each("statistics", statistics, {sources[0].numel() / shape.back(), width}, shape);
 }
 
-// grad_lses: {} is zero. prior: {}, S lses with outs, or S lses and S outs without: D_j needs the one or the other.
+// grad_lses: {} is zero. grad_sums: {}, or what is added to the gradient of the last source. prior: {}, S lses with outs, or S lses and S outs without: D_j needs the one or the other.
 // Returns the gradients of sources, queries, gains and prior (S outs, then S lses).
-Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList sources_, TensorList queries,
-                         TensorList gains, TensorList outs_, TensorList lses_, TensorList prior_,
+Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList grad_sums_, TensorList sources_,
+                         TensorList queries, TensorList gains, TensorList outs_, TensorList lses_, TensorList prior_,
                          const Tensor& statistics_, double scale_) {
-  check_backward(grad_outs_, grad_lses_, sources_, queries, gains, outs_, lses_, prior_, statistics_);
+  check_backward(grad_outs_, grad_lses_, grad_sums_, sources_, queries, gains, outs_, lses_, prior_, statistics_);
   const std::vector<Tensor> grad_outs = contiguous(grad_outs_), grad_lses = contiguous(grad_lses_);
+  const std::vector<Tensor> grad_sums = contiguous(grad_sums_);
   const std::vector<Tensor> sources = contiguous(sources_), outs = contiguous(outs_), lses = contiguous(lses_);
   const std::vector<Tensor> prior = contiguous(prior_);
   const Tensor statistics = statistics_.contiguous();
@@ -188,14 +212,16 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   const std::vector<Tensor> grad_gains = empty_each(gains);
   const bool merges = !prior.empty();
   std::vector<Tensor> grad_prior;
-  for (int64_t j = 0; merges && j < 2 * s; ++j)
-    grad_prior.push_back(Pool::get().empty(j < s ? sources[0].sizes() : prior[0].sizes(), at::kFloat));
+  for (int64_t j = 0; merges && j < s; ++j)
+    grad_prior.push_back(Pool::get().empty(sources[0].sizes(), outs.empty() ? prior[s + j].scalar_type() : at::kFloat));
+  const std::vector<Rows> grad_prior_rows = rows_of(grad_prior);
+  for (int64_t j = 0; merges && j < s; ++j) grad_prior.push_back(Pool::get().empty(prior[j].sizes(), at::kFloat));
 
   std::vector<float> c = key_vectors(queries, gains, d);  // [s, d]
   const std::vector<const float*> c_data = pointers<const float>(c.data(), s, d);
   const Scratch dc(chunks.count * s * d);  // [chunks, s, d]
   const std::vector<Rows> in = rows_of(sources), grads = rows_of(grad_outs), d_in = rows_of(grad_sources);
-  const std::vector<Rows> out = rows_of(outs);
+  const std::vector<Rows> out = rows_of(outs), grad_sum = rows_of(grad_sums);
   const std::vector<Rows> prior_rows = rows_of({prior.begin() + (merges ? s : 0), prior.end()});
   const float* const statistics_data = statistics.const_data_ptr<float>();
   const std::vector<const float*> lse_data = data_of(lses), grad_lse_data = data_of(grad_lses);
@@ -251,12 +277,14 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
           for (int64_t i = 0; i < n; ++i) p[j * stride + i] *= scale;
           if (merges) {  // all the scores' gradients, the prior's included, add up to grad_lse
             grad_prior[s + j].data_ptr<float>()[t] = grad_lse - total;
-            float* const to = grad_prior[j].data_ptr<float>() + t * d;
+            float* const to = grad_prior_rows[j].target(t, grad_scratch + s * d);
             for (int64_t k = 0; k < d; ++k) to[k] = prior_share * grad[j][k];
+            grad_prior_rows[j].commit(t, to);
           }
         }
         const Spread spreading{v.data(), n, d, p, e, f, stride, dv.data()};
         spread(spreading, s, grad.data(), c_data.data(), dc_data.data());
+        for (const Rows& more : grad_sum) add_scaled(1.f, more.read(t, grad_scratch), d, dv[n - 1]);
         for (int64_t i = 0; i < n; ++i) d_in[i].commit(t, dv[i]);
       }
     }
@@ -291,6 +319,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
 TORCH_LIBRARY_IMPL(attnres, CPU, m) {
   m.impl("attend", &attend);
   m.impl("attend_one", &attend_one);
+  m.impl("add_and_attend_one", &add_and_attend_one);
   m.impl("attend_backward", &attend_backward);
   m.impl("add_normalised", &add_normalised);
   m.impl("add_normalised_backward", &add_normalised_backward);
