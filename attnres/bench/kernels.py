@@ -38,14 +38,16 @@ class Call:
     merges: bool = False
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     tokens: int = 16
+    adds: bool = False
 
     def __str__(self) -> str:
         what = "merge of" if self.merges else "attention of"
+        what = f"sum and {what}" if self.adds else what
         return f"{what} {self.queries} queries over {self.sources} sources, d {self.channels}"
 
 
 CALLS = [
-    Call(channels, queries, sources, merges)
+    Call(channels, queries, sources, merges, adds=merges)
     for channels in (1024, 4096, 7168)
     for queries, sources, merges in ((1, 9, False), (8, 9, False), (24, 9, False), (1, 1, True))
 ]
@@ -122,14 +124,16 @@ def launches_of(call: Call) -> tuple[list[Launch], list[Launch]]:
     stream = call.dtypes[0] if call.merges or s == 1 else torch.float32
     queries, gains = empty(s, call.channels), empty(s, call.channels)
     lses_before, outs_before = empty(s * call.merges, call.tokens), empty(s * call.merges, *shape)
+    added = [torch.empty(shape, dtype=sources[-1].dtype)] if call.adds else []
     with noted() as forward:
         prior = [*outs_before, *lses_before]
-        outs, lses, _, statistics = triton_backend.attend(sources, queries, gains, prior, [], 1e-6, 1.0, stream)
+        outs, lses, sums, statistics = triton_backend.attend(sources, queries, gains, prior, added, 1e-6, 1.0, stream)
+    sources[len(sources) - len(sums) :] = sums
     rounded = stream != torch.float32
     saved_outs = outs if call.merges and not rounded else []
     with noted() as backward:
         prior = [*lses_before, *outs_before] if rounded else lses_before
-        arguments = (outs, [], [], sources, queries, gains, saved_outs, lses, prior, statistics, 1.0)
+        arguments = (outs, [], sums, sources, queries, gains, saved_outs, lses, prior, statistics, 1.0)
         triton_backend.attend_backward(*arguments)
     return forward, backward
 

@@ -62,9 +62,9 @@ def measure(setting: Setting) -> list[Row]:
             details: dict[str, float | str] = dict(moved)
             name = f"tensors of the stream moved per sublayer, {what}, {shape}"
             rows.append(Row(name, "counted", "-", "-", sum(moved.values()), details))
-    details = dict(launched(DECODED))
+    launches = launched(DECODED)
     name = f"kernels launched per sublayer, decoding a token, {DECODED}"
-    rows.append(Row(name, "counted", "-", "-", sum(details.values()) / DECODED.sublayers, {**details}))
+    rows.append(Row(name, "counted", "-", "-", launches.total() / DECODED.sublayers, dict(launches)))
     return rows
 
 

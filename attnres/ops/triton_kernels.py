@@ -151,10 +151,11 @@ def forward_kernel(
         total = tl.full((), 0.0, tl.float32)
 
     if len(added) > 0:
-        v = load(sources, n - 1, row, inside, DTYPE, ALIGNED).to(tl.float32)
-        v = (v + tl.load(added[0] + row, mask=inside, other=0.0).to(tl.float32)).to(sums[0].dtype.element_ty)
-        tl.store(sums[0] + row, v, mask=inside)
-        acc, top, total = _joined(v.to(tl.float32), c, statistics, n - 1, n, eps, acc, top, total, D)
+        grown = load(sources, n - 1, row, inside, DTYPE, ALIGNED).to(tl.float32)  # [BLOCK]
+        grown += tl.load(added[0] + row, mask=inside, other=0.0).to(tl.float32)
+        stored = grown.to(sums[0].dtype.element_ty)
+        tl.store(sums[0] + row, stored, mask=inside)
+        acc, top, total = _joined(stored.to(tl.float32), c, statistics, n - 1, n, eps, acc, top, total, D)
 
     rest = n - len(added)
     following = load(sources, 0, row, inside & (rest > 0), DTYPE, ALIGNED)  # [BLOCK]
@@ -224,12 +225,12 @@ def backward_kernel(
             r, score = tl.load(here + i), tl.load(here + n + i)  # [], []
             p = tl.exp(score - top)
             ds = p * (tl.sum(g * v) - mean + grad_top)  # []: the score's gradient
+            dc += (ds * r) * v
+            ds_sum += ds
             dv = p * g + (ds * r) * c - v * (ds * score * r * r / D)  # [BLOCK]
             if len(grad_sum) > 0:
                 dv += tl.load(grad_sum[0] + row, mask=inside & (i == n - 1), other=0.0).to(tl.float32)
             store(grad_sources, i, row, inside, dv, DTYPE, ALIGNED)
-            dc += (ds * r) * v
-            ds_sum += ds
 
         if len(prior_lse) > 0:
             # All the scores' gradients, the prior's included, add up to that of lse.

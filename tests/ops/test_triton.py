@@ -39,11 +39,17 @@ compiles = pytest.mark.skipif(FUSED == "triton", reason="the interpreter compile
 
 @compiles
 @pytest.mark.parametrize(
-    ("channels", "queries", "merges", "target"),
-    [(1024, 8, False, "sm_90"), (4096, 1, False, "sm_80"), (7186, 1, True, "sm_90"), (7168, 24, False, "sm_100")],
+    ("channels", "queries", "merges", "adds", "target"),
+    [
+        (1024, 8, False, False, "sm_90"),
+        (4096, 1, False, False, "sm_80"),
+        (1024, 1, True, True, "sm_90"),
+        (7186, 1, True, True, "sm_90"),
+        (7168, 24, False, False, "sm_100"),
+    ],
 )
-def test_no_register_is_spilled(channels, queries, merges, target):
-    for launch in both_ways(kernels.Call(channels, queries, 1 if merges else 9, merges)):
+def test_no_register_is_spilled(channels, queries, merges, adds, target):
+    for launch in both_ways(kernels.Call(channels, queries, 1 if merges else 9, merges, adds=adds)):
         assert kernels.resources(launch, target).spilled_bytes == 0, launch.build
 
 
@@ -70,6 +76,7 @@ def test_few_launches():
     """Above 16 sources, or of several dtypes, those of a table for each list besides."""
     counts = {
         kernels.Call(64, merges=True, sources=1): (1, 2),
+        kernels.Call(64, merges=True, sources=1, adds=True): (1, 2),
         kernels.Call(64): (1, 2),
         kernels.Call(4096, 8): (2, 4),
         kernels.Call(7168, 24): (2, 4),
