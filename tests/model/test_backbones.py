@@ -127,6 +127,18 @@ def test_kimi_linear_takes_every_connection(connection):
     assert ("sublayers.0.norm.weight" in used) == model.connection.pre_norm
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU transformers' advice is good")
+def test_nobody_is_advised_to_install_what_needs_a_gpu(monkeypatch):
+    """The advice would come at the first token of a KDA model, amid what `attnres generate` prints."""
+    from transformers.integrations import hub_kernels
+
+    said = []
+    monkeypatch.setattr(hub_kernels.logger, "handle", lambda r: said.append(r) if hub_kernels.logger.filter(r) else 0)
+    type(hub_kernels.logger).warning_once.cache_clear()
+    Transformer(config_of("kimi_linear"), seed=0)(torch.randint(0, 50, (2, 12)))
+    assert said == []
+
+
 def test_models_of_one_seed_share_their_weights_whatever_the_connection():
     one, other = (Transformer(config_of("kimi_linear", name), seed=5) for name in ("residual", "full"))
     for name, parameter in one.named_parameters():
