@@ -37,6 +37,17 @@ def first_line(error: BaseException) -> str:
     return line[1:-1] if quoted else line
 
 
+LARGEST_COUNT = 2**31 - 1
+
+
+def check_count(name: str, value: object, most: int = LARGEST_COUNT) -> None:
+    """Raise UsageError unless the value is a whole number from 1 to `most`: torch's own words for more are no line."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+    if value > most:
+        raise UsageError(f"{name} must be at most {most}, not {value}")
+
+
 def refuse_non_finite(record: Any) -> None:
     """Raise UsageError if a float field of the dataclass is infinite or not a number: `nan < 0` is false."""
     for field in dataclasses.fields(record):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from attnres.errors import UsageError
+from attnres.errors import LARGEST_COUNT, UsageError
 
 PNG = b"\x89PNG"
 
@@ -79,10 +79,13 @@ def check_paths_named(arguments: Sequence[str]) -> None:
 
 
 def check_at_least(least: int, **options: int | None) -> None:
-    """Raise UsageError if an option that is given is less."""
+    """Raise UsageError if an option that is given is less, or more than anything is counted to."""
     for name, value in options.items():
+        flag = f"--{name.replace('_', '-')}"
         if value is not None and value < least:
-            raise UsageError(f"--{name.replace('_', '-')} must be at least {least}, not {value}")
+            raise UsageError(f"{flag} must be at least {least}, not {value}")
+        if value is not None and value > LARGEST_COUNT:
+            raise UsageError(f"{flag} must be at most {LARGEST_COUNT}, not {value}")
 
 
 def read_text(flag: str, path: Path) -> str:

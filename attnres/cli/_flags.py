@@ -12,7 +12,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 def with_flags(message: str, command: Callable[..., Any]) -> str:
     """Write `dataset_column` as `--data.dataset-column`, where the command has one such option.
 
-    A name that is a word of English too, such as `steps`, is one where the message begins with it and " must".
+    A name that is a word of English too, such as `steps`, is one where it begins a clause and " must", " is" or ":"
+    follows.
     """
     flags: dict[str, set[str]] = {}
     for path in _paths(command):
@@ -24,7 +25,7 @@ def with_flags(message: str, command: Callable[..., Any]) -> str:
         if "_" in name or "." in name:
             message = re.sub(rf"(?<![\w.:/=-]){re.escape(name)}(?![\w/=-])", flag, message)
         else:
-            message = re.sub(rf"^{name}(?= must )", flag, message)
+            message = re.sub(rf"(?:^|(?<=[:;] )){name}(?= must | is |: )", flag, message)
     return message
 
 

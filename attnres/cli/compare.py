@@ -27,12 +27,13 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from attnres.cli._checks import check_at_least, check_output_folder
+from attnres.cli._checks import check_output_folder
 from attnres.cli._recipe import named_recipe
 from attnres.cli._tables import print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
 from attnres.lab.comparison import ARMS, DEFAULTS, QUICK, plan_comparison, recipe_defaults, run_comparison
+from attnres.lab.options import check_seeds
 from attnres.texttable import duration
 from attnres.train import RunConfig
 from attnres.train.sweep import default_workers
@@ -65,7 +66,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             quick: A small comparison, in about a minute.
             recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
-        check_at_least(1, seeds=seeds, workers=workers)
+        check_seeds(seeds, workers)
         check_output_folder("--out", out)
         terminal, began = Terminal(Console()), time.monotonic()
         try:

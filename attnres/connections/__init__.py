@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from attnres.connections._connection import Connection, Sublayer, Values, Weights, check_sublayers, output_of
-from attnres.connections._files import class_of_file, classes_of, import_errors
+from attnres.connections._files import class_of_file, classes_of, import_errors, making_errors
 from attnres.connections._grammar import Option, parse_connection, print_connection
 from attnres.connections._groups import param_groups
 from attnres.connections._mixing import Unrolled, mixing_matrix
@@ -117,10 +117,12 @@ def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Co
         The connection, in float32, at the start that its class states.
 
     Raises:
-        UsageError: an unknown name or option, one that is given twice, or a value that the connection does not take.
+        UsageError: an unknown name or option, one that is given twice, or a value that the connection does not take;
+            a class of one's own that cannot be made.
     """
-    _, cls, options = _read(connection, options)
-    return cls(dim, sites, **options)
+    name, cls, options = _read(connection, options)
+    with making_errors(name):
+        return cls(dim, sites, **options)
 
 
 def canonical_connection(connection: str, **options: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, check_count
 from attnres.ops import inverse_rms as inverse_rms
 from attnres.ops import widen as widen
 from attnres.torch_private import times_changed
@@ -60,8 +60,8 @@ class Connection(nn.Module):
 
     def __init__(self, dim: int, sites: int) -> None:
         super().__init__()
-        positive("dim", dim)
-        positive("sites", sites)
+        check_count("dim", dim)
+        check_count("sites", sites)
         self.dim = dim
         self.sites = sites
         self.register_state_dict_post_hook(_sign)
@@ -319,11 +319,6 @@ def outside_autocast(values: Values) -> AbstractContextManager[Any]:
 def stream_dtype(stream: Tensor, y: Tensor) -> torch.dtype:
     """What a sum of the stream and a sublayer's output is kept in: the wider of the two."""
     return torch.promote_types(stream.dtype, y.dtype)
-
-
-def positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -47,13 +47,28 @@ def import_errors(file: str) -> Iterator[None]:
     try:
         yield
     except SyntaxError as error:
-        raise UsageError(f"{error.filename}, line {error.lineno}: {error.msg}; mend the connection's file") from error
+        line = f", line {error.lineno}" if error.lineno else ""
+        raise UsageError(f"{error.filename or file}{line}: {error.msg}; mend the connection's file") from error
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"the connection's file {file} fails with {type(error).__name__}: {first_line(error)}; mend it"
         ) from error
+
+
+@contextmanager
+def making_errors(name: str) -> Iterator[None]:
+    """Turn what the class of a FILE.py:CLASS raises when it is called into a UsageError of one line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:
+        if ":" not in name:
+            raise
+        wrong = f"{type(error).__name__}: {first_line(error)}"
+        raise UsageError(f"{name} cannot be made: {wrong}; it is called with dim, sites and its options") from error
 
 
 @functools.cache

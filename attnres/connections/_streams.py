@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnres.connections._connection import Connection, Values, Weights, positive
+from attnres.connections._connection import Connection, Values, Weights
+from attnres.errors import check_count
 
 
 class Streams(Connection):
@@ -17,7 +18,7 @@ class Streams(Connection):
 
     def __init__(self, dim: int, sites: int, streams: int) -> None:
         super().__init__(dim, sites)
-        positive("streams", streams)
+        check_count("streams", streams)
         self.streams = streams
 
     def start(self, x: Tensor) -> Values:

@@ -18,12 +18,11 @@ from attnres.connections._connection import (
     Weights,
     inverse_rms,
     one_of,
-    positive,
     widen,
 )
 from attnres.connections._reads import Reads, each_read, mixture, per_read, reads_of_sites
 from attnres.connections._two_phase import TwoPhase
-from attnres.errors import UsageError
+from attnres.errors import UsageError, check_count
 from attnres.ops import add_and_attend, attend_outs, depth_scores
 from attnres.torch_private import own_parameters
 
@@ -62,9 +61,9 @@ class AttnResOptions:
     gates, too. A query, a gain or whatever makes p is then [reads, ...] at such a site. Multiway (2502.12170)."""
 
     def __post_init__(self) -> None:
-        positive("heads", self.heads)
+        check_count("heads", self.heads)
         if self.window is not None:
-            positive("window", self.window)
+            check_count("window", self.window)
         for name, hint in get_type_hints(type(self)).items():
             if get_origin(hint) is Literal:
                 one_of(name, getattr(self, name), get_args(hint))
@@ -93,7 +92,7 @@ class Block(TwoPhase):
 
     def __init__(self, dim: int, sites: int, block_size: int = 4, **options: Any) -> None:
         super().__init__(dim, sites)
-        positive("block_size", block_size)
+        check_count("block_size", block_size)
         self.block_size = block_size
         self.options = AttnResOptions(**options)
         self.eps = self.options.eps

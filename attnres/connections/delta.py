@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor, nn
 
-from attnres.connections._connection import Mixture, Values, Weights, positive, widen
+from attnres.connections._connection import Mixture, Values, Weights, widen
 from attnres.connections._reads import Reads, each_read, mixture, per_read, reads_of_sites
 from attnres.connections._two_phase import TwoPhase
+from attnres.errors import check_count
 from attnres.ops import attend_outs, depth_weights
 
 
@@ -35,7 +36,7 @@ class Delta(TwoPhase):
         gate: bool = False,
     ) -> None:
         super().__init__(dim, sites)
-        positive("block_size", block_size)
+        check_count("block_size", block_size)
         self.block_size = block_size
         self.eps = eps
         self._reads = reads_of_sites(reads, sites)

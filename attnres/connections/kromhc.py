@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import positive
 from attnres.connections._manifold import ManifoldStreams, Projections
-from attnres.errors import UsageError
+from attnres.errors import UsageError, check_count
 
 
 class KromHC(ManifoldStreams):
@@ -19,7 +18,7 @@ class KromHC(ManifoldStreams):
     """
 
     def __init__(self, dim: int, sites: int, streams: int = 4, eps: float = 1e-6) -> None:
-        positive("streams", streams)
+        check_count("streams", streams)
         if streams == 1 or streams & (streams - 1):
             raise UsageError(f"kromhc pairs its streams; streams must be 2, 4, 8 or so on, not {streams}")
         super().__init__(dim, sites, streams, eps)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from attnres.connections._connection import positive
 from attnres.connections.full import Full
+from attnres.errors import check_count
 
 
 class Window(Full):
@@ -15,5 +15,5 @@ class Window(Full):
     """
 
     def __init__(self, dim: int, sites: int, window: int = 8, **options: Any) -> None:
-        positive("window", window)
+        check_count("window", window)
         super().__init__(dim, sites, window=window, **options)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Annotated
 
 import tyro
 
 from attnres.connections import canonical_connection
-from attnres.errors import UsageError
+from attnres.errors import UsageError, check_count
 from attnres.train import RunConfig
 
 Arms = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")]
@@ -31,11 +30,15 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     return names
 
 
+MOST_RUNS = 1000
+MOST_TIMES = 1e6
+
+
 def check_seeds(seeds: int, workers: int) -> None:
-    if seeds < 1 or workers < 1:
-        raise UsageError(f"seeds and workers must be at least 1, not {seeds} and {workers}")
+    check_count("seeds", seeds, MOST_RUNS)
+    check_count("workers", workers, MOST_RUNS)
 
 
 def check_positive(name: str, values: Sequence[float]) -> None:
-    if not values or len(set(values)) < len(values) or not all(0 < value < math.inf for value in values):
-        raise UsageError(f"{name}: give at least one positive number, each once")
+    if not values or len(set(values)) < len(values) or not all(0 < value <= MOST_TIMES for value in values):
+        raise UsageError(f"{name}: give at least one positive number up to {MOST_TIMES:g}, each once")

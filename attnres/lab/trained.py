@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import tyro
 
 from attnres.data import Corpus, open_corpus
-from attnres.errors import UsageError
+from attnres.errors import UsageError, check_count
 from attnres.lab.experiment import Progress
 from attnres.lab.outcome import has_learned, run_record_of
 from attnres.lab.record import header
@@ -99,8 +99,7 @@ def plan(options: Options, out: Path) -> Plan:
     given = [*options.folders, *([] if options.runs is None else [options.runs])]
     if not given:
         raise UsageError("give run folders, or a folder that holds some with --runs")
-    if options.tokens < 1:
-        raise UsageError(f"tokens must be at least 1, not {options.tokens}")
+    check_count("tokens", options.tokens)
     planned = Plan(options, open_runs(find_runs(given)))
     if not planned.done:
         first = planned.runs[0]

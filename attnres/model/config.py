@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import InitVar, dataclass, field
 
 from attnres.connections import Option, canonical_connection
-from attnres.errors import UsageError, refuse_non_finite
+from attnres.errors import UsageError, check_count, refuse_non_finite
+
+MOST_LAYERS = 10_000
+"""A layer takes about a millisecond to be made, however small it is."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +49,12 @@ class TransformerConfig:
     def __post_init__(self, connection_options: object) -> None:
         object.__setattr__(self, "connection", _with_options(self.connection, connection_options))
         refuse_non_finite(self)
-        for name in ("vocab_size", "dim", "layers", "heads", "context"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+        for name in ("vocab_size", "dim", "heads", "context"):
+            check_count(name, getattr(self, name))
+        check_count("layers", self.layers, MOST_LAYERS)
         for name in ("kv_heads", "hidden"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1 or left out, not {value!r}")
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
         if self.heads % self.n_kv_heads:
             raise UsageError(f"kv_heads must divide heads: {self.n_kv_heads} does not divide {self.heads}")
         for name in ("embedding_std", "norm_eps", "rope_base"):

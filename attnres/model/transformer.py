@@ -66,17 +66,27 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens: Tensor, caches: Any = None, start: int = 0) -> Tensor:
         """tokens [batch, time] -> the readout [batch, time, dim], before the final norm."""
+        if not isinstance(tokens, Tensor):
+            raise UsageError(f"tokens must be a tensor [batch, time] of int64, not {type(tokens).__name__}")
         if tokens.ndim != 2:
             raise UsageError(f"tokens must be [batch, time], not {list(tokens.shape)}")
         if tokens.dtype not in (torch.int64, torch.int32):
             raise UsageError(f"tokens must be int64, not {tokens.dtype}; tokens.long() makes them so")
         sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
-        values = self.connection.start(self.embedding(tokens))
+        values = self.connection.start(self.embed(tokens))
         return self.connection.readout(self.run(values, sublayers))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embedding of tokens [batch, time]. A GPU tells of ids outside of it in words of its own, and later."""
+        try:
+            return self.embedding(tokens)
+        except IndexError:
+            least, most = int(tokens.min()), int(tokens.max())
+            raise UsageError(f"tokens must be 0 to {self.config.vocab_size - 1}, not {least} to {most}") from None
 
     def unrolled(self, tokens: Tensor) -> Unrolled:
         """Unroll the model over depth for tokens [batch, time]: its connection, the embedding, the sublayers."""
-        return self.connection, self.embedding(tokens), self.bound_sublayers(tokens.shape[1])
+        return self.connection, self.embed(tokens), self.bound_sublayers(tokens.shape[1])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """The readout [..., dim] -> logits [..., vocab_size]."""

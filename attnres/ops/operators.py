@@ -380,6 +380,9 @@ def interpreted() -> bool:
 def _check(sources: Sequence[Tensor], name: str, vectors: Sequence[Tensor], vector_names: str, eps: float) -> None:
     if len(sources) == 0:
         raise UsageError(f"{name} must hold at least one tensor")
+    for x in (sources[0], *vectors):  # one source stands for all: there are many, and this runs at every site
+        if not isinstance(x, Tensor):
+            raise UsageError(f"{name} and {vector_names} must be tensors, not {type(x).__name__}")
     for x in (*sources, *vectors):
         if x.dtype not in reference.DTYPES:
             dtype = str(x.dtype).removeprefix("torch.")

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import arg
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, check_count
 from attnres.parallel.schedule import Schedule, default_schedule, even_cuts
 
 
@@ -39,8 +39,8 @@ class Layout:
     def __post_init__(self) -> None:
         for name in ("pipeline", "virtual", "shard", "replicate"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+            if value is not None:
+                check_count(name, value)
         for name in ("timeout", "file_timeout"):
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from attnres.data.config import DataConfig
-from attnres.errors import UsageError, refuse_non_finite
+from attnres.errors import LARGEST_COUNT, UsageError, check_count, refuse_non_finite
 from attnres.model import TransformerConfig
 from attnres.model.backbones import check_backbone
 
@@ -95,9 +95,11 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulate", "evaluate_every", "save_every", "keep", "validation_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+            check_count(name, getattr(self, name))
+        if self.tokens_per_step > LARGEST_COUNT:
+            raise UsageError(
+                f"a step of {self.tokens_per_step} tokens is too large; take a smaller batch_size or fewer micro-batches"
+            )
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed must be at least 0 and below 2^63, not {self.seed}")
         check_backbone(self.model)

@@ -200,10 +200,10 @@ def test_the_table_says_the_steps_where_they_are_not_equal(ablate, tmp_path):
     [
         (["residual"], "at least two arms"),
         (["residual", "resnet"], "unknown connection 'resnet'"),
-        (["residual", "full", "--seeds", "0"], "seeds and workers must be at least 1"),
-        (["residual", "full", "--grid", "0"], "grid: give at least one positive number"),
-        (["residual", "full", "--embedding-stds", "1", "1"], "embedding-stds: give at least one positive number, each"),
-        (["residual", "full", "--budget", "soon"], "budget: write a time such as 30m"),
+        (["residual", "full", "--seeds", "0"], "--seeds must be a whole number of at least 1"),
+        (["residual", "full", "--grid", "0"], "--grid: give at least one positive number"),
+        (["residual", "full", "--embedding-stds", "1", "1"], "--embedding-stds: give at least one positive number"),
+        (["residual", "full", "--budget", "soon"], "--budget: write a time such as 30m"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, tmp_path, ablate, corpus):

@@ -35,3 +35,48 @@ def test_a_field_of_another_command_stays():
 def test_the_command_line_says_it(capsys):
     assert main(["compare", "residual", "full", "--model.layers", "0"]) == 2
     assert "--model.layers must be a whole number of at least 1, not 0" in capsys.readouterr().err
+
+
+LONG = "99999999999999999999"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["train", "--steps", LONG],
+        ["train", "--batch-size", LONG],
+        ["train", "--accumulate", LONG],
+        ["train", "--validation-tokens", LONG],
+        ["train", "--model.vocab-size", LONG],
+        ["train", "--model.layers", "1000000"],
+        ["train", "--model.context", LONG],
+        ["train", "--model.dim", LONG],
+        ["train", "--pipeline", LONG],
+        ["compare", "--seeds", LONG],
+        ["compare", "--workers", LONG],
+        ["ablate", "--seeds", LONG],
+        ["ablate", "--tuning-seeds", LONG],
+        ["bench", "operator", "--rounds", LONG],
+    ],
+)
+def test_more_than_anything_is_counted_to_is_one_line_that_names_the_flag(arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    *_, flag, value = arguments
+    assert error.count("\n") == 1 and value in error and " must be at most " in error
+    assert f"attnres: {flag} must" in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_step_that_no_memory_holds_is_refused_before_there_is_a_folder(capsys, tmp_path):
+    sizes = ["--batch-size", "2000000000", "--accumulate", "2000000000"]
+    assert main(["train", str(tmp_path / "run"), *sizes]) == 2
+    assert "is too large; take a smaller --batch-size or fewer micro-batches" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_word_that_begins_a_clause_is_a_field():
+    message = "runs/a holds another: batch_size is 8 there and 4 here; steps is 300 there and 1 here. Choose another"
+    flagged = "runs/a holds another: --batch-size is 8 there and 4 here; --steps is 300 there and 1 here. Choose another"
+    assert with_flags(message, command_for([])) == flagged

@@ -199,6 +199,15 @@ def test_a_connection_from_a_file(mine):
     assert canonical_connection("mine.py:MyRule:rate=0.5") == "mine.py:MyRule"
 
 
+CLASS = """
+from torch import nn
+from attnres.connections import Connection
+class A(Connection):
+    weigh = gather = scatter = None
+    def __init__(self, dim, sites, rate):
+        """
+
+
 @pytest.mark.parametrize(
     ("connection", "source", "message"),
     [
@@ -209,6 +218,10 @@ def test_a_connection_from_a_file(mine):
         ("typo.py:A", "class A(", "typo.py, line 1: '(' was never closed; mend"),
         ("exits.py:A", "1 / 0", "fails with ZeroDivisionError: division by zero; mend it"),
         ("empty.py:A", "", "it defines none"),
+        ("nulls.py:A", "\0", "nulls.py: source code string cannot contain null bytes; mend"),
+        ("leaves.py:A", "import sys; sys.exit('no more')", "leaves.py fails with SystemExit: no more; mend it"),
+        ("wants.py:A", CLASS + "super().__init__(dim, sites)", "wants.py:A cannot be made: TypeError: A.__init__() missing"),
+        ("wants.py:A:rate=1", CLASS + "self.part = nn.Linear(1, 1)", "cannot be made: AttributeError: cannot assign"),
     ],
 )
 def test_a_bad_file_is_one_line(mine, connection, source, message):

@@ -198,7 +198,7 @@ def test_the_command_writes_a_record_and_goes_on_from_its_folder(sweep, tmp_path
     [
         (["residual"], "at least two arms"),
         (["residual", "resnet"], "unknown connection 'resnet'"),
-        (["residual", "full", "--seeds", "0"], "seeds and workers must be at least 1"),
+        (["residual", "full", "--seeds", "0"], "--seeds must be a whole number of at least 1"),
         ([*ARMS, "--steps", "8"], "steps is 6 there and 8 here"),
     ],
 )

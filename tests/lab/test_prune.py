@@ -191,7 +191,7 @@ def test_bad_input_is_one_line(sweep, tmp_path, capsys):
         ([], "give run folders"),
         ([empty], "no run there"),
         ([tmp_path / "nowhere"], "no run there"),
-        ([done, "--tokens", "0"], "tokens must be at least 1"),
+        ([done, "--tokens", "0"], "tokens must be a whole number of at least 1"),
         ([done, sweep.folder / "residual" / "seed-0" / "..", done], "both residual, seed 0"),
     ):
         code = main(["prune", *map(str, arguments), "--record", str(tmp_path / "record.json")])

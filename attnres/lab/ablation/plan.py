@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 
 from attnres.data import Corpus
-from attnres.errors import UsageError
+from attnres.errors import UsageError, check_count
 from attnres.lab.ablation.record import Cell, TrialRun
 from attnres.lab.arms import arm_folder, arm_model
-from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
+from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.lab.outcome import done_runs
 from attnres.lab.tuning import TUNING_SEED
 from attnres.model.flops import training_flops
@@ -120,9 +120,8 @@ def plan(options: Options, out: Path) -> Plan:
     options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
     check_seeds(options.seeds, options.workers)
     check_positive("grid", options.grid)
-    check_positive("embedding-stds", options.embedding_stds)
-    if options.tuning_seeds < 1:
-        raise UsageError(f"tuning-seeds must be at least 1, not {options.tuning_seeds}")
+    check_positive("embedding_stds", options.embedding_stds)
+    check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
     seconds = None if options.budget is None else seconds_of(options.budget)
     cells = [Cell(arm, std) for std in options.embedding_stds for arm in options.arms]
     planned = Plan(options, cells, steps_of(options.arms, options.equal, options.config), seconds, out)

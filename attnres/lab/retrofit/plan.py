@@ -11,9 +11,9 @@ from pathlib import Path
 
 from attnres.connections import canonical_connection
 from attnres.connections._start import with_exact_start
-from attnres.errors import UsageError
+from attnres.errors import UsageError, check_count
 from attnres.lab.arms import arm_folder, arm_model
-from attnres.lab.options import Arms, Config, check_positive, check_seeds
+from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds
 from attnres.lab.retrofit.record import Arm
 from attnres.lab.tuning import TUNING_SEED
 from attnres.model import TransformerConfig
@@ -86,8 +86,7 @@ def plan(options: Options, out: Path) -> Plan:
     check_seeds(options.seeds, options.workers)
     check_positive("grid", options.grid)
     check_positive("fractions", options.fractions)
-    if options.tuning_seeds < 1:
-        raise UsageError(f"tuning-seeds must be at least 1, not {options.tuning_seeds}")
+    check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
     chosen = Plan(options, arms, out)
     for arm in arms:
         trial(chosen, arm, options.fractions[0], options.config.seed, 1.0)

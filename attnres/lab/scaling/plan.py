@@ -18,6 +18,8 @@ from attnres.train.sweep import Job, default_workers
 ARMS = ("residual", "block", "full")
 SIZES = ("16x32", "16x48", "20x64", "24x80", "28x96")
 HEAD_DIM = 16
+MOST_TOKENS = 1e6
+"""Tokens per parameter."""
 DEFAULTS = RunConfig(batch_size=4, validation_tokens=32_768)
 
 
@@ -60,15 +62,18 @@ def plan(options: Options, out: Path) -> Plan:
     check_seeds(options.seeds, options.workers)
     if len(set(options.sizes)) < max(3, len(options.sizes)):
         raise UsageError("sizes: give at least three, each once; a line through two points has no error")
-    if not 0 < options.tokens_per_parameter < math.inf:
-        raise UsageError(f"tokens-per-parameter must be positive, not {options.tokens_per_parameter}")
+    if not 0 < options.tokens_per_parameter <= MOST_TOKENS:
+        raise UsageError(
+            f"tokens_per_parameter must be positive and at most {MOST_TOKENS}, not {options.tokens_per_parameter}"
+        )
     check_positive("grid", options.grid)
     sizes = sorted((parse_size(size) for size in options.sizes), key=lambda size: size.parameters)
     if len({size.name for size in sizes}) < len(sizes):
         raise UsageError("sizes: give each LAYERSxDIM once")
     chosen = Plan(options, sizes, out)
     for arm in options.arms:
-        planned(chosen, arm, sizes[0], options.config.seed)
+        for size in sizes:
+            planned(chosen, arm, size, options.config.seed)
     return chosen
 
 
@@ -91,7 +96,7 @@ class Size:
 
 
 def parse_size(text: str) -> Size:
-    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)(?:@(\d+(?:\.\d+)?))?", text)
+    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})(?:@(\d{1,6}(?:\.\d+)?))?", text)
     if not match or int(match[2]) % HEAD_DIM or (match[3] and not float(match[3])):
         raise UsageError(
             f"size {text!r}: write LAYERSxDIM such as 16x64, dim a multiple of {HEAD_DIM}, or 16x64@10 for 10 tokens "
