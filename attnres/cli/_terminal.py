@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from attnres.cli._sweep_display import SweepDisplay
+from attnres.cli._sweep_display import PLAIN_SECONDS, SweepDisplay
 from attnres.cli._tables import print_line
 from attnres.train.sweep import Job, JobState, run_jobs
 
@@ -23,6 +24,28 @@ def stopped(out: Path) -> int:
         left = "no run had saved anything yet; the same command begins again"
     print(f"attnres: stopped; {left}", file=sys.stderr)
     return 130
+
+
+@contextmanager
+def working(console: Console, what: str) -> Iterator[Callable[[str], None]]:
+    """Say what takes a while. Yields what says how far it is, to be called at will.
+
+    A spinner, or where the output is no terminal a line at the start and then one now and then.
+    """
+    if console.is_terminal:
+        with console.status(what) as status:
+            yield status.update
+        return
+    told = time.monotonic()
+
+    def tell(line: str) -> None:
+        nonlocal told
+        if time.monotonic() - told > PLAIN_SECONDS:
+            told = time.monotonic()
+            print_line(console, line)
+
+    print_line(console, f"{what} ..")
+    yield tell
 
 
 class Terminal:
@@ -39,12 +62,16 @@ class Terminal:
             self.say(line)
 
     def during(self, what: str) -> AbstractContextManager[object]:
-        return self.console.status(what)
+        return working(self.console, what)
 
     @contextmanager
     def bar(self, total: float) -> Iterator[Callable[[float, str], None]]:
+        if not self.console.is_terminal:
+            with working(self.console, "measuring") as tell:
+                yield lambda part, name: tell(name)
+            return
         columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self.console, disable=not self.console.is_terminal) as progress:
+        with Progress(*columns, console=self.console) as progress:
             whole = progress.add_task("", total=total)
             yield lambda part, name: progress.update(whole, advance=part, description=name)
 

@@ -37,6 +37,7 @@ from attnres.bench.parts import BY_DEFAULT, Part, measure_parts
 from attnres.bench.record import details, ratio_table, write_record
 from attnres.cli._checks import check_at_least, check_output_file, check_output_folder
 from attnres.cli._tables import print_line, print_table
+from attnres.cli._terminal import working
 from attnres.errors import UsageError
 
 
@@ -66,8 +67,8 @@ def command(
     torch.set_num_threads(threads or os.cpu_count() or 1)
     torch.manual_seed(0)
     console = Console()
-    with console.status("measuring") as status:
-        setting = Setting(rounds, quick, status.update)
+    with working(console, "measuring") as tell:
+        setting = Setting(rounds, quick, tell)
         rows = measure_parts(parts or BY_DEFAULT, setting)
     measured = [row for part in rows.values() for row in part]
     print_table(console, ratio_table(measured))

@@ -18,6 +18,8 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
+from attnres.cli._terminal import working
+
 
 def command(
     plain: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SRC")],
@@ -35,8 +37,8 @@ def command(
     from attnres.hf.convert import convert
 
     console = Console()
-    with console.status("starting") as status:
-        done = convert(plain, target, connection, lossy, lambda text: status.update(text))
+    with working(console, "starting") as tell:
+        done = convert(plain, target, connection, lossy, tell)
     console.print(f"{target}: {done.connection}", highlight=False, soft_wrap=True)
     console.print(
         f"  {done.added:,} parameters in {len(done.tensors)} tensors {'kept beside' if done.upgraded else 'added to'} "

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from attnres.cli._checks import check_at_least, check_output_file
 from attnres.cli._tables import print_line, print_table
+from attnres.cli._terminal import working
 from attnres.errors import UsageError
 from attnres.evaluation import check_model, compare_models, evaluate_model, load_tasks
 from attnres.evaluation.record import score_record, score_table
@@ -56,9 +57,13 @@ def command(
     for folder in models:
         check_model(folder)
     console = Console()
-    with console.status("loading the tasks"):
+    with working(console, "loading lm-eval and the tasks"):
         loaded = load_tasks(tasks)
-    scores, *rest = (evaluate_model(folder, loaded, batch_size, shots, limit) for folder in models)
+    found = []
+    for folder in models:
+        print_line(console, f"{folder}: scoring ..")  # lm-eval's own bars come once it has made its requests
+        found.append(evaluate_model(folder, loaded, batch_size, shots, limit))
+    scores, *rest = found
     others = rest[0] if rest else []
     differences = compare_models(scores, others)
     print_table(console, score_table(scores, others, differences, list(map(str, models))))

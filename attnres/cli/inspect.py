@@ -18,6 +18,7 @@ from rich.console import Console
 
 from attnres.cli._checks import check_output_folder
 from attnres.cli._tables import print_line, print_table
+from attnres.cli._terminal import working
 from attnres.report import write_report
 from attnres.report.comparison import sink_table
 from attnres.report.runs import run_report
@@ -41,7 +42,7 @@ def command(
     check_output_folder("--out", out)
     trained = load_run(run, best)
     console = Console()
-    with console.status("reading the depth of the model"):
+    with working(console, "reading the depth of the model"):
         data = run_report(trained, prompt)
         page = write_report(data, run / "report" if out is None else out)
     print_table(console, sink_table([(arm.name, profile) for arm, profile in data.profiled]))

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from attnres.cli._checks import check_output_file
 from attnres.cli._tables import print_line, print_table
-from attnres.cli._terminal import Terminal
+from attnres.cli._terminal import Terminal, working
 from attnres.texttable import TextTable
 
 
@@ -34,7 +34,7 @@ def command(
     """
     check_output_file("--out", out, ("connection", "rows"))
     console = Console()
-    with console.status("importing transformers"):
+    with working(console, "importing transformers"):
         from attnres.hf.survey import Outcome, Trial, known_types, survey, write_record
     chosen = types or tuple(known_types())
     trials: list[Trial] = []

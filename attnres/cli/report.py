@@ -20,6 +20,7 @@ from rich.console import Console
 
 from attnres.cli._checks import check_output_folder
 from attnres.cli._tables import print_line
+from attnres.cli._terminal import working
 from attnres.errors import UsageError
 from attnres.lab import experiments
 from attnres.lab.document import tables_page
@@ -51,7 +52,7 @@ def command(
         print(tables_page(records, results), end="")
         return 0
     console = Console()
-    with console.status("drawing"):
+    with working(console, "drawing"):
         page = write_results(records, out)
     print_line(console, f"{', '.join(records)}: {page}")
     return 0

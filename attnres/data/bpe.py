@@ -25,7 +25,7 @@ def vocabulary_size(name: str) -> int | None:
     if not name.startswith(BYTE_PAIRS):
         return None
     size = name.removeprefix(BYTE_PAIRS)
-    if not (size.isdecimal() and int(size) > FEWEST):
+    if not (size.isdecimal() and len(size) < 10 and int(size) > FEWEST):
         raise UsageError(f"tokenizer {name!r}: write bpe:N with N above {FEWEST} (all bytes and the end of a text)")
     return int(size)
 

@@ -32,6 +32,23 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
+UNPACK, CONVERT, AS_DATASET = "unpack it first", "convert it to text first", "give it as --data.dataset"
+# How files begin that are often given for text, what they are, and what to do.
+BINARY = {
+    b"\x1f\x8b": ("gzip-compressed", UNPACK),
+    b"BZh": ("bzip2-compressed", UNPACK),
+    b"\xfd7zXZ": ("xz-compressed", UNPACK),
+    b"\x28\xb5\x2f\xfd": ("zstd-compressed", UNPACK),
+    b"PK\x03\x04": ("a ZIP archive or an office document", "unpack or convert it first"),
+    b"7z\xbc\xaf": ("a 7-Zip archive", UNPACK),
+    b"PAR1": ("a Parquet file", AS_DATASET),
+    b"ARROW1": ("an Arrow file", AS_DATASET),
+    b"%PDF": ("a PDF", CONVERT),
+    b"\xd0\xcf\x11\xe0": ("an office document", CONVERT),
+    b"SQLite format 3": ("an SQLite database", CONVERT),
+    b"\x89HDF": ("an HDF5 file", CONVERT),
+    b"\x93NUMPY": ("a NumPy array", CONVERT),
+}
 
 
 @dataclass(frozen=True)
@@ -156,6 +173,9 @@ def _decode(content: bytes) -> str:
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
+        for begin, (kind, advice) in BINARY.items():
+            if content.startswith(begin):
+                raise _NotText(f"is {kind}; {advice}") from None
         raise _NotText(f"is not UTF-8 text (byte {error.start}); convert or omit it") from None
 
 

@@ -98,7 +98,7 @@ class RunConfig:
             check_count(name, getattr(self, name))
         if self.tokens_per_step > LARGEST_COUNT:
             raise UsageError(
-                f"a step of {self.tokens_per_step} tokens is too large; take a smaller batch_size or fewer micro-batches"
+                f"a step of {self.tokens_per_step} tokens is too large; give a smaller batch_size or accumulate less"
             )
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"seed must be at least 0 and below 2^63, not {self.seed}")

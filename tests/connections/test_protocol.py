@@ -220,7 +220,11 @@ class A(Connection):
         ("empty.py:A", "", "it defines none"),
         ("nulls.py:A", "\0", "nulls.py: source code string cannot contain null bytes; mend"),
         ("leaves.py:A", "import sys; sys.exit('no more')", "leaves.py fails with SystemExit: no more; mend it"),
-        ("wants.py:A", CLASS + "super().__init__(dim, sites)", "wants.py:A cannot be made: TypeError: A.__init__() missing"),
+        (
+            "wants.py:A",
+            CLASS + "super().__init__(dim, sites)",
+            "wants.py:A cannot be made: TypeError: A.__init__()",
+        ),
         ("wants.py:A:rate=1", CLASS + "self.part = nn.Linear(1, 1)", "cannot be made: AttributeError: cannot assign"),
     ],
 )

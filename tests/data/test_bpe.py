@@ -56,8 +56,15 @@ def test_it_is_learned_once_and_is_the_same_every_time(folder, tmp_path):
     )
 
 
+def test_fewer_ids_than_asked_for_are_told(folder, caplog):
+    learned = open_(folder, "bpe:300").vocab_size
+    assert learned == 300 and not caplog.messages
+    learned = open_(folder, "bpe:99999").vocab_size
+    assert caplog.messages == [f"bpe:99999: the text has no more to learn than {learned:,} ids"] and learned < 99999
+
+
 def test_what_cannot_be_is_one_line(folder):
-    for name in ("bpe:", "bpe:257", "bpe:2k"):
+    for name in ("bpe:", "bpe:257", "bpe:2k", "bpe:99999999999999999999"):
         with pytest.raises(UsageError, match=rf"tokenizer '{name}': write bpe:N with N above 257"):
             open_(folder, name)
     for file in list(folder.iterdir())[1:]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import sys
@@ -214,6 +215,21 @@ def test_text_errors_are_one_line(open_, tmp_path):
     for paths in (("latin.txt", "*.txt"), ("*.txt", "latin.txt")):  # named by the user, wherever else it is found
         with pytest.raises(UsageError, match=r"latin\.txt is not UTF-8"):
             open_(*paths)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (gzip.compress(b"text"), "is gzip-compressed; unpack it first"),
+        (b"PAR1\x15\x04\xff", "is a Parquet file; give it as --data.dataset"),
+        (b"PK\x03\x04\xff", "is a ZIP archive or an office document; unpack or convert it first"),
+        (b"%PDF-1.7\n\xe2\xe3", "is a PDF; convert it to text first"),
+    ],
+)
+def test_a_well_known_format_is_told_by_name(open_, tmp_path, content, message):
+    (tmp_path / "given").write_bytes(content)
+    with pytest.raises(UsageError, match=f"given {message}$"):
+        open_("given")
 
 
 def test_a_file_that_cannot_be_read_is_named(open_, tmp_path, monkeypatch):

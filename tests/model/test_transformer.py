@@ -184,6 +184,15 @@ def test_tokens_of_bytes_or_of_floats_are_refused():
             model(torch.zeros(1, 4, dtype=dtype))
 
 
+def test_tokens_that_are_no_tensor_or_no_ids_are_refused():
+    model = Transformer(TransformerConfig(vocab_size=8, dim=16, layers=1))
+    with pytest.raises(UsageError, match=r"a tensor \[batch, time\] of int64, not list"):
+        model([[1, 2]])
+    for tokens, told in ((torch.tensor([[1, 8]]), "1 to 8"), (torch.tensor([[-1, 3]]), "-1 to 3")):
+        with pytest.raises(UsageError, match=f"tokens must be 0 to 7, not {told}"):
+            model(tokens)
+
+
 def test_too_long_a_sequence_is_refused():
     with pytest.raises(UsageError, match="33 tokens do not fit the model's context of 32"):
         Transformer(TransformerConfig(**SMALL))(torch.zeros(1, 33, dtype=torch.long))

@@ -14,7 +14,7 @@ def test_bad_input_is_named():
     with pytest.raises(UsageError, match="at least one"):
         depth_attention([], q)
     for sources, query in (([x], [0.0] * 4), ([x.numpy()], q), ({0: x}, q)):
-        with pytest.raises(UsageError, match="must be tensors, not (list|ndarray|int)"):
+        with pytest.raises(UsageError, match=r"must be tensors, not (list|ndarray|int)"):
             depth_attention(sources, query)
     with pytest.raises(UsageError, match="one shape"):
         depth_attention([x, torch.randn(3, 4)], q)
