@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -31,7 +32,6 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
 
 
 MOST_RUNS = 1000
-MOST_TIMES = 1e6
 
 
 def check_seeds(seeds: int, workers: int) -> None:
@@ -39,6 +39,6 @@ def check_seeds(seeds: int, workers: int) -> None:
     check_count("workers", workers, MOST_RUNS)
 
 
-def check_positive(name: str, values: Sequence[float]) -> None:
-    if not values or len(set(values)) < len(values) or not all(0 < value <= MOST_TIMES for value in values):
-        raise UsageError(f"{name}: give at least one positive number up to {MOST_TIMES:g}, each once")
+def check_positive(name: str, values: Sequence[float], most: float = sys.float_info.max) -> None:
+    if not values or len(set(values)) < len(values) or not all(0 < value <= most for value in values):
+        raise UsageError(f"{name}: give at least one positive number, each once")

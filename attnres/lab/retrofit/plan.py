@@ -85,7 +85,7 @@ def plan(options: Options, out: Path) -> Plan:
         raise UsageError("give at least two arms, each once; the first is the baseline")
     check_seeds(options.seeds, options.workers)
     check_positive("grid", options.grid)
-    check_positive("fractions", options.fractions)
+    check_positive("fractions", options.fractions, most=1e6)
     check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
     chosen = Plan(options, arms, out)
     for arm in arms:
