@@ -192,7 +192,8 @@ void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList grad_
   check_each("statistics", statistics, {sources[0].numel() / shape.back(), width}, shape);
 }
 
-// grad_lses: {} is zero. grad_sums: {}, or what is added to the gradient of the last source. prior: {}, S lses with outs, or S lses and S outs without: D_j needs the one or the other.
+// grad_lses: {} is zero. grad_sums: {}, or what is added to the gradient of the last source. prior: {}, S lses with
+// outs, or S lses and S outs without: D_j needs the one or the other.
 // Returns the gradients of sources, queries, gains and prior (S outs, then S lses).
 Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList grad_sums_, TensorList sources_,
                          TensorList queries, TensorList gains, TensorList outs_, TensorList lses_, TensorList prior_,
