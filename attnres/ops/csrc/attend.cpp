@@ -108,12 +108,12 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
   parallel(tokens, 16, [&](int64_t first, int64_t last) {
     const int64_t weights = 2 * s * stride + s + 1 + n * (s + 1);
     const Scratch scratch(weights, (rows + s) * d);
-    float* const scores = scratch.data();               // [s, stride]
-    float* const p = scores + s * stride;               // [s, stride]
-    float* const dotted = p + s * stride;               // [s + 1]: c_j . v_i, then v_i . v_i
-    float* const not_kept = dotted + s + 1;             // [n (s + 1)]
+    float* const scores = scratch.data();                 // [s, stride]
+    float* const p = scores + s * stride;                 // [s, stride]
+    float* const dotted = p + s * stride;                 // [s + 1]: c_j . v_i, then v_i . v_i
+    float* const not_kept = dotted + s + 1;               // [n (s + 1)]
     float* const row_scratch = scratch.data() + weights;  // [rows, d]
-    float* const out_scratch = row_scratch + rows * d;  // [s, d]
+    float* const out_scratch = row_scratch + rows * d;    // [s, d]
     std::vector<const float*> v(rows), with(s + 1);
     std::vector<float*> to(s);
     for (int64_t j = 0; j < s; ++j) with[j] = &c[j * d];
