@@ -168,6 +168,23 @@ def forward_kernel(
     tl.store(lse + t, top + tl.log(total))
 
 
+@triton.jit
+def _mean(sources, out, prior_out, prior_lse, scores, g, top, scale, n, t, row, inside, DTYPE, ALIGNED):
+    """The mean over the softmax of the products of rows and gradient g: by the output if given, else by each row."""
+    if len(out) > 0:
+        mean = tl.sum(g * tl.load(out[0] + row, mask=inside, other=0.0).to(tl.float32))
+    else:
+        mean = tl.full((), 0.0, tl.float32)
+        if len(prior_out) > 0:
+            before = tl.load(prior_out[0] + row, mask=inside, other=0.0).to(tl.float32)
+            mean = tl.exp(tl.load(prior_lse[0] + t) - top) * tl.sum(g * before)
+        for i in range(n):
+            v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
+            mean += tl.exp(tl.load(scores + i) - top) * tl.sum(g * v)
+        mean *= scale
+    return mean
+
+
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=LISTS)
 def backward_kernel(
     sources,  # n tensors [tokens, D], as the next
@@ -207,22 +224,14 @@ def backward_kernel(
         grad_top = tl.full((), 0.0, tl.float32)
         if len(grad_lse) > 0:
             grad_top = tl.load(grad_lse[0] + t)
-        mean = tl.full((), 0.0, tl.float32)
-        if len(out) > 0:
-            mean = tl.sum(g * tl.load(out[0] + row, mask=inside, other=0.0).to(tl.float32))
+        scores = here + n
+        mean = _mean(sources, out, prior_out, prior_lse, scores, g, top, scale, n, t, row, inside, DTYPE, ALIGNED)
         g *= scale
-        if len(out) == 0:
-            if len(prior_out) > 0:
-                before = tl.load(prior_out[0] + row, mask=inside, other=0.0).to(tl.float32)
-                mean = tl.exp(tl.load(prior_lse[0] + t) - top) * tl.sum(g * before)
-            for i in range(n):
-                v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
-                mean += tl.exp(tl.load(here + n + i) - top) * tl.sum(g * v)
 
         ds_sum = tl.full((), 0.0, tl.float32)
         for i in range(n):  # the rows are read again, now from the cache
             v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
-            r, score = tl.load(here + i), tl.load(here + n + i)  # [], []
+            r, score = tl.load(here + i), tl.load(scores + i)  # [], []
             p = tl.exp(score - top)
             ds = p * (tl.sum(g * v) - mean + grad_top)  # []: the score's gradient
             dc += (ds * r) * v

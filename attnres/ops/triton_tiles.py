@@ -56,6 +56,22 @@ def keys_kernel(queries, gains, keys, D: tl.constexpr, CHANNELS: tl.constexpr):
         tl.store(keys + j * D + channel, c, mask=inside)
 
 
+@triton.jit
+def _scores(sources, keys, i, t, j, real, n, eps, D: tl.constexpr, CHANNELS: tl.constexpr, DTYPE, ALIGNED):
+    """1/rms of the sources i, [ROWS], and their scores, [ROWS, QUERIES]."""
+    squares = tl.zeros([ROWS, CHANNELS], tl.float32)
+    along_c = tl.zeros([ROWS, j.shape[0]], tl.float32)
+    for start in range(0, D, CHANNELS):
+        channel = start + tl.arange(0, CHANNELS)[None, :]  # [1, CHANNELS]
+        v = load(sources, i[:, None], t * D + channel, (i[:, None] < n) & (channel < D), DTYPE, ALIGNED)
+        c = tl.load(keys + j[:, None] * D + channel, mask=real[:, None] & (channel < D), other=0.0)
+        wide = v.to(tl.float32)
+        squares += wide * wide
+        along_c = _product(v, tl.trans(c), along_c)
+    r = 1.0 / tl.sqrt_rn(tl.sum(squares, 1) / D + eps)
+    return r, along_c * r[:, None]
+
+
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=LISTS)
 def forward_kernel(
     sources,  # n tensors [tokens, D]
@@ -90,17 +106,7 @@ def forward_kernel(
 
     for first in range(0, _stop(sources, n), ROWS):
         i = first + tl.arange(0, ROWS)  # [ROWS]
-        squares = tl.zeros([ROWS, CHANNELS], tl.float32)
-        along_c = tl.zeros([ROWS, QUERIES], tl.float32)
-        for start in range(0, D, CHANNELS):
-            channel = start + tl.arange(0, CHANNELS)[None, :]  # [1, CHANNELS]
-            v = load(sources, i[:, None], t * D + channel, (i[:, None] < n) & (channel < D), DTYPE, ALIGNED)
-            c = tl.load(keys + j[:, None] * D + channel, mask=real[:, None] & (channel < D), other=0.0)
-            wide = v.to(tl.float32)
-            squares += wide * wide
-            along_c = _product(v, tl.trans(c), along_c)
-        r = 1.0 / tl.sqrt_rn(tl.sum(squares, 1) / D + eps)  # [ROWS]
-        score = along_c * r[:, None]  # [ROWS, QUERIES]
+        r, score = _scores(sources, keys, i, t, j, real, n, eps, D, CHANNELS, DTYPE, ALIGNED)
         tl.store(statistics + i, r, mask=i < n)
         tl.store(scores + i[:, None], score, mask=(i[:, None] < n) & real[None, :])
         score = tl.where(i[:, None] < n, score, float("-inf"))
@@ -126,6 +132,50 @@ def forward_kernel(
             score = tl.load(scores + i, mask=(i < n) & real[None, :], other=float("-inf"))
             acc = _product(tl.trans(v), tl.exp(score - lse[None, :]), acc)
         store(outs, j[None, :], row[:, None], inside, scale * acc, outs[0].dtype.element_ty, ALIGNED)
+
+
+@triton.jit
+def _along(tensors, others, t, j, real, D: tl.constexpr, CHANNELS: tl.constexpr, ALIGNED):
+    """The products of each query's rows of two lists, [QUERIES]."""
+    products = tl.zeros([j.shape[0], CHANNELS], tl.float32)
+    for start in range(0, D, CHANNELS):
+        channel = start + tl.arange(0, CHANNELS)[None, :]
+        inside = real[:, None] & (channel < D)
+        one = load(tensors, j[:, None], t * D + channel, inside, tensors[0].dtype.element_ty, ALIGNED)
+        other = load(others, j[:, None], t * D + channel, inside, others[0].dtype.element_ty, ALIGNED)
+        products += one.to(tl.float32) * other.to(tl.float32)
+    return tl.sum(products, 1)
+
+
+@triton.jit
+def _along_g(sources, grad_outs, i, t, j, real, n, scale, D: tl.constexpr, CHANNELS: tl.constexpr, DTYPE, ALIGNED):
+    """The products of the sources i [ROWS, 1] and the queries' gradients, [ROWS, QUERIES]."""
+    GIVEN: tl.constexpr = grad_outs[0].dtype.element_ty
+    along_g = tl.zeros([ROWS, j.shape[0]], tl.float32)
+    for start in range(0, D, CHANNELS):
+        channel = start + tl.arange(0, CHANNELS)[None, :]
+        row = t * D + channel
+        v = load(sources, i, row, (i < n) & (channel < D), DTYPE, ALIGNED)
+        g = load(grad_outs, j[:, None], row, real[:, None] & (channel < D), GIVEN, ALIGNED).to(tl.float32)
+        along_g = _product(v, tl.trans(scale * g), along_g)
+    return along_g
+
+
+@triton.jit
+def _slopes(statistics, scores, slopes, along, i, real, n, lse, mean, grad_lse, D: tl.constexpr):
+    """Make of the products along the sources i [ROWS] what their gradients take of v and of each c.
+
+    Returns the sums of the scores' gradients, [QUERIES].
+    """
+    there = (i[:, None] < n) & real[None, :]
+    r = tl.load(statistics + i, mask=i < n, other=0.0)  # [ROWS]
+    score = tl.load(scores + i[:, None], mask=there, other=float("-inf"))
+    p = tl.exp(score - lse[None, :])  # [ROWS, QUERIES]
+    ds = p * (tl.load(along + i[:, None], mask=there, other=0.0) - mean[None, :] + grad_lse[None, :])
+    tl.store(along + i[:, None], ds * r[:, None], mask=there)
+    along_v = tl.sum(ds * tl.where(there, score, 0.0), 1)  # [ROWS]
+    tl.store(slopes + i, -along_v * r * r / D, mask=i < n)
+    return tl.sum(ds, 0)
 
 
 @triton.jit(do_not_specialize=INTEGERS, do_not_specialize_on_alignment=LISTS)
@@ -154,7 +204,6 @@ def backward_kernel(
     GRAD_DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    GIVEN: tl.constexpr = grad_outs[0].dtype.element_ty
     t = tl.program_id(0).to(tl.int64)
     j = tl.arange(0, QUERIES)  # [QUERIES]
     real = j < len(lses)  # [QUERIES]
@@ -164,32 +213,16 @@ def backward_kernel(
     along = (slopes + n * (1 + j))[None, :]  # [1, QUERIES]: of source 0
     lse = load(lses, j, t, real, tl.float32, False)
     mean = tl.zeros([QUERIES], tl.float32)
-    if len(outs) + len(prior_outs) > 0:
-        products = tl.zeros([QUERIES, CHANNELS], tl.float32)
-        for start in range(0, D, CHANNELS):
-            channel = start + tl.arange(0, CHANNELS)[None, :]
-            row = t * D + channel
-            inside = real[:, None] & (channel < D)
-            g = load(grad_outs, j[:, None], row, inside, GIVEN, ALIGNED).to(tl.float32)
-            if len(outs) > 0:
-                products += g * load(outs, j[:, None], row, inside, outs[0].dtype.element_ty, ALIGNED)
-            else:
-                before = load(prior_outs, j[:, None], row, inside, prior_outs[0].dtype.element_ty, ALIGNED)
-                products += scale * g * before.to(tl.float32)
-        mean = tl.sum(products, 1)
-        if len(prior_outs) > 0:
-            mean *= tl.exp(load(prior_lses, j, t, real, tl.float32, False) - lse)
+    if len(outs) > 0:
+        mean = _along(grad_outs, outs, t, j, real, D, CHANNELS, ALIGNED)
+    elif len(prior_outs) > 0:
+        share = tl.exp(load(prior_lses, j, t, real, tl.float32, False) - lse)
+        mean = scale * share * _along(grad_outs, prior_outs, t, j, real, D, CHANNELS, ALIGNED)
 
     for first in range(0, _stop(sources, n), ROWS):
         i = first + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
         there = (i < n) & real[None, :]  # [ROWS, QUERIES]
-        along_g = tl.zeros([ROWS, QUERIES], tl.float32)
-        for start in range(0, D, CHANNELS):
-            channel = start + tl.arange(0, CHANNELS)[None, :]
-            row = t * D + channel
-            v = load(sources, i, row, (i < n) & (channel < D), DTYPE, ALIGNED)
-            g = load(grad_outs, j[:, None], row, real[:, None] & (channel < D), GIVEN, ALIGNED).to(tl.float32)
-            along_g = _product(v, tl.trans(scale * g), along_g)
+        along_g = _along_g(sources, grad_outs, i, t, j, real, n, scale, D, CHANNELS, DTYPE, ALIGNED)
         tl.store(along + i, along_g, mask=there)
         if len(outs) == 0:
             p = tl.exp(tl.load(scores + i, mask=there, other=float("-inf")) - lse[None, :])
@@ -202,15 +235,7 @@ def backward_kernel(
         grad_lse = load(grad_lses, j, t, real, tl.float32, False)
     for first in range(0, _stop(sources, n), ROWS):
         i = first + tl.arange(0, ROWS)  # [ROWS]
-        there = (i[:, None] < n) & real[None, :]
-        r = tl.load(statistics + i, mask=i < n, other=0.0)  # [ROWS]
-        score = tl.load(scores + i[:, None], mask=there, other=float("-inf"))
-        p = tl.exp(score - lse[None, :])  # [ROWS, QUERIES]
-        ds = p * (tl.load(along + i[:, None], mask=there, other=0.0) - mean[None, :] + grad_lse[None, :])
-        ds_sum += tl.sum(ds, 0)
-        tl.store(along + i[:, None], ds * r[:, None], mask=there)
-        along_v = tl.sum(ds * tl.where(there, score, 0.0), 1)  # [ROWS]
-        tl.store(slopes + i, -along_v * r * r / D, mask=i < n)
+        ds_sum += _slopes(statistics, scores, slopes, along, i, real, n, lse, mean, grad_lse, D)
     if len(prior_lses) > 0:
         # All the scores' gradients, the prior's included, add up to that of lse.
         store(grad_prior_lses, j, t, real, grad_lse - ds_sum, tl.float32, False)
@@ -220,7 +245,8 @@ def backward_kernel(
         channel = start + tl.arange(0, CHANNELS)[None, :]
         row = t * D + channel
         inside = real[:, None] & (channel < D)
-        g = scale * load(grad_outs, j[:, None], row, inside, GIVEN, ALIGNED).to(tl.float32)  # [QUERIES, CHANNELS]
+        g = load(grad_outs, j[:, None], row, inside, grad_outs[0].dtype.element_ty, ALIGNED)
+        g = scale * g.to(tl.float32)  # [QUERIES, CHANNELS]
         c = tl.load(keys + j[:, None] * D + channel, mask=inside, other=0.0)  # [QUERIES, CHANNELS]
         if len(prior_lses) > 0:
             share = tl.exp(load(prior_lses, j, t, real, tl.float32, False) - lse)
