@@ -1,7 +1,7 @@
 # make demo [QUICK=1]   compare residual connections on this machine, from nothing
 # make test             the whole test suite, from nothing
 # make docs             the guides and the API reference as a site, in site/, from nothing
-# make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 5 GB of their own
+# make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 3 GB of their own; needs gcc
 # Each makes .venv first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
@@ -45,10 +45,12 @@ torchtitan: .venv-torchtitan/ready
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-# torch 2.14 comes as one build, with CUDA's libraries, which import on a machine without a GPU too
-.venv-torchtitan/ready: pyproject.toml
+# torch 2.14 comes as one build, linked to CUDA's libraries: tests/torchtitan/without_cuda.py says how it does without
+.venv-torchtitan/ready: pyproject.toml tests/torchtitan/without_cuda.py
 	$(PYTHON) -m venv .venv-torchtitan
-	.venv-torchtitan/bin/pip install --quiet --editable '.[torchtitan]' pytest pytest-timeout pytest-xdist hypothesis
+	.venv-torchtitan/bin/pip install --quiet --no-deps torch==2.14.1 nvidia-cuda-runtime==13.0.96
+	.venv-torchtitan/bin/python tests/torchtitan/without_cuda.py
+	.venv-torchtitan/bin/pip install --quiet --editable '.[torchtitan,eval]' pytest pytest-timeout pytest-xdist hypothesis
 	touch $@
 
 clean:

@@ -34,6 +34,8 @@ SIZES = {
     ("qwen3", "debug"): Size("debugmodel", qwen3.qwen3_debugmodel, None),
     ("qwen3", "1b"): Size("1.7B", qwen3.qwen3_1_7b, None),
     ("qwen3", "8b"): Size("8B", qwen3.qwen3_14b, "./assets/hf/Qwen3-8B"),
+    ("qwen3-moe", "debug"): Size("debugmodel_moe", qwen3.qwen3_moe_debug, None),
+    ("qwen3-moe", "30b"): Size("30B-A3B", qwen3.qwen3_30b_a3b, None),
 }
 
 

@@ -40,11 +40,13 @@ def export(checkpoint: Path, target: Path, config: Any) -> None:
         config: the `Trainer.Config` that the run had. A tokenizer in its `hf_assets_path` comes along.
 
     Raises:
-        UsageError: the checkpoint is not one of that model, or `target` is there already.
+        UsageError: the checkpoint is not one of that model, `target` is there already, or a mixture of experts.
     """
     if target.exists():
         raise UsageError(f"{target} is there already; give a folder that is not")
     spec = config.model_spec
+    if any(block.moe is not None for block in spec.model.layers):
+        raise UsageError("torchtitan gives a router a bias for which transformers' Qwen 3 has no place; train it dense")
     with torch.device("meta"):
         state = spec.model.build().state_dict()
     state = {name: torch.empty_like(tensor, device="cpu") for name, tensor in state.items()}
@@ -67,7 +69,7 @@ def export(checkpoint: Path, target: Path, config: Any) -> None:
 
 
 def transformers_model(config: Any) -> Any:
-    """Make the transformers model with a connection that a `model_registry`'s model is, with weights of its own."""
+    """Make the transformers model that a dense `model_registry`'s model is, with its connection and weights of its own."""
     import transformers
 
     block = config.layers[0]

@@ -36,7 +36,7 @@ class DepthLlama3(DepthDecoder):
 
 
 class DepthQwen3(DepthDecoder):
-    """A dense Qwen 3 with a connection."""
+    """Qwen 3 with a connection, dense or with a mixture of experts."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Qwen3Model.Config):
@@ -51,6 +51,7 @@ class DepthQwen3(DepthDecoder):
 FAMILIES: dict[str, tuple[Callable[..., ModelSpec], type[DepthDecoder]]] = {
     "llama3": (llama3.model_registry, DepthLlama3),
     "qwen3": (qwen3.model_registry, DepthQwen3),
+    "qwen3-moe": (qwen3.model_registry, DepthQwen3),
 }
 
 
@@ -117,7 +118,6 @@ def _on_meta(connection: str, model: Any) -> Connection:
 def _checked(parallelism: Any) -> Any:
     if parallelism.spmd_backend != "partial_dtensor":
         raise UsageError("connections need --parallelism.spmd_backend partial_dtensor")
-    for name in ("context", "expert"):
-        if getattr(parallelism, f"{name}_parallel_degree") > 1:
-            raise UsageError(f"attnres.torchtitan has no {name} parallelism; leave its degree at 1")
+    if parallelism.context_parallel_degree > 1:
+        raise UsageError("attnres.torchtitan has no context parallelism; leave its degree at 1")
     return parallelism

@@ -16,7 +16,6 @@ from torchtitan.models.common.decoder import Decoder
 from torchtitan.protocols.module import Module, ModuleDict
 
 from attnres.connections import Connection, Sublayer, Values, connection_class, make_connection
-from attnres.errors import UsageError
 from attnres.parallel.build import put
 from attnres.parallel.chunk import on_its_own_node
 from attnres.parallel.plan import ChunkPlan
@@ -33,16 +32,25 @@ class Half(Module):
         norm: Any
         attention: Any = None
         feed_forward: Any = None
+        moe: Any = None
 
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.norm = None if config.norm is None else config.norm.build()
         self.attention = None if config.attention is None else config.attention.build()
         self.feed_forward: Any = None if config.feed_forward is None else config.feed_forward.build()
+        self.moe: Any = None if config.moe is None else config.moe.build()
+
+    @property
+    def moe_enabled(self) -> bool:
+        """Whether `moe.routed_experts` is there: what torchtitan asks a block before it shards and balances experts."""
+        return self.moe is not None
 
     def forward(self, h: Tensor, attention_masks: Any = None, positions: Tensor | None = None) -> Tensor:
         x = h if self.norm is None else self.norm(h)
-        return self.feed_forward(x) if self.attention is None else self.attention(x, attention_masks, positions)
+        if self.attention is not None:
+            return self.attention(x, attention_masks, positions)
+        return self.feed_forward(x) if self.moe is None else self.moe(x)
 
 
 class Depth(Module):
@@ -147,11 +155,9 @@ class DepthDecoder(Decoder):
 
 
 def _halves(block: Any, pre_norm: bool) -> list[Half.Config]:
-    if block.feed_forward is None:
-        raise UsageError("attnres.torchtitan takes dense models; this one has a mixture of experts")
     return [
         Half.Config(norm=block.attention_norm if pre_norm else None, attention=block.attention),
-        Half.Config(norm=block.ffn_norm if pre_norm else None, feed_forward=block.feed_forward),
+        Half.Config(norm=block.ffn_norm if pre_norm else None, feed_forward=block.feed_forward, moe=block.moe),
     ]
 
 

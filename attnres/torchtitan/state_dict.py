@@ -41,7 +41,7 @@ def in_halves(name: str) -> str:
     """The other way: layers.2.ffn_norm is layers.5.norm."""
 
     def half(match: re.Match[str]) -> str:
-        second = match[2] in ("ffn_norm", "feed_forward")
+        second = match[2] in ("ffn_norm", "feed_forward", "moe")
         return f"layers.{2 * int(match[1]) + second}.{'norm' if match[2] in NORMS else match[2]}."
 
     return re.sub(r"^layers\.(\d+)\.(\w+)\.", half, name)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
+from torch.distributed.tensor import DTensor
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import CrossEntropyLoss
+from torchtitan.components.optimizer import default_adamw
 from torchtitan.components.tokenizer import BaseTokenizer
 from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.common.config_utils import decoder_vocab_size
+from torchtitan.models.common.moe import GroupedExperts
 
 from attnres.torchtitan import config_registry as product
 
-TIME = 32
+TIME, LR = 32, 1e-3
 
 
 class Tokens(torch.utils.data.IterableDataset):
@@ -50,6 +52,20 @@ class Loader(ParallelAwareDataloader):
         super().__init__(Tokens(dp_rank, dp_world_size), dp_rank, dp_world_size, batch_size=local_batch_size)
 
 
+class ExactExperts(GroupedExperts):
+    """torchtitan's experts in float32: theirs multiply in bfloat16, and layouts would differ by that rounding."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(GroupedExperts.Config):
+        pass
+
+    def forward(self, x_RD, num_tokens_per_expert_E):
+        weights = [w.to_local() if isinstance(w, DTensor) else w for w in (self.w1_EFD, self.w2_EDF, self.w3_EFD)]
+        rows = x_RD.split(num_tokens_per_expert_E.long().tolist())
+        silu = torch.nn.functional.silu
+        return torch.cat([(silu(x @ w1.T) * (x @ w3.T)) @ w2.T for x, w1, w2, w3 in zip(rows, *weights, strict=True)])
+
+
 class NoTokenizer(BaseTokenizer):
     @dataclass(kw_only=True, slots=True)
     class Config(BaseTokenizer.Config):
@@ -74,32 +90,49 @@ def counting(pipeline):
     def build(*args, **settings):
         built = pipeline(*args, **settings)
         schedule = built[0]
-        traffic = (getattr(schedule, "_stages", None) or [schedule._stage])[0].traffic
+        step, traffic = schedule.step, (getattr(schedule, "_stages", None) or [schedule._stage])[0].traffic
         file = Path(os.environ["TRAFFIC"]) / f"{os.environ['RANK']}.json"
-        atexit.register(lambda: file.write_text(json.dumps([[*key, value] for key, value in traffic.items()])))
+
+        def counted(*inputs, **more):
+            result = step(*inputs, **more)
+            file.write_text(json.dumps([[*key, value] for key, value in traffic.items()]))
+            return result
+
+        schedule.step = counted
         return built
 
     return build
 
 
-def configuration(family: str, connection: str):
+def configuration(family: str, connection: str, steady: bool = False):
+    """The debug model; `steady` as the lab's trainer can have it too: one rate for all, no decay, plain RoPE."""
     config = product.configuration(family, connection, "debug")
     if "TRAFFIC" in os.environ:
         config.model_spec = replace(config.model_spec, pipelining_fn=counting(config.model_spec.pipelining_fn))
     for block in config.model_spec.model.layers:
         block.attention.inner_attention = ScaledDotProductAttention.Config()
+        if block.moe is not None:
+            experts = block.moe.routed_experts.inner_experts
+            same = {field.name: getattr(experts, field.name) for field in fields(experts)}
+            block.moe.routed_experts.inner_experts = ExactExperts.Config(**{**same, "hidden_dim": 16})  # of 768
     config.loss = CrossEntropyLoss.Config(global_vocab_size=decoder_vocab_size(config.model_spec))
     config.dataloader, config.tokenizer = Loader.Config(), NoTokenizer.Config()
     config.activation_checkpoint = None
     config.training.seq_len, config.training.local_batch_size, config.training.steps = TIME, 4, 3
     config.training.mixed_precision_param = "float32"
     config.validator.dataloader, config.validator.freq, config.validator.steps = Loader.Config(), 1, 2
+    if steady:
+        config.optimizer = default_adamw(lr=LR, weight_decay=0.0)
+        config.lr_scheduler.warmup_steps, config.lr_scheduler.decay_ratio = 0, 0.0
+        for block in config.model_spec.model.layers:
+            block.attention.rope.scaling = "none"
     config.optimizer.implementation = "for-loop"
     return config
 
 
 def __getattr__(name: str):
-    family, _, connection = name.partition("_")
+    steady = name.startswith("steady_")
+    family, _, connection = name.removeprefix("steady_").partition("_")
     if name.startswith("_") or not connection:
         raise AttributeError(name)
-    return lambda: configuration(family, connection)
+    return lambda: configuration(family, connection, steady)

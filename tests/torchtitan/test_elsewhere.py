@@ -1,0 +1,133 @@
+"""Between torchtitan, transformers and the lab's own trainer: the same weights give the same losses."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+pytest.importorskip("torchtitan", reason="needs torch 2.14: make torchtitan has an environment for it")
+
+from attnres.cli import main
+from attnres.errors import UsageError
+from attnres.hf import load
+from attnres.hf.attach import connection_of
+from attnres.model import TransformerConfig
+from attnres.torchtitan.export import export, transformers_model
+from attnres.torchtitan.export import main as export_command
+from attnres.train import OptimizerConfig, RunConfig
+from attnres.train.trainer import Trainer
+from tests.evaluation.conftest import tasks  # noqa: F401  a fixture
+from tests.torchtitan.config_registry import LR, TIME, Tokens, configuration
+from tests.torchtitan.conftest import CONNECTION, assert_same, steps
+from tests.torchtitan.processes import train
+
+pytestmark = pytest.mark.timeout(900)  # several trainers of several processes on a machine of two cores
+
+BATCH = 4
+
+
+def loss_at(model, step: int) -> float:
+    """The loss of a model of transformers on the batch of that step."""
+    drawn = itertools.islice(Tokens(0, 1), (step - 1) * BATCH, step * BATCH)
+    inputs, labels = zip(*drawn, strict=True)
+    tokens = torch.stack([given["input"] for given in inputs])
+    with torch.no_grad():
+        return torch.nn.functional.cross_entropy(model(tokens).logits.flatten(0, 1), torch.cat(labels)).item()
+
+
+def test_a_checkpoint_is_an_attached_model_and_back(alone, tmp_path):
+    """transformers' Llama with attnres.hf's connection goes on with torchtitan's loss, from trained weights."""
+    target = tmp_path / "attached"
+    checkpoint = str(alone[0] / "checkpoint/step-10")
+    assert export_command([checkpoint, str(target), "--module", "tests.torchtitan", "--config", CONNECTION]) == 0
+    model = load(target)
+    assert loss_at(model, 11) == pytest.approx(alone[1][10][0], abs=2e-5)
+
+    spec = configuration(*CONNECTION.split("_")).model_spec
+    adapter = spec.state_dict_adapter(spec.model, None)
+    there = dict(model.state_dict())
+    back = adapter.to_hf(adapter.from_hf(dict(there)))
+    assert there.keys() == back.keys() and all(torch.equal(there[name], back[name]) for name in there)
+
+
+def test_a_mixture_of_experts_is_not_exported(tmp_path):
+    with pytest.raises(UsageError, match="torchtitan gives a router a bias"):
+        export(tmp_path, tmp_path / "target", configuration("qwen3-moe", "block"))
+
+
+def named_in_the_lab(name: str) -> str:
+    """transformers' name of a Llama's weight as the lab's transformer with borrowed sublayers has it."""
+    ends = {"model.embed_tokens.weight": "embedding.weight", "model.norm.weight": "norm.weight"}
+    ends["lm_head.weight"] = "head.weight"
+    layer = re.fullmatch(r"model\.layers\.(\d+)\.(\w+)\.(.*)", name)
+    if layer is None:
+        return ends.get(name, name.removeprefix("model."))
+    second = layer[2] in ("post_attention_layernorm", "mlp")
+    return f"sublayers.{2 * int(layer[1]) + second}.{'norm' if 'norm' in layer[2] else 'block'}.{layer[3]}"
+
+
+def test_the_labs_trainer_takes_the_same_steps(run, tmp_path):
+    """Another model, another optimizer's groups, another loop: same weights, batches and settings, and the losses."""
+    folder, log = run(1, config=f"steady_{CONNECTION}")
+    export(folder / "checkpoint/step-0", tmp_path / "start", configuration(*CONNECTION.split("_")))
+    weights = load_file(tmp_path / "start/model.safetensors")
+    model = TransformerConfig(
+        vocab_size=2048, dim=256, layers=6, heads=16, hidden=768, context=TIME,
+        connection=CONNECTION.partition("_")[2], backbone="llama", norm_eps=1e-5, rope_base=5e5,
+    )  # fmt: skip
+    optimizer = OptimizerConfig(hidden="adamw", lr=LR, adamw_lr=LR, weight_decay=0.0, warmup=0.0, decay=0.0)
+    config = RunConfig(model=model, optimizer=optimizer, steps=20, batch_size=BATCH, device="cpu")
+    trainer = Trainer(config, SimpleNamespace(train=np.zeros(1000, np.int64)))  # type: ignore[arg-type]
+    trainer.model.load_state_dict({named_in_the_lab(name): tensor for name, tensor in weights.items()})
+    drawn = iter(Tokens(0, 1))
+
+    def batch() -> torch.Tensor:
+        rows = [next(drawn) for _ in range(BATCH)]
+        return torch.stack([torch.cat([x["input"], labels[-1:]]) for x, labels in rows])
+
+    trainer.sampler = SimpleNamespace(next=batch)  # type: ignore[assignment]
+    records = [trainer.train_step() for _ in range(20)]
+    assert_same([(record["loss"], record["grad_norm"]) for record in records], steps(log))
+
+
+@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+def test_torchtitan_starts_from_a_transformers_checkpoint(tmp_path, family):
+    """An attached model of each family: torchtitan's first loss is transformers' own, and it goes on from there."""
+    torch.manual_seed(0)
+    model = transformers_model(configuration(family, "block:block_size=5").model_spec.model)
+    with torch.no_grad():
+        for parameter in connection_of(model).parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(tmp_path / "start")
+    start = ("--checkpoint.enable", "--checkpoint.initial_load_in_hf", "--checkpoint.initial_load_path")
+    options = (*start, str(tmp_path / "start"), "--training.local_batch_size", "2")
+    log = train(tmp_path / "run", 2, *options, config=f"{family}_block:block_size=5")
+    losses = [loss for loss, _ in steps(log)]
+    assert losses[0] == pytest.approx(loss_at(model, 1), abs=1e-3)
+    assert len(losses) == 3 and losses[-1] < losses[0]
+
+
+def test_an_exported_checkpoint_is_evaluated(alone, tasks, tmp_path):  # noqa: F811
+    """Trained by torchtitan, exported with its tokenizer, scored by `attnres eval`."""
+    pytest.importorskip("lm_eval", reason="needs the extra eval")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
+    made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=made, eos_token=letters[0]).save_pretrained(tmp_path / "assets")
+    config = configuration(*CONNECTION.split("_"))
+    config.hf_assets_path = str(tmp_path / "assets")
+    export(alone[0] / "checkpoint/step-20", tmp_path / "exported", config)
+    out = tmp_path / "scores.json"
+    assert main(["eval", str(tmp_path / "exported"), "--tasks", tasks["choice"], tasks["text"], "--out", str(out)]) == 0
+    scores = {score["metric"]: score["value"] for score in json.loads(out.read_text())["scores"]}
+    assert 0 <= scores["acc"] <= 1 and 0 < scores["bits_per_byte"] < 30
