@@ -16,7 +16,7 @@ from torchtitan.trainer import Trainer
 
 from attnres.connections import connection_names
 from attnres.errors import UsageError
-from attnres.torchtitan.families import by_role, model_registry
+from attnres.torchtitan.families import connected
 
 
 class Size(NamedTuple):
@@ -48,12 +48,8 @@ def configuration(family: str, connection: str, size: str) -> Trainer.Config:
     if (family, size) not in SIZES:
         raise UsageError(f"no {family} of size {size}; there are {', '.join('_'.join(key) for key in SIZES)}")
     flavor, training, assets = SIZES[family, size]
-    config = training()
-    config.model_spec = model_registry(family, flavor, connection)
-    config.optimizer = by_role(config.optimizer, config.model_spec.model)
+    config = connected(training(), family, flavor, connection)
     config.hf_assets_path = assets or config.hf_assets_path
-    config.parallelism.spmd_backend = "partial_dtensor"  # the connection works on each rank's plain tensors
-    config.training.disable_cuda_graphs = True
     return config
 
 

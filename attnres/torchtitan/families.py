@@ -55,6 +55,25 @@ FAMILIES: dict[str, tuple[Callable[..., ModelSpec], type[DepthDecoder]]] = {
 }
 
 
+def connected(config: Any, family: str, flavor: str, connection: str) -> Any:
+    """Give a `Trainer.Config` a model with a connection, optimizer groups for it, and what it needs of torchtitan.
+
+    Args:
+        config: changed in place, and returned. Its optimizer has one group for all.
+        family: a name of `FAMILIES`.
+        flavor: torchtitan's name of a size, which replaces the one that the configuration has.
+        connection: NAME:OPTION=VALUE,OPTION=VALUE.
+
+    Raises:
+        UsageError: an unknown connection or option, or one with several reads.
+    """
+    config.model_spec = model_registry(family, flavor, connection)
+    config.optimizer = by_role(config.optimizer, config.model_spec.model)
+    config.parallelism.spmd_backend = "partial_dtensor"  # the connection works on each rank's plain tensors
+    config.training.disable_cuda_graphs = True
+    return config
+
+
 def model_registry(family: str, flavor: str, connection: str, **options: Any) -> ModelSpec:
     """Make a model of torchtitan's with a connection in place of its residual.
 

@@ -54,6 +54,14 @@ def test_every_connection_has_a_configuration_that_can_be_built(family, size):
         assert len(made.layers) == made.connection.sites == 2 * len(model.layers)
 
 
+def test_the_guides_configuration_has_the_connection_that_it_names():
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/DISTRIBUTED.md").read_text(), re.DOTALL)
+    names: dict = {}
+    exec(compile(block, "docs/DISTRIBUTED.md", "exec"), names)
+    model = names["my_8b"]().model_spec.model
+    assert model.connection == "block:block_size=8" and len(model.layers) == 32
+
+
 def test_several_reads_are_refused():
     with pytest.raises(UsageError, match="torchtitan's sublayers read one mixture"):
         config_registry.configuration("llama3", "block:reads=qkv", "debug")
@@ -69,7 +77,7 @@ def test_torchrun_starts_it(start, alone, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(start(CONNECTION), folder)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    trainer = ["-m", "tests.torchtitan.on_cpu", "--", "--module", "tests.torchtitan", "--config", CONNECTION]
+    trainer = ["-m", "tests.torchtitan.on_cpu", "--module", "tests.torchtitan", "--config", CONNECTION]
     command = [*launcher, *trainer, "--dump_folder", str(folder), "--checkpoint.enable", *HALF]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
