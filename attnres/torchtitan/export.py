@@ -69,7 +69,7 @@ def export(checkpoint: Path, target: Path, config: Any) -> None:
 
 
 def transformers_model(config: Any) -> Any:
-    """Make the transformers model that a dense `model_registry`'s model is, with its connection and weights of its own."""
+    """Make the attached transformers model that a dense `model_registry`'s model is, with weights of its own."""
     import transformers
 
     block = config.layers[0]
