@@ -50,7 +50,7 @@ def test_a_checkpoint_is_an_attached_model_and_back(alone, tmp_path):
     model = load(target)
     assert loss_at(model, 11) == pytest.approx(alone[1][10][0], abs=2e-5)
 
-    spec = configuration(*CONNECTION.split("_", 1)).model_spec
+    spec = configuration("llama3", CONNECTION.partition("_")[2]).model_spec
     adapter = spec.state_dict_adapter(spec.model, None)
     there = dict(model.state_dict())
     back = adapter.to_hf(adapter.from_hf(dict(there)))
@@ -76,7 +76,7 @@ def named_in_the_lab(name: str) -> str:
 def test_the_labs_trainer_takes_the_same_steps(run, tmp_path):
     """Another model, another optimizer's groups, another loop: same weights, batches and settings, and the losses."""
     folder, log = run(1, config=f"steady_{CONNECTION}")
-    export(folder / "checkpoint/step-0", tmp_path / "start", configuration(*CONNECTION.split("_", 1)))
+    export(folder / "checkpoint/step-0", tmp_path / "start", configuration("llama3", CONNECTION.partition("_")[2]))
     weights = load_file(tmp_path / "start/model.safetensors")
     model = TransformerConfig(
         vocab_size=2048, dim=256, layers=6, heads=16, hidden=768, context=TIME,
@@ -124,7 +124,7 @@ def test_an_exported_checkpoint_is_evaluated(alone, tasks, tmp_path):  # noqa: F
     made = Tokenizer(models.BPE({letter: number for number, letter in enumerate(letters)}, []))
     made.pre_tokenizer, made.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     PreTrainedTokenizerFast(tokenizer_object=made, eos_token=letters[0]).save_pretrained(tmp_path / "assets")
-    config = configuration(*CONNECTION.split("_", 1))
+    config = configuration("llama3", CONNECTION.partition("_")[2])
     config.hf_assets_path = str(tmp_path / "assets")
     export(alone[0] / "checkpoint/step-20", tmp_path / "exported", config)
     out = tmp_path / "scores.json"

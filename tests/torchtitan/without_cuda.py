@@ -39,7 +39,7 @@ def main() -> None:
     if not (libraries / "libtorch_cuda.so").exists():
         return  # macOS: a build without CUDA
     binaries = [*sorted(libraries.glob("*torch*.so")), libraries / "libc10_cuda.so"]
-    needed = set(LIBRARY.findall(_output("readelf", "-d", *binaries)))
+    needed: set[str] = set(LIBRARY.findall(_output("readelf", "-d", *binaries)))
     functions = defaultdict(set)
     for line in _output("nm", "-D", "--undefined-only", *binaries).splitlines():
         name, _, version = (line.split() or [""])[-1].partition("@")
