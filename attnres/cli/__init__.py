@@ -55,7 +55,7 @@ def main(argv: list[str] | None = None) -> int:
 
     try:
         code = _run(name, rest)
-        sys.stdout.flush()
+        print(end="", flush=True)  # sys.stdout is None where a shell has closed it: >&-
         return code
     except UsageError as error:
         if "TORCHELASTIC_RUN_ID" in os.environ:

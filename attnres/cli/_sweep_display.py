@@ -68,7 +68,8 @@ class SweepDisplay:
         self.progress.update(self.whole, completed=done, note=left)
         if not self.console.is_terminal and time.monotonic() - self.last_line > PLAIN_SECONDS:
             self.last_line = time.monotonic()
-            self.console.print(f"{done} of {self.steps} steps, {left}", highlight=False)
+            line = f"{done} of {self.steps} steps"
+            self.console.print(f"{line}, {left}" if left else line, highlight=False)
 
     def _time_left(self, spent: float) -> str:
         fresh = spent - (self.spent_at_start or 0.0)

@@ -30,10 +30,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from attnres.cli._recipe import named_recipe
-from attnres.cli._run_display import RunDisplay
+from attnres.cli._run_display import Output, RunDisplay
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
 from attnres.parallel.world import is_main, tell_launcher
@@ -68,7 +67,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
 
 def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
     """Train with progress on the terminal; return the exit code."""
-    console = Console(quiet=not is_main())
+    console = Output(quiet=not is_main())
     with RunDisplay(console) as display:
         try:
             summary = train(config, folder, listen=display.show, progress=display.opening, layout=layout)

@@ -37,6 +37,9 @@ WARM_UP_STEPS = 3
 """The first steps, which allocate and compile, do not count in the median step time."""
 
 
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class RunStopped(UsageError):
     """A run could not go on. The message says at which step, why, and which checkpoint is good."""
 
@@ -46,7 +49,7 @@ class Diverged(RunStopped):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl-C or SIGTERM: the run was saved, and the message says how to go on."""
+    """Ctrl-C, SIGTERM, a closed terminal or output: the run was saved, and the message says how to go on."""
 
 
 def train(
@@ -75,7 +78,7 @@ def train(
     Raises:
         UsageError: a bad configuration, corpus or layout, or a folder of another configuration or in use.
         RunStopped: numbers not finite, a full disk, a process lost.
-        Interrupted: Ctrl-C or SIGTERM; the run was saved.
+        Interrupted: Ctrl-C, SIGTERM, a closed terminal, a listener that cannot write; the run was saved.
     """
     run = RunFolder(folder)
     try:
@@ -168,6 +171,7 @@ class Loop:
         self.note = note
         self.checkpoints = trainer.checkpoints(folder.checkpoints.folder)
         self.listeners: list[Listener] = []
+        self.unheard: OSError | None = None
         self.last_good = resumed
         self.earlier_peak = 0
         if resumed:
@@ -196,10 +200,10 @@ class Loop:
         self._tell(self._start_record())
         with _stop_requested() as stop:
             while True:
-                if self.world.any(stop()) and trainer.step < steps:
+                if self.world.any(stop() or self.unheard is not None) and trainer.step < steps:
                     path = self._save().path
                     raise Interrupted(
-                        f"stopped at step {trainer.step} of {steps} and saved in {path}; "
+                        f"{self._why()}stopped at step {trainer.step} of {steps} and saved in {path}; "
                         "run the same command again to go on"
                     )
                 if self._due(self.config.evaluate_every) and self._validation_loss() is None:
@@ -254,8 +258,15 @@ class Loop:
         self._tell(record)
 
     def _tell(self, event: dict[str, Any]) -> None:
+        """Call the listeners. Where one cannot write, as to a pipe without a reader, the run is saved and stops."""
         for listen in self.listeners:
-            listen(event)
+            try:
+                listen(event)
+            except OSError as error:
+                self.unheard = error
+
+    def _why(self) -> str:
+        return f"the output cannot be written ({self.unheard.strerror}); " if self.unheard else ""
 
     def _peak_memory(self) -> int:
         return max(self.earlier_peak, self.memory.bytes())
@@ -299,12 +310,14 @@ class Loop:
 
 @contextmanager
 def _stop_requested() -> Iterator[Callable[[], bool]]:
-    """While the block runs, Ctrl-C and SIGTERM only make the yielded function true; a second one stops at once."""
+    """While the block runs, a signal of STOPS only makes the yielded function true; a second one stops at once."""
     requested = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield requested.is_set  # only the main thread may handle signals
         return
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.getsignal(number) for number in STOPS}
+    if previous.get(signal.SIGHUP) == signal.SIG_IGN:
+        del previous[signal.SIGHUP]  # nohup: to go on without a terminal is what it is for
 
     def request(number: int, frame: object) -> None:
         requested.set()

@@ -179,6 +179,20 @@ def test_help_teaches(capsys):
     assert RunConfig.__doc__ and "FOLDER" in text
 
 
+def test_a_reader_that_goes_loses_nothing(small, tmp_path):
+    command = f"{sys.executable} -m attnres train out {' '.join(small)} --steps 1000000 | head -n 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130 and done.stdout.count("\n") == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("attnres: the output cannot be written (Broken pipe); stopped at step")
+    assert load_run("out").step == read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]["step"]
+
+
+def test_output_that_is_closed(small):
+    command = f"{sys.executable} -m attnres train out {' '.join(small)} --steps 1 >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_ctrl_c_saves_and_says_how_to_go_on(small, tmp_path):
     command = [sys.executable, "-m", "attnres", "train", "out", *small, "--steps", "1000000"]
     process = subprocess.Popen(

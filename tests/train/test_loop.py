@@ -1,6 +1,7 @@
 """A run from the outside: what it writes, how it stops and goes on, what it keeps."""
 
 import dataclasses
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import torch
 import attnres
 from attnres.errors import UsageError
 from attnres.train import Interrupted, load_run, read_metrics, train
+from attnres.train.loop import STOPS
 from attnres.train.trainer import Trainer
 from tests.train.conftest import TIMING, results, steps_on_disk, stop_at, weights
 
@@ -86,23 +88,43 @@ def test_load_run(make_config, tmp_path):
     assert trainer.evaluate() == loss
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("step", [1, 4, 7])
 def test_stop_and_go_on_is_bit_equal(make_config, tmp_path, number, step):
     config = make_config(steps=10)
     train(config, tmp_path / "straight")
-    handlers = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    handlers = [signal.getsignal(n) for n in STOPS]
     with pytest.raises(Interrupted, match=f"stopped at step {step} of 10 .*same command") as caught:
         train(config, tmp_path / "stopped", stop_at(step, number))
     assert isinstance(caught.value, KeyboardInterrupt)
     assert "\n" not in str(caught.value)
     assert steps_on_disk(tmp_path / "stopped")[-1] == step
-    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(n) for n in STOPS] == handlers
     events = []
     train(config, tmp_path / "stopped", events.append)
     assert events[0]["step"] == step
     assert weights(tmp_path / "stopped", 10) == weights(tmp_path / "straight", 10)
     assert results(tmp_path / "stopped") == results(tmp_path / "straight")
+
+
+def test_nohup_goes_on_without_a_terminal(make_config, tmp_path):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert train(make_config(steps=4), tmp_path, stop_at(2, signal.SIGHUP))["steps"] == 4
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("kind", ["start", "eval", "train"])
+def test_a_listener_that_cannot_write_stops_a_run_that_is_saved(make_config, tmp_path, kind):
+    def listen(event):
+        if event["kind"] == kind:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(Interrupted, match=r"the output cannot be written \(Broken pipe\); stopped at step .* saved in"):
+        train(make_config(steps=4), tmp_path, listen)
+    assert len(steps_on_disk(tmp_path)) == 1
+    assert train(make_config(steps=4), tmp_path)["steps"] == 4
 
 
 def test_second_signal_stops_at_once(make_config, tmp_path):
