@@ -62,6 +62,18 @@ def test_a_mixture_of_experts_is_not_exported(tmp_path):
         export(tmp_path, tmp_path / "target", configuration("qwen3-moe", "block"))
 
 
+def test_torchtitan_reads_a_mixture_of_experts_by_transformers_names():
+    spec = configuration("qwen3-moe", "block").model_spec
+    with torch.device("meta"):
+        state = spec.model.build().state_dict()
+    adapter = spec.state_dict_adapter(spec.model, None)
+    there = adapter.to_hf(dict(state))
+    assert there["model.layers.7.mlp.experts.63.down_proj.weight"].shape == (256, 16)
+    back = adapter.from_hf(there)
+    assert back.keys() == {name for name in state if not name.endswith("expert_bias_E")}
+    assert all(back[name].shape == state[name].shape for name in back)
+
+
 def named_in_the_lab(name: str) -> str:
     """transformers' name of a Llama's weight as the lab's transformer with borrowed sublayers has it."""
     ends = {"model.embed_tokens.weight": "embedding.weight", "model.norm.weight": "norm.weight"}
