@@ -1,16 +1,21 @@
-"""Everything that needs a CUDA device: the operator and whole stacks against every peer, bandwidth, decoding.
+"""Everything that needs a CUDA device: the operator, its phases and whole stacks against every peer, bandwidth,
+memory, decoding.
 
 Without such a device every row says "not measured"; there is no estimate.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 
-from attnres.bench import decode, operator, readers, stack
-from attnres.bench.measure import Row, Run, Setting, copy_bandwidth, milliseconds, take_turns
+from attnres.bench import decode, operator, phases, readers, stack
+from attnres.bench.graphs import captured
+from attnres.bench.measure import Row, Setting, copy_bandwidth, milliseconds, take_turns
+from attnres.bench.operator import Comparison
+from attnres.ops.operators import interpreted
 from attnres.torch_private import compiler_config
 
 DECODER = decode.Sizes(2048, 24)
@@ -25,62 +30,111 @@ class Sizes:
     sources: int = 9
     block_size: int = 8
     operator_elements: int = 2**26  # of one source, batch x time x d: far more than the caches hold
-    stack_elements: int = 2**24  # the usual form keeps several times all sources of all sites
+    stack_elements: int = 2**25  # a kernel then takes ten times as long as its launch
     batch: int = 4
     decoder: decode.Sizes = DECODER
 
 
-QUICK = Sizes((64,), (4,), 3, 2, 2**12, 2**12, 2, decode.QUICK)
+QUICK = Sizes((16,), (4,), 3, 2, 2**7, 2**7, 2, decode.QUICK)
 
-WITHOUT = [
-    ("operator forward+backward over the fastest other, bf16", "1x", "1x"),
-    ("whole stack forward+backward over the fastest other, bf16", "1x", "1.5x"),
-    ("operator forward, share of peak memory bandwidth", "75%", "90%"),
-    ("operator backward, share of peak memory bandwidth", "75%", "90%"),
-    ("decode step with CUDA graphs, Block more than residual", "2%", "1%"),
-]
+
+@dataclass(frozen=True)
+class Goal:
+    """What a kind of row measures, and what it must and should be."""
+
+    what: str
+    must: str
+    aim: str
+
+    def row(self, where: str, size: str = "", ratio: float | None = None, details: dict | None = None) -> Row:
+        return Row(self.what + size, where, self.must, self.aim, ratio, details or {})
+
+
+OPERATOR = Goal("operator forward+backward over the fastest other, bf16", "1x", "1x")
+PHASE_1 = Goal("a block's queries at once, forward+backward over the fastest other, bf16", "1x", "1x")
+MERGE = Goal("a site's merge, forward+backward over the fastest other, bf16", "1x", "1x")
+STACK = Goal("whole stack forward+backward over the fastest other, bf16", "1x", "1.5x")
+FORWARD = Goal("operator forward, share of the copy bandwidth", "85%", "95%")
+BACKWARD = Goal("operator backward, share of the copy bandwidth", "85%", "95%")
+MEMORY = Goal("peak memory of a whole stack of SwiGLU over the plain residual's, bf16", "-", "1.10")
+DECODE = Goal("decode step with CUDA graphs, Block more than residual", "2%", "1%")
+
+GOALS = (OPERATOR, PHASE_1, MERGE, STACK, FORWARD, BACKWARD, MEMORY, DECODE)
+"""The single operator moves the same bytes for everybody; what several sites share is ours to win."""
 
 
 def measure(setting: Setting) -> list[Row]:
-    if not torch.cuda.is_available():
-        return [Row(what, "one H100/H200-class GPU", must, aim) for what, must, aim in WITHOUT]
-    return measure_on(torch.device("cuda"), QUICK if setting.quick else Sizes(), setting)
+    device = device_here()
+    if device is None:
+        return [goal.row("one H100/H200-class GPU") for goal in GOALS]
+    return measure_on(device, QUICK if setting.quick or device.type == "cpu" else Sizes(), setting)
+
+
+def device_here() -> torch.device | None:
+    """The device that the Triton kernels run on: a GPU, the CPU under Triton's interpreter, or none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    return torch.device("cpu") if interpreted() else None
 
 
 def measure_on(device: torch.device, sizes: Sizes, setting: Setting) -> list[Row]:
     """Measure on a device of any kind, so that all of this can be tested without a GPU."""
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    operators, stacks, shares = WITHOUT[0], WITHOUT[1], WITHOUT[2:4]
-    peak, copied = peak_bandwidth(device), copy_bandwidth(device)
+    where = name_of(device)
+    copied = copy_bandwidth(device)
     rows = []
     for dim in sizes.dims:
-        tokens = sizes.operator_elements // dim // sizes.batch
-        shape = operator.Shape(sizes.batch, tokens, dim, sizes.sources, torch.bfloat16, device)
-        others, missing = readers.packages(device)
-        result = operator.compare(shape, {**readers.plain(), **others}, setting, missing)
-        rows.append(_row(operators, f", {shape}", where, result.over_the_next(), result.details))
-        moved = bytes_per_second(shape, setting)
-        for share, direction in zip(shares, moved, strict=True):
-            details: dict[str, float | str] = {
-                "GB/s": moved[direction] / 1e9,
-                "copy bandwidth, GB/s": copied / 1e9,
-                "peak bandwidth, GB/s": peak / 1e9 if peak else "unknown",
-            }
-            rows.append(_row(share, f", {shape}", where, moved[direction] / peak if peak else None, details))
-        for kind in ("identity", "SwiGLU"):
-            for sublayers in sizes.sublayers:
-                tokens = sizes.stack_elements // dim // sizes.batch
-                form = stack.Shape(kind, sublayers, dim, sizes.batch, tokens, sizes.block_size, torch.bfloat16, device)
-                # One compiled reader sees every number of sources of the stack.
-                with compiler_config.patch(recompile_limit=sublayers):
-                    result = stack.compare(form, setting)
-                rows.append(_row(stacks, f", {form}", where, result.over_the_next(), result.details))
+        rows += _operator_rows(device, dim, sizes, where, copied, setting)
+        rows += _phase_rows(device, dim, sizes, where, setting)
+        rows += _stack_rows(device, dim, sizes, where, setting)
     return [*rows, decode_row(device, sizes, where, setting)]
 
 
-def _row(kind: tuple[str, str, str], size: str, where: str, ratio: float | None, details: dict) -> Row:
-    what, must, aim = kind
-    return Row(what + size, where, must, aim, ratio, details)
+def name_of(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+
+
+def _operator_rows(
+    device: torch.device, dim: int, sizes: Sizes, where: str, copied: float, setting: Setting
+) -> Iterator[Row]:
+    tokens = sizes.operator_elements // dim // sizes.batch
+    shape = operator.Shape(sizes.batch, tokens, dim, sizes.sources, torch.bfloat16, device)
+    others, missing = readers.packages(device)
+    result = operator.compare(shape, {**readers.plain(), **others}, setting, missing, given_stacked=True)
+    yield _over_the_next(OPERATOR, shape, where, result)
+    peak = peak_bandwidth(device)
+    for goal, reached in zip((FORWARD, BACKWARD), bytes_per_second(shape, setting).values(), strict=True):
+        details: dict[str, float | str] = {
+            "GB/s": reached / 1e9,
+            "copy bandwidth, GB/s": copied / 1e9,
+            "peak bandwidth, GB/s": peak / 1e9 if peak else "unknown",
+        }
+        yield goal.row(where, f", {shape}", reached / copied, details)
+
+
+def _phase_rows(device: torch.device, dim: int, sizes: Sizes, where: str, setting: Setting) -> Iterator[Row]:
+    tokens = sizes.stack_elements // dim // sizes.batch
+    shape = phases.Shape(sizes.batch, tokens, dim, sizes.block_size, sizes.sources, torch.bfloat16, device)
+    yield _over_the_next(PHASE_1, shape, where, phases.compare_phase_1(shape, setting))
+    yield _over_the_next(MERGE, shape, where, phases.compare_merge(shape, setting))
+
+
+def _stack_rows(device: torch.device, dim: int, sizes: Sizes, where: str, setting: Setting) -> Iterator[Row]:
+    tokens = sizes.stack_elements // dim // sizes.batch
+    for kind in ("identity", "SwiGLU"):
+        for sublayers in sizes.sublayers:
+            shape = stack.Shape(kind, sublayers, dim, sizes.batch, tokens, sizes.block_size, torch.bfloat16, device)
+            # One compiled reader sees every number of sources of the stack.
+            with compiler_config.patch(recompile_limit=sublayers):
+                result = stack.compare(shape, setting)
+            yield _over_the_next(STACK, shape, where, result)
+            if kind == "SwiGLU":
+                ours, plain = result.peaks.get("attnres"), stack.residual_peak_bytes(shape)
+                details = {"residual, peak MB": plain / 1e6} if plain else {}
+                yield MEMORY.row(where, f", {shape}", ours / plain if ours and plain else None, details)
+
+
+def _over_the_next(goal: Goal, shape: object, where: str, result: Comparison) -> Row:
+    return goal.row(where, f", {shape}", result.over_the_next(), result.details)
 
 
 def bytes_per_second(shape: operator.Shape, setting: Setting) -> dict[str, float]:
@@ -122,20 +176,4 @@ def decode_row(device: torch.device, sizes: Sizes, where: str, setting: Setting)
     }
     medians = take_turns(steps, 20 * setting.rounds, setting.progress, "decode step", device)
     ratio = medians["block"] / medians["residual"] - 1
-    return _row(WITHOUT[4], f", {sizes.decoder}", where, ratio, milliseconds(medians))
-
-
-def captured(step: Run, device: torch.device) -> Run:
-    """The step as a CUDA graph; as it is on other devices."""
-    if device.type != "cuda":
-        return step
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):  # tunes and compiles what is not to be captured
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
+    return DECODE.row(where, f", {sizes.decoder}", ratio, milliseconds(medians))

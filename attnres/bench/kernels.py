@@ -1,4 +1,5 @@
-"""The Triton kernels compiled for GPUs that need not be there: registers, spills, shared memory, launches per call.
+"""The Triton kernels compiled for GPUs that need not be there: registers, spills, shared memory, launches per call,
+programs per SM, and per token the cycles in which an SM issues instructions and the bytes.
 
 A spill costs bandwidth that the kernels do not have to give. What is compiled is what a call would launch: its launches
 are noted on the CPU, where nothing is computed.
@@ -6,13 +7,9 @@ are noted on the CPU, where nothing is computed.
 
 from __future__ import annotations
 
-import re
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,8 +19,12 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import jit
 
+from attnres.bench import sass
 from attnres.bench.measure import Row, Setting
 from attnres.ops import triton_backend
+
+TOKENS = 2048
+"""Of a call that is measured: enough that no parameter's part has as many rows."""
 
 TARGETS = {f"sm_{capability}": GPUTarget("cuda", capability, 32) for capability in (80, 90, 100)}
 
@@ -55,20 +56,38 @@ CALLS = [
 
 def measure(setting: Setting) -> list[Row]:
     rows = []
-    for call in CALLS[:1] if setting.quick else CALLS:
+    for call in [replace(call, tokens=TOKENS) for call in (CALLS[:1] if setting.quick else CALLS)]:
         for direction, launches in zip(("forward", "backward"), launches_of(call), strict=True):
             for target in list(TARGETS)[:1] if setting.quick else TARGETS:
                 setting.progress(f"compiling {call}, {direction}, for {target}")
-                rows.append(_row(f"{call}, {direction}", launches, target))
+                rows.append(_row(f"{call}, {direction}", call, launches, target))
     return rows
 
 
-def _row(name: str, launches: list[Launch], target: str) -> Row:
+def _row(name: str, call: Call, launches: list[Launch], target: str) -> Row:
     compiled = [resources(launch, target) for launch in launches]
+    texts = [f"{r}{_per_token(launch, r, call)}" for launch, r in zip(launches, compiled, strict=True)]
     spilled = max(r.spilled_bytes / (4 * r.registers) for r in compiled)
     details: dict[str, float | str] = {"launches": str(len(launches))}
-    details |= {f"{number} {r.kernel}": str(r) for number, r in enumerate(compiled, 1)}
+    details |= {f"{n} {r.kernel}": text for n, (r, text) in enumerate(zip(compiled, texts, strict=True), 1)}
     return Row(f"{name}: bytes spilled over bytes in registers", f"compiled for {target}", "0%", "0%", spilled, details)
+
+
+def _per_token(launch: Launch, compiled: Resources, call: Call) -> str:
+    """Say what a token costs, of a kernel that is not of the parameters alone."""
+    tiles = triton.cdiv(call.channels, launch.arguments.get("CHANNELS", call.channels))
+    passes = {  # how often, for each token, what lies in no loop, in one, and in two
+        "kernels.forward_kernel": (1, call.sources),
+        "kernels.backward_kernel": (0, 1, call.sources),
+        "tiles.forward_kernel": (1, tiles),
+        "tiles.backward_kernel": (1, tiles),
+        "tiles.key_gradients_kernel": (0, tiles),
+    }.get(launch.name)
+    if passes is None:
+        return ""
+    cycles = compiled.warps * compiled.code.issued(passes) / sass.SCHEDULERS
+    moved = {x.data_ptr(): x.nbytes for x in launch.tensors if len(x) == call.tokens}
+    return f"; per token {cycles:.0f} issue cycles and {sum(moved.values()) / call.tokens / 1e3:.1f} kB"
 
 
 @dataclass(frozen=True)
@@ -86,6 +105,12 @@ class Launch:
     @property
     def name(self) -> str:
         return f"{self.kernel.__module__.rpartition('_')[2]}.{self.kernel.fn.__name__}"
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those of its arguments, in lists too."""
+        lists = [x if isinstance(x, tuple) else (x,) for x in self.arguments.values()]
+        return [x for given in lists for x in given if isinstance(x, Tensor)]
 
     @property
     def build(self) -> str:
@@ -147,27 +172,21 @@ class Resources:
     registers: int
     spilled_bytes: int
     shared_bytes: int
+    ctas: int
+    code: sass.Code
 
     def __str__(self) -> str:
-        warps = f"{self.warps} warps of {self.registers} registers per thread"
-        return f"{warps}, {self.spilled_bytes} bytes spilled, {self.shared_bytes} of shared memory"
+        warps = f"{self.warps} warps of {self.registers} registers per thread, {self.ctas} programs per SM"
+        spilled = f"{self.spilled_bytes} bytes spilled, {self.code.local} instructions for them"
+        return f"{warps}, {spilled}, {self.shared_bytes} of shared memory"
 
 
 def resources(launch: Launch, target: str) -> Resources:
     """Compile what a launch runs."""
     source = ASTSource(launch.kernel, launch.signature, launch.constants, launch.attributes)
-    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": launch.options.num_warps})
-    registers, stack = _usage(compiled.asm["cubin"])
-    shared = compiled.metadata.shared
-    return Resources(launch.kernel.fn.__name__, launch.options.num_warps, registers, stack, shared)
-
-
-def _usage(cubin: bytes) -> tuple[int, int]:
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        text = subprocess.run([tool, "-res-usage", file.name], check=True, capture_output=True, text=True).stdout
-    found = re.search(r"REG:(\d+) STACK:(\d+).* LOCAL:(\d+)", text)
-    assert found, text
-    return int(found[1]), int(found[2]) + int(found[3])
+    warps = launch.options.num_warps
+    compiled = triton.compile(source, target=TARGETS[target], options={"num_warps": warps})
+    cubin, shared = compiled.asm["cubin"], compiled.metadata.shared
+    registers, stack = sass.usage(cubin)
+    ctas = sass.ctas_per_sm(target, warps, registers, shared)
+    return Resources(launch.kernel.fn.__name__, warps, registers, stack, shared, ctas, sass.code_of(cubin))

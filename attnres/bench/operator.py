@@ -64,6 +64,8 @@ class Comparison:
     seconds: dict[str, float] = field(default_factory=dict)  # of those that are right
     errors: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # why
+    peaks: dict[str, int | None] = field(default_factory=dict)  # bytes, where the device counts them
+    notes: dict[str, float | str] = field(default_factory=dict)  # what else was seen
 
     @property
     def details(self) -> dict[str, float | str]:
@@ -71,6 +73,8 @@ class Comparison:
             **milliseconds(self.seconds),
             **{f"{name}, error": error for name, error in self.errors.items()},
             **{name: f"not measured, {reason}" for name, reason in self.missing.items()},
+            **{f"{name}, peak MB": peak / 1e6 for name, peak in self.peaks.items() if peak is not None},
+            **self.notes,
         }
 
     def over(self, name: str) -> float | None:
@@ -81,7 +85,7 @@ class Comparison:
 
     def over_the_next(self) -> float | None:
         """How many times faster we are than the fastest of the others."""
-        others = [name for name in self.seconds if name != "attnres"]
+        others = [name for name in self.seconds if name.partition(",")[0] != "attnres"]
         return self.over(min(others, key=self.seconds.__getitem__)) if others else None
 
 
@@ -132,12 +136,21 @@ def in_processes_of_their_own(
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
-def compare(shape: Shape, contenders: dict[str, Read], setting: Setting, missing: dict[str, str]) -> Comparison:
-    """Forward and backward of those whose output and gradients are right, in this process."""
+def compare(
+    shape: Shape, contenders: dict[str, Read], setting: Setting, missing: dict[str, str], given_stacked: bool = False
+) -> Comparison:
+    """Forward and backward of those whose output and gradients are right, in this process.
+
+    given_stacked: whether those that read one tensor of all sources are also measured on one that is there already.
+    """
     result, right = check(shape, contenders, setting, missing)
     inputs, grad = make_inputs(shape)
     leaves = [x.requires_grad_() for x in inputs]
-    runs = {name: _forward_backward(_flat(read), leaves, grad) for name, read in right.items()}
+    runs = {name: forward_backward(_flat(read), leaves, grad) for name, read in right.items()}
+    if given_stacked:
+        bank = torch.stack(leaves[:-2]).detach().requires_grad_()
+        for name in right.keys() & {*readers.STACKING}:
+            runs[f"{name}, its stack given"] = forward_backward(right[name], [bank, *leaves[-2:]], grad)
     result.seconds = take_turns(runs, setting.rounds, setting.progress, f"operator, {shape}", shape.device)
     return result
 
@@ -183,7 +196,7 @@ def _flat(read: Read) -> Callable[..., Tensor]:
     return lambda *x: read(x[:-2], x[-2], x[-1])
 
 
-def _forward_backward(function: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> Run:
+def forward_backward(function: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> Run:
     def run() -> None:
         function(*leaves).backward(grad)
         for leaf in leaves:  # here: whoever made the gradients pays for giving their memory back
@@ -197,7 +210,7 @@ def time_alone(name: str, rounds: int, shape: Shape) -> float:
     torch.manual_seed(0)
     inputs, grad = make_inputs(shape)
     read = (readers.plain() | readers.packages(CPU)[0])[name]
-    run = _forward_backward(_flat(read), [x.requires_grad_() for x in inputs], grad)
+    run = forward_backward(_flat(read), [x.requires_grad_() for x in inputs], grad)
     return take_turns({name: run}, rounds, lambda _: None, "operator")[name]
 
 

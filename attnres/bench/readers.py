@@ -1,6 +1,6 @@
 """Every way to read depth at one site that can be had: ours, PyTorch written plainly, compiled, and the other packages.
 
-    h = read(sources, query, gain)          sources: list of [batch, time, d]; query, gain: [d]
+    h = read(sources, query, gain)          sources: list of [batch, time, d], or one tensor of all; query, gain: [d]
 
 The other packages come with `pip install -e '.[bench]'`; their fused kernels need a CUDA device.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -20,22 +21,28 @@ from attnres.ops import depth_attention, widen
 
 EPS = 1e-6
 
-Read = Callable[[Sequence[Tensor], Tensor, Tensor], Tensor]
+NOT_INSTALLED = f"not installed: {install_command('bench')}"
+
+Sources = Sequence[Tensor] | Tensor
+Read = Callable[[Sources, Tensor, Tensor], Tensor]
 
 PACKAGES = ("fla-core", "flash-attn-res", "liger-kernel")
+
+STACKING = ("stacked", "compiled stacked", "flash-attn-res", "liger-kernel")
+"""Those that read one tensor of all sources, and make it first where they are given a list."""
 
 
 class Missing(Exception):
     """Why a contender cannot take part, in a few words."""
 
 
-def ours(sources: Sequence[Tensor], query: Tensor, gain: Tensor) -> Tensor:
+def ours(sources: Sources, query: Tensor, gain: Tensor) -> Tensor:
     return depth_attention(sources, query, gain, EPS)
 
 
-def stacked(sources: Sequence[Tensor], query: Tensor, gain: Tensor) -> Tensor:
+def stacked(sources: Sources, query: Tensor, gain: Tensor) -> Tensor:
     """Depth attention as it is usually written, over one tensor of all sources."""
-    v = widen(torch.stack(list(sources)))
+    v = widen(_bank(sources))
     keys = F.rms_norm(v, v.shape[-1:], widen(gain), EPS)
     weights = (keys * query).sum(-1).softmax(0)
     return (weights.unsqueeze(-1) * v).sum(0).to(sources[0].dtype)
@@ -45,7 +52,7 @@ def plain() -> dict[str, Read]:
     """What needs no other package. Compiled for the shapes that each call meets, and for no more than it meets."""
     torch.compiler.reset()
 
-    def reference(sources: Sequence[Tensor], query: Tensor, gain: Tensor) -> Tensor:
+    def reference(sources: Sources, query: Tensor, gain: Tensor) -> Tensor:
         return depth_attention(sources, query, gain, EPS, backend="reference")
 
     return {
@@ -60,13 +67,13 @@ def packages(device: torch.device) -> tuple[dict[str, Read], dict[str, str]]:
     """The other packages' (readers by name, and why the others are missing)."""
     found: dict[str, Read] = {}
     missing: dict[str, str] = {}
-    for name, load in zip(PACKAGES, (_fla, _flash_attn_res, _liger), strict=True):
+    for name, load in _LOADERS.items():
         try:
             found[name] = load(device)
         except Missing as reason:
             missing[name] = str(reason)
         except ImportError:
-            missing[name] = f"not installed: {install_command('bench')}"
+            missing[name] = NOT_INSTALLED
     return found, missing
 
 
@@ -80,14 +87,35 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _bank(sources: Sources) -> Tensor:
+    return sources if isinstance(sources, Tensor) else torch.stack(list(sources))
+
+
 def _fla(device: torch.device) -> Read:
+    """Its Triton form as it comes, which makes the mixture again in the backward pass; plain PyTorch on a CPU."""
+    if device.type == "cuda":
+        return _fla_fused(device, gluon=False, level=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns on machines without a GPU
-        from fla.ops.attnres import fused_attnres, naive_attnres
+        from fla.ops.attnres import naive_attnres
+    return _fla_read(naive_attnres)
 
-    operator = fused_attnres if device.type == "cuda" else naive_attnres
 
-    def read(sources: Sequence[Tensor], query: Tensor, gain: Tensor) -> Tensor:
+def _fla_fused(device: torch.device, gluon: bool, level: int) -> Read:
+    """One of its two fused forms. checkpoint_level 0 keeps the mixture for the backward pass, 1 makes it again."""
+    needs_cuda(device)
+    from fla.ops.attnres import fused_attnres
+
+    operator = fused_attnres
+    if gluon:
+        from fla.ops.attnres.backends import AttnResGluonBackend
+
+        operator = AttnResGluonBackend().fused_attnres
+    return _fla_read(partial(operator, checkpoint_level=level))
+
+
+def _fla_read(operator: Callable[..., object]) -> Read:
+    def read(sources: Sources, query: Tensor, gain: Tensor) -> Tensor:
         h = operator(query, list(sources), gain, rms_eps=EPS)
         assert isinstance(h, Tensor)  # a pair only if asked for the weights
         return h
@@ -99,9 +127,9 @@ def _flash_attn_res(device: torch.device) -> Read:
     needs_cuda(device)
     from flash_attn_res import phase_1_batched_attention_triton_op
 
-    def read(sources: Sequence[Tensor], query: Tensor, gain: Tensor) -> Tensor:
+    def read(sources: Sources, query: Tensor, gain: Tensor) -> Tensor:
         folded = (query * gain).unsqueeze(0)  # it has no gain
-        return phase_1_batched_attention_triton_op(torch.stack(list(sources)), folded, EPS)[0][0]
+        return phase_1_batched_attention_triton_op(_bank(sources), folded, EPS)[0][0]
 
     return read
 
@@ -110,9 +138,20 @@ def _liger(device: torch.device) -> Read:
     needs_cuda(device)
     from liger_kernel.transformers.functional import liger_attn_res
 
-    return lambda sources, query, gain: liger_attn_res(torch.stack(list(sources)), query, gain, EPS)
+    return lambda sources, query, gain: liger_attn_res(_bank(sources), query, gain, EPS)
 
 
 def needs_cuda(device: torch.device) -> None:
     if device.type != "cuda":
         raise Missing("needs a CUDA device")
+
+
+_LOADERS: dict[str, Callable[[torch.device], Read]] = {
+    "fla-core": _fla,
+    "fla-core, checkpoint level 0": partial(_fla_fused, gluon=False, level=0),
+    "fla-core, Gluon": partial(_fla_fused, gluon=True, level=1),
+    "fla-core, Gluon, checkpoint level 0": partial(_fla_fused, gluon=True, level=0),
+    "flash-attn-res": _flash_attn_res,
+    "liger-kernel": _liger,
+}
+"""By name, what makes a reader for a device. Raises Missing, or ImportError where the package is not installed."""

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnres.bench import readers
-from attnres.bench.measure import CPU, Run, Setting, outputs_and_gradients, take_turns, why, worst_error
+from attnres.bench.graphs import captured, new_pool, peak_bytes
+from attnres.bench.measure import CPU, Run, Setting, milliseconds, outputs_and_gradients, take_turns, why, worst_error
 from attnres.bench.operator import Comparison
 from attnres.bench.readers import EPS, Missing, Read
 from attnres.connections.block import Block
@@ -77,24 +78,49 @@ class Model(nn.Module):
 
 
 def compare(shape: Shape, setting: Setting) -> Comparison:
-    """Forward and backward of those whose output and gradients are right."""
+    """Forward and backward of those whose output and gradients are right.
+
+    On a GPU each is one CUDA graph, so that none is measured on how fast Python launches; what they take without one
+    is noted, and so is the most memory that each held.
+    """
     stacks, missing = contenders(shape.device)
     setting.progress(f"{shape}: checking against float64")
     result = check(checked(shape), stacks)
     result.missing |= missing
     model, x, grad = make_inputs(shape)
-    runs: dict[str, Run] = {}
+    graphs, launched = {}, {}
+    pool = new_pool(shape.device)
     for name, error in result.errors.items():
         if not error <= TOLERANCE[shape.dtype]:
             continue
-        runs[name] = _forward_backward(stacks[name], model, x, grad)
+        setting.progress(f"{shape}: capturing {name}")
+        run = _forward_backward(stacks[name], model, x, grad)
         try:
-            runs[name]()
+            result.peaks[name] = peak_bytes(run, shape.device)
+            graphs[name] = captured(run, shape.device, pool)
+            launched[name] = run
         except torch.OutOfMemoryError as reason:
             result.missing[name] = why(reason)
-            del runs[name]
-    result.seconds = take_turns(runs, setting.rounds, setting.progress, str(shape), shape.device)
+        except Exception as reason:  # whatever another package does that no graph can hold
+            result.notes[f"{name}, not captured"] = why(reason)
+            graphs[name] = run
+    result.seconds = take_turns(graphs, setting.rounds, setting.progress, str(shape), shape.device)
+    if shape.device.type == "cuda":
+        seconds = take_turns(launched, setting.rounds, setting.progress, f"{shape}, launched", shape.device)
+        result.notes |= milliseconds({f"{name}, launched one by one": taken for name, taken in seconds.items()})
     return result
+
+
+def residual_peak_bytes(shape: Shape) -> int | None:
+    """The most memory that the same sublayers take under the plain residual."""
+    model, x, grad = make_inputs(shape)
+    return peak_bytes(_forward_backward(_residual, model, x, grad), shape.device)
+
+
+def _residual(x: Tensor, model: Model) -> Tensor:
+    for sublayer in model.sublayers:
+        x = x + sublayer(x)
+    return x
 
 
 def checked(shape: Shape) -> Shape:
@@ -131,7 +157,7 @@ def contenders(device: torch.device) -> tuple[dict[str, Stack], dict[str, str]]:
     """Return contenders by name, and why the others are missing."""
     others, missing = readers.packages(device)
     plain = readers.plain()
-    reads = {name: plain[name] for name in ("stacked", "compiled stacked")} | others
+    reads = {name: plain[name] for name in ("stacked", "compiled reference", "compiled stacked")} | others
     stacks: dict[str, Stack] = {"attnres": ours, **{name: reading(read) for name, read in reads.items()}}
     with suppress(Missing, ImportError):  # `missing` says so already
         stacks["flash-attn-res"] = _flash_attn_res(device)

@@ -4,6 +4,7 @@
     attnres bench --threads 1 --rounds 31 --out bench.json
     attnres bench operator step
     attnres bench curves --out curves.json --figures docs/figures
+    attnres bench gpu --check
 
 Checks every contender's output and gradients against float64 first; one that is wrong gets no speed. Other packages
 take part where they are installed: pip install -e '.[bench]'. Run it on a machine that does nothing else: the
@@ -17,6 +18,10 @@ launches per call), `traffic` (the bytes that a stack moves on a GPU, counted fr
 connections and operators adds to importing torch), `targets` (the CPU kernel compiled for x86-64-v2 to v4 over this
 machine's own, in float32 and bfloat16), `look` (how long `attnres look` takes to answer) and `lab` (a step of the lab's
 trainer on one core: tokens per second and its share of the core's peak) run when they are named.
+
+`gpu --check` is the first command on a new GPU: in about two minutes it holds every operator and every rule, forward
+and backward, in every dtype and at awkward sizes, against float64; then it measures the table, and leaves both in
+bench-gpu.json. If something is wrong it says what, exits with 1 and measures nothing.
 
 Every row of the CPU says which instruction set its kernel has; ATTNRES_MARCH chooses another (attnres/ops/cpu.py).
 """
@@ -32,6 +37,7 @@ import torch
 import tyro
 from rich.console import Console
 
+from attnres.bench import gpu_check
 from attnres.bench.measure import Setting
 from attnres.bench.parts import BY_DEFAULT, Part, measure_parts
 from attnres.bench.record import details, ratio_table, write_record
@@ -39,6 +45,8 @@ from attnres.cli._checks import check_at_least, check_output_file, check_output_
 from attnres.cli._tables import print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
+
+CHECK_RECORD = Path("bench-gpu.json")
 
 
 def command(
@@ -48,6 +56,7 @@ def command(
     quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     out: Path | None = None,
     figures: Path | None = None,
+    check: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Bench.
 
@@ -58,7 +67,11 @@ def command(
         quick: Tiny sizes, to see that everything runs. Its numbers mean nothing.
         out: Also write everything measured to this JSON file.
         figures: Draw the curves into this folder. Takes the part `curves`.
+        check: First see whether all that runs on a GPU is right. Takes the part `gpu` alone.
     """
+    if check and parts != ("gpu",):
+        raise UsageError("--check is of the GPU: attnres bench gpu --check")
+    out = out or (CHECK_RECORD if check else None)
     check_at_least(1, rounds=rounds, threads=threads)
     if figures is not None and "curves" not in parts:
         raise UsageError("--figures draws the curves: attnres bench curves --figures FOLDER")
@@ -69,8 +82,10 @@ def command(
     console = Console()
     with working(console, "measuring") as tell:
         setting = Setting(rounds, quick, tell)
-        rows = measure_parts(parts or BY_DEFAULT, setting)
-    measured = [row for part in rows.values() for row in part]
+        checks = gpu_check.measure(setting) if check else []
+        right = gpu_check.passed(checks)
+        rows = measure_parts(parts or BY_DEFAULT, setting) if right else {}
+    measured = [*checks, *(row for part in rows.values() for row in part)]
     print_table(console, ratio_table(measured))
     print_line(console, details(measured))
     if out is not None:
@@ -79,4 +94,4 @@ def command(
         from attnres.report.curves import draw_curves
 
         draw_curves([asdict(row) for row in rows["curves"]], figures)
-    return 0
+    return 0 if right else 1

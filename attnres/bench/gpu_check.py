@@ -1,0 +1,400 @@
+"""Whether everything that runs on a GPU is right: each operator and each rule, forward and backward, against float64.
+
+`attnres bench gpu --check` does this first: a speed says nothing before. Each row is one path, and its details are the
+cases tried: the worst of the relative errors in norm, over outputs and all gradients, divided by what is allowed. Under
+Triton's interpreter the same runs on the CPU with tiny sizes.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from attnres.bench import decode, gpu, stack, step
+from attnres.bench.graphs import captured
+from attnres.bench.measure import Row, Setting, why
+from attnres.connections import make_connection
+from attnres.errors import UsageError, install_command
+from attnres.ops import add_normalised, attend
+from attnres.ops.operators import Backend, native_backend
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+
+TOLERANCE = {F32: 1e-4, BF16: 1e-2, F16: 2e-3}
+"""Relative, in norm, by the dtype of what is compared: it is rounded once, or twice."""
+
+RULE_TOLERANCE = {F32: 1e-4, BF16: 1e-1}
+"""The same of a stack, at every sublayer of which bfloat16 rounds: plain PyTorch is off by up to 0.08 there."""
+
+RULES = (
+    "block:block_size=3",
+    "block:block_size=3,reads=qkv-gate-up",
+    "full",
+    "window",
+    "delta:block_size=3",
+    "haares",
+    "rms-block:block_size=3",
+    "rms-full",
+)
+SUBLAYERS = 7
+
+Check = Callable[[], float]
+"""Returns the worst error over what is allowed: right up to 1."""
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Widths and tokens to try."""
+
+    dims: tuple[int, ...]
+    usual: int
+    awkward: int  # no power of two, and rows that begin at odd addresses
+    tokens: int
+    queries: tuple[int, ...]
+    sources: tuple[int, ...]
+    rule_dtypes: tuple[torch.dtype, ...]
+    decoder: decode.Sizes
+
+
+FULL = Sizes(
+    (64, 1024, 4096, 7168), 1024, 513, 111, (2, 3, 24, 33), (1, 2, 16, 17, 40), (F32, BF16), decode.Sizes(512, 4)
+)
+TINY = Sizes((16,), 16, 33, 3, (3,), (1, 2, 17), (F32,), decode.QUICK)
+
+
+def measure(setting: Setting) -> list[Row]:
+    """Check everything.
+
+    Raises:
+        UsageError: there is neither a GPU nor Triton's interpreter.
+    """
+    device = gpu.device_here()
+    if device is None:
+        raise UsageError(
+            "bench gpu --check needs a GPU, and torch sees none: install a torch built for CUDA where there is one "
+            "(TRITON_INTERPRET=1 in the environment tries the command without)"
+        )
+    if native_backend(device.type) != "triton":
+        raise UsageError(f"bench gpu --check needs Triton: {install_command('gpu')}")
+    sizes = TINY if setting.quick or device.type == "cpu" else FULL
+    return check_on(device, sizes, setting)
+
+
+def passed(rows: Sequence[Row]) -> bool:
+    return all(row.ratio is not None and row.ratio <= 1 for row in rows)
+
+
+def check_on(device: torch.device, sizes: Sizes, setting: Setting) -> list[Row]:
+    where, rows = gpu.name_of(device), []
+    everything = {path: cases for path, cases in paths(device, sizes).items() if cases}
+    for number, (path, cases) in enumerate(everything.items(), 1):
+        details: dict[str, float | str] = {}
+        for name, check in cases.items():
+            setting.progress(f"checking {path} ({number} of {len(everything)}): {name}")
+            torch.manual_seed(0)
+            try:
+                details[name] = check()
+            except Exception as error:  # the rest is still checked
+                details[name] = why(error)
+        errors = [value for value in details.values() if isinstance(value, float)]
+        # max of tensors, because a NaN among numbers is lost
+        worst = float(torch.tensor(errors).max()) if len(errors) == len(details) else None
+        rows.append(Row(f"{path}: worst error over what is allowed", where, "1", "-", worst, details))
+    return rows
+
+
+def paths(device: torch.device, sizes: Sizes) -> dict[str, dict[str, Check]]:
+    """Every path, and the cases of each by name."""
+
+    def calls(*calls: Call) -> dict[str, Check]:
+        return {str(call): lambda call=call: call.error(device) for call in calls}
+
+    one = Call(sizes.usual, tokens=sizes.tokens)
+    several = replace(one, queries=8)
+    merge = replace(one, sources=1, merges=True)
+    reads = replace(several, queries=3, sources=1, merges=True)
+    return {
+        "one query": calls(*_shapes(one, sizes)),
+        "several queries": calls(*_shapes(several, sizes), *(replace(several, queries=s) for s in sizes.queries)),
+        "merges": calls(*_widths(merge, sizes), replace(merge, sources=3), replace(merge, lses=False)),
+        "merges of several reads": calls(*_widths(reads, sizes), replace(reads, sources=2, queries=5)),
+        "normalised sums": _normalised(device, sizes),
+        "rules in a stack": _rules(device, sizes),
+        "decoding": _decoding(device, sizes),
+        "CUDA graphs": _graphs(device, one, several, sizes),
+        "the same bits twice": {str(c): lambda c=c: c.repeats(device) for c in (one, several, merge, reads)},
+        "inside torch.compile": _compiled(device, one),
+        "many elements": _many(device),
+    }
+
+
+def _widths(call: Call, sizes: Sizes) -> Iterator[Call]:
+    """Every width, every dtype at an awkward one."""
+    yield from (replace(call, dim=dim) for dim in sizes.dims)
+    yield from (replace(call, dim=sizes.awkward, dtypes=dtypes) for dtypes in ((F32,), (BF16,), (F16,), (F32, BF16)))
+
+
+def _shapes(call: Call, sizes: Sizes) -> Iterator[Call]:
+    yield from _widths(call, sizes)
+    yield from (replace(call, sources=n) for n in sizes.sources)
+    yield replace(call, tokens=1)
+    yield replace(call, gains=False, lses=False)
+    yield replace(call, scale=5.3)
+    yield replace(call, strided=True)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of the form behind all operators of attention over depth."""
+
+    dim: int
+    queries: int = 1
+    sources: int = 9
+    dtypes: tuple[torch.dtype, ...] = (BF16,)
+    merges: bool = False
+    gains: bool = True
+    lses: bool = True  # whether they have a gradient
+    scale: float = 1.0
+    strided: bool = False
+    tokens: int = 111
+
+    def __str__(self) -> str:
+        dtypes = " and ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
+        parts = [f"d {self.dim}", f"{self.queries} queries", f"{self.sources} sources", f"{self.tokens} tokens", dtypes]
+        parts += (
+            ["strided"] * self.strided + ["no gains"] * (not self.gains) + [f"scale {self.scale}"] * (self.scale != 1)
+        )
+        parts += ["no gradient of lse"] * (not self.lses)
+        return ", ".join(parts)
+
+    def error(self, device: torch.device) -> float:
+        inputs = self.inputs(device)
+        return error_of(self.function("triton"), self.function("reference"), inputs, TOLERANCE)
+
+    def repeats(self, device: torch.device) -> float:
+        """0 if a second time gives the same bits, and else infinity."""
+        inputs, function = self.inputs(device), self.function("triton")
+        first, second = (_outputs_and_gradients(function, inputs) for _ in range(2))
+        return 0.0 if all(map(torch.equal, first, second)) else float("inf")
+
+    def inputs(self, device: torch.device) -> list[Tensor]:
+        """Sources, queries, gains, and where it merges the prior's outs and log-sum-exps."""
+
+        def normal(*size: int) -> Tensor:
+            return torch.randn(size, device=device)
+
+        s, t, d = self.queries, self.tokens, self.dim
+        sources = [
+            (3.0 ** (i % 4 - 1) * normal(t, d)).to(self.dtypes[i % len(self.dtypes)]) for i in range(self.sources)
+        ]
+        if self.strided:  # the second of each pair begins at an odd address
+            sources = [_odd(v) if i % 2 else v.mT.contiguous().mT for i, v in enumerate(sources)]
+        vectors = [normal(d) / d**0.5 for _ in range(s)] + [1 + normal(d) / d**0.5 for _ in range(s * self.gains)]
+        return [
+            *sources,
+            *vectors,
+            *(normal(t, d) for _ in range(s * self.merges)),
+            *(normal(t) for _ in range(s * self.merges)),
+        ]
+
+    def function(self, backend: Backend) -> Callable[..., list[Tensor]]:
+        n, s = self.sources, self.queries
+        first_of_prior = n + s + s * self.gains
+        rounds = s == 1 or self.merges  # phase 1 alone does not
+
+        def function(*x: Tensor) -> list[Tensor]:
+            dtype = torch.promote_types(x[0].dtype, F32) if not rounds else x[0].dtype
+            lists = x[:n], x[n : n + s], x[n + s : first_of_prior], x[first_of_prior:]
+            outs, lses = attend(*lists, 1e-6, dtype, backend, self.scale)
+            return [*outs, *lses] if self.lses else outs
+
+        return function
+
+
+def _odd(x: Tensor) -> Tensor:
+    return torch.cat([x.new_zeros(1), x.flatten()])[1:].view(x.shape)
+
+
+def _normalised(device: torch.device, sizes: Sizes) -> dict[str, Check]:
+    def check(dim: int, dtype: torch.dtype, total: bool) -> float:
+        inputs = [torch.randn(sizes.tokens, dim, device=device).to(dtype) for _ in range(1 + total)]
+        return error_of(
+            lambda *x: [add_normalised(*x, backend="triton")],
+            lambda *x: [add_normalised(*x, backend="reference")],
+            inputs,
+            TOLERANCE,
+        )
+
+    cases = [(dim, BF16) for dim in sizes.dims] + [(sizes.awkward, dtype) for dtype in TOLERANCE]
+    return {
+        f"d {dim}, {dtype}{', added to a sum' * total}": lambda dim=dim, dtype=dtype, total=total: check(
+            dim, dtype, total
+        )
+        for dim, dtype in cases
+        for total in (False, True)
+    }
+
+
+class _Stack(nn.Module):
+    """A rule with sublayers that take as many mixtures as a site reads."""
+
+    def __init__(self, rule: str, dim: int) -> None:
+        super().__init__()
+        self.connection = make_connection(rule, dim, SUBLAYERS)
+        self.sublayers = nn.ModuleList(_Sublayer(dim) for _ in range(SUBLAYERS))
+        with torch.no_grad():
+            for parameter in self.connection.parameters():  # at their start many have no gradient
+                parameter += torch.randn_like(parameter) / dim**0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.connection.readout(self.connection.run(self.connection.start(x), list(self.sublayers)))
+
+
+class _Sublayer(stack.SwiGLU):
+    def forward(self, *reads: Tensor) -> Tensor:
+        return super().forward(sum((number * h for number, h in enumerate(reads[1:], 2)), reads[0]))
+
+
+def _rules(device: torch.device, sizes: Sizes) -> dict[str, Check]:
+    def check(rule: str, dtype: torch.dtype) -> float:
+        with torch.device(device):
+            model = _Stack(rule, sizes.usual).to(dtype)
+            x = torch.randn(1, sizes.tokens, sizes.usual, dtype=dtype)
+        exact = copy.deepcopy(model).double()
+        ours, theirs = _with_parameters(model), _with_parameters(exact)
+        return error_of(ours, theirs, [x, *model.parameters()], RULE_TOLERANCE)
+
+    return {
+        f"{rule}, {dtype}": lambda rule=rule, dtype=dtype: check(rule, dtype)
+        for rule in RULES
+        for dtype in sizes.rule_dtypes
+    }
+
+
+def _with_parameters(model: nn.Module) -> Callable[..., list[Tensor]]:
+    """The model as a function of its input and its parameters."""
+    names = [name for name, _ in model.named_parameters()]
+
+    def function(x: Tensor, *parameters: Tensor) -> list[Tensor]:
+        return [torch.func.functional_call(model, dict(zip(names, parameters, strict=True)), (x,))]
+
+    return function
+
+
+def _decoding(device: torch.device, sizes: Sizes) -> dict[str, Check]:
+    def check(name: str) -> float:
+        with torch.device(device):
+            model = step.build_model(name, sizes.decoder.dim, sizes.decoder.layers)
+            tokens = torch.randint(0, 256, (1, 12))
+        with torch.inference_mode():
+            caches = model.new_caches(batch=1)
+            parts = [model(tokens[:, :8], caches), *(model(tokens[:, i : i + 1], caches, i) for i in range(8, 12))]
+            return _worst([torch.cat(parts, 1)], [copy.deepcopy(model).double()(tokens)], TOLERANCE)
+
+    return {name: lambda name=name: check(name) for name in step.CONNECTIONS if name != "residual"}
+
+
+def _graphs(device: torch.device, one: Call, several: Call, sizes: Sizes) -> dict[str, Check]:
+    """A graph that is replayed on other numbers gives what a plain call gives for them."""
+
+    def check(call: Call) -> float:
+        inputs, function = call.inputs(device), call.function("triton")
+        grads = _grads(function(*inputs))
+        kept: list[Tensor] = []
+
+        def run() -> None:
+            kept[:] = _outputs_and_gradients(function, inputs, grads)
+
+        replay = captured(run, device)
+        for x in inputs:
+            x.copy_(x.flip(-1))
+        replay()
+        return _worst(kept, _outputs_and_gradients(function, inputs, grads), TOLERANCE)
+
+    cases = {f"forward and backward, {call}": lambda call=call: check(call) for call in (one, several)}
+    return cases | {"a decode step": lambda: _captured_step(device, sizes.decoder)}
+
+
+@torch.inference_mode()
+def _captured_step(device: torch.device, sizes: decode.Sizes) -> float:
+    with torch.device(device):
+        model = step.build_model("block", sizes.dim, sizes.layers)
+        prompt, token = torch.randint(0, 256, (1, 8)), torch.randint(0, 256, (1, 1))
+    caches = model.new_caches(batch=1)
+    model(prompt, caches)
+    kept: list[Tensor] = []
+
+    def run() -> None:
+        for cache in caches:
+            cache.length = prompt.numel()
+        kept[:] = [model(token, caches, prompt.numel())]
+
+    replay = captured(run, device)
+    token.copy_((token + 1) % 256)
+    replay()
+    replayed = kept[0].clone()
+    run()
+    return _worst([replayed], kept, TOLERANCE)
+
+
+def _compiled(device: torch.device, one: Call) -> dict[str, Check]:
+    if device.type != "cuda":  # a compiler's minute for what tests/ops has
+        return {}
+    call = replace(one, lses=False)
+    compiled = torch.compile(call.function("auto"), fullgraph=True)
+    return {str(call): lambda: error_of(compiled, call.function("reference"), call.inputs(device), TOLERANCE)}
+
+
+def _many(device: torch.device) -> dict[str, Check]:
+    """Offsets beyond 2^31, where the memory allows it."""
+    if device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < 24 * 2**30:
+        return {}
+
+    def check() -> float:
+        source = torch.zeros(2**21 + 8, 1024, device=device, dtype=BF16)
+        source[-1] = 3.0
+        (h,), _ = attend([source, source], [torch.zeros(1024, device=device)], [], (), 1e-6, BF16, "triton")
+        return 0.0 if torch.equal(h[-1], source[-1]) and not h[:-1].any() else float("inf")
+
+    return {"2^31 and 8192 more": check}
+
+
+def error_of(
+    function: Callable[..., Sequence[Tensor]],
+    exact: Callable[..., Sequence[Tensor]],
+    inputs: Sequence[Tensor],
+    allowed: dict[torch.dtype, float],
+) -> float:
+    """The worst error of outputs and gradients over what is allowed to their dtype."""
+    doubles = [x.double() for x in inputs]
+    return _worst(_outputs_and_gradients(function, inputs), _outputs_and_gradients(exact, doubles), allowed)
+
+
+def _worst(ours: Sequence[Tensor], exact: Sequence[Tensor], allowed: dict[torch.dtype, float]) -> float:
+    """Gradients that are exactly zero count against a thousandth of the largest."""
+    floor = 1e-3 * torch.stack([b.double().norm() for b in exact]).max()
+    errors = [
+        (a.double() - b.double()).norm() / torch.maximum(b.double().norm(), floor) / allowed[a.dtype]
+        for a, b in zip(ours, exact, strict=True)
+    ]
+    return float(torch.stack(errors).max())
+
+
+def _outputs_and_gradients(
+    function: Callable[..., Sequence[Tensor]], inputs: Sequence[Tensor], grads: Sequence[Tensor] = ()
+) -> list[Tensor]:
+    """The outputs, and the inputs' gradients under those of the outputs."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    outputs = function(*leaves)
+    found = torch.autograd.grad(outputs, leaves, grads or _grads(outputs), materialize_grads=True)
+    return [*(out.detach() for out in outputs), *found]
+
+
+def _grads(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Gradients of the outputs, the same each time, of numbers that every dtype holds exactly."""
+    generator = torch.Generator().manual_seed(1)  # not the inputs' own numbers
+    return [torch.randn(out.shape, generator=generator).bfloat16().half().to(out) for out in outputs]
