@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from attnres.bench import (
     curves,
     decode,
     gpu,
+    graphs,
     hf,
     imports,
     lab,
@@ -72,7 +74,7 @@ def test_bytes_that_must_move():
 def test_whole_stacks_agree(kind, dtype):
     shape = stack.Shape(kind, 5, 64, 2, 4, 2, dtype)
     result = stack.compare(shape, SETTING)
-    assert set(result.seconds) == {"attnres", "stacked", "compiled stacked", "fla-core"}
+    assert set(result.seconds) == {"attnres", "stacked", "compiled reference", "compiled stacked", "fla-core"}
     assert all(error < stack.TOLERANCE[dtype] for error in result.errors.values())
     assert "CUDA" in result.missing["flash-attn-res"]
 
@@ -94,14 +96,74 @@ def test_a_wrong_stack_is_found(monkeypatch):
 def test_every_row_of_the_gpu_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rows = gpu.measure(SETTING)
-    assert len(rows) == 5 and {row.measured for row in rows} == {"not measured"}
+    assert len(rows) == len(gpu.GOALS) and {row.measured for row in rows} == {"not measured"}
     measured = gpu.measure_on(CPU, gpu.QUICK, SETTING)
-    assert {row.what.partition(",")[0] for row in measured} == {row.what.partition(",")[0] for row in rows}
+    assert {row.what.partition(", ")[0] for row in measured} == {row.what.partition(", ")[0] for row in rows}
     for row in measured:
-        knows_no_peak = "share of peak" in row.what
-        assert (row.ratio is None) == knows_no_peak
-        assert not knows_no_peak or row.details["GB/s"] > 0
-    assert [row.where for row in measured] == ["cpu"] * len(measured)
+        assert (row.ratio is None) == ("peak memory" in row.what), "a CPU does not count what a step allocates"
+        assert row.where == "cpu"
+    shares = [row for row in measured if "share of the copy bandwidth" in row.what]
+    assert [row.ratio for row in shares] == pytest.approx([row.details["GB/s"] / 10 for row in shares])
+
+
+def test_peers_take_part_with_and_without_their_stack():
+    operators, *_ = gpu._operator_rows(CPU, 16, gpu.QUICK, "cpu", 1e10, SETTING)
+    phase_1, merge = gpu._phase_rows(CPU, 16, gpu.QUICK, "cpu", SETTING)
+    timed = {name.removesuffix(", ms") for name in operators.details if name.endswith(", ms")}
+    assert timed >= {"attnres", "compiled reference", "stacked", "stacked, its stack given", "fla-core"}
+    for name in ("fla-core, Gluon", "fla-core, checkpoint level 0", "flash-attn-res", "liger-kernel"):
+        assert "not measured" in str(operators.details[name]), "what cannot run here says why"
+        assert "not measured" in str(phase_1.details[f"{name}, query by query"])
+    assert {"attnres, ms", "attnres, bfloat16 results, ms", "stacked, query by query, ms"} <= phase_1.details.keys()
+    assert {"attnres, ms", "eager, ms", "compiled, ms"} <= merge.details.keys()
+    assert "not measured" in str(merge.details["flash-attn-res"])
+
+
+def test_our_own_forms_are_no_others():
+    result = operator.Comparison({"attnres": 2.0, "attnres, bfloat16 results": 1.0, "stacked": 6.0, "fla-core": 3.0})
+    assert result.over_the_next() == 1.5
+
+
+class FakeGPU:
+    """torch.cuda as far as graphs and memory go: what is captured runs at once, and each run takes 64 bytes at most."""
+
+    def __init__(self, monkeypatch):
+        self.captured = 0
+        for name, value in {
+            "graph_pool_handle": lambda: "pool",
+            "Stream": lambda: self,
+            "current_stream": lambda: self,
+            "stream": lambda _: nullcontext(),
+            "CUDAGraph": lambda: self,
+            "graph": self.graph,
+            "synchronize": lambda *_: None,
+            "reset_peak_memory_stats": lambda *_: None,
+            "memory_allocated": lambda *_: 1000,
+            "max_memory_allocated": lambda *_: 1064,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, value)
+
+    def wait_stream(self, _):
+        pass
+
+    @contextmanager
+    def graph(self, graph, pool):
+        self.captured += 1
+        yield
+
+    def replay(self):
+        pass
+
+
+def test_a_step_is_captured_and_its_memory_counted(monkeypatch):
+    fake, runs = FakeGPU(monkeypatch), []
+    cuda = torch.device("cuda")
+    replay = graphs.captured(lambda: runs.append(1), cuda, graphs.new_pool(cuda))
+    assert len(runs) == graphs.WARM_UP + 1 and fake.captured == 1
+    replay()
+    assert len(runs) == graphs.WARM_UP + 1, "a replay launches what was captured and runs no Python"
+    assert graphs.peak_bytes(lambda: None, cuda) == 64 and graphs.peak_bytes(lambda: None, CPU) is None
+    assert graphs.captured(replay, CPU) is replay and graphs.new_pool(CPU) is None
 
 
 @pytest.mark.gpu
