@@ -40,7 +40,7 @@ RULES = (
     "rms-block:block_size=3",
     "rms-full",
 )
-SUBLAYERS = 7
+SUBLAYERS = 5
 
 Check = Callable[[], float]
 """Returns the worst error over what is allowed: right up to 1."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import triton
 
 SCHEDULERS = 4
-"""Of an SM, each of which issues one warp's instruction per cycle."""
+"""The schedulers of an SM, each of which issues one warp's instruction per cycle."""
 
 REGISTERS, WARPS, CTAS = 65536, 64, 32
-"""What an SM of sm_80, sm_90 and sm_100 holds."""
+"""The registers, warps and programs that an SM of sm_80, sm_90 and sm_100 holds at most."""
 
 SHARED = {"sm_80": 164, "sm_90": 228, "sm_100": 228}
 """KB of shared memory of an SM, of which each CTA takes one for itself."""
