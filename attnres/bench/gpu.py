@@ -35,7 +35,7 @@ class Sizes:
     decoder: decode.Sizes = DECODER
 
 
-QUICK = Sizes((16,), (4,), 3, 2, 2**6, 2**6, 2, decode.QUICK)
+QUICK = Sizes((32,), (4,), 3, 2, 2**8, 2**8, 2, decode.QUICK)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def code_of(cubin: bytes) -> Code:
 
 
 def ctas_per_sm(target: str, warps: int, registers: int, shared_bytes: int) -> int:
-    """Count the programs that an SM runs at once. Registers are given out by 256 for a warp, shared memory by 128 bytes."""
+    """Count the programs that an SM runs at once. A warp gets registers by 256, a program memory by 128 bytes."""
     of_a_warp = -(-32 * registers // 256) * 256
     shared = -(-(shared_bytes + 1024) // 128) * 128
     return min(CTAS, WARPS // warps, REGISTERS // of_a_warp // warps, SHARED[target] * 1024 // shared)

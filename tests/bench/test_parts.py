@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -107,8 +108,8 @@ def test_every_row_of_the_gpu_without_a_gpu(monkeypatch):
 
 
 def test_peers_take_part_with_and_without_their_stack():
-    operators, *_ = gpu._operator_rows(CPU, 16, gpu.QUICK, "cpu", 1e10, SETTING)
-    phase_1, merge = gpu._phase_rows(CPU, 16, gpu.QUICK, "cpu", SETTING)
+    operators, *_ = gpu._operator_rows(CPU, 32, gpu.QUICK, "cpu", 1e10, SETTING)
+    phase_1, merge = gpu._phase_rows(CPU, 32, gpu.QUICK, "cpu", SETTING)
     timed = {name.removesuffix(", ms") for name in operators.details if name.endswith(", ms")}
     assert timed >= {"attnres", "compiled reference", "stacked", "stacked, its stack given", "fla-core"}
     for name in ("fla-core, Gluon", "fla-core, checkpoint level 0", "flash-attn-res", "liger-kernel"):
@@ -245,6 +246,42 @@ def test_what_the_kernels_spill():
     assert all(
         str(details).count(" 0 bytes spilled") == 1 for row in rows for details in list(row.details.values())[1:]
     )
+    forward, (backward, _) = ([*row.details.values()][1:] for row in rows)
+    for text, n_moved in ((forward[0], 10), (backward, 19)):  # the sources and h; sources, gradients and h's
+        moved = float(re.findall(r"([\d.]+) kB", text)[0])
+        assert moved == pytest.approx(n_moved * 1024 * 2 / 1e3, rel=0.01)
+        assert 100 < float(re.findall(r"(\d+) issue cycles", text)[0]) < 3000
+
+
+def test_what_machine_code_says(monkeypatch):
+    sass = pytest.importorskip("attnres.bench.sass")
+    listing = """
+.text.kernel:
+        /*0000*/                   LDC R1, c[0x0][0x37c] ;
+.L_x_1:
+        /*0010*/                   LDG.E R2, desc[UR4][R2.64] ;
+.L_x_0:
+        /*0020*/                   FADD R2, R2, R3 ;
+        /*0030*/              @!P0 BRA `(.L_x_2) ;
+        /*0040*/                   STL [R1], R2 ;
+.L_x_2:
+        /*0050*/               @P1 BRA `(.L_x_0) ;
+        /*0060*/                   BRA.U UP0, `(.L_x_1) ;
+        /*0070*/                   EXIT ;
+.L_x_3:
+        /*0080*/                   BRA `(.L_x_4) ;
+        .type           $__internal_0_$__slowpath,@function
+$__internal_0_$__slowpath:
+        /*0090*/                   RET.REL.NODEC R4 `(kernel) ;
+"""
+    monkeypatch.setattr(sass, "_tool", lambda *_, **__: listing)
+    code = sass.code_of(b"")
+    assert (
+        sorted((loop.depth, loop.instructions) for loop in code.loops) == [(0, 3), (1, 2), (2, 4)] and code.local == 1
+    )
+    assert code.issued((1, 10, 90)) == 3 + 20 + 360
+    assert sass.ctas_per_sm("sm_90", 1, 128, 0) == 16 and sass.ctas_per_sm("sm_90", 4, 40, 0) == 12
+    assert sass.ctas_per_sm("sm_80", 1, 32, 24576) == 6 and sass.ctas_per_sm("sm_90", 1, 32, 24576) == 9
 
 
 def test_importing_attnres_over_importing_torch():
