@@ -24,7 +24,7 @@ from attnres.bench.measure import Row, Setting
 from attnres.ops import triton_backend
 
 TOKENS = 2048
-"""Of a call that is measured: enough that no parameter's part has as many rows."""
+"""The tokens of a call that is measured: enough that no parameter's part has as many rows."""
 
 TARGETS = {f"sm_{capability}": GPUTarget("cuda", capability, 32) for capability in (80, 90, 100)}
 
