@@ -163,7 +163,7 @@ def _outputs_and_gradients(function: Function, inputs: Sequence[Tensor]) -> list
 
 
 def _gradients(outputs: Sequence[Tensor]) -> list[Tensor]:
-    """Make gradients of numbers that bfloat16 holds, whatever the outputs' dtype and however many tensors they come in."""
+    """Make gradients of numbers that bfloat16 holds, the same for any dtype and however many tensors they come in."""
     number = sum(out.numel() for out in outputs)
     generator = torch.Generator(outputs[0].device).manual_seed(1)
     numbers = torch.randn(number, generator=generator, device=outputs[0].device).bfloat16()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from attnres.bench import gpu, gpu_check, measure
+from attnres.bench import gpu, gpu_calls, gpu_check, measure
 from attnres.bench.measure import Row
 from attnres.cli import main
 
@@ -52,7 +52,7 @@ def test_the_command_runs_through_in_the_interpreter(tmp_path):
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
     rows = json.loads(out.read_text())["rows"]
     checks = [row for row in rows if "worst error" in row["what"]]
-    assert len(checks) == 9 and all(0 <= row["ratio"] <= 1 for row in checks)
+    assert len(checks) == 10 and all(0 <= row["ratio"] <= 1 for row in checks)
     measured = {row["what"].partition(", ")[0] for row in rows[len(checks) :]}
     assert measured == {goal.what.partition(", ")[0] for goal in gpu.GOALS}
     assert all(isinstance(row["ratio"], float) == ("peak memory" not in row["what"]) for row in rows)
@@ -83,17 +83,17 @@ def test_what_passes(ratio, right):
 
 
 def test_a_wrong_gradient_and_a_wrong_repetition_are_found(monkeypatch):
-    call = gpu_check.Call(16, sources=3, tokens=4)
+    call = gpu_calls.Call(16, sources=3, tokens=4)
     exact = call.function("reference")
-    monkeypatch.setattr(gpu_check.Call, "function", lambda *_: exact)
+    monkeypatch.setattr(gpu_calls.Call, "function", lambda *_: exact)
     assert call.error(torch.device("cpu")) < 1 and call.repeats(torch.device("cpu")) == 0
 
     def off(*x):
         return [0.98 * out if out.ndim > 1 else out for out in exact(*x)]
 
     inputs = call.inputs(torch.device("cpu"))
-    assert gpu_check.error_of(off, exact, inputs, gpu_check.TOLERANCE) > 1
-    monkeypatch.setattr(gpu_check.Call, "function", lambda *_: lambda *x: [out + torch.rand(()) for out in exact(*x)])
+    assert gpu_calls.error_of(off, exact, inputs, gpu_calls.TOLERANCE) > 1
+    monkeypatch.setattr(gpu_calls.Call, "function", lambda *_: lambda *x: [out + torch.rand(()) for out in exact(*x)])
     assert call.repeats(torch.device("cpu")) == float("inf")
 
 
