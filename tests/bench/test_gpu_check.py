@@ -25,6 +25,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="this starts the interpreter itself")
+@pytest.mark.timeout(900)
 def test_the_command_runs_through_in_the_interpreter(tmp_path):
     """Every path of the kernels, then every row of the table; torch.compile would take minutes for what others test."""
     out = tmp_path / "gpu.json"
