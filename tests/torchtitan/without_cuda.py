@@ -1,4 +1,4 @@
-"""Let torch's build for CUDA load on a machine without a GPU, and without 3.2 GB of CUDA's libraries beside it.
+"""Let torch's build for CUDA load on a machine without a GPU, and without 3.1 GiB of CUDA's libraries beside it.
 
 torch 2.14 comes from PyPI for Linux as one build. It is linked to cuBLAS, cuDNN, NCCL and others, without which it does
 not load, and calls none of them where there is no GPU. So each gets a stand-in of its name that has the functions and
