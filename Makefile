@@ -1,7 +1,7 @@
 # make demo [QUICK=1]   compare residual connections on this machine, from nothing
 # make test             the whole test suite, from nothing
 # make docs             the guides and the API reference as a site, in site/, from nothing
-# make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 3.3 GiB of their own; needs gcc
+# make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 3.3 GiB; needs gcc
 # Each makes .venv first. PYTHON chooses the interpreter.
 
 PYTHON ?= python3
