@@ -32,18 +32,15 @@ def with_flags(message: str, command: Callable[..., Any]) -> str:
 def _paths(command: Callable[..., Any]) -> Iterator[str]:
     """The options of the command, with the records that they are in: "steps", "data.dataset_column"."""
     for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
-        annotation = parameter.annotation
-        hint, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
-        if dataclasses.is_dataclass(hint):
-            unnamed = any(getattr(note, "name", None) == "" for note in notes)
-            yield from _fields(hint, "" if unnamed else f"{name}.")
-        elif "Positional" not in map(str, notes):
-            yield name
+        yield from _options(name, parameter.annotation)
 
 
-def _fields(record: Any, prefix: str) -> Iterator[str]:
-    for name, hint in get_type_hints(record).items():
-        if dataclasses.is_dataclass(hint):
-            yield from _fields(hint, f"{prefix}{name}.")
-        elif not isinstance(hint, dataclasses.InitVar):  # that is for Python alone
-            yield prefix + name
+def _options(name: str, annotation: Any, prefix: str = "") -> Iterator[str]:
+    """The options of one parameter or field; a record's are below its name, unless tyro is told to leave that out."""
+    hint, *notes = get_args(annotation) if get_origin(annotation) is Annotated else [annotation]
+    if dataclasses.is_dataclass(hint):
+        unnamed = any(getattr(note, "name", None) == "" for note in notes)
+        for field, inner in get_type_hints(hint, include_extras=True).items():
+            yield from _options(field, inner, prefix if unnamed else f"{prefix}{name}.")
+    elif "Positional" not in map(str, notes) and not isinstance(hint, dataclasses.InitVar):  # that is for Python alone
+        yield prefix + name

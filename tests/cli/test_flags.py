@@ -55,6 +55,8 @@ LONG = "99999999999999999999"
         ["compare", "--seeds", LONG],
         ["compare", "--workers", LONG],
         ["ablate", "--seeds", LONG],
+        ["ablate", "--model.dim", LONG],
+        ["dynamics", "--batch-size", LONG],
         ["ablate", "--tuning-seeds", LONG],
         ["bench", "operator", "--rounds", LONG],
     ],

@@ -1,4 +1,4 @@
-"""What a table looks like on a narrow terminal and in a file."""
+"""What a table looks like on a narrow terminal and in a file, and what is said of work that takes seconds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from attnres.cli import _terminal
 from attnres.cli._tables import print_table
 from attnres.texttable import TextTable
 
@@ -40,3 +41,13 @@ def test_names_and_numbers_are_whole_on_a_terminal(width):
 def test_a_file_has_one_line_per_row():
     lines = printed(80, terminal=False)
     assert all(sum(name in line and "+0.0006" in line for line in lines) == 1 for name in NAMES)
+
+
+def test_work_is_announced_in_a_file_too_and_its_progress_now_and_then(monkeypatch):
+    clock = iter([0.0, 1.0, 25.0, 25.0, 30.0])
+    monkeypatch.setattr(_terminal.time, "monotonic", lambda: next(clock))
+    file = io.StringIO()
+    with _terminal.working(Console(file=file), "drawing [all]") as tell:
+        for line in ("too soon", "later", "too soon again"):
+            tell(line)
+    assert file.getvalue() == "drawing [all] ..\nlater\n"
