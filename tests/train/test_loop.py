@@ -127,6 +127,22 @@ def test_a_listener_that_cannot_write_stops_a_run_that_is_saved(make_config, tmp
     assert train(make_config(steps=4), tmp_path)["steps"] == 4
 
 
+def test_records_behind_the_checkpoint_that_a_crash_leaves_are_cut_off(make_config, tmp_path):
+    def crash(event):
+        if event["kind"] == "train" and event["step"] == 7:
+            raise RuntimeError("a power cut")
+
+    config = make_config(steps=10, save_every=4)
+    with pytest.raises(RuntimeError, match="a power cut"):
+        train(config, tmp_path / "cut", crash)
+    assert (
+        read_metrics(tmp_path / "cut" / "metrics.jsonl")[-1]["step"] == 7 and steps_on_disk(tmp_path / "cut")[-1] == 4
+    )
+    train(config, tmp_path / "cut")
+    train(config, tmp_path / "straight")
+    assert results(tmp_path / "cut") == results(tmp_path / "straight")
+
+
 def test_second_signal_stops_at_once(make_config, tmp_path):
     def twice(event):
         if event["kind"] == "train" and event["step"] == 3:
