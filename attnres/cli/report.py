@@ -41,6 +41,8 @@ def command(
     """
     if not tables:
         check_output_folder("--out", out)
+    if not results.exists():
+        raise UsageError(f"{results}: there is no such folder; give one that holds records")
     records = read_records(results)
     if not records:
         known = experiments()

@@ -89,6 +89,8 @@ class RunFolder:
     def config(self) -> RunConfig:
         """The configuration of the run in this folder. Raises UsageError if there is none."""
         record = self.record()
+        if not self.path.exists():
+            raise UsageError(f"{self.path}: there is no such folder; give one that train wrote")
         if record is None:
             runs = sorted(path.parent for path in self.path.glob("*/seed-*/config.json"))
             hint = f"give one of its runs, such as {runs[0]}" if runs else "give a folder that train wrote"
@@ -309,4 +311,4 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UsageError(f"{path}: not valid JSON ({error}); choose another folder") from error
+        raise UsageError(f"{path}: not valid JSON ({error}); put a copy back, or choose another folder") from error

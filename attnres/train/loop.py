@@ -199,15 +199,24 @@ class Loop:
         trainer, steps = self.trainer, self.config.steps
         self._tell(self._start_record())
         with _stop_requested() as stop:
+
+            def asked_to_stop() -> bool:
+                return self.world.any(stop() or self.unheard is not None)
+
             while True:
-                if self.world.any(stop() or self.unheard is not None) and trainer.step < steps:
+                ended = trainer.step == steps and self._validation_loss() is not None
+                if not ended and asked_to_stop():
                     path = self._save().path
                     raise Interrupted(
                         f"{self._why()}stopped at step {trainer.step} of {steps} and saved in {path}; "
                         "run the same command again to go on"
                     )
                 if self._due(self.config.evaluate_every) and self._validation_loss() is None:
-                    self._record({"kind": "eval", "step": trainer.step, "loss": trainer.evaluate()})
+                    try:
+                        loss = trainer.evaluate(before_each=_raising(asked_to_stop))
+                    except _AskedToStop:
+                        continue
+                    self._record({"kind": "eval", "step": trainer.step, "loss": loss})
                 if trainer.step > 0 and self._due(self.config.save_every):
                     self._save()
                 if trainer.step == steps:
@@ -306,6 +315,18 @@ class Loop:
             "parameters": self.trainer.parameters,
             "connection": self.config.model.connection,
         }
+
+
+class _AskedToStop(Exception):
+    """The evaluation does not go on."""
+
+
+def _raising(asked_to_stop: Callable[[], bool]) -> Callable[[], None]:
+    def check() -> None:
+        if asked_to_stop():
+            raise _AskedToStop
+
+    return check
 
 
 @contextmanager

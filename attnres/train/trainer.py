@@ -149,20 +149,23 @@ class Trainer:
         return torch.nn.utils.get_total_norm(gradients)
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Nats per token over the whole of the fixed validation set."""
+    def evaluate(self, before_each: Callable[[], None] = lambda: None) -> float:
+        """Nats per token over the whole of the fixed validation set. What is called before each batch may raise."""
         config = self.config
         total, count = 0.0, 0.0
         self.model.eval()
-        for batch in validation_batches(
-            self.corpus, config.model.context, config.batch_size, config.validation_tokens, self._own_rows()
-        ):
-            tokens = self._to_device(in_memory(batch, self.device))
-            loss, predicted = self.total_loss(tokens)
-            if not math.isfinite(loss):
-                raise NonFinite(self._diagnosis(self.step, loss, 0.0, [tokens]))
-            total, count = total + loss, count + predicted
-        self.model.train()
+        try:
+            for batch in validation_batches(
+                self.corpus, config.model.context, config.batch_size, config.validation_tokens, self._own_rows()
+            ):
+                before_each()
+                tokens = self._to_device(in_memory(batch, self.device))
+                loss, predicted = self.total_loss(tokens)
+                if not math.isfinite(loss):
+                    raise NonFinite(self._diagnosis(self.step, loss, 0.0, [tokens]))
+                total, count = total + loss, count + predicted
+        finally:
+            self.model.train()
         return total / count
 
     def total_loss(self, tokens: Tensor) -> tuple[float, float]:

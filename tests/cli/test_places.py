@@ -51,6 +51,7 @@ def test_a_place_that_only_seems_to_be_one(capsys, command):
 
 
 def test_asking_for_a_place_leaves_nothing_there(tmp_path, capsys):
+    assert "nowhere: there is no such folder" in said(capsys, "report", tmp_path / "nowhere", "--out", tmp_path / "a")
     assert "no ablation.json" in said(capsys, "report", tmp_path, "--out", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 

@@ -18,6 +18,14 @@ def test_shapes_follow_the_tokens(shape):
     assert mixing_matrix(connection, x, sublayers, per_channel=True).shape == (*shape, 4, 4, 6)
 
 
+@pytest.mark.parametrize("what", ["values", "name"])
+def test_what_is_given_in_the_wrong_place_is_named(what):
+    connection, x = make_connection("block", dim=8, sites=2), torch.randn(3, 8)
+    arguments = (connection, connection.start(x)) if what == "values" else ("block", x)
+    with pytest.raises(UsageError, match="and not what start makes of it; these are"):
+        mixing_matrix(*arguments, [torch.sin] * 2)
+
+
 def test_a_wrong_number_of_sublayers_is_refused():
     with pytest.raises(UsageError, match="has 3 sites, but 2 sublayers"):
         mixing_matrix(make_connection("full", dim=6, sites=3), torch.randn(6), make_sublayers(6, 2))

@@ -69,7 +69,7 @@ def test_two_processes_on_one_folder(make_config, tmp_path):
 def test_a_folder_that_is_no_run(make_config, tmp_path):
     with pytest.raises(UsageError, match="not a run folder"):
         load_run(tmp_path)
-    with pytest.raises(UsageError, match="not a run folder"):
+    with pytest.raises(UsageError, match="nowhere: there is no such folder; give one that train wrote"):
         load_run(tmp_path / "nowhere")
     (tmp_path / "config.json").write_text('{"architectures": ["Other"]}')
     for action in (lambda: load_run(tmp_path), lambda: train(make_config(), tmp_path)):

@@ -64,7 +64,7 @@ def test_a_finished_run_only_returns_its_summary(make_config, tmp_path, monkeypa
 
 def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch):
     by_step = {0: 9.0, 2: 3.0, 4: 1.0, 6: 2.0, 8: 5.0, 10: 4.0, 12: 6.0}
-    monkeypatch.setattr(Trainer, "evaluate", lambda self: by_step[self.step])
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, before_each: by_step[self.step])
     config = make_config(steps=12, evaluate_every=2, save_every=2, keep=2)
     summary = train(config, tmp_path)
     assert steps_on_disk(tmp_path) == [4, 8, 10, 12]  # 8: the last one before the learning rate falls
@@ -103,6 +103,31 @@ def test_stop_and_go_on_is_bit_equal(make_config, tmp_path, number, step):
     events = []
     train(config, tmp_path / "stopped", events.append)
     assert events[0]["step"] == step
+    assert weights(tmp_path / "stopped", 10) == weights(tmp_path / "straight", 10)
+    assert results(tmp_path / "stopped") == results(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("step", [0, 4, 10])
+def test_a_signal_in_an_evaluation_is_heard_before_its_next_batch(make_config, tmp_path, step, monkeypatch):
+    """Whoever sends one may kill soon after: a long evaluation must not stand between it and the checkpoint."""
+    config = make_config(steps=10)
+    train(config, tmp_path / "straight")
+    seen = []
+
+    def total_loss(trainer, tokens):
+        if trainer.step == step and not seen:
+            os.kill(os.getpid(), signal.SIGTERM)
+        seen.extend([trainer.step] * (trainer.step == step))
+        return measured(trainer, tokens)
+
+    with monkeypatch.context() as patch:
+        measured = Trainer.total_loss
+        patch.setattr(Trainer, "total_loss", total_loss)
+        with pytest.raises(Interrupted, match=f"stopped at step {step} of 10 .*same command"):
+            train(config, tmp_path / "stopped")
+    assert seen == [step]
+    assert steps_on_disk(tmp_path / "stopped")[-1] == step
+    train(config, tmp_path / "stopped")
     assert weights(tmp_path / "stopped", 10) == weights(tmp_path / "straight", 10)
     assert results(tmp_path / "stopped") == results(tmp_path / "straight")
 
