@@ -53,6 +53,7 @@ def main(argv: list[str] | None = None) -> int:
         hint = f"in the repository's folder: {install_command('lab')}"
         return _fail(f"commands need {', '.join(missing)}, not installed here; {hint}", 2)
 
+    code = 0
     try:
         code = _run(name, rest)
         print(end="", flush=True)  # sys.stdout is None where a shell has closed it: >&-
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         return _fail(str(error), 2) if error.to_be_printed else 2
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
-        return 141
+        return code or 141
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 1)

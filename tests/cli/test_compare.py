@@ -145,7 +145,7 @@ def test_arms_carry_options():
         (["residual"], "at least two arms"),
         (["residual", "residual"], "at least two arms"),
         (["resnet"], "unknown connection 'resnet'; choose one of"),
-        (["residual", "full", "--seeds", "0"], "--seeds must be at least 1, not 0"),
+        (["residual", "full", "--seeds", "0"], "--seeds must be a whole number of at least 1, not 0"),
         (["residual", "full", "--model.connection", "hc"], "the arms name the connections"),
         (["residual", "full", "--seed", "99999999999999999999"], "seed must be at least 0"),
         (["residual", "full", "--model.layers", "0"], "layers must be a whole number of at least 1, not 0"),

@@ -104,7 +104,7 @@ def test_one_folder_is_an_experiment(toy, tmp_path, capsys):
     assert "throw" in command_names() and experiments()["toy"] is toy
     assert main(["--help"]) == 0 and "Throw dice" in capsys.readouterr().out
     assert main(["throw", "--dice", "0", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "attnres: dice: give at least one\n"
+    assert capsys.readouterr().err == "attnres: --dice: give at least one\n"
 
     assert main(["throw", "--dice", "3", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out

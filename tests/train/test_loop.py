@@ -19,6 +19,14 @@ from attnres.train.trainer import Trainer
 from tests.train.conftest import TIMING, results, steps_on_disk, stop_at, weights
 
 
+@pytest.fixture(autouse=True)
+def in_a_terminal():
+    """Where nohup started the tests a run would not hear of a closed terminal."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 def test_a_run_writes_everything(make_config, tmp_path):
     events = []
     config = make_config(steps=10, keep=2)

@@ -93,7 +93,7 @@ def test_a_run_of_another_model_is_refused(plain, fields, message):
 
 def test_a_folder_that_is_no_run_is_refused_before_anything_is_written(plain, tmp_path):
     config = dataclasses.replace(plain[1], start_from=str(tmp_path / "nothing"))
-    with pytest.raises(UsageError, match="not a run folder"):
+    with pytest.raises(UsageError, match="there is no such folder"):
         train(config, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
