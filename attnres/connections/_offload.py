@@ -30,7 +30,8 @@ def _hooked(part: nn.Module) -> list[nn.Module]:
     """
     found = [part] if "_hf_hook" in part.__dict__ else []
     for child in part._modules.values():
-        found += _hooked(child)  # type: ignore[arg-type]
+        if child is not None:
+            found += _hooked(child)
     return found
 
 

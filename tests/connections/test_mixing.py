@@ -26,6 +26,13 @@ def test_what_is_given_in_the_wrong_place_is_named(what):
         mixing_matrix(*arguments, [torch.sin] * 2)
 
 
+def test_a_connection_may_have_an_empty_place_for_a_part():
+    connection, x = make_connection("block", dim=8, sites=2), torch.randn(3, 8)
+    expected = mixing_matrix(connection, x, [torch.sin] * 2)
+    connection.register_module("later", None)
+    assert mixing_matrix(connection, x, [torch.sin] * 2).equal(expected)
+
+
 def test_a_wrong_number_of_sublayers_is_refused():
     with pytest.raises(UsageError, match="has 3 sites, but 2 sublayers"):
         mixing_matrix(make_connection("full", dim=6, sites=3), torch.randn(6), make_sublayers(6, 2))

@@ -18,10 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from attnres.connections import make_connection
 from attnres.errors import UsageError
 from attnres.ops import (
-    add_and_attend,
-    attend,
     attend_blocks,
-    attend_outs,
     depth_attention,
     library,
     merge_partial,
@@ -260,26 +257,6 @@ def test_registration(prior, rounded, adds):
     saved = (sources, [query], [gain], *of_merge, statistics)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")  # it has no gradient of its own
     torch.library.opcheck(library.attend_backward, ([outs[0].sin()], [], sums, *saved, 2.0), test_utils=checks)
-
-
-@pytest.mark.parametrize("gained", [True, False])
-def test_one_query_without_gradients(gained):
-    """The operator that keeps nothing gives what the general one does, to the bit, and does what any operator does."""
-    *sources, query, gain = inputs_of(3)
-    gains = [gain] if gained else []
-    whole = attend(sources, [query], gains, (), 1e-6, torch.float32, scale=2.0)[0][0]
-    arguments = (sources, query, gain if gained else None, 1e-6, 2.0, torch.float32)
-    checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(library.attend_one, arguments, test_utils=checks)
-    adding = (sources[:-1], sources[-1], *arguments[1:])
-    torch.library.opcheck(library.add_and_attend_one, adding, test_utils=checks)
-    (kept,), total = add_and_attend(*adding[:2], [query], gains, (), 1e-6, torch.float32, scale=2.0)
-    with torch.no_grad():
-        for one, other in zip(library.add_and_attend_one(*adding), (kept, total), strict=True):
-            torch.testing.assert_close(one, other, rtol=0, atol=0)
-        torch.testing.assert_close(library.attend_one(*arguments), whole, rtol=0, atol=0)
-        h = torch.func.vmap(lambda v: attend_outs([v], [query], gains, (), 1e-6, torch.float32)[0])(sources[0])
-        torch.testing.assert_close(h, attend([sources[0]], [query], gains, (), 1e-6, torch.float32)[0][0])
 
 
 def test_backward_repeats_to_the_bit_whatever_the_threads():
