@@ -220,7 +220,7 @@ def test_text_errors_are_one_line(open_, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (gzip.compress(b"text"), "is gzip-compressed; unpack it first"),
+        (gzip.compress(b"text", mtime=0), "is gzip-compressed; unpack it first"),
         (b"PAR1\x15\x04\xff", "is a Parquet file; give it as --data.dataset"),
         (b"PK\x03\x04\xff", "is a ZIP archive or an office document; unpack or convert it first"),
         (b"%PDF-1.7\n\xe2\xe3", "is a PDF; convert it to text first"),
