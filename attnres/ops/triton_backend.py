@@ -186,6 +186,7 @@ class _Backward(NamedTuple):
         tokens = len(self.statistics)
         programs, tokens_each = _runs(tokens, PROGRAMS)
         partial = self.statistics.new_empty((programs, 1, d))
+        along = () if self.outs else (self.statistics.new_empty((tokens, n)),)
         grad_sources = [torch.empty_like(v) for v in self.sources]
         listed, written = _listed(self.sources), _listed(grad_sources)
         kernels.backward_kernel[(programs,)](
@@ -198,6 +199,7 @@ class _Backward(NamedTuple):
             tuple(self.grad_lses),
             tuple(self.grad_sums),
             tuple(self.outs),
+            along,
             tuple(self.prior_outs),
             tuple(self.prior_lses),
             tuple(self.grad_prior_outs),
@@ -360,7 +362,7 @@ def _key_vectors(queries: Tensors, gains: Tensors) -> Tensor:
 def _finish(partial: Tensor, queries: Tensors, gains: Tensors, grad_queries: Tensors, grad_gains: Tensors) -> None:
     """Make the gradients of the parameters of the parts of the key vectors'."""
     runs, s, d = partial.shape
-    sizes: dict[str, Any] = {"D": d, "RUNS": 128, "CHANNELS": 32}
+    sizes: dict[str, Any] = {"D": d, "RUNS": 64, "CHANNELS": 32}
     vectors = tuple(queries), tuple(gains), tuple(grad_queries), tuple(grad_gains)
     kernels.parameters_kernel[(triton.cdiv(d, sizes["CHANNELS"]), s)](partial, *vectors, runs, **sizes)
 

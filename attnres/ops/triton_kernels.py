@@ -11,6 +11,7 @@ vector's gradient leaves as one partial sum per program.
 """
 
 # pyright: reportGeneralTypeIssues=false, reportOperatorIssue=false, reportArgumentType=false
+# pyright: reportAssignmentType=false, reportAttributeAccessIssue=false, reportUnboundVariable=false
 # (a kernel is not Python: Triton compiles it)
 
 from __future__ import annotations
@@ -169,8 +170,11 @@ def forward_kernel(
 
 
 @triton.jit
-def _mean(sources, out, prior_out, prior_lse, scores, g, top, scale, n, t, row, inside, DTYPE, ALIGNED):
-    """The mean over the softmax of the products of rows and gradient g: by the output if given, else by each row."""
+def _mean(sources, out, prior_out, prior_lse, scores, along, g, top, scale, n, t, row, inside, DTYPE, ALIGNED):
+    """The mean over the softmax of the products of rows and gradient g: by the output if given, else by each row.
+
+    Each row's product is then left in `along`.
+    """
     if len(out) > 0:
         mean = tl.sum(g * tl.load(out[0] + row, mask=inside, other=0.0).to(tl.float32))
     else:
@@ -178,10 +182,20 @@ def _mean(sources, out, prior_out, prior_lse, scores, g, top, scale, n, t, row, 
         if len(prior_out) > 0:
             before = tl.load(prior_out[0] + row, mask=inside, other=0.0).to(tl.float32)
             mean = tl.exp(tl.load(prior_lse[0] + t) - top) * tl.sum(g * before)
+        AHEAD: tl.constexpr = len(sources) > 1 or sources[0].dtype.element_ty == tl.int64  # not one source alone
+        if AHEAD:
+            following = load(sources, 0, row, inside, DTYPE, ALIGNED)  # [BLOCK]
         for i in range(n):
-            v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
-            mean += tl.exp(tl.load(scores + i) - top) * tl.sum(g * v)
+            if AHEAD:
+                v = following.to(tl.float32)
+                following = load(sources, i + 1, row, inside & (i + 1 < n), DTYPE, ALIGNED)  # on its way meanwhile
+            else:
+                v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
+            along_g = tl.sum(g * v)
+            tl.store(along[0] + t * n + i, along_g)
+            mean += tl.exp(tl.load(scores + i) - top) * along_g
         mean *= scale
+        tl.debug_barrier()  # what follows is read by other threads than wrote it
     return mean
 
 
@@ -196,6 +210,7 @@ def backward_kernel(
     grad_lse,  # tuples from here on. [tokens]; none: zero
     grad_sum,  # [tokens, D], added to the last source's gradient; or none
     out,  # D = grad_out . out if given, else the sum over the sources and the prior
+    along,  # [tokens, n] if that sum is to be taken: room for the products of g and the sources
     prior_out,  # given if that sum is to be taken
     prior_lse,  # none without a prior, as the two below
     grad_prior_out,
@@ -225,7 +240,9 @@ def backward_kernel(
         if len(grad_lse) > 0:
             grad_top = tl.load(grad_lse[0] + t)
         scores = here + n
-        mean = _mean(sources, out, prior_out, prior_lse, scores, g, top, scale, n, t, row, inside, DTYPE, ALIGNED)
+        mean = _mean(
+            sources, out, prior_out, prior_lse, scores, along, g, top, scale, n, t, row, inside, DTYPE, ALIGNED
+        )
         g *= scale
 
         ds_sum = tl.full((), 0.0, tl.float32)
@@ -233,10 +250,15 @@ def backward_kernel(
             v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
             r, score = tl.load(here + i), tl.load(scores + i)  # [], []
             p = tl.exp(score - top)
-            ds = p * (tl.sum(g * v) - mean + grad_top)  # []: the score's gradient
-            dc += (ds * r) * v
+            if len(along) > 0:  # noqa: SIM108 (Triton decides an `if` while compiling)
+                along_g = scale * tl.load(along[0] + t * n + i)  # []: g is times scale by now
+            else:
+                along_g = tl.sum(g * v)
+            ds = p * (along_g - mean + grad_top)  # []: the score's gradient
             ds_sum += ds
-            dv = p * g + (ds * r) * c - v * (ds * score * r * r / D)  # [BLOCK]
+            slope = ds * r
+            dc += slope * v
+            dv = p * g + slope * (c - v * (score * r / D))  # [BLOCK]
             if len(grad_sum) > 0:
                 dv += tl.load(grad_sum[0] + row, mask=inside & (i == n - 1), other=0.0).to(tl.float32)
             store(grad_sources, i, row, inside, dv, DTYPE, ALIGNED)

@@ -29,12 +29,11 @@ void parallel(int64_t count, int64_t grain, const F& f) {
 }
 
 // How tokens are cut where partial sums over them are kept: by their number alone, so that a sum is the same on any
-// number of threads. At most 64 chunks up to 4,096 tokens, and 256 beyond, which keeps any number of threads busy.
+// number of threads: into at most 256 chunks, which keeps any number of threads busy, of at least 16 tokens.
 struct Chunks {
   int64_t tokens, size, count;
   explicit Chunks(int64_t tokens_) : tokens(tokens_) {
-    const int64_t most = tokens > 4096 ? 256 : 64;
-    size = std::max<int64_t>(16, (tokens + most - 1) / most);
+    size = std::max<int64_t>(16, (tokens + 255) / 256);
     count = (tokens + size - 1) / size;
   }
   int64_t begin(int64_t chunk) const { return chunk * size; }
