@@ -15,7 +15,7 @@ from attnres.bench import decode, operator, phases, readers, stack
 from attnres.bench.graphs import captured
 from attnres.bench.measure import Row, Setting, copy_bandwidth, milliseconds, take_turns
 from attnres.bench.operator import Comparison
-from attnres.ops.operators import interpreted
+from attnres.ops.backends import interpreted
 from attnres.torch_private import compiler_config
 
 DECODER = decode.Sizes(2048, 24)

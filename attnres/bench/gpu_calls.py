@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnres.ops import add_and_attend, attend
-from attnres.ops.operators import Backend
+from attnres.ops.backends import Backend
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 

@@ -31,7 +31,7 @@ from attnres.bench.measure import Row, Setting, why
 from attnres.connections import make_connection
 from attnres.errors import UsageError, install_command
 from attnres.ops import add_normalised, attend
-from attnres.ops.operators import native_backend
+from attnres.ops.backends import native_backend
 
 RULE_TOLERANCE = {F32: 1e-4, BF16: 1e-1}
 """The same of a stack, at every sublayer of which bfloat16 rounds: plain PyTorch is off by up to 0.08 there."""

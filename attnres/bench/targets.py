@@ -13,7 +13,7 @@ import torch
 from attnres.bench import operator, readers
 from attnres.bench.measure import Row, Setting, take_turns
 from attnres.ops import cpu
-from attnres.ops.operators import native_backend
+from attnres.ops.backends import native_backend
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PASSES = ("forward", "backward")

@@ -1,37 +1,17 @@
-"""The operators of depth attention and of normalised sums, and the choice of what computes them."""
+"""The operators of depth attention and of normalised sums."""
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-import logging
-import os
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.compiler import is_compiling, is_exporting
+from torch.compiler import is_compiling
 
-from attnres.errors import UsageError, install_command
+from attnres.errors import UsageError
 from attnres.ops import library, normalised, reference
-from attnres.torch_private import (
-    AutoDispatchBelowAutograd,
-    TransformType,
-    constant_to_compiler,
-    in_forward_mode,
-    interpreter_stack,
-)
-
-Backend = Literal["auto", "reference", "cpu", "triton"]
-BACKENDS = get_args(Backend)
-
-log = logging.getLogger("attnres")
-
-_FUSED_DTYPES = {
-    "cpu": (torch.float32, torch.bfloat16),
-    "triton": (torch.float32, torch.bfloat16, torch.float16),
-}
+from attnres.ops.backends import Backend, is_fused
+from attnres.torch_private import AutoDispatchBelowAutograd
 
 
 def depth_attention(
@@ -162,7 +142,7 @@ def attend(
     Raises:
         UsageError: input that a backend asked for by name does not take.
     """
-    if not _is_fused(backend, (*sources, *queries, *gains, *prior), dtype):
+    if not is_fused(backend, (*sources, *queries, *gains, *prior), dtype):
         return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
     outs, lses, _ = _fused(sources, queries, gains, prior, (), eps, scale, dtype)
     return outs, lses
@@ -179,7 +159,7 @@ def attend_outs(
     scale: float = 1.0,
 ) -> Sequence[Tensor]:
     """Return the outs of `attend`, of the same arguments, alone: of one query, without gradients, in half the time."""
-    if _is_plain(queries, prior) and _is_fused(backend, (*sources, *queries, *gains), dtype):
+    if _is_plain(queries, prior) and is_fused(backend, (*sources, *queries, *gains), dtype):
         return (library.attend_one(sources, queries[0], gains[0] if gains else None, eps, scale, dtype),)
     return attend(sources, queries, gains, prior, eps, dtype, backend, scale)[0]
 
@@ -209,7 +189,7 @@ def add_and_attend(
     Raises:
         UsageError: as for `attend`.
     """
-    if not _is_fused(backend, (*sources, y, *queries, *gains, *prior), dtype):
+    if not is_fused(backend, (*sources, y, *queries, *gains, *prior), dtype):
         total = sources[-1] + y
         return reference.attend([*sources[:-1], total], queries, gains, prior, eps, dtype, scale)[0], total
     if _is_plain(queries, prior):
@@ -278,7 +258,7 @@ def add_normalised(
     _check([y, *totals, *(sums or ())], "y and total", [], "", eps)
     if dtype is None:
         dtype = y.dtype if total is None else torch.promote_types(total.dtype, y.dtype)
-    if not _is_fused(backend, (y, *totals), dtype):
+    if not is_fused(backend, (y, *totals), dtype):
         return reference.add_normalised(y, total, eps, dtype)
     kept = sums if sums is not None and all(torch.finfo(x.dtype).bits >= 32 for x in sums) else ()
     return normalised.add_normalised(y, totals, eps, dtype, kept)[0]
@@ -289,7 +269,7 @@ def normalise(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
     For an autograd function that makes n again; `normalise_backward` gives its gradient.
     """
-    if _is_fused("auto", (y,), y.dtype):
+    if is_fused("auto", (y,), y.dtype):
         return normalised.add_normalised(y.detach(), (), eps, y.dtype, ())
     inverse_rms = reference.inverse_rms(y, eps)
     return (inverse_rms * y).to(y.dtype), inverse_rms.squeeze(-1)
@@ -297,84 +277,10 @@ def normalise(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 def normalise_backward(grad: Tensor, y: Tensor, inverse_rms: Tensor) -> Tensor:
     """Return the gradient of y [..., d] from that of n: (grad - y mean(grad y) / rms^2) / rms."""
-    if _is_fused("auto", (grad, y), y.dtype):
+    if is_fused("auto", (grad, y), y.dtype):
         return torch.ops.attnres.add_normalised_backward(grad, y, inverse_rms)
     r = inverse_rms.unsqueeze(-1)
     return (r * (grad - y * r.square() * (grad * y).mean(-1, keepdim=True))).to(y.dtype)
-
-
-def _is_fused(backend: Backend, tensors: Sequence[Tensor], dtype: torch.dtype) -> bool:
-    """Whether the device's fused backend computes it; if not, the reference does.
-
-    Raises UsageError if the backend asked for by name cannot.
-    """
-    if backend not in BACKENDS:
-        raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
-    if backend == "reference":
-        return False
-    device = tensors[0].device.type
-    fused = native_backend(device)
-    if backend not in ("auto", fused):
-        raise UsageError(f"backend {backend!r} cannot run on {device} here; use backend='auto'")
-    obstacle = _obstacle(fused, tensors, dtype)
-    if obstacle and backend != "auto":
-        raise UsageError(f"backend {backend!r} does not take {obstacle}; use backend='auto' or 'reference'")
-    return not obstacle
-
-
-def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:
-    """Name what of the input, or of the output asked for, the fused backend does not take; empty if it takes it."""
-    if fused == "reference":
-        return "this device"
-    takes = _FUSED_DTYPES[fused]
-    if dtype not in takes:
-        return str(dtype).removeprefix("torch.")
-    for x in tensors:
-        if x.dtype not in takes:
-            return str(x.dtype).removeprefix("torch.")
-    if is_exporting() and torch.onnx.is_in_onnx_export():
-        return "export to ONNX, which knows torch's own operators"
-    # An operator with only a backward formula would lose tangents in silence.
-    if in_forward_mode():
-        return "forward-mode differentiation"
-    if torch.is_grad_enabled() and not is_compiling() and _gradient_levels() > 1:
-        return "second derivatives"
-    return ""
-
-
-def _gradient_levels() -> int:
-    """Count the `torch.func` gradients that are being taken of one another here."""
-    return sum(level.key() == TransformType.Grad for level in interpreter_stack() or ())
-
-
-@constant_to_compiler
-def native_backend(device: str) -> str:
-    """Name the fused backend of a kind of device and make it ready; "reference" where there is none. Logged once."""
-    return _prepare(device)
-
-
-@functools.cache
-def _prepare(device: str) -> str:
-    name = "reference"
-    if device == "cuda" or (device == "cpu" and interpreted()):
-        if importlib.util.find_spec("triton"):
-            from attnres.ops import triton_backend
-
-            triton_backend.register(device)
-            name = "triton"
-        else:
-            log.warning("Triton is not installed, so depth attention runs in plain PyTorch: %s", install_command("gpu"))
-    elif device == "cpu":
-        from attnres.ops import cpu
-
-        name = "cpu" if cpu.load() else name
-    log.info("depth attention on %s: %s backend", device, name)
-    return name
-
-
-def interpreted() -> bool:
-    """Tell whether Triton's interpreter stands in for a GPU, as in tests: it then takes the CPU's tensors."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _check(sources: Sequence[Tensor], name: str, vectors: Sequence[Tensor], vector_names: str, eps: float) -> None:

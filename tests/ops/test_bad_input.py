@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnres.errors import UsageError
-from attnres.ops import attend_blocks, depth_attention, library, merge_partial, operators
+from attnres.ops import attend_blocks, backends, depth_attention, library, merge_partial
 
 
 def test_bad_input_is_named():
@@ -64,7 +64,7 @@ def test_bad_input_is_named():
 )
 def test_sizes_that_do_not_fit_stop_at_the_kernel(sources, queries, gains, prior, device):
     """It is called with unchecked sizes by every connection, and would write outside its memory."""
-    operators.native_backend("cpu")
+    backends.native_backend("cpu")
     groups = [[torch.randn(shape, device=device) for shape in group] for group in (sources, queries, gains, prior)]
     with pytest.raises((RuntimeError, UsageError), match="source"):
         library.attend(*groups, [], 1e-6, 1.0, torch.float32)
@@ -109,7 +109,7 @@ BACKWARD = {  # grad_outs, .. of two sources [5, 16] and one query that merges a
     ],
 )
 def test_gradients_of_sizes_that_do_not_fit_stop_at_the_kernel(name, shapes, device):
-    operators.native_backend("cpu")
+    backends.native_backend("cpu")
 
     def call(shapes):
         *groups, (statistics,) = [[torch.randn(shape, device=device) for shape in group] for group in shapes.values()]

@@ -14,11 +14,11 @@ import pytest
 from attnres.ops import cpu
 
 USE = (
-    "import torch, logging; from attnres.ops import depth_attention, operators\n"
+    "import torch, logging; from attnres.ops import backends, depth_attention\n"
     "logging.basicConfig(level=logging.INFO, format='%(levelname)s %(message)s')\n"
     "x = torch.ones(3, 4)\n"
     "for _ in range(3): assert torch.equal(depth_attention([x, x], torch.zeros(4)), x)\n"
-    "print(operators.native_backend('cpu'))\n"
+    "print(backends.native_backend('cpu'))\n"
 )
 
 # A stand-in for the compiler: it notes each call, waits, and puts the real kernel where it is asked for.
@@ -181,8 +181,8 @@ def test_narrower_vectors_are_right(march):
 
 THREADS = """
 import os, re, torch
-from attnres.ops import depth_attention, operators
-print(operators.native_backend("cpu"))
+from attnres.ops import backends, depth_attention
+print(backends.native_backend("cpu"))
 x, q = torch.randn(4096, 64), torch.zeros(64)
 before = len(os.listdir("/proc/self/task"))
 depth_attention([x, x], q)

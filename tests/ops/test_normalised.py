@@ -7,7 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 from attnres.errors import UsageError
-from attnres.ops import add_normalised, normalised, operators
+from attnres.ops import add_normalised, backends, normalised
 from tests.ops.cases import EPS, FUSED, assert_near, both_backends, in_double, make_sources, value_and_gradients
 
 F32, BF16 = torch.float32, torch.bfloat16
@@ -135,7 +135,7 @@ def test_compile_fullgraph():
     y, total = torch.randn(4, 9), torch.randn(4, 9)
     assert_near(value_and_gradients(compiled, y, total), value_and_gradients(add_normalised, y, total))
     if FUSED == "cpu":
-        operators.native_backend("cpu")
+        backends.native_backend("cpu")
         for arguments in ((y, [total], EPS, F32), (y.requires_grad_(), [], EPS, BF16)):
             torch.library.opcheck(torch.ops.attnres.add_normalised.default, arguments)
 
@@ -150,7 +150,7 @@ def test_bad_input_is_named():
         add_normalised(y.long())
     with pytest.raises(UsageError, match=f"'{FUSED}' does not take float64"):
         add_normalised(y.double(), backend=FUSED)
-    operators.native_backend("cpu")
+    backends.native_backend("cpu")
     for device in ("cpu", "meta"):
         x, other, r = (torch.randn(shape, device=device) for shape in ((2, 4), (2, 5), (3,)))
         for call in (

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from attnres.ops import depth_attention, trim
-from attnres.ops.operators import native_backend
+from attnres.ops.backends import native_backend
 from tests.ops.cases import FUSED
 
 pytestmark = pytest.mark.skipif(FUSED == "triton", reason="of the CPU kernel")

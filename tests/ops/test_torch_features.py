@@ -17,13 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnres.connections import make_connection
 from attnres.errors import UsageError
-from attnres.ops import (
-    attend_blocks,
-    depth_attention,
-    library,
-    merge_partial,
-    operators,
-)
+from attnres.ops import attend_blocks, backends, depth_attention, library, merge_partial, operators
 from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
 
 DIM = 40
@@ -142,7 +136,7 @@ def transforms_of(form):
 @contextlib.contextmanager
 def reference_only():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(operators, "_obstacle", lambda *_: "anything")
+        patch.setattr(backends, "_obstacle", lambda *_: "anything")
         yield
 
 
@@ -245,7 +239,7 @@ def test_what_the_kernel_cannot_do_is_an_error():
 @pytest.mark.parametrize(("prior", "rounded"), [(False, False), (True, False), (True, True)])
 def test_registration(prior, rounded, adds):
     """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""
-    operators.native_backend("cpu")
+    backends.native_backend("cpu")
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(1 if prior else 3))
     priors = [torch.randn(3, 15, DIM), torch.randn(3, 15)] if prior else []
     added = [torch.randn(3, 15, DIM, requires_grad=True)] if adds else []

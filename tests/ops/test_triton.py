@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from attnres.ops import attend_blocks, depth_attention, merge_partial
-from attnres.ops.operators import native_backend
+from attnres.ops.backends import native_backend
 from tests.ops.cases import FUSED, assert_near, in_double, make_sources, make_vector, plain, value_and_gradients
 
 pytest.importorskip("triton")
