@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from attnres.cli import main
 from attnres.errors import UsageError
+from attnres.lab.ablation import cost
 from attnres.lab.ablation.plan import DEFAULTS, Options, plan, playoff_trials, trial
 from attnres.lab.ablation.record import AblationRecord, Cell, TrialRun
 from attnres.lab.ablation.tables import ablation_tables
@@ -180,7 +182,7 @@ def test_arms_may_spend_the_same_operations(tmp_path):
     budget = DEFAULTS.steps * spent["residual"][1]
     assert all(abs(steps * each - budget) <= each / 2 for steps, each in spent.values())
     narrow = replace(DEFAULTS, steps=1, model=TransformerConfig(dim=16, layers=4, heads=1, context=8))
-    with pytest.raises(UsageError, match="are no step of hc:streams=64; raise --steps"):
+    with pytest.raises(UsageError, match="1 steps of residual cost less than one of hc:streams=64; raise --steps"):
         plan(Options(arms=("residual", "hc:streams=64"), equal="operations", config=narrow), tmp_path)
 
 
@@ -193,6 +195,39 @@ def test_the_table_says_the_steps_where_they_are_not_equal(ablate, tmp_path):
     assert "spends the operations of the first one" in table.note
     code, printed = ablate("residual", "full", *options, "--out", tmp_path)
     assert code == 2 and "holds a sweep with another equal" in printed.err
+
+
+def test_arms_may_spend_the_same_seconds(ablate, corpus, tmp_path, monkeypatch):
+    """On a clock by which a step of full takes twice as long as one of residual, and one of block four times."""
+    clock, timed = [0.0], []
+
+    class Timed:
+        def __init__(self, config, corpus):
+            self.arm = config.model.connection
+
+        def train_step(self):
+            timed.append(self.arm)
+            clock[0] += {"residual": 0.5, "full": 1.0, "block": 2.0}[self.arm]
+
+    monkeypatch.setattr(cost, "Trainer", Timed)
+    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    options = ["--seeds", "1", "--grid", "1", "--embedding-stds", "1", "--workers", "1", *STEPS, *corpus]
+    options += ["--steps", "8", "--equal", "seconds", "--out", tmp_path]
+    assert ablate("residual", "full", *options)[0] == 0
+    assert timed == ["residual", "full"] * 33
+    timed.clear()
+    code, printed = ablate("residual", "full", "block", *options)
+    assert code == 0 and timed == ["residual", "block"] * 33, "what was measured is kept, and the first measured beside"
+    record = read_record(tmp_path / "ablation.json", AblationRecord)
+    assert record.sweep.costs == {"residual": 1.0, "full": 2.0, "block": 4.0}
+    steps = {cell.arm: cell.runs[0].curve[-1][0] for cell in record.cells}
+    assert steps == {"residual": 8, "full": 4, "block": 2}
+    assert "spends the seconds of the first one" in ablation_tables(record)[0].note
+
+    clock_file = tmp_path / "step-costs.json"
+    clock_file.write_text("{}")
+    code, printed = ablate("residual", "full", "block", "x0", *options)
+    assert code == 2 and printed.err.endswith("is damaged; delete it, and the steps are measured again\n")
 
 
 @pytest.mark.parametrize(

@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-import statistics
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
-
-import torch
 
 from attnres.data import Corpus
 from attnres.errors import UsageError, check_count
+from attnres.lab.ablation.cost import Equal, affordable_steps, operations_of_steps, seconds_of_a_run
 from attnres.lab.ablation.record import Cell, TrialRun
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.lab.outcome import done_runs
 from attnres.lab.tuning import TUNING_SEED
-from attnres.model.flops import training_flops
 from attnres.train import RunConfig
 from attnres.train.sweep import Job, default_workers
-from attnres.train.trainer import Trainer
-
-Equal = Literal["steps", "operations"]
 
 ARMS = (
     "residual",
@@ -65,9 +56,6 @@ ARMS = (
 )
 """In the order in which a budget buys them."""
 
-START_SECONDS = 6.0
-"""About what a worker process takes before its first step."""
-
 # Evaluated at the start and the end: nothing is drawn from what lies between, and it is a fifth of a run's time.
 DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=160, validation_tokens=32_768)
 
@@ -85,8 +73,9 @@ class Options:
     tuning_seeds: int = 2
     """Seeds to choose the rates on; only the best two of the grid run on more than the first."""
     equal: Equal = "steps"
-    """What all arms spend alike: steps, or the operations of the first arm's steps, counted with the connection's own.
-    An arm that takes more of them per token then has fewer steps, and its schedule spans those."""
+    """What all arms spend alike: steps, or the first one's operations (the connection's are counted too) or seconds.
+    An arm that takes more of them per token has fewer steps, and its schedule spans those.
+    Seconds of a step are measured by turns before the runs: let the machine do nothing else then."""
     embedding_stds: tuple[float, ...] = (1.0, 0.02)
     """Scales of the embedding, each a table of its own."""
     budget: str | None = None
@@ -102,11 +91,16 @@ class Plan:
 
     options: Options
     cells: Sequence[Cell]
-    steps: Mapping[str, int]
-    """Those of each arm."""
+    costs: Mapping[str, float]
+    """What a step of each arm takes of what counts, over the first one's; empty: all alike, or not measured yet."""
     seconds: float | None
     """The time to spend."""
     out: Path
+
+    @property
+    def steps(self) -> Mapping[str, int]:
+        """Those of each arm. Raises UsageError where one has none."""
+        return affordable_steps(self.options.config.steps, self.costs or dict.fromkeys(self.options.arms, 1.0))
 
     @property
     def runs_of_each(self) -> int:
@@ -124,21 +118,11 @@ def plan(options: Options, out: Path) -> Plan:
     check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
     seconds = None if options.budget is None else seconds_of(options.budget)
     cells = [Cell(arm, std) for std in options.embedding_stds for arm in options.arms]
-    planned = Plan(options, cells, steps_of(options.arms, options.equal, options.config), seconds, out)
+    costs = operations_of_steps(options.arms, options.config) if options.equal == "operations" else {}
+    planned = Plan(options, cells, costs, seconds, out)
     for cell in cells:
         trial(planned, cell, 1.0, options.config.seed)
     return planned
-
-
-def steps_of(arms: Sequence[str], equal: Equal, config: RunConfig) -> dict[str, int]:
-    """Each arm's steps. Raises UsageError where its operations leave it none."""
-    if equal == "steps":
-        return dict.fromkeys(arms, config.steps)
-    operations = {arm: training_flops(arm_model(arm, config.model)) for arm in arms}
-    steps = {arm: round(config.steps * operations[arms[0]] / operations[arm]) for arm in arms}
-    if none := [arm for arm in arms if not steps[arm]]:
-        raise UsageError(f"the operations of {config.steps} steps of {arms[0]} are no step of {none[0]}; raise --steps")
-    return steps
 
 
 def seconds_of(text: str) -> float:
@@ -229,22 +213,3 @@ def affordable(
             left -= cost
             chosen.append(cell)
     return chosen, minutes
-
-
-def seconds_of_a_run(config: RunConfig, corpus: Corpus) -> float:
-    """Estimate the seconds of a run from three measured steps after two that warm up."""
-    trainer = Trainer(dataclasses.replace(config, steps=max(5, config.steps)), corpus)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        seconds = []
-        for _ in range(5):
-            began = time.perf_counter()
-            trainer.train_step()
-            seconds.append(time.perf_counter() - began)
-    finally:
-        torch.set_num_threads(threads)
-    step = statistics.median(seconds[2:])
-    evaluations = 1 + math.ceil(config.steps / config.evaluate_every)
-    forward = step / 3 * max(1.0, config.validation_tokens / config.tokens_per_step)
-    return START_SECONDS + config.steps * step + evaluations * forward

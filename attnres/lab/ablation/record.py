@@ -52,6 +52,8 @@ class Sweep:
     grid: tuple[float, ...]
     tuning_seeds: int
     equal: str = "steps"
+    costs: Mapping[str, float] | None = None
+    """What a step of each arm takes of what all arms spend alike, over the first one's; None where that is steps."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
+from attnres.lab.ablation.cost import seconds_of_steps
 from attnres.lab.ablation.plan import Plan, Trial, affordable, final_trials, playoff_trials, tuning_trials
 from attnres.lab.ablation.record import AblationRecord, Cell, CellRecord, Sweep, TrialRun
 from attnres.lab.experiment import Ended, Progress
@@ -32,6 +34,9 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
         progress.say(f"{len(cells) - len(missing)} of {len(cells)} arms are in {file} already")
     if record and not missing:
         return Ended(record)
+    if options.equal == "seconds":
+        costs = seconds_of_steps(options.arms, options.config, corpus, plan.out / "step-costs.json", progress)
+        plan = dataclasses.replace(plan, costs=costs)
     left_out: list[Cell] = []
     if plan.seconds is not None:
         missing, left_out = _within(plan, missing, plan.seconds, corpus, progress)
@@ -42,7 +47,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
     done = next(state.job.folder for state in states if state.status == "done")
     written = AblationRecord(
         **header(run_record_of(done), _seconds(runs), [run.commit for run in runs]),
-        sweep=sweep,
+        sweep=dataclasses.replace(sweep, costs={**((record and record.sweep.costs) or {}), **plan.costs} or None),
         embedding_stds=tuple(dict.fromkeys(cell.embedding_std for cell in ordered)),
         left_out=tuple(left_out),
         cells=tuple(ordered),
