@@ -7,14 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from attnres.cli import main
-from attnres.errors import UsageError
 from attnres.lab.ablation import cost
 from attnres.lab.ablation.plan import DEFAULTS, Options, plan, playoff_trials, trial
 from attnres.lab.ablation.record import AblationRecord, Cell, TrialRun
 from attnres.lab.ablation.tables import ablation_tables
 from attnres.lab.record import read_record
 from attnres.lab.tuning import choose
-from attnres.model import TransformerConfig
 from attnres.model.flops import training_flops
 from attnres.train import folder
 from tests.cli.conftest import TINY, run_jobs_here
@@ -170,20 +168,33 @@ def test_the_best_two_rates_play_off_on_more_seeds(tmp_path):
     assert choose([*grid, run(1.0, 1001, 9.0), run(0.5, 1001, 9.0)]) == 1.0, "0.25 has one seed only"
 
 
-def test_arms_may_spend_the_same_operations(tmp_path):
+@pytest.mark.parametrize("vocabulary", [256, 2048])
+def test_arms_may_spend_the_same_operations(vocabulary, tmp_path):
     """Counted apart from the plan: no arm spends more than half a step more or less than the first one."""
-    planned = plan(Options(arms=("residual", "block", "full"), equal="operations"), tmp_path)
+    options = Options(arms=("residual", "block", "full"), equal="operations")
+    costs = cost.operations_of_steps(options.arms, options.config, SimpleNamespace(vocab_size=vocabulary))
+    planned = replace(plan(options, tmp_path), costs=costs)
     spent = {}
     for cell in planned.cells[:3]:
         config = trial(planned, cell, 1.0, 0).job.config
         assert config.evaluate_every == config.save_every == config.steps
-        spent[cell.arm] = config.steps, training_flops(config.model)
+        spent[cell.arm] = config.steps, training_flops(replace(config.model, vocab_size=vocabulary))
     assert spent["residual"][0] == DEFAULTS.steps > spent["block"][0] > spent["full"][0]
     budget = DEFAULTS.steps * spent["residual"][1]
     assert all(abs(steps * each - budget) <= each / 2 for steps, each in spent.values())
-    narrow = replace(DEFAULTS, steps=1, model=TransformerConfig(dim=16, layers=4, heads=1, context=8))
-    with pytest.raises(UsageError, match="1 steps of residual cost less than one of hc:streams=64; raise --steps"):
-        plan(Options(arms=("residual", "hc:streams=64"), equal="operations", config=narrow), tmp_path)
+
+
+def test_an_arm_must_have_a_step(ablate, corpus, tmp_path):
+    sizes = ["--model.dim", "16", "--model.layers", "4", "--model.heads", "1", "--model.context", "8", *corpus]
+    options = ["--steps", "1", "--equal", "operations", *sizes, "--out", tmp_path]
+    code, printed = ablate("residual", "hc:streams=64", *options)
+    assert code == 2 and "1 steps of residual cost less than one of hc:streams=64; raise --steps" in printed.err
+
+
+def test_a_budget_counts_a_tokenizers_vocabulary(ablate, corpus, tmp_path):
+    options = ["--data.tokenizer", "bpe:300", "--seeds", "1", "--grid", "1", "--embedding-stds", "1", *STEPS, *corpus]
+    code, printed = ablate("residual", "full", *options, "--workers", "1", "--budget", "5m", "--out", tmp_path)
+    assert code == 0 and "the budget buys 2 of 2 arms" in printed.out
 
 
 def test_the_table_says_the_steps_where_they_are_not_equal(ablate, tmp_path):

@@ -20,6 +20,7 @@ from attnres.lab.arms import arm_model
 from attnres.lab.experiment import Progress
 from attnres.model.flops import training_flops
 from attnres.train import RunConfig, config_to_json
+from attnres.train.folder import fit_vocabulary
 from attnres.train.trainer import Trainer
 
 Equal = Literal["steps", "operations", "seconds"]
@@ -34,9 +35,10 @@ START_SECONDS = 6.0
 """About what a worker process takes before its first step."""
 
 
-def operations_of_steps(arms: Sequence[str], config: RunConfig) -> dict[str, float]:
+def operations_of_steps(arms: Sequence[str], config: RunConfig, corpus: Corpus) -> dict[str, float]:
     """What a step of each arm takes, over the first one's: operations counted, the connection's own among them."""
-    operations = {arm: training_flops(arm_model(arm, config.model)) for arm in arms}
+    model = fit_vocabulary(config, corpus.vocab_size).model
+    operations = {arm: training_flops(arm_model(arm, model)) for arm in arms}
     return {arm: operations[arm] / operations[arms[0]] for arm in arms}
 
 
@@ -87,10 +89,10 @@ def _median_steps(
     configs: Mapping[str, RunConfig], corpus: Corpus, rounds: int, after_each: Callable[[], None]
 ) -> dict[str, float]:
     """The median seconds of a training step of each, on one thread, by turns."""
-    trainers = {
-        name: Trainer(dataclasses.replace(config, steps=max(WARM_UP + rounds, config.steps)), corpus)
-        for name, config in configs.items()
-    }
+    trainers = {}
+    for name, config in configs.items():
+        fitted = fit_vocabulary(config, corpus.vocab_size)
+        trainers[name] = Trainer(dataclasses.replace(fitted, steps=max(WARM_UP + rounds, config.steps)), corpus)
     seconds: dict[str, list[float]] = {name: [] for name in configs}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnres.data import Corpus
 from attnres.errors import UsageError, check_count
-from attnres.lab.ablation.cost import Equal, affordable_steps, operations_of_steps, seconds_of_a_run
+from attnres.lab.ablation.cost import Equal, affordable_steps, seconds_of_a_run
 from attnres.lab.ablation.record import Cell, TrialRun
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, checked_arms
@@ -91,11 +91,11 @@ class Plan:
 
     options: Options
     cells: Sequence[Cell]
-    costs: Mapping[str, float]
-    """What a step of each arm takes of what counts, over the first one's; empty: all alike, or not measured yet."""
     seconds: float | None
     """The time to spend."""
     out: Path
+    costs: Mapping[str, float] = field(default_factory=dict)
+    """What a step of each arm takes of what counts, over the first one's; empty: all alike, or not known yet."""
 
     @property
     def steps(self) -> Mapping[str, int]:
@@ -118,8 +118,7 @@ def plan(options: Options, out: Path) -> Plan:
     check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
     seconds = None if options.budget is None else seconds_of(options.budget)
     cells = [Cell(arm, std) for std in options.embedding_stds for arm in options.arms]
-    costs = operations_of_steps(options.arms, options.config) if options.equal == "operations" else {}
-    planned = Plan(options, cells, costs, seconds, out)
+    planned = Plan(options, cells, seconds, out)
     for cell in cells:
         trial(planned, cell, 1.0, options.config.seed)
     return planned

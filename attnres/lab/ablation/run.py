@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
-from attnres.lab.ablation.cost import seconds_of_steps
+from attnres.lab.ablation.cost import operations_of_steps, seconds_of_steps
 from attnres.lab.ablation.plan import Plan, Trial, affordable, final_trials, playoff_trials, tuning_trials
 from attnres.lab.ablation.record import AblationRecord, Cell, CellRecord, Sweep, TrialRun
 from attnres.lab.experiment import Ended, Progress
@@ -34,9 +34,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
         progress.say(f"{len(cells) - len(missing)} of {len(cells)} arms are in {file} already")
     if record and not missing:
         return Ended(record)
-    if options.equal == "seconds":
-        costs = seconds_of_steps(options.arms, options.config, corpus, plan.out / "step-costs.json", progress)
-        plan = dataclasses.replace(plan, costs=costs)
+    plan = dataclasses.replace(plan, costs=_costs(plan, corpus, progress))
     left_out: list[Cell] = []
     if plan.seconds is not None:
         missing, left_out = _within(plan, missing, plan.seconds, corpus, progress)
@@ -53,6 +51,15 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
         cells=tuple(ordered),
     )
     return Ended(written, failures([state for state in states if not state.diverged]))
+
+
+def _costs(plan: Plan, corpus: Corpus, progress: Progress) -> Mapping[str, float]:
+    options = plan.options
+    if options.equal == "operations":
+        return operations_of_steps(options.arms, options.config, corpus)
+    if options.equal == "seconds":
+        return seconds_of_steps(options.arms, options.config, corpus, plan.out / "step-costs.json", progress)
+    return {}
 
 
 def earlier(file: Path, sweep: Sweep) -> AblationRecord | None:
