@@ -104,3 +104,9 @@ class Experiment(Generic[Options, Plan, R]):
     claims: Callable[[R], Sequence[Judged]] = lambda _: ()
     tables: Callable[[R], Sequence[TextTable]]
     pictures: Sequence[Picture[R]]
+
+
+def steps_of(jobs: Sequence[Job]) -> str:
+    """How many steps each job has: 40, or 38 to 40."""
+    steps = sorted({job.config.steps for job in jobs})
+    return str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"

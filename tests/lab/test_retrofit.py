@@ -86,9 +86,19 @@ def test_claims_are_on_paired_differences():
 def test_tables_tell_cost_and_where_a_grid_ended():
     first, _, arms, shown = retrofit_tables(parsed(RetrofitRecord, retrofit({})))
     assert first.title == "After 5% more: 5 steps" and "1.7000 before" in first.note
+    assert "steps" not in first.columns
     assert [row[3] for row in first.rows] == ["x0.5*"] * 3, "the lowest that was tried is the best"
     assert arms.rows[1] == ("block", "block:total=true", "10x", "+0.000000", "1.100", "1.20")
     assert shown.rows[0][0] == "ends below the plain twin after 5% more"
+
+
+def test_the_table_says_the_steps_where_they_are_not_equal():
+    data = retrofit({})
+    for one in data["runs"]:
+        one["steps"] -= one["arm"] != "residual"
+    first, *_ = retrofit_tables(parsed(RetrofitRecord, data))
+    assert first.columns[4] == "steps" and [row[4] for row in first.rows] == ["5", "4", "4"]
+    assert first.title.endswith("5 steps") and "spends the operations of the first one" in first.note
 
 
 @pytest.mark.parametrize(("ended", "status"), [("done", "done"), ("failed", "diverged")])

@@ -11,7 +11,7 @@ from attnres.errors import UsageError
 from attnres.lab.ablation.cost import operations_of_steps, seconds_of_steps
 from attnres.lab.ablation.plan import Plan, Trial, affordable, final_trials, playoff_trials, tuning_trials
 from attnres.lab.ablation.record import AblationRecord, Cell, CellRecord, Sweep, TrialRun
-from attnres.lab.experiment import Ended, Progress
+from attnres.lab.experiment import Ended, Progress, steps_of
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import header, read_record
 from attnres.lab.tuning import choose
@@ -114,10 +114,9 @@ def _train(plan: Plan, cells: Sequence[Cell], progress: Progress) -> tuple[dict[
     def train(what: str, trials: Sequence[Trial]) -> list[tuple[Trial, JobState]]:
         if not trials:
             return []
-        steps = sorted({trial.job.config.steps for trial in trials})
-        each = str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
-        progress.say(f"{what}: {len(trials)} runs of {each} steps, {workers} at a time")
-        states = progress.train([trial.job for trial in trials], [trial.cell.name for trial in trials], workers)
+        jobs = [trial.job for trial in trials]
+        progress.say(f"{what}: {len(jobs)} runs of {steps_of(jobs)} steps, {workers} at a time")
+        states = progress.train(jobs, [trial.cell.name for trial in trials], workers)
         return list(zip(trials, states, strict=True))
 
     tuning = train("tuning", tuning_trials(plan, cells))

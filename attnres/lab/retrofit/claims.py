@@ -10,14 +10,16 @@ from attnres.lab.outcome import done_runs
 from attnres.lab.retrofit.plan import percent
 from attnres.lab.retrofit.record import RetrofitRecord
 
-PAIRS = (
-    ("block", "block@1", "the connection wants ten times the rate of the weights"),
-    ("full", "block", "Full beats Block"),
-    ("rms-block", "block", "normalising outputs helps"),
-    ("delta:block_size=4", "block", "Delta Block beats Block"),
-    ("block", "x0", "Block beats feeding the embedding back in"),
-)
-"""(what is said to be better, the other one, what that says)"""
+CLAIMS = {
+    "the connection wants ten times the rate of the weights": [
+        (arm, f"{arm}@1") for arm in ("block", "full", "rms-block", "delta:block_size=4")
+    ],
+    "Full beats Block": [("full", "block"), ("full@1", "block@1")],
+    "normalising outputs helps": [("rms-block", "block"), ("rms-block@1", "block@1")],
+    "Delta Block beats Block": [("delta:block_size=4", "block"), ("delta:block_size=4@1", "block@1")],
+    "Block beats feeding the embedding back in": [("block", "x0"), ("block@1", "x0")],
+}
+"""What is said of an arm and another one: that it is better. @1 is at the rate of the weights."""
 
 
 def losses(record: RetrofitRecord, fraction: float) -> dict[str, dict[int, float]]:
@@ -46,12 +48,14 @@ def statements(record: RetrofitRecord) -> list[Statement]:
     found = []
     for fraction in record.fractions:
         found += judged(f"ends below the plain twin after {percent(fraction)} more", -1, differences(record, fraction))
-    for better, other, claim in PAIRS:
+    for claim, pairs in CLAIMS.items():
         values = {}
-        for fraction in record.fractions:
-            arms = losses(record, fraction)
-            pairs = paired({name: arms[name] for name in (other, better) if name in arms}, other, lambda loss: loss)
-            values |= {f"{better} - {other}, {percent(fraction)}": of for of in pairs.values()}
+        for better, other in pairs:
+            for fraction in record.fractions:
+                arms = losses(record, fraction)
+                both = {name: arms[name] for name in (other, better) if name in arms}
+                of_pair = paired(both, other, lambda loss: loss)
+                values |= {f"{better} - {other}, {percent(fraction)}": of for of in of_pair.values()}
         found += judged(claim, -1, values)
     return found
 
@@ -69,4 +73,4 @@ def finding(record: RetrofitRecord) -> str:
         parts.append(f"after {percent(fraction)} {best} is at {mean:+.4f}{width}")
     if not parts:
         return "No arm has a run beside its plain twin's."
-    return f"Against a plain twin that trains on for as many steps: {', '.join(parts)} (nats per byte)."
+    return f"Against a plain twin that trains on, too: {', '.join(parts)} (nats per byte)."

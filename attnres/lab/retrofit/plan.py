@@ -21,7 +21,18 @@ from attnres.train import OptimizerConfig, RunConfig
 from attnres.train.sweep import Job, default_workers
 
 PLAIN = "residual"
-ARMS = (PLAIN, "x0", "block", "block@1", "full", "rms-block", "delta:block_size=4")
+ARMS = (
+    PLAIN,
+    "x0",
+    "block",
+    "block@1",
+    "full",
+    "full@1",
+    "rms-block",
+    "rms-block@1",
+    "delta:block_size=4",
+    "delta:block_size=4@1",
+)
 CONTINUED_SEED = 500
 """Beyond a model's seed: the text of the further training comes in an order of its own, the same for every arm."""
 
@@ -42,7 +53,8 @@ class Options:
     """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options; NAME@N trains the connection at N
     times the model's learning rate, 10 where nothing is said. The first is residual, the plain twin."""
     fractions: tuple[float, ...] = (0.05, 0.2, 1.0)
-    """How long the training goes on, as shares of the steps of the plain model."""
+    """How long the training goes on, as shares of the plain model's steps. An arm whose steps take more operations has
+    fewer of them, so that all spend what the plain twin spends."""
     seeds: int = 3
     """Paired seeds: seed, seed + 1, .., each with a plain model of its own."""
     grid: tuple[float, ...] = (0.25, 0.5, 1.0)
@@ -122,10 +134,13 @@ class Trial:
     job: Job
 
 
-def trial(plan: Plan, arm: Arm, fraction: float, seed: int, factor: float) -> Trial:
-    """Raises UsageError if the arm's connection or its options do not exist."""
+def trial(plan: Plan, arm: Arm, fraction: float, seed: int, factor: float, cost: float = 1.0) -> Trial:
+    """Plan the run. cost: what a step of the arm takes of the plain twin's operations; both spend as many in all.
+
+    Raises UsageError if the arm's connection or its options do not exist.
+    """
     config = plan.options.config
-    steps = max(1, round(fraction * config.steps))
+    steps = max(1, round(fraction * config.steps / cost))
     optimizer = dataclasses.replace(
         config.optimizer,
         lr=factor * config.optimizer.lr,

@@ -38,7 +38,7 @@ class TrialRun(Outcome):
 
     arm: str
     fraction: float
-    """Its steps over those of the plain model."""
+    """The plain twin's steps over those of the plain model."""
     seed: int
     factor: float
     """The multiple of the plain model's learning rates."""

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from attnres.data import check_length, open_corpus
-from attnres.lab.experiment import Ended, Progress
+from attnres.lab.experiment import Ended, Progress, steps_of
 from attnres.lab.outcome import Outcome, outcome_of, run_record_of
 from attnres.lab.record import header, write_record
 from attnres.lab.retrofit.plan import Plan, Trial, percent, plain_run, trial
-from attnres.lab.retrofit.record import ArmRecord, PlainRun, RetrofitRecord, TrialRun
+from attnres.lab.retrofit.record import Arm, ArmRecord, PlainRun, RetrofitRecord, TrialRun
 from attnres.lab.tuning import beyond, choose
 from attnres.model.flops import training_flops
 from attnres.train.folder import fit_vocabulary
@@ -57,6 +57,10 @@ class _Retrofit:
             for arm in plan.arms
         ]
 
+    def _trial(self, arm: Arm, fraction: float, seed: int, factor: float) -> Trial:
+        flops = {one.name: one.flops_per_token for one in self.arms}
+        return trial(self.plan, arm, fraction, seed, factor, flops[arm.name] / self.arms[0].flops_per_token)
+
     def train_plain(self) -> None:
         seeds = [*self.plan.seeds, *self.plan.tuning_seeds]
         jobs = [plain_run(self.plan, seed) for seed in seeds]
@@ -72,7 +76,7 @@ class _Retrofit:
         tried: dict[str, list[TrialRun]] = {arm.name: [] for arm in self.plan.arms}
         wanted = {arm: list(grid) for arm in self.plan.arms}
         for _ in range(1 + MOST_BEYOND):
-            trials = [trial(self.plan, arm, fraction, s, f) for s in seeds for arm in wanted for f in wanted[arm]]
+            trials = [self._trial(arm, fraction, s, f) for s in seeds for arm in wanted for f in wanted[arm]]
             for ended in self._train_trials(trials, f"tuning for {percent(fraction)}"):
                 tried[ended.arm].append(ended)
             following = {arm: beyond(tried[arm.name]) for arm in wanted}
@@ -84,7 +88,7 @@ class _Retrofit:
 
     def train_on(self, fraction: float, factors: dict[str, float | None]) -> None:
         trials = [
-            trial(self.plan, arm, fraction, seed, factor)
+            self._trial(arm, fraction, seed, factor)
             for seed in self.plan.seeds
             for arm in self.plan.arms
             if (factor := factors[arm.name]) is not None
@@ -97,7 +101,7 @@ class _Retrofit:
 
     def _train(self, jobs: Sequence[Job], labels: Sequence[str], what: str) -> list[JobState]:
         """Raises UsageError where every run of several failed."""
-        self.progress.say(f"{what}: {len(jobs)} runs of {jobs[0].config.steps} steps")
+        self.progress.say(f"{what}: {len(jobs)} runs of {steps_of(jobs)} steps")
         states = self.progress.train(jobs, labels, self.plan.options.workers)
         require_done(states)
         self.states += states

@@ -29,12 +29,14 @@ def retrofit_tables(record: RetrofitRecord) -> list[TextTable]:
 def _after(record: RetrofitRecord, fraction: float) -> TextTable:
     of_arms, against = losses(record, fraction), differences(record, fraction)
     runs = [run for run in record.runs if run.fraction == fraction]
+    own_steps = len({run.steps for run in runs}) > 1
     rows = tuple(
         (
             arm.name,
             mean_text(list(of_arms[arm.name].values()), ".4f"),
             mean_text(against.get(arm.name, []), "+.4f"),
             _rate([run for run in record.tuning if (run.arm, run.fraction) == (arm.name, fraction)], runs, arm),
+            *([", ".join(sorted({str(run.steps) for run in runs if run.arm == arm.name}))] if own_steps else []),
             runs_text([run for run in runs if run.arm == arm.name]),
         )
         for arm in record.arms
@@ -44,7 +46,10 @@ def _after(record: RetrofitRecord, fraction: float) -> TextTable:
         f"nats per byte, mean ± standard error over seeds; {before:.4f} before. lr: multiple of the rates of the plain "
         "model's training, chosen on a seed of its own; * at the edge of what was tried."
     )
-    columns = ("connection", "loss", f"difference to {record.arms[0].name}", "lr", "runs")
+    if own_steps:
+        note += " Every arm spends the operations of the first one."
+    columns = ("connection", "loss", f"difference to {record.arms[0].name}", "lr")
+    columns = (*columns, *(["steps"] if own_steps else []), "runs")
     return TextTable(f"After {percent(fraction)} more: {runs[0].steps} steps", columns, rows, note)
 
 
