@@ -146,11 +146,11 @@ def compare(
     result, right = check(shape, contenders, setting, missing)
     inputs, grad = make_inputs(shape)
     leaves = [x.requires_grad_() for x in inputs]
-    runs = {name: forward_backward(_flat(read), leaves, grad) for name, read in right.items()}
+    runs = {name: _forward_backward(_flat(read), leaves, grad) for name, read in right.items()}
     if given_stacked:
         bank = torch.stack(leaves[:-2]).detach().requires_grad_()
-        for name in right.keys() & {*readers.STACKING}:
-            runs[f"{name}, its stack given"] = forward_backward(right[name], [bank, *leaves[-2:]], grad)
+        for name in filter(right.__contains__, readers.STACKING):
+            runs[f"{name}, its stack given"] = _forward_backward(right[name], [bank, *leaves[-2:]], grad)
     result.seconds = take_turns(runs, setting.rounds, setting.progress, f"operator, {shape}", shape.device)
     return result
 
@@ -196,7 +196,7 @@ def _flat(read: Read) -> Callable[..., Tensor]:
     return lambda *x: read(x[:-2], x[-2], x[-1])
 
 
-def forward_backward(function: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> Run:
+def _forward_backward(function: Callable[..., Tensor], leaves: list[Tensor], grad: Tensor) -> Run:
     def run() -> None:
         function(*leaves).backward(grad)
         for leaf in leaves:  # here: whoever made the gradients pays for giving their memory back
@@ -210,7 +210,7 @@ def time_alone(name: str, rounds: int, shape: Shape) -> float:
     torch.manual_seed(0)
     inputs, grad = make_inputs(shape)
     read = (readers.plain() | readers.packages(CPU)[0])[name]
-    run = forward_backward(_flat(read), [x.requires_grad_() for x in inputs], grad)
+    run = _forward_backward(_flat(read), [x.requires_grad_() for x in inputs], grad)
     return take_turns({name: run}, rounds, lambda _: None, "operator")[name]
 
 

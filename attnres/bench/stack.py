@@ -97,6 +97,10 @@ def compare(shape: Shape, setting: Setting) -> Comparison:
         run = _forward_backward(stacks[name], model, x, grad)
         try:
             result.peaks[name] = peak_bytes(run, shape.device)
+        except Exception as reason:  # whatever another package raises at this size is its result
+            result.missing[name] = why(reason)
+            continue
+        try:
             graphs[name] = captured(run, shape.device, pool)
             launched[name] = run
         except torch.OutOfMemoryError as reason:

@@ -148,9 +148,7 @@ class Block(TwoPhase):
         return weights * self._scale(len(scores)) if self.options.total else weights
 
     def _scale(self, sources: int) -> float:
-        """What the weights of so many sources are multiplied by."""
-        if not self.options.total:
-            return 1.0
+        """What the weights of so many sources are multiplied by where they are scaled (`total`)."""
         return 2.0 if self.options.weighting == "sigmoid" else float(sources)
 
     def _scores(self, sources: Values, site: int, read: int) -> Tensor:

@@ -16,6 +16,9 @@ Arms = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="A
 Config = Annotated[RunConfig, tyro.conf.arg(name="")]
 """The run that all are made from; its options have no prefix."""
 
+MOST_RUNS = 1000
+"""Seeds, or workers: more of them are a slip of the finger."""
+
 
 def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     """The arms by their canonical names.
@@ -31,9 +34,6 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     return names
 
 
-MOST_RUNS = 1000
-
-
 def check_seeds(seeds: int, workers: int) -> None:
     check_count("seeds", seeds, MOST_RUNS)
     check_count("workers", workers, MOST_RUNS)
@@ -41,4 +41,5 @@ def check_seeds(seeds: int, workers: int) -> None:
 
 def check_positive(name: str, values: Sequence[float], most: float = sys.float_info.max) -> None:
     if not values or len(set(values)) < len(values) or not all(0 < value <= most for value in values):
-        raise UsageError(f"{name}: give at least one positive number, each once")
+        limit = f" of at most {most:g}" if most < sys.float_info.max else ""
+        raise UsageError(f"{name}: give at least one positive number{limit}, each once")

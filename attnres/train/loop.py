@@ -36,8 +36,8 @@ ONE_PROCESS = Layout()
 WARM_UP_STEPS = 3
 """The first steps, which allocate and compile, do not count in the median step time."""
 
-
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""The signals after which a run is saved and stops."""
 
 
 class RunStopped(UsageError):
@@ -204,8 +204,7 @@ class Loop:
                 return self.world.any(stop() or self.unheard is not None)
 
             while True:
-                ended = trainer.step == steps and self._validation_loss() is not None
-                if not ended and asked_to_stop():
+                if asked_to_stop():
                     path = self._save().path
                     raise Interrupted(
                         f"{self._why()}stopped at step {trainer.step} of {steps} and saved in {path}; "
@@ -244,13 +243,15 @@ class Loop:
         return next((r["loss"] for r in self.metrics.of_kind("eval") if r["step"] == self.trainer.step), None)
 
     def _save(self) -> Checkpoint:
-        step = self.trainer.step
-        if self.last_good is not None and self.last_good.step == step:
-            return self.last_good
+        """Save, unless the checkpoint of this step is there; but one made before its evaluation gets the loss."""
+        step, loss = self.trainer.step, self._validation_loss()
+        saved = self.last_good
+        if saved is not None and saved.step == step and (loss is None or saved.validation_loss() == loss):
+            return saved
         model, optimizer = self.trainer.tensors()
         state = {
             **self.trainer.state(),
-            "validation_loss": self._validation_loss(),
+            "validation_loss": loss,
             "peak_memory_bytes": self._peak_memory(),
         }
         each = self.world.gather({"peak_memory_bytes": self.memory.bytes(), **self.pace.record()})

@@ -94,6 +94,29 @@ def test_a_wrong_stack_is_found(monkeypatch):
     assert "attnres" in result.errors and "attnres" not in result.seconds
 
 
+def test_a_stack_that_does_not_run_at_its_size_or_in_no_graph_stops_no_other(monkeypatch):
+    stacks = dict.fromkeys(("attnres", "large", "eager", "greedy"), stack.ours)
+    monkeypatch.setattr(stack, "contenders", lambda _: (stacks, {}))
+
+    def raising(*errors):
+        outcomes = iter(errors)
+
+        def step(run, *_):
+            if error := next(outcomes):
+                raise error
+            return run
+
+        return step
+
+    monkeypatch.setattr(stack, "peak_bytes", raising(None, RuntimeError("too large"), None, None))
+    uncaptured = None, RuntimeError("a copy to the host"), torch.OutOfMemoryError()
+    monkeypatch.setattr(stack, "captured", raising(*uncaptured))
+    result = stack.compare(stack.Shape("SwiGLU", 3, 16, 2, 4, 2, torch.float32), SETTING)
+    assert result.seconds.keys() == {"attnres", "eager"}
+    assert "too large" in result.missing["large"] and result.missing["greedy"] == "out of memory"
+    assert "a copy to the host" in str(result.notes["eager, not captured"])
+
+
 def test_every_row_of_the_gpu_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rows = gpu.measure(SETTING)

@@ -106,7 +106,10 @@ def test_the_same_command_trains_nothing_again_and_a_longer_share_joins(sweep, m
         (["residual", "block", "block@10"], "each once"),
         (["residual", "block@0"], "block@0"),
         (["residual", "blok"], "unknown connection"),
-        (["residual", "block", "--fractions", "1e308"], "--fractions: give at least one positive number"),
+        (
+            ["residual", "block", "--fractions", "1e308"],
+            "--fractions: give at least one positive number of at most 1e+06",
+        ),
         (["residual", "block", "--fractions", "0"], "fractions: give at least one positive number"),
         (["residual", "block", "--tuning-seeds", "0"], "--tuning-seeds must be a whole number of at least 1"),
         (["residual", "block", "--model.connection", "block"], "leave out --model.connection"),

@@ -127,11 +127,12 @@ def test_a_token_alone_is_read_as_among_others(variant):
 
 
 @every_variant
-def test_fused_mix_equals_weigh_and_gather(variant):
+def test_fused_ways_equal_weigh_gather_and_scatter(variant):
     name, options = variant
     connection, sublayers = randomised(name, **options), make_sublayers()
     plain = copy.deepcopy(connection)
     plain.mix = lambda values, site: Connection.mix(plain, values, site)
+    plain.absorb = lambda *arguments: Connection.absorb(plain, *arguments)
     plain.run = lambda values, sublayers, first=0: Connection.run(plain, values, sublayers, first)
     x = torch.randn(2, 3, DIM)
     expected = outputs_and_gradients(plain, x, whole(plain, sublayers))

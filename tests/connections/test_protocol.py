@@ -11,7 +11,7 @@ from torch import nn
 
 from attnres import Connection, UsageError, connection_names, make_connection, mixing_matrix
 from attnres.cli import main
-from attnres.connections import canonical_connection, check_sublayers
+from attnres.connections import canonical_connection, check_sublayers, connection_class
 from attnres.connections._check import check_linear, check_rule, compiled, findings, randomised
 from tests.depth import DIM, SITES, make_sublayers
 
@@ -243,6 +243,12 @@ def test_a_connection_of_the_folder_that_cannot_be_imported(tmp_path, monkeypatc
     monkeypatch.setattr(attnres.connections, "__path__", [*attnres.connections.__path__, str(tmp_path)])
     with pytest.raises(UsageError, match=r"broken fails with ModuleNotFoundError: No module named .*; mend it"):
         make_connection("broken", 4, 2)
+
+
+def test_a_fault_of_a_connection_of_the_folder_is_not_told_as_the_user_s(monkeypatch):
+    monkeypatch.setattr(connection_class("residual"), "__init__", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        make_connection("residual", 4, 2)
 
 
 def test_attnres_check(mine, capsys):

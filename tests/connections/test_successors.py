@@ -243,6 +243,20 @@ def test_a_count_prior_over_block_means_is_block_up_to_a_scale():
         torch.testing.assert_close(rms_norm(prior, eps=0.0), rms_norm(h, eps=0.0), rtol=1e-5, atol=1e-5)
 
 
+def test_the_raw_sums_are_kept_in_place_of_outputs():
+    """A sublayer's output is the difference of two sums that the sites around it keep as sources."""
+    connection, outputs, kept = randomised("rms-block", block_size=4), [], set()
+
+    def sublayer(h):
+        outputs.append(2 * h)
+        return outputs[-1]
+
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.add(x.data_ptr()), x)[1], lambda x: x):
+        connection.run(connection.start(torch.randn(2, 3, DIM, requires_grad=True)), [sublayer] * 4)
+    first, *between, last = (y.data_ptr() in kept for y in outputs)
+    assert first and last and not any(between), "the first is a sum itself; with the last the raw sum is dropped"
+
+
 @pytest.mark.parametrize("name", ["rms-residual", "rms-block", "rms-full", "delta"])
 def test_a_gate_goes_from_the_plain_residual_to_the_rule(name):
     options = {"total": True} if name in ("rms-block", "rms-full") else {}

@@ -102,6 +102,16 @@ def test_the_bank_is_read_once_per_tile(monkeypatch):
     assert sum(reads) == sum(phase_1) + sum(site % TILE for site in range(SITES))
 
 
+@pytest.mark.parametrize(("tokens", "first", "last"), [(9, 5, 6), (1, 0, SITES)])
+def test_a_site_alone_and_a_token_alone_are_read_in_one_phase(monkeypatch, tokens, first, last):
+    connection, sublayers = make_connection("block", dim=DIM, sites=SITES, block_size=3), make_sublayers(DIM, SITES)
+    monkeypatch.setattr(_two_phase, "attend", lambda *_: pytest.fail("a phase more is a call more"))
+    values = connection.start(torch.randn(tokens, DIM))
+    for site in range(first):
+        values = connection.run(values, sublayers[site : site + 1], site)
+    connection.run(values, sublayers[first:last], first)
+
+
 def test_a_sum_is_no_pass_of_its_own():
     """But where a tile ends: of three sums in a block of four sublayers torch makes one."""
     connection, sublayers = make_connection("block", dim=DIM, sites=8, block_size=4), make_sublayers(DIM, 8)
@@ -119,12 +129,12 @@ def test_a_sum_is_no_pass_of_its_own():
     assert len(added) == 2
 
 
-def test_a_rule_that_takes_outputs_up_in_its_own_way_is_asked():
-    class Halved(block.Block):
-        def scatter(self, values, weights, site, h, y):
-            return super().scatter(values, weights, site, h, y / 2)
+@pytest.mark.parametrize("method", ["scatter", "absorb"])
+def test_a_rule_that_takes_outputs_up_in_its_own_way_is_asked(method):
+    def halved(self, values, weights, site, h, y):
+        return getattr(block.Block, method)(self, values, weights, site, h, y / 2)
 
-    connection, sublayers = Halved(DIM, SITES), make_sublayers(DIM, SITES)
+    connection, sublayers = type("Halved", (block.Block,), {method: halved})(DIM, SITES), make_sublayers(DIM, SITES)
     randomise(connection)
     x = torch.randn(9, DIM)
     expected = results(connection, x, lambda values: Connection.run(connection, values, sublayers))

@@ -81,6 +81,18 @@ def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch):
     assert load_run(tmp_path, best=True).step == 4
 
 
+def test_the_best_is_kept_where_the_run_was_stopped_before_it_was_known(make_config, tmp_path, monkeypatch):
+    """A checkpoint that a signal made before the evaluation of its step gets its loss when the run goes on."""
+    by_step = {0: 9.0, 2: 3.0, 4: 1.0, 6: 2.0, 8: 5.0, 10: 4.0, 12: 6.0}
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, before_each: by_step[self.step])
+    config = make_config(steps=12, evaluate_every=2, save_every=2, keep=2)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, stop_at(4))
+    train(config, tmp_path)
+    assert steps_on_disk(tmp_path) == [4, 8, 10, 12]
+    assert load_run(tmp_path, best=True).step == 4
+
+
 def test_load_run(make_config, tmp_path):
     config = make_config(steps=4, model={"connection": "hc"})
     train(config, tmp_path)

@@ -18,7 +18,7 @@ from attnres.train.sweep import Job, default_workers
 ARMS = ("residual", "block", "full")
 SIZES = ("16x32", "16x48", "20x64", "24x80", "28x96")
 HEAD_DIM = 16
-MOST_TOKENS = 1e6
+MOST_TOKENS = 1_000_000
 """Tokens per parameter."""
 DEFAULTS = RunConfig(batch_size=4, validation_tokens=32_768)
 
