@@ -45,11 +45,13 @@ def test_offloaded_weights(first, way, tmp_path):
     expected, matrix = whole(tokens, output_hidden_states=True), attnres.hf.mixing_matrix(whole, tokens)
     model = make_model("llama")
     model = offload(attach(model), way, tmp_path) if first == "attach" else attach(offload(model, way, tmp_path))
+    places = [parameter.device for parameter in model.parameters()]
     found = model(tokens, output_hidden_states=True)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.hidden_states, expected.hidden_states)
     for of_attached in (attnres.hf.mixing_matrix, attnres.mixing_matrix):
         torch.testing.assert_close(of_attached(model, tokens), matrix)
+    assert [parameter.device for parameter in model.parameters()] == places, "what was fetched is given back"
 
 
 def test_a_folder_is_loaded_over_cpu_and_disk(tmp_path):

@@ -137,6 +137,8 @@ def test_nobody_is_advised_to_install_what_needs_a_gpu(monkeypatch):
     type(hub_kernels.logger).warning_once.cache_clear()
     Transformer(config_of("kimi_linear"), seed=0)(torch.randint(0, 50, (2, 12)))
     assert said == []
+    hub_kernels.logger.warning("anything else")
+    assert [record.getMessage() for record in said] == ["anything else"]
 
 
 def test_models_of_one_seed_share_their_weights_whatever_the_connection():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -189,8 +190,9 @@ def test_tokens_that_are_no_tensor_or_no_ids_are_refused():
     with pytest.raises(UsageError, match=r"a tensor \[batch, time\] of int64, not list"):
         model([[1, 2]])
     for tokens, told in ((torch.tensor([[1, 8]]), "1 to 8"), (torch.tensor([[-1, 3]]), "-1 to 3")):
-        with pytest.raises(UsageError, match=f"tokens must be 0 to 7, not {told}"):
-            model(tokens)
+        for read in (model, partial(mixing_matrix, model)):
+            with pytest.raises(UsageError, match=f"tokens must be 0 to 7, not {told}"):
+                read(tokens)
 
 
 def test_too_long_a_sequence_is_refused():
