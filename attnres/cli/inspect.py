@@ -39,12 +39,14 @@ def command(
         out: Where to write; the folder `report` of the run when not given.
         best: Use the checkpoint of lowest validation loss instead of the newest.
     """
-    check_output_folder("--out", out)
+    place = run / "report" if out is None else out
+    if out is not None or run.is_dir():  # what is no folder is no run, which load_run says
+        check_output_folder("--out", place)
     trained = load_run(run, best)
     console = Console()
     with working(console, "reading the depth of the model"):
         data = run_report(trained, prompt)
-        page = write_report(data, run / "report" if out is None else out)
+        page = write_report(data, place)
     print_table(console, sink_table([(arm.name, profile) for arm, profile in data.profiled]))
     print_line(console, f"Report: {page}")
     return 0

@@ -79,6 +79,13 @@ class Connection(nn.Module):
         """How many mixtures the site reads, 1 or more: its sublayer is called with so many. The readout reads one."""
         return 1
 
+    def value_count(self, site: int) -> int | None:
+        """How many values there are before the site, by which `run` and `readout` know those of another one.
+
+        None, as here, where the number does not follow from the site.
+        """
+        return None
+
     def weigh(self, values: Values, site: int) -> Weights:
         """Compute every token's weights at one site: the step that may be non-linear.
 
@@ -180,8 +187,8 @@ class Connection(nn.Module):
             The values behind the last one, for the next `run` or for `readout`.
 
         Raises:
-            UsageError: values of another width or of whole numbers, more sublayers than sites, or one that works in
-                place or does not return one tensor of the shape that it reads.
+            UsageError: values of another width, of whole numbers or, where `value_count` tells, of another site; more
+                sublayers than sites, or one that works in place or does not return one tensor of the shape it reads.
         """
         for site, sublayer in enumerate(self._fitting(values, sublayers, first), first):
             weights, h = self.mix(values, site)
@@ -206,7 +213,17 @@ class Connection(nn.Module):
             raise UsageError(
                 f"the connection has {self.sites} sites; {len(listed)} sublayers from {first} on do not fit"
             )
+        self._refuse_of_another_site(values, first)
         return listed
+
+    def _refuse_of_another_site(self, values: Values, site: int) -> None:
+        expected = self.value_count(site)
+        if expected is None or len(values) == expected:
+            return
+        mend = "run all sublayers first" if site == self.sites else "let run begin where the run before it ended (first)"
+        raise UsageError(
+            f"before site {site} of {self.sites} there are {expected} values, and not the {len(values)} given; {mend}"
+        )
 
     def readout(self, values: Values) -> Tensor:
         """Mix the input of the final norm and the head: h at site L, [..., dim], of the stream's dtype.
@@ -215,9 +232,10 @@ class Connection(nn.Module):
             values: what the `run` of the last sublayer returned.
 
         Raises:
-            UsageError: a tensor in place of them.
+            UsageError: a tensor in place of them, or, where `value_count` tells, the values before an earlier site.
         """
         _refuse_tensor(values)
+        self._refuse_of_another_site(values, self.sites)
         return self.mix(values, self.sites)[1]
 
     def extra_repr(self) -> str:

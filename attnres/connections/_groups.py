@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from attnres.connections._connection import Connection
 from attnres.errors import UsageError
@@ -35,11 +36,14 @@ def param_groups(
         vectors such as norms and biases.
 
     Raises:
-        UsageError: no connection in the model, or a rate or the decay is negative.
+        UsageError: no connection in the model, or a rate or the decay is negative or no number.
     """
     connections = [module for module in model.modules() if isinstance(module, Connection)]
     if not connections:
         raise UsageError(f"the {type(model).__name__} has no connection; make it with one, or attach one first")
+    for name, value in {"lr": lr, "query_lr": query_lr or 0.0, "weight_decay": weight_decay}.items():
+        if not isinstance(value, Real | Tensor):
+            raise UsageError(f"{name} must be a number, not {value!r}")
     query_lr = 10 * lr if query_lr is None else query_lr
     if not all(value >= 0 for value in (lr, query_lr, weight_decay)):
         raise UsageError(f"rates and decay must not be negative: {lr=}, {query_lr=}, {weight_decay=}")

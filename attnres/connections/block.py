@@ -121,10 +121,13 @@ class Block(TwoPhase):
     def _own(self, parameters: nn.ParameterList, site: int, read: int) -> Tensor:
         return each_read(parameters[site], self._reads[site])[read]
 
+    def value_count(self, site: int) -> int | None:
+        # A subclass may keep more in its values.
+        return 1 + -(-site // self.block_size) if self._adds else None
+
     def _count(self, site: int) -> int:
         """How many sources the site sees."""
-        blocks, in_open_block = divmod(site, self.block_size)
-        sources = 1 + blocks + (in_open_block > 0)
+        sources = 1 + -(-site // self.block_size)
         return sources if self.options.window is None else min(sources, 1 + self.options.window)
 
     def _visible(self, values: Values, site: int) -> Values:

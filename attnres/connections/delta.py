@@ -50,6 +50,9 @@ class Delta(TwoPhase):
     def reads(self, site: int) -> int:
         return self._reads[site]
 
+    def value_count(self, site: int) -> int:
+        return 1 + -(-site // self.block_size)
+
     def _queries(self, site: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The query and the gain of each read; none where the site reads the stream alone."""
         if site in (0, self.sites):

@@ -22,6 +22,9 @@ class DenseFormer(Connection):
             torch.cat([torch.zeros(layer + 1), torch.ones(1)]) for layer in range(sites // 2)
         )
 
+    def value_count(self, site: int) -> int:
+        return 1 + (site + 1) // 2
+
     def weigh(self, values: Values, site: int) -> Weights:
         return self.average[site // 2 - 1].unbind() if site % 2 == 0 and site > 0 else ()
 

@@ -46,6 +46,10 @@ class HAARES(Block):
         self._half = -(-block_size // 2)
         self.bias = nn.ParameterList(per_read(START, count, 1) for count in self._reads)
 
+    def value_count(self, site: int) -> int:
+        blocks, in_open_block = divmod(site, self.block_size)
+        return 1 + 2 * blocks + (in_open_block > 0) + (in_open_block > self._half)
+
     def _parts(self, values: Values, site: int, sources: Values) -> tuple[list[Tensor], list[Tensor]]:
         """The sums and the details among the last of the values, an open block's detail brought to its magnitude."""
         places = list(enumerate(sources, len(values) - len(sources)))

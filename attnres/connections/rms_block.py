@@ -50,6 +50,10 @@ class RMSBlock(Block):
         self.pending = pending
         self.gate = nn.ParameterList(torch.zeros(1) for _ in range(sites)) if gate else None
 
+    def value_count(self, site: int) -> int:
+        blocks, in_open_block = divmod(site, self.block_size)
+        return 1 + blocks + (in_open_block > 0) * (2 if self.pending == "raw" else 1)
+
     def _visible(self, values: Values, site: int) -> Values:
         block_is_open = site % self.block_size > 0
         return (*values[:-2], values[-1]) if self.pending == "raw" and block_is_open else values

@@ -78,6 +78,14 @@ def test_inspect_writes_a_page_beside_the_run_or_where_told(comparison, tmp_path
     assert "<script>alert(2)" not in (tmp_path / "report.html").read_text()
 
 
+def test_inspect_looks_at_its_own_place_before_the_first_second_of_work(tmp_path, capsys):
+    (tmp_path / "report").touch()
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "report is a file; give a folder" in capsys.readouterr().err
+    assert main(["inspect", str(tmp_path / "report")]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("prompt", "count"), [("x", "1 token"), ("x" * 40, "40 tokens")])
 def test_inspect_refuses_a_prompt_that_does_not_fit(prompt, count, comparison, capsys):
     assert main(["inspect", str(comparison[0] / "residual" / "seed-0"), "--prompt", prompt]) == 2

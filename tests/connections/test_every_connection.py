@@ -64,6 +64,26 @@ def test_more_sublayers_than_sites_are_refused(variant):
 
 
 @every_variant
+def test_values_of_another_site_are_refused(variant):
+    """Where their number tells: the readout before the depth is run through, a part left out or run twice."""
+    name, options = variant
+    connection, sublayers = make_connection(name, DIM, SITES, **options), make_sublayers()
+    values, counts = connection.start(torch.randn(2, DIM)), []
+    for site in range(SITES + 1):
+        counts.append(len(values))
+        assert connection.value_count(site) in (len(values), None)
+        values = connection.run(values, sublayers[site : site + 1], site)
+    connection.readout(values)
+    if len(set(counts)) == 1:
+        return
+    embedding = connection.start(torch.randn(2, DIM))
+    with pytest.raises(UsageError, match=f"before site {SITES} of {SITES} there are .* run all sublayers first"):
+        connection.readout(embedding)
+    with pytest.raises(UsageError, match="before site 3 of .* let run begin where the run before it ended"):
+        connection.run(embedding, sublayers[3:], first=3)
+
+
+@every_variant
 def test_a_sublayer_that_returns_no_tensor_is_named(variant):
     name, options = variant
     connection = make_connection(name, DIM, SITES, **options)

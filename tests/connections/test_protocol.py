@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 
 import pytest
 import torch
@@ -265,6 +266,29 @@ def test_attnres_check(mine, capsys):
     assert (
         capsys.readouterr().err == "attnres: Half defines no weigh and no gather and no scatter; see CONTRIBUTING.md\n"
     )
+
+
+def test_verdicts_are_all_that_attnres_check_says(mine):
+    """Of torch's compiler, too: its logs have a traceback for wrong shapes, its errors an explanation below."""
+    rule = """
+        from attnres.connections.residual import Residual
+
+        class Shapes(Residual):
+            def gather(self, values, weights, site):
+                return values[0] @ values[0].new_ones(5, 5)
+
+        class Untraced(Residual):
+            def weigh(self, values, site):
+                return [] if object.__subclasses__() else ()
+    """
+    mine.joinpath("wrong.py").write_text(textwrap.dedent(rule))
+    for name, verdict in {"Shapes": "mat1 and mat2 shapes", "Untraced": "Dynamo does not know how to trace"}.items():
+        command = [sys.executable, "-m", "attnres", "check", f"wrong.py:{name}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        lines = done.stdout.splitlines()
+        assert done.returncode == 1 and not done.stderr, done.stderr
+        assert all(line.startswith(("ok  ", "NO  ")) for line in lines[:-1]) and "something wrong" in lines[-1]
+        assert verdict in lines[-2] and "takes it as one graph" in lines[-2]
 
 
 def test_every_run_begins_with_the_check(mine):
