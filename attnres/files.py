@@ -15,6 +15,9 @@ from typing import Any
 PARTIAL = ".partial"
 """Suffix of what is still being written. Whatever carries it after a crash is rubbish."""
 
+LOCK = ".lock"
+"""The file in a folder that who writes there holds."""
+
 BLOCK = 1 << 26
 """Bytes of a file that are hashed at a time: where several processes share that work, each takes some of them."""
 

@@ -14,6 +14,9 @@ SIGNIFICANCE = 0.05
 WIDEST = 1.5
 """A single seed's step time is withheld where its highest ratio is more than this times its lowest."""
 
+LEAST_MEMORY = 4 * 2**20
+"""A single seed's peak memory is withheld below so many bytes: its pages come and go by more than what it shows."""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -39,7 +42,9 @@ class Comparison:
     """The lowest and highest seed's ratio; of a single seed those of the parts of its two runs. None for the
     baseline."""
     peak_memory_ratio: float | None = None
-    """Median over seeds of the peak memory of training, over the baseline's."""
+    """As `step_time_ratio`, of the peak memory of training."""
+    peak_memory_range: tuple[float, float] | None = None
+    """The lowest and highest seed's; None for the baseline and for a single seed."""
 
     @property
     def decided(self) -> bool:
@@ -59,7 +64,9 @@ def _comparison(
 ) -> Comparison:
     shared = [seed for seed in runs if seed in base]
     pairs = {seed: runs[seed]["validation_loss"] - base[seed]["validation_loss"] for seed in shared}
-    times, times_range = _step_times([(runs[seed], base[seed]) for seed in shared])
+    paired = [(runs[seed], base[seed]) for seed in shared]
+    times, times_range = _step_times(paired)
+    memory, memory_range = _peak_memory(paired)
     differences = [] if is_baseline else list(pairs.values())
     return Comparison(
         arm=arm,
@@ -70,7 +77,8 @@ def _comparison(
         differences={} if is_baseline else pairs,
         step_time_ratio=1.0 if is_baseline and runs else times,
         step_time_range=None if is_baseline else times_range,
-        peak_memory_ratio=_ratio(runs, base, "peak_memory_bytes"),
+        peak_memory_ratio=1.0 if is_baseline and runs else memory,
+        peak_memory_range=None if is_baseline else memory_range,
     )
 
 
@@ -82,13 +90,28 @@ def _step_times(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None,
     """
     ratios = [run["step_seconds"] / base["step_seconds"] for run, base in pairs]
     if len(ratios) > 1:
-        return float(np.median(ratios)), (min(ratios), max(ratios))
+        return _median_and_range(ratios)
     for run, base in pairs:
         if "step_seconds_range" in run and "step_seconds_range" in base:
             (low, high), (base_low, base_high) = run["step_seconds_range"], base["step_seconds_range"]
             if (high / base_low) / (low / base_high) <= WIDEST:
                 return ratios[0], (low / base_high, high / base_low)
     return None, None
+
+
+def _peak_memory(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None, tuple[float, float] | None]:
+    """The median ratio of peak memory of pairs of runs, and its range; of one pair only where there is enough of it."""
+    peaks = [(run["peak_memory_bytes"], base["peak_memory_bytes"]) for run, base in pairs]
+    if not peaks or not all(of_base for _, of_base in peaks):
+        return None, None
+    ratios = [of_run / of_base for of_run, of_base in peaks]
+    if len(ratios) > 1:
+        return _median_and_range(ratios)
+    return (ratios[0] if min(peaks[0]) >= LEAST_MEMORY else None), None
+
+
+def _median_and_range(ratios: Sequence[float]) -> tuple[float, tuple[float, float]]:
+    return float(np.median(ratios)), (min(ratios), max(ratios))
 
 
 def on_common_seeds(summaries: Mapping[str, Mapping[int, Mapping]]) -> dict[str, dict[int, Mapping]]:
@@ -178,10 +201,3 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
-
-
-def _ratio(runs: Mapping[int, Mapping], base: Mapping[int, Mapping], key: str) -> float | None:
-    if not runs or not base:
-        return None
-    denominator = float(np.median([run[key] for run in base.values()]))
-    return float(np.median([run[key] for run in runs.values()])) / denominator if denominator else None

@@ -15,9 +15,8 @@ import pkgutil
 import signal
 import sys
 import textwrap
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from attnres.cli._checks import check_paths_named
@@ -25,6 +24,7 @@ from attnres.cli._flags import with_flags
 from attnres.cli._help import help_fitted, width
 from attnres.errors import LAB, UsageError, install_command
 from attnres.lab import experiment_commands, experiment_text
+from attnres.signals import STOPS, Stopped, exit_code, heard, in_words
 
 COMPLETION = "--tyro-print-completion"
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -36,8 +36,8 @@ def command_names() -> list[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130 interrupted,
-    141 the reader of the output has gone (the last two as shells count them)."""
+    """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130, 143 or 129 stopped by
+    Ctrl-C, SIGTERM or SIGHUP, 141 the reader of the output has gone (these as shells count them)."""
     name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
     if name in ("-h", "--help"):
         print(_overview())
@@ -74,12 +74,14 @@ def main(argv: list[str] | None = None) -> int:
         if not _out_of_memory(error):
             raise
         return _fail("there is not enough memory for this; take a smaller model, context or batch", 1)
-    except KeyboardInterrupt:
-        return _fail("interrupted", 130)
+    except KeyboardInterrupt as stop:
+        code = exit_code(stop)
+        return _fail(in_words(code - 128), code)
 
 
 def _run(name: str, arguments: list[str]) -> int:
-    with _left_at_once():
+    stops = _own_stops()
+    with heard(_leave, stops):  # torch's import can swallow a KeyboardInterrupt
         import tyro
 
         command = None if name == COMPLETION else _command(name, arguments)
@@ -91,7 +93,7 @@ def _run(name: str, arguments: list[str]) -> int:
         return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments], config=config)
     check_paths_named(arguments)
     helping = not {"-h", "--help"}.isdisjoint(arguments)
-    with help_fitted(_description(name)) if helping else nullcontext():
+    with heard(_stop, stops), help_fitted(_description(name)) if helping else nullcontext():
         try:
             return tyro.cli(command, prog=f"attnres {name}", description="", args=arguments, config=config) or 0
         except UsageError as error:
@@ -99,23 +101,20 @@ def _run(name: str, arguments: list[str]) -> int:
             raise
 
 
-@contextmanager
-def _left_at_once() -> Iterator[None]:
-    """While modules are imported, let Ctrl-C end the process: torch's import can swallow a KeyboardInterrupt."""
-    before = signal.getsignal(signal.SIGINT)
-    if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():
-        yield  # a shell's background job ignores Ctrl-C, and another program's handler is its own
-        return
+def _own_stops() -> list[int]:
+    """The signals to hear: a shell's background job ignores Ctrl-C, another program's handler is its own, and torchrun
+    says itself why it ends a process."""
+    numbers = STOPS[:1] if "RANK" in os.environ else STOPS
+    return [number for number in numbers if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler)]
 
-    def leave(*_: object) -> None:
-        os.write(2, b"attnres: interrupted\n")
-        os._exit(130)
 
-    signal.signal(signal.SIGINT, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _leave(number: int) -> None:
+    os.write(2, f"attnres: {in_words(number)}\n".encode())
+    os._exit(128 + number)
+
+
+def _stop(number: int) -> None:
+    raise Stopped(number=number)
 
 
 def _command(name: str, arguments: list[str]) -> Callable[..., int]:
@@ -153,5 +152,8 @@ def _out_of_memory(error: Exception) -> bool:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"attnres: {message}", file=sys.stderr)
+    try:
+        print(f"attnres: {message}", file=sys.stderr)
+    except OSError:  # the terminal has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # else Python changes the code when it flushes
     return code

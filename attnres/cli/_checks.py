@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from attnres.errors import LARGEST_COUNT, UsageError
+from attnres.files import LOCK, locked
 
 PNG = b"\x89PNG"
 
@@ -66,6 +68,21 @@ def check_output_folder(flag: str, path: Path | None) -> None:
         ) from None
     for made in places[: places.index(existing)]:  # for the question alone: other arguments may be refused yet
         made.rmdir()
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Hold the folder of `--out`, so that no second command trains the runs that this one has planned there.
+
+    Raises UsageError if one does already. A command that was killed holds nothing.
+    """
+
+    def refuse() -> None:
+        raise UsageError(f"--out {folder}: another command is at work there; wait for it or give another --out")
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / LOCK, taken=refuse):
+        yield
 
 
 def check_paths_named(arguments: Sequence[str]) -> None:

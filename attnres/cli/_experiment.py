@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from attnres.cli._checks import check_output_folder
+from attnres.cli._checks import alone_in, check_output_folder
 from attnres.cli._tables import print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
@@ -49,9 +49,10 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
     plan = chosen.plan(options, out)
     file = record_file(out / f"{name}.json" if record is None else record, out, chosen.record)
     try:
-        ended = chosen.run(plan, file, terminal)
-    except KeyboardInterrupt:
-        return stopped(out)
+        with alone_in(out):
+            ended = chosen.run(plan, file, terminal)
+    except KeyboardInterrupt as stop:
+        return stopped(stop, out)
     write_record(file, ended.record)
     written = read_record(file, chosen.record)
     for table in chosen.tables(written):

@@ -13,17 +13,18 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from attnres.cli._sweep_display import PLAIN_SECONDS, SweepDisplay
 from attnres.cli._tables import print_line
+from attnres.signals import exit_code
 from attnres.train.sweep import Job, JobState, run_jobs
 
 
-def stopped(out: Path) -> int:
-    """Say what the runs under `out` are left as by a Ctrl-C, and return the exit code."""
+def stopped(stop: KeyboardInterrupt, out: Path) -> int:
+    """Say what the runs under `out` are left as by a signal, and return the exit code."""
     if any(out.glob("**/checkpoints/step-*")):
         left = "the runs are saved, and the same command goes on with them"
     else:
         left = "no run had saved anything yet; the same command begins again"
     print(f"attnres: stopped; {left}", file=sys.stderr)
-    return 130
+    return exit_code(stop)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from attnres.cli._checks import check_output_folder
+from attnres.cli._checks import alone_in, check_output_folder
 from attnres.cli._recipe import named_recipe
 from attnres.cli._tables import print_table
 from attnres.cli._terminal import Terminal, stopped
@@ -69,10 +69,12 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
         check_seeds(seeds, workers)
         check_output_folder("--out", out)
         terminal, began = Terminal(Console()), time.monotonic()
+        plan = plan_comparison(arms, config, out, seeds)
         try:
-            compared = run_comparison(plan_comparison(arms, config, out, seeds), config, out, workers, terminal)
-        except KeyboardInterrupt:
-            return stopped(out)
+            with alone_in(out):
+                compared = run_comparison(plan, config, out, workers, terminal)
+        except KeyboardInterrupt as stop:
+            return stopped(stop, out)
         for table in compared.tables:
             print_table(terminal.console, table)
         if compared.failed:

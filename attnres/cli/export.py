@@ -21,7 +21,9 @@ from rich.console import Console
 
 from attnres.cli._checks import check_at_least, check_output_file, check_output_folder, read_text
 from attnres.cli._tables import print_line, print_table
+from attnres.cli._terminal import working
 from attnres.errors import UsageError
+from attnres.evaluation.exported import agreement_table, check_exportable, compare_on_run, open_model
 
 Kind = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
 
@@ -55,13 +57,14 @@ def command(
     if checkpoint is not None and checkpoint.exists():
         raise UsageError(f"--checkpoint {checkpoint} exists; give a new folder")
     template = None if chat_template is None else read_text("--chat-template", chat_template)
-    from attnres.evaluation.exported import agreement_table, compare_on_run, open_model
-    from attnres.hf.export import write_file, write_published
+    check_exportable(model)
+    console = Console()
+    with working(console, "opening the model"):
+        from attnres.hf.export import write_file, write_published
 
-    run, made, tokenizer = open_model(model, best)
+        run, made, tokenizer = open_model(model, best)
     if measure is not None and (run is None or gguf is None):
         raise UsageError("--measure needs a run, whose validation text it takes, and --gguf")
-    console = Console()
     if checkpoint is not None:
         write_published(made, checkpoint, tokenizer, template)
         print_line(console, f"{checkpoint}: {made.num_parameters():,} parameters in Kimi K3's form")

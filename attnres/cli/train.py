@@ -36,6 +36,7 @@ from attnres.cli._run_display import Output, RunDisplay
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
 from attnres.parallel.world import is_main, tell_launcher
+from attnres.signals import exit_code
 from attnres.train import ONE_PROCESS, Interrupted, RunConfig, RunStopped, load_recipe, train
 from attnres.train.folder import default_folder
 
@@ -72,7 +73,7 @@ def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
         try:
             summary = train(config, folder, listen=display.show, progress=display.opening, layout=layout)
         except Interrupted as stop:
-            return display.fail(str(stop), 130) if is_main() else 130
+            return display.fail(str(stop), exit_code(stop)) if is_main() else exit_code(stop)
         except RunStopped as error:
             tell_launcher(str(error))
             return display.fail(str(error), 1) if error.to_be_printed else 1

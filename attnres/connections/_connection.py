@@ -220,7 +220,9 @@ class Connection(nn.Module):
         expected = self.value_count(site)
         if expected is None or len(values) == expected:
             return
-        mend = "run all sublayers first" if site == self.sites else "let run begin where the run before it ended (first)"
+        mend = (
+            "run all sublayers first" if site == self.sites else "let run begin where the one before it ended (first)"
+        )
         raise UsageError(
             f"before site {site} of {self.sites} there are {expected} values, and not the {len(values)} given; {mend}"
         )

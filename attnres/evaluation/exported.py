@@ -1,10 +1,15 @@
-"""A Kimi K3 model to export, and the GGUF file made of it beside it: what llama.cpp predicts, and what we do."""
+"""A Kimi K3 model to export, and the GGUF file made of it beside it: what llama.cpp predicts, and what we do.
+
+transformers is imported where it is used: what a config.json refuses needs none of its seconds.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,11 +17,24 @@ from torch.nn import functional as F
 
 from attnres.data import Tokenizer, load_tokenizer, open_corpus, validation_batches
 from attnres.errors import UsageError
-from attnres.hf.folder import read_config
-from attnres.hf.k3 import KimiK3ForCausalLM, from_transformer
-from attnres.hf.llamacpp import opened
 from attnres.texttable import TextTable
 from attnres.train import Run, load_run
+from attnres.train.folder import RunFolder
+
+if TYPE_CHECKING:
+    from attnres.hf.k3 import KimiK3ForCausalLM
+
+
+def check_exportable(folder: Path) -> None:
+    """Raise UsageError where config.json is not that of a run of the backbone kimi_k3 or of a Kimi K3 checkpoint."""
+    kind = _model_type(folder)
+    if kind not in (None, "kimi_k3"):
+        raise UsageError(
+            f"{folder} is a {kind}: llama.cpp has attention over depth in Kimi K3 alone; give a run with "
+            "--model.backbone kimi_k3 or a Kimi K3 checkpoint (for plain models llama.cpp has a converter of its own)"
+        )
+    if kind is None and (backbone := RunFolder(folder).config().model.backbone) != "kimi_k3":
+        raise UsageError(f"{folder}: backbone {backbone} is not Kimi K3's; train with --model.backbone kimi_k3")
 
 
 def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForCausalLM, Tokenizer | None]:
@@ -24,17 +42,23 @@ def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForC
 
     Raises UsageError where it is neither.
     """
-    kind = read_config(folder).get("model_type") if (folder / "config.json").is_file() else None
-    if kind is None:
+    check_exportable(folder)
+    from attnres.hf.k3 import KimiK3ForCausalLM, from_transformer
+
+    if _model_type(folder) is None:
         run = load_run(folder, best)
         return run, from_transformer(run.model, run.tokenizer.end), run.tokenizer
-    if kind != "kimi_k3":
-        raise UsageError(
-            f"{folder} is a {kind}: llama.cpp has attention over depth in Kimi K3 alone; give a run with "
-            "--model.backbone kimi_k3 or a Kimi K3 checkpoint (for plain models llama.cpp has a converter of its own)"
-        )
     tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer.json").is_file() else None
     return None, KimiK3ForCausalLM.from_pretrained(folder), tokenizer
+
+
+def _model_type(folder: Path) -> str | None:
+    """What transformers calls the model in the folder; None for a run, and for what is neither."""
+    try:
+        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return entries.get("model_type") if isinstance(entries, dict) else None
 
 
 @dataclass(frozen=True)
@@ -56,6 +80,8 @@ def compare_exported(
 
     batches: token ids int64 [batch, time + 1], each row a text of its own.
     """
+    from attnres.hf.llamacpp import opened
+
     sequences = [torch.from_numpy(row) for batch in batches for row in batch]
     ours = theirs = largest = 0.0
     with opened(file, context=max(map(len, sequences)), threads=threads) as engine:

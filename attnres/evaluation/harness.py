@@ -179,8 +179,19 @@ def _open_model(path: Path, batch_size: int) -> Any:
         raise
     except Exception as error:  # transformers raises many kinds
         raise UsageError(f"{path}: cannot be loaded as a model of transformers: {first_line(error)}") from error
+    model.get_input_embeddings().register_forward_pre_hook(_refuse_unknown_ids)
     wrap: Any = HFLM  # its decorator hides what it takes
     return wrap(pretrained=model.to(device).eval(), tokenizer=tokenizer, batch_size=batch_size, device=device)
+
+
+def _refuse_unknown_ids(embedding: Any, arguments: tuple[Any, ...]) -> None:
+    """Where a tokenizer is another model's, torch says that an index is out of range, or a GPU dies of it."""
+    ids = arguments[0]
+    if ids.numel() and (largest := int(ids.max())) >= embedding.num_embeddings:
+        raise UsageError(
+            f"the tokenizer gave the id {largest}, and the model has {embedding.num_embeddings}; "
+            "put the model's own tokenizer into its folder"
+        )
 
 
 def _scores(name: str, task: Any, results: dict[str, Any]) -> list[Score]:

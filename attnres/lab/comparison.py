@@ -10,7 +10,7 @@ from pathlib import Path
 from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
 from attnres.data import check_length, open_corpus
 from attnres.errors import UsageError
-from attnres.files import PARTIAL, write_json
+from attnres.files import LOCK, PARTIAL, write_json
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.experiment import Progress
 from attnres.lab.options import checked_arms
@@ -25,7 +25,7 @@ from attnres.train.sweep import Job, JobState, failures, require_done
 UNIT = NATS_PER_BYTE
 
 RECORD = "comparison.json"
-OWN = (RECORD, "report.html", "figures")
+OWN = (RECORD, "report.html", "figures", LOCK)
 """What a comparison's folder holds beside a folder of runs for each arm."""
 
 ARMS = ("residual", "x0", "block", "full")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from attnres.analysis.comparison import SIGNIFICANCE, WIDEST, Comparison
+from attnres.analysis.comparison import LEAST_MEMORY, SIGNIFICANCE, WIDEST, Comparison
 from attnres.analysis.profile import DepthProfile
 from attnres.data import in_bits
 from attnres.texttable import TextTable, number
@@ -23,6 +23,8 @@ NO_TIME = (
     " Step time is withheld: one seed's counts where it holds still within its runs, and other work on the machine "
     f"moved it by more than {WIDEST:g} times (or the runs are of a version that did not look)."
 )
+MEMORY = " Peak memory: median over paired seeds [lowest, highest]."
+NO_MEMORY = f" Peak memory is withheld: one seed's says something from {LEAST_MEMORY // 2**20} MiB on."
 
 
 def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
@@ -47,7 +49,7 @@ def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
             (*_losses(row, in_both), *_difference(row), *((_step_time(row),) if timed else ()), *_costs(row))
             for row in rows
         ),
-        METHOD + ((TIME if len(seeds) > 1 else TIME_OF_ONE) if timed else NO_TIME),
+        METHOD + ((TIME if len(seeds) > 1 else TIME_OF_ONE) if timed else NO_TIME) + _about_memory(rows),
     )
     if len(seeds) < 2:
         return [results]
@@ -72,15 +74,24 @@ def _difference(row: Comparison) -> tuple[str, str]:
     return difference, p_value
 
 
+def _about_memory(rows: Sequence[Comparison]) -> str:
+    if any(row.peak_memory_range for row in rows):
+        return MEMORY
+    return NO_MEMORY if any(row.seeds and row.peak_memory_ratio is None for row in rows) else ""
+
+
 def _step_time(row: Comparison) -> str:
-    if row.step_time_ratio is None:
-        return "withheld" if row.seeds else ""
-    spread = "" if row.step_time_range is None else " [{:.2f}, {:.2f}]".format(*row.step_time_range)
-    return number(row.step_time_ratio, ".2f", "x") + spread
+    return _ratio(row, row.step_time_ratio, row.step_time_range)
 
 
 def _costs(row: Comparison) -> tuple[str, str]:
-    return number(row.peak_memory_ratio, ".2f", "x"), str(row.seeds)
+    return _ratio(row, row.peak_memory_ratio, row.peak_memory_range), str(row.seeds)
+
+
+def _ratio(row: Comparison, ratio: float | None, spread: tuple[float, float] | None) -> str:
+    if ratio is None:
+        return "withheld" if row.seeds else ""
+    return number(ratio, ".2f", "x") + ("" if spread is None else " [{:.2f}, {:.2f}]".format(*spread))
 
 
 def sink_table(profiles: Sequence[tuple[str, DepthProfile]]) -> TextTable:

@@ -27,7 +27,7 @@ import torch
 from attnres.connections import file_digest, from_anywhere, parse_connection
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json
 from attnres.errors import UsageError
-from attnres.files import PARTIAL, locked, new_folder, remove_partial, write_json
+from attnres.files import LOCK, PARTIAL, locked, new_folder, remove_partial, write_json
 from attnres.train.checkpoint import Checkpoints
 from attnres.train.config import RunConfig
 from attnres.train.jsonconfig import config_from_json, config_to_json, flat_fields
@@ -36,7 +36,7 @@ from attnres.version import __version__
 
 TOKENIZER = "tokenizer.json"
 
-OWN = (".lock", TOKENIZER, "checkpoints")
+OWN = (LOCK, TOKENIZER, "checkpoints")
 """What is in a folder before its config.json, by which it is a run."""
 
 FREE_FIELDS = ("device", "save_every", "keep", "tensorboard", "data.cache")
@@ -73,7 +73,7 @@ class RunFolder:
             raise UsageError(
                 f"{self.path}: no folder can be made there ({error.strerror}); give another one"
             ) from error
-        with locked(self.path / ".lock", taken=refuse):
+        with locked(self.path / LOCK, taken=refuse):
             remove_partial(self.path)
             yield
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import signal
 import statistics
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -19,6 +17,7 @@ from attnres.data import Corpus, check_length, in_bits, open_corpus
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
 from attnres.parallel.world import Lost, ManyProcesses, World, code_digest, join_world
+from attnres.signals import Stopped, heard
 from attnres.train.checkpoint import Checkpoint
 from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder, fit_vocabulary
@@ -36,9 +35,6 @@ ONE_PROCESS = Layout()
 WARM_UP_STEPS = 3
 """The first steps, which allocate and compile, do not count in the median step time."""
 
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals after which a run is saved and stops."""
-
 
 class RunStopped(UsageError):
     """A run could not go on. The message says at which step, why, and which checkpoint is good."""
@@ -48,7 +44,7 @@ class Diverged(RunStopped):
     """It could not go on because a number is not finite."""
 
 
-class Interrupted(KeyboardInterrupt):
+class Interrupted(Stopped):
     """Ctrl-C, SIGTERM, a closed terminal or output: the run was saved, and the message says how to go on."""
 
 
@@ -198,17 +194,18 @@ class Loop:
     def _run(self) -> dict[str, Any]:
         trainer, steps = self.trainer, self.config.steps
         self._tell(self._start_record())
-        with _stop_requested() as stop:
+        with _stop_requested() as requests:
 
             def asked_to_stop() -> bool:
-                return self.world.any(stop() or self.unheard is not None)
+                return self.world.any(bool(requests) or self.unheard is not None)
 
             while True:
                 if asked_to_stop():
                     path = self._save().path
                     raise Interrupted(
                         f"{self._why()}stopped at step {trainer.step} of {steps} and saved in {path}; "
-                        "run the same command again to go on"
+                        "run the same command again to go on",
+                        *requests[:1],
                     )
                 if self._due(self.config.evaluate_every) and self._validation_loss() is None:
                     try:
@@ -331,24 +328,14 @@ def _raising(asked_to_stop: Callable[[], bool]) -> Callable[[], None]:
 
 
 @contextmanager
-def _stop_requested() -> Iterator[Callable[[], bool]]:
-    """While the block runs, a signal of STOPS only makes the yielded function true; a second one stops at once."""
-    requested = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield requested.is_set  # only the main thread may handle signals
-        return
-    previous = {number: signal.getsignal(number) for number in STOPS}
-    if previous.get(signal.SIGHUP) == signal.SIG_IGN:
-        del previous[signal.SIGHUP]  # nohup: to go on without a terminal is what it is for
+def _stop_requested() -> Iterator[list[int]]:
+    """While the block runs, a signal is only added to the yielded list; the same one a second time stops at once."""
+    requests: list[int] = []
 
-    def request(number: int, frame: object) -> None:
-        requested.set()
-        signal.signal(number, previous[signal.Signals(number)])
+    def request(number: int) -> None:
+        if number in requests:
+            raise Stopped(number=number)
+        requests.append(number)
 
-    for number in previous:
-        signal.signal(number, request)
-    try:
-        yield requested.is_set
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    with heard(request):
+        yield requests

@@ -9,7 +9,7 @@ from attnres.data import Tokenizer
 from attnres.errors import UsageError
 from attnres.model import Transformer
 from attnres.train.config import RunConfig
-from attnres.train.folder import RunFolder
+from attnres.train.folder import TOKENIZER, RunFolder
 
 
 @dataclass(frozen=True)
@@ -47,4 +47,15 @@ def load_run(folder: str | Path, best: bool = False, step: int | None = None) ->
     model = Transformer(config.model)
     checkpoint.require(config.model, model.state_dict())
     model.load_state_dict(checkpoint.model())
-    return Run(run.path, config, model.eval(), run.tokenizer(), checkpoint.step)
+    return Run(run.path, config, model.eval(), _own_tokenizer(run, config.model.vocab_size), checkpoint.step)
+
+
+def _own_tokenizer(run: RunFolder, vocab_size: int) -> Tokenizer:
+    """The run's tokenizer. Raises UsageError where it has ids that the model has not."""
+    tokenizer = run.tokenizer()
+    if tokenizer.vocab_size > vocab_size:
+        raise UsageError(
+            f"{run.path / TOKENIZER} is another model's: it has {tokenizer.vocab_size} ids, and the run {vocab_size}; "
+            "without it the command that trained the run writes it anew"
+        )
+    return tokenizer

@@ -119,3 +119,16 @@ def test_a_single_seed_has_a_step_time_where_it_held_still_within_its_runs():
         compare_arms({"a": {0: summary(2)}, "b": {0: summary(2)}}, "a")[1],
     ):
         assert withheld.step_time_ratio is None and withheld.step_time_range is None
+
+
+def test_peak_memory_shows_its_spread_or_is_withheld():
+    def memory(*peaks: int) -> dict[int, dict]:
+        return {seed: summary(2, memory=peak) for seed, peak in enumerate(peaks)}
+
+    base, row = compare_arms({"a": memory(10, 20), "b": memory(12, 22)}, "a")
+    assert (base.peak_memory_ratio, base.peak_memory_range) == (1.0, None)
+    assert row.peak_memory_ratio == pytest.approx(1.15) and row.peak_memory_range == pytest.approx((1.1, 1.2))
+    mib = 2**20
+    assert compare_arms({"a": memory(8 * mib), "b": memory(10 * mib)}, "a")[1].peak_memory_ratio == 1.25
+    for peaks in ((8 * mib, mib), (mib, 8 * mib), (0, 8 * mib)):
+        assert compare_arms({"a": memory(peaks[0]), "b": memory(peaks[1])}, "a")[1].peak_memory_ratio is None

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
 from attnres.cli import main
 from attnres.train import load_recipe, train
+from tests.cli.conftest import TINY
 
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
@@ -54,6 +57,19 @@ def test_a_checkpoint_comes_back_and_can_be_exported_again(run, tmp_path, capsys
     assert "k3.gguf: bf16" in capsys.readouterr().out
     assert main(["export", str(run), "--checkpoint", str(folder)]) == 2
     assert "exists; give a new folder" in capsys.readouterr().err
+
+
+def test_a_run_of_another_backbone_is_refused_without_transformers(tmp_path, corpus):
+    folder = tmp_path / "run"
+    assert main(["train", str(folder), *TINY, *corpus]) == 0
+    program = (
+        "import sys\nfrom attnres.cli import main\n"
+        f"code = main(['export', {str(folder)!r}, '--gguf', 'out.gguf'])\n"
+        "assert 'transformers' not in sys.modules\nsys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and not done.stdout, done.stderr
+    assert done.stderr == f"attnres: {folder}: backbone lab is not Kimi K3's; train with --model.backbone kimi_k3\n"
 
 
 def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, monkeypatch):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnres.cli import main
+from attnres.files import locked
 from tests.cli.conftest import TINY
 
 
@@ -69,6 +70,15 @@ def test_a_file_that_the_command_did_not_write_stays(tmp_path, capsys, content):
         path.unlink()
     command = ["cost", "--out", str(file), "--figure", str(picture)]
     assert main(command) == 0 and main(command) == 0, "its own it writes anew"
+
+
+@pytest.mark.parametrize("command", ["compare", "ablate"])
+def test_a_second_command_in_a_folder_is_refused(tmp_path, capsys, corpus, command):
+    """It would train runs that the first has planned, and the first would find them taken."""
+    with locked(tmp_path / ".lock", taken=lambda: None):
+        error = said(capsys, command, "residual", "full", *TINY, *corpus, "--seeds", "1", "--out", tmp_path)
+    assert f"--out {tmp_path}: another command is at work there" in error
+    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
 def test_the_record_of_an_experiment_does_not_go_into_a_run(tmp_path, capsys, corpus):

@@ -81,21 +81,24 @@ def test_a_connections_file_is_found_from_every_folder(small, tmp_path, capsys, 
     assert "holds a run of another configuration: --model.connection is" in capsys.readouterr().err
 
 
-def test_ctrl_c_while_modules_are_imported_ends_the_process():
-    code = (
+@pytest.mark.parametrize(
+    ("name", "code", "said"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "stopped by SIGTERM")]
+)
+def test_a_signal_while_modules_are_imported_ends_the_process(name, code, said):
+    program = (
         "import builtins, os, signal, sys\n"
         "import attnres.cli as cli\n"
         "def command(*_):\n"
         "    try:\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        os.kill(os.getpid(), signal.{name})\n"
         "    except KeyboardInterrupt:\n"
         "        pass  # as torch's import can\n"
         "    return lambda: 0\n"
         "cli._command = command\n"
         "sys.exit(cli.main(['cost']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (130, "attnres: interrupted\n")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (code, f"attnres: {said}\n")
 
 
 def test_default_folder_tells_runs_apart_and_finds_them_again(small, tmp_path):
@@ -193,7 +196,8 @@ def test_output_that_is_closed(small):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_ctrl_c_saves_and_says_how_to_go_on(small, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_saves_and_says_how_to_go_on(small, tmp_path, number):
     command = [sys.executable, "-m", "attnres", "train", "out", *small, "--steps", "1000000"]
     process = subprocess.Popen(
         command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -202,11 +206,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(small, tmp_path):
         assert process.stdout is not None
         while not process.stdout.readline().startswith("step 0: validation loss"):
             pass
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         errors = process.communicate(timeout=60)[1]
     finally:
         process.kill()
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert "run the same command again to go on" in errors
     assert errors.count("\n") == 1
     step = load_run("out").step

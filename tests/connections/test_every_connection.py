@@ -79,7 +79,7 @@ def test_values_of_another_site_are_refused(variant):
     embedding = connection.start(torch.randn(2, DIM))
     with pytest.raises(UsageError, match=f"before site {SITES} of {SITES} there are .* run all sublayers first"):
         connection.readout(embedding)
-    with pytest.raises(UsageError, match="before site 3 of .* let run begin where the run before it ended"):
+    with pytest.raises(UsageError, match=r"before site 3 of .* let run begin where the one before it ended"):
         connection.run(embedding, sublayers[3:], first=3)
 
 

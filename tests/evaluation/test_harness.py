@@ -178,6 +178,17 @@ def test_an_attached_model_beside_its_plain_twin(llama, tasks, tmp_path):
             torch.nn.init.normal_(query, std=5.0)
 
 
+@pytest.mark.parametrize("kind", ["choice", "text", "answer"])
+def test_a_tokenizer_with_more_ids_than_its_model(llama, tasks, tmp_path, kind):
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=40, max_position_embeddings=64, **sizes)).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(llama).save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"the tokenizer gave the id \d+, and the model has 40; put the model's own"):
+        evaluate_model(tmp_path, load_tasks([tasks[kind]]))
+
+
 def test_the_jackknife_of_many_documents_leaves_out_groups():
     values = torch.randn(5000, generator=torch.Generator().manual_seed(0)).tolist()
     assert jackknife(statistics.fmean, values) == pytest.approx(1 / math.sqrt(5000), rel=0.15)

@@ -189,6 +189,8 @@ def test_a_single_seeds_step_time_is_marked_or_withheld():
     assert times == ["1.00x", "1.15x [1.08, 1.22]", "withheld"] and "the machine was busy" in table.note
     table = single_seed([0.7, 1.6], [1.1, 1.2])
     assert "step time" not in table.columns and "Step time is withheld" in table.note
+    assert [row[table.columns.index("peak memory")] for row in table.rows] == ["1.00x", "withheld"]
+    assert "Peak memory is withheld" in table.note
 
 
 def test_a_connection_that_cannot_choose_has_no_sinks():

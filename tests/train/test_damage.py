@@ -7,10 +7,12 @@ import shutil
 import pytest
 import torch
 
+from attnres.data import load_tokenizer
 from attnres.errors import UsageError
 from attnres.files import sha256
 from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
 from attnres.train.trainer import Trainer
+from tests.data.text import library_tokenizer
 from tests.train.conftest import results, steps_on_disk, stop_at, weights
 
 
@@ -42,6 +44,10 @@ def test_a_tokenizer_that_is_not_the_runs(make_config, tmp_path):
         file.write_text(content)
         with pytest.raises(UsageError, match=r"tokenizer.json is damaged .*; without it the command .* writes it anew"):
             load_run(tmp_path)
+    library_tokenizer().save(str(tmp_path / "library.json"))
+    file.write_text(json.dumps(load_tokenizer(str(tmp_path / "library.json")).to_json()))
+    with pytest.raises(UsageError, match=r"tokenizer.json is another model's: it has 2\d\d ids, and the run 256; "):
+        load_run(tmp_path)
     file.unlink()
     with pytest.raises(UsageError, match=r"tokenizer.json is gone; .* the command that trained the run writes it anew"):
         load_run(tmp_path)

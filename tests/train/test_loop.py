@@ -13,8 +13,8 @@ import torch
 
 import attnres
 from attnres.errors import UsageError
+from attnres.signals import STOPS
 from attnres.train import Interrupted, load_run, read_metrics, train
-from attnres.train.loop import STOPS
 from attnres.train.trainer import Trainer
 from tests.train.conftest import TIMING, results, steps_on_disk, stop_at, weights
 
