@@ -21,23 +21,45 @@ def print_line(console: Console, line: str) -> None:
 
 
 def print_table(console: Console, table: TextTable) -> None:
-    """Print the table with every name and number whole: names fold where room is short, numbers never do."""
-    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    """Print the table with every name and number whole: names fold where room is short, numbers never do.
+
+    Where a terminal has no room for that either, rows stand below each other, with a line for each of their cells.
+    """
     rows = [tuple(cell.replace("± ", "±") for cell in row) for row in table.rows]
     columns = list(zip(table.columns, *rows, strict=True))
     between = 2 * len(columns) + 1
     room = console.width if console.is_terminal else UNLIMITED  # a file has no width that the table must fit into
     widths = _widths(columns, room - between)
-    for index, (heading, width) in enumerate(zip(table.columns, widths, strict=True)):
+    whole = sum(widths) + between
+    console.print(Text(table.title, "bold"), soft_wrap=not console.is_terminal)
+    if whole > room:
+        _print_apart(console, table.columns, rows)
+    else:
+        wide = console if whole <= console.width else Console(file=console.file, width=whole)
+        wide.print(_side_by_side(table.columns, rows, widths), highlight=False)
+    if table.note:
+        console.print(Text(f"{table.note}\n", "dim"), soft_wrap=not console.is_terminal)
+
+
+def _side_by_side(headings: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Table:
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for index, (heading, width) in enumerate(zip(headings, widths, strict=True)):
         shown.add_column(Text(heading), justify="right" if index else "left", overflow="fold", width=width)
     for row in rows:
         shown.add_row(*map(Text, row))
-    console.print(Text(table.title, "bold"), soft_wrap=not console.is_terminal)
-    whole = sum(widths) + between
-    wide = console if whole <= console.width else Console(file=console.file, width=whole)
-    wide.print(shown, highlight=False)
-    if table.note:
-        console.print(Text(f"{table.note}\n", "dim"), soft_wrap=not console.is_terminal)
+    return shown
+
+
+def _print_apart(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    for name, *cells in rows:
+        console.print(Text(name, overflow="fold"), highlight=False)
+        shown = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
+        for _ in range(2):
+            shown.add_column(overflow="fold")
+        for heading, cell in zip(headings[1:], cells, strict=True):
+            if cell:
+                shown.add_row(Text(heading), Text(cell))
+        console.print(shown, highlight=False)
 
 
 def _widths(columns: Sequence[tuple[str, ...]], room: int) -> list[int]:

@@ -102,7 +102,9 @@ def start_long_comparison(folder, corpus) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "attnres", "compare", "residual", "x0", "--seeds", "1", "--workers", "1"]
     command += ["--out", str(folder), *TINY, *corpus, *steps]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal: it would inherit that of nohup pytest
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGHUP, before)
     metrics = folder / "residual" / "seed-0" / "metrics.jsonl"
     deadline = time.monotonic() + 60
     while not (metrics.exists() and metrics.read_text().count('"train"') > 3):
