@@ -59,11 +59,7 @@ def main(argv: list[str] | None = None) -> int:
         print(end="", flush=True)  # sys.stdout is None where a shell has closed it: >&-
         return code
     except UsageError as error:
-        if "TORCHELASTIC_RUN_ID" in os.environ:
-            from attnres.parallel.world import tell_launcher
-
-            tell_launcher(str(error))
-        return _fail(str(error), 2) if error.to_be_printed else 2
+        return _fail(str(error), 2, error.to_be_printed)
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
         return code or 141
@@ -151,7 +147,14 @@ def _out_of_memory(error: Exception) -> bool:
     return known or "can't allocate memory" in str(error)
 
 
-def _fail(message: str, code: int) -> int:
+def _fail(message: str, code: int, printed: bool = True) -> int:
+    """Say why the command ends, to torchrun too, where it has started this process; return the exit code."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        from attnres.parallel.world import tell_launcher
+
+        tell_launcher(message)
+    if not printed:
+        return code
     try:
         print(f"attnres: {message}", file=sys.stderr)
     except OSError:  # the terminal has gone

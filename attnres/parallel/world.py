@@ -17,7 +17,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -181,7 +181,8 @@ def tell_launcher(message: str) -> None:
     """Leave a message where torchrun looks for one: it prints it last, below a long traceback of its own."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         more = {"py_callstack": message, "timestamp": str(int(time.time()))}
-        write_text(Path(path), json.dumps({"message": {"message": message, "extraInfo": more}}))
+        with suppress(OSError):  # no disk is fuller for it
+            write_text(Path(path), json.dumps({"message": {"message": message, "extraInfo": more}}))
 
 
 def _stop_with_launcher() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 import torch
 
 from attnres import cli
+from attnres.errors import UsageError
 
 
 @pytest.mark.parametrize("allocate", [lambda: np.empty(2**58), lambda: torch.empty(2**58)], ids=["numpy", "torch"])
@@ -25,6 +28,26 @@ def test_other_errors_keep_their_traceback(monkeypatch):
     monkeypatch.setattr(cli, "_run", wrong)
     with pytest.raises(RuntimeError, match="a bug"):
         cli.main(["train"])
+
+
+def test_torchrun_is_told_of_every_end(monkeypatch, tmp_path, capsys):
+    """It prints what it finds in that file last, below a traceback of its own."""
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    silent = UsageError("the other process says so")
+    silent.speaker = False
+    ends = {OSError(28, "No space left on device", "a/b"): 1, MemoryError(): 1, UsageError("bad"): 2, silent: 2}
+    for error, code in ends.items():
+
+        def end(*_, error=error):
+            raise error
+
+        monkeypatch.setattr(cli, "_run", end)
+        assert cli.main(["cost"]) == code
+        said = json.loads(file.read_text())["message"]["message"]
+        assert capsys.readouterr().err == ("" if error is silent else f"attnres: {said}\n")
+        file.unlink()
 
 
 def test_completion_knows_every_command_and_refuses_an_unknown_shell(capsys):
