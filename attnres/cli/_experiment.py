@@ -20,6 +20,7 @@ from attnres.lab import load_experiment
 from attnres.lab.experiment import Experiment
 from attnres.lab.page import write_results
 from attnres.lab.record import Record, read_record, write_record
+from attnres.lab.trained import Plan
 from attnres.texttable import duration
 
 
@@ -51,16 +52,17 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
     try:
         with alone_in(out):
             ended = chosen.run(plan, file, terminal)
+            write_record(file, ended.record)
+            written = read_record(file, chosen.record)
+            for table in chosen.tables(written):
+                print_table(terminal.console, table)
+            for note in ended.notes:
+                terminal.say(note)
+            with terminal.during("drawing"):
+                page = write_results({name: written}, out)
     except KeyboardInterrupt as stop:
-        return stopped(stop, out)
-    write_record(file, ended.record)
-    written = read_record(file, chosen.record)
-    for table in chosen.tables(written):
-        print_table(terminal.console, table)
-    for note in ended.notes:
-        terminal.say(note)
-    with terminal.during("drawing"):
-        page = write_results({name: written}, out)
+        given = plan.done if isinstance(plan, Plan) else []
+        return stopped(stop, out, [run.folder.path / f"{name}.json" for run in given])
     terminal.say(f"{duration(time.monotonic() - began)}. Record: {file}. Report: {page}")
     if ended.failed:
         print(f"attnres: not every run was finished; the tables are without it\n{ended.failed}", file=sys.stderr)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -17,12 +17,17 @@ from attnres.signals import exit_code
 from attnres.train.sweep import Job, JobState, run_jobs
 
 
-def stopped(stop: KeyboardInterrupt, out: Path) -> int:
-    """Say what the runs under `out` are left as by a signal, and return the exit code."""
+def stopped(stop: KeyboardInterrupt, out: Path, measured: Iterable[Path] = ()) -> int:
+    """Say what the runs under `out` are left as by a signal, and return the exit code.
+
+    measured: the files that keep what an experiment measures of runs that it was given.
+    """
     if any(out.glob("**/checkpoints/step-*")):
         left = "the runs are saved, and the same command goes on with them"
+    elif any(file.exists() for file in measured):
+        left = "what was measured is saved, and the same command goes on with it"
     else:
-        left = "no run had saved anything yet; the same command begins again"
+        left = "nothing had been saved yet; the same command begins again"
     print(f"attnres: stopped; {left}", file=sys.stderr)
     return exit_code(stop)
 

@@ -124,7 +124,7 @@ def test_a_signal_stops_the_workers_and_the_command_goes_on(tmp_path, corpus, nu
     assert len(saved) == 1 and int(saved[0].name.split("-")[1]) > 0
 
 
-@pytest.mark.parametrize(("saved", "message"), [(False, "no run had saved anything yet"), (True, "the runs are saved")])
+@pytest.mark.parametrize(("saved", "message"), [(False, "nothing had been saved yet"), (True, "the runs are saved")])
 def test_ctrl_c_claims_no_more_than_there_is(saved, message, tmp_path, corpus, capsys, monkeypatch):
     def interrupted(*_):
         if saved:

@@ -14,7 +14,7 @@ from attnres import UsageError, connection_names
 from attnres.cli import main
 from attnres.connections import canonical_connection
 from attnres.lab.prune.claims import gini, prune_statements, removable
-from attnres.lab.prune.measure import added_losses
+from attnres.lab.prune.measure import added_losses, pruned
 from attnres.lab.prune.record import PruneRecord
 from attnres.lab.prune.tables import prune_tables
 from attnres.lab.trained import find_runs, open_runs
@@ -167,6 +167,18 @@ def test_the_command_measures_once_and_marks_what_is_not_finished(sweep, tmp_pat
     (folder / "hc" / "seed-1" / "summary.json").unlink()
     arguments = ["prune", "--runs", str(folder), "--tokens", "70", "--record", str(tmp_path / "prune.json")]
     arguments += ["--out", str(tmp_path / "page")]
+    with monkeypatch.context() as patch:  # a signal once the first run is measured, and one before
+        for patience, left in ((1, "nothing had been saved yet"), (2, "what was measured is saved, and the same")):
+            calls = [None] * patience
+
+            def measured(*arguments, calls=calls):
+                calls.pop()
+                if not calls:
+                    raise KeyboardInterrupt
+                return pruned(*arguments)
+
+            patch.setattr("attnres.lab.prune.run.pruned", measured)
+            assert main(arguments) == 130 and left in capsys.readouterr().err
     assert main(arguments) == 0
     shown = capsys.readouterr().out
     assert "Loss added" in shown and "(unfinished)" in shown
