@@ -10,6 +10,9 @@ from typing import Protocol
 TUNING_SEED = 1000
 """Learning rates are chosen on seeds from this on: choosing on a reported one would favour the arm tuned most."""
 
+MOST_BEYOND = 3
+"""How often a grid is made wider where the best lies at its edge."""
+
 
 class Tried(Protocol):
     """A run with both learning rates times `factor`."""

@@ -150,6 +150,19 @@ def trial_run(factor: float, seed: int, loss: float, status: str = "done") -> Tr
     return TrialRun(factor=factor, seed=seed, loss=loss, status=status)
 
 
+def test_a_grid_goes_on_where_the_best_lies_at_its_edge(ablate, corpus, tmp_path):
+    """At a few steps of a tiny model the higher of two small rates is the better one, and a higher one still."""
+    options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--workers", "1", "--tuning-seeds", "1"]
+    options += ["--grid", "0.01", "0.1", "--wider", "1", "--out", tmp_path]
+    assert ablate("residual", "full", *options)[0] == 0
+    record = read_record(tmp_path / "ablation.json", AblationRecord)
+    for cell in record.cells:
+        assert [run.factor for run in cell.tuning] == [0.01, 0.1, 1.0] and {run.seed for run in cell.tuning} == {1000}
+        assert cell.factor == 1.0
+    code, printed = ablate("residual", "full", *options, "--wider", "2")
+    assert code == 2 and "holds a sweep with another wider" in printed.err
+
+
 def test_the_lowest_loss_that_was_reached_is_chosen():
     runs = [trial_run(1.0, 0, 2.0), trial_run(2.0, 0, 1.0, "diverged")]
     assert choose(runs) == 1.0 and choose(runs[1:]) is None
@@ -250,6 +263,7 @@ def test_arms_may_spend_the_same_seconds(ablate, corpus, tmp_path, monkeypatch):
         (["residual", "full", "--grid", "0"], "--grid: give at least one positive number"),
         (["residual", "full", "--embedding-stds", "1", "1"], "--embedding-stds: give at least one positive number"),
         (["residual", "full", "--budget", "soon"], "--budget: write a time such as 30m"),
+        (["residual", "full", "--wider", "-1"], "--wider must be 0 to 20, not -1"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, tmp_path, ablate, corpus):

@@ -11,8 +11,8 @@ import pytest
 from attnres.errors import UsageError
 from attnres.lab.scaling.figures import scaling_law
 from attnres.lab.scaling.fit import advantages_at_sizes, axes_of, finding, paired_lead
-from attnres.lab.scaling.plan import Options, Plan, parse_size, plan
-from attnres.lab.scaling.rates import best, check_runs, chosen_rates, grid_runs
+from attnres.lab.scaling.plan import Options, Plan, Planned, parse_size, plan
+from attnres.lab.scaling.rates import best, check_runs, chosen_rates, grid_runs, wider_runs
 from attnres.lab.scaling.record import ScalingRecord, TrialRun
 from attnres.lab.scaling.tables import scaling_tables
 from tests.lab.sample import parsed
@@ -25,13 +25,13 @@ def a_plan(**options) -> Plan:
     return plan(Options(**given), Path("out"))
 
 
-def losses_around(plan: Plan, optimum: dict[tuple[str, str], float]) -> list[TrialRun]:
+def losses_around(optimum: dict[tuple[str, str], float], runs: list[Planned]) -> list[TrialRun]:
     """Parabolas in log rate."""
     return [
         TrialRun(
             arm=run.arm, size=run.size.name, factor=run.factor, status="done", loss=2 + math.log(run.factor / at) ** 2
         )
-        for run in grid_runs(plan)
+        for run in runs
         for at in [optimum[run.arm, run.size.name]]
     ]
 
@@ -59,13 +59,34 @@ def test_the_grid_is_of_the_two_smallest_sizes_and_a_seed_of_its_own():
 def test_rates_are_on_the_line_through_the_two_smallest_sizes_and_stay_in_the_grid():
     sweep = a_plan()
     at = {("residual", "1x16"): 1.2, ("residual", "2x16"): 0.9, ("full", "1x16"): 1.0, ("full", "2x16"): 1.0}
-    rates = chosen_rates(sweep, losses_around(sweep, at))
+    rates = chosen_rates(sweep, losses_around(at, grid_runs(sweep)))
     assert rates["full"] == {"1x16": 1.0, "2x16": 1.0, "2x32": 1.0, "2x64": 1.0}
     # twice the parameters take 0.75 of the rate, and 2x32 has four times those of 2x16
     expected = {"1x16": 1.2, "2x16": 0.9, "2x32": 0.9 * 0.75**2, "2x64": 0.5}
     assert rates["residual"] == pytest.approx(expected, rel=5e-3)
     checks = [(run.arm, run.size.name, run.seed, run.factor) for run in check_runs(sweep, rates)]
     assert checks[2:] == [("full", "2x32", 0, 0.5), ("full", "2x32", 0, 2.0)]
+
+
+def test_a_grid_goes_on_where_the_best_lies_at_its_edge():
+    sweep = a_plan()
+    at = {("residual", "1x16"): 3.6, ("residual", "2x16"): 0.3, ("full", "1x16"): 1.0, ("full", "2x16"): 1.0}
+    tried = losses_around(at, grid_runs(sweep))
+    wider = wider_runs(sweep, tried)
+    assert [(run.arm, run.size.name, run.factor) for run in wider] == [
+        ("residual", "1x16", 4.0),
+        ("residual", "2x16", 0.25),
+    ]
+    assert {run.seed for run in wider} == {1000}
+    tried += losses_around(at, wider)
+    wider = wider_runs(sweep, tried)
+    assert [(run.size.name, run.factor) for run in wider] == [("1x16", 8.0), ("2x16", 0.125)], "4 and 0.25 were best"
+    tried += losses_around(at, wider)
+    assert wider_runs(sweep, tried) == []
+    rates = chosen_rates(sweep, tried)
+    # a twelfth for twice the parameters, kept within what the arm tried
+    assert rates["residual"] == pytest.approx({"1x16": 3.6, "2x16": 0.3, "2x32": 0.125, "2x64": 0.125}, rel=5e-3)
+    assert set(rates["full"].values()) == {1.0}
 
 
 def test_the_best_of_a_grid():

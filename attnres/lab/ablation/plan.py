@@ -15,7 +15,7 @@ from attnres.lab.ablation.record import Cell, TrialRun
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.lab.outcome import done_runs
-from attnres.lab.tuning import TUNING_SEED
+from attnres.lab.tuning import TUNING_SEED, beyond
 from attnres.train import RunConfig
 from attnres.train.sweep import Job, default_workers
 
@@ -56,6 +56,8 @@ ARMS = (
 )
 """In the order in which a budget buys them."""
 
+MOST_WIDER = 20
+
 # Evaluated at the start and the end: nothing is drawn from what lies between, and it is a fifth of a run's time.
 DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=160, validation_tokens=32_768)
 
@@ -70,6 +72,8 @@ class Options:
     """Paired seeds: seed, seed + 1, .."""
     grid: tuple[float, ...] = (0.5, 1.0, 2.0)
     """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from."""
+    wider: int = 0
+    """How often an arm tries one multiple more where its best one lies at an edge of what it tried."""
     tuning_seeds: int = 2
     """Seeds to choose the rates on; only the best two of the grid run on more than the first."""
     equal: Equal = "steps"
@@ -116,6 +120,8 @@ def plan(options: Options, out: Path) -> Plan:
     check_positive("grid", options.grid)
     check_positive("embedding_stds", options.embedding_stds)
     check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
+    if not 0 <= options.wider <= MOST_WIDER:
+        raise UsageError(f"wider must be 0 to {MOST_WIDER}, not {options.wider}")
     seconds = None if options.budget is None else seconds_of(options.budget)
     cells = [Cell(arm, std) for std in options.embedding_stds for arm in options.arms]
     planned = Plan(options, cells, seconds, out)
@@ -170,6 +176,13 @@ def tuning_trials(plan: Plan, cells: Sequence[Cell]) -> list[Trial]:
     if len(grid) < 2:
         return []
     return [trial(plan, cell, factor, plan.options.config.seed + TUNING_SEED) for cell in cells for factor in grid]
+
+
+def wider_trials(plan: Plan, tuned: Mapping[Cell, Sequence[TrialRun]]) -> list[Trial]:
+    """One run for every cell whose best rate so far lies at an edge of what it tried."""
+    seed = plan.options.config.seed + TUNING_SEED
+    following = [(cell, beyond(outcomes)) for cell, outcomes in tuned.items()]
+    return [trial(plan, cell, factor, seed) for cell, factor in following if factor is not None]
 
 
 def playoff_trials(plan: Plan, tuned: Mapping[Cell, Sequence[TrialRun]]) -> list[Trial]:

@@ -51,6 +51,7 @@ class Sweep:
     config: Mapping[str, Any]
     grid: tuple[float, ...]
     tuning_seeds: int
+    wider: int = 0
     equal: str = "steps"
     costs: Mapping[str, float] | None = None
     """What a step of each arm takes of what all arms spend alike, over the first one's; None where that is steps."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.ablation.cost import operations_of_steps, seconds_of_steps
-from attnres.lab.ablation.plan import Plan, Trial, affordable, final_trials, playoff_trials, tuning_trials
+from attnres.lab.ablation.plan import Plan, Trial, affordable, final_trials, playoff_trials, tuning_trials, wider_trials
 from attnres.lab.ablation.record import AblationRecord, Cell, CellRecord, Sweep, TrialRun
 from attnres.lab.experiment import Ended, Progress, steps_of
 from attnres.lab.outcome import outcome_of, run_record_of
@@ -26,7 +26,8 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
     with progress.during("opening the corpus"):
         corpus = open_corpus(options.config.data)
         check_length(corpus, options.config.model.context)
-    sweep = Sweep(config_to_json(options.config), options.grid, options.tuning_seeds, options.equal)
+    config = config_to_json(options.config)
+    sweep = Sweep(config, options.grid, options.tuning_seeds, options.wider, options.equal)
     record = earlier(file, sweep)
     before = {cell.cell: cell for cell in record.cells} if record else {}
     missing = [cell for cell in cells if not has_seeds(before.get(cell), options.seeds)]
@@ -71,6 +72,7 @@ def earlier(file: Path, sweep: Sweep) -> AblationRecord | None:
         "config": (config_from_json(dict(record.sweep.config)), config_from_json(dict(sweep.config))),
         "grid": (record.sweep.grid, sweep.grid),
         "tuning_seeds": (record.sweep.tuning_seeds, sweep.tuning_seeds),
+        "wider": (record.sweep.wider, sweep.wider),
         "equal": (record.sweep.equal, sweep.equal),
     }
     differing = [name for name, (there, here) in pairs.items() if there != here]
@@ -121,6 +123,9 @@ def _train(plan: Plan, cells: Sequence[Cell], progress: Progress) -> tuple[dict[
 
     tuning = train("tuning", tuning_trials(plan, cells))
     tuned = _by_cell(cells, tuning)
+    for _ in range(plan.options.wider):
+        tuning += train("tuning beyond the edge", wider_trials(plan, tuned))
+        tuned = _by_cell(cells, tuning)
     tuning += train("tuning, the best two again", playoff_trials(plan, tuned))
     tuned = _by_cell(cells, tuning)
     chosen = {cell: grid[0] if len(grid) == 1 else choose(tuned[cell]) for cell in cells}

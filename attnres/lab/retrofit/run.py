@@ -13,13 +13,10 @@ from attnres.lab.outcome import Outcome, outcome_of, run_record_of
 from attnres.lab.record import header, write_record
 from attnres.lab.retrofit.plan import Plan, Trial, percent, plain_run, trial
 from attnres.lab.retrofit.record import Arm, ArmRecord, PlainRun, RetrofitRecord, TrialRun
-from attnres.lab.tuning import beyond, choose
+from attnres.lab.tuning import MOST_BEYOND, beyond, choose
 from attnres.model.flops import training_flops
 from attnres.train.folder import fit_vocabulary
 from attnres.train.sweep import Job, JobState, failures, require_done
-
-MOST_BEYOND = 3
-"""How often a grid is made wider."""
 
 
 def run(plan: Plan, file: Path, progress: Progress) -> Ended[RetrofitRecord]:

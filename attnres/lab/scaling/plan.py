@@ -38,7 +38,8 @@ class Options:
     """Paired seeds: seed, seed + 1, .."""
     grid: tuple[float, ...] = (1.0,)
     """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) that every arm tries at the two
-    smallest sizes. Other sizes have the rate on the line through both, and the third is checked at half and twice."""
+    smallest sizes, and one beyond where the best lies at an edge, at most three times. Other sizes have the rate on the
+    line through both, and the third is checked at half and twice."""
     workers: int = default_workers()
     """Runs at a time, each with one thread."""
     config: Config = DEFAULTS

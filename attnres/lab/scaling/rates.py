@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from attnres.lab.outcome import done_runs
 from attnres.lab.scaling.plan import Plan, Planned, Size, planned
 from attnres.lab.scaling.record import TrialRun
-from attnres.lab.tuning import TUNING_SEED
+from attnres.lab.tuning import TUNING_SEED, beyond
 
 Rates = dict[str, dict[str, float]]
 """arm -> size -> the multiple of both learning rates."""
@@ -21,6 +21,18 @@ def grid_runs(plan: Plan) -> list[Planned]:
     seed = plan.options.config.seed + TUNING_SEED
     pairs = [(size, arm) for size in plan.sizes[:2] for arm in plan.options.arms]
     return [planned(plan, arm, size, seed, factor) for size, arm in pairs for factor in plan.options.grid]
+
+
+def wider_runs(plan: Plan, tried: Sequence[TrialRun]) -> list[Planned]:
+    """One multiple more for each arm and size whose best one so far lies at an edge of what was tried."""
+    seed = plan.options.config.seed + TUNING_SEED
+    pairs = [(size, arm) for size in plan.sizes[:2] for arm in plan.options.arms]
+    following = [(arm, size, beyond(_of(tried, arm, size))) for size, arm in pairs]
+    return [planned(plan, arm, size, seed, factor) for arm, size, factor in following if factor is not None]
+
+
+def _of(tried: Sequence[TrialRun], arm: str, size: Size) -> list[TrialRun]:
+    return [run for run in tried if (run.arm, run.size) == (arm, size.name)]
 
 
 def check_runs(plan: Plan, rates: Rates) -> list[Planned]:
@@ -40,17 +52,17 @@ def chosen_rates(plan: Plan, grid: Sequence[TrialRun]) -> Rates:
 
     At the two smallest sizes: the lowest point of the parabola through the best of the grid and its neighbours, loss
     over log multiple, or the best itself at an edge. From there on: the line through both, log multiple over log
-    parameters, kept within the grid. Without a grid it is the one multiple that there is.
+    parameters, kept within what the arm tried. Without a grid it is the one multiple that there is.
     """
-    (only, *others), low, high = plan.options.grid, min(plan.options.grid), max(plan.options.grid)
+    only, *others = plan.options.grid
     if not others:
         return {arm: {size.name: only for size in plan.sizes} for arm in plan.options.arms}
     rates: Rates = {}
     for arm in plan.options.arms:
-        first, second = (
-            best({run.factor: run.loss for run in done_runs(grid) if (run.arm, run.size) == (arm, size.name)})
-            for size in plan.sizes[:2]
-        )
+        of_sizes = [_of(grid, arm, size) for size in plan.sizes[:2]]
+        first, second = (best({run.factor: run.loss for run in done_runs(runs)}) for runs in of_sizes)
+        tried = [run.factor for runs in of_sizes for run in runs]
+        low, high = min(tried), max(tried)
         rates[arm] = {
             size.name: rounded(min(high, max(low, _on_line(plan.sizes, first, second, size)))) for size in plan.sizes
         }

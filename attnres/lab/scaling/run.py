@@ -12,8 +12,9 @@ from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import header, write_record
 from attnres.lab.scaling.plan import Plan, Planned, planned
-from attnres.lab.scaling.rates import check_runs, chosen_rates, grid_runs
+from attnres.lab.scaling.rates import check_runs, chosen_rates, grid_runs, wider_runs
 from attnres.lab.scaling.record import ScalingRecord, SizedRun, TrialRun
+from attnres.lab.tuning import MOST_BEYOND
 from attnres.model.flops import training_flops
 from attnres.train.folder import fit_vocabulary
 from attnres.train.sweep import JobState, failures, require_done
@@ -28,6 +29,8 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
     progress.say(f"{_describe(plan)}, {options.workers} at a time: {plan.out}")
     sweep = _Sweep(plan, progress, corpus.vocab_size)
     grid = sweep.train(grid_runs(plan))
+    for _ in range(MOST_BEYOND):
+        grid += sweep.train(wider_runs(plan, [_trial(*ended) for ended in grid]))
     rates = chosen_rates(plan, [_trial(*ended) for ended in grid])
     runs, checked = [], []
     for number, size in enumerate(plan.sizes):
