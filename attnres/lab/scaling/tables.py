@@ -51,9 +51,9 @@ def rate_tables(record: ScalingRecord) -> list[TextTable]:
         for arm in record.arms
     ]
     note = (
-        "Multiples of the default rates: chosen on a grid at the two smallest sizes, on a seed of its own, which goes on "
-        "where the best lies at its edge, and on the line through both from there on. Check: loss at half and twice the "
-        "rate of the third size, one seed, less the loss at the rate itself; below zero the line was wrong."
+        "Multiples of the default rates: chosen on a grid at the two smallest sizes, on a seed of its own, which goes "
+        "on where the best lies at its edge, and on the line through both from there on. Check: loss at half and twice "
+        "the rate of the third size, one seed, less the loss at the rate itself; below zero the line was wrong."
     )
     return [TextTable("Learning rates", ("connection", *sizes, "check"), tuple(rows), note)]
 
