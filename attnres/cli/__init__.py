@@ -28,6 +28,7 @@ from attnres.signals import STOPS, Stopped, exit_code, heard, in_words
 
 COMPLETION = "--tyro-print-completion"
 SHELLS = ("bash", "zsh", "fish", "tcsh")
+READER_GONE = 141
 
 
 def command_names() -> list[str]:
@@ -38,7 +39,35 @@ def command_names() -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130, 143 or 129 stopped by
     Ctrl-C, SIGTERM or SIGHUP, 141 the reader of the output has gone (these as shells count them)."""
-    name, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    code = _ended(*((sys.argv[1:] if argv is None else argv) or ["--help"]))
+    try:
+        print(end="", flush=True)  # sys.stdout is None where a shell has closed it: >&-
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
+        return code or (READER_GONE if isinstance(error, BrokenPipeError) else _fail(_said(error), 1))
+    return code
+
+
+def _ended(name: str, *arguments: str) -> int:
+    """Run one command, and say in one line why, if it ends early."""
+    try:
+        return _run(name, list(arguments))
+    except UsageError as error:
+        return _fail(str(error), 2, error.to_be_printed)
+    except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
+        return READER_GONE
+    except OSError as error:
+        stop = _stop_behind(error)
+        return _fail(_said(error), 1) if stop is None else _stopped(stop)
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        return _fail("there is not enough memory for this; take a smaller model, context or batch", 1)
+    except KeyboardInterrupt as stop:
+        return _stopped(stop)
+
+
+def _run(name: str, arguments: list[str]) -> int:
     if name in ("-h", "--help"):
         print(_overview())
         return 0
@@ -52,30 +81,10 @@ def main(argv: list[str] | None = None) -> int:
     if missing := [module for module in LAB if importlib.util.find_spec(module) is None]:
         hint = f"in the repository's folder: {install_command('lab')}"
         return _fail(f"commands need {', '.join(missing)}, not installed here; {hint}", 2)
-
-    code = 0
-    try:
-        code = _run(name, rest)
-        print(end="", flush=True)  # sys.stdout is None where a shell has closed it: >&-
-        return code
-    except UsageError as error:
-        return _fail(str(error), 2, error.to_be_printed)
-    except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
-        return code or 141
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        return _fail(f"{where}{error.strerror or error}", 1)
-    except (MemoryError, RuntimeError) as error:
-        if not _out_of_memory(error):
-            raise
-        return _fail("there is not enough memory for this; take a smaller model, context or batch", 1)
-    except KeyboardInterrupt as stop:
-        code = exit_code(stop)
-        return _fail(in_words(code - 128), code)
+    return _run_command(name, arguments)
 
 
-def _run(name: str, arguments: list[str]) -> int:
+def _run_command(name: str, arguments: list[str]) -> int:
     stops = _own_stops()
     with heard(_leave, stops):  # torch's import can swallow a KeyboardInterrupt
         import tyro
@@ -145,6 +154,23 @@ def _out_of_memory(error: Exception) -> bool:
     """Whether numpy, torch's allocator or a GPU had no memory to give; torch says the second in words alone."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return known or "can't allocate memory" in str(error)
+
+
+def _stop_behind(error: BaseException | None) -> KeyboardInterrupt | None:
+    """The signal during whose handling the error came, such as that a terminal which has closed cannot be written."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error
+
+
+def _stopped(stop: KeyboardInterrupt) -> int:
+    code = exit_code(stop)
+    return _fail(in_words(code - 128), code)
+
+
+def _said(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror or error}"
 
 
 def _fail(message: str, code: int, printed: bool = True) -> int:

@@ -52,7 +52,7 @@ def _side_by_side(headings: Sequence[str], rows: Sequence[Sequence[str]], widths
 
 def _print_apart(console: Console, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for name, *cells in rows:
-        console.print(Text(name, overflow="fold"), highlight=False)
+        console.print(Text(f"{headings[0]} {name}", overflow="fold"), highlight=False)
         shown = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
         for _ in range(2):
             shown.add_column(overflow="fold")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,6 +15,7 @@ import torch
 
 from attnres import cli
 from attnres.errors import UsageError
+from attnres.signals import Stopped
 
 
 @pytest.mark.parametrize("allocate", [lambda: np.empty(2**58), lambda: torch.empty(2**58)], ids=["numpy", "torch"])
@@ -48,6 +54,26 @@ def test_torchrun_is_told_of_every_end(monkeypatch, tmp_path, capsys):
         said = json.loads(file.read_text())["message"]["message"]
         assert capsys.readouterr().err == ("" if error is silent else f"attnres: {said}\n")
         file.unlink()
+
+
+def test_a_terminal_that_closes_is_a_signal_and_no_failure(monkeypatch, capsys):
+    def end(*_):
+        try:
+            raise Stopped(number=signal.SIGHUP)
+        finally:
+            raise OSError(errno.EIO, "Input/output error")  # as when a progress bar is to be ended
+
+    monkeypatch.setattr(cli, "_run", end)
+    assert cli.main(["cost"]) == 129
+    assert capsys.readouterr().err == "attnres: stopped by SIGHUP\n"
+
+
+def test_a_reader_of_the_overview_may_go():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "attnres"], stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_completion_knows_every_command_and_refuses_an_unknown_shell(capsys):
