@@ -36,11 +36,15 @@ class Call:
     def __str__(self) -> str:
         dtypes = " and ".join(str(dtype).removeprefix("torch.") for dtype in self.dtypes)
         parts = [f"d {self.dim}", f"{self.queries} queries", f"{self.sources} sources", f"{self.tokens} tokens", dtypes]
-        parts += (
-            ["strided"] * self.strided + ["no gains"] * (not self.gains) + [f"scale {self.scale}"] * (self.scale != 1)
-        )
-        parts += ["no gradient of lse"] * (not self.lses) + ["a prior"] * self.merges + ["one more added"] * self.adds
-        return ", ".join(parts)
+        notes = {
+            "strided": self.strided,
+            "no gains": not self.gains,
+            f"scale {self.scale}": self.scale != 1,
+            "no gradient of lse": not self.lses,
+            "a prior": self.merges,
+            "one more added": self.adds,
+        }
+        return ", ".join([*parts, *(note for note, holds in notes.items() if holds)])
 
     def error(self, device: torch.device) -> float:
         inputs = self.inputs(device)

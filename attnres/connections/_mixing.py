@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -75,33 +75,37 @@ def mixing_matrix(
     if len(sublayers) != connection.sites:
         raise UsageError(f"the connection has {connection.sites} sites, but {len(sublayers)} sublayers were given")
     connection._fitting((x,), sublayers, first=0)
-    tags = connection.sites + 1
-    dtype = torch.promote_types(x.dtype, torch.float32)
-
-    def tag(index: int) -> Tensor:
-        y = torch.zeros(tags, *x.shape, dtype=dtype, device=x.device)
-        y[index] = 1.0
-        return y
-
     reads = max(connection.reads(site) for site in range(connection.sites + 1))
     rows = []
     with at_hand(connection):
-        values, tagged = connection.start(x), connection.start(tag(0))
-        for site, sublayer in enumerate([*sublayers, None]):
-            weights = connection.weigh(values, site)
-            h_tagged = connection.gather(tagged, weights, site)
-            row = _all_reads(h_tagged, reads) if per_read else mean_read(h_tagged)[None]
+        for h in _tags_read(connection, x, sublayers):
+            row = _all_reads(h, reads) if per_read else mean_read(h)[None]
             rows.append(row if per_channel else row.mean(-1))
-            if sublayer is not None:
-                h = connection.gather(values, weights, site)
-                y = output_of(sublayer, h)
-                weights = connection.weigh_output(values, weights, site, y)
-                values = connection.scatter(values, weights, site, h, y)
-                tagged = connection.scatter(tagged, weights, site, h_tagged, tag(site + 1))
     matrix = torch.stack(rows, 1)  # [read, site, source, ...tokens(, dim)]
     tokens = x.ndim - 1
     matrix = matrix.permute(*range(3, 3 + tokens), 0, 1, 2, *range(3 + tokens, matrix.ndim))
     return matrix if per_read else matrix.squeeze(tokens)
+
+
+def _tags_read(connection: Connection, x: Tensor, sublayers: Iterable[Sublayer]) -> Iterator[Mixture]:
+    """What each site, and the readout, reads of the tags [source, ..., dim]."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
+
+    def tag(index: int) -> Tensor:
+        y = torch.zeros(connection.sites + 1, *x.shape, dtype=dtype, device=x.device)
+        y[index] = 1.0
+        return y
+
+    values, tagged = connection.start(x), connection.start(tag(0))
+    for site, sublayer in enumerate(sublayers):
+        weights = connection.weigh(values, site)
+        h, h_tagged = connection.gather(values, weights, site), connection.gather(tagged, weights, site)
+        yield h_tagged
+        y = output_of(sublayer, h)
+        weights = connection.weigh_output(values, weights, site, y)
+        values = connection.scatter(values, weights, site, h, y)
+        tagged = connection.scatter(tagged, weights, site, h_tagged, tag(site + 1))
+    yield connection.gather(tagged, connection.weigh(values, connection.sites), connection.sites)
 
 
 def _all_reads(h: Mixture, count: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import math
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -60,6 +62,21 @@ def test_the_guides_configuration_has_the_connection_that_it_names():
     exec(compile(block, "docs/DISTRIBUTED.md", "exec"), names)
     model = names["my_8b"]().model_spec.model
     assert model.connection == "block:block_size=8" and len(model.layers) == 32
+
+
+def test_a_configuration_has_what_a_connection_needs():
+    config = config_registry.configuration("llama3", "block", "debug")
+    *groups, rest = config.optimizer.param_groups
+    assert [group.pattern for group in groups] == [rf"^depth\.connection\.{kind}\b" for kind in ("gain", "query")]
+    for group in groups:
+        assert group.optimizer_kwargs["lr"] == 10 * rest.optimizer_kwargs["lr"]
+        assert group.optimizer_kwargs["weight_decay"] == 0 < rest.optimizer_kwargs["weight_decay"]
+    assert config.training.disable_cuda_graphs
+    refusals = (({"spmd_backend": "full_dtensor"}, "partial_dtensor"), ({"context_parallel_degree": 2}, "no context"))
+    for change, message in refusals:
+        other = SimpleNamespace(parallelism=dataclasses.replace(config.parallelism, **change))
+        with pytest.raises(UsageError, match=message):
+            config.model_spec.model.update_from_config(config=other)
 
 
 def test_several_reads_are_refused():
