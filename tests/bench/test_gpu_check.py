@@ -103,3 +103,22 @@ def test_a_case_that_raises_fails_its_path_alone(monkeypatch):
     monkeypatch.setattr(gpu_check, "paths", lambda *_: cases)
     one, merges = gpu_check.check_on(torch.device("cpu"), gpu_check.TINY, measure.Setting())
     assert one.ratio == 0.5 and merges.ratio is None and str(merges.details["b"]).startswith("ZeroDivisionError")
+
+
+def test_a_number_that_is_none_does_not_pass_among_others(monkeypatch):
+    monkeypatch.setattr(gpu_check, "paths", lambda *_: {"one query": {"a": lambda: 0.5, "b": lambda: float("nan")}})
+    assert not gpu_check.passed(gpu_check.check_on(torch.device("cpu"), gpu_check.TINY, measure.Setting()))
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-3), (torch.float16, 5e-3), (torch.bfloat16, 2e-2)])
+def test_what_is_off_by_several_roundings_is_wrong(dtype, off):
+    exact = torch.randn(1000)
+    assert gpu_calls.worst([exact.to(dtype)], [exact], gpu_calls.TOLERANCE) < 1
+    assert gpu_calls.worst([((1 + off) * exact).to(dtype)], [exact], gpu_calls.TOLERANCE) > 1
+
+
+def test_small_gradients_count_and_noise_where_there_is_none_does_not():
+    large, noise = torch.randn(1000), torch.randn(1000)
+    small = 5e-3 * large
+    assert gpu_calls.worst([large, -small], [large, small], {torch.float32: 1e-2}) > 1
+    assert gpu_calls.worst([large, 1e-6 * noise], [large, 0 * noise], {torch.float32: 1e-2}) < 1
