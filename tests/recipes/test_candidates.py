@@ -1,0 +1,66 @@
+"""The candidates of the search, against their formulas and the rules that they start as."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnres import make_connection
+
+FILE = Path(__file__).parents[2] / "recipes" / "candidates.py"
+DIM, SITES = 8, 10
+
+
+def sublayers() -> list[torch.nn.Module]:
+    torch.manual_seed(1)
+    return [torch.nn.Linear(DIM, DIM, dtype=torch.float64) for _ in range(SITES)]
+
+
+def read(connection: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    connection = connection.double()
+    return connection.readout(connection.run(connection.start(x), sublayers()))
+
+
+def randomised(connection: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(2)
+    for parameter in connection.parameters():
+        torch.nn.init.normal_(parameter)
+    return connection
+
+
+@pytest.fixture
+def x() -> torch.Tensor:
+    torch.manual_seed(0)
+    return torch.randn(3, 5, DIM, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(("name", "own"), [("RMSScaled", "size"), ("RMSBias", "bias")])
+def test_it_starts_as_rms_block(name, own, x):
+    candidate = randomised(make_connection(f"{FILE}:{name}", DIM, SITES))
+    for parameter in getattr(candidate, own):
+        torch.nn.init.constant_(parameter, {"size": 1.0, "bias": 0.0}[own])
+    rms_block = make_connection("rms-block", DIM, SITES)
+    rms_block.load_state_dict({k: v for k, v in candidate.state_dict().items() if own not in k}, strict=False)
+    torch.testing.assert_close(read(candidate, x), read(rms_block, x), rtol=1e-10, atol=1e-10)
+    for parameter in getattr(candidate, own):
+        torch.nn.init.normal_(parameter)
+    assert (read(candidate, x) - read(rms_block, x)).abs().max() > 0.01
+
+
+def test_rms_delta_is_its_formula(x):
+    candidate = randomised(make_connection(f"{FILE}:RMSDelta", DIM, SITES)).double()
+    stream, blocks = x, []
+    for site, sublayer in enumerate(sublayers()):
+        h = stream
+        if blocks:
+            key = candidate.query[site] * candidate.gain[site]
+            scores = [(b * key).sum(-1) / (b.square().mean(-1) + 1e-6).sqrt() for b in blocks]
+            weights = torch.softmax(torch.stack(scores), 0)
+            h = stream + sum(p[..., None] * b for p, b in zip(weights, blocks, strict=True))
+        y = sublayer(h)
+        normed = y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+        stream = stream + normed
+        blocks = [*blocks, normed] if site % 4 == 0 else [*blocks[:-1], blocks[-1] + normed]
+    torch.testing.assert_close(read(candidate, x), stream, rtol=1e-10, atol=1e-10)
