@@ -83,3 +83,15 @@ def test_completion_knows_every_command_and_refuses_an_unknown_shell(capsys):
     assert "complete -F _tyro_attnres attnres" in script and all(f"'{name}'" in script for name in cli.command_names())
     assert cli.main(["--tyro-print-completion", "ksh"]) == 2
     assert capsys.readouterr().err == "attnres: --tyro-print-completion takes one of: bash, zsh, fish, tcsh\n"
+
+
+@pytest.mark.parametrize(("ended", "code"), [(0, 141), (1, 1), (130, 130)])
+def test_how_a_command_ended_is_said_though_its_reader_has_gone(monkeypatch, ended, code):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stdout:
+        stdout.write("a line that nobody reads")
+        monkeypatch.setattr(sys, "stdout", stdout)
+        monkeypatch.setattr(cli, "_ended", lambda *_: ended)
+        assert cli.main(["check"]) == code
+        monkeypatch.undo()
