@@ -150,6 +150,15 @@ def trial_run(factor: float, seed: int, loss: float, status: str = "done") -> Tr
     return TrialRun(factor=factor, seed=seed, loss=loss, status=status)
 
 
+def test_the_first_arm_is_the_baseline_of_what_is_there_too(sweep, ablate):
+    out, options = sweep
+    kept = (out / "record.json").read_text()
+    code, printed = ablate("full", "residual", *options, "--grid", "1", "30")
+    assert code == 0 and "2 of 2 arms are in" in printed.out and "difference to full" in printed.out
+    code, printed = ablate("residual", "full", *options, "--grid", "1", "30")
+    assert code == 0 and "difference to residual" in printed.out and (out / "record.json").read_text() == kept
+
+
 def test_a_grid_goes_on_where_the_best_lies_at_its_edge(ablate, corpus, tmp_path):
     """At a few steps of a tiny model the higher of two small rates is the better one, and a higher one still."""
     options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--workers", "1", "--tuning-seeds", "1"]
@@ -219,6 +228,8 @@ def test_the_table_says_the_steps_where_they_are_not_equal(ablate, tmp_path):
     assert "spends the operations of the first one" in table.note
     code, printed = ablate("residual", "full", *options, "--out", tmp_path)
     assert code == 2 and "holds a sweep with another equal" in printed.err
+    code, printed = ablate("full", "residual", "block", *options, "--equal", "operations", "--out", tmp_path)
+    assert code == 2 and "arms that spend what residual spends; name residual first" in printed.err
 
 
 def test_arms_may_spend_the_same_seconds(ablate, corpus, tmp_path, monkeypatch):

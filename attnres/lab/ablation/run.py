@@ -28,20 +28,20 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
         check_length(corpus, options.config.model.context)
     config = config_to_json(options.config)
     sweep = Sweep(config, options.grid, options.tuning_seeds, options.wider, options.equal)
-    record = earlier(file, sweep)
+    record = earlier(file, sweep, options.arms[0])
     before = {cell.cell: cell for cell in record.cells} if record else {}
     missing = [cell for cell in cells if not has_seeds(before.get(cell), options.seeds)]
     if len(missing) < len(cells):
         progress.say(f"{len(cells) - len(missing)} of {len(cells)} arms are in {file} already")
     if record and not missing:
-        return Ended(record)
+        return Ended(dataclasses.replace(record, cells=_in_order(cells, before)))
     plan = dataclasses.replace(plan, costs=_costs(plan, corpus, progress))
     left_out: list[Cell] = []
     if plan.seconds is not None:
         missing, left_out = _within(plan, missing, plan.seconds, corpus, progress)
     new, states = _train(plan, missing, progress)
     everything = {**before, **new}
-    ordered = [everything[cell] for cell in dict.fromkeys([*cells, *everything]) if cell in everything]
+    ordered = _in_order(cells, everything)
     runs = [run for cell in ordered for run in (*cell.tuning, *cell.runs)]
     done = next(state.job.folder for state in states if state.status == "done")
     written = AblationRecord(
@@ -49,9 +49,14 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
         sweep=dataclasses.replace(sweep, costs={**((record and record.sweep.costs) or {}), **plan.costs} or None),
         embedding_stds=tuple(dict.fromkeys(cell.embedding_std for cell in ordered)),
         left_out=tuple(left_out),
-        cells=tuple(ordered),
+        cells=ordered,
     )
     return Ended(written, failures([state for state in states if not state.diverged]))
+
+
+def _in_order(cells: Sequence[Cell], records: Mapping[Cell, CellRecord]) -> tuple[CellRecord, ...]:
+    """As they were asked for, the baseline first; then what else there is."""
+    return tuple(records[cell] for cell in dict.fromkeys([*cells, *records]) if cell in records)
 
 
 def _costs(plan: Plan, corpus: Corpus, progress: Progress) -> Mapping[str, float]:
@@ -63,7 +68,7 @@ def _costs(plan: Plan, corpus: Corpus, progress: Progress) -> Mapping[str, float
     return {}
 
 
-def earlier(file: Path, sweep: Sweep) -> AblationRecord | None:
+def earlier(file: Path, sweep: Sweep, baseline: str) -> AblationRecord | None:
     """The record that is there already. Raises UsageError if it is another sweep's."""
     if not file.exists():
         return None
@@ -80,6 +85,11 @@ def earlier(file: Path, sweep: Sweep) -> AblationRecord | None:
         raise UsageError(
             f"{file} holds a sweep with another {' and another '.join(differing)}; repeat its options to go on with "
             "it, or choose another --record and --out"
+        )
+    if record.sweep.costs and (first := next(iter(record.sweep.costs))) != baseline:
+        raise UsageError(
+            f"{file} holds arms that spend what {first} spends; name {first} first to go on with them, or choose "
+            "another --record and --out"
         )
     return record
 
