@@ -46,6 +46,13 @@ def test_a_size_may_have_its_own_tokens_per_parameter():
         a_plan(sizes=("1x16", "2x16", "2x32", "2x32@3"))
 
 
+def test_a_grid_needs_two_smallest_sizes_of_different_parameters():
+    sizes = ("1x32", "4x16", "2x32")
+    with pytest.raises(UsageError, match="two smallest, 1x32 and 4x16, must differ in parameters: rates go on along"):
+        a_plan(sizes=sizes)
+    assert len(a_plan(sizes=sizes, grid=(1.0,)).sizes) == 3
+
+
 def test_the_grid_is_of_the_two_smallest_sizes_and_a_seed_of_its_own():
     runs = grid_runs(a_plan())
     assert {(run.size.name, run.arm, run.factor) for run in runs} == {
@@ -143,6 +150,17 @@ def test_the_tables_have_the_range_and_the_rates():
     assert law.title == "L = A C^-a" and len(along.rows) == 4
     assert along.rows[0][:3] == ("full", "1x16", "-0.0010 ± 0.0006") and along.rows[0][3].startswith("2.0")
     assert rates.rows[1][:5] == ("full", "x1", "x1", "x1", "x1") and rates.rows[1][5].startswith("x0.5: +7.0994, x2")
+
+def test_the_check_is_held_against_its_own_seed():
+    """The check trains with the first seed, whose run at the rate itself may have diverged."""
+    record = a_record()
+    at_rate = [run for run in record.runs if (run.arm, run.size, run.seed) == ("full", "4x16", 0)]
+    others = tuple(run for run in record.runs if run not in at_rate)
+    checks = [scaling_tables(replace(record, runs=runs))[2].rows[1][5] for runs in ((*others, *at_rate), others)]
+    assert checks == ["x0.5: +7.0994, x2: +7.0994", ""]
+
+
+def test_the_tables_of_few_sizes_are_without_a_fit():
     few = replace(a_record(), runs=a_record().runs[:1], grid=(), check=())
     (along,) = scaling_tables(few)
     assert along.title == "Along the range" and len(along.columns) == 3

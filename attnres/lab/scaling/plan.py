@@ -71,6 +71,11 @@ def plan(options: Options, out: Path) -> Plan:
     sizes = sorted((parse_size(size) for size in options.sizes), key=lambda size: size.parameters)
     if len({size.name for size in sizes}) < len(sizes):
         raise UsageError("sizes: give each LAYERSxDIM once")
+    if len(options.grid) > 1 and sizes[0].parameters == sizes[1].parameters:
+        raise UsageError(
+            f"sizes: with a grid the two smallest, {sizes[0].name} and {sizes[1].name}, must differ in parameters: "
+            "rates go on along the line through both"
+        )
     chosen = Plan(options, sizes, out)
     for arm in options.arms:
         for size in sizes:

@@ -59,10 +59,14 @@ def rate_tables(record: ScalingRecord) -> list[TextTable]:
 
 
 def _checked(record: ScalingRecord, arm: str) -> str:
+    seed = min(run.seed for run in record.runs)  # the one that the check trains with
+    at_rate = {run.size: run.loss for run in record.runs if (run.arm, run.seed) == (arm, seed) and run.done}
     parts = []
     for tried in (run for run in record.check if run.arm == arm):
-        same = [run.loss for run in record.runs if (run.arm, run.size) == (arm, tried.size) and run.done]
-        parts.append(f"x{tried.factor:g}: " + (f"{tried.loss - same[0]:+.4f}" if tried.done and same else tried.status))
+        if not tried.done:
+            parts.append(f"x{tried.factor:g}: {tried.status}")
+        elif tried.size in at_rate:
+            parts.append(f"x{tried.factor:g}: {tried.loss - at_rate[tried.size]:+.4f}")
     return ", ".join(parts)
 
 
