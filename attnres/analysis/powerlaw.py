@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,11 @@ class Fit:
     scale_interval: Interval
     exponent_interval: Interval
 
+    @property
+    def falls(self) -> bool:
+        """Whether the whole interval of the exponent is above 0; a line that may be level tells no compute."""
+        return self.exponent_interval[0] > 0
+
     def loss(self, compute: float) -> float:
         return self.scale * compute**-self.exponent
 
@@ -65,9 +71,10 @@ def fit_power_laws(
 ) -> tuple[list[Fit], list[Advantage]]:
     """Fit every arm, and compare each with the first one at `compute` (the first arm's largest when not given).
 
-    The intervals hold 95% of a bootstrap of the fits' residuals in log space, widened by sqrt(n / (n - 2)) for the two
-    fitted numbers. Where all arms have the same sizes and seeds, a resample draws the same runs for every arm, so that
-    what a seed does to all arms alike cancels in the comparison.
+    There are no advantages over a first arm whose exponent's interval is not all above 0. The intervals hold 95% of a
+    bootstrap of the fits' residuals in log space, widened by sqrt(n / (n - 2)) for the two fitted numbers. Where all
+    arms have the same sizes and seeds, a resample draws the same runs for every arm, so that what a seed does to all
+    arms alike cancels in the comparison.
 
     Raises:
         UsageError: too few points, a compute or loss that has no logarithm, or a baseline whose loss does not fall
@@ -75,17 +82,33 @@ def fit_power_laws(
     """
     if not curves:
         raise UsageError("no runs to fit")
-    arms = {arm: sorted(points, key=lambda p: (p.size, p.seed)) for arm, points in curves.items()}
-    for arm, points in arms.items():
+    for arm, points in curves.items():
         _check(arm, points)
-    baseline = next(iter(arms))
-    at = max(point.compute for point in arms[baseline]) if compute is None else compute
+    fits, advantages = fit_where_possible(curves, compute, seed)
+    if fits[0].exponent <= 0:
+        raise UsageError(
+            f"{fits[0].arm}: the loss does not fall with compute, so it has no compute advantage to measure"
+        )
+    return fits, advantages
+
+
+def fit_where_possible(
+    curves: Mapping[str, Sequence[Point]], compute: float | None = None, seed: int = 0
+) -> tuple[list[Fit], list[Advantage]]:
+    """Fit as `fit_power_laws`, without the arms of too few computes, so that a weak arm does not hide the others.
+
+    There are no advantages where the first arm is one of them, or where its exponent's interval is not all above 0.
+    Computes and losses are positive and finite.
+    """
+    arms = {
+        arm: sorted(points, key=lambda p: (p.size, p.seed))
+        for arm, points in curves.items()
+        if _computes(points) >= FEWEST_SIZES
+    }
     keys = {tuple((p.size, p.seed) for p in points) for points in arms.values()}
     paired = len(keys) == 1 and len(set(*keys)) == len(*keys)
 
     lines = {arm: _line(*_logs(points)) for arm, points in arms.items()}
-    if lines[baseline][1] <= 0:
-        raise UsageError(f"{baseline}: the loss does not fall with compute, so it has no compute advantage to measure")
     generator = np.random.default_rng(seed)
     draws: dict[str, np.ndarray] = {}
     picks = None
@@ -100,6 +123,10 @@ def fit_power_laws(
         intervals = _interval(np.exp(draws[arm][0])), _interval(draws[arm][1])
         computes = [point.compute for point in points]
         fits.append(Fit(arm, len(points), (min(computes), max(computes)), float(scale), float(exponent), *intervals))
+    baseline = next(iter(curves))
+    if baseline not in arms or not fits[0].falls:
+        return fits, []
+    at = fits[0].computes[1] if compute is None else compute
     advantages = []
     for arm in list(arms)[1:]:
         factor = _advantage(lines[arm], lines[baseline], at)
@@ -138,9 +165,14 @@ def _check(arm: str, points: Sequence[Point]) -> None:
     for point in points:
         if not (0 < point.compute < np.inf and 0 < point.loss < np.inf):
             raise UsageError(f"{arm}: compute and loss must be positive and finite, not {point.compute}, {point.loss}")
-    sizes = len({point.compute for point in points})
-    if sizes < FEWEST_SIZES:
-        raise UsageError(f"{arm}: {sizes} different computes are too few for a fit; give at least {FEWEST_SIZES}")
+    if _computes(points) < FEWEST_SIZES:
+        raise UsageError(
+            f"{arm}: {_computes(points)} different computes are too few for a fit; give at least {FEWEST_SIZES}"
+        )
+
+
+def _computes(points: Sequence[Point]) -> int:
+    return len({point.compute for point in points})
 
 
 def _logs(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
@@ -162,12 +194,14 @@ def _resampled(points: Sequence[Point], line: np.ndarray, picks: np.ndarray) -> 
 
 
 def _advantage(arm: np.ndarray, baseline: np.ndarray, compute: float) -> np.ndarray:
-    """C'/C with baseline(C') = arm(C)."""
-    with np.errstate(over="ignore", divide="ignore"):
+    """C'/C with baseline(C') = arm(C); infinite where the baseline's loss does not fall."""
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         log_loss = arm[0] - arm[1] * np.log(compute)
-        return np.exp((baseline[0] - log_loss) / baseline[1] - np.log(compute))
+        factor = np.exp((baseline[0] - log_loss) / baseline[1] - np.log(compute))
+        return np.where(baseline[1] > 0, factor, np.inf)
 
 
 def _interval(draws: np.ndarray) -> Interval:
-    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), float(high)
+    with np.errstate(invalid="ignore"):  # between two infinite draws
+        low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), math.inf if np.isnan(high) else float(high)

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from attnres import UsageError
-from attnres.analysis.powerlaw import Point, fit_power_laws, read_points
+from attnres.analysis.powerlaw import Point, _advantage, _interval, fit_power_laws, fit_where_possible, read_points
 
 PAPER = {"baseline": (1.891, 0.057), "block": (1.870, 0.058), "full": (1.865, 0.057)}  # PFLOP/s-days
 
@@ -69,6 +69,34 @@ def test_what_a_seed_does_to_all_arms_cancels():
     _, (unpaired,) = fit_power_laws({"base": shared, "arm": better[:-1]})
     width = [a.interval[1] - a.interval[0] for a in (paired, unpaired)]
     assert width[0] < 0.4 * width[1]
+
+
+NOISY = [Point(c, loss, f"{c}") for c, loss in ((1, 2.9), (2, 3.4), (4, 2.5), (5, 3.3), (8, 2.6))]
+
+
+def test_a_line_that_may_be_level_tells_no_compute_advantage():
+    better = [Point(p.compute, 0.9 * p.loss, p.size) for p in NOISY]
+    fits, advantages = fit_power_laws({"base": NOISY, "arm": better})
+    low, high = fits[0].exponent_interval
+    assert fits[0].exponent > 0 and low < 0 < high and not fits[0].falls
+    assert advantages == []
+
+
+def test_a_draw_of_a_baseline_that_does_not_fall_is_infinite():
+    """A loss below all of the baseline's needs ever more compute as its line levels, and no small share of it."""
+    arm, level = np.array([[0.0], [0.1]]), np.array([[1.0, 1.0, 1.0], [0.1, 0.0, -0.1]])
+    factors = _advantage(arm, level, 1.0)
+    assert factors[0] == pytest.approx(np.exp(10)) and np.isinf(factors[1:]).all()
+    assert _interval(np.array([1.0, *[np.inf] * 9]))[1] == np.inf
+
+
+def test_a_weak_arm_leaves_the_others_their_fits():
+    arms = {name: curve(2.0, 0.1, [1, 4, 9]) for name in ("base", "arm")} | {"weak": curve(2.0, 0.1, [1, 4])}
+    fits, advantages = fit_where_possible(arms)
+    assert [fit.arm for fit in fits] == ["base", "arm"] and [one.arm for one in advantages] == ["arm"]
+    fits, advantages = fit_where_possible({"weak": arms["weak"], **arms})
+    assert [fit.arm for fit in fits] == ["base", "arm"] and advantages == []
+    assert fit_where_possible({"weak": []}) == ([], [])
 
 
 @pytest.mark.parametrize(

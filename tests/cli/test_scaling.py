@@ -16,6 +16,8 @@ from tests.cli.conftest import run_jobs_here
 from tests.lab.sample import parsed
 
 SMALL = [*("--sizes", "1x16", "2x16", "1x32", "--tokens-per-parameter", "0.02", "--seeds", "2")]
+LEVEL = {1: 2.9, 2: 3.4, 4: 2.5, 5: 3.3, 8: 2.6}
+"""Losses by compute whose line falls a little, and may as well rise."""
 SMALL += [*("--model.context", "16", "--batch-size", "1", "--validation-tokens", "32")]
 
 
@@ -115,6 +117,16 @@ def test_an_advantage_outside_of_what_was_measured_is_marked():
     assert "Extrapolated" not in scaling_table(*fit_power_laws({"a": near, "b": near}), "FLOPs").note
     table = scaling_table(*fit_power_laws({"a": near, "b": far}), "FLOPs")
     assert "Extrapolated for b, measured from 100 to 400." in table.note
+
+
+def test_points_that_support_no_factor_are_fitted_and_told(tmp_path, capsys):
+    path = tmp_path / "level.csv"
+    lines = [f"{arm},{c},{by * loss}" for arm, by in (("a", 1), ("b", 0.9)) for c, loss in LEVEL.items()]
+    path.write_text("\n".join(["arm,compute,loss", *lines]))
+    assert main(["fit", str(path), "--out", str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "No compute advantage is given: the 95% interval of a's exponent is not all above 0." in told
+    assert "e+" not in told and "x [" not in told
 
 
 def test_one_arm_from_a_file_is_one_panel_and_no_warning(tmp_path, capsys, recwarn):

@@ -151,6 +151,47 @@ def test_the_tables_have_the_range_and_the_rates():
     assert along.rows[0][:3] == ("full", "1x16", "-0.0010 ± 0.0006") and along.rows[0][3].startswith("2.0")
     assert rates.rows[1][:5] == ("full", "x1", "x1", "x1", "x1") and rates.rows[1][5].startswith("x0.5: +7.0994, x2")
 
+
+def only(record: ScalingRecord, arm: str, *sizes: str) -> ScalingRecord:
+    """That arm diverged at all other sizes."""
+    runs = [replace(run, status="diverged") if run.arm == arm and run.size not in sizes else run for run in record.runs]
+    return replace(record, runs=tuple(runs))
+
+
+def test_a_weak_arm_has_a_blank_fit_and_a_note():
+    record = only(a_record(), "full", "1x16", "2x16")
+    law, along, _ = scaling_tables(record)
+    assert law.rows[0][1] == "12" and law.rows[0][3].startswith("0.1") and law.columns[-1].endswith("over residual")
+    assert law.rows[1] == ("full", "6, 6 diverged", "", "", "")
+    assert "No fit where fewer than 3 different computes are left: full." in law.note
+    assert {row[3:] for row in along.rows} == {("", "")} and "one of both lines is missing" in along.note
+    assert finding(record) == "No compute advantage is given: no other connection has a fit."
+    figure = scaling_law(record)
+    assert figure and len(figure.axes[0].lines) == 2, "the line and the points of one arm"
+
+
+def test_a_weak_baseline_leaves_the_other_fits_without_advantages():
+    record = only(a_record(), "residual", "1x16")
+    law, *_ = scaling_tables(record)
+    assert law.rows[0] == ("residual", "3, 9 diverged", "", "", "")
+    assert law.rows[1][3].startswith("0.1") and law.rows[1][4] == ""
+    assert finding(record) == "No compute advantage is given: residual has no fit." and finding(record) in law.note
+    figure = scaling_law(record)
+    assert figure and figure.axes[1].texts
+    nothing = only(only(record, "residual"), "full")
+    assert {row[2:] for row in scaling_tables(nothing)[0].rows} == {("", "", "")} and scaling_law(nothing) is None
+
+
+def test_a_baseline_that_does_not_fall_leaves_advantages_blank():
+    record = a_record()
+    rising = tuple(replace(run, loss=6 - run.loss) if run.arm == "residual" else run for run in record.runs)
+    law, along, _ = scaling_tables(replace(record, runs=rising))
+    assert law.rows[0][3].startswith("-0.") and law.rows[1][3].startswith("0.1") and law.rows[1][4] == ""
+    assert law.note.endswith("given: the 95% interval of residual's exponent is not all above 0.")
+    assert {row[3:] for row in along.rows} == {("", "")} and finding(replace(record, runs=rising)) in law.note
+    assert scaling_law(replace(record, runs=rising)) is not None
+
+
 def test_the_check_is_held_against_its_own_seed():
     """The check trains with the first seed, whose run at the rate itself may have diverged."""
     record = a_record()

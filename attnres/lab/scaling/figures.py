@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,22 +11,22 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from attnres.analysis.powerlaw import Advantage, Fit, Point, fit_power_laws
+from attnres.analysis.powerlaw import Advantage, Fit, Point, fit_power_laws, fit_where_possible
 from attnres.files import write_bytes
 from attnres.lab.figures import PAPER_MARK, panels
 from attnres.lab.paper import SCALING_COMPUTE, scaling_points
-from attnres.lab.scaling.fit import final_points, fitted, iso_flop_curves
+from attnres.lab.scaling.fit import final_points, iso_flop_curves
 from attnres.lab.scaling.record import ScalingRecord
 from attnres.report.axes import STYLE, ink, legend_below, line_styles, plain_log_ticks, png
 from attnres.report.style import visible
 
 
 def scaling_law(record: ScalingRecord, narrow: bool = False) -> Figure | None:
-    """Losses and fits, the compute advantage, and loss against size at equal compute; None for too few sizes."""
-    if not fitted(record):
-        return None
+    """Losses and fits, the compute advantage, and loss against size at equal compute; None where nothing is fitted."""
     points = final_points(record)
-    fits, advantages = fit_power_laws(points)
+    fits, advantages = fit_where_possible(points)
+    if not fits:
+        return None
     figure, (curves, factors, iso) = panels(3, 3, (4.3, 4.0), narrow)
     _fits(curves, points, fits, "FLOPs")
     curves.set_ylabel("validation loss (nats per byte)")
@@ -58,7 +59,7 @@ def write_fit(points: Mapping[str, Sequence[Point]], unit: str, folder: Path) ->
 
 
 def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit], unit: str) -> None:
-    styles = line_styles([fit.arm for fit in fits])
+    styles = line_styles(list(points))
     for fit in fits:
         style = styles[fit.arm]
         computes = np.array([point.compute for point in points[fit.arm]])
@@ -83,8 +84,9 @@ def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str,
     for index, advantage in enumerate(advantages):
         low, high = advantage.interval
         colour = styles[advantage.arm]["color"]
-        axes.plot([index, index], [low, high], color=colour, linewidth=1.6)
-        axes.plot(index, advantage.factor, "o", color=colour)
+        bounded = math.isfinite(high)
+        axes.plot([index, index], [low, high if bounded else advantage.factor], color=colour, linewidth=1.6)
+        axes.plot(index, advantage.factor, "o" if bounded else "^", color=colour)  # an arrow: no upper bound
         if advantage.arm in paper:
             axes.plot(index, paper[advantage.arm], **PAPER_MARK)
     axes.plot([], [], "o-", color=ink(), label=f"{'ours' if paper else 'fit'} and 95% interval")
@@ -94,11 +96,12 @@ def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str,
     axes.set_xlim(-0.6, len(advantages) - 0.4)
     axes.margins(y=0.2)  # room for the legend
     axes.set_title("compute advantage", loc="left")
-    if advantages:
-        axes.set_ylabel(f"times the compute that {visible(advantages[0].baseline)}\nneeds for the same loss")
     axes.grid(axis="y", alpha=0.25)
     if advantages:
+        axes.set_ylabel(f"times the compute that {visible(advantages[0].baseline)}\nneeds for the same loss")
         axes.legend(frameon=False)
+    else:
+        axes.text(0.5, 0.5, "none: see the table", transform=axes.transAxes, ha="center", va="bottom")
 
 
 def _iso_flop(axes: Axes, arms: Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]) -> None:

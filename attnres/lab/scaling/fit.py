@@ -8,7 +8,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
-from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Point, fit_power_laws
+from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, fit_where_possible
 from attnres.lab.scaling.record import ScalingRecord, SizedRun
 
 
@@ -38,14 +38,28 @@ def axes_of(record: ScalingRecord) -> dict[str, dict[str, list[Point]]]:
 
 
 def advantages_at_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str, str], Advantage]:
-    """(arm, size) -> how many times the arm's compute at that size the baseline needs for the same loss."""
+    """(arm, size) -> how many times the arm's compute at that size the baseline needs for the same loss.
+
+    Without those that the fits do not tell.
+    """
     found = {}
     for arm, points in list(curves.items())[1:]:
         pair = {name: of for name, of in curves.items() if name in (next(iter(curves)), arm)}
         for size in dict.fromkeys(point.size for point in points):
             compute = next(point.compute for point in points if point.size == size)
-            (found[arm, size],) = fit_power_laws(pair, compute)[1]
+            for advantage in fit_where_possible(pair, compute)[1]:
+                found[arm, size] = advantage
     return found
+
+
+def why_no_advantage(baseline: str, fits: Sequence[Fit]) -> str:
+    """Say in one sentence why the fits tell no arm's compute advantage."""
+    lines = {fit.arm: fit for fit in fits}
+    if baseline not in lines:
+        return f"No compute advantage is given: {baseline} has no fit."
+    if not lines[baseline].falls:
+        return f"No compute advantage is given: the 95% interval of {baseline}'s exponent is not all above 0."
+    return "No compute advantage is given: no other connection has a fit."
 
 
 def paired_lead(record: ScalingRecord, arm: str, size: str) -> tuple[float | None, float | None]:
@@ -103,7 +117,8 @@ def _by_size(record: ScalingRecord, arm: str | None = None) -> dict[str, list[Si
         if run.done and arm in (None, run.arm):
             steady = (1 - record.config["optimizer"]["decay"]) * run.tokens
             curve = tuple((run.flops_per_token * tokens, loss) for tokens, loss in run.curve if tokens <= steady)
-            groups.setdefault(run.size, []).append(dataclasses.replace(run, curve=curve))
+            if curve:  # a run of a few steps may have no loss before that
+                groups.setdefault(run.size, []).append(dataclasses.replace(run, curve=curve))
     return groups
 
 
@@ -120,10 +135,14 @@ def finding(record: ScalingRecord) -> str:
     """How much compute each arm saves."""
     if not fitted(record):
         return f"Fewer than {FEWEST_SIZES} sizes are done."
-    _, advantages = fit_power_laws(final_points(record))
-    baseline = record.arms[0]
+    baseline, *others = record.arms
+    if not others:
+        return "There is one arm alone."
+    fits, advantages = fit_where_possible(final_points(record))
+    if not advantages:
+        return why_no_advantage(baseline, fits)
     parts = [
         f"{one.factor:.2f} [{one.interval[0]:.2f}, {one.interval[1]:.2f}] times the compute of {one.arm}"
         for one in advantages
     ]
-    return f"For the same loss {baseline} needs {', '.join(parts)}." if parts else "There is one arm alone."
+    return f"For the same loss {baseline} needs {', '.join(parts)}."

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from attnres.analysis.powerlaw import Advantage, Fit, fit_power_laws
-from attnres.lab.scaling.fit import advantages_at_sizes, axes_of, diverged, final_points, fitted, paired_lead
+from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, fit_where_possible
+from attnres.lab.scaling.fit import (
+    advantages_at_sizes,
+    axes_of,
+    diverged,
+    final_points,
+    fitted,
+    paired_lead,
+    why_no_advantage,
+)
 from attnres.lab.scaling.record import ScalingRecord
 from attnres.texttable import TextTable, number
 
@@ -16,7 +24,7 @@ EXTRAPOLATED = 1.5
 
 def scaling_tables(record: ScalingRecord) -> list[TextTable]:
     points = final_points(record)
-    laws = [scaling_table(*fit_power_laws(points), "FLOPs", diverged(record))] if fitted(record) else []
+    laws = [scaling_table(*fit_where_possible(points), "FLOPs", diverged(record), points)] if fitted(record) else []
     return [*laws, along_table(record), *rate_tables(record)]
 
 
@@ -37,6 +45,11 @@ def along_table(record: ScalingRecord) -> TextTable:
         "Differences: nats per byte, mean over paired seeds ± standard error. Advantages: what the baseline needs over "
         "what the arm used for the arm's loss at that size, on the two fitted lines; 95% bootstrap intervals."
     )
+    if any(len(of) < len(rows) for of in advantages.values()):
+        note += (
+            " Blank: no run is done at that size, one of both lines is missing, or the 95% interval of "
+            f"{baseline}'s exponent is not all above 0."
+        )
     return TextTable("Along the range", columns, tuple(rows), note + (SECONDS if "seconds" in advantages else ""))
 
 
@@ -71,31 +84,53 @@ def _checked(record: ScalingRecord, arm: str) -> str:
 
 
 def scaling_table(
-    fits: Sequence[Fit], advantages: Sequence[Advantage], unit: str, diverged: Mapping[str, int] | None = None
+    fits: Sequence[Fit],
+    advantages: Sequence[Advantage],
+    unit: str,
+    diverged: Mapping[str, int] | None = None,
+    points: Mapping[str, Sequence[Point]] | None = None,
 ) -> TextTable:
-    """diverged: how many runs of an arm the fit is without; an arm of which nothing else is left has no fit."""
-    diverged = {arm: count for arm, count in (diverged or {}).items() if count}
-    lost = {arm: f", {count} diverged" for arm, count in diverged.items()}
+    """Tell what was fitted. diverged: how many runs of an arm the fit is without; points: those of every arm, the
+    baseline first, where arms may be without a fit."""
+    lost = {arm: f", {count} diverged" for arm, count in (diverged or {}).items() if count}
+    lines = {fit.arm: fit for fit in fits}
+    counts = {arm: len(of) for arm, of in points.items()} if points else {fit.arm: fit.points for fit in fits}
+    counts |= {arm: 0 for arm in lost if arm not in counts}
+    baseline = next(iter(counts))
     factors = {advantage.arm: advantage for advantage in advantages}
     rows = tuple(
-        (
-            fit.arm,
-            f"{fit.points}{lost.get(fit.arm, '')}",
-            f"{fit.scale:.4g} [{fit.scale_interval[0]:.4g}, {fit.scale_interval[1]:.4g}]",
-            f"{fit.exponent:.4f} [{fit.exponent_interval[0]:.4f}, {fit.exponent_interval[1]:.4f}]",
-            _factor_with_interval(factors.get(fit.arm)),
-        )
-        for fit in fits
+        (arm, f"{count}{lost.get(arm, '')}", *_line(lines.get(arm)), _factor_with_interval(factors.get(arm)))
+        for arm, count in counts.items()
     )
-    fitted = {fit.arm for fit in fits}
-    rows += tuple((arm, f"0{text}", "", "", "") for arm, text in lost.items() if arm not in fitted)
-    at = f" Compute advantage: at C = {advantages[0].compute:.3g} {unit}." if advantages else ""
-    for fit in fits if advantages else ():
-        if not fit.computes[0] <= advantages[0].compute <= EXTRAPOLATED * fit.computes[1]:
-            low, high = fit.computes
-            at += f" Extrapolated for {fit.arm}, measured from {low:.3g} to {high:.3g}."
-    columns = ("connection", "points", "A", "a", f"compute advantage over {fits[0].arm}")
-    return TextTable("L = A C^-a", columns, rows, f"C in {unit}; 95% bootstrap intervals.{at}")
+    note = f"C in {unit}; 95% bootstrap intervals." + _caveats(fits, advantages, unit)
+    if weak := [arm for arm, count in counts.items() if count and arm not in lines]:
+        note += f" No fit where fewer than {FEWEST_SIZES} different computes are left: {', '.join(weak)}."
+    if len(counts) > 1 and not advantages:
+        note += f" {why_no_advantage(baseline, fits)}"
+    columns = ("connection", "points", "A", "a", f"compute advantage over {baseline}")
+    return TextTable("L = A C^-a", columns, rows, note)
+
+
+def _line(fit: Fit | None) -> tuple[str, str]:
+    if fit is None:
+        return "", ""
+    return (
+        f"{fit.scale:.4g} [{fit.scale_interval[0]:.4g}, {fit.scale_interval[1]:.4g}]",
+        f"{fit.exponent:.4f} [{fit.exponent_interval[0]:.4f}, {fit.exponent_interval[1]:.4f}]",
+    )
+
+
+def _caveats(fits: Sequence[Fit], advantages: Sequence[Advantage], unit: str) -> str:
+    """Where the advantages hold, and which of them lie outside of what was measured."""
+    if not advantages:
+        return ""
+    at = advantages[0].compute
+    text = f" Compute advantage: at C = {at:.3g} {unit}."
+    for fit in fits:
+        low, high = fit.computes
+        if not low <= at <= EXTRAPOLATED * high:
+            text += f" Extrapolated for {fit.arm}, measured from {low:.3g} to {high:.3g}."
+    return text
 
 
 def _factor_with_interval(advantage: Advantage | None) -> str:
