@@ -68,6 +68,11 @@ class Intervened(Connection):
         self._channels = _tag_channels(inner)
         self.first_position = 0
         """Where the tokens stand that `start` is given next: behind kept keys and values come the last ones."""
+        self.register_load_state_dict_pre_hook(_to_inner)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the inner connection's, so that a model saves the same under changes as without."""
+        return self.inner.state_dict(*args, **kwargs)
 
     def start(self, x: Tensor) -> Values:
         positions = torch.arange(self.first_position, self.first_position + x.shape[-2], device=x.device)
@@ -267,6 +272,12 @@ def _places(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
             yield module, name
         else:
             yield from _places(child)
+
+
+def _to_inner(intervened: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Load what the inner connection's state has under `prefix`, by the names that it has in here."""
+    for key in [key for key in state if key.startswith(prefix)]:
+        state[f"{prefix}inner.{key.removeprefix(prefix)}"] = state.pop(key)
 
 
 def _parts(values: Values, site: int) -> tuple[Values, Values, Values, Tensor]:
