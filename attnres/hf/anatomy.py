@@ -37,12 +37,17 @@ class Anatomy:
         return sum(len(code.pieces) for code in self.codes)
 
 
+def no_model(given: Any) -> UsageError:
+    """Say what to give in place of what is no model of transformers."""
+    return UsageError(
+        f"give a model of transformers, not a {type(given).__name__}; attach before wrapping it (PEFT, DDP)"
+    )
+
+
 def decoder_of(model: Any) -> nn.Module:
     """The module of a transformers model that holds the layers."""
     if not callable(getattr(model, "get_decoder", None)) or not hasattr(model, "config"):
-        raise UsageError(
-            f"give a model of transformers, not a {type(model).__name__}; attach before wrapping it (PEFT, DDP)"
-        )
+        raise no_model(model)
     decoder = model.get_decoder()
     if decoder is model and not runs_layers(type(model)):  # llama4's text model says so of its head
         parts = (part for part in model.children() if hasattr(part, "config"))

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from attnres.connections import Connection, canonical_connection
 from attnres.connections._start import difference_at_start, with_exact_start
 from attnres.errors import UsageError
-from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, read_anatomy
+from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, no_model, read_anatomy
 from attnres.hf.classes import become_attached, install
 from attnres.hf.parts import CONNECTION
 
@@ -26,7 +27,8 @@ def attach(model: Any, connection: str = "block", **options: Any) -> Any:
     `save_pretrained` and restored by `attnres.hf.load`, and are float32 whatever the model's dtype.
 
     Args:
-        model: a causal language model of transformers, or its base model.
+        model: a causal language model of transformers, or its base model. Give the whole model where that is to be
+            saved: what is around a base model does not learn of the connection, and saves itself as a plain one.
         connection: as for `make_connection`: "block:block_size=8", or a name with options behind it.
         **options: options of the connection. `total=True` and `gate=True` are added where it has these options, so that
             the attached model starts as the plain one: the same logits up to rounding. A connection that cannot start
@@ -77,6 +79,8 @@ def examine(model: Any) -> Anatomy:
     config = decoder_of(model) and model.config
     if hasattr(decoder_of(model), CONNECTION):
         raise UsageError("the model already has a connection; start from the plain checkpoint")
+    if not isinstance(model, PreTrainedModel):  # PEFT's and torch.compile's wrappers pass on what they are asked for
+        raise no_model(model)
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{config.model_type} is an encoder-decoder; attach takes decoders only")
     if getattr(model, "hf_quantizer", None) or getattr(config, "quantization_config", None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+import warnings
 
 import pytest
 import torch
@@ -195,6 +196,14 @@ def encoder_decoder(model):
     return T5ForConditionalGeneration(T5Config(vocab_size=64, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8))
 
 
+def adapted(model):
+    from peft import LoraConfig, get_peft_model
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that is going away
+        return get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
+
+
 @pytest.mark.parametrize(
     ("spoil", "arguments", "message"),
     [
@@ -208,6 +217,8 @@ def encoder_decoder(model):
         (quantised, {}, "quantised"),
         (encoder_decoder, {}, "encoder-decoder"),
         (lambda model: nn.Linear(2, 2), {}, "give a model of transformers, not a Linear"),
+        (adapted, {}, r"not a PeftModel; attach before wrapping it \(PEFT, DDP\)"),
+        (torch.compile, {}, "not a OptimizedModule; attach before wrapping it"),
         (lambda model: attnres.hf.attach(model, "full"), {}, "already has a connection"),
         (lambda model: model, {"block_size": 9}, "block_size 9 is more than the model's 8 sublayers"),
         (lambda model: model, {"block_size": 0}, "block_size must be a whole number"),
