@@ -71,10 +71,20 @@ def making_errors(name: str) -> Iterator[None]:
         raise UsageError(f"{name} cannot be made: {wrong}; it is called with dim, sites and its options") from error
 
 
+def is_loaded(file: str) -> bool:
+    """Whether this process has run the file already."""
+    path = Path(file).resolve()
+    return getattr(sys.modules.get(_module_name(path)), "__file__", None) == str(path)
+
+
+def _module_name(path: Path) -> str:
+    return f"attnres_connection_{path.stem}_{crc32(bytes(path)):08x}"
+
+
 @functools.cache
 def _module(path: Path) -> ModuleType:
     """Import the file once, so that its classes are the same for whoever asks."""
-    name = f"attnres_connection_{path.stem}_{crc32(bytes(path)):08x}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # its name ends in .py, as the grammar asks
     module = sys.modules[name] = importlib.util.module_from_spec(spec)

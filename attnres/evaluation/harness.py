@@ -173,7 +173,7 @@ def _open_model(path: Path, batch_size: int) -> Any:
 
             model = KimiK3ForCausalLM.from_pretrained(path)
         else:
-            model = load(path) if RECORD in config else load_plain(path)
+            model = load(path, trust_remote_code=True) if RECORD in config else load_plain(path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
     except UsageError:
         raise

@@ -11,12 +11,12 @@ from safetensors import SafetensorError
 
 from attnres.errors import UsageError, first_line
 from attnres.hf import classes
-from attnres.hf.classes import MODEL_TYPE, PREFIX, RECORD, recorded_connection, refuse_differences
-from attnres.hf.folder import read_config
+from attnres.hf.classes import MODEL_TYPE, PREFIX, RECORD, of_connection, recorded_connection, refuse_differences
+from attnres.hf.folder import read_config, read_tensors
 from attnres.model.backbones.borrowed import runnable_kernels
 
 
-def load(path: str | Path, **kwargs: Any) -> Any:
+def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> Any:
     """Load the attached model that `save_pretrained` wrote to a folder.
 
     `AutoModelForCausalLM.from_pretrained` does the same for a folder of today. This one refuses any tensor too many or
@@ -24,6 +24,8 @@ def load(path: str | Path, **kwargs: Any) -> Any:
 
     Args:
         path: the folder.
+        trust_remote_code: run the Python file of a connection that config.json names FILE.py:CLASS. Without it such a
+            file must have been run by this process already.
         **kwargs: those of `from_pretrained`: dtype, device_map and so on. The connection stays in float32.
 
     Raises:
@@ -32,11 +34,16 @@ def load(path: str | Path, **kwargs: Any) -> Any:
     folder = Path(path)
     entries = read_config(folder)
     if RECORD not in entries:
+        if surplus := read_tensors(folder.glob("*.safetensors"), of_connection):
+            raise UsageError(
+                f"{folder} is a plain checkpoint by its config.json, and its weights hold a connection's tensors "
+                f"({', '.join(sorted(surplus))}); attach to the whole model, and save that"
+            )
         raise UsageError(
             f"{folder} is a plain checkpoint; attach a connection to it, or run: attnres convert {folder} DST"
         )
     try:
-        connection = recorded_connection(entries)
+        connection = recorded_connection(entries, trusted=trust_remote_code)
     except UsageError as error:
         raise UsageError(f"{folder}: {error}") from None
     plain = entries[RECORD].get("plain", entries.get("model_type"))

@@ -29,7 +29,8 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
-from attnres.connections import Connection, Unrolled, canonical_connection, mean_read
+from attnres.connections import Connection, Unrolled, canonical_connection, mean_read, parse_connection
+from attnres.connections._files import is_loaded
 from attnres.connections._offload import at_hand
 from attnres.errors import UsageError
 from attnres.files import write_text
@@ -80,6 +81,13 @@ try:
 except ModuleNotFoundError:
     raise ImportError("this model needs the Python package attnres, which is not installed here") from None
 '''
+RUN_FILE = """
+from attnres.connections import connection_class
+
+connection_class({connection!r})
+"""
+"""What CODE has below it where the connection is written FILE.py:CLASS. transformers runs it where the folder is
+trusted, and attnres.hf is not imported."""
 
 
 class AttnResConfig(PreTrainedConfig):
@@ -126,7 +134,11 @@ class Config:
         write_text(path, json.dumps(entries, indent=2, sort_keys=True) + "\n")
         names = {PREFIX + self.plain.__name__, *(name.partition(".")[2] for name in config.auto_map.values())}
         plain = config.architectures[0].removeprefix(PREFIX) if config.architectures else self.plain.model_type
-        write_text(path.parent / CODE_FILE, CODE.format(plain=plain, names=", ".join(sorted(names))))
+        code = CODE.format(plain=plain, names=", ".join(sorted(names)))
+        connection = config.attnres["connection"]
+        write_text(
+            path.parent / CODE_FILE, code + (RUN_FILE.format(connection=connection) if _file(connection) else "")
+        )
 
     @classmethod
     def register_for_auto_class(cls, auto_class: Any = None) -> None:
@@ -152,7 +164,7 @@ class Model:
         if isinstance(device_map := kwargs.get("device_map"), dict):
             kwargs["device_map"] = _with_connection(device_map, cls)
         model, info = super().from_pretrained(path, *inputs, output_loading_info=True, **kwargs)  # type: ignore[misc]
-        refuse_differences(info, path, lambda name: f".{CONNECTION}." in f".{name}")
+        refuse_differences(info, path, of_connection)
         return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -267,13 +279,35 @@ def _change_model_class(model: Any) -> None:
     change_class(model, cls)
 
 
-def recorded_connection(config: Mapping[str, Any]) -> str:
-    """The connection of config.json's record, which used to hold the options beside the name. Raises UsageError."""
+def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str:
+    """The connection of config.json's record, which used to hold the options beside the name.
+
+    Raises:
+        UsageError: a damaged record, or a connection FILE.py:CLASS of a file that this process has not run: whoever
+            reads a folder need not want to run what it names. `trusted` says that they do.
+    """
     record = config.get(RECORD)
     options = record.get("options", {}) if isinstance(record, Mapping) else None
     if not isinstance(record, Mapping) or not isinstance(options, dict) or "connection" not in record:
         raise UsageError(f'config.json: "{RECORD}" must hold the connection, written NAME:OPTION=VALUE,OPTION=VALUE')
-    return canonical_connection(record["connection"], **options)
+    connection = record["connection"]
+    if (file := _file(connection)) and not trusted and not is_loaded(file):
+        raise UsageError(
+            f"config.json names a connection of the file {file}, which is not run unasked; if you trust it, call "
+            f"attnres.connections.connection_class({connection!r}) first, "
+            "or attnres.hf.load(folder, trust_remote_code=True)"
+        )
+    return canonical_connection(connection, **options)
+
+
+def _file(connection: str) -> str:
+    """The file of a connection that is written FILE.py:CLASS; "" for one of the library."""
+    return parse_connection(connection)[0].rpartition(":")[0]
+
+
+def of_connection(name: str) -> bool:
+    """Whether a tensor of this name is a connection's."""
+    return f".{CONNECTION}." in f".{name}"
 
 
 def refuse_differences(info: Mapping[str, Any], path: Any, counts: Any = lambda name: True) -> None:

@@ -15,7 +15,7 @@ from attnres.errors import UsageError
 from attnres.files import new_folder
 from attnres.hf.attach import attach, connection_of
 from attnres.hf.checkpoint import load, load_plain, loads_by_itself
-from attnres.hf.classes import RECORD
+from attnres.hf.classes import RECORD, of_connection
 from attnres.hf.folder import read_config, weight_files
 from attnres.ops import widen
 
@@ -77,7 +77,7 @@ def convert(
     with new_folder(target) as partial:
         step("reading the checkpoint")
         if RECORD in entries:
-            model = load(plain, dtype="auto")
+            model = load(plain, trust_remote_code=True, dtype="auto")
             expected = _logits(model)
         else:
             model = load_plain(plain, dtype="auto")
@@ -87,7 +87,7 @@ def convert(
         step("writing")
         model.save_pretrained(partial, max_shard_size=_shard_size(plain))
         _copy_other_files(plain, partial)
-        names = tuple(name for name in model.state_dict() if ".connection." in f".{name}")
+        names = tuple(filter(of_connection, model.state_dict()))
         added = sum(p.numel() for p in connection_of(model).parameters())
         parameters = sum(p.numel() for p in model.parameters()) - added
         attached: str = model.config.attnres["connection"]

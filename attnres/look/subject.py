@@ -15,7 +15,7 @@ from torch import Tensor
 
 from attnres.analysis import Change, sublayer_names
 from attnres.analysis.interventions import connection_in, differs_by_channel
-from attnres.connections import Connection, make_connection
+from attnres.connections import Connection, make_connection, parse_connection
 from attnres.data import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
 from attnres.look.messages import Curve, Model
@@ -185,7 +185,7 @@ class TransformersSubject(Subject):
         self.path = path
         self.attached = RECORD in read_config(path)
         if self.attached:
-            self._model = load(path, use_safetensors=True).eval()
+            self._model = load(path, trust_remote_code=True, use_safetensors=True).eval()
         else:
             from attnres.hf import attach
 
@@ -221,7 +221,9 @@ class TransformersSubject(Subject):
         return self._model
 
     def python(self, text: str, step: int | None, changes: Sequence[Change]) -> str:
-        load = [f"model = attnres.hf.load({str(self.path)!r}).eval()"]
+        of_file = ":" in parse_connection(self.describe().connection)[0]
+        trust = ", trust_remote_code=True" if of_file else ""
+        load = [f"model = attnres.hf.load({str(self.path)!r}{trust}).eval()"]
         if not self.attached:
             load = [
                 f"model = transformers.AutoModelForCausalLM.from_pretrained({str(self.path)!r}).eval()",

@@ -124,6 +124,15 @@ def test_the_base_model(tmp_path):
     assert type(attached) is classes.AttnResLlamaModel
 
 
+def test_a_base_model_alone_was_attached_and_the_whole_was_saved(tmp_path):
+    whole = make_model("llama")
+    attnres.hf.attach(whole.model, "block", block_size=8)
+    whole.save_pretrained(tmp_path)
+    names = r"\(model.connection.gain.0, .*, model.connection.query.8\); attach to the whole model, and save that"
+    with pytest.raises(UsageError, match=names):
+        attnres.hf.load(tmp_path)
+
+
 def test_sharded_tied_and_in_bfloat16(tmp_path):
     model = attnres.hf.attach(make_model("llama", tie_word_embeddings=True).to(torch.bfloat16), "full")
     randomise(attnres.hf.connection_of(model))

@@ -1,0 +1,128 @@
+"""A folder whose connection is in a Python file of one's own: the file is run where that is wanted, and else is not."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import attnres.hf
+from attnres import UsageError
+from attnres.cli import main
+from attnres.connections import connection_class
+from attnres.evaluation.harness import _open_model
+from attnres.look.subject import TransformersSubject
+from tests.depth import randomise
+from tests.hf.models import make_model, make_tokens, save_attached
+from tests.hf.test_transformers_features import edit_config, mark_as_before
+
+SOURCE = """
+from pathlib import Path
+from attnres.connections.rms_residual import RMSResidual
+
+Path(__file__).with_suffix(".ran").touch()
+
+class Rule(RMSResidual):
+    pass
+"""
+
+
+def write(file: Path) -> Path:
+    """A file that leaves a mark when it is run."""
+    file.write_text(SOURCE)
+    return file
+
+
+def ran(file: Path) -> bool:
+    return file.with_suffix(".ran").exists()
+
+
+def save(folder: Path):
+    """A model and its tokenizer, saved with a connection of a file beside the folder, which is run."""
+    save_attached(folder)
+    model = attnres.hf.attach(make_model("llama", num_hidden_layers=2), f"{write(folder.parent / 'mine.py')}:Rule")
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.fixture
+def others(tmp_path):
+    """A model, and its folder as it comes from somebody else: it names a file that this process has not run."""
+    model, file = save(tmp_path / "model"), tmp_path / "theirs.py"
+    edit_config(tmp_path / "model", lambda config: config["attnres"].update(connection=f"{write(file)}:Rule:gate=true"))
+    return model, tmp_path / "model", file
+
+
+def same(model, again) -> bool:
+    return torch.equal(again(make_tokens()).logits, model(make_tokens()).logits)
+
+
+def test_what_was_run_here_loads(tmp_path):
+    model = save(tmp_path / "model")
+    for load in (AutoModelForCausalLM.from_pretrained, attnres.hf.load):
+        assert same(model, load(tmp_path / "model"))
+
+
+@pytest.mark.parametrize("load", [AutoModelForCausalLM.from_pretrained, attnres.hf.load])
+@pytest.mark.parametrize("form", ["of today", "of before"])
+def test_a_file_is_not_run_unasked(load, form, others):
+    model, folder, file = others
+    if form == "of before" and load is attnres.hf.load:
+        mark_as_before(folder, {"connection": f"{file}:Rule", "options": {"gate": True}})
+    named = re.escape(f"names a connection of the file {file}, which is not run unasked; if you trust it, call ")
+    with pytest.raises(UsageError, match=named) as refused:
+        load(folder)
+    assert not ran(file) and "\n" not in str(refused.value)
+    connection_class(f"{file}:Rule")
+    assert ran(file) and same(model, load(folder))
+
+
+def test_a_trusted_file_is_run(others):
+    model, folder, file = others
+    assert same(model, attnres.hf.load(folder, trust_remote_code=True)) and ran(file)
+
+
+def test_commands_run_files_of_folders_as_those_of_runs(others, tmp_path):
+    _, folder, file = others
+    subject = TransformersSubject(folder, "theirs")
+    assert ran(file) and f"attnres.hf.load({str(folder)!r}, trust_remote_code=True)" in subject.python("text", None, [])
+
+
+def test_attnres_eval(others):
+    pytest.importorskip("lm_eval")
+    _, folder, file = others
+    assert _open_model(folder, 1) and ran(file)
+
+
+def test_attnres_convert_of_an_old_folder(others, tmp_path):
+    _, folder, file = others
+    mark_as_before(folder, {"connection": f"{file}:Rule:gate=true"})
+    assert main(["convert", str(folder), str(tmp_path / "new")]) == 0 and ran(file)
+
+
+ELSEWHERE = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM
+
+config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
+AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
+"""
+
+
+def test_a_trusted_folder_s_own_code_runs_it(tmp_path):
+    save(tmp_path / "model")
+    (tmp_path / "mine.ran").unlink()
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model")],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0 and ran(tmp_path / "mine.py"), done.stderr
