@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -144,8 +145,8 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
         raise UsageError(f"{path}: not UTF-8 text; save it as CSV in UTF-8") from None
     except OSError as error:
         raise UsageError(f"{path}: it cannot be read ({error.strerror}); give a CSV file of points") from None
-    with io.StringIO(text, newline="") as file:
-        rows = csv.DictReader(file)
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    with _csv_errors(path, rows):
         if missing := {"arm", "compute", "loss"} - set(rows.fieldnames or ()):
             raise UsageError(
                 f"{path}: the first line must name the columns arm, compute, loss; missing: {sorted(missing)}"
@@ -159,6 +160,16 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
                 raise UsageError(f"{path}, line {rows.line_num}: compute, loss and seed must be numbers") from None
             curves.setdefault(row["arm"], []).append(point)
     return curves
+
+
+@contextmanager
+def _csv_errors(path: str | Path, rows: csv.DictReader[str]) -> Iterator[None]:
+    """Turn what cannot be split into fields into a UsageError of one line."""
+    try:
+        yield
+    except csv.Error as error:
+        line = rows.reader.line_num  # that of `rows` stands at the row before
+        raise UsageError(f"{path}, line {line}: {error}; mend it, or close the quote before it") from None
 
 
 def _check(arm: str, points: Sequence[Point]) -> None:

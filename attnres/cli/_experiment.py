@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
-from rich.console import Console
 
 from attnres.cli._checks import alone_in, check_output_folder
-from attnres.cli._tables import print_table
+from attnres.cli._tables import Output, print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
 from attnres.lab import load_experiment
@@ -46,7 +45,7 @@ def experiment_command(name: str) -> Callable[..., int]:
 def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, record: Path | None) -> int:
     check_output_folder("--out", out)
     check_output_folder("--record", record and record.parent)
-    terminal, began = Terminal(Console()), time.monotonic()
+    terminal, began = Terminal(Output()), time.monotonic()
     plan = chosen.plan(options, out)
     file = record_file(out / f"{name}.json" if record is None else record, out, chosen.record)
     try:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from attnres.data import in_bits
 
 Event = dict[str, Any]
-
-
-class Output(Console):
-    """rich's console, which leaves it to the run what follows from an output without a reader: to be saved first."""
-
-    def on_broken_pipe(self) -> None:
-        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 class RunDisplay:

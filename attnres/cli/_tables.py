@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 
 from rich import box
@@ -14,6 +16,14 @@ from attnres.texttable import TextTable
 UNLIMITED = 10_000
 NAME_WIDTH = 12
 """Characters that a name keeps on each of its lines."""
+
+
+class Output(Console):
+    """rich's console, which leaves it to the command what follows from an output without a reader: its exit code, and a
+    run is saved first."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def print_line(console: Console, line: str) -> None:
@@ -35,7 +45,7 @@ def print_table(console: Console, table: TextTable) -> None:
     if whole > room:
         _print_apart(console, table.columns, rows)
     else:
-        wide = console if whole <= console.width else Console(file=console.file, width=whole)
+        wide = console if whole <= console.width else Output(file=console.file, width=whole)
         wide.print(_side_by_side(table.columns, rows, widths), highlight=False)
     if table.note:
         console.print(Text(f"{table.note}\n", "dim"), soft_wrap=not console.is_terminal)

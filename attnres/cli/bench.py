@@ -35,14 +35,13 @@ from typing import Annotated
 
 import torch
 import tyro
-from rich.console import Console
 
 from attnres.bench import gpu_check
 from attnres.bench.measure import Setting
 from attnres.bench.parts import BY_DEFAULT, Part, measure_parts
 from attnres.bench.record import details, ratio_table, write_record
 from attnres.cli._checks import check_at_least, check_output_file, check_output_folder
-from attnres.cli._tables import print_line, print_table
+from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
 
@@ -79,7 +78,7 @@ def command(
     check_output_folder("--figures", figures)
     torch.set_num_threads(threads or os.cpu_count() or 1)
     torch.manual_seed(0)
-    console = Console()
+    console = Output()
     with working(console, "measuring") as tell:
         setting = Setting(rounds, quick, tell)
         checks = gpu_check.measure(setting) if check else []

@@ -13,9 +13,8 @@ from __future__ import annotations
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
-from attnres.cli._tables import print_line
+from attnres.cli._tables import Output, print_line
 from attnres.connections import Connection, make_connection
 from attnres.connections._check import DIM, SITES, findings
 from attnres.errors import UsageError
@@ -31,7 +30,7 @@ def command(connection: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metav
     asked_for = ("weigh", "gather", "scatter")
     if missing := [name for name in asked_for if getattr(type(made), name) is getattr(Connection, name)]:
         raise UsageError(f"{type(made).__name__} defines no {' and no '.join(missing)}; see CONTRIBUTING.md")
-    console, wrong = Console(), 0
+    console, wrong = Output(), 0
     for asked, problem in findings(lambda: make_connection(connection, DIM, SITES)):
         wrong += problem is not None
         print_line(console, f"{'ok' if problem is None else 'NO'}  {asked}" + (f": {problem}" if problem else ""))

@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from attnres.cli._checks import alone_in, check_output_folder
 from attnres.cli._recipe import named_recipe
-from attnres.cli._tables import print_table
+from attnres.cli._tables import Output, print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
 from attnres.lab.comparison import ARMS, DEFAULTS, QUICK, plan_comparison, recipe_defaults, run_comparison
@@ -68,7 +67,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
         """
         check_seeds(seeds, workers)
         check_output_folder("--out", out)
-        terminal, began = Terminal(Console()), time.monotonic()
+        terminal, began = Terminal(Output()), time.monotonic()
         plan = plan_comparison(arms, config, out, seeds)
         try:
             with alone_in(out):

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
+from attnres.cli._tables import Output
 from attnres.cli._terminal import working
 
 
@@ -36,7 +36,7 @@ def command(
     """
     from attnres.hf.convert import convert
 
-    console = Console()
+    console = Output()
     with working(console, "starting") as tell:
         done = convert(plain, target, connection, lossy, tell)
     console.print(f"{target}: {done.connection}", highlight=False, soft_wrap=True)

@@ -24,12 +24,11 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from attnres.analysis.cluster import cluster_steps
 from attnres.analysis.cost import Plan
 from attnres.cli._checks import check_output_file
-from attnres.cli._tables import print_table
+from attnres.cli._tables import Output, print_table
 from attnres.errors import UsageError
 from attnres.files import write_bytes, write_json
 from attnres.report.cost import cluster_table, cost_record, cost_tables
@@ -64,7 +63,7 @@ def command(
     others = plan.with_pipelines() if steps else []
     scaling = {other.pipeline: steps if other == plan else other.timelines() for other in others}
     clusters = cluster_steps(plan, gpus, batch)
-    console = Console()
+    console = Output()
     tables = cost_tables(plan, steps, scaling)
     for table in [*tables, cluster_table(plan, batch, clusters)] if clusters else tables:
         print_table(console, table)

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from attnres.cli._checks import check_at_least, check_output_file
-from attnres.cli._tables import print_line, print_table
+from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
 from attnres.evaluation import check_model, compare_models, evaluate_model, load_tasks
@@ -56,7 +55,7 @@ def command(
     models = [model] if beside is None else [model, beside]
     for folder in models:
         check_model(folder)
-    console = Console()
+    console = Output()
     with working(console, "loading lm-eval and the tasks"):
         loaded = load_tasks(tasks)
     found = []

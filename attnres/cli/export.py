@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.console import Console
 
 from attnres.cli._checks import check_at_least, check_output_file, check_output_folder, read_text
-from attnres.cli._tables import print_line, print_table
+from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
 from attnres.evaluation.exported import agreement_table, check_exportable, compare_on_run, open_model
@@ -58,7 +57,7 @@ def command(
         raise UsageError(f"--checkpoint {checkpoint} exists; give a new folder")
     template = None if chat_template is None else read_text("--chat-template", chat_template)
     check_exportable(model)
-    console = Console()
+    console = Output()
     with working(console, "opening the model"):
         from attnres.hf.export import write_file, write_published
 

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from attnres.analysis.powerlaw import fit_power_laws, read_points
 from attnres.cli._checks import check_output_folder
-from attnres.cli._tables import print_line, print_table
+from attnres.cli._tables import Output, print_line, print_table
 from attnres.lab.scaling.figures import write_fit
 from attnres.lab.scaling.tables import scaling_table
 
@@ -36,7 +35,7 @@ def command(
         unit: What the compute is counted in.
     """
     check_output_folder("--out", out)
-    console, points = Console(), read_points(csv)
+    console, points = Output(), read_points(csv)
     print_table(console, scaling_table(*fit_power_laws(points), unit))
     print_line(console, f"Figure: {write_fit(points, unit, out)}")
     return 0

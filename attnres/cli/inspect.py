@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from attnres.cli._checks import check_output_folder
-from attnres.cli._tables import print_line, print_table
+from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.report import write_report
 from attnres.report.comparison import sink_table
@@ -43,7 +42,7 @@ def command(
     if out is not None or run.is_dir():  # what is no folder is no run, which load_run says
         check_output_folder("--out", place)
     trained = load_run(run, best)
-    console = Console()
+    console = Output()
     with working(console, "reading the depth of the model"):
         data = run_report(trained, prompt)
         page = write_report(data, place)

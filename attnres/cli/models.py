@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 import tyro
-from rich.console import Console
 
 from attnres.cli._checks import check_output_file
-from attnres.cli._tables import print_line, print_table
+from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import Terminal, working
 from attnres.texttable import TextTable
 
@@ -33,7 +32,7 @@ def command(
         out: Also write what came of each to this JSON file.
     """
     check_output_file("--out", out, ("connection", "rows"))
-    console = Console()
+    console = Output()
     with working(console, "importing transformers"):
         from attnres.hf.survey import Outcome, Trial, known_types, survey, write_record
     chosen = types or tuple(known_types())

@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
-from rich.console import Console
 
 from attnres.cli._checks import check_output_folder
-from attnres.cli._tables import print_line
+from attnres.cli._tables import Output, print_line
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
 from attnres.lab import experiments
@@ -53,7 +52,7 @@ def command(
     if tables:
         print(tables_page(records, results), end="")
         return 0
-    console = Console()
+    console = Output()
     with working(console, "drawing"):
         page = write_results(records, out)
     print_line(console, f"{', '.join(records)}: {page}")

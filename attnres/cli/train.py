@@ -32,7 +32,8 @@ from typing import Annotated
 import tyro
 
 from attnres.cli._recipe import named_recipe
-from attnres.cli._run_display import Output, RunDisplay
+from attnres.cli._run_display import RunDisplay
+from attnres.cli._tables import Output
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
 from attnres.parallel.world import is_main, tell_launcher

@@ -163,8 +163,10 @@ def _read(connection: str, options: Mapping[str, Any]) -> tuple[str, type[Connec
         if isinstance(defaults[option], bool) and not isinstance(value, bool):
             raise UsageError(f"{option} must be True or False, not {value!r}")
         if isinstance(defaults[option], float):
-            if not (_is_number(value) and 0 < value < math.inf):
-                raise UsageError(f"{option} must be a positive number, not {value!r}")
+            # A class of one's own knows its own range.
+            lowest, kind = (-math.inf, "finite") if ":" in name else (0, "positive")
+            if not (_is_number(value) and lowest < value < math.inf):
+                raise UsageError(f"{option} must be a {kind} number, not {value!r}")
             value = float(value)
         checked[option] = value
     return name, cls, checked

@@ -19,7 +19,7 @@ from attnres.data.tokenizer import Tokenizer, token_dtype
 from attnres.errors import UsageError
 from attnres.files import locked, named_errors, new_folder, write_json
 
-FORMAT = 2  # part of the key: raise it when the same text would give other files
+FORMAT = 3  # part of the key: raise it when the same text would give other files
 PARTS = ("train", "validation")
 BATCH = 1 << 20  # characters that are tokenized at a time
 CHUNK = 1 << 24  # bytes that are hashed at a time

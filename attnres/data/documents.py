@@ -139,15 +139,15 @@ class TextFiles:
             try:
                 text = _decode(file.path.read_bytes())
                 if file.named and file.path.suffix == ".json" and text.lstrip().startswith("["):
-                    raise _NotText(
+                    raise _BadContent(
                         "is a JSON array, which would be trained on as it stands, brackets and all; give it as "
                         "--data.dataset or as JSON lines (.jsonl), or rename it to train on plain text"
                     )
                 texts: list[str | None] = [*_texts_of_lines(text, self.field)] if file.holds_records else [text]
             except OSError as error:
                 raise UsageError(f"cannot read {file.path}: {error.strerror}") from None
-            except _NotText as reason:
-                if file.named:
+            except _BadContent as reason:
+                if file.named or not isinstance(reason, _NotText):
                     raise UsageError(f"{file.path} {reason}") from None
                 texts = [None]
             for number, text in enumerate(texts):
@@ -159,8 +159,12 @@ class TextFiles:
         return f"{self.label}, {describe_counts(counts, noun)}{skipped}"
 
 
-class _NotText(Exception):
+class _BadContent(Exception):
     """What is wrong with a file's content, as the rest of a sentence that begins with its name."""
+
+
+class _NotText(_BadContent):
+    """The file is none of text, and may be left out of a folder."""
 
 
 def _decode(content: bytes) -> str:
@@ -187,15 +191,17 @@ def _texts_of_lines(text: str, field: str) -> list[str]:
         try:
             record = json.loads(line)
         except ValueError:
-            raise _NotText(f"is not JSON in line {number}; mend it, or rename it to train on plain text") from None
+            raise _BadContent(f"is not JSON in line {number}; mend it, or rename it to train on plain text") from None
         if not isinstance(record, dict):
-            raise _NotText(f"holds no JSON object in line {number}; give one with its text in a field to each line")
+            raise _BadContent(f"holds no JSON object in line {number}; give one with its text in a field to each line")
         if not isinstance(record.get(field), str):
             there = f"; there are: {', '.join(record)}"
             if field in record:
                 kind = type(record[field]).__name__
-                raise _NotText(f"holds {kind}, not text, in the field {field!r} of line {number}; name another{there}")
-            raise _NotText(
+                raise _BadContent(
+                    f"holds {kind}, not text, in the field {field!r} of line {number}; name another{there}"
+                )
+            raise _BadContent(
                 f"has no field {field!r} in line {number}; name the one of the text with --data.dataset-column{there}"
             )
         texts.append(record[field])

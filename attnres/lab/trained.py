@@ -27,7 +27,10 @@ MAY_DIFFER = (
     "optimizer.connection_rate",
     "start_from",
 )
-"""Between runs that are compared. Learning rates may be tuned for each connection."""
+"""Between runs that are compared. Learning rates may be tuned for each connection.
+
+A run may begin with another of its own, but either all of them do or none does.
+"""
 
 
 BASELINE = "residual"
@@ -123,7 +126,7 @@ def _inside(folder: Path) -> list[Path]:
 
 
 def open_runs(folders: Sequence[Path]) -> list[Trained]:
-    """The runs. Raises UsageError where they differ in more than connection, learning rates and seed, naming it."""
+    """The runs. Raises UsageError, naming it, where they differ in more than they may."""
     trained = []
     for path in folders:
         folder = RunFolder(path)
@@ -155,7 +158,10 @@ def _status(folder: RunFolder) -> str:
 
 def _differing(first: RunConfig, other: RunConfig) -> list[str]:
     one, two = flat_fields(config_to_json(first)), flat_fields(config_to_json(other))
-    return [name for name in {**one, **two} if name not in MAY_DIFFER and one.get(name) != two.get(name)]
+    differing = [name for name in {**one, **two} if name not in MAY_DIFFER and one.get(name) != two.get(name)]
+    if bool(first.start_from) != bool(other.start_from):
+        differing.append("start_from")
+    return differing
 
 
 def refuse_other_corpus(run: Trained, corpus: Corpus) -> None:

@@ -76,6 +76,16 @@ def test_a_reader_of_the_overview_may_go():
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_a_reader_of_tables_may_go(monkeypatch, capsys):
+    read, write = os.pipe()
+    os.close(read)
+    with open(write, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        assert cli.main(["cost"]) == 141
+        monkeypatch.undo()
+    assert capsys.readouterr().err == ""
+
+
 def test_completion_knows_every_command_and_refuses_an_unknown_shell(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--tyro-print-completion", "bash"])

@@ -169,3 +169,12 @@ def test_a_file_that_cannot_be_fitted_is_one_line(file, message, capsys, tmp_pat
     assert main(["fit", file, "--out", str(tmp_path)]) in (1, 2)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(("begin", "line"), [("", 1), ("arm,compute,loss\n\nblock,1e15,3\n", 4)])
+def test_a_field_too_long_for_csv_is_one_line(begin, line, capsys, tmp_path):
+    points = tmp_path / "points.csv"
+    points.write_text(f"{begin}{'x' * 131_073},1e15,3\n")
+    assert main(["fit", str(points)]) == 2
+    error = capsys.readouterr().err
+    assert f"points.csv, line {line}: field larger than field limit" in error and error.count("\n") == 1

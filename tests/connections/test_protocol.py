@@ -200,6 +200,12 @@ def test_a_connection_from_a_file(mine):
     assert canonical_connection("mine.py:MyRule:rate=0.5") == "mine.py:MyRule"
 
 
+@pytest.mark.parametrize("rate", [-0.5, 0, 1e300])
+def test_the_range_of_an_own_option_is_the_class_s_own(mine, rate):
+    name = canonical_connection(f"mine.py:MyRule:rate={rate}")
+    assert make_connection(name, 4, 2).rate == rate
+
+
 CLASS = """
 from torch import nn
 from attnres.connections import Connection
@@ -215,6 +221,8 @@ class A(Connection):
         ("none.py:MyRule", None, "none.py: no such file, seen from"),
         ("mine.py:Rule", None, "no subclass of Connection is called 'Rule'; it defines MyRule, Bent"),
         ("mine.py:MyRule:speed=2", None, "has no option 'speed'; it takes rate"),
+        ("mine.py:MyRule:rate=NaN", None, "rate must be a finite number, not nan"),
+        ("mine.py:MyRule:rate=-1e400", None, "rate must be a finite number, not -inf"),
         ("fails.py:A", "import nowhere_to_be_found", "fails.py fails with ModuleNotFoundError: No module named"),
         ("typo.py:A", "class A(", "typo.py, line 1: '(' was never closed; mend"),
         ("exits.py:A", "1 / 0", "fails with ZeroDivisionError: division by zero; mend it"),

@@ -190,6 +190,23 @@ def test_lines_of_json_are_documents(open_, tmp_path):
         open_("docs.jsonl")
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"text": "a"}\nplain\n', "is not JSON in line 2; mend it"),
+        ('{"body": "a"}\n', r"has no field 'text' in line 1; .* --data\.dataset-column"),
+    ],
+)
+def test_bad_lines_of_json_in_a_folder_are_refused_as_in_a_file_given_directly(open_, tmp_path, content, message):
+    write_documents(tmp_path / "documents", 10)
+    (tmp_path / "documents" / "binary.jsonl").write_bytes(b"\xff")
+    assert open_("documents").description.endswith("(1 left out: not UTF-8 text)")
+    (tmp_path / "documents" / "docs.jsonl").write_text(content)
+    for path in ("documents", "documents/docs.jsonl", "documents/*.jsonl"):
+        with pytest.raises(UsageError, match=rf"docs\.jsonl {message}"):
+            open_(path)
+
+
 # --- errors
 
 

@@ -159,6 +159,21 @@ def test_runs_of_other_configurations_are_refused_by_name(sweep, tmp_path):
         open_runs([one, other])
 
 
+def test_a_run_that_began_with_another_is_no_seed_of_one_that_did_not(sweep, tmp_path):
+    planned = sweep.planned[0], next(run for run in sweep.planned if run.arm == ARMS[0] and run.seed == 1)
+    plain = [run.job.folder for run in planned]
+    continued = [tmp_path / "0", tmp_path / "1"]
+    for folder, copy in zip(plain, continued, strict=True):
+        shutil.copytree(folder, copy)
+        record = json.loads((copy / "config.json").read_text())
+        record["config"]["start_from"] = str(folder)
+        (copy / "config.json").write_text(json.dumps(record))
+    assert len(open_runs(continued)) == 2, "each from its own"
+    for pair in ([plain[0], continued[1]], [continued[0], plain[1]]):
+        with pytest.raises(UsageError, match=r"different configurations \(start_from\)"):
+            open_runs(pair)
+
+
 def test_the_command_measures_once_and_marks_what_is_not_finished(sweep, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     folder = tmp_path / "runs"
