@@ -242,8 +242,8 @@ class Loop:
     def _save(self) -> Checkpoint:
         """Save, unless the checkpoint of this step is there; but one made before its evaluation gets the loss."""
         step, loss = self.trainer.step, self._validation_loss()
-        saved = self.last_good
-        if saved is not None and saved.step == step and (loss is None or saved.validation_loss() == loss):
+        saved = self.last_good if self.last_good and self.last_good.step == step else None
+        if saved and (loss is None or saved.validation_loss() == loss):
             return saved
         model, optimizer = self.trainer.tensors()
         state = {
@@ -251,8 +251,9 @@ class Loop:
             "validation_loss": loss,
             "peak_memory_bytes": self._peak_memory(),
         }
-        each = self.world.gather({"peak_memory_bytes": self.memory.bytes(), **self.pace.record()})
-        self._record({"kind": "processes", "step": step, **{name: [one[name] for one in each] for name in each[0]}})
+        if not saved:
+            each = self.world.gather({"peak_memory_bytes": self.memory.bytes(), **self.pace.record()})
+            self._record({"kind": "processes", "step": step, **{name: [one[name] for one in each] for name in each[0]}})
         self.metrics.sync()
         self.last_good = self.checkpoints.save(step, model, optimizer, state)
         if self.world.main:

@@ -9,7 +9,7 @@ import torch
 
 from attnres import make_connection
 
-FILE = Path(__file__).parents[2] / "recipes" / "candidates.py"
+FILE = Path(__file__).parents[2] / "recipes" / "rules" / "candidates.py"
 DIM, SITES = 8, 10
 
 

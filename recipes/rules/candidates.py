@@ -1,6 +1,6 @@
 """Candidates for a rule of our own: what the search of docs/VERDICT.md tries beside the rules that exist.
 
-    attnres ablate residual rms-block recipes/candidates.py:RMSScaled --data.dataset stdlib
+    attnres ablate residual rms-block recipes/rules/candidates.py:RMSScaled --data.dataset stdlib
 
 None has a kernel: the one that wins the search gets one.
 """
