@@ -64,3 +64,42 @@ def test_rms_delta_is_its_formula(x):
         stream = stream + normed
         blocks = [*blocks, normed] if site % 4 == 0 else [*blocks[:-1], blocks[-1] + normed]
     torch.testing.assert_close(read(candidate, x), stream, rtol=1e-10, atol=1e-10)
+
+
+def test_rms_keen_is_rms_block_with_other_gains(x):
+    candidate = make_connection(f"{FILE}:RMSKeen:gain=3.0", DIM, SITES)
+    assert all((gain == 3.0).all() for gain in candidate.gain)
+    rms_block = make_connection("rms-block", DIM, SITES)
+    rms_block.load_state_dict({**randomised(candidate).state_dict()})  # a plain dict does not say whose it is
+    torch.testing.assert_close(read(candidate, x), read(rms_block, x), rtol=1e-10, atol=1e-10)
+
+
+def normed(y: torch.Tensor) -> torch.Tensor:
+    return y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def test_rms_layer_is_its_formula(x):
+    candidate = randomised(make_connection(f"{FILE}:RMSLayer", DIM, SITES)).double()
+    sources, h = [x], x
+    for site, sublayer in enumerate([*sublayers(), None]):
+        if site % 2 == 0:
+            key = candidate.query[site] * candidate.gain[site]
+            scores = torch.stack([(normed(source) * key).sum(-1) for source in sources])
+            h = sum(p[..., None] * source for p, source in zip(torch.softmax(scores, 0), sources, strict=True))
+        if sublayer is None:
+            break
+        y = normed(sublayer(h))
+        h = h + y
+        sources = [*sources, y] if site % 4 == 0 else [*sources[:-1], sources[-1] + y]
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+def test_rms_stream_is_its_formula(x):
+    candidate = randomised(make_connection(f"{FILE}:RMSStream", DIM, SITES)).double()
+    stream = x
+    for site, sublayer in enumerate(sublayers()):
+        if site % 2 == 0:
+            keep, refresh = candidate.lam[site // 2]
+            stream = keep * stream + refresh * x
+        stream = stream + candidate.size[site] * normed(sublayer(stream))
+    torch.testing.assert_close(read(candidate, x), stream, rtol=1e-10, atol=1e-10)
