@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from attnres.errors import UsageError
 from attnres.lab.scaling.fit import final_points
-from attnres.lab.scaling.plan import parse_size
+from attnres.lab.scaling.plan import Options, parse_size, planned
+from attnres.lab.scaling.plan import plan as make_plan
 from attnres.lab.scaling.record import ScalingRecord
 from attnres.model import Transformer, TransformerConfig
 from tests.lab.sample import parsed
@@ -17,6 +21,17 @@ def test_a_sizes_parameters_are_those_of_its_matrices():
     matrices = [p for p in model.sublayers.parameters() if p.ndim == 2]
     # the MLP's width is rounded, so that its three matrices are only about as large as 8 dim^2
     assert size.parameters == pytest.approx(sum(p.numel() for p in matrices), rel=0.1)
+
+
+def test_heads_have_16_channels_unless_their_number_is_given():
+    assert [parse_size(text).heads for text in ("3x32", "3x64@2")] == [2, 4]
+    assert [parse_size(text, heads=1).heads for text in ("3x24", "3x64")] == [1, 1]
+    with pytest.raises(UsageError, match="dim a multiple of 6"):
+        parse_size("3x32", heads=3)
+    plan = make_plan(Options(sizes=("1x8", "1x16", "1x24"), heads=1), Path("runs"))
+    assert {planned(plan, "full", size, 0).job.config.model.heads for size in plan.sizes} == {1}
+    with pytest.raises(UsageError, match="heads must be"):
+        make_plan(Options(heads=0), Path("runs"))
 
 
 def test_points_are_the_finished_runs_in_operations():

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, check_count
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.train import RunConfig
@@ -32,6 +32,8 @@ class Options:
     sizes: tuple[str, ...] = SIZES
     """Models as LAYERSxDIM, at least three; LAYERSxDIM@N has N tokens per parameter. Steps, heads, layers and dim below
     are replaced by theirs."""
+    heads: int | None = None
+    """Attention heads at every size. None: heads of 16 channels, of which a size's dim must then be a multiple."""
     tokens_per_parameter: float = 0.4
     """Tokens of a run over the parameters of its sublayers."""
     seeds: int = 3
@@ -68,7 +70,9 @@ def plan(options: Options, out: Path) -> Plan:
             f"tokens_per_parameter must be positive and at most {MOST_TOKENS}, not {options.tokens_per_parameter}"
         )
     check_positive("grid", options.grid)
-    sizes = sorted((parse_size(size) for size in options.sizes), key=lambda size: size.parameters)
+    if options.heads is not None:
+        check_count("heads", options.heads)
+    sizes = sorted((parse_size(size, options.heads) for size in options.sizes), key=lambda size: size.parameters)
     if len({size.name for size in sizes}) < len(sizes):
         raise UsageError("sizes: give each LAYERSxDIM once")
     if len(options.grid) > 1 and sizes[0].parameters == sizes[1].parameters:
@@ -89,6 +93,7 @@ class Size:
 
     layers: int
     dim: int
+    heads: int
     tokens_per_parameter: float | None = None
 
     @property
@@ -101,22 +106,25 @@ class Size:
         return 12 * self.layers * self.dim**2
 
 
-def parse_size(text: str) -> Size:
+def parse_size(text: str, heads: int | None = None) -> Size:
+    """Raises UsageError if it is no size, or its dim does not divide into the heads."""
     match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})(?:@(\d{1,6}(?:\.\d+)?))?", text)
-    if not match or int(match[2]) % HEAD_DIM or (match[3] and not float(match[3])):
+    multiple = 2 * heads if heads else HEAD_DIM  # rotary positions turn pairs of channels
+    if not match or int(match[2]) % multiple or (match[3] and not float(match[3])):
         raise UsageError(
-            f"size {text!r}: write LAYERSxDIM such as 16x64, dim a multiple of {HEAD_DIM}, or 16x64@10 for 10 tokens "
+            f"size {text!r}: write LAYERSxDIM such as 16x64, dim a multiple of {multiple}, or 16x64@10 for 10 tokens "
             "per parameter"
         )
-    return Size(int(match[1]), int(match[2]), float(match[3]) if match[3] else None)
+    layers, dim = int(match[1]), int(match[2])
+    return Size(layers, dim, heads or dim // HEAD_DIM, float(match[3]) if match[3] else None)
 
 
 def sized(
     config: RunConfig, size: Size, arm: str, tokens_per_parameter: float, seed: int, factor: float = 1.0
 ) -> RunConfig:
-    """The run of one size: its own steps, so that tokens are in proportion to parameters, heads of 16 channels, and
-    both learning rates times `factor`."""
-    model = dataclasses.replace(config.model, layers=size.layers, dim=size.dim, heads=size.dim // HEAD_DIM)
+    """The run of one size: its own steps, so that tokens are in proportion to parameters, and both learning rates
+    times `factor`."""
+    model = dataclasses.replace(config.model, layers=size.layers, dim=size.dim, heads=size.heads)
     rates = config.optimizer.lr * factor, config.optimizer.adamw_lr * factor
     optimizer = dataclasses.replace(config.optimizer, lr=rates[0], adamw_lr=rates[1])
     ratio = size.tokens_per_parameter or tokens_per_parameter
