@@ -17,7 +17,7 @@ HEAD = """\
 
 `attnres report --tables > docs/TABLES.md` writes this page from the records in [results/](../results).
 A test holds it to them.
-[RESULTS.md](RESULTS.md) says what the numbers mean."""
+[RESULTS.md](RESULTS.md) says what the numbers mean, [EVIDENCE.md](EVIDENCE.md) at length."""
 
 OTHER_RUNS = "other-runs.json"
 """Tables of runs from before there were records, copied once from what the commands printed."""

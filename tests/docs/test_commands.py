@@ -29,7 +29,7 @@ SHOWN = [(document.name, line) for document in DOCUMENTS for line in commands(do
 
 
 def test_commands_are_found():
-    assert {"README.md", "TUTORIAL.md", "RESULTS.md"} <= {name for name, _ in SHOWN}
+    assert {"README.md", "TUTORIAL.md", "EVIDENCE.md"} <= {name for name, _ in SHOWN}
 
 
 @pytest.mark.parametrize(("document", "line"), SHOWN)
