@@ -1,8 +1,9 @@
-"""A table of texts: the terminal, a page and a document show the same one."""
+"""Texts that are shown: tables, numbers, and names from files; a terminal, a page and a document show the same."""
 
 from __future__ import annotations
 
 import math
+import unicodedata
 from dataclasses import dataclass
 
 
@@ -30,3 +31,20 @@ def duration(seconds: float) -> str:
             amount = seconds / length
             return f"{amount:.1f} {unit}" if amount < 9.5 else f"{amount:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def visible(text: str, keep: str = "") -> str:
+    """The text with nothing hidden in it: control and formatting characters become symbols or their code points.
+
+    A terminal would obey them, in a name as well as in what a model draws. keep: those that stay as they are.
+    """
+    return "".join(character if character in keep else _visible_character(character) for character in text)
+
+
+def _visible_character(character: str) -> str:
+    code = ord(character)
+    if code < 0x20:
+        return "⏎" if character == "\n" else chr(0x2400 + code)
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        return f"[U+{code:04X}]"
+    return character

@@ -25,6 +25,7 @@ from attnres.cli._help import help_fitted, width
 from attnres.errors import LAB, UsageError, install_command
 from attnres.lab import experiment_commands, experiment_text
 from attnres.signals import STOPS, Stopped, exit_code, heard, in_words
+from attnres.texttable import visible
 
 COMPLETION = "--tyro-print-completion"
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -182,7 +183,7 @@ def _fail(message: str, code: int, printed: bool = True) -> int:
     if not printed:
         return code
     try:
-        print(f"attnres: {message}", file=sys.stderr)
+        print(f"attnres: {visible(message)}", file=sys.stderr)
     except OSError:  # the terminal has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # else Python changes the code when it flushes
     return code

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Annotated, Any
 import tyro
 
 from attnres.cli._checks import alone_in, check_output_folder
-from attnres.cli._tables import Output, print_table
+from attnres.cli._tables import Output, print_error, print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
 from attnres.lab import load_experiment
@@ -64,7 +63,7 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
         return stopped(stop, out, [run.folder.path / f"{name}.json" for run in given])
     terminal.say(f"{duration(time.monotonic() - began)}. Record: {file}. Report: {page}")
     if ended.failed:
-        print(f"attnres: not every run was finished; the tables are without it\n{ended.failed}", file=sys.stderr)
+        print_error(f"not every run was finished; the tables are without it\n{ended.failed}")
     return 1 if ended.failed else 0
 
 

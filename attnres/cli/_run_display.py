@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from attnres.cli._tables import print_error, print_line
 from attnres.data import in_bits
 
 Event = dict[str, Any]
@@ -67,7 +67,7 @@ class RunDisplay:
 
     def fail(self, message: str, code: int) -> int:
         self.progress.stop()
-        print(f"attnres: {message}", file=sys.stderr)
+        print_error(message)
         return code
 
     def _start(self, event: Event) -> None:
@@ -92,7 +92,7 @@ class RunDisplay:
             self._print(f"step {step} of {self.steps}: loss {loss:.4f}, {speed:,.0f} tokens/s, {left:.0f} s left")
 
     def _print(self, line: str) -> None:
-        self.console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_line(self.console, line)
 
 
 def _loss(per_token: float, bytes_per_token: float | None) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from attnres.texttable import visible
 from attnres.train.sweep import Job, JobState
 
 PLAIN_SECONDS = 20.0
@@ -34,7 +35,7 @@ class SweepDisplay:
         self.spent_at_start: float | None = None
         self.last_line = self.began
         self.progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("{task.completed:.0f}/{task.total:.0f} steps"),
             TextColumn("{task.fields[note]}"),
@@ -45,7 +46,7 @@ class SweepDisplay:
         self.tasks: dict[str, TaskID] = {}
         for arm in dict.fromkeys(arms.values()):
             total = sum(job.config.steps for job in jobs if arms[job.name] == arm)
-            self.tasks[arm] = self.progress.add_task(arm, total=total, note="waiting")
+            self.tasks[arm] = self.progress.add_task(visible(arm), total=total, note="waiting")
         self.steps = sum(job.config.steps for job in jobs)
         self.whole = self.progress.add_task("all", total=self.steps, note="")
 

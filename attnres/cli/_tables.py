@@ -1,9 +1,10 @@
-"""Lines and tables on the terminal."""
+"""Lines and tables on the terminal, with nothing hidden in them."""
 
 from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Sequence
 
 from rich import box
@@ -11,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from attnres.texttable import TextTable
+from attnres.texttable import TextTable, visible
 
 UNLIMITED = 10_000
 NAME_WIDTH = 12
@@ -27,7 +28,12 @@ class Output(Console):
 
 
 def print_line(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+    console.print(visible(line, keep="\n"), highlight=False, soft_wrap=True, markup=False)
+
+
+def print_error(message: str) -> None:
+    shown = visible(message, keep="\n")
+    print(f"attnres: {shown}", file=sys.stderr)
 
 
 def print_table(console: Console, table: TextTable) -> None:
@@ -35,20 +41,22 @@ def print_table(console: Console, table: TextTable) -> None:
 
     Where a terminal has no room for that either, rows stand below each other, with a line for each of their cells.
     """
-    rows = [tuple(cell.replace("± ", "±") for cell in row) for row in table.rows]
-    columns = list(zip(table.columns, *rows, strict=True))
+    headings = tuple(map(visible, table.columns))
+    rows = [tuple(visible(cell.replace("± ", "±")) for cell in row) for row in table.rows]
+    columns = list(zip(headings, *rows, strict=True))
     between = 2 * len(columns) + 1
     room = console.width if console.is_terminal else UNLIMITED  # a file has no width that the table must fit into
     widths = _widths(columns, room - between)
     whole = sum(widths) + between
-    console.print(Text(table.title, "bold"), soft_wrap=not console.is_terminal)
+    console.print(Text(visible(table.title), "bold"), soft_wrap=not console.is_terminal)
     if whole > room:
-        _print_apart(console, table.columns, rows)
+        _print_apart(console, headings, rows)
     else:
         wide = console if whole <= console.width else Output(file=console.file, width=whole)
-        wide.print(_side_by_side(table.columns, rows, widths), highlight=False)
+        wide.print(_side_by_side(headings, rows, widths), highlight=False)
     if table.note:
-        console.print(Text(f"{table.note}\n", "dim"), soft_wrap=not console.is_terminal)
+        note = visible(table.note, keep="\n")
+        console.print(Text(f"{note}\n", "dim"), soft_wrap=not console.is_terminal)
 
 
 def _side_by_side(headings: Sequence[str], rows: Sequence[Sequence[str]], widths: Sequence[int]) -> Table:

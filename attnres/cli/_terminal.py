@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -10,10 +9,12 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from attnres.cli._sweep_display import PLAIN_SECONDS, SweepDisplay
-from attnres.cli._tables import print_line
+from attnres.cli._tables import print_error, print_line
 from attnres.signals import exit_code
+from attnres.texttable import visible
 from attnres.train.sweep import Job, JobState, run_jobs
 
 
@@ -28,7 +29,7 @@ def stopped(stop: KeyboardInterrupt, out: Path, measured: Iterable[Path] = ()) -
         left = "what was measured is saved, and the same command goes on with it"
     else:
         left = "nothing had been saved yet; the same command begins again"
-    print(f"attnres: stopped; {left}", file=sys.stderr)
+    print_error(f"stopped; {left}")
     return exit_code(stop)
 
 
@@ -39,8 +40,8 @@ def working(console: Console, what: str) -> Iterator[Callable[[str], None]]:
     A spinner, or where the output is no terminal a line at the start and then one now and then.
     """
     if console.is_terminal:
-        with console.status(what) as status:
-            yield status.update
+        with console.status(_plain(what)) as status:
+            yield lambda line: status.update(_plain(line))
         return
     told = time.monotonic()
 
@@ -52,6 +53,10 @@ def working(console: Console, what: str) -> Iterator[Callable[[str], None]]:
 
     print_line(console, f"{what} ..")
     yield tell
+
+
+def _plain(line: str) -> Text:
+    return Text(visible(line))
 
 
 class Terminal:
@@ -76,10 +81,10 @@ class Terminal:
             with working(self.console, "measuring") as tell:
                 yield lambda part, name: tell(name)
             return
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
+        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.console) as progress:
             whole = progress.add_task("", total=total)
-            yield lambda part, name: progress.update(whole, advance=part, description=name)
+            yield lambda part, name: progress.update(whole, advance=part, description=visible(name))
 
     def train(
         self, jobs: Sequence[Job], labels: Sequence[str], workers: int, costs: Sequence[float] | None = None

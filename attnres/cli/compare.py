@@ -18,7 +18,6 @@ same command goes on. Ends with a table, OUT/comparison.json and OUT/report.html
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +27,7 @@ import tyro
 
 from attnres.cli._checks import alone_in, check_output_folder
 from attnres.cli._recipe import named_recipe
-from attnres.cli._tables import Output, print_table
+from attnres.cli._tables import Output, print_error, print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
 from attnres.lab.comparison import ARMS, DEFAULTS, QUICK, plan_comparison, recipe_defaults, run_comparison
@@ -78,7 +77,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             print_table(terminal.console, table)
         if compared.failed:
             partial = "not every run was finished; the tables are of the seeds that every connection has"
-            print(f"attnres: {partial}\n{compared.failed}", file=sys.stderr)
+            print_error(f"{partial}\n{compared.failed}")
         terminal.say(f"{duration(time.monotonic() - began)}. Report: {compared.page}")
         return 1 if compared.failed else 0
 

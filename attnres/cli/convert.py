@@ -17,7 +17,7 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._tables import Output
+from attnres.cli._tables import Output, print_line
 from attnres.cli._terminal import working
 
 
@@ -39,15 +39,12 @@ def command(
     console = Output()
     with working(console, "starting") as tell:
         done = convert(plain, target, connection, lossy, tell)
-    console.print(f"{target}: {done.connection}", highlight=False, soft_wrap=True)
-    console.print(
+    print_line(console, f"{target}: {done.connection}")
+    print_line(
+        console,
         f"  {done.added:,} parameters in {len(done.tensors)} tensors {'kept beside' if done.upgraded else 'added to'} "
         f"{done.parameters:,} "
         f"({done.added / done.parameters:.3%}); all others as they were",
-        highlight=False,
-        soft_wrap=True,
     )
-    console.print(
-        f"  logits in float32 differ by at most {done.difference:.1e} of the largest", highlight=False, soft_wrap=True
-    )
+    print_line(console, f"  logits in float32 differ by at most {done.difference:.1e} of the largest")
     return 0

@@ -19,8 +19,10 @@ from typing import Annotated
 
 import tyro
 
+from attnres.cli._tables import print_error
 from attnres.errors import UsageError
 from attnres.generate import Continuation
+from attnres.texttable import visible
 from attnres.train import load_run
 
 
@@ -60,8 +62,9 @@ def command(
     _write("\n")
     if text.end == "context":
         context = trained.config.model.context
-        message = f"the model's context of {context} tokens is full after {text.drawn} new ones; the text is cut there"
-        print(f"attnres: {message}", file=sys.stderr)
+        print_error(
+            f"the model's context of {context} tokens is full after {text.drawn} new ones; the text is cut there"
+        )
     return 0
 
 
@@ -73,9 +76,6 @@ def _read_prompt() -> str:
 
 def _write(text: str) -> None:
     if sys.stdout.isatty():
-        from attnres.report.style import visible
-
-        # A model may draw escape sequences, which a terminal would obey.
-        text = "".join(character if character in "\n\t" else visible(character) for character in text)
+        text = visible(text, keep="\n\t")
     sys.stdout.write(text)
     sys.stdout.flush()

@@ -10,7 +10,7 @@ from typing import Any
 from attnres.lab import experiments
 from attnres.lab.page import section_facts, section_title
 from attnres.lab.record import THE_DEFAULT_THEN, Record
-from attnres.texttable import TextTable
+from attnres.texttable import TextTable, visible
 
 HEAD = """\
 # All tables
@@ -38,7 +38,7 @@ def tables_page(records: Mapping[str, Record], folder: Path) -> str:
     if (folder / OTHER_RUNS).exists():
         others = json.loads((folder / OTHER_RUNS).read_text(encoding="utf-8"))
         sections += [OTHER_HEAD, *(_other_section(other) for other in others)]
-    return "\n\n".join([HEAD, *sections]) + "\n"
+    return visible("\n\n".join([HEAD, *sections]), keep="\n") + "\n"
 
 
 def _section(name: str, record: Record) -> str:
@@ -55,6 +55,5 @@ def _other_section(other: Mapping[str, Any]) -> str:
 
 def _markdown(table: TextTable) -> str:
     """The table without its title, and its note."""
-    lines = [f"| {' | '.join(table.columns)} |", "|" + "---|" * len(table.columns)]
-    lines += [f"| {' | '.join(row)} |" for row in table.rows]
-    return "\n".join([*lines, "", table.note])
+    head, *rows = (f"| {' | '.join(map(visible, row))} |" for row in (table.columns, *table.rows))
+    return "\n".join([head, "|" + "---|" * len(table.columns), *rows, "", table.note])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import textwrap
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from attnres.analysis.profile import sublayer_names
-from attnres.report.style import SIGNED_COLOURS, WEIGHT_COLOURS, arm_styles, colour_scale, depth_ticks, visible
+from attnres.report.style import SIGNED_COLOURS, WEIGHT_COLOURS, arm_styles, colour_scale, depth_ticks
+from attnres.texttable import visible
 
 INK = "#1a1a1a"
 # A name from a user's file is text: no mathtext in it.
@@ -43,8 +45,11 @@ LineStyles = dict[str, dict[str, Any]]
 
 
 def png(figure: Figure) -> bytes:
+    """Draw the figure. A character of a name that the font has not becomes a box, without a word."""
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        FigureCanvasAgg(figure).print_png(buffer)
     return buffer.getvalue()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import matplotlib as mpl
@@ -21,7 +20,8 @@ from attnres.report.axes import (
     png,
 )
 from attnres.report.data import ArmReport, ReportData
-from attnres.report.style import DIFFERENCE_POINTS, paired_differences, summarise, visible
+from attnres.report.style import DIFFERENCE_POINTS, paired_differences, summarise
+from attnres.texttable import visible
 
 
 def figures(data: ReportData) -> dict[str, bytes]:
@@ -31,8 +31,7 @@ def figures(data: ReportData) -> dict[str, bytes]:
         drawn["loss_curves.png"] = _loss_curves
     if data.profiled:
         drawn |= {"depth_matrices.png": _depth_matrices, "depth_profiles.png": _depth_profiles}
-    with mpl.rc_context(STYLE), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with mpl.rc_context(STYLE):
         return {name: png(draw(data)) for name, draw in drawn.items()}
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from attnres.report.style import visible
+from attnres.texttable import visible
 
 
 def environment(package: str) -> Environment:

@@ -22,8 +22,8 @@ from attnres.report.style import (
     depth_ticks,
     paired_differences,
     summarise,
-    visible,
 )
+from attnres.texttable import visible
 
 CONTEXT = 48
 """Characters of text shown on either side of a chosen token."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -144,17 +143,3 @@ def depth_ticks(names: Sequence[str], most: int = 9) -> list[tuple[int, str]]:
     stride = max(1, -(-len(layers) // most))
     kept = [tick for tick in layers[::stride] if all(abs(tick[0] - end[0]) > len(names) / 12 for end in ends)]
     return sorted(kept + ends)
-
-
-def visible(text: str) -> str:
-    """The text with nothing hidden in it: control and formatting characters become symbols or their code points."""
-    return "".join(map(_visible_character, text))
-
-
-def _visible_character(character: str) -> str:
-    code = ord(character)
-    if code < 0x20:
-        return "⏎" if character == "\n" else chr(0x2400 + code)
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        return f"[U+{code:04X}]"
-    return character

@@ -136,6 +136,19 @@ def test_one_arm_from_a_file_is_one_panel_and_no_warning(tmp_path, capsys, recwa
     assert not [warning for warning in recwarn if "legend" in str(warning.message)]
 
 
+def test_no_name_from_a_file_reaches_the_terminal_as_it_is(tmp_path, capsys):
+    path = tmp_path / "hostile\x1b[2J.csv"
+    path.write_text("arm,compute,loss\n" + "".join(f"\x1b]0;a\x07,{c},{3 - c / 9}\n" for c in (1, 2, 4)))
+    assert main(["fit", str(path), "--unit", "\x1b[1m", "--out", str(tmp_path / "\x1b[5mout")]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told and "␛]0;a␇" in told and "␛[5mout" in told
+    path.write_text("arm,compute,loss\n\x1b[7m,1,0\n")
+    assert main(["fit", str(path), "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("attnres: ␛[7m: compute and loss must be positive")
+    assert main(["fit", str(tmp_path / "none\n\udcff")]) == 2
+    assert "none⏎[U+DCFF]: it cannot be read" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from attnres.cli import _terminal
-from attnres.cli._tables import print_table
+from attnres.cli._tables import print_line, print_table
 from attnres.texttable import TextTable
 
 NAMES = ("block:block_size=8", "block:block_size=16", "full:query=input,heads=4,key_norm=false")
@@ -41,6 +41,22 @@ def test_names_and_numbers_are_whole_on_a_terminal(width):
 def test_a_file_has_one_line_per_row():
     lines = printed(80, terminal=False)
     assert all(sum(name in line and "+0.0006" in line for line in lines) == 1 for name in NAMES)
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+@pytest.mark.parametrize("width", [30, 160])
+def test_names_from_files_cannot_command_a_terminal(width, terminal):
+    hostile, shown = "a\x1b]0;gone\x07\x9b2J\r\u202e", "a␛]0;gone␇[U+009B]2J␍[U+202E]"
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=terminal, color_system=None)
+    table = TextTable(hostile, (hostile, hostile), ((hostile, hostile),), hostile)
+    print_table(console, table)
+    print_line(console, hostile)
+    with _terminal.Terminal(console).bar(1) as advance, _terminal.working(console, hostile):
+        advance(1, f"{hostile} [/not markup]")
+    written = file.getvalue()
+    assert not any(mark in written for mark in ("\x1b]", "\x07", "\x9b", "\u202e"))
+    assert shown in written.replace("\n", "")
 
 
 def test_work_is_announced_in_a_file_too_and_its_progress_now_and_then(monkeypatch):

@@ -145,6 +145,14 @@ def test_tables_mark_what_diverged_and_what_lies_at_the_grids_edge(results, caps
     assert "| full |" in told and "agrees" in told and "2.00x" not in told
 
 
+def test_no_name_reaches_the_terminal_as_it_is(tmp_path):
+    hostile = "full\x1b[2J\n"
+    table = {"title": hostile, "command": hostile, "columns": [hostile], "rows": [[hostile]], "note": hostile}
+    (tmp_path / "other-runs.json").write_text(json.dumps([table]))
+    document = tables_page({}, tmp_path)
+    assert "\x1b" not in document and "| full␛[2J⏎ |\n|---|\n| full␛[2J⏎ |\n" in document
+
+
 def test_a_reader_that_has_seen_enough_is_no_error(results):
     command = f"{sys.executable} -m attnres report {results} --tables"
     piped = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | true"], capture_output=True, text=True)

@@ -18,7 +18,8 @@ from attnres.analysis.comparison import Comparison, compare_arms, finding
 from attnres.report import ArmReport, Curve, ReportData, TokenText, write_report
 from attnres.report.comparison import result_tables, sink_table
 from attnres.report.page import json_for_script, page
-from attnres.report.style import colour_scale, depth_ticks, paired_differences, summarise, visible
+from attnres.report.style import colour_scale, depth_ticks, paired_differences, summarise
+from attnres.texttable import visible
 from tests.report.sample import ATTACK, curves, profile, report, results
 
 

@@ -14,7 +14,8 @@ from attnres.lab.figures import PAPER_MARK, panels
 from attnres.lab.paper import ABLATION as PAPER
 from attnres.lab.tuning import choose
 from attnres.report.axes import INK, ink, legend_below, line_styles
-from attnres.report.style import WEIGHT_COLOURS, visible
+from attnres.report.style import WEIGHT_COLOURS
+from attnres.texttable import visible
 
 
 def differences(record: AblationRecord, narrow: bool = False) -> Figure:

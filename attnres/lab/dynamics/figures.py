@@ -17,7 +17,8 @@ from attnres.lab.dynamics.record import Arm, DynamicsRecord, Moment, ProfiledRun
 from attnres.lab.figures import BAND, GUIDE, NARROW, panels
 from attnres.lab.outcome import done_runs
 from attnres.report.axes import band, depth_axis, draw_depth_matrix, ink, legend_below, line_styles, plain_log_ticks
-from attnres.report.style import WEIGHT_COLOURS, visible
+from attnres.report.style import WEIGHT_COLOURS
+from attnres.texttable import visible
 
 Series = Callable[[ProfiledRun], Sequence[float] | np.ndarray]
 """What reads numbers over depth off one run of the record."""

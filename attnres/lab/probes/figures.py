@@ -11,7 +11,7 @@ from attnres.lab.figures import panels
 from attnres.lab.probes.claims import gains
 from attnres.lab.probes.record import ProbesRecord
 from attnres.report.axes import ink, legend_below, line_styles
-from attnres.report.style import visible
+from attnres.texttable import visible
 
 
 def gained(record: ProbesRecord, narrow: bool = False) -> Figure | None:

@@ -13,7 +13,7 @@ from attnres.lab.retrofit.plan import percent
 from attnres.lab.retrofit.record import RetrofitRecord
 from attnres.lab.tuning import losses_of_rates
 from attnres.report.axes import LineStyles, ink, legend_below, line_styles, plain_log_ticks
-from attnres.report.style import visible
+from attnres.texttable import visible
 
 
 def after_training_on(record: RetrofitRecord, narrow: bool = False) -> Figure:

@@ -18,7 +18,7 @@ from attnres.lab.paper import SCALING_COMPUTE, scaling_points
 from attnres.lab.scaling.fit import final_points, iso_flop_curves
 from attnres.lab.scaling.record import ScalingRecord
 from attnres.report.axes import STYLE, ink, legend_below, line_styles, plain_log_ticks, png
-from attnres.report.style import visible
+from attnres.texttable import visible
 
 
 def scaling_law(record: ScalingRecord, narrow: bool = False) -> Figure | None:
