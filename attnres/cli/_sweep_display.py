@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from attnres.lab.ahead import NOTHING, Bounds
 from attnres.texttable import visible
 from attnres.train.sweep import Job, JobState
 
@@ -18,6 +19,7 @@ class SweepDisplay:
     """`watch` is the callback of `run_jobs`; arms maps each job's name to its arm.
 
     cost: of one step of a job, in any unit, where jobs differ; the time left follows it.
+    later: what the runs behind these cost, in the same unit.
     """
 
     def __init__(
@@ -26,8 +28,10 @@ class SweepDisplay:
         jobs: Sequence[Job],
         arms: Mapping[str, str],
         cost: Callable[[Job], float] = lambda _: 1.0,
+        later: Bounds = NOTHING,
     ) -> None:
         self.console = console
+        self.later = later
         self.arms = arms
         self.cost = {job.name: cost(job) for job in jobs}
         self.whole_cost = sum(self.cost[job.name] * job.config.steps for job in jobs)
@@ -74,12 +78,15 @@ class SweepDisplay:
 
     def _time_left(self, spent: float) -> str:
         fresh = spent - (self.spent_at_start or 0.0)
-        if spent >= self.whole_cost:
+        left = [self.whole_cost - spent + later for later in self.later]
+        if left[1] <= 0:
             return ""
         if not fresh:
             return "starting"
-        seconds = (time.monotonic() - self.began) / fresh * (self.whole_cost - spent)
-        return f"about {seconds / 60:.0f} min left" if seconds > 90 else f"about {seconds:.0f} s left"
+        pace = (time.monotonic() - self.began) / fresh
+        unit, length = ("min", 60) if pace * left[1] > 90 else ("s", 1)
+        amounts = dict.fromkeys(f"{pace * cost / length:.0f}" for cost in left)
+        return f"about {' to '.join(amounts)} {unit} left"
 
 
 def _note(states: Sequence[JobState]) -> str:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from attnres.cli._sweep_display import PLAIN_SECONDS, SweepDisplay
 from attnres.cli._tables import print_error, print_line
+from attnres.lab.ahead import NOTHING, Bounds
 from attnres.signals import exit_code
 from attnres.texttable import visible
 from attnres.train.sweep import Job, JobState, run_jobs
@@ -87,10 +88,15 @@ class Terminal:
             yield lambda part, name: progress.update(whole, advance=part, description=visible(name))
 
     def train(
-        self, jobs: Sequence[Job], labels: Sequence[str], workers: int, costs: Sequence[float] | None = None
+        self,
+        jobs: Sequence[Job],
+        labels: Sequence[str],
+        workers: int,
+        costs: Sequence[float] | None = None,
+        later: Bounds = NOTHING,
     ) -> list[JobState]:
         names = [job.name for job in jobs]
         cost = dict(zip(names, costs or [1.0] * len(jobs), strict=True))
         arms = dict(zip(names, labels, strict=True))
-        with SweepDisplay(self.console, jobs, arms, lambda job: cost[job.name]) as display:
+        with SweepDisplay(self.console, jobs, arms, lambda job: cost[job.name], later) as display:
             return run_jobs(jobs, workers, display.watch)

@@ -10,6 +10,7 @@ from typing import Generic, Protocol, TypeVar
 
 from matplotlib.figure import Figure
 
+from attnres.lab.ahead import NOTHING, Bounds
 from attnres.lab.record import Record
 from attnres.texttable import TextTable
 from attnres.train.sweep import Job, JobState
@@ -39,11 +40,17 @@ class Progress(Protocol):
         ...
 
     def train(
-        self, jobs: Sequence[Job], labels: Sequence[str], workers: int, costs: Sequence[float] | None = None
+        self,
+        jobs: Sequence[Job],
+        labels: Sequence[str],
+        workers: int,
+        costs: Sequence[float] | None = None,
+        later: Bounds = NOTHING,
     ) -> list[JobState]:
         """Train the jobs that are not done, `workers` at a time, and return how all of them ended.
 
         labels: under which name each job is shown. costs: of one step of each job, in any unit, where they differ.
+        later: what the runs behind these cost, in the same unit; the time left counts them.
         """
         ...
 

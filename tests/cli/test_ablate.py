@@ -8,7 +8,7 @@ import pytest
 
 from attnres.cli import main
 from attnres.lab.ablation import cost
-from attnres.lab.ablation.plan import DEFAULTS, Options, plan, playoff_trials, trial
+from attnres.lab.ablation.plan import DEFAULTS, Options, affordable, plan, playoff_trials, trial
 from attnres.lab.ablation.record import AblationRecord, Cell, TrialRun
 from attnres.lab.ablation.tables import ablation_tables
 from attnres.lab.record import read_record
@@ -90,6 +90,16 @@ def test_a_budget_says_what_it_leaves_out(tmp_path, ablate, corpus):
     assert not (tmp_path / "r.json").exists()
 
 
+def test_a_budget_counts_what_may_come_beyond_the_edge(tmp_path, monkeypatch):
+    """A cell has 3 runs of the grid, 2 of the best two again and 3 seeds; a run takes a minute."""
+    monkeypatch.setattr("attnres.lab.ablation.plan.seconds_of_a_run", lambda config, corpus: 60.0)
+    for wider, grid, runs in ((0, (0.5, 1.0, 2.0), 8), (4, (0.5, 1.0, 2.0), 12), (4, (1.0,), 3)):
+        options = Options(arms=("residual", "full"), embedding_stds=(1.0,), wider=wider, grid=grid, workers=1)
+        planned = plan(options, tmp_path)
+        chosen, minutes = affordable(planned, planned.cells, 60.0 * (2 * runs - 1), corpus=None)
+        assert set(minutes.values()) == {runs} and [cell.arm for cell in chosen] == ["residual"]
+
+
 def test_a_budget_for_runs_shorter_than_their_measurement(tmp_path, ablate, corpus):
     options = [*STEPS, *corpus, "--out", tmp_path, "--steps", "1", "--evaluate-every", "1"]
     code, told = ablate("residual", "full", "--budget", "1s", *options)
@@ -163,7 +173,8 @@ def test_a_grid_goes_on_where_the_best_lies_at_its_edge(ablate, corpus, tmp_path
     """At a few steps of a tiny model the higher of two small rates is the better one, and a higher one still."""
     options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--workers", "1", "--tuning-seeds", "1"]
     options += ["--grid", "0.01", "0.1", "--wider", "1", "--out", tmp_path]
-    assert ablate("residual", "full", *options)[0] == 0
+    code, printed = ablate("residual", "full", *options)
+    assert code == 0 and "6 runs, 0.0 million tokens in all, and up to 2 runs" in printed.out
     record = read_record(tmp_path / "ablation.json", AblationRecord)
     for cell in record.cells:
         assert [run.factor for run in cell.tuning] == [0.01, 0.1, 1.0] and {run.seed for run in cell.tuning} == {1000}

@@ -9,12 +9,23 @@ from pathlib import Path
 import pytest
 
 from attnres.errors import UsageError
+from attnres.lab.ahead import Ahead
 from attnres.lab.scaling.figures import scaling_law
 from attnres.lab.scaling.fit import advantages_at_sizes, axes_of, finding, paired_lead
-from attnres.lab.scaling.plan import Options, Plan, Planned, parse_size, plan
-from attnres.lab.scaling.rates import best, check_runs, chosen_rates, grid_runs, wider_runs
+from attnres.lab.scaling.plan import MOST_TOKENS, Options, Plan, Planned, parse_size, plan
+from attnres.lab.scaling.rates import (
+    CHECKED,
+    best,
+    check_runs,
+    chosen_rates,
+    grid_runs,
+    phases,
+    seed_runs,
+    wider_runs,
+)
 from attnres.lab.scaling.record import ScalingRecord, TrialRun
 from attnres.lab.scaling.tables import scaling_tables
+from attnres.lab.tuning import MOST_BEYOND
 from tests.lab.sample import parsed
 
 GRID = (0.5, 1.0, 2.0)
@@ -94,6 +105,37 @@ def test_a_grid_goes_on_where_the_best_lies_at_its_edge():
     # a twelfth for twice the parameters, kept within what the arm tried
     assert rates["residual"] == pytest.approx({"1x16": 3.6, "2x16": 0.3, "2x32": 0.125, "2x64": 0.125}, rel=5e-3)
     assert set(rates["full"].values()) == {1.0}
+
+
+def test_what_is_ahead_is_all_that_is_trained():
+    """The best rates of one arm lie at edges, so that some of what may come does."""
+    sweep = a_plan()
+    ahead = Ahead(phases(sweep), lambda job: 2.0)
+    assert ahead.announced().startswith("40 runs, ") and "and up to 12 runs, " in ahead.announced()
+    at = {("residual", "1x16"): 3.6, ("residual", "2x16"): 0.3, ("full", "1x16"): 1.0, ("full", "2x16"): 1.0}
+    trained = [grid_runs(sweep)]
+    tried = losses_around(at, trained[0])
+    for _ in range(MOST_BEYOND):
+        trained.append(wider_runs(sweep, tried))
+        tried += losses_around(at, trained[-1])
+    rates = chosen_rates(sweep, tried)
+    for number, size in enumerate(sweep.sizes):
+        trained += [seed_runs(sweep, size, rates), *([check_runs(sweep, rates)] if number == CHECKED else [])]
+    costs = [sum(2 * run.job.config.steps for run in runs) for runs in trained]
+    for position in range(len(trained)):
+        later, least, most = costs[position + 1 :], *ahead.begin()
+        assert least <= sum(later) <= most and (position < MOST_BEYOND or least == most)
+
+
+def test_without_a_grid_the_seeds_alone_are_ahead():
+    assert Ahead(phases(a_plan(grid=(1.0,)))).announced().startswith("24 runs, ")
+    assert "edge" not in Ahead(phases(a_plan(grid=(1.0,)))).announced()
+
+
+@pytest.mark.parametrize("sizes", [("1x16@999999", "2x16", "4096x4096"), ("1x16", "2x16", "4096x4096@999999")])
+def test_every_size_has_its_own_limit_of_steps(sizes):
+    with pytest.raises(UsageError, match="steps must be at most 2147483647"):
+        a_plan(sizes=sizes, tokens_per_parameter=MOST_TOKENS)
 
 
 def test_the_best_of_a_grid():

@@ -12,6 +12,7 @@ from attnres.data import Corpus
 from attnres.errors import UsageError, check_count
 from attnres.lab.ablation.cost import Equal, affordable_steps, seconds_of_a_run
 from attnres.lab.ablation.record import Cell, TrialRun
+from attnres.lab.ahead import Phase
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.lab.outcome import done_runs
@@ -105,12 +106,6 @@ class Plan:
     def steps(self) -> Mapping[str, int]:
         """Those of each arm. Raises UsageError where one has none."""
         return affordable_steps(self.options.config.steps, self.costs or dict.fromkeys(self.options.arms, 1.0))
-
-    @property
-    def runs_of_each(self) -> int:
-        """How many a cell has: its seeds and its tuning."""
-        grid, tuning_seeds = len(self.options.grid), self.options.tuning_seeds
-        return self.options.seeds + (grid + 2 * (tuning_seeds - 1)) * (grid > 1)
 
 
 def plan(options: Options, out: Path) -> Plan:
@@ -207,19 +202,30 @@ def final_trials(plan: Plan, chosen: Mapping[Cell, float]) -> list[Trial]:
     ]
 
 
+def phases(plan: Plan, cells: Sequence[Cell]) -> list[Phase]:
+    """All runs of the cells in order, before any rate is chosen: the grid, what may come beyond it, the best two rates
+    on the other tuning seeds, and the seeds."""
+    of_each = [trial(plan, cell, 1.0, plan.options.config.seed).job for cell in cells]
+    grid, others = [trial.job for trial in tuning_trials(plan, cells)], 2 * (plan.options.tuning_seeds - 1)
+    tuned = of_each if grid else []
+    beyond_the_edge = [Phase(tuned, certain=False)] * plan.options.wider
+    return [Phase(grid), *beyond_the_edge, Phase(tuned * others), Phase(of_each * plan.options.seeds)]
+
+
 def affordable(
     plan: Plan, cells: Sequence[Cell], seconds: float, corpus: Corpus
 ) -> tuple[list[Cell], dict[Cell, float]]:
     """The cells that fit into the time, taken in order, and every cell's estimated minutes.
 
-    A cell costs its runs at the measured time of a few steps of its own, on one thread; what is trained already is
-    not taken off. A later cell that still fits is taken where an earlier one did not.
+    A cell costs all runs that it can have, at the measured time of a few steps of its own, on one thread; what is
+    trained already is not taken off. A later cell that still fits is taken where an earlier one did not.
     """
     config, workers = plan.options.config, plan.options.workers
     chosen, left, minutes = [], seconds * workers, {}
     for cell in cells:
         job = trial(plan, cell, 1.0, config.seed).job
-        cost = plan.runs_of_each * seconds_of_a_run(job.config, corpus)
+        runs = sum(len(phase.jobs) for phase in phases(plan, [cell]))
+        cost = runs * seconds_of_a_run(job.config, corpus)
         minutes[cell] = cost / 60 / workers
         if cost <= left:
             left -= cost

@@ -9,8 +9,18 @@ from pathlib import Path
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.ablation.cost import operations_of_steps, seconds_of_steps
-from attnres.lab.ablation.plan import Plan, Trial, affordable, final_trials, playoff_trials, tuning_trials, wider_trials
+from attnres.lab.ablation.plan import (
+    Plan,
+    Trial,
+    affordable,
+    final_trials,
+    phases,
+    playoff_trials,
+    tuning_trials,
+    wider_trials,
+)
 from attnres.lab.ablation.record import AblationRecord, Cell, CellRecord, Sweep, TrialRun
+from attnres.lab.ahead import Ahead
 from attnres.lab.experiment import Ended, Progress, steps_of
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import header, read_record
@@ -122,13 +132,16 @@ def _within(
 def _train(plan: Plan, cells: Sequence[Cell], progress: Progress) -> tuple[dict[Cell, CellRecord], list[JobState]]:
     """Tune, then train: the cells of the record, and how every run ended."""
     grid, workers = plan.options.grid, plan.options.workers
+    ahead = Ahead(phases(plan, cells))
+    progress.say(ahead.announced())
 
     def train(what: str, trials: Sequence[Trial]) -> list[tuple[Trial, JobState]]:
+        later = ahead.begin()
         if not trials:
             return []
         jobs = [trial.job for trial in trials]
         progress.say(f"{what}: {len(jobs)} runs of {steps_of(jobs)} steps, {workers} at a time")
-        states = progress.train(jobs, [trial.cell.name for trial in trials], workers)
+        states = progress.train(jobs, [trial.cell.name for trial in trials], workers, later=later)
         return list(zip(trials, states, strict=True))
 
     tuning = train("tuning", tuning_trials(plan, cells))

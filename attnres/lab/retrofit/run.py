@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from attnres.data import check_length, open_corpus
+from attnres.errors import UsageError
+from attnres.lab.ahead import Ahead, Phase
 from attnres.lab.experiment import Ended, Progress, steps_of
 from attnres.lab.outcome import Outcome, outcome_of, run_record_of
 from attnres.lab.record import header, write_record
@@ -26,6 +28,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[RetrofitRecord]:
         corpus = open_corpus(options.config.data)
         check_length(corpus, options.config.model.context)
     retrofit = _Retrofit(plan, progress, corpus.vocab_size)
+    progress.say(f"{retrofit.ahead.announced()}, {options.workers} at a time: {plan.out}")
     retrofit.train_plain()
     for fraction in sorted(options.fractions):
         factors = retrofit.tune(fraction)
@@ -53,6 +56,19 @@ class _Retrofit:
             )
             for arm in plan.arms
         ]
+        self.ahead = Ahead(self._phases())
+
+    def _phases(self) -> list[Phase]:
+        """All runs in order, before any rate is chosen."""
+        plan, seeds = self.plan, self.plan.tuning_seeds
+        ahead = [Phase([plain_run(plan, seed) for seed in (*plan.seeds, *seeds)])]
+        for fraction in sorted(plan.options.fractions):
+            one_rate = [self._trial(arm, fraction, 0, 1.0).job for arm in plan.arms]
+            if seeds:
+                each = one_rate * len(seeds)
+                ahead += [Phase(each * len(plan.options.grid)), *[Phase(each, certain=False)] * MOST_BEYOND]
+            ahead.append(Phase(one_rate * len(plan.seeds)))
+        return ahead
 
     def _trial(self, arm: Arm, fraction: float, seed: int, factor: float) -> Trial:
         flops = {one.name: one.flops_per_token for one in self.arms}
@@ -78,8 +94,6 @@ class _Retrofit:
                 tried[ended.arm].append(ended)
             following = {arm: beyond(tried[arm.name]) for arm in wanted}
             wanted = {arm: [factor] for arm, factor in following.items() if factor is not None}
-            if not wanted:
-                break
         self.tuning += [run for of_arm in tried.values() for run in of_arm]
         return {name: choose(of_arm) for name, of_arm in tried.items()}
 
@@ -90,6 +104,8 @@ class _Retrofit:
             for arm in self.plan.arms
             if (factor := factors[arm.name]) is not None
         ]
+        if not trials:
+            raise UsageError("no rate of --grid trains any arm; give smaller ones")
         self.runs += self._train_trials(trials, f"{percent(fraction)} more steps")
 
     def _train_trials(self, trials: Sequence[Trial], what: str) -> list[TrialRun]:
@@ -98,8 +114,11 @@ class _Retrofit:
 
     def _train(self, jobs: Sequence[Job], labels: Sequence[str], what: str) -> list[JobState]:
         """Raises UsageError where every run of several failed."""
+        later = self.ahead.begin()
+        if not jobs:
+            return []
         self.progress.say(f"{what}: {len(jobs)} runs of {steps_of(jobs)} steps")
-        states = self.progress.train(jobs, labels, self.plan.options.workers)
+        states = self.progress.train(jobs, labels, self.plan.options.workers, later=later)
         require_done(states)
         self.states += states
         return states

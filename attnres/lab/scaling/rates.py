@@ -5,10 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from attnres.lab.ahead import Phase
 from attnres.lab.outcome import done_runs
 from attnres.lab.scaling.plan import Plan, Planned, Size, planned
 from attnres.lab.scaling.record import TrialRun
-from attnres.lab.tuning import TUNING_SEED, beyond
+from attnres.lab.tuning import MOST_BEYOND, TUNING_SEED, beyond
+
+CHECKED = 2
+"""The place of the size whose rates are checked, the first beyond those that they come from."""
 
 Rates = dict[str, dict[str, float]]
 """arm -> size -> the multiple of both learning rates."""
@@ -35,16 +39,33 @@ def _of(tried: Sequence[TrialRun], arm: str, size: Size) -> list[TrialRun]:
     return [run for run in tried if (run.arm, run.size) == (arm, size.name)]
 
 
+def seed_runs(plan: Plan, size: Size, rates: Rates) -> list[Planned]:
+    """What is reported of a size: every arm at its own rate on all seeds."""
+    return [planned(plan, arm, size, seed, rates[arm][size.name]) for seed in plan.seeds for arm in plan.options.arms]
+
+
 def check_runs(plan: Plan, rates: Rates) -> list[Planned]:
     """The third size at half and twice its rate, on the first seed."""
     if len(plan.options.grid) < 2:
         return []
-    size, seed = plan.sizes[2], plan.options.config.seed
+    size, seed = plan.sizes[CHECKED], plan.options.config.seed
     return [
         planned(plan, arm, size, seed, rounded(rates[arm][size.name] * by))
         for arm in plan.options.arms
         for by in (0.5, 2)
     ]
+
+
+def phases(plan: Plan) -> list[Phase]:
+    """All runs in order, before any rate is chosen: the grid, what may come beyond it, the sizes and the check."""
+    grid = [run.job for run in grid_runs(plan)]
+    undecided = {arm: {size.name: 1.0 for size in plan.sizes} for arm in plan.options.arms}
+    ahead = [Phase(grid), *[Phase(grid[:: len(plan.options.grid)], certain=False)] * MOST_BEYOND]
+    for number, size in enumerate(plan.sizes):
+        ahead.append(Phase([run.job for run in seed_runs(plan, size, undecided)]))
+        if number == CHECKED:
+            ahead.append(Phase([run.job for run in check_runs(plan, undecided)]))
+    return ahead
 
 
 def chosen_rates(plan: Plan, grid: Sequence[TrialRun]) -> Rates:

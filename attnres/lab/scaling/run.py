@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from attnres.data import check_length, open_corpus
+from attnres.lab.ahead import Ahead
 from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import header, write_record
-from attnres.lab.scaling.plan import Plan, Planned, planned
-from attnres.lab.scaling.rates import check_runs, chosen_rates, grid_runs, wider_runs
+from attnres.lab.scaling.plan import Plan, Planned
+from attnres.lab.scaling.rates import CHECKED, check_runs, chosen_rates, grid_runs, phases, seed_runs, wider_runs
 from attnres.lab.scaling.record import ScalingRecord, SizedRun, TrialRun
 from attnres.lab.tuning import MOST_BEYOND
 from attnres.model.flops import training_flops
 from attnres.train.folder import fit_vocabulary
-from attnres.train.sweep import JobState, failures, require_done
+from attnres.train.sweep import Job, JobState, failures, require_done
 
 
 def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
@@ -26,17 +27,16 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
     with progress.during("opening the corpus"):
         corpus = open_corpus(options.config.data)
         check_length(corpus, options.config.model.context)
-    progress.say(f"{_describe(plan)}, {options.workers} at a time: {plan.out}")
     sweep = _Sweep(plan, progress, corpus.vocab_size)
+    progress.say(f"{sweep.ahead.announced()}, {options.workers} at a time: {plan.out}")
     grid = sweep.train(grid_runs(plan))
     for _ in range(MOST_BEYOND):
         grid += sweep.train(wider_runs(plan, [_trial(*ended) for ended in grid]))
     rates = chosen_rates(plan, [_trial(*ended) for ended in grid])
     runs, checked = [], []
     for number, size in enumerate(plan.sizes):
-        of_size = [(arm, seed) for seed in plan.seeds for arm in options.arms]
-        runs += sweep.train([planned(plan, arm, size, seed, rates[arm][size.name]) for arm, seed in of_size])
-        if number == 2:
+        runs += sweep.train(seed_runs(plan, size, rates))
+        if number == CHECKED:
             checked = sweep.train(check_runs(plan, rates))
         record = sweep.record(runs, grid, checked)
         write_record(file, record)
@@ -51,24 +51,26 @@ class _Sweep:
 
     def __init__(self, plan: Plan, progress: Progress, vocabulary: int) -> None:
         self.plan, self.progress, self.vocabulary = plan, progress, vocabulary
-        self._counted: dict[tuple[str, str], float] = {}
+        self._counted: dict[str, float] = {}
+        self.ahead = Ahead(phases(plan), self.flops)
 
     def train(self, runs: Sequence[Planned]) -> list[Ran]:
         """Train what is not trained yet. Raises UsageError where every run of several failed."""
+        later = self.ahead.begin()
         if not runs:
             return []
         labels = [f"{one.arm}, {one.size.name}" for one in runs]
-        workers, flops = self.plan.options.workers, [self.flops(one) for one in runs]
-        states = self.progress.train([one.job for one in runs], labels, workers, flops)
+        workers, flops = self.plan.options.workers, [self.flops(one.job) for one in runs]
+        states = self.progress.train([one.job for one in runs], labels, workers, flops, later)
         require_done(states)
         return list(zip(runs, states, strict=True))
 
-    def flops(self, one: Planned) -> float:
+    def flops(self, job: Job) -> float:
         """Operations per token, counted once for all seeds."""
-        key = one.arm, one.size.name
-        if key not in self._counted:
-            self._counted[key] = training_flops(fit_vocabulary(one.job.config, self.vocabulary).model)
-        return self._counted[key]
+        model = repr(job.config.model)
+        if model not in self._counted:
+            self._counted[model] = training_flops(fit_vocabulary(job.config, self.vocabulary).model)
+        return self._counted[model]
 
     def record(self, runs: Sequence[Ran], grid: Sequence[Ran], checked: Sequence[Ran]) -> ScalingRecord:
         """The record of what was run so far."""
@@ -94,7 +96,7 @@ class _Sweep:
             seed=one.seed,
             steps=config.steps,
             tokens=config.steps * config.tokens_per_step,
-            flops_per_token=self.flops(one),
+            flops_per_token=self.flops(one.job),
         )
 
 
@@ -103,12 +105,3 @@ def _trial(one: Planned, state: JobState) -> TrialRun:
     over_tokens = tuple((step * one.job.config.tokens_per_step, loss) for step, loss in outcome.curve)
     fields: dict[str, Any] = vars(dataclasses.replace(outcome, curve=over_tokens))
     return TrialRun(**fields, arm=one.arm, size=one.size.name, factor=one.factor)
-
-
-def _describe(plan: Plan) -> str:
-    """How many runs there will be, and how many tokens."""
-    arms, seed = plan.options.arms, plan.options.config.seed
-    of_size = [planned(plan, arms[0], size, seed).job.config for size in plan.sizes]
-    tokens = sum(config.steps * config.tokens_per_step for config in of_size) * len(plan.seeds)
-    count = len(of_size) * len(plan.seeds)
-    return f"{count * len(arms)} runs, {tokens * len(arms) / 1e6:.1f} million tokens in all"

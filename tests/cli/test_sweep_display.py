@@ -1,0 +1,35 @@
+"""The time that a sweep says is left."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from attnres.cli import _sweep_display
+from attnres.lab.ahead import NOTHING, Bounds
+from attnres.train import RunConfig
+from attnres.train.sweep import Job, JobState
+
+
+@pytest.mark.parametrize(
+    ("later", "said"),
+    [
+        (NOTHING, "about 30 s left"),
+        (Bounds(20, 20), "about 90 s left"),
+        (Bounds(0, 20), "about 30 to 90 s left"),
+        (Bounds(40, 100), "about 2 to 6 min left"),  # 150 to 330 s
+    ],
+)
+def test_the_time_left_counts_what_comes_later(later, said, monkeypatch):
+    """At half of ten steps of cost 2, which took 30 s."""
+    clock = iter([0.0, 0.0, 30.0, 30.0, 30.0])
+    monkeypatch.setattr(_sweep_display, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    file, job = io.StringIO(), Job("a", RunConfig(steps=10), Path("a"))
+    display = _sweep_display.SweepDisplay(Console(file=file), [job], {"a": "a"}, lambda job: 2.0, later)
+    for step in (0, 5):
+        display.watch([JobState(job, step)])
+    assert file.getvalue() == f"5 of 10 steps, {said}\n"
