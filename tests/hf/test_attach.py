@@ -168,6 +168,15 @@ def test_copies_and_pickles():
         assert not torch.equal(twin(tokens).logits, model(tokens).logits)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_every_attribute_can_be_read():
+    """As inspect.getmembers, a shell's completion and torch.jit do."""
+    plain = make_model("llama")
+    unreadable = {name for name in dir(plain) if not hasattr(plain, name)}
+    model = attnres.hf.attach(plain, "full")
+    assert {name for name in dir(model) if not hasattr(model, name)} <= unreadable
+
+
 def old_style(model):
     from transformers import AutoConfig, AutoModelForCausalLM
 
