@@ -102,19 +102,6 @@ class RMSLayer(RMSBlock):
         return Connection.absorb(self, values, weights, site, h, y)
 
 
-class RMSLayerBias(RMSLayer):
-    """RMSLayer with RMSBias' learned numbers: 0 at the start, one for each source that an attention sublayer reads."""
-
-    def __init__(self, dim: int, sites: int, block_size: int = 4) -> None:
-        super().__init__(dim, sites, block_size=block_size)
-        counts = (0 if self._is_mlp(site) else self._count(site) for site in range(sites + 1))
-        self.bias = nn.ParameterList(map(torch.zeros, counts))
-
-    def _scores(self, sources: Values, site: int, read: int) -> Tensor:
-        scores = super()._scores(sources, site, read)
-        return scores + self.bias[site].reshape(-1, *[1] * (scores.ndim - 1))
-
-
 class RMSStream(X0):
     """The stream of normalised outputs with learned sizes, and the embedding fed back in: no attention over depth.
 
