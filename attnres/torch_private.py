@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -107,11 +108,19 @@ def own_parameters(module: nn.Module, part: str) -> dict[str, Any]:
     return module._modules[part]._parameters  # type: ignore[union-attr]
 
 
-def times_changed(tensors: Sequence[Tensor]) -> int:
-    """Count how often they were changed in place, all of them together; 0 where torch does not count it.
+_version = attrgetter("_version")
 
-    That is while torch.compile traces, and in inference mode.
+
+def times_changed(tensors: Sequence[Tensor]) -> int:
+    """Count how often they were changed in place, all of them together, as far as torch counts it.
+
+    It does not while torch.compile traces, nor for tensors made in inference mode.
     """
-    if is_compiling() or tensors[0].is_inference():
+    if is_compiling():
         return 0
-    return tensors[0]._version if len(tensors) == 1 else sum([tensor._version for tensor in tensors])
+    try:
+        if not torch.is_inference_mode_enabled():
+            return tensors[0]._version if len(tensors) == 1 else sum(map(_version, tensors))
+    except RuntimeError:  # of tensors made in inference mode, used outside of it
+        pass
+    return sum([tensor._version for tensor in tensors if not tensor.is_inference()])

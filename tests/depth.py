@@ -104,7 +104,7 @@ def trace(connection: Connection, x: Tensor, sublayers) -> tuple[list[Tensor], l
     values, sources, inputs = connection.start(x), [x], []
     for site, sublayer in enumerate(sublayers):
         weights, h = connection.mix(values, site)
-        y = output_of(sublayer, h)
+        y = output_of(sublayer, h, values)
         values = connection.absorb(values, weights, site, h, y)
         sources.append(y)
         inputs.append(h)

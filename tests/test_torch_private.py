@@ -194,5 +194,10 @@ def test_times_changed():
     x.detach().add_(1)
     assert torch_private.times_changed([x, x.view(2)]) == before + 2, MOVED
     assert torch_private.times_changed([x]) == torch_private.times_changed([x.detach()]) > 0, MOVED
+    assert torch_private.times_changed([]) == 0
     with torch.inference_mode():
-        assert torch_private.times_changed([torch.zeros(2)]) == 0
+        made_here = torch.zeros(2)
+        assert torch_private.times_changed([made_here.add_(1)]) == 0
+        x.add_(1)
+        assert torch_private.times_changed([made_here, x]) == before // 2 + 2, MOVED
+    assert torch_private.times_changed([x, made_here]) == before // 2 + 2, MOVED

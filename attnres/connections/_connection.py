@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnres.errors import UsageError, check_count
 from attnres.ops import inverse_rms as inverse_rms
 from attnres.ops import widen as widen
+from attnres.ops.reference import DTYPES
 from attnres.torch_private import times_changed
 
 Values = tuple[Tensor, ...]
@@ -72,7 +73,11 @@ class Connection(nn.Module):
 
         Args:
             x: the embedding v_0, [..., dim], of a floating dtype, which becomes the stream's.
+
+        Raises:
+            UsageError: anything else.
         """
+        refuse_no_stream(x)
         return (x,)
 
     def reads(self, site: int) -> int:
@@ -188,11 +193,12 @@ class Connection(nn.Module):
 
         Raises:
             UsageError: values of another width, of whole numbers or, where `value_count` tells, of another site; more
-                sublayers than sites, or one that works in place or does not return one tensor of the shape it reads.
+                sublayers than sites, or one that cannot be called, works in place, writes all its outputs into one
+                buffer or does not return one tensor of the shape it reads.
         """
         for site, sublayer in enumerate(self._fitting(values, sublayers, first), first):
             weights, h = self.mix(values, site)
-            values = self.absorb(values, weights, site, h, output_of(sublayer, h))
+            values = self.absorb(values, weights, site, h, output_of(sublayer, h, values))
         return values
 
     def _fitting(self, values: Values, sublayers: Iterable[Sublayer], first: int) -> list[Sublayer]:
@@ -202,13 +208,17 @@ class Connection(nn.Module):
             UsageError: they or the values are not for this connection.
         """
         _refuse_tensor(values)
+        refuse_no_stream(values[0])
         if values[0].shape[-1] != self.dim:
             raise UsageError(f"the connection has width {self.dim}; what it was given has {values[0].shape[-1]}")
-        if not values[0].is_floating_point():
-            raise UsageError(f"the stream must be of a floating dtype, not {values[0].dtype}; start with an embedding")
-        if isinstance(sublayers, nn.Module) and not isinstance(sublayers, Iterable):
+        if not isinstance(sublayers, Iterable):
             raise UsageError(f"sublayers must be a list of them, not one {type(sublayers).__name__}")
         listed = list(sublayers)
+        if not all(map(callable, listed)):
+            wrong = next(sublayer for sublayer in listed if not callable(sublayer))
+            raise UsageError(f"a sublayer must be a function of h, or a module, not {wrong!r}")
+        if not isinstance(first, int) or first < 0:
+            raise UsageError(f"first must be the site of the first sublayer, 0 to {self.sites}, not {first!r}")
         if first + len(listed) > self.sites:
             raise UsageError(
                 f"the connection has {self.sites} sites; {len(listed)} sublayers from {first} on do not fit"
@@ -240,8 +250,23 @@ class Connection(nn.Module):
         self._refuse_of_another_site(values, self.sites)
         return self.mix(values, self.sites)[1]
 
+    def forward(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise UsageError: a connection has sublayers between what it reads and what it takes up."""
+        raise UsageError(
+            "a connection is not called: connection.readout(connection.run(connection.start(x), sublayers))"
+        )
+
     def extra_repr(self) -> str:
         return f"dim={self.dim}, sites={self.sites}"
+
+
+def refuse_no_stream(x: Tensor) -> None:
+    """Raise UsageError for what cannot be the stream's embedding: no tensor, a number, or of a dtype without sums."""
+    if not isinstance(x, Tensor) or x.ndim == 0:
+        given = f"a {type(x).__name__}" if not isinstance(x, Tensor) else "a number"
+        raise UsageError(f"the stream starts with the embedding, a tensor [..., dim], not with {given}")
+    if x.dtype not in DTYPES:
+        raise UsageError(f"the stream must be of a floating dtype, not {x.dtype}; start with an embedding")
 
 
 def _refuse_tensor(values: Values) -> None:
@@ -278,22 +303,24 @@ def _beyond(signature: str, other: str) -> str:
     return ", ".join(part for part in signature.rstrip(")").split(", ") if part not in known)
 
 
-def output_of(sublayer: Sublayer, h: Mixture) -> Tensor:
+def output_of(sublayer: Sublayer, h: Mixture, values: Values = ()) -> Tensor:
     """Call the sublayer with what its site reads.
 
     Args:
         sublayer: a function of one tensor [..., dim], or of as many as `h` holds.
         h: what `mix` or `gather` returned.
+        values: what depth carries meanwhile.
 
     Returns:
         Its output, [..., dim].
 
     Raises:
         UsageError: it returns no tensor, or one of another shape, which most sums would broadcast without a word; or it
-            changes what it was given: that may be the stream itself, or saved for the backward pass.
+            changes what it was given, which may be the stream itself or saved for the backward pass, or the values,
+            which may hold what an earlier call returned as it is.
     """
     reads = h if isinstance(h, tuple) else (h,)
-    before = times_changed(reads)
+    before, values_before = times_changed(reads), times_changed(values)
     y = sublayer(*reads)
     if not isinstance(y, Tensor):
         raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
@@ -302,6 +329,11 @@ def output_of(sublayer: Sublayer, h: Mixture) -> Tensor:
         raise UsageError(f"a sublayer must return the shape that it reads, {read}, and returned {returned}")
     if times_changed(reads) != before:
         raise UsageError("a sublayer changed its input in place, as nn.ReLU(inplace=True) does; let it work on a copy")
+    if times_changed(values) != values_before:
+        raise UsageError(
+            "a sublayer wrote into what an earlier one returned, as with one buffer for the outputs of all calls; "
+            "let it return a tensor of its own at every call"
+        )
     return y
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnres.connections._connection import Values, Weights, widen
+from attnres.connections._connection import Values, Weights, inverse_rms, widen
 from attnres.connections._streams import Streams
 
 
@@ -33,7 +33,7 @@ class ManifoldStreams(Streams):
         if site == self.sites:
             return ()
         u = widen(values[0]).flatten(-2)
-        u = u * torch.rsqrt(u.square().mean(-1, keepdim=True) + self.eps)
+        u = u * inverse_rms(u, self.eps)
         pre = torch.sigmoid(self.pre(u, site) + self.bias_pre[site])
         post = 2 * torch.sigmoid(self.post(u, site) + self.bias_post[site])
         return pre, self.residual_mixing(u, site), post

@@ -101,7 +101,7 @@ def _tags_read(connection: Connection, x: Tensor, sublayers: Iterable[Sublayer])
         weights = connection.weigh(values, site)
         h, h_tagged = connection.gather(values, weights, site), connection.gather(tagged, weights, site)
         yield h_tagged
-        y = output_of(sublayer, h)
+        y = output_of(sublayer, h, values)
         weights = connection.weigh_output(values, weights, site, y)
         values = connection.scatter(values, weights, site, h, y)
         tagged = connection.scatter(tagged, weights, site, h_tagged, tag(site + 1))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnres.connections._connection import Connection, Values, Weights
+from attnres.connections._connection import Connection, Values, Weights, refuse_no_stream
 from attnres.errors import check_count
 
 
@@ -22,6 +22,7 @@ class Streams(Connection):
         self.streams = streams
 
     def start(self, x: Tensor) -> Values:
+        refuse_no_stream(x)
         return (x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]),)
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:

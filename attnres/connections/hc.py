@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Values, Weights, widen
+from attnres.connections._connection import Values, Weights, inverse_rms, widen
 from attnres.connections._streams import Streams
 
 
@@ -51,5 +51,4 @@ class HC(Streams):
         return read, carry.mT, write
 
     def _normalise(self, streams: Tensor, site: int) -> Tensor:
-        rms = torch.rsqrt(streams.square().mean(-1, keepdim=True) + self.eps)
-        return streams * rms * self.gain[site]
+        return streams * inverse_rms(streams, self.eps) * self.gain[site]

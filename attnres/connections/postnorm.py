@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Values, Weights, widen
+from attnres.connections._connection import Connection, Values, Weights, inverse_rms
 
 
 class PostNorm(Connection):
@@ -23,8 +23,7 @@ class PostNorm(Connection):
         self.gain = nn.ParameterList(torch.ones(dim) for _ in range(sites + 1))
 
     def weigh(self, values: Values, site: int) -> Weights:
-        x = widen(values[0])
-        return torch.rsqrt(x.square().mean(-1, keepdim=True) + self.eps) * self.gain[site]
+        return inverse_rms(values[0], self.eps) * self.gain[site]
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
         return (weights * values[0]).to(values[0].dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Values, Weights
+from attnres.connections._connection import Connection, Values, Weights, refuse_no_stream
 
 
 class X0(Connection):
@@ -20,6 +20,7 @@ class X0(Connection):
         self.lam = nn.ParameterList(torch.tensor([1.0, 0.0]) for _ in range(0, sites, 2))
 
     def start(self, x: Tensor) -> Values:
+        refuse_no_stream(x)
         return (x, x)
 
     def weigh(self, values: Values, site: int) -> Weights:

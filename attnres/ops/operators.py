@@ -24,7 +24,7 @@ def depth_attention(
     """Attend over depth: h = sum_i p_i v_i with p = softmax_i(query . RMSNorm(v_i; gain, eps)).
 
     Computed in float32 (float64 for float64 input) and rounded once. Squares must fit float32 as in any RMSNorm: |v_i|
-    below 1e18, and below 1e12 for the reference's gradients.
+    below 1e18.
     Source: Attention Residuals (2603.15031), eq. 3; SPEC.md 3.
 
     Args:

@@ -67,7 +67,8 @@ def widen(x: Tensor) -> Tensor:
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """1 / sqrt(mean(x^2) + eps) over the channels, [..., 1], in at least float32."""
-    return torch.rsqrt(widen(x).square().mean(-1, keepdim=True) + eps)
+    # Not rsqrt: its gradient has rms^-3, which from 1e13 on is not a normal float32 and soon nothing.
+    return (widen(x).square().mean(-1, keepdim=True) + eps).sqrt().reciprocal()
 
 
 def depth_scores(sources: Sequence[Tensor], key_vector: Tensor, eps: float | None, heads: int = 1) -> list[Tensor]:

@@ -25,7 +25,7 @@ def first_non_finite(model: Transformer, tokens: Tensor) -> str | None:
         weights, h = connection.mix(values, site)
         if _bad(mean_read(h)):
             return f"the input of {site_name(site)}"
-        y = output_of(sublayer, h)
+        y = output_of(sublayer, h, values)
         if _bad(y):
             return f"the output of {site_name(site)}"
         values = connection.absorb(values, weights, site, h, y)

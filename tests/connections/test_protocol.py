@@ -31,6 +31,63 @@ def test_sublayers_that_work_in_place_are_refused(name):
 
 
 @every_connection
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("buffers", [1, 2])
+def test_one_buffer_for_the_outputs_of_all_calls_is_refused_where_it_matters(name, mode, buffers):
+    """A rule that sums outputs up has no use for the buffer any more; one that keeps them would read the newest."""
+    connection, x = make_connection(name, DIM, SITES), torch.randn(2, DIM)
+    kept = [torch.zeros(2, DIM) for _ in range(buffers)]
+    sublayers = [lambda h, *_, buffer=kept[k % buffers]: torch.mul(h, 2, out=buffer)[:] for k in range(SITES)]
+
+    def read(sublayers, step):
+        values = connection.start(x)
+        for site in range(0, SITES, step):
+            values = connection.run(values, sublayers[site : site + step], site)
+        return connection.readout(values)
+
+    with mode():
+        right = read([lambda h, *_: 2 * h] * SITES, SITES)
+        for step in (SITES, 1):
+            refused = None
+            try:
+                torch.testing.assert_close(read(sublayers, step), right, rtol=1e-4, atol=1e-4)
+            except UsageError as error:
+                refused = str(error)
+            keeps = name in ("delta", "full", "window")
+            assert refused or not keeps
+            assert refused is None or "a sublayer wrote into what an earlier one returned" in refused
+
+
+def test_the_same_output_at_every_call_is_no_overwritten_one():
+    zero, x = torch.zeros(2, DIM), torch.randn(2, DIM)
+    for name in ("full", "delta", "residual"):
+        connection = make_connection(name, DIM, SITES)
+        connection.run(connection.start(x), [lambda h: zero] * (SITES - 2) + [lambda h: h] * 2)
+
+
+@every_connection
+def test_what_is_no_stream_no_sublayer_and_no_site(name):
+    connection, x = make_connection(name, DIM, SITES), torch.randn(2, DIM)
+    for wrong in (None, [1.0], connection.start(x), torch.tensor(1.0)):
+        with pytest.raises(UsageError, match=r"starts with the embedding, a tensor \[..., dim\], not with a"):
+            connection.start(wrong)
+    for wrong in (x.long(), x.to(torch.complex64), x.bool()):
+        with pytest.raises(UsageError, match="must be of a floating dtype, not torch"):
+            connection.start(wrong)
+    for wrong in (None, "attention", torch.ones(2)):
+        with pytest.raises(UsageError, match="a sublayer must be a function of h, or a module, not "):
+            connection.run(connection.start(x), [*make_sublayers(sites=1), wrong])
+    for wrong in (None, torch.tanh):
+        with pytest.raises(UsageError, match="sublayers must be a list of them, not one"):
+            connection.run(connection.start(x), wrong)
+    for wrong in (-1, 1.0, None):
+        with pytest.raises(UsageError, match=f"first must be the site of the first sublayer, 0 to {SITES}, not "):
+            connection.run(connection.start(x), [], first=wrong)
+    with pytest.raises(UsageError, match=r"is not called: connection.readout\(connection.run\("):
+        connection(x)
+
+
+@every_connection
 def test_values_that_are_none(name):
     connection, sublayers = make_connection(name, DIM, SITES), make_sublayers()
     with pytest.raises(UsageError, match=r"values are what start\(x\) returns, not x"):
