@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
+import operator
 import re
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from attnres.connections import make_connection
 from attnres.connections._connection import Connection, Sublayer, Values, output_of
+from attnres.connections._files import told
 from attnres.connections._mixing import mixing_matrix
 from attnres.connections._reads import mean_read, mixture
 from attnres.errors import UsageError, first_line
+from attnres.torch_private import times_changed
 
 DIM, SITES = 48, 7
 Make = Callable[[], Connection]
@@ -68,6 +72,10 @@ def check_rule(connection: str, dim: int) -> None:
             check_linear(randomised(lambda: make_connection(connection, small, SITES)))
         except UsageError as error:
             raise UsageError(f"connection {connection}: {error}") from None
+        except (Exception, SystemExit) as error:
+            if ":" not in connection:
+                raise
+            raise UsageError(f"connection {connection} fails with {told(error)}; attnres check says where") from error
 
 
 def findings(make: Make) -> Iterator[tuple[str, str | None]]:
@@ -78,8 +86,8 @@ def findings(make: Make) -> Iterator[tuple[str, str | None]]:
             check(make)
         except UsageError as error:
             problem = str(error)
-        except Exception as error:  # the rule's own code fails
-            problem = f"{type(error).__name__}: {first_line(error)}"
+        except (Exception, SystemExit) as error:  # the rule's own code fails
+            problem = told(error)
         yield (check.__doc__ or "").rstrip("."), problem
 
 
@@ -134,17 +142,17 @@ def matrix(make: Make) -> None:
 
 def pure(make: Make) -> None:
     """No tensor in values is changed, and nothing is kept between two batches taken in turns."""
-    connection, sublayers = randomised(make), random_sublayers(randomised(make))
     xs = [_noise((2, DIM), 0), _noise((2, DIM), 1)]
-    expected = [_whole(connection)(x) for x in xs]
-    states = [connection.start(x) for x in xs]
-    for site, sublayer in enumerate(sublayers):
-        for batch, values in enumerate(states):
-            before = [value.clone() for value in values]
-            states[batch] = connection.run(values, [sublayer], site)
-            _require(all(map(torch.equal, values, before)), f"site {site} changes its values in place")
-    for values, h in zip(states, expected, strict=True):
-        _require(_close(connection.readout(values), h), "two batches disturb each other")
+    for training, steps in itertools.product((True, False), (_site_by_site, _step_by_step)):
+        connection = randomised(make).train(training)
+        with torch.set_grad_enabled(training):
+            expected = [_whole(randomised(make).train(training))(x) for x in xs]
+            before = _kept(connection)
+            found = steps(connection, random_sublayers(connection), xs)
+        changed = ", ".join(_changed(connection, before))
+        kept = f" by the {changed} that it keeps on itself" if changed else ""
+        for h, right in zip(found, expected, strict=True):
+            _require(_close(h, right), f"two batches disturb each other{kept}; put what depth carries into values")
 
 
 def splits(make: Make) -> None:
@@ -173,7 +181,7 @@ def recomputed(make: Make) -> None:
 
     def forward(x: Tensor) -> Tensor:
         values = connection.start(x)
-        for first, end in pairwise([*range(0, SITES, 2), SITES]):
+        for first, end in itertools.pairwise([*range(0, SITES, 2), SITES]):
             values = checkpoint(connection.run, values, sublayers[first:end], first, use_reentrant=False)
         return connection.readout(values)
 
@@ -228,8 +236,9 @@ def bfloat16(make: Make) -> None:
 
 
 def saved(make: Make) -> None:
-    """State that is saved and loaded gives the same."""
+    """State that is saved, and loaded into one that was in use, gives the same."""
     connection, twin, x = randomised(make), make(), _noise((2, DIM), 0)
+    _whole(twin)(x)
     twin.load_state_dict(connection.state_dict())
     _require(torch.equal(_whole(twin)(x), _whole(connection)(x)), "it does not")
 
@@ -240,6 +249,52 @@ CHECKS = (starts, linear, matrix, pure, splits, fused, recomputed, gradients, pe
 def _whole(connection: Connection) -> Callable[[Tensor], Tensor]:
     sublayers = random_sublayers(connection)
     return lambda x: connection.readout(connection.run(connection.start(x), sublayers))
+
+
+def _site_by_site(connection: Connection, sublayers: list[Sublayer], xs: list[Tensor]) -> list[Tensor]:
+    """The readouts of batches that take turns at every site."""
+    states = list(map(connection.start, xs))
+    for site, sublayer in enumerate(sublayers):
+        for batch, values in enumerate(states):
+            before = [value.clone() for value in values]
+            states[batch] = connection.run(values, [sublayer], site)
+            _require(all(map(torch.equal, values, before)), f"site {site} changes its values in place")
+    return list(map(connection.readout, states))
+
+
+def _step_by_step(connection: Connection, sublayers: list[Sublayer], xs: list[Tensor]) -> list[Tensor]:
+    """The readouts of batches that take turns at every step of every site."""
+    states = list(map(connection.start, xs))
+    for site, sublayer in enumerate(sublayers):
+        weights = [connection.weigh(values, site) for values in states]
+        hs = [connection.gather(values, w, site) for values, w in zip(states, weights, strict=True)]
+        parts = list(zip(states, weights, hs, [output_of(sublayer, h) for h in hs], strict=True))
+        weights = [connection.weigh_output(values, w, site, y) for values, w, _, y in parts]
+        states = [
+            connection.scatter(values, w, site, h, y) for (values, _, h, y), w in zip(parts, weights, strict=True)
+        ]
+    return list(map(connection.readout, states))
+
+
+def _kept(connection: Connection) -> dict[str, list[Any]]:
+    """What the connection and its parts hold beside parameters, by name, as objects that are others when it changes."""
+    held = {}
+    for part_name, part in connection.named_modules():
+        own = {name: value for name, value in vars(part).items() if name not in vars(nn.Module())}
+        for name, value in {**own, **dict(part.named_buffers(recurse=False))}.items():
+            content = value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+            changes = [times_changed([value])] if isinstance(value, Tensor) else []
+            held[f"{part_name}.{name}".lstrip(".")] = [*content, *changes]
+    return held
+
+
+def _changed(connection: Connection, before: dict[str, list[Any]]) -> list[str]:
+    """Name what it holds that is no longer what `_kept` found."""
+    return [
+        name
+        for name, now in _kept(connection).items()
+        if len(then := before.get(name, [])) != len(now) or not all(map(operator.is_, then, now))
+    ]
 
 
 def _equal_gradients(one: Connection, forward: Callable, other: Connection, reference: Callable) -> None:

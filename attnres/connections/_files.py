@@ -52,9 +52,12 @@ def import_errors(file: str) -> Iterator[None]:
     except UsageError:
         raise
     except (Exception, SystemExit) as error:
-        raise UsageError(
-            f"the connection's file {file} fails with {type(error).__name__}: {first_line(error)}; mend it"
-        ) from error
+        raise UsageError(f"the connection's file {file} fails with {told(error)}; mend it") from error
+
+
+def told(error: BaseException) -> str:
+    """Say in one line what somebody's code raised."""
+    return f"{type(error).__name__}: {first_line(error)}"
 
 
 @contextmanager
@@ -64,11 +67,12 @@ def making_errors(name: str) -> Iterator[None]:
         yield
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         if ":" not in name:
             raise
-        wrong = f"{type(error).__name__}: {first_line(error)}"
-        raise UsageError(f"{name} cannot be made: {wrong}; it is called with dim, sites and its options") from error
+        raise UsageError(
+            f"{name} cannot be made: {told(error)}; it is called with dim, sites and its options"
+        ) from error
 
 
 def is_loaded(file: str) -> bool:

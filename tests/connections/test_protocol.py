@@ -197,6 +197,41 @@ class Wide(Decay):
         return (weights * values[0] + y,)
 
 
+class Keeps(Decay):
+    """What its own site's `scatter` needs, on the module: right as long as nothing comes between."""
+
+    def weigh(self, values, site):
+        self.share = values[0].mean(-1, keepdim=True).sigmoid()
+        return ()
+
+    def scatter(self, values, weights, site, h, y):
+        return (values[0] + self.share * y,)
+
+
+class KeepsInUse(Decay):
+    def weigh(self, values, site):
+        return 1 + getattr(self, "newest", torch.zeros(())).mean()
+
+    def scatter(self, values, weights, site, h, y):
+        if not self.training:
+            self.newest = y
+        return (values[0] + weights * y,)
+
+
+class Remembers(Decay):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.seen = {}
+
+    def weigh(self, values, site):
+        return self.seen.setdefault(site, self.decay[site].detach().clone()) if site < self.sites else ()
+
+
+class Leaves(Decay):
+    def weigh(self, values, site):
+        raise SystemExit(3)
+
+
 class Wrong(Decay):
     def mix(self, values, site):
         return super().mix(values, site)[0], 2 * values[0]
@@ -211,6 +246,10 @@ class Wrong(Decay):
         (Shared, "uses decay.0, as an earlier one does"),
         (Wide, "it becomes torch.float32; round sums"),
         (Wrong, "the outputs differ"),
+        (Keeps, "two batches disturb each other by the share that it keeps on itself; put what depth carries into"),
+        (KeepsInUse, "two batches disturb each other by the newest that it keeps on itself"),
+        (Remembers, "it does not"),
+        (Leaves, "SystemExit: 3"),
         (Connection, "NotImplementedError"),
     ],
 )
@@ -291,6 +330,7 @@ class A(Connection):
             CLASS + "super().__init__(dim, sites)",
             "wants.py:A cannot be made: TypeError: A.__init__()",
         ),
+        ("quits.py:A", CLASS + "raise SystemExit(3)", "quits.py:A cannot be made: SystemExit: 3; it is called with"),
         ("wants.py:A:rate=1", CLASS + "self.part = nn.Linear(1, 1)", "cannot be made: AttributeError: cannot assign"),
     ],
 )
@@ -362,6 +402,10 @@ def test_every_run_begins_with_the_check(mine):
     check_linear(randomised(lambda: make_connection("full", 8, 3)))
     with pytest.raises(UsageError, match=r"connection mine\.py:Bent: gather is not linear at site 0"):
         check_rule("mine.py:Bent", 64)
+    leaves = "class Leaves(MyRule):\n    def weigh(self, values, site):\n        raise SystemExit(3)\n"
+    (mine / "leaves.py").write_text(f"{SOURCE}\n{leaves}")
+    with pytest.raises(UsageError, match=r"leaves\.py:Leaves fails with SystemExit: 3; attnres check says where"):
+        check_rule("leaves.py:Leaves", 64)
 
 
 def test_a_run_of_a_connection_from_a_file(mine):
