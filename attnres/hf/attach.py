@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -27,8 +28,8 @@ def attach(model: Any, connection: str = "block", **options: Any) -> Any:
     `save_pretrained` and restored by `attnres.hf.load`, and are float32 whatever the model's dtype.
 
     Args:
-        model: a causal language model of transformers, or its base model. Give the whole model where that is to be
-            saved: what is around a base model does not learn of the connection, and saves itself as a plain one.
+        model: a causal language model of transformers, or its base model. A model that has this one for its decoder
+            learns of the connection, too, so that it saves and loads with it.
         connection: as for `make_connection`: "block:block_size=8", or a name with options behind it.
         **options: options of the connection. `total=True` and `gate=True` are added where it has these options, so that
             the attached model starts as the plain one: the same logits up to rounding. A connection that cannot start
@@ -61,9 +62,19 @@ def attach_as_written(model: Any, connection: str) -> Any:
             "what the connection mixes is what each sublayer changes (docs/TRANSFORMERS.md)",
             model.config.model_type,
         )
+    whole = _whole(model)
     install(anatomy, made.to(device))
-    become_attached(model, connection)
+    become_attached(whole, connection)
     return model
+
+
+def _whole(model: Any) -> Any:
+    """The largest model that has this one's decoder for its own. A module does not know what it is a part of."""
+    decoder = decoder_of(model)
+    others = [other for other in gc.get_objects() if issubclass(type(other), PreTrainedModel)]
+    around = [other for other in others if any(part is decoder for part in other.modules())]
+    own = [other for other in around if decoder_of(other) is decoder]
+    return max([model, *own], key=lambda other: len(list(other.modules())))
 
 
 def connection_of(model: Any) -> Connection:

@@ -115,7 +115,7 @@ class Config:
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Make the configuration of a dictionary, such as config.json holds. Raises UsageError without a connection."""
         entries = {name: value for name, value in config_dict.items() if name != GUARD}
-        entries |= {"model_type": cls.plain.model_type, RECORD: cls.record(recorded_connection(entries))}
+        entries |= {"model_type": cls.plain.model_type, RECORD: {**read_record(entries), "plain": cls.plain.model_type}}
         return super().from_dict(entries, **kwargs)  # type: ignore[misc]
 
     @classmethod
@@ -159,8 +159,12 @@ class Model:
     def from_pretrained(cls, path: Any, *inputs: Any, output_loading_info: bool = False, **kwargs: Any) -> Any:
         """Load as transformers does, and raise UsageError where the connection's tensors are not those of config.json.
 
-        A `device_map` made for the plain model has no device for the connection; it gets the first layer's.
+        Its auto classes hand over the configuration that they have read, and trust_remote_code: with that, the file of
+        a connection FILE.py:CLASS is run. A `device_map` made for the plain model has no device for the connection; it
+        gets the first layer's.
         """
+        if kwargs.get("trust_remote_code") and isinstance(config := kwargs.get("config"), Config):
+            recorded_connection(vars(config), trusted=True)
         if isinstance(device_map := kwargs.get("device_map"), dict):
             kwargs["device_map"] = _with_connection(device_map, cls)
         model, info = super().from_pretrained(path, *inputs, output_loading_info=True, **kwargs)  # type: ignore[misc]
@@ -286,18 +290,39 @@ def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str
         UsageError: a damaged record, or a connection FILE.py:CLASS of a file that this process has not run: whoever
             reads a folder need not want to run what it names. `trusted` says that they do.
     """
-    record = config.get(RECORD)
-    options = record.get("options", {}) if isinstance(record, Mapping) else None
-    if not isinstance(record, Mapping) or not isinstance(options, dict) or "connection" not in record:
-        raise UsageError(f'config.json: "{RECORD}" must hold the connection, written NAME:OPTION=VALUE,OPTION=VALUE')
+    record = _sound_record(config)
     connection = record["connection"]
-    if (file := _file(connection)) and not trusted and not is_loaded(file):
+    if not trusted and not _may_be_run(connection):
+        file = _file(connection)
         raise UsageError(
             f"config.json names a connection of the file {file}, which is not run unasked; if you trust it, call "
             f"attnres.connections.connection_class({connection!r}) first, "
             "or attnres.hf.load(folder, trust_remote_code=True)"
         )
-    return canonical_connection(connection, **options)
+    return canonical_connection(connection, **record.get("options", {}))
+
+
+def read_record(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The record as it is to be kept: the connection in canonical form or, of a file that nobody has run, as written.
+
+    To read a configuration is not to trust it: a model that is made of it asks again. Raises UsageError where the
+    record is damaged.
+    """
+    record = _sound_record(config)
+    return {"connection": recorded_connection(config)} if _may_be_run(record["connection"]) else dict(record)
+
+
+def _sound_record(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    record = config.get(RECORD)
+    options = record.get("options", {}) if isinstance(record, Mapping) else None
+    if not isinstance(record, Mapping) or not isinstance(options, dict) or "connection" not in record:
+        raise UsageError(f'config.json: "{RECORD}" must hold the connection, written NAME:OPTION=VALUE,OPTION=VALUE')
+    return record
+
+
+def _may_be_run(connection: str) -> bool:
+    """Whether it needs no file, or one that this process has run."""
+    return not (file := _file(connection)) or is_loaded(file)
 
 
 def _file(connection: str) -> str:

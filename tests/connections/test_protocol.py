@@ -330,7 +330,11 @@ class A(Connection):
             CLASS + "super().__init__(dim, sites)",
             "wants.py:A cannot be made: TypeError: A.__init__()",
         ),
-        ("quits.py:A", CLASS + "raise SystemExit(3)", "quits.py:A cannot be made: SystemExit: 3; it is called with"),
+        (
+            "quits.py:A:rate=1",
+            CLASS + "raise SystemExit(3)",
+            "quits.py:A cannot be made: SystemExit: 3; it is called with",
+        ),
         ("wants.py:A:rate=1", CLASS + "self.part = nn.Linear(1, 1)", "cannot be made: AttributeError: cannot assign"),
     ],
 )

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import attnres.hf
 from attnres import UsageError
 from attnres.cli import main
 from attnres.connections import connection_class
 from attnres.evaluation.harness import _open_model
+from attnres.hf.folder import read_config
 from attnres.look.subject import TransformersSubject
 from tests.depth import randomise
 from tests.hf.models import make_model, make_tokens, save_attached
@@ -86,6 +87,26 @@ def test_a_file_is_not_run_unasked(load, form, others):
 def test_a_trusted_file_is_run(others):
     model, folder, file = others
     assert same(model, attnres.hf.load(folder, trust_remote_code=True)) and ran(file)
+
+
+def test_a_trusted_folder_is_loaded_by_the_auto_class(others, tmp_path):
+    model, folder, file = others
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    with pytest.raises(UsageError, match="which is not run unasked"):
+        AutoModelForCausalLM.from_config(config)
+    with pytest.raises(UsageError, match="which is not run unasked"):
+        AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
+    assert not ran(file)
+    again = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+    assert ran(file) and same(model, again)
+    again.save_pretrained(tmp_path / "again")
+    assert same(model, attnres.hf.load(tmp_path / "again"))
+
+
+def test_an_unread_configuration_is_written_as_it_was(others, tmp_path):
+    _, folder, file = others
+    AutoConfig.from_pretrained(folder).save_pretrained(tmp_path / "config")
+    assert read_config(tmp_path / "config")["attnres"] == read_config(folder)["attnres"] and not ran(file)
 
 
 def test_commands_run_files_of_folders_as_those_of_runs(others, tmp_path):

@@ -124,10 +124,30 @@ def test_the_base_model(tmp_path):
     assert type(attached) is classes.AttnResLlamaModel
 
 
-def test_a_base_model_alone_was_attached_and_the_whole_was_saved(tmp_path):
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_what_is_around_a_base_model_learns_of_its_connection(kind, tmp_path):
+    whole, bystander = make_model(kind), make_model(kind)
+    twin = type(whole)(whole.config)  # with the very same configuration
+    base = attnres.hf.attach(whole.base_model, "block:block_size=3")
+    assert base is whole.base_model and base.config is whole.config
+    randomise(attnres.hf.connection_of(whole))
+    for name, model in {"whole": whole, "base": base, "twin": twin, "bystander": bystander}.items():
+        model.save_pretrained(tmp_path / name)
+    again, tokens = AutoModelForCausalLM.from_pretrained(tmp_path / "whole"), make_tokens()
+    assert again.config.attnres["connection"] == "block:block_size=3,total=true"
+    assert torch.equal(again(tokens).logits, whole(tokens).logits)
+    assert torch.equal(AutoModel.from_pretrained(tmp_path / "base")(tokens)[0], base(tokens)[0])
+    for name in ("twin", "bystander"):
+        assert not hasattr(AutoModelForCausalLM.from_pretrained(tmp_path / name).config, "attnres")
+
+
+def test_a_plain_folder_with_a_connection_s_tensors(tmp_path):
+    """As those are that were saved when what is around an attached base model did not learn of it."""
     whole = make_model("llama")
+    plain = whole.config
     attnres.hf.attach(whole.model, "block", block_size=8)
     whole.save_pretrained(tmp_path)
+    plain.save_pretrained(tmp_path)
     names = r"\(model.connection.gain.0, .*, model.connection.query.8\); attach to the whole model, and save that"
     with pytest.raises(UsageError, match=names):
         attnres.hf.load(tmp_path)
