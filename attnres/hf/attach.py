@@ -72,7 +72,8 @@ def _whole(model: Any) -> Any:
     """The largest model that has this one's decoder for its own. A module does not know what it is a part of."""
     decoder = decoder_of(model)
     others = [other for other in gc.get_objects() if issubclass(type(other), PreTrainedModel)]
-    around = [other for other in others if any(part is decoder for part in other.modules())]
+    made = [other for other in others if "_modules" in vars(other)]  # some are still being made
+    around = [other for other in made if any(part is decoder for part in other.modules())]
     own = [other for other in around if decoder_of(other) is decoder]
     return max([model, *own], key=lambda other: len(list(other.modules())))
 
