@@ -10,6 +10,7 @@ import torch
 from attnres import make_connection
 
 FILE = Path(__file__).parents[2] / "recipes" / "rules" / "candidates.py"
+STREAMS = FILE.with_name("streams.py")
 DIM, SITES = 8, 10
 
 
@@ -102,4 +103,17 @@ def test_rms_stream_is_its_formula(x):
             keep, refresh = candidate.lam[site // 2]
             stream = keep * stream + refresh * x
         stream = stream + candidate.size[site] * normed(sublayer(stream))
+    torch.testing.assert_close(read(candidate, x), stream, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", ["", "feed=False", "size=channel", "size=none", "feed=False,size=none", "keen=4.0"])
+def test_a_stream_is_its_formula(options, x):
+    candidate = randomised(make_connection(f"{STREAMS}:Stream:{options}".rstrip(":"), DIM, SITES)).double()
+    stream = x
+    for site, sublayer in enumerate(sublayers()):
+        if site % 2 == 0 and "feed" not in options:
+            keep, refresh = candidate.lam[site // 2] * (4 if "keen" in options else 1)
+            stream = (1 + keep) * stream + refresh * x
+        size = 0 if "none" in options else candidate.size[site] * (4 if "keen" in options else 1)
+        stream = stream + (1 + size) * normed(sublayer(stream))
     torch.testing.assert_close(read(candidate, x), stream, rtol=1e-10, atol=1e-10)
