@@ -166,11 +166,16 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     elif hint is float:
         if value is None:
             return math.nan
-        if isinstance(value, float) or (isinstance(value, int) and not isinstance(value, bool)):
+        if isinstance(value, float) or _is_whole(value):
             return value
-    elif (kind := dict if origin is Mapping else hint) in (dict, str, int, bool) and type(value) is kind:
+    elif _is_whole(value) if hint is int else type(value) is (dict if origin is Mapping else hint):
         return value
     raise ValueError(f"with {value!r:.40} under {where!r}")
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number that can be reckoned with: a larger one than any float raises OverflowError."""
+    return type(value) is int and abs(value) <= sys.float_info.max
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,9 @@ from attnres.errors import LARGEST_COUNT, UsageError, check_count, refuse_non_fi
 from attnres.model import TransformerConfig
 from attnres.model.backbones import check_backbone
 
+LARGEST_RATE = 1e37
+"""Muon takes up to some ten times as much, and beyond float32 torch raises where a run would only diverge."""
+
 
 @dataclass(frozen=True)
 class OptimizerConfig:
@@ -49,6 +52,12 @@ class OptimizerConfig:
         for name in ("momentum", "beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name} must be at least 0 and below 1, not {getattr(self, name)}")
+        largest = max(self.lr, self.adamw_lr) * max(1.0, self.connection_rate, self.weight_decay)
+        if largest > LARGEST_RATE:
+            raise UsageError(
+                "lr and adamw_lr, and their products with connection_rate and weight_decay, must be at most "
+                f"{LARGEST_RATE:g}, not {largest:g}"
+            )
         if self.clip < 0:
             raise UsageError(f"clip must be 0 (never) or positive, not {self.clip}")
         if min(self.warmup, self.decay) < 0 or self.warmup + self.decay > 1:

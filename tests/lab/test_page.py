@@ -6,18 +6,23 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from attnres.analysis.powerlaw import Point, read_points
 from attnres.cli import main
+from attnres.errors import UsageError
 from attnres.lab import experiments
 from attnres.lab.ablation import figures as ablation_figures
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.document import tables_page
+from attnres.lab.dynamics.claims import embedding_excess_at_start
+from attnres.lab.dynamics.record import DynamicsRecord
 from attnres.lab.experiment import Picture
 from attnres.lab.page import read_records, write_results
+from attnres.lab.record import read_record
 from attnres.lab.scaling.figures import scaling_fit, scaling_law
 from attnres.lab.scaling.fit import iso_flop_curves
 from attnres.lab.scaling.record import ScalingRecord
@@ -143,6 +148,38 @@ def test_tables_mark_what_diverged_and_what_lies_at_the_grids_edge(results, caps
     told = capsys.readouterr().out
     assert "| highway |  |  |  | x1* | 0, 1 diverged |  |" in told and "| highway |  |  |  | none | 0 |  |" in told
     assert "| full |" in told and "agrees" in told and "2.00x" not in told
+
+
+TOO_LARGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value", "message"),
+    [
+        ("prune", ["hours"], TOO_LARGE, "with 10+ under 'hours'"),
+        ("scaling", ["runs", 0, "tokens"], TOO_LARGE, r"with 10+ under 'runs\[0\].tokens'"),
+        ("retrofit", ["fractions", 0], 3.0, "with no run of the fraction 3"),
+        ("retrofit", ["runs", 0, "seed"], 77, "with no plain model of residual, seed 77"),
+        ("retrofit", ["arms", 1, "name"], "x", "with no arm of x0, seed 1000"),
+        ("probes", ["runs", 0, "right"], [0.5], "with 1 of 6 tasks of block, seed 0"),
+    ],
+)
+def test_a_record_whose_parts_do_not_fit_is_refused(name, path, value, message, tmp_path):
+    record = json.loads((ROOT / "results" / f"{name}.json").read_text())
+    place = record
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    with pytest.raises(UsageError, match=f"a damaged record of {name}, {message}"):
+        read_records(tmp_path)
+
+
+def test_a_share_of_nothing_has_no_logarithm():
+    record = read_record(ROOT / "results" / "dynamics.json", DynamicsRecord)
+    run = next(run for run in record.arms[1].runs if run.done)
+    nothing = replace(run, moments=(replace(run.moments[0], embedding_share=0.0), *run.moments[1:]))
+    assert embedding_excess_at_start(nothing) < -20
 
 
 def test_no_name_reaches_the_terminal_as_it_is(tmp_path):

@@ -20,6 +20,8 @@ from attnres.lab.outcome import done_runs
 from attnres.model import sublayer_name
 
 PERMUTATIONS = 2000
+LEAST_SHARE = 1e-12
+"""Less has no logarithm to compare."""
 
 Measure = Callable[[ProfiledRun], float]
 """What reads a number off one run of the record."""
@@ -68,7 +70,7 @@ def uniform_shares(sources: int) -> np.ndarray:
 def log_shares(run: ProfiledRun) -> np.ndarray:
     """[source]: ln of the mean share over the share under equal division."""
     shares = np.asarray(run.source_share, dtype=np.float64)
-    return np.log(np.maximum(shares, 1e-12) / uniform_shares(len(shares)))
+    return np.log(np.maximum(shares, LEAST_SHARE) / uniform_shares(len(shares)))
 
 
 def embedding_excess(run: ProfiledRun) -> float:
@@ -77,7 +79,7 @@ def embedding_excess(run: ProfiledRun) -> float:
 
 def embedding_excess_at_start(run: ProfiledRun) -> float:
     sources = len(run.source_share)
-    return math.log(run.moments[0].embedding_share / uniform_shares(sources)[0])
+    return math.log(max(run.moments[0].embedding_share, LEAST_SHARE) / uniform_shares(sources)[0])
 
 
 def relative_entropy(moment: Moment) -> float:

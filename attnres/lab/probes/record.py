@@ -47,3 +47,9 @@ class ProbesRecord(Record):
     baseline: str
     tasks: tuple[Asked, ...]
     runs: tuple[ProbedRun, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for run in self.runs:
+            if run.done and len(run.right) != len(self.tasks):
+                raise ValueError(f"with {len(run.right)} of {len(self.tasks)} tasks of {run.arm}, seed {run.seed}")

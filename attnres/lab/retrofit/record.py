@@ -47,6 +47,8 @@ class TrialRun(Outcome):
 
 @dataclass(frozen=True, kw_only=True)
 class RetrofitRecord(Record):
+    """Raises ValueError where a run has no arm or no plain model, or a fraction no run."""
+
     kind: ClassVar = "retrofit"
     written_by: ClassVar = "retrofit"
     never_empty: ClassVar = ("arms", "fractions", "runs")
@@ -59,3 +61,12 @@ class RetrofitRecord(Record):
     tuning: tuple[TrialRun, ...]
     """What the rates were chosen from."""
     runs: tuple[TrialRun, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        arms, seeds = {arm.name for arm in self.arms}, {run.seed for run in self.plain}
+        for run in (*self.tuning, *self.runs):
+            if run.arm not in arms or run.seed not in seeds:
+                raise ValueError(f"with no {'plain model' if run.arm in arms else 'arm'} of {run.arm}, seed {run.seed}")
+        if empty := set(self.fractions) - {run.fraction for run in self.runs}:
+            raise ValueError(f"with no run of the fraction {min(empty):g}")

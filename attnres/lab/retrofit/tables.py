@@ -43,8 +43,8 @@ def _after(record: RetrofitRecord, fraction: float) -> TextTable:
     )
     before = statistics.fmean(run.loss for run in record.plain if run.seed in {one.seed for one in runs})
     note = (
-        f"nats per byte, mean ± standard error over seeds; {before:.4f} before. lr: multiple of the rates of the plain "
-        "model's training, chosen on a seed of its own; * at the edge of what was tried."
+        f"nats per byte, mean ± standard error over seeds; {number(before, '.4f')} before. lr: multiple of the rates "
+        "of the plain model's training, chosen on a seed of its own; * at the edge of what was tried."
     )
     if own_steps:
         note += " Every arm spends the operations of the first one."
