@@ -133,8 +133,8 @@ class Config:
         path = Path(json_file_path)
         write_text(path, json.dumps(entries, indent=2, sort_keys=True) + "\n")
         names = {PREFIX + self.plain.__name__, *(name.partition(".")[2] for name in config.auto_map.values())}
-        plain = config.architectures[0].removeprefix(PREFIX) if config.architectures else self.plain.model_type
-        code = CODE.format(plain=plain, names=", ".join(sorted(names)))
+        code = CODE.format(plain=self.plain.model_type, names=", ".join(sorted(names)))
+        # All that config.json said and the code repeats is this, as a literal: whoever trusts the folder runs the code.
         connection = config.attnres["connection"]
         write_text(
             path.parent / CODE_FILE, code + (RUN_FILE.format(connection=connection) if _file(connection) else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokeni
 import attnres.hf
 from attnres import UsageError, connection_names
 from attnres.hf import classes
+from attnres.hf.classes import CODE_FILE
 from attnres.hf.convert import convert
 from attnres.hf.small import small_inputs, small_model
 from tests.depth import randomise
@@ -179,6 +181,15 @@ def test_the_configuration_round_trips(tmp_path):
     assert AutoModelForCausalLM.from_config(config).model.connection.block_size == 2
     with pytest.raises(UsageError, match="must hold the connection"):
         classes.AttnResLlamaForCausalLM(classes.AttnResLlamaConfig())
+
+
+def test_no_text_of_a_configuration_becomes_code(tmp_path):
+    config = save_attached(tmp_path / "first").config
+    config.architectures = ['Llama"""\nimport this\n"""', "import this"]
+    config.auto_map = {"AutoModel": "import this\nmodeling_attnres.import this\n"}
+    config.save_pretrained(tmp_path / "second")
+    first, second = (ast.dump(ast.parse((tmp_path / name / CODE_FILE).read_text())) for name in ("first", "second"))
+    assert first == second
 
 
 def test_generation_config_and_tokenizer_are_kept(tmp_path):
