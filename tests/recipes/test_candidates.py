@@ -10,7 +10,7 @@ import torch
 from attnres import make_connection
 
 FILE = Path(__file__).parents[2] / "recipes" / "rules" / "candidates.py"
-STREAMS = FILE.with_name("streams.py")
+STREAMS, FED = FILE.with_name("streams.py"), FILE.with_name("fed.py")
 DIM, SITES = 8, 10
 
 
@@ -117,3 +117,42 @@ def test_a_stream_is_its_formula(options, x):
         size = 0 if "none" in options else candidate.size[site] * (4 if "keen" in options else 1)
         stream = stream + (1 + size) * normed(sublayer(stream))
     torch.testing.assert_close(read(candidate, x), stream, rtol=1e-10, atol=1e-10)
+
+
+def attended(candidate, site: int, sources: list[torch.Tensor]) -> torch.Tensor:
+    key = candidate.query[site] * candidate.gain[site]
+    scores = torch.stack([(normed(source) * key).sum(-1) for source in sources])
+    return sum(p[..., None] * source for p, source in zip(torch.softmax(scores, 0), sources, strict=True))
+
+
+@pytest.mark.parametrize("keen", [1.0, 4.0])
+def test_fed_block_is_its_formula(keen, x):
+    candidate = randomised(make_connection(f"{FED}:FedBlock:keen={keen}", DIM, SITES)).double()
+    finished, opened, raw = [x], None, None
+    for site, sublayer in enumerate([*sublayers(), None]):
+        h = attended(candidate, site, finished if raw is None else [*finished, raw]) + keen * candidate.feed[site] * x
+        if sublayer is None:
+            break
+        y = sublayer(h)
+        sized = (1 + keen * candidate.size[site]) * normed(y)
+        opened, raw = (sized, y) if raw is None else (opened + sized, raw + y)
+        if site % 4 == 3:
+            finished, opened, raw = [*finished, opened], None, None
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("keen", [1.0, 4.0])
+def test_fed_delta_is_its_formula(keen, x):
+    candidate = randomised(make_connection(f"{FED}:FedDelta:keen={keen}", DIM, SITES)).double()
+    stream, blocks = x, []
+    for site, sublayer in enumerate([*sublayers(), None]):
+        if site % 2 == 0 and sublayer is not None:
+            keep, refresh = keen * candidate.lam[site // 2]
+            stream = (1 + keep) * stream + refresh * x
+        h = stream + keen * candidate.gate[site - 1] * attended(candidate, site - 1, blocks) if blocks else stream
+        if sublayer is None:
+            break
+        y = normed(sublayer(h))
+        stream = stream + (1 + keen * candidate.size[site]) * y
+        blocks = [*blocks, y] if site % 4 == 0 else [*blocks[:-1], blocks[-1] + y]
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
