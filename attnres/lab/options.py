@@ -27,8 +27,12 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
         UsageError: an unknown arm, fewer than two that differ, or other options that say what the connection is.
     """
     names = tuple(canonical_connection(arm) for arm in arms)
-    if len(set(names)) < max(2, len(names)):
-        raise UsageError("give at least two arms, each once; the first is the baseline")
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            first = arms[names.index(name)]
+            raise UsageError(f"the arms {first} and {arms[index]} are the same connection; give each once")
+    if len(names) < 2:
+        raise UsageError("give at least two arms; the first is the baseline")
     if config.model.connection != RunConfig().model.connection:
         raise UsageError("the arms name the connections: write them as NAME:OPTION=VALUE instead of --model.connection")
     return names

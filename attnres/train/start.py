@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
+from collections.abc import Sequence
 
 from attnres.connections import connection_class
 from attnres.connections._start import difference_at_start
 from attnres.data import Corpus
 from attnres.errors import UsageError
-from attnres.model import Transformer
+from attnres.model import Transformer, TransformerConfig
 from attnres.train.jsonconfig import flat_fields, model_to_json
 from attnres.train.run import Run, load_run
 
@@ -27,7 +29,9 @@ def begin_with(model: Transformer, folder: str, corpus: Corpus) -> None:
         UsageError: the folder is no run, or one of another model or other tokens.
     """
     run = load_run(folder)
-    _require_same(model, run, corpus)
+    _require_same(model.config, run)
+    if run.tokenizer.to_json() != corpus.tokenizer.to_json():
+        raise UsageError(f"{run.folder} has another tokenizer than this run's text; give the same --data.tokenizer")
     weights = run.model.state_dict()
     if run.config.model.connection != model.config.connection:
         kept = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(f"{CONNECTION}.")}
@@ -37,9 +41,16 @@ def begin_with(model: Transformer, folder: str, corpus: Corpus) -> None:
     model.load_state_dict(weights)
 
 
-def _require_same(model: Transformer, run: Run, corpus: Corpus) -> None:
+def check_start(models: Sequence[TransformerConfig], folder: str) -> None:
+    """Raise UsageError if one of these models could not begin with that run's weights, whatever the text."""
+    run = load_run(folder)
+    for model in models:  # training raises the vocabulary to the tokenizer's
+        _require_same(dataclasses.replace(model, vocab_size=run.config.model.vocab_size), run)
+
+
+def _require_same(model: TransformerConfig, run: Run) -> None:
     """Refuse a run whose weights mean something else in the model."""
-    there, here = (flat_fields(model_to_json(config)) for config in (run.config.model, model.config))
+    there, here = (flat_fields(model_to_json(config)) for config in (run.config.model, model))
     differing = [name for name in {**there, **here} if name != CONNECTION and there.get(name) != here.get(name)]
     if differing:
         name = differing[0]
@@ -47,11 +58,9 @@ def _require_same(model: Transformer, run: Run, corpus: Corpus) -> None:
             f"{run.folder} is a run of another model: {name} is {there.get(name)!r} there and {here.get(name)!r} here; "
             f"give the same --model.{name.replace('_', '-')}"
         )
-    classes = [connection_class(config.connection) for config in (run.config.model, model.config)]
+    classes = [connection_class(config.connection) for config in (run.config.model, model)]
     if classes[0].pre_norm != classes[1].pre_norm:
         raise UsageError(
-            f"{run.folder}: one of {run.config.model.connection} and {model.config.connection} is defined "
+            f"{run.folder}: one of {run.config.model.connection} and {model.connection} is defined "
             "on sublayers without a norm; take one that is like the run's"
         )
-    if run.tokenizer.to_json() != corpus.tokenizer.to_json():
-        raise UsageError(f"{run.folder} has another tokenizer than this run's text; give the same --data.tokenizer")

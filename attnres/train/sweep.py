@@ -22,6 +22,8 @@ from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import memory_kills
+from attnres.train.start import check_start
+from attnres.train.trainer import choose_device
 from attnres.train.worker import DIVERGED
 
 POLL_SECONDS = 0.5
@@ -70,7 +72,7 @@ def run_jobs(
         watch: called about twice a second with the states of all jobs.
 
     Raises:
-        UsageError: a folder holds another configuration; before anything is trained.
+        UsageError: a folder holds another configuration, or what the runs need is not here; before anything is trained.
     """
     for job in jobs:
         RunFolder(job.folder).refuse_other(job.config)
@@ -80,6 +82,7 @@ def run_jobs(
             state.status = "done"
         state.refresh()
     waiting = [state for state in states if state.status != "done"]
+    _check_needs([state.job.config for state in waiting])
     running: dict[subprocess.Popen[str], JobState] = {}
     kills = memory_kills()
     with tempfile.TemporaryDirectory(prefix="attnres-sweep-") as scratch:
@@ -99,6 +102,18 @@ def run_jobs(
             _stop(list(running))
     watch(states)
     return states
+
+
+def _check_needs(configs: Sequence[RunConfig]) -> None:
+    """Raise UsageError where a device is not here, or the runs cannot begin with the weights that they share.
+
+    Starts of their own may be lacking, as where one of several earlier runs failed: the others go on.
+    """
+    for device in {config.device for config in configs}:
+        choose_device(device)
+    starts = {config.start_from for config in configs}
+    if len(starts) == 1 and (start := starts.pop()):
+        check_start([config.model for config in configs], start)
 
 
 def default_workers() -> int:

@@ -147,7 +147,8 @@ def test_arms_carry_options():
     ("arguments", "message"),
     [
         (["residual"], "at least two arms"),
-        (["residual", "residual"], "at least two arms"),
+        (["residual", "residual"], "the arms residual and residual are the same connection"),
+        (["residual", "block", "block:block_size=4"], "block and block:block_size=4 are the same connection"),
         (["resnet"], "unknown connection 'resnet'; choose one of"),
         (["residual", "full", "--seeds", "0"], "--seeds must be a whole number of at least 1, not 0"),
         (["residual", "full", "--model.connection", "hc"], "the arms name the connections"),
