@@ -72,7 +72,8 @@ def run_jobs(
         watch: called about twice a second with the states of all jobs.
 
     Raises:
-        UsageError: a folder holds another configuration, or what the runs need is not here; before anything is trained.
+        UsageError: a folder holds another configuration, or what the runs need is not here, before anything is trained;
+            or runs of one text have read two, because its files changed meanwhile.
     """
     for job in jobs:
         RunFolder(job.folder).refuse_other(job.config)
@@ -81,6 +82,7 @@ def run_jobs(
         if RunFolder(state.job.folder).summary() is not None:
             state.status = "done"
         state.refresh()
+    _refuse_two_texts(states)
     waiting = [state for state in states if state.status != "done"]
     _check_needs([state.job.config for state in waiting])
     running: dict[subprocess.Popen[str], JobState] = {}
@@ -101,7 +103,24 @@ def run_jobs(
         finally:
             _stop(list(running))
     watch(states)
+    _refuse_two_texts(states)
     return states
+
+
+def _refuse_two_texts(states: Sequence[JobState]) -> None:
+    """Raise UsageError where runs that are done have read two texts under one name: their losses do not compare."""
+    first: dict[str, tuple[Path, str]] = {}
+    for state in states:
+        folder = state.job.folder
+        record = RunFolder(folder).record() if state.status == "done" else None
+        if record is None:
+            continue
+        other, text = first.setdefault(repr(state.job.config.data), (folder, record["corpus"]["sha256"]))
+        if record["corpus"]["sha256"] != text:
+            raise UsageError(
+                f"the text has changed between the runs {other} and {folder}; remove those of the old text, or restore "
+                "it and remove those of the new, and repeat the command"
+            )
 
 
 def _check_needs(configs: Sequence[RunConfig]) -> None:

@@ -9,8 +9,9 @@ import sys
 import pytest
 import torch
 
+from attnres.data.config import DataConfig
 from attnres.errors import UsageError
-from attnres.train import sweep
+from attnres.train import sweep, train
 from attnres.train.sweep import Job, failures, run_jobs
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
@@ -53,3 +54,16 @@ def test_what_every_run_lacks_is_refused_once_and_before_any_begins(fields, why,
     with pytest.raises(UsageError, match=why):
         run_jobs(jobs, 1)
     assert not list(tmp_path.glob("seed-*"))
+
+
+def test_runs_that_read_two_texts_under_one_name_are_refused(make_config, tmp_path):
+    text = tmp_path / "text.txt"
+    jobs = []
+    for seed in range(2):
+        text.write_text(f"{seed} it was a dark and stormy night, " * 200)
+        config = dataclasses.replace(make_config(steps=1), seed=seed, data=DataConfig(paths=(str(text),)))
+        jobs.append(Job(f"seed {seed}", config, tmp_path / f"seed-{seed}"))
+        train(config, jobs[-1].folder)
+    assert [state.status for state in run_jobs(jobs[:1], 1)] == ["done"]
+    with pytest.raises(UsageError, match=r"the text has changed between the runs .*seed-0 and .*seed-1; remove those"):
+        run_jobs(jobs, 1)
