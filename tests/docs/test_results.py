@@ -32,9 +32,9 @@ def bench(part: str = "") -> list[dict]:
     return json.loads((ROOT / "results" / f"bench{part}.json").read_text(encoding="utf-8"))["rows"]
 
 
-def rows(title: str) -> list[dict[str, str]]:
-    """The table under that heading of docs/TABLES.md."""
-    _, _, rest = TABLES.partition(f"### {title}\n")
+def rows(title: str, section: str = "") -> list[dict[str, str]]:
+    """The first table under that heading of docs/TABLES.md, behind a section's heading."""
+    _, _, rest = TABLES[TABLES.index(section) :].partition(f"### {title}\n")
     lines = [line for line in rest.partition("\n#")[0].splitlines() if line.startswith("|")]
     columns, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [dict(zip(columns, row, strict=True)) for row in cells]
@@ -112,6 +112,11 @@ def dynamics(arm: str, column: str) -> str:
 def rounding(place: str) -> str:
     full = cell("Fewer seeds and more steps", "full", place)
     return f"{number(full, 3)} ± {number(full, 3, place=1)}"
+
+
+def searched(name: str, sign: str = "") -> str:
+    (row,) = [row for row in rows(STD_1, "(search-shallow)") if row["connection"] == name]
+    return f"{number(row['difference to residual'], 3, sign)} ± {number(row['standard error'], 3)}"
 
 
 def kendall(title: str) -> list[str]:
@@ -204,6 +209,11 @@ def claims() -> list[str]:
         f"`rms-block@1` is at {retrofit('20%', 'rms-block@1')} and {retrofit('100%', 'rms-block@1')} there, "
         f"Delta Block at {retrofit('20%', 'delta:block_size=4')} and {retrofit('100%', 'delta:block_size=4')} "
         f"and `x0` at {retrofit('20%', 'x0')} and {retrofit('100%', 'x0')}",
+        f"`block` is at {searched('block')}, `rms-block` at {searched('rms-block')} and `rms-residual` at "
+        f"{searched('rms-residual')}: with",
+        f"in blocks of two**, at {searched('rms-block:block_size=2')}",
+        f"fed back in, is at {searched('recipes/rules/candidates.py:RMSStream')} for 191",
+        f"behind the baseline, at {searched('delta:block_size=4', '+')}",
         f"gets {probed('next byte', 'block')} more of all next bytes right than `residual`, and "
         f"{probed('names', 'block')} more of those in names",
     ]
@@ -221,6 +231,7 @@ def readings() -> list[str]:
         f"needs {block} times the compute of `block`** for the same loss, 95% interval {interval}",
         f"`full` it is {full}** {wide}",
         f"Block's is {sizes[1]} at the second size of six and {sizes[-1]} at the largest",
+        f"three seeds, `block` is at {searched('block')} and `rms-block` at {searched('rms-block')}, and",
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
     ]
@@ -255,6 +266,7 @@ NOT_RESULTS = {
     "p < 0.05": "a level",
     "less than 0.01 nats": "what counts as removable",
     "0.4 tokens per parameter": "a setting",
+    "0.2 million parameters": "a setting",
     "std 0.02": "a setting",
     "level with it at 0.02": "a setting",
     "by 0.03 to 0.06": "against results/ablation.json at commit 474e2ba",
