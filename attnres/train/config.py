@@ -55,8 +55,8 @@ class OptimizerConfig:
         largest = max(self.lr, self.adamw_lr) * max(1.0, self.connection_rate, self.weight_decay)
         if largest > LARGEST_RATE:
             raise UsageError(
-                "lr and adamw_lr, and their products with connection_rate and weight_decay, must be at most "
-                f"{LARGEST_RATE:g}, not {largest:g}"
+                f"lr must be at most {LARGEST_RATE:g}, and so must adamw_lr and the products of both with "
+                f"connection_rate and weight_decay; the largest is {largest:g}"
             )
         if self.clip < 0:
             raise UsageError(f"clip must be 0 (never) or positive, not {self.clip}")

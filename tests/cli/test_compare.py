@@ -90,7 +90,7 @@ def test_a_failed_arm_is_named_and_the_rest_is_shown(tmp_path, attnres, corpus):
 
 
 def test_when_every_run_fails_the_reason_is_one_line(tmp_path, attnres, corpus):
-    options = [*TINY, *corpus, "--out", tmp_path, "--seeds", "1", "--optimizer.lr", "1e38"]
+    options = [*TINY, *corpus, "--out", tmp_path, "--seeds", "1", "--optimizer.lr", "1e37"]
     done = attnres("compare", "residual", "full", *options)
     assert done.returncode == 2 and "no run was finished: residual, seed 0" in done.stderr
     assert done.stderr.count("\n") == 1

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,6 +55,17 @@ def test_only_its_own_page_is_answered(client, headers, status):
         told = answer.read()
         assert answer.status == status
         assert (b'"failure"' in told) == (status == 403)
+
+
+def test_a_refusal_reaches_whoever_sends_the_body_late(client):
+    with socket.create_connection(("127.0.0.1", client.port), timeout=20) as stream:
+        length = b"Connection: close\r\nContent-Length: 200000\r\n\r\n"
+        stream.sendall(b"POST /api/look HTTP/1.1\r\nHost: evil.example\r\n" + length)
+        time.sleep(0.3)
+        for _ in range(20):
+            stream.sendall(b"x" * 10000)
+            time.sleep(0.01)
+        assert stream.recv(1000).startswith(b"HTTP/1.1 403")
 
 
 @pytest.mark.parametrize(
