@@ -7,10 +7,13 @@ import json
 import os
 import secrets
 import shutil
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from attnres.errors import UsageError
 
 PARTIAL = ".partial"
 """Suffix of what is still being written. Whatever carries it after a crash is rubbish."""
@@ -23,6 +26,18 @@ BLOCK = 1 << 26
 
 PIECE = 1 << 20
 """Bytes that are in memory meanwhile."""
+
+
+def check_new_names(path: Path, flag: str = "") -> None:
+    """Raise UsageError if what is made at `path`, or a folder on the way, gets a control character into its name.
+
+    Scripts read names line by line. What is there already keeps its name. flag: the option that says the path.
+    """
+    for place in (path, *path.parents):
+        if place.exists():
+            return
+        if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in place.name):
+            raise UsageError(f"{flag} {path}: a name with a newline or control character; give another".lstrip())
 
 
 @contextmanager

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from attnres.errors import UsageError
 from attnres.files import (
     cache_folder,
+    check_new_names,
     locked,
     named_errors,
     new_folder,
@@ -139,3 +141,16 @@ def test_the_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "attnres"
+
+
+def test_new_names_hold_no_control_characters(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a\nb", "a\rb/c", "a/\x7f", "a\u2028b", "\x9b31m"):
+        for path in (Path(name), tmp_path / name):
+            with pytest.raises(UsageError, match="a name with a newline or control character"):
+                check_new_names(path)
+    with pytest.raises(UsageError, match=r"^--out a\n: a name"):
+        check_new_names(Path("a\n"), "--out")
+    (tmp_path / "a\nb").mkdir()
+    for name in ("a\nb", "a\nb/c", "a b/ä é 🙂/👨‍👩‍👧", "/", "..", "."):
+        check_new_names(Path(name))

@@ -46,8 +46,10 @@ def cluster_steps(plan: Plan, gpus: Sequence[int], batch: int) -> list[ClusterSt
     """Simulate the plan's pipelines on each number of GPUs, with `batch` micro-batches in a step of all of them.
 
     Raises:
-        UsageError: a number that does not divide.
+        UsageError: a number that does not divide, or one given twice.
     """
+    if len(set(gpus)) < len(gpus):
+        raise UsageError(f"gpus: give each number of GPUs once, not {' '.join(map(str, gpus))}")
     return [step for count in gpus for step in _steps(plan, count, batch)]
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attnres.errors import LARGEST_COUNT, UsageError
-from attnres.files import LOCK, locked
+from attnres.files import LOCK, check_new_names, locked
 
 PNG = b"\x89PNG"
 
@@ -21,6 +21,7 @@ def check_output_file(flag: str, path: Path | None, entries: Collection[str] = (
     """
     if path is None:
         return
+    check_new_names(path, flag)
     if path.is_dir():
         raise UsageError(f"{flag} {path}: it is a folder; give the name of a file")
     folder = path.absolute().parent
@@ -54,6 +55,7 @@ def check_output_folder(flag: str, path: Path | None) -> None:
     """Raise UsageError if that is no folder that can be written, and none can be made there."""
     if path is None:
         return
+    check_new_names(path, flag)
     places = (path.absolute(), *path.absolute().parents)
     existing = next(folder for folder in places if folder.exists())
     if not existing.is_dir():

@@ -14,6 +14,7 @@ from attnres.cli._checks import alone_in, check_output_folder
 from attnres.cli._tables import Output, print_error, print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
+from attnres.files import check_new_names
 from attnres.lab import load_experiment
 from attnres.lab.experiment import Experiment
 from attnres.lab.page import write_results
@@ -44,6 +45,8 @@ def experiment_command(name: str) -> Callable[..., int]:
 def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, record: Path | None) -> int:
     check_output_folder("--out", out)
     check_output_folder("--record", record and record.parent)
+    if record is not None:
+        check_new_names(record, "--record")
     terminal, began = Terminal(Output()), time.monotonic()
     plan = chosen.plan(options, out)
     file = record_file(out / f"{name}.json" if record is None else record, out, chosen.record)

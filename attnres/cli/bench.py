@@ -72,11 +72,14 @@ def command(
         raise UsageError("--check is of the GPU: attnres bench gpu --check")
     out = out or (CHECK_RECORD if check else None)
     check_at_least(1, rounds=rounds, threads=threads)
+    cores = os.cpu_count() or 1
+    if threads is not None and threads > cores:
+        raise UsageError(f"--threads must be at most {cores}, the cores of this machine, not {threads}")
     if figures is not None and "curves" not in parts:
         raise UsageError("--figures draws the curves: attnres bench curves --figures FOLDER")
     check_output_file("--out", out, ("rounds", "rows"))
     check_output_folder("--figures", figures)
-    torch.set_num_threads(threads or os.cpu_count() or 1)
+    torch.set_num_threads(threads or cores)
     torch.manual_seed(0)
     console = Output()
     with working(console, "measuring") as tell:

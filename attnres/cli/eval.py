@@ -21,8 +21,7 @@ import tyro
 from attnres.cli._checks import check_at_least, check_output_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
-from attnres.errors import UsageError
-from attnres.evaluation import check_model, compare_models, evaluate_model, load_tasks
+from attnres.evaluation import check_model, check_tasks, compare_models, evaluate_model, load_tasks
 from attnres.evaluation.record import score_record, score_table
 from attnres.files import write_json
 
@@ -49,8 +48,7 @@ def command(
     """
     check_at_least(0, shots=shots)
     check_at_least(1, limit=limit, batch_size=batch_size)
-    if not tasks:
-        raise UsageError("--tasks names none; give at least one, such as --tasks lambada_openai")
+    check_tasks(tasks)
     check_output_file("--out", out, ("scores", "differences"))
     models = [model] if beside is None else [model, beside]
     for folder in models:

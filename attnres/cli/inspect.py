@@ -20,7 +20,7 @@ from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.report import write_report
 from attnres.report.comparison import sink_table
-from attnres.report.runs import run_report
+from attnres.report.runs import check_prompt, run_report
 from attnres.train import load_run
 
 
@@ -41,6 +41,8 @@ def command(
     place = run / "report" if out is None else out
     if out is not None or run.is_dir():  # what is no folder is no run, which load_run says
         check_output_folder("--out", place)
+    if prompt is not None:
+        check_prompt(run, prompt)
     trained = load_run(run, best)
     console = Output()
     with working(console, "reading the depth of the model"):

@@ -16,7 +16,7 @@ from attnres.data.config import DataConfig
 from attnres.data.texts import open_documents
 from attnres.data.tokenizer import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
-from attnres.files import cache_folder
+from attnres.files import cache_folder, check_new_names
 
 log = logging.getLogger("attnres")
 
@@ -70,6 +70,7 @@ def open_corpus(
     """
     report = progress or (lambda work, done, total: None)
     root = Path(config.cache).expanduser() if config.cache else cache_folder()
+    check_new_names(root)
     try:
         root.mkdir(parents=True, exist_ok=True)
     except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:

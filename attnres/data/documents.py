@@ -8,11 +8,13 @@ import glob
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from attnres.data.config import DataConfig
+from attnres.data.hub import hub_or_cache
 from attnres.errors import UsageError, first_line, install_command
 
 DATASET_FORMATS = {
@@ -320,7 +322,8 @@ class DatasetRows:
         if self.path.suffix == ".tsv":
             options["sep"] = "\t"
         cache = str(self.cache / "datasets")
-        return datasets.load_dataset(name, self.config.dataset_config, split=split, cache_dir=cache, **options)
+        with nullcontext() if self.path.exists() else hub_or_cache():
+            return datasets.load_dataset(name, self.config.dataset_config, split=split, cache_dir=cache, **options)
 
     def _refusal(self, error: Exception) -> UsageError:
         if isinstance(error, UsageError):

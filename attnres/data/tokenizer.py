@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from attnres.data.hub import hub_or_cache
 from attnres.errors import UsageError, first_line, install_command
 
 # An end-of-text token by any of these names separates documents; the first one that the vocabulary knows is taken.
@@ -248,12 +249,12 @@ def load_tokenizer(name: str) -> Tokenizer:
     if path.suffix == ".json":
         raise UsageError(f"there is no tokenizer file {path}; check the path, or leave it out to train on bytes")
     library = import_tokenizers()
-    try:
-        tokenizer = library.Tokenizer.from_pretrained(name)
-    except Exception as error:  # the library raises bare Exception
-        raise UsageError(
-            f"cannot load the tokenizer {name!r}: no such file, and from the hub: {first_line(error)}"
-        ) from None
+    with hub_or_cache() as unreachable:
+        try:
+            tokenizer = library.Tokenizer.from_pretrained(name)
+        except Exception as error:  # the library raises bare Exception
+            why = unreachable or first_line(error)
+            raise UsageError(f"cannot load the tokenizer {name!r}: no such file, and from the hub: {why}") from None
     return LibraryTokenizer(tokenizer)
 
 

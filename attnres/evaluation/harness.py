@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from attnres.data.hub import hub_or_cache
 from attnres.errors import UsageError, first_line, install_command
 from attnres.train import load_run
 
@@ -52,17 +53,30 @@ class Difference:
     """Standard error, paired by document: of a mean, that of the mean of the documents' differences."""
 
 
+def check_tasks(names: Sequence[str]) -> None:
+    """Raise UsageError on what can be told without lm-eval, whose import and index take seconds."""
+    if not names:
+        raise UsageError("--tasks names none; give at least one, such as --tasks lambada_openai")
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"--tasks names {name!r} twice; give each task once")
+        if _is_file(name) and not Path(name).is_file():
+            raise UsageError(f"there is no task file {name}; check the path")
+
+
+def _is_file(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
 def load_tasks(names: Sequence[str]) -> Any:
     """lm-eval's tasks, groups or tags by these names, or from these yaml files. Raises UsageError."""
+    check_tasks(names)
     _quiet()
     try:
         from lm_eval.tasks import TaskManager
     except ImportError:
         raise UsageError(f"evaluation needs the lm-eval library: {install_command('eval')}") from None
-    files = [name for name in names if name.endswith((".yaml", ".yml"))]
-    for file in files:
-        if not Path(file).is_file():
-            raise UsageError(f"there is no task file {file}; check the path")
+    files = list(filter(_is_file, names))
     manager = TaskManager(include_defaults=len(files) < len(names))
     unknown = [name for name in names if name not in files and name not in manager.task_index]
     if unknown:
@@ -70,7 +84,8 @@ def load_tasks(names: Sequence[str]) -> Any:
             f"lm-eval has no task {', '.join(map(repr, unknown))}; `lm-eval ls tasks` lists them, or give a .yaml file"
         )
     try:
-        return manager.load(list(names))
+        with hub_or_cache():
+            return manager.load(list(names))
     except Exception as error:  # a task may run any code and read any data
         raise UsageError(f"cannot load the tasks {', '.join(names)}: {first_line(error)}") from error
 
@@ -165,7 +180,7 @@ def _open_model(path: Path, batch_size: int) -> Any:
     from transformers import AutoTokenizer
 
     from attnres.hf.checkpoint import load, load_plain
-    from attnres.hf.classes import RECORD
+    from attnres.hf.record import RECORD
 
     try:
         if config["model_type"] == "kimi_k3":

@@ -11,8 +11,9 @@ from safetensors import SafetensorError
 
 from attnres.errors import UsageError, first_line
 from attnres.hf import classes
-from attnres.hf.classes import MODEL_TYPE, PREFIX, RECORD, of_connection, recorded_connection, refuse_differences
+from attnres.hf.classes import MODEL_TYPE, PREFIX, of_connection, refuse_differences
 from attnres.hf.folder import read_config, read_tensors
+from attnres.hf.record import RECORD, recorded_connection
 from attnres.model.backbones.borrowed import runnable_kernels
 
 

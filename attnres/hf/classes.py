@@ -29,8 +29,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
-from attnres.connections import Connection, Unrolled, canonical_connection, mean_read, parse_connection
-from attnres.connections._files import is_loaded
+from attnres.connections import Connection, Unrolled, mean_read
 from attnres.connections._offload import at_hand
 from attnres.errors import UsageError
 from attnres.files import write_text
@@ -50,16 +49,12 @@ from attnres.hf.parts import (
     run_whole,
     unroll,
 )
+from attnres.hf.record import RECORD, file_of, read_record, recorded_connection, written_record
 from attnres.hf.several import called_module, with_reads
 from attnres.model.backbones.borrowed import runnable_kernels
 
 PREFIX = "AttnRes"
 MODEL_TYPE = "attnres"
-
-RECORD = "attnres"
-"""The entry of a configuration that holds the connection and the plain model's type:
-{"connection": "block:block_size=8,total=true", "plain": "llama"}. Were that called "model_type", the plain model's own
-class would take the record for its configuration."""
 
 GUARD = "transformers_weights"
 """The entry of config.json by which transformers finds the weights. Ours names no file, so that the plain model's own
@@ -127,6 +122,7 @@ class Config:
         config: Any = self
         config.auto_map = auto_map(self.plain)
         entries = config.to_diff_dict() if use_diff else config.to_dict()
+        entries[RECORD] = written_record(config.attnres)
         entries[GUARD] = (
             f"this is no plain {self.plain.model_type}: load it with trust_remote_code=True, or import attnres.hf first"
         )
@@ -137,7 +133,7 @@ class Config:
         # All that config.json said and the code repeats is this, as a literal: whoever trusts the folder runs the code.
         connection = config.attnres["connection"]
         write_text(
-            path.parent / CODE_FILE, code + (RUN_FILE.format(connection=connection) if _file(connection) else "")
+            path.parent / CODE_FILE, code + (RUN_FILE.format(connection=connection) if file_of(connection) else "")
         )
 
     @classmethod
@@ -281,53 +277,6 @@ def _change_model_class(model: Any) -> None:
     cls = attached_model_class(type(model))
     PreTrainedModel.__init__(cls.__new__(cls), model.config)  # transformers notes then which outputs cls can record
     change_class(model, cls)
-
-
-def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str:
-    """The connection of config.json's record, which used to hold the options beside the name.
-
-    Raises:
-        UsageError: a damaged record, or a connection FILE.py:CLASS of a file that this process has not run: whoever
-            reads a folder need not want to run what it names. `trusted` says that they do.
-    """
-    record = _sound_record(config)
-    connection = record["connection"]
-    if not trusted and not _may_be_run(connection):
-        file = _file(connection)
-        raise UsageError(
-            f"config.json names a connection of the file {file}, which is not run unasked; if you trust it, call "
-            f"attnres.connections.connection_class({connection!r}) first, "
-            "or attnres.hf.load(folder, trust_remote_code=True)"
-        )
-    return canonical_connection(connection, **record.get("options", {}))
-
-
-def read_record(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The record as it is to be kept: the connection in canonical form or, of a file that nobody has run, as written.
-
-    To read a configuration is not to trust it: a model that is made of it asks again. Raises UsageError where the
-    record is damaged.
-    """
-    record = _sound_record(config)
-    return {"connection": recorded_connection(config)} if _may_be_run(record["connection"]) else dict(record)
-
-
-def _sound_record(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    record = config.get(RECORD)
-    options = record.get("options", {}) if isinstance(record, Mapping) else None
-    if not isinstance(record, Mapping) or not isinstance(options, dict) or "connection" not in record:
-        raise UsageError(f'config.json: "{RECORD}" must hold the connection, written NAME:OPTION=VALUE,OPTION=VALUE')
-    return record
-
-
-def _may_be_run(connection: str) -> bool:
-    """Whether it needs no file, or one that this process has run."""
-    return not (file := _file(connection)) or is_loaded(file)
-
-
-def _file(connection: str) -> str:
-    """The file of a connection that is written FILE.py:CLASS; "" for one of the library."""
-    return parse_connection(connection)[0].rpartition(":")[0]
 
 
 def of_connection(name: str) -> bool:

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 
 from attnres.errors import UsageError
-from attnres.files import new_folder
+from attnres.files import check_new_names, new_folder
 from attnres.hf.attach import attach, connection_of
 from attnres.hf.checkpoint import load, load_plain, loads_by_itself
-from attnres.hf.classes import RECORD, of_connection
+from attnres.hf.classes import of_connection
 from attnres.hf.folder import read_config, weight_files
+from attnres.hf.record import RECORD
 from attnres.ops import widen
 
 TOLERANCE = 1e-5
@@ -69,6 +70,7 @@ def convert(
     plain, target = Path(plain), Path(target)
     if target.exists():
         raise UsageError(f"{target} exists; give a new folder")
+    check_new_names(target)
     entries = read_config(plain)
     if loads_by_itself(entries):
         raise UsageError(f"{plain} has a connection already, and loads by itself; give the plain checkpoint")

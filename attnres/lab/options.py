@@ -27,15 +27,20 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
         UsageError: an unknown arm, fewer than two that differ, or other options that say what the connection is.
     """
     names = tuple(canonical_connection(arm) for arm in arms)
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            first = arms[names.index(name)]
-            raise UsageError(f"the arms {first} and {arms[index]} are the same connection; give each once")
-    if len(names) < 2:
-        raise UsageError("give at least two arms; the first is the baseline")
+    refuse_equal_arms(arms, names)
     if config.model.connection != RunConfig().model.connection:
         raise UsageError("the arms name the connections: write them as NAME:OPTION=VALUE instead of --model.connection")
     return names
+
+
+def refuse_equal_arms(arms: Sequence[str], identities: Sequence[object]) -> None:
+    """Raise UsageError if two arms are the same, by what stands for each of them, or there are fewer than two."""
+    for index, identity in enumerate(identities):
+        if identity in identities[:index]:
+            first = arms[identities.index(identity)]
+            raise UsageError(f"the arms {first} and {arms[index]} are the same connection; give each once")
+    if len(arms) < 2:
+        raise UsageError("give at least two arms; the first is the baseline")
 
 
 def check_seeds(seeds: int, workers: int) -> None:

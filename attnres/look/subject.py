@@ -176,8 +176,8 @@ class TransformersSubject(Subject):
 
     def __init__(self, path: Path, name: str) -> None:
         from attnres.hf.checkpoint import load, load_plain
-        from attnres.hf.classes import RECORD
         from attnres.hf.folder import read_config
+        from attnres.hf.record import RECORD
 
         if not (path / "tokenizer.json").is_file():
             raise UsageError(f"{path}: there is no tokenizer.json; save the model's tokenizer into the folder too")

@@ -66,12 +66,18 @@ def line_styles(arms: Sequence[str]) -> LineStyles:
     }
 
 
+def legend_label(name: str) -> str:
+    """A name as a line's label: one that begins with an underscore matplotlib leaves out of its legends."""
+    text = visible(name)
+    return f" {text}" if text.startswith("_") else text
+
+
 def band(
     axes: Axes, name: str, values: np.ndarray, style: Mapping[str, Any], x: Sequence[float] | np.ndarray | None = None
 ) -> None:
     """Draw values [seed, point] as the line of their mean and a band from the lowest to the highest seed."""
     places = np.arange(values.shape[1]) if x is None else np.asarray(x)
-    axes.plot(places, values.mean(0), label=visible(name), **style)
+    axes.plot(places, values.mean(0), label=legend_label(name), **style)
     axes.fill_between(places, values.min(0), values.max(0), color=style["color"], alpha=0.15, linewidth=0)
 
 

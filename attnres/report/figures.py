@@ -15,6 +15,7 @@ from attnres.report.axes import (
     depth_axis,
     depth_matrix_figure,
     legend_below,
+    legend_label,
     line_styles,
     plain_log_ticks,
     png,
@@ -80,7 +81,7 @@ def _loss_curves(data: ReportData) -> Figure:
 def _draw_curve(styles: LineStyles, axes: Axes, arm: ArmReport, curve: dict[str, np.ndarray]) -> None:
     style = styles[arm.name]
     marker = "." if len(curve["steps"]) <= 12 else None  # few points, perhaps one: show where they are
-    axes.plot(curve["steps"], curve["mean"], label=visible(arm.name), marker=marker, **style)
+    axes.plot(curve["steps"], curve["mean"], label=legend_label(arm.name), marker=marker, **style)
     axes.fill_between(curve["steps"], curve["low"], curve["high"], color=style["color"], alpha=0.15, linewidth=0)
 
 
@@ -106,7 +107,7 @@ def _depth_profiles(data: ReportData) -> Figure:
             values = getattr(profile, name)
             axes.plot(
                 np.where(values > 0, values, np.nan) if log else values,
-                label=visible(arm.name),
+                label=legend_label(arm.name),
                 **styles[arm.name],
             )
         if name == "entropy":

@@ -67,7 +67,7 @@ def run_report(run: Run, prompt: str | None = None) -> ReportData:
     if prompt is None:
         tokens = validation_tokens(open_corpus(run.config.data), run.config)
     else:
-        tokens = prompt_tokens(run, prompt)
+        tokens = torch.tensor([prompt_ids(prompt, run.tokenizer, run.config)])
     positions = chosen_positions(tokens)
     name = run.config.model.connection
     curves = curves_of({run.config.seed: run.folder}, record["corpus"]["bytes_per_token"])
@@ -90,13 +90,20 @@ def validation_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
     return torch.from_numpy(next(iter(batches)))
 
 
-def prompt_tokens(run: Run, prompt: str) -> Tensor:
-    """The prompt as one sequence [1, time]. Raises UsageError if it does not fit the model."""
-    ids, limit = run.tokenizer.encode(prompt), run.config.model.context + 1
+def check_prompt(folder: Path, prompt: str) -> None:
+    """Raise UsageError if the prompt does not fit the model of a run. Its weights are not read."""
+    run = RunFolder(folder)
+    config = run.config()
+    prompt_ids(prompt, run.tokenizer(), config)
+
+
+def prompt_ids(prompt: str, tokenizer: Tokenizer, config: RunConfig) -> list[int]:
+    """Raises UsageError if the prompt does not fit the model."""
+    ids, limit = tokenizer.encode(prompt), config.model.context + 1
     if not 2 <= len(ids) <= limit:
         tokens = "1 token" if len(ids) == 1 else f"{len(ids)} tokens"
         raise UsageError(f"the prompt has {tokens}; give between 2 and {limit} for this model")
-    return torch.tensor([ids])
+    return ids
 
 
 def chosen_positions(tokens: Tensor) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ import torch
 from attnres.connections import file_digest, from_anywhere, parse_connection
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json
 from attnres.errors import UsageError
-from attnres.files import LOCK, PARTIAL, locked, new_folder, remove_partial, write_json
+from attnres.files import LOCK, PARTIAL, check_new_names, locked, new_folder, remove_partial, write_json
 from attnres.train.checkpoint import Checkpoints
 from attnres.train.config import RunConfig
 from attnres.train.jsonconfig import config_from_json, config_to_json, flat_fields
@@ -172,6 +172,7 @@ class RunFolder:
             return  # `summary` says what is wrong
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; give a folder")
+        check_new_names(self.path)
         paths = sorted(self.path.iterdir()) if self.path.is_dir() else []
         names = [path.name for path in paths if not (path.name in OWN or path.name.endswith(PARTIAL))]
         names += [checkpoint.path.name for checkpoint in self.checkpoints.all()]

@@ -249,6 +249,7 @@ def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
         (["--figure", "x.txt"], "--figure x.txt: a PNG is drawn; give a name that ends in .png"),
         (["--pipeline", "1", "--gpus", "8"], "--pipeline 2"),
         (["--gpus", "12"], "--gpus must be a multiple of the 8 ranks of --pipeline, not 12"),
+        (["--gpus", "64", "8", "64"], "--gpus: give each number of GPUs once, not 64 8 64"),
         (["--gpus", "24"], "--batch must be a multiple of the 3 pipelines on 24 gpus, not 4096"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 
@@ -72,6 +73,7 @@ def test_curves_can_be_drawn_again_from_the_record(tmp_path):
     ("arguments", "message"),
     [
         (["--rounds", "0"], "at least 1"),
+        (["--threads", "100000"], f"--threads must be at most {os.cpu_count()}, the cores of this machine"),
         (["step", "--figures", "here"], "curves"),
         (["step", "--out", "no/such/folder/bench.json"], "no/such/folder"),
     ],

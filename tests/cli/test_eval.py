@@ -55,6 +55,21 @@ def test_bad_input_is_one_line_before_anything_is_scored(
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("tasks", "message"),
+    [
+        ([], "--tasks names none"),
+        (["piqa", "nowhere.yaml"], "there is no task file nowhere.yaml"),
+        (["piqa", "arc_easy", "piqa"], "--tasks names 'piqa' twice"),
+    ],
+)
+def test_tasks_are_looked_at_before_a_model_or_lm_eval(tasks, message, capsys, monkeypatch):  # noqa: F811
+    for step in ("check_model", "load_tasks"):
+        monkeypatch.setattr(f"attnres.cli.eval.{step}", lambda *_: pytest.fail("it was loaded"))
+    assert main(["eval", ".", "--tasks", *tasks]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_without_lm_eval(run, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)

@@ -51,6 +51,37 @@ def test_a_place_that_only_seems_to_be_one(capsys, command):
     assert "can be made there" in (error := said(capsys, *command, "/proc/x.png")) and "choose another place" in error
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train",),
+        *((name, "--out") for name in ("compare", "ablate", "scaling", "retrofit", "dynamics", "prune", "probe")),
+        ("ablate", "--record"),
+        ("inspect", "run", "--out"),
+        ("fit", "points.csv", "--out"),
+        ("report", "records", "--out"),
+        ("cost", "--out"),
+        ("bench", "curves", "--figures"),
+        ("eval", "run", "--tasks", "piqa", "--out"),
+        ("export", "run", "--checkpoint"),
+        ("convert", "model"),
+        ("train", "run", "--data.cache"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[31m/b"], ids=["newline", "escape"])
+def test_a_name_with_a_control_character_is_not_made(tmp_path, capsys, monkeypatch, command, name):
+    monkeypatch.chdir(tmp_path)
+    assert "a name with a newline or control character; give another" in said(capsys, *command, name)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_in_a_folder_of_such_a_name_goes_on(tmp_path, corpus):
+    assert main(["train", str(tmp_path / "run"), *TINY, *corpus]) == 0
+    (tmp_path / "run").rename(tmp_path / "a\nb")
+    assert main(["train", str(tmp_path / "a\nb"), *TINY, *corpus]) == 0
+
+
 def test_asking_for_a_place_leaves_nothing_there(tmp_path, capsys):
     assert "nowhere: there is no such folder" in said(capsys, "report", tmp_path / "nowhere", "--out", tmp_path / "a")
     assert "no ablation.json" in said(capsys, "report", tmp_path, "--out", tmp_path / "a" / "b")

@@ -103,7 +103,9 @@ def test_the_same_command_trains_nothing_again_and_a_longer_share_joins(sweep, m
     ("arguments", "message"),
     [
         (["block", "residual"], "the first arm is the plain twin"),
-        (["residual", "block", "block@10"], "each once"),
+        (["residual", "block", "block@10"], "the arms block and block@10 are the same connection; give each once"),
+        (["residual", "x0", "block", "block:total=true"], "the arms block and block:total=true are the same"),
+        (["residual"], "give at least two arms"),
         (["residual", "block@0"], "block@0"),
         (["residual", "blok"], "unknown connection"),
         (

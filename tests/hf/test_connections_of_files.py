@@ -71,6 +71,16 @@ def test_what_was_run_here_loads(tmp_path):
 
 
 @pytest.mark.parametrize("load", [AutoModelForCausalLM.from_pretrained, attnres.hf.load])
+@pytest.mark.parametrize("options", ["gate=false", ""])
+def test_options_other_than_those_that_were_saved(load, options, others):
+    """The path of the file may be another one."""
+    _, folder, file = others
+    edit_config(folder, lambda config: config["attnres"].update(connection=f"{file}:Rule:{options}".removesuffix(":")))
+    with pytest.raises(UsageError, match="is not the connection that these tensors were saved with"):
+        load(folder, trust_remote_code=True)
+
+
+@pytest.mark.parametrize("load", [AutoModelForCausalLM.from_pretrained, attnres.hf.load])
 @pytest.mark.parametrize("form", ["of today", "of before"])
 def test_a_file_is_not_run_unasked(load, form, others):
     model, folder, file = others

@@ -20,7 +20,7 @@ from attnres.hf.convert import convert
 from attnres.hf.small import small_inputs, small_model
 from tests.depth import randomise
 from tests.hf.models import CONFIGS, make_model, make_tokens, save_attached
-from tests.hf.test_transformers_features import edit_config, edit_tensors, mark_as_before, rename
+from tests.hf.test_transformers_features import edit_config, edit_tensors, mark_as_before, rename, written
 
 # In a new process: nothing has imported attnres, which at first is not installed.
 ELSEWHERE = """
@@ -217,6 +217,10 @@ def test_attaching_forgets_where_the_plain_model_came_from(tmp_path):
         (lambda f: edit_tensors(f, lambda t: t.pop("model.connection.gain.1")), "missing: model.connection.gain.1"),
         (lambda f: edit_config(f, lambda c: c["attnres"].update(connection="full:heads=2,eps=x")), "eps must be"),
         (lambda f: edit_config(f, lambda c: c["attnres"].pop("connection")), "must hold the connection"),
+        (
+            lambda f: edit_config(f, written("block:block_size=8,total=true")),
+            "is not the connection that these tensors",
+        ),
         (lambda f: edit_config(f, lambda c: c["attnres"].update(plain="llama9")), "has no model type 'llama9'"),
     ],
 )
@@ -225,6 +229,19 @@ def test_a_damaged_folder_is_refused_by_the_auto_class_too(damage, message, tmp_
     damage(tmp_path)
     with pytest.raises(UsageError, match=message):
         AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_record_without_a_checksum_is_taken_at_its_word(tmp_path):
+    """Folders of before have none, and whoever means another connection takes it out."""
+    model, tokens = save_attached(tmp_path), make_tokens()
+    edit_config(tmp_path, lambda config: config["attnres"].pop("checksum"))
+    for load in (AutoModelForCausalLM.from_pretrained, attnres.hf.load):
+        assert torch.equal(load(tmp_path)(tokens).logits, model(tokens).logits)
+    edit_config(tmp_path, written("block:block_size=8,total=true"))
+    other = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert other.model.connection.block_size == 8
+    other.save_pretrained(tmp_path / "again")
+    assert torch.equal(attnres.hf.load(tmp_path / "again")(tokens).logits, other(tokens).logits)
 
 
 def test_convert_upgrades_a_folder_of_before(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import zlib
 
 import pytest
 import torch
@@ -249,6 +250,7 @@ def test_save_and_load(name, size, tmp_path):
     assert json.loads((tmp_path / "config.json").read_text())["attnres"] == {
         "connection": "block:block_size=3,heads=2,total=true",
         "plain": name,
+        "checksum": f"{zlib.crc32(b'block:block_size=3,heads=2,total=true'):08x}",
     }
     again = attnres.hf.load(tmp_path)
     assert type(again).__name__ == type(model).__name__ and not again.training
@@ -295,6 +297,11 @@ def rename(old, new):
     return lambda folder: edit_tensors(folder, lambda tensors: tensors.update({new: tensors.pop(old)}))
 
 
+def written(connection, **others):
+    """Write a connection into config.json, as by hand."""
+    return lambda config: config["attnres"].update(connection=connection, **others)
+
+
 def truncate(folder):
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
@@ -318,7 +325,8 @@ QUERY = "model.connection.query.5"
         (lambda f: (f / "config.json").write_text("[]"), "not a JSON object"),
         (lambda f: edit_config(f, lambda c: c.pop("attnres")), "plain checkpoint"),
         (lambda f: edit_config(f, lambda c: c.update(attnres=3)), "must hold the connection"),
-        (lambda f: edit_config(f, lambda c: c["attnres"].update(connection="block:block_size=9")), "9 is more"),
+        (lambda f: edit_config(f, written("block:block_size=9", checksum=None)), "9 is more"),
+        (lambda f: edit_config(f, written("block:block_size=2,total=true")), "is not the connection that"),
         (lambda f: edit_config(f, lambda c: c["attnres"].update(connection="no")), "unknown connection"),
         (lambda f: edit_config(f, lambda c: c.update(num_hidden_layers=3)), "surplus: .*model.layers.3"),
         (lambda f: edit_config(f, lambda c: c.update(architectures=["NoSuchModel"])), "must name a class"),

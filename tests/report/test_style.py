@@ -9,6 +9,9 @@ import matplotlib as mpl
 import numpy as np
 
 from attnres import connection_names
+from attnres.analysis.powerlaw import Point
+from attnres.lab.scaling.figures import scaling_fit
+from attnres.report import ArmReport, figures
 from attnres.report.axes import INK, STYLE, line_styles
 from attnres.report.html import script
 from attnres.report.page import payload
@@ -20,7 +23,7 @@ from attnres.report.style import (
     WEIGHT_COLOURS,
     arm_styles,
 )
-from tests.report.sample import report
+from tests.report.sample import curves, profile, report
 
 
 def test_an_arm_looks_the_same_in_any_company():
@@ -47,6 +50,17 @@ def test_crowded_figures_keep_arms_apart_as_long_as_styles_last():
     assert len(arm_styles([f"arm {index}" for index in range(most + 9)])) == most + 9
     crowd = arm_styles([*(f"block:eps={index}" for index in range(12)), "full", "block"])
     assert (crowd["full"], crowd["block"]) == (arm_styles(["full"])["full"], arm_styles(["block"])["block"])
+
+
+def test_no_legend_leaves_out_a_name_that_begins_with_an_underscore():
+    """As matplotlib's do; a connection of one's own may be called _mine.py:Rule."""
+    points = [Point(float(compute), 3 * compute**-0.1) for compute in (1, 2, 4, 8)]
+    arms = [ArmReport(name, "", curves(seeds=1), profile()) for name in ("_one", "_two", "three")]
+    drawn = [scaling_fit({arm.name: points for arm in arms}, "FLOPs")]
+    drawn += [make(report(arms=arms)) for make in (figures._loss_curves, figures._depth_profiles)]
+    for figure in drawn:
+        (legend,) = figure.legends
+        assert {"_one", "_two", "three"} <= {text.get_text().strip() for text in legend.texts}
 
 
 def test_the_page_and_the_figures_agree():

@@ -12,7 +12,7 @@ from attnres.lab.retrofit.claims import differences
 from attnres.lab.retrofit.plan import percent
 from attnres.lab.retrofit.record import RetrofitRecord
 from attnres.lab.tuning import losses_of_rates
-from attnres.report.axes import LineStyles, ink, legend_below, line_styles, plain_log_ticks
+from attnres.report.axes import LineStyles, ink, legend_below, legend_label, line_styles, plain_log_ticks
 from attnres.texttable import visible
 
 
@@ -54,7 +54,7 @@ def rates(record: RetrofitRecord, narrow: bool = False) -> Figure | None:
             tried = losses_of_rates([one for one in record.tuning if (one.arm, one.fraction) == (arm.name, fraction)])
             means = [(factor, statistics.fmean(tried[factor])) for factor in sorted(tried)]
             axes.plot(
-                *zip(*means, strict=True), marker="o", markersize=3.5, label=visible(arm.name), **styles[arm.name]
+                *zip(*means, strict=True), marker="o", markersize=3.5, label=legend_label(arm.name), **styles[arm.name]
             )
         axes.set_xscale("log")
         plain_log_ticks(axes.xaxis)

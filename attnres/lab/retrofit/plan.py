@@ -13,7 +13,7 @@ from attnres.connections import canonical_connection
 from attnres.connections._start import with_exact_start
 from attnres.errors import UsageError, check_count
 from attnres.lab.arms import arm_folder, arm_model
-from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds
+from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, refuse_equal_arms
 from attnres.lab.retrofit.record import Arm
 from attnres.lab.tuning import TUNING_SEED
 from attnres.model import TransformerConfig
@@ -93,8 +93,7 @@ def plan(options: Options, out: Path) -> Plan:
         raise UsageError("what is trained on is a plain model; leave out --model.connection and name the arms")
     if [arm.name for arm in arms[:1]] != [PLAIN]:
         raise UsageError(f"the first arm is the plain twin, without which nothing can be said: write {PLAIN} first")
-    if len({arm.name for arm in arms}) < max(2, len(arms)):
-        raise UsageError("give at least two arms, each once; the first is the baseline")
+    refuse_equal_arms(options.arms, [(arm.connection, arm.rate) for arm in arms])
     check_seeds(options.seeds, options.workers)
     check_positive("grid", options.grid)
     check_positive("fractions", options.fractions, most=1e6)

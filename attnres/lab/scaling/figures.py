@@ -17,7 +17,7 @@ from attnres.lab.figures import PAPER_MARK, panels
 from attnres.lab.paper import SCALING_COMPUTE, scaling_points
 from attnres.lab.scaling.fit import final_points, iso_flop_curves
 from attnres.lab.scaling.record import ScalingRecord
-from attnres.report.axes import STYLE, ink, legend_below, line_styles, plain_log_ticks, png
+from attnres.report.axes import STYLE, ink, legend_below, legend_label, line_styles, plain_log_ticks, png
 from attnres.texttable import visible
 
 
@@ -64,7 +64,7 @@ def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit]
         style = styles[fit.arm]
         computes = np.array([point.compute for point in points[fit.arm]])
         line = np.geomspace(computes.min(), computes.max(), 50)
-        axes.plot(line, [fit.loss(c) for c in line], label=visible(fit.arm), **style)
+        axes.plot(line, [fit.loss(c) for c in line], label=legend_label(fit.arm), **style)
         axes.plot(
             computes, [point.loss for point in points[fit.arm]], "o", color=style["color"], markersize=3.5, alpha=0.6
         )

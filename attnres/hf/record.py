@@ -1,0 +1,83 @@
+"""What config.json says of a connection: the record of an attached model."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+from attnres.connections import canonical_connection, parse_connection
+from attnres.connections._files import is_loaded
+from attnres.errors import UsageError
+
+RECORD = "attnres"
+"""The entry of a configuration that holds the connection and the plain model's type:
+{"connection": "block:block_size=8,total=true", "plain": "llama"}. Were that called "model_type", the plain model's own
+class would take the record for its configuration."""
+
+CHECKSUM = "checksum"
+"""What config.json has beside those two, of the connection as it stands there: another `block_size` put in its place
+fits the same tensors, and makes another model of them. Folders of before have none."""
+
+
+def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str:
+    """The connection of config.json's record, which used to hold the options beside the name.
+
+    Raises:
+        UsageError: a damaged record, one that is not as it was saved, or a connection FILE.py:CLASS of a file that this
+            process has not run: whoever reads a folder need not want to run what it names. `trusted` says that they do.
+    """
+    record = _sound_record(config)
+    connection = record["connection"]
+    if not trusted and not _may_be_run(connection):
+        file = file_of(connection)
+        raise UsageError(
+            f"config.json names a connection of the file {file}, which is not run unasked; if you trust it, call "
+            f"attnres.connections.connection_class({connection!r}) first, "
+            "or attnres.hf.load(folder, trust_remote_code=True)"
+        )
+    canonical = canonical_connection(connection, **record.get("options", {}))
+    if record.get(CHECKSUM) not in (None, _checksum(connection)):
+        raise UsageError(
+            f"config.json: {connection} is not the connection that these tensors were saved with; put that back, or "
+            f'remove "{CHECKSUM}" from "{RECORD}" if you mean it'
+        )
+    return canonical
+
+
+def read_record(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The record as it is to be kept: the connection in canonical form or, of a file that nobody has run, as written.
+
+    To read a configuration is not to trust it: a model that is made of it asks again. Raises UsageError where the
+    record is damaged.
+    """
+    record = _sound_record(config)
+    return {"connection": recorded_connection(config)} if _may_be_run(record["connection"]) else dict(record)
+
+
+def written_record(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record as config.json has it."""
+    return {**record, CHECKSUM: _checksum(record["connection"])}
+
+
+def file_of(connection: str) -> str:
+    """The file of a connection that is written FILE.py:CLASS; "" for one of the library."""
+    return parse_connection(connection)[0].rpartition(":")[0]
+
+
+def _sound_record(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    record = config.get(RECORD)
+    options = record.get("options", {}) if isinstance(record, Mapping) else None
+    if not isinstance(record, Mapping) or not isinstance(options, dict) or "connection" not in record:
+        raise UsageError(f'config.json: "{RECORD}" must hold the connection, written NAME:OPTION=VALUE,OPTION=VALUE')
+    return record
+
+
+def _may_be_run(connection: str) -> bool:
+    """Whether it needs no file, or one that this process has run."""
+    return not (file := file_of(connection)) or is_loaded(file)
+
+
+def _checksum(connection: str) -> str:
+    """Of the connection without the path of its file, which may move."""
+    return f"{zlib.crc32(connection.removeprefix(file_of(connection)).encode()):08x}"
