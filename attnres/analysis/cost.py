@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from attnres.analysis.timeline import Action, Timeline, schedule_actions, simulate
-from attnres.errors import UsageError, refuse_non_finite
+from attnres.errors import UsageError, check_count, refuse_non_finite
 from attnres.parallel.schedule import Schedule, check_schedule, chunk_sites, default_schedule, even_cuts
 
 LARGEST = 1e15
 """No number of a plan is larger, and none smaller than its inverse: what they say is then of no machine."""
+
+MOST_LAYERS = 1_000_000
 
 MOST_ACTIONS = 4_000_000
 """What is simulated in a few seconds."""
@@ -139,6 +141,7 @@ class Plan:
                 raise UsageError(f"{field.name} must be positive, not {value}")
             if isinstance(value, int | float) and not 1 / LARGEST <= value <= LARGEST:
                 raise UsageError(f"{field.name} must lie between {1 / LARGEST:g} and {LARGEST:g}, not {value:.3g}")
+        check_count("layers", self.layers, MOST_LAYERS)
         if self.block_size > self.layers:
             raise UsageError(f"block_size {self.block_size} is more than the {self.layers} sublayers of --layers")
         _ = self.sites
@@ -208,7 +211,7 @@ class Plan:
 
     def with_pipelines(self) -> list[Plan]:
         """This plan with 2, 4, 8, .. ranks, as far as chunks keep a sublayer and the schedule shares out the work."""
-        most = self.layers // self.virtual
+        most = min(self.layers // self.virtual, self.micro_batches)
         plans = []
         for size in (2**power for power in range(1, most.bit_length())):
             try:
@@ -216,4 +219,4 @@ class Plan:
                 plans.append(dataclasses.replace(self, pipeline=size))
             except UsageError:
                 continue
-        return [plan for plan in plans if plan.micro_batches >= plan.pipeline]
+        return plans

@@ -16,6 +16,8 @@ from attnres.errors import UsageError
 
 FEWEST_SIZES = 3
 """A line through two points has no error; below three different computes there is no fit."""
+LARGEST = 1e100
+"""No compute or loss is larger, and none smaller than its inverse: fits and figures keep their digits there."""
 RESAMPLES = 2000
 CONFIDENCE = 0.95
 
@@ -158,6 +160,8 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
                 )
             except (TypeError, ValueError):
                 raise UsageError(f"{path}, line {rows.line_num}: compute, loss and seed must be numbers") from None
+            if not (row["arm"] or "").strip():
+                raise UsageError(f"{path}, line {rows.line_num}: the arm has no name")
             curves.setdefault(row["arm"], []).append(point)
     return curves
 
@@ -176,6 +180,11 @@ def _check(arm: str, points: Sequence[Point]) -> None:
     for point in points:
         if not (0 < point.compute < np.inf and 0 < point.loss < np.inf):
             raise UsageError(f"{arm}: compute and loss must be positive and finite, not {point.compute}, {point.loss}")
+        if not all(1 / LARGEST <= value <= LARGEST for value in (point.compute, point.loss)):
+            raise UsageError(
+                f"{arm}: compute and loss must lie between {1 / LARGEST:g} and {LARGEST:g}, "
+                f"not {point.compute:g}, {point.loss:g}; count them in another unit"
+            )
     if _computes(points) < FEWEST_SIZES:
         raise UsageError(
             f"{arm}: {_computes(points)} different computes are too few for a fit; give at least {FEWEST_SIZES}"

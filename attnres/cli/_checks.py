@@ -76,15 +76,24 @@ def check_output_folder(flag: str, path: Path | None) -> None:
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder of `--out`, so that no second command trains the runs that this one has planned there.
 
-    Raises UsageError if one does already. A command that was killed holds nothing.
+    Raises UsageError if one does already. A command that was killed holds nothing. A folder that was made for a command
+    which was refused then, as for its text, goes again.
     """
 
     def refuse() -> None:
         raise UsageError(f"--out {folder}: another command is at work there; wait for it or give another --out")
 
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK, taken=refuse):
-        yield
+    try:
+        with locked(folder / LOCK, taken=refuse):
+            yield
+    except UsageError:
+        if made and [path.name for path in folder.iterdir()] in ([], [LOCK]):
+            (folder / LOCK).unlink(missing_ok=True)
+            for place in made:
+                place.rmdir()
+        raise
 
 
 def check_paths_named(arguments: Sequence[str]) -> None:

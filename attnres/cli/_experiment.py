@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -71,19 +70,15 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
 
 
 def record_file(path: Path, out: Path, cls: type[Record]) -> Path:
-    """The record's file, once it is certain that it and `out` can be written.
+    """The record's file, once it is certain that neither it nor `out` is in another's place.
 
-    Raises:
-        UsageError, OSError: they cannot, or the file is not a record of that class: before hours of training.
+    Raises UsageError, before hours of training, where one is a run's, or the file is not a record of that class.
     """
     for folder in (out, path.parent):
         if (folder / "config.json").is_file():
             raise UsageError(
                 f"{folder} is the folder of a run, whose files must stay; choose another --out or --record"
             )
-        folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
-            raise UsageError(f"{folder}: it cannot be written; choose another --out or --record")
     if path.is_dir():
         raise UsageError(f"{path}: it is a folder; give --record the name of a file")
     if path.exists():

@@ -18,8 +18,10 @@ import tyro
 from attnres.analysis.powerlaw import fit_power_laws, read_points
 from attnres.cli._checks import check_output_folder
 from attnres.cli._tables import Output, print_line, print_table
+from attnres.errors import UsageError
 from attnres.lab.scaling.figures import write_fit
 from attnres.lab.scaling.tables import scaling_table
+from attnres.report.style import MOST_STYLES
 
 
 def command(
@@ -36,6 +38,8 @@ def command(
     """
     check_output_folder("--out", out)
     console, points = Output(), read_points(csv)
+    if len(points) > MOST_STYLES:
+        raise UsageError(f"{csv}: {len(points)} arms are more than a figure can tell apart; give at most {MOST_STYLES}")
     print_table(console, scaling_table(*fit_power_laws(points), unit))
     print_line(console, f"Figure: {write_fit(points, unit, out)}")
     return 0

@@ -244,6 +244,7 @@ def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
         (["--tflops", "1e-300"], "tflops must lie between"),
         (["--micro-batches", "1000000"], "give fewer --micro-batches"),
         (["--tflops", "nan"], "finite"),
+        (["--layers", "99999999999"], "--layers must be at most 1000000, not 99999999999"),
         (["--block-size", "129"], "--block-size 129"),
         (["--pipeline", "1", "--figure", "x.png"], "--pipeline 2"),
         (["--figure", "x.txt"], "--figure x.txt: a PNG is drawn; give a name that ends in .png"),

@@ -88,6 +88,19 @@ def test_asking_for_a_place_leaves_nothing_there(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_refused_command_leaves_no_folder(tmp_path, capsys, corpus):
+    (tmp_path / "file").write_text("{")
+    out = ("--out", tmp_path / "a" / "b")
+    assert "not valid JSON" in said(capsys, "ablate", *out, "--record", tmp_path / "file")
+    text = ("--data.paths", tmp_path / "none", "--data.cache", corpus[-1])
+    for command in ("compare", "ablate"):
+        assert "there is no file or folder" in said(capsys, command, "residual", "full", *TINY, *text, *out)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    (tmp_path / "a").mkdir()
+    said(capsys, "compare", "residual", "full", *TINY, *text, "--out", tmp_path / "a")
+    assert (tmp_path / "a").is_dir(), "it was there before"
+
+
 @pytest.mark.parametrize("content", ["notes", "[1, 2]", '{"plan": "of another"}'])
 def test_a_file_that_the_command_did_not_write_stays(tmp_path, capsys, content):
     file, picture = tmp_path / "cost.json", tmp_path / "cost.png"

@@ -162,6 +162,8 @@ def test_no_name_from_a_file_reaches_the_terminal_as_it_is(tmp_path, capsys):
             ["--tokens-per-parameter", "1e300"],
             "--tokens-per-parameter must be positive and at most 1000000, not 1e+300",
         ),
+        (["--grid", "1", "1e300"], "--optimizer.lr must be at most 1e+37"),
+        (["--grid", "1", "1e-320"], "--optimizer.lr must be positive"),
         (["--record", "/proc/none/r.json"], "/proc/none"),
     ],
 )
@@ -182,6 +184,14 @@ def test_a_file_that_cannot_be_fitted_is_one_line(file, message, capsys, tmp_pat
     assert main(["fit", file, "--out", str(tmp_path)]) in (1, 2)
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+def test_more_arms_than_a_figure_has_styles_are_refused(capsys, tmp_path):
+    rows = [f"arm {arm},{compute},{compute**-0.1}" for arm in range(43) for compute in (1, 2, 4)]
+    (tmp_path / "points.csv").write_text("\n".join(["arm,compute,loss", *rows]))
+    assert main(["fit", str(tmp_path / "points.csv"), "--out", str(tmp_path / "out")]) == 2
+    assert "43 arms are more than a figure can tell apart; give at most 42" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(("begin", "line"), [("", 1), ("arm,compute,loss\n\nblock,1e15,3\n", 4)])

@@ -218,7 +218,7 @@ def test_attaching_forgets_where_the_plain_model_came_from(tmp_path):
         (lambda f: edit_config(f, lambda c: c["attnres"].update(connection="full:heads=2,eps=x")), "eps must be"),
         (lambda f: edit_config(f, lambda c: c["attnres"].pop("connection")), "must hold the connection"),
         (
-            lambda f: edit_config(f, written("block:block_size=8,total=true")),
+            lambda f: edit_config(f, written("block:block_size=4,total=true")),
             "is not the connection that these tensors",
         ),
         (lambda f: edit_config(f, lambda c: c["attnres"].update(plain="llama9")), "has no model type 'llama9'"),
@@ -237,9 +237,9 @@ def test_a_record_without_a_checksum_is_taken_at_its_word(tmp_path):
     edit_config(tmp_path, lambda config: config["attnres"].pop("checksum"))
     for load in (AutoModelForCausalLM.from_pretrained, attnres.hf.load):
         assert torch.equal(load(tmp_path)(tokens).logits, model(tokens).logits)
-    edit_config(tmp_path, written("block:block_size=8,total=true"))
+    edit_config(tmp_path, written("block:block_size=4,total=true"))
     other = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert other.model.connection.block_size == 8
+    assert other.model.connection.block_size == 4
     other.save_pretrained(tmp_path / "again")
     assert torch.equal(attnres.hf.load(tmp_path / "again")(tokens).logits, other(tokens).logits)
 

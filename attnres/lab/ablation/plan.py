@@ -122,6 +122,8 @@ def plan(options: Options, out: Path) -> Plan:
     planned = Plan(options, cells, seconds, out)
     for cell in cells:
         trial(planned, cell, 1.0, options.config.seed)
+    for factor in options.grid:  # a rate may be too small or too large
+        trial(planned, cells[0], factor, options.config.seed)
     return planned
 
 

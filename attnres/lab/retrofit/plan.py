@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnres.connections import canonical_connection
+from attnres.connections import canonical_connection, connection_class
 from attnres.connections._start import with_exact_start
 from attnres.errors import UsageError, check_count
 from attnres.lab.arms import arm_folder, arm_model
@@ -100,7 +100,10 @@ def plan(options: Options, out: Path) -> Plan:
     check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
     chosen = Plan(options, arms, out)
     for arm in arms:
-        trial(chosen, arm, options.fractions[0], options.config.seed, 1.0)
+        for factor in options.grid:  # a rate may be too small or too large
+            trial(chosen, arm, max(options.fractions), options.config.seed, factor)
+        if not connection_class(arm.connection).pre_norm:
+            raise UsageError(f"{arm.name} is defined on sublayers without a norm of their own; plain models have one")
     return chosen
 
 

@@ -84,6 +84,8 @@ def plan(options: Options, out: Path) -> Plan:
     for arm in options.arms:
         for size in sizes:
             planned(chosen, arm, size, options.config.seed)
+    for factor in options.grid:  # a rate may be too small or too large
+        planned(chosen, options.arms[0], sizes[0], options.config.seed, factor)
     return chosen
 
 
