@@ -47,6 +47,10 @@ class OptimizerConfig:
         for name in ("lr", "adamw_lr", "connection_rate"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
+        if (smallest := min(self.lr, self.adamw_lr)) < 1 / LARGEST_RATE:
+            raise UsageError(
+                f"lr must be at least {1 / LARGEST_RATE:g}, and so must adamw_lr; the smaller is {smallest:g}"
+            )
         if self.weight_decay < 0:
             raise UsageError(f"weight_decay must be at least 0, not {self.weight_decay}")
         for name in ("momentum", "beta1", "beta2"):

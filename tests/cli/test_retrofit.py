@@ -114,7 +114,7 @@ def test_the_same_command_trains_nothing_again_and_a_longer_share_joins(sweep, m
         ),
         (["residual", "block", "postnorm"], "postnorm is defined on sublayers without a norm of their own"),
         (["residual", "block", "--grid", "1", "1e300"], "--optimizer.lr must be at most 1e+37"),
-        (["residual", "block", "--grid", "1", "1e-320"], "--optimizer.lr must be positive"),
+        (["residual", "block", "--grid", "1", "1e-320"], "--optimizer.lr must be at least 1e-37"),
         (["residual", "block", "--fractions", "1", "1e6", "--steps", "100000"], "--steps must be at most 2147483647"),
         (["residual", "block", "--fractions", "0"], "fractions: give at least one positive number"),
         (["residual", "block", "--tuning-seeds", "0"], "--tuning-seeds must be a whole number of at least 1"),

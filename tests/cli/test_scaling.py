@@ -163,7 +163,7 @@ def test_no_name_from_a_file_reaches_the_terminal_as_it_is(tmp_path, capsys):
             "--tokens-per-parameter must be positive and at most 1000000, not 1e+300",
         ),
         (["--grid", "1", "1e300"], "--optimizer.lr must be at most 1e+37"),
-        (["--grid", "1", "1e-320"], "--optimizer.lr must be positive"),
+        (["--grid", "1", "1e-320"], "--optimizer.lr must be at least 1e-37"),
         (["--record", "/proc/none/r.json"], "/proc/none"),
     ],
 )
