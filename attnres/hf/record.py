@@ -79,5 +79,5 @@ def _may_be_run(connection: str) -> bool:
 
 
 def _checksum(connection: str) -> str:
-    """Of the connection without the path of its file, which may move."""
+    """Sum up the connection, but for the path of its file, which may move."""
     return f"{zlib.crc32(connection.removeprefix(file_of(connection)).encode()):08x}"
