@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from attnres.errors import first_line
 
@@ -19,7 +20,7 @@ def hub_or_cache() -> Iterator[str]:
 
     why = _unreachable()
     # datasets has taken a copy of the setting, if it is imported.
-    holders = [constants, *(module for name, module in sys.modules.items() if name == "datasets.config")]
+    holders: list[Any] = [constants, *(module for name, module in sys.modules.items() if name == "datasets.config")]
     before = [holder.HF_HUB_OFFLINE for holder in holders]
     try:
         for holder in holders if why else ():
