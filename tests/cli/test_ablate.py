@@ -15,6 +15,7 @@ from attnres.lab.record import read_record
 from attnres.lab.tuning import choose
 from attnres.model.flops import training_flops
 from attnres.train import folder
+from attnres.train.sweep import JobState
 from tests.cli.conftest import TINY, run_jobs_here
 
 STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3", "--validation-tokens", "64"]
@@ -143,6 +144,27 @@ def test_more_seeds_are_added_and_none_is_lost(tmp_path, ablate, corpus):
     runs = [run for cell in written.cells for run in cell.runs]
     assert written.hours * 3600 == pytest.approx(sum(run.step_seconds * 3 for run in runs), rel=1e-4)
     assert seeds(1) == [[0, 1], [0, 1]] and read_record(record, AblationRecord) == written
+
+
+def test_a_tuning_run_that_was_killed_is_made_up_for(tmp_path, ablate, corpus, monkeypatch):
+    """The better of two rates is killed while it is tried: the other one is reported, until the same command again."""
+
+    def run_jobs_killing_one(jobs, workers, watch):
+        killed = [job for job in jobs if "lr-30/seed-1000" in job.folder.as_posix()]
+        states = run_jobs_here([job for job in jobs if job not in killed], workers, watch)
+        failed = [JobState(job, status="failed", error="its process was killed") for job in killed]
+        return sorted(states + failed, key=lambda state: jobs.index(state.job))
+
+    options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--tuning-seeds", "1", "--out", tmp_path]
+    with monkeypatch.context() as patch:
+        patch.setattr("attnres.cli._terminal.run_jobs", run_jobs_killing_one)
+        code, told = ablate("residual", "full", *options, "--grid", "1", "30")
+    assert code == 1 and "its process was killed" in told.err
+    assert [cell.factor for cell in read_record(tmp_path / "ablation.json", AblationRecord).cells] == [1, 1]
+    assert ablate("residual", "full", *options, "--grid", "1", "30")[0] == 0
+    cells = read_record(tmp_path / "ablation.json", AblationRecord).cells
+    assert [cell.factor for cell in cells] == [30, 30]
+    assert {run.status for cell in cells for run in (*cell.tuning, *cell.runs)} == {"done"}
 
 
 def test_the_record_names_every_commit_that_its_runs_were_made_at(tmp_path, ablate, corpus, monkeypatch):

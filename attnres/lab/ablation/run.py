@@ -105,8 +105,11 @@ def earlier(file: Path, sweep: Sweep, baseline: str) -> AblationRecord | None:
 
 
 def has_seeds(cell: CellRecord | None, seeds: int) -> bool:
-    """Whether the cell is there with as many seeds or more. Where no learning rate trains, no run is missing."""
-    if cell is None or any(run.status == "failed" for run in cell.runs):
+    """Whether the cell is there with as many seeds or more. Where no learning rate trains, no run is missing.
+
+    A run that failed is missing, one of the tuning too: without it another rate may have been chosen.
+    """
+    if cell is None or any(run.status == "failed" for run in (*cell.tuning, *cell.runs)):
         return False
     return len(cell.runs) >= seeds or cell.factor is None
 
