@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from attnres.errors import LARGEST_COUNT, UsageError
-from attnres.files import LOCK, check_new_names, locked
+from attnres.files import LOCK, check_new_names, locked, remove_partial
 
 PNG = b"\x89PNG"
 
@@ -76,8 +76,11 @@ def check_output_folder(flag: str, path: Path | None) -> None:
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder of `--out`, so that no second command trains the runs that this one has planned there.
 
-    Raises UsageError if one does already. A command that was killed holds nothing. A folder that was made for a command
-    which was refused then, as for its text, goes again.
+    A command that was killed holds nothing, and what it has left half-written of records and figures is removed. A
+    folder that was made for a command which was refused then, as for its text, goes again.
+
+    Raises:
+        UsageError: another command holds it.
     """
 
     def refuse() -> None:
@@ -87,10 +90,14 @@ def alone_in(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with locked(folder / LOCK, taken=refuse):
+            for place in (folder, folder / "figures"):
+                remove_partial(place)
             yield
     except UsageError:
-        if made and [path.name for path in folder.iterdir()] in ([], [LOCK]):
-            (folder / LOCK).unlink(missing_ok=True)
+        left = list(folder.iterdir())
+        if made and all(path.name.endswith(LOCK) for path in left):
+            for path in left:
+                path.unlink()
             for place in made:
                 place.rmdir()
         raise

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._checks import check_output_folder
+from attnres.cli._checks import alone_in, check_output_folder
 from attnres.cli._tables import Output, print_line
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
@@ -53,7 +53,7 @@ def command(
         print(tables_page(records, results), end="")
         return 0
     console = Output()
-    with working(console, "drawing"):
+    with alone_in(out), working(console, "drawing"):
         page = write_results(records, out)
     print_line(console, f"{', '.join(records)}: {page}")
     return 0

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from attnres.cli import main
-from attnres.files import locked
+from attnres.cli._checks import alone_in
+from attnres.files import PARTIAL, locked
 from tests.cli.conftest import TINY
 
 
@@ -123,6 +124,21 @@ def test_a_second_command_in_a_folder_is_refused(tmp_path, capsys, corpus, comma
         error = said(capsys, command, "residual", "full", *TINY, *corpus, "--seeds", "1", "--out", tmp_path)
     assert f"--out {tmp_path}: another command is at work there" in error
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_what_a_killed_command_left_half_written_is_removed(tmp_path):
+    for place in (tmp_path, tmp_path / "figures", tmp_path / "run"):
+        place.mkdir(exist_ok=True)
+        (place / f".x.png.1a2b3c4d{PARTIAL}").touch()
+    with alone_in(tmp_path):
+        left = sorted(path.parent.name for path in tmp_path.rglob(f".*{PARTIAL}"))
+    assert left == ["run"], "its own lock is another's"
+
+
+def test_two_reports_into_one_folder(tmp_path, capsys):
+    with locked(tmp_path / ".lock", taken=lambda: None):
+        error = said(capsys, "report", "results", "--out", tmp_path)
+    assert f"--out {tmp_path}: another command is at work there" in error
 
 
 def test_the_record_of_an_experiment_does_not_go_into_a_run(tmp_path, capsys, corpus):

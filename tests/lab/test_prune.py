@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from attnres import UsageError, connection_names
 from attnres.cli import main
 from attnres.connections import canonical_connection
+from attnres.data import open_corpus
 from attnres.lab.prune.claims import gini, prune_statements, removable
 from attnres.lab.prune.measure import added_losses, pruned
 from attnres.lab.prune.record import PruneRecord
@@ -172,6 +173,20 @@ def test_a_run_that_began_with_another_is_no_seed_of_one_that_did_not(sweep, tmp
     for pair in ([plain[0], continued[1]], [continued[0], plain[1]]):
         with pytest.raises(UsageError, match=r"different configurations \(start_from\)"):
             open_runs(pair)
+
+
+def test_a_run_that_cannot_keep_what_is_measured_is_refused_before(sweep, tmp_path, monkeypatch):
+    (run,) = open_runs([shutil.copytree(sweep.planned[0].job.folder, tmp_path / "run")])
+    corpus = open_corpus(run.config.data)
+    monkeypatch.setattr("attnres.lab.prune.measure.os.access", lambda path, mode: path != run.folder.path)
+    with monkeypatch.context() as patch:
+        patch.setattr("attnres.lab.prune.measure.load_run", lambda _: pytest.fail("it was measured first"))
+        with pytest.raises(UsageError, match="run cannot be written, where what is measured of a run stays"):
+            pruned(run, corpus, 64)
+    with monkeypatch.context() as patch:
+        patch.setattr("attnres.lab.prune.measure.os.access", lambda *_: True)
+        measured = pruned(run, corpus, 64)
+    assert pruned(run, corpus, 64) == measured, "what is there already is only read"
 
 
 def test_the_command_measures_once_and_marks_what_is_not_finished(sweep, tmp_path, capsys, monkeypatch):

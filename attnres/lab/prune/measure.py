@@ -11,6 +11,7 @@ attention adds to the stream.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable
 
@@ -20,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attnres.data import Corpus, validation_batches
+from attnres.errors import UsageError
 from attnres.lab.prune.record import Pruned
 from attnres.lab.record import read_record, write_record
 from attnres.lab.trained import Trained
@@ -79,6 +81,10 @@ def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], N
         if (kept.tokens, kept.step) == (tokens, step):
             watch(sublayers)
             return kept
+    if not os.access(run.folder.path, os.W_OK):
+        raise UsageError(
+            f"{run.folder.path} cannot be written, where what is measured of a run stays; give a copy of it"
+        )
     began = time.perf_counter()
     model = load_run(run.folder.path).model
     loss, added = added_losses(model, batches, lambda done: watch(done / len(batches)))
