@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import io
 import os
 import pkgutil
 import signal
@@ -40,6 +41,7 @@ def command_names() -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130, 143 or 129 stopped by
     Ctrl-C, SIGTERM or SIGHUP, 141 the reader of the output has gone (these as shells count them)."""
+    _write_any_text()
     code = _ended(*((sys.argv[1:] if argv is None else argv) or ["--help"]))
     try:
         print(end="", flush=True)  # sys.stdout is None where a shell has closed it: >&-
@@ -47,6 +49,13 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
         return code or (READER_GONE if isinstance(error, BrokenPipeError) else _fail(_said(error), 1))
     return code
+
+
+def _write_any_text() -> None:
+    """Let a character that the output's encoding lacks appear as its code: an error would end hours of work."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _ended(name: str, *arguments: str) -> int:

@@ -103,6 +103,20 @@ def alone_in(folder: Path) -> Iterator[None]:
         raise
 
 
+@contextmanager
+def alone_at(record: Path) -> Iterator[None]:
+    """Hold the file of `--record`, so that no second command writes over what this one adds to it.
+
+    Raises UsageError if one does already.
+    """
+
+    def refuse() -> None:
+        raise UsageError(f"--record {record}: another command is at work on it; wait for it or give another --record")
+
+    with locked(record.with_name(f".{record.name}{LOCK}"), taken=refuse):
+        yield
+
+
 def check_paths_named(arguments: Sequence[str]) -> None:
     """Raise UsageError on a `--data.paths` without any, as of a shell's empty variable: the default text is no answer.
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from attnres.cli._checks import alone_in, check_output_folder
+from attnres.cli._checks import alone_at, alone_in, check_output_folder
 from attnres.cli._tables import Output, print_error, print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
@@ -50,7 +50,7 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
     plan = chosen.plan(options, out)
     file = record_file(out / f"{name}.json" if record is None else record, out, chosen.record)
     try:
-        with alone_in(out):
+        with alone_in(out), alone_at(file):
             ended = chosen.run(plan, file, terminal)
             write_record(file, ended.record)
             written = read_record(file, chosen.record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import signal
@@ -25,6 +26,15 @@ def test_too_little_memory_is_one_line(allocate, monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "attnres: there is not enough memory for this; take a smaller model, context or batch\n"
     )
+
+
+def test_an_output_without_a_character_shows_its_code(monkeypatch):
+    """PYTHONIOENCODING=ascii, a console of Windows, a file's name that is no UTF-8."""
+    output = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stdout", output)
+    monkeypatch.setattr(cli, "_run", lambda *_: print("caf\u00e9 \u00b1 \udcff") or 0)
+    assert cli.main(["cost"]) == 0
+    assert output.buffer.getvalue() == rb"caf\xe9 \xb1 \udcff" + os.linesep.encode()
 
 
 def test_other_errors_keep_their_traceback(monkeypatch):

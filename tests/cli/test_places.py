@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnres.cli import main
-from attnres.cli._checks import alone_in
+from attnres.cli._checks import alone_at, alone_in
 from attnres.files import PARTIAL, locked
 from tests.cli.conftest import TINY
 
@@ -124,6 +124,15 @@ def test_a_second_command_in_a_folder_is_refused(tmp_path, capsys, corpus, comma
         error = said(capsys, command, "residual", "full", *TINY, *corpus, "--seeds", "1", "--out", tmp_path)
     assert f"--out {tmp_path}: another command is at work there" in error
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_a_second_command_on_a_record_is_refused(tmp_path, capsys, corpus):
+    """Both had read it before they began, so the second to end would write over what the first had added."""
+    record = tmp_path / "record.json"
+    arguments = ("residual", "full", *TINY, *corpus, "--seeds", "1", "--out", tmp_path / "out", "--record", record)
+    with alone_at(record):
+        error = said(capsys, "ablate", *arguments)
+    assert f"--record {record}: another command is at work on it" in error and not record.exists()
 
 
 def test_what_a_killed_command_left_half_written_is_removed(tmp_path):
