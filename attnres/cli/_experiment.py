@@ -49,10 +49,12 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
     terminal, began = Terminal(Output()), time.monotonic()
     plan = chosen.plan(options, out)
     file = record_file(out / f"{name}.json" if record is None else record, out, chosen.record)
+    saved = None
     try:
         with alone_in(out), alone_at(file):
             ended = chosen.run(plan, file, terminal)
             write_record(file, ended.record)
+            saved = file
             written = read_record(file, chosen.record)
             for table in chosen.tables(written):
                 print_table(terminal.console, table)
@@ -62,7 +64,7 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
                 page = write_results({name: written}, out)
     except KeyboardInterrupt as stop:
         given = plan.done if isinstance(plan, Plan) else []
-        return stopped(stop, out, [run.folder.path / f"{name}.json" for run in given])
+        return stopped(stop, out, [run.folder.path / f"{name}.json" for run in given], saved)
     terminal.say(f"{duration(time.monotonic() - began)}. Record: {file}. Report: {page}")
     if ended.failed:
         print_error(f"not every run was finished; the tables are without it\n{ended.failed}")

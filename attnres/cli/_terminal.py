@@ -19,12 +19,15 @@ from attnres.texttable import visible
 from attnres.train.sweep import Job, JobState, run_jobs
 
 
-def stopped(stop: KeyboardInterrupt, out: Path, measured: Iterable[Path] = ()) -> int:
+def stopped(stop: KeyboardInterrupt, out: Path, measured: Iterable[Path] = (), record: Path | None = None) -> int:
     """Say what the runs under `out` are left as by a signal, and return the exit code.
 
     measured: the files that keep what an experiment measures of runs that it was given.
+    record: the one that is written already, with nothing left but to draw it.
     """
-    if any(out.glob("**/checkpoints/step-*")):
+    if record:
+        left = f"everything is measured and saved in {record}, and attnres report draws it"
+    elif any(out.glob("**/checkpoints/step-*")):
         left = "the runs are saved, and the same command goes on with them"
     elif any(file.exists() for file in measured):
         left = "what was measured is saved, and the same command goes on with it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import statistics
 import time
@@ -34,6 +35,10 @@ ONE_PROCESS = Layout()
 
 WARM_UP_STEPS = 3
 """The first steps, which allocate and compile, do not count in the median step time."""
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""A full disk, a user's share of it, the largest file that the system allows."""
 
 
 class RunStopped(UsageError):
@@ -186,9 +191,10 @@ class Loop:
             ) from error
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
+            advice = "make room" if error.errno in NO_ROOM else "set that right"
             raise RunStopped(
                 f"{where}{error.strerror or error}, at step {self.trainer.step}; {self._last_good()}; "
-                "make room, then run the same command again to go on"
+                f"{advice}, then run the same command again to go on"
             ) from error
 
     def _run(self) -> dict[str, Any]:
@@ -280,7 +286,12 @@ class Loop:
         return max(self.earlier_peak, self.memory.bytes())
 
     def _last_good(self) -> str:
-        return f"last good checkpoint: {self.last_good.path}" if self.last_good else "no checkpoint was saved before"
+        if self.last_good is None:
+            return "no checkpoint was saved before"
+        found = self.last_good.path.is_dir()
+        return (
+            f"last good checkpoint: {self.last_good.path}" if found else f"the run is no longer at {self.folder.path}"
+        )
 
     def _start_record(self) -> dict[str, Any]:
         return {

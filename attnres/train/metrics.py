@@ -75,7 +75,11 @@ class Metrics(Records):
             raise OSError(error.errno, error.strerror, str(self.path)) from error
 
     def sync(self) -> None:
-        """Before a checkpoint of this step is written: a resumed run must find the records up to it."""
+        """Before a checkpoint of this step is written: a resumed run must find the records up to it.
+
+        Raises FileNotFoundError where the run's folder was moved or deleted: a checkpoint would bring half of it back.
+        """
+        self.path.stat()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:

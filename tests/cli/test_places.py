@@ -83,6 +83,14 @@ def test_a_run_in_a_folder_of_such_a_name_goes_on(tmp_path, corpus):
     assert main(["train", str(tmp_path / "a\nb"), *TINY, *corpus]) == 0
 
 
+@pytest.mark.parametrize("arguments", [("train", "r\udcff"), ("compare", "--out", "r\udcff"), ("generate", "r\udcff")])
+def test_a_name_that_is_no_text(tmp_path, capsys, monkeypatch, arguments):
+    """Its checkpoints could not be read again, and the advice was to delete them."""
+    monkeypatch.chdir(tmp_path)
+    assert "r[U+DCFF]: its bytes are no UTF-8 text; give another name" in said(capsys, *arguments)
+    assert not list(tmp_path.iterdir())
+
+
 def test_asking_for_a_place_leaves_nothing_there(tmp_path, capsys):
     assert "nowhere: there is no such folder" in said(capsys, "report", tmp_path / "nowhere", "--out", tmp_path / "a")
     assert "no ablation.json" in said(capsys, "report", tmp_path, "--out", tmp_path / "a" / "b")

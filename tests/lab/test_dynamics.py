@@ -15,6 +15,7 @@ from attnres.analysis import depth_profile
 from attnres.analysis.rank import semiseparable_rank
 from attnres.cli import main
 from attnres.data import open_corpus
+from attnres.files import PARTIAL
 from attnres.lab.dynamics.measure import (
     PROFILES,
     depth_ranks,
@@ -86,7 +87,9 @@ def test_the_untrained_moment_is_the_model_that_training_began_with(run):
 
 def test_profiles_are_kept_and_checkpoints_are_not(run):
     tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
+    (rubbish := run.job.folder / f".dynamics.json.1a2b3c4d{PARTIAL}").touch()
     once = profiles(run.job.folder, tokens, MOMENTS)
+    assert not rubbish.exists(), "of a command that was killed"
     left = sorted(path.name for path in (run.job.folder / "checkpoints").iterdir())
     assert "step-00000006" in left and len(left) <= 2
     again = profiles(run.job.folder, tokens, MOMENTS)

@@ -120,6 +120,18 @@ def test_claims_are_on_paired_shares():
     assert probes_tables(record)[0].rows[0] == ("(commonest answer)", "", "0.2500", "")
 
 
+def test_a_signal_while_the_page_is_drawn_does_not_say_that_nothing_was_saved(sweep, tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnres.cli._experiment.write_results", interrupted)
+    arguments = ["probe", "--runs", str(sweep.folder), "--tokens", "64", "--out", str(tmp_path / "out")]
+    assert main(arguments) == 130
+    record = tmp_path / "out" / "probes.json"
+    assert f"measured and saved in {record}, and attnres report draws it" in capsys.readouterr().err
+    assert read_record(record, ProbesRecord).runs
+
+
 def test_the_command(sweep, tmp_path, capsys):
     assert main(["probe", "--runs", str(sweep.folder), "--tokens", "256", "--out", str(tmp_path)]) == 0
     record = read_record(tmp_path / "probes.json", ProbesRecord)

@@ -14,6 +14,7 @@ from attnres import UsageError, connection_names
 from attnres.cli import main
 from attnres.connections import canonical_connection
 from attnres.data import open_corpus
+from attnres.files import PARTIAL
 from attnres.lab.prune.claims import gini, prune_statements, removable
 from attnres.lab.prune.measure import added_losses, pruned
 from attnres.lab.prune.record import PruneRecord
@@ -185,7 +186,9 @@ def test_a_run_that_cannot_keep_what_is_measured_is_refused_before(sweep, tmp_pa
             pruned(run, corpus, 64)
     with monkeypatch.context() as patch:
         patch.setattr("attnres.lab.prune.measure.os.access", lambda *_: True)
+        (rubbish := run.folder.path / f".prune.json.1a2b3c4d{PARTIAL}").touch()
         measured = pruned(run, corpus, 64)
+    assert not rubbish.exists(), "of a command that was killed"
     assert pruned(run, corpus, 64) == measured, "what is there already is only read"
 
 

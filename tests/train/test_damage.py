@@ -210,3 +210,24 @@ def test_full_disk(make_config, tmp_path, limit, file):
     train(config, tmp_path / "run")
     assert weights(tmp_path / "run", 16) == weights(tmp_path / "straight", 16)
     assert results(tmp_path / "run") == results(tmp_path / "straight")
+
+
+@pytest.mark.parametrize("move", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("moved"))])
+def test_a_folder_that_vanishes_under_the_run(make_config, tmp_path, move):
+    """The next checkpoint made a folder of it again, without config.json and the metrics, and the run said "done"."""
+
+    def vanish(event):
+        if event["kind"] == "saved":
+            move(tmp_path / "run")
+
+    with pytest.raises(RunStopped) as stopped:
+        train(make_config(), tmp_path / "run", vanish)
+    gone = tmp_path / "run"
+    assert f"{gone / 'metrics.jsonl'}: No such file" in str(stopped.value)
+    assert f"at step 8; the run is no longer at {gone}; set that right, then run" in str(stopped.value)
+    assert not gone.exists()
+    if (moved := tmp_path / "moved").exists():
+        train(make_config(), moved)
+        train(make_config(), tmp_path / "straight")
+        assert weights(moved, 12) == weights(tmp_path / "straight", 12)
+        assert results(moved) == results(tmp_path / "straight")

@@ -47,7 +47,7 @@ def profiles(folder: Path, tokens: Tensor, steps: Sequence[int]) -> Profiles:
     When they are written, all checkpoints but the newest and the best are deleted.
 
     Raises:
-        UsageError: a checkpoint that is needed is gone or damaged.
+        UsageError: a checkpoint that is needed is gone or damaged, or the run is being trained on.
     """
     run = RunFolder(folder)
     config = run.config()
@@ -58,8 +58,9 @@ def profiles(folder: Path, tokens: Tensor, steps: Sequence[int]) -> Profiles:
         if (kept.steps, kept.tokens) == (steps, shape):
             run.checkpoints.prune(keep=1)
             return kept
-    write_record(stored, _measure(config, run.checkpoints, tokens, steps))
-    run.checkpoints.prune(keep=1)
+    with run.lock():
+        write_record(stored, _measure(config, run.checkpoints, tokens, steps))
+        run.checkpoints.prune(keep=1)
     return read_record(stored, Profiles)
 
 

@@ -96,5 +96,6 @@ def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], N
         added=tuple(float(f"{value:.5g}") for value in added / per_byte),
         seconds=time.perf_counter() - began,
     )
-    write_record(stored, measured)
+    with run.folder.lock():
+        write_record(stored, measured)
     return read_record(stored, Pruned)
