@@ -41,7 +41,6 @@ def command_names() -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130, 143 or 129 stopped by
     Ctrl-C, SIGTERM or SIGHUP, 141 the reader of the output has gone (these as shells count them)."""
-    _write_any_text()
     code = _ended(*((sys.argv[1:] if argv is None else argv) or ["--help"]))
     try:
         print(end="", flush=True)  # sys.stdout is None where a shell has closed it: >&-
@@ -61,6 +60,7 @@ def _write_any_text() -> None:
 def _ended(name: str, *arguments: str) -> int:
     """Run one command, and say in one line why, if it ends early."""
     try:
+        _write_any_text()
         return _run(name, list(arguments))
     except UsageError as error:
         return _fail(str(error), 2, error.to_be_printed)
