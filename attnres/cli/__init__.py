@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from attnres.cli._checks import check_paths_named, check_text
+from attnres.cli._checks import check_paths_named
 from attnres.cli._flags import with_flags
 from attnres.cli._help import help_fitted, width
 from attnres.errors import LAB, UsageError, install_command
@@ -106,7 +106,6 @@ def _run_command(name: str, arguments: list[str]) -> int:
             raise UsageError(f"{COMPLETION} takes one of: {', '.join(SHELLS)}")
         commands = {known: _command(known, []) for known in command_names()}
         return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments], config=config)
-    check_text(arguments)
     check_paths_named(arguments)
     helping = not {"-h", "--help"}.isdisjoint(arguments)
     with heard(_stop, stops), help_fitted(_description(name)) if helping else nullcontext():

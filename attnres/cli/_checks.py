@@ -127,15 +127,6 @@ def check_paths_named(arguments: Sequence[str]) -> None:
         raise UsageError("--data.paths names none; give at least one, or leave it out for the default text")
 
 
-def check_text(arguments: Sequence[str]) -> None:
-    """Raise UsageError on one whose bytes are no UTF-8: checkpoints could be written in such a folder, and not read."""
-    for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise UsageError(f"{argument}: its bytes are no UTF-8 text; give another name") from None
-
-
 def check_at_least(least: int, **options: int | None) -> None:
     """Raise UsageError if an option that is given is less, or more than anything is counted to."""
     for name, value in options.items():

@@ -148,6 +148,10 @@ class RunFolder:
 
         may_be_longer: more steps than the run there has are no difference.
         """
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError:  # safetensors writes tensors under such a name, and does not read them
+            raise UsageError(f"{self.path}: its bytes are no UTF-8 text; give a folder of another name") from None
         record = self.record()
         if record is None:
             self._refuse_foreign_files()
