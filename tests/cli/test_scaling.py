@@ -139,7 +139,8 @@ def test_one_arm_from_a_file_is_one_panel_and_no_warning(tmp_path, capsys, recwa
 def test_no_name_from_a_file_reaches_the_terminal_as_it_is(tmp_path, capsys):
     path = tmp_path / "hostile\x1b[2J.csv"
     path.write_text("arm,compute,loss\n" + "".join(f"\x1b]0;a\x07,{c},{3 - c / 9}\n" for c in (1, 2, 4)))
-    assert main(["fit", str(path), "--unit", "\x1b[1m", "--out", str(tmp_path / "\x1b[5mout")]) == 0
+    (out := tmp_path / "\x1b[5mout").mkdir()  # a new one of such a name is refused
+    assert main(["fit", str(path), "--unit", "\x1b[1m", "--out", str(out)]) == 0
     told = capsys.readouterr().out
     assert "\x1b" not in told and "␛]0;a␇" in told and "␛[5mout" in told
     path.write_text("arm,compute,loss\n\x1b[7m,1,0\n")
