@@ -10,7 +10,7 @@ import torch
 from attnres import make_connection
 
 FILE = Path(__file__).parents[2] / "recipes" / "rules" / "candidates.py"
-STREAMS, FED = FILE.with_name("streams.py"), FILE.with_name("fed.py")
+STREAMS, FED, SIZED, STATIC = (FILE.with_name(name) for name in ("streams.py", "fed.py", "sized.py", "static.py"))
 DIM, SITES = 8, 10
 
 
@@ -155,4 +155,45 @@ def test_fed_delta_is_its_formula(keen, x):
         y = normed(sublayer(h))
         stream = stream + (1 + keen * candidate.size[site]) * y
         blocks = [*blocks, y] if site % 4 == 0 else [*blocks[:-1], blocks[-1] + y]
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(("options", "size"), [("", 1.0), ("feed=False", 1.0), ("size=0.25", 0.25)])
+def test_a_sized_stream_is_its_formula(options, size, x):
+    candidate = randomised(make_connection(f"{SIZED}:Sized:{options}".rstrip(":"), DIM, SITES)).double()
+    stream = x
+    for site, sublayer in enumerate(sublayers()):
+        if site % 2 == 0 and "feed" not in options:
+            keep, refresh = candidate.lam[site // 2]
+            stream = keep * stream + refresh * x
+        stream = stream + size / SITES**0.5 * normed(sublayer(stream))
+    torch.testing.assert_close(read(candidate, x), stream, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [1.0, 0.25])
+def test_sized_block_is_its_formula(size, x):
+    candidate = make_connection(f"{SIZED}:SizedBlock:block_size=3,size={size},gain=4.0", DIM, SITES).double()
+    assert all((gain == 4.0).all() for gain in candidate.gain)
+    randomised(candidate)
+    sources = [x]
+    for site, sublayer in enumerate(sublayers()):
+        y = size / SITES**0.5 * normed(sublayer(attended(candidate, site, sources)))
+        sources = [*sources, y] if site % 3 == 0 else [*sources[:-1], sources[-1] + y]
+    torch.testing.assert_close(read(candidate, x), attended(candidate, SITES, sources), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("options", "keen"), [("block_size=3", 1.0), ("block_size=2,keen=4.0", 4.0), ("layers=True", 1.0)]
+)
+def test_static_is_its_formula(options, keen, x):
+    candidate = randomised(make_connection(f"{STATIC}:Static:{options}", DIM, SITES)).double()
+    sources, h = [x], x
+    for site, sublayer in enumerate([*sublayers(), None]):
+        if "layers" not in options or site % 2 == 0:
+            h = sum((1 + keen * a) * b for a, b in zip(candidate.weight[site], sources, strict=True))
+        if sublayer is None:
+            break
+        y = normed(sublayer(h))
+        h = h + y
+        sources = [*sources, y] if site % candidate.block_size == 0 else [*sources[:-1], sources[-1] + y]
     torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
