@@ -10,7 +10,9 @@ import torch
 from attnres import make_connection
 
 FILE = Path(__file__).parents[2] / "recipes" / "rules" / "candidates.py"
-STREAMS, FED, SIZED, STATIC = (FILE.with_name(name) for name in ("streams.py", "fed.py", "sized.py", "static.py"))
+STREAMS, FED, SIZED, STATIC, SPACED, PLAIN = (
+    FILE.with_name(f"{name}.py") for name in ("streams", "fed", "sized", "static", "spaced", "plain")
+)
 DIM, SITES = 8, 10
 
 
@@ -197,3 +199,39 @@ def test_static_is_its_formula(options, keen, x):
         h = h + y
         sources = [*sources, y] if site % candidate.block_size == 0 else [*sources[:-1], sources[-1] + y]
     torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", ["block_size=3", "block_size=4,size=0.5,gain=2.0", "block_size=1", "normed=False"])
+def test_spaced_is_its_formula(options, x):
+    candidate = make_connection(f"{SPACED}:Spaced:{options}", DIM, SITES).double()
+    assert all((gain == (2.0 if "gain" in options else 1.0)).all() for gain in candidate.gain)
+    randomised(candidate)
+    size, k = (0.5 if "size=0.5" in options else 1.0) / SITES**0.5, candidate.block_size
+    sources, h, mixed = [x], x, 0
+    for site, sublayer in enumerate([*sublayers(), None]):
+        if site > 0 and (site % k == 0 or site == SITES):
+            key = candidate.query[mixed] * candidate.gain[mixed]
+            scores = torch.stack([(normed(source) * key).sum(-1) for source in sources])
+            shares = len(sources) * torch.softmax(scores, 0)
+            h = sum(p[..., None] * source for p, source in zip(shares, sources, strict=True))
+            mixed += 1
+        if sublayer is None:
+            break
+        y = sublayer(h)
+        y = size * (y if "normed" in options else normed(y))
+        h = h + y
+        sources = [*sources, y] if site % k == 0 else [*sources[:-1], sources[-1] + y]
+    assert mixed == len(candidate.query)
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+def test_the_controls_are_their_formulas(x):
+    stream, sources = x, [x]
+    block = randomised(make_connection(f"{PLAIN}:PlainBlock:size=0.5,block_size=3", DIM, SITES)).double()
+    for site, sublayer in enumerate(sublayers()):
+        stream = stream + 0.5 / SITES**0.5 * sublayer(stream)
+        y = 0.5 / SITES**0.5 * sublayer(attended(block, site, sources))
+        sources = [*sources, y] if site % 3 == 0 else [*sources[:-1], sources[-1] + y]
+    plain = make_connection(f"{PLAIN}:Plain:size=0.5", DIM, SITES)
+    torch.testing.assert_close(read(plain, x), stream, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(read(block, x), attended(block, SITES, sources), rtol=1e-10, atol=1e-10)
