@@ -10,8 +10,8 @@ import torch
 from attnres import make_connection
 
 FILE = Path(__file__).parents[2] / "recipes" / "rules" / "candidates.py"
-STREAMS, FED, SIZED, STATIC, SPACED, PLAIN = (
-    FILE.with_name(f"{name}.py") for name in ("streams", "fed", "sized", "static", "spaced", "plain")
+STREAMS, FED, SIZED, STATIC, SPACED, PLAIN, LAYER = (
+    FILE.with_name(f"{name}.py") for name in ("streams", "fed", "sized", "static", "spaced", "plain", "layer")
 )
 DIM, SITES = 8, 10
 
@@ -235,3 +235,22 @@ def test_the_controls_are_their_formulas(x):
     plain = make_connection(f"{PLAIN}:Plain:size=0.5", DIM, SITES)
     torch.testing.assert_close(read(plain, x), stream, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(read(block, x), attended(block, SITES, sources), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", ["block_size=4", "block_size=3,start=0.5", "block_size=2,keen=1.0"])
+def test_fed_layer_is_its_formula(options, x):
+    candidate = randomised(make_connection(f"{LAYER}:FedLayer:{options}", DIM, SITES)).double()
+    first, keen = (0.5 if "start" in options else 0.0), (1.0 if "keen" in options else 4.0)
+    sources, h = [x], x
+    for site, sublayer in enumerate([*sublayers(), None]):
+        if site % 2 == 0:
+            key = candidate.query[site // 2] * candidate.gain[site // 2]
+            shares = torch.softmax(torch.stack([(normed(source) * key).sum(-1) for source in sources]), 0)
+            h = sum(p[..., None] * source for p, source in zip(shares, sources, strict=True))
+            h = h + (first + keen * candidate.feed[site // 2]) * x
+        if sublayer is None:
+            break
+        y = normed(sublayer(h))
+        h = h + y
+        sources = [*sources, y] if site % candidate.block_size == 0 else [*sources[:-1], sources[-1] + y]
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
