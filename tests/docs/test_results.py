@@ -119,6 +119,15 @@ def searched(name: str, sign: str = "") -> str:
     return f"{number(row['difference to residual'], 3, sign)} ± {number(row['standard error'], 3)}"
 
 
+def enlarged(arm: str, to: str = "residual") -> str:
+    """The difference to another arm at embedding std 5.66, or to the arm itself at std 1."""
+    losses = {cell["arm"]: [run["loss"] for run in cell["runs"]] for cell in record("ablation-scale")["cells"]}
+    others = losses[to] if to != "std 1" else [run["loss"] for run in cells()[arm, 1.0]["runs"]]
+    apart = [loss - other for loss, other in zip(losses[arm], others, strict=True)]
+    assert to == "std 1" or max(apart) < 0
+    return f"{number(statistics.fmean(apart), 3)} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
+
+
 def kendall(title: str) -> list[str]:
     return re.findall(r"tau ([-+]?\d\.\d+), p = (\d\.\d+)", TABLES.partition(title)[2])[0]
 
@@ -214,6 +223,11 @@ def claims() -> list[str]:
         f"in blocks of two**, at {searched('rms-block:block_size=2')}",
         f"fed back in, is at {searched('recipes/rules/candidates.py:RMSStream')} for 191",
         f"behind the baseline, at {searched('delta:block_size=4', '+')}",
+        f"the plain residual {enlarged('residual', 'std 1')}, as",
+        f"gains {enlarged('rms-residual', 'std 1')} by it, `block` {enlarged('block', 'std 1')} and "
+        f"`rms-block` {enlarged('rms-block', 'std 1')}.",
+        f"`block` is at {enlarged('block')}, `rms-residual` at {enlarged('rms-residual')} and "
+        f"`rms-block` at {enlarged('rms-block')}, each",
         f"gets {probed('next byte', 'block')} more of all next bytes right than `residual`, and "
         f"{probed('names', 'block')} more of those in names",
     ]
@@ -225,6 +239,8 @@ def readings() -> list[str]:
     leads_of = {name: number(-float(cell(STD_1, name, "difference to residual")), 3) for name in names}
     sizes = [number(-float(lead), 3) for lead in leads("block").split(", ")]
     (block, interval), (full, wide) = advantage("block"), advantage("full")
+    plain = enlarged("residual", "std 1").split()[0].lstrip("-")
+    block_then, normed, both = (enlarged(arm).split()[0].lstrip("-") for arm in ("block", "rms-residual", "rms-block"))
     return [
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
@@ -232,6 +248,7 @@ def readings() -> list[str]:
         f"`full` it is {full}** {wide}",
         f"Block's is {sizes[1]} at the second size of six and {sizes[-1]} at the largest",
         f"three seeds, `block` is at {searched('block')} and `rms-block` at {searched('rms-block')}, and",
+        f"ends {plain} lower; `block` is then {block_then} below it, `rms-residual` {normed} and `rms-block` {both} ",
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
     ]
@@ -259,6 +276,7 @@ NOT_OURS = {  # of settings and of other people
     "at 0.02 to 0.03",
     "0.4 tokens per parameter",
     "After 20% more",
+    "a std of 5.66",
     "paper has 1.25",
     *(line for line in READING.partition("| who | what they see")[2].splitlines() if line.startswith("|")),
 }
