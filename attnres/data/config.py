@@ -14,7 +14,8 @@ class DataConfig:
     """The corpus and its tokenizer. With nothing set: the Python sources of torch, byte by byte."""
 
     paths: tuple[str, ...] = ()
-    """Files, folders or globs to read as text (.jsonl: a document in each line), in place of the dataset."""
+    """Files, folders or globs to read as text (.jsonl: a document in each line), in place of the dataset. Of a folder
+    hidden files are left out, and folders of runs and records in it."""
     dataset: str | None = DEFAULT_DATASET
     """`torch` or `sympy`: the Python sources of that package, known byte for byte; `stdlib`: those of this Python's
     standard library; or a name or local folder for `datasets.load_dataset` (extra: hf). None where paths are given."""

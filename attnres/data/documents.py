@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from attnres.data.config import DataConfig
 from attnres.data.hub import hub_or_cache
 from attnres.errors import UsageError, first_line, install_command
+from attnres.files import LOCK
 
 DATASET_FORMATS = {
     ".csv": "csv",
@@ -211,7 +212,10 @@ def _texts_of_lines(text: str, field: str) -> list[str]:
 
 
 def expand(patterns: tuple[str, ...]) -> list[TextFile]:
-    """The files that paths and globs stand for, each once, named ones as named; those of a folder in sorted order."""
+    """The files that paths and globs stand for, each once, named ones as named; those of a folder in sorted order.
+
+    Hidden files are left out, and what commands of ours have written there: no run trains on another's metrics.
+    """
     found: dict[Path, TextFile] = {}
     for pattern in patterns:
         path = Path(pattern).expanduser()
@@ -221,18 +225,37 @@ def expand(patterns: tuple[str, ...]) -> list[TextFile]:
             raise UsageError(f"{wrong} {pattern}; check the path")
         for match in matches:
             named = match is path
+            root = match if named else _without_magic(path)
             inside = walk(match, lambda name: name.startswith(".") or name == "__pycache__") if match.is_dir() else None
             if inside is None and not match.is_file():
                 if named:
                     raise UsageError(f"{pattern} is not a file or a folder; give a regular file")
                 continue
             for file in [match] if inside is None else inside:
+                if file != root and _is_output(file, root):
+                    continue
                 text = TextFile.at(file, named and inside is None)
                 if text.named or file.resolve() not in found:
                     found[file.resolve()] = text
     if not found:
         raise UsageError(f"there are no files in {shorten(patterns)}; give files of text")
     return list(found.values())
+
+
+def _without_magic(pattern: Path) -> Path:
+    """The folder that a glob begins in."""
+    parts = pattern.parts
+    return Path(*parts[: next(number for number, part in enumerate(parts) if glob.has_magic(part))])
+
+
+def _is_output(file: Path, root: Path) -> bool:
+    """Whether the file is a run's or a record: a lock stays beside a record, and in each folder that holds runs.
+
+    In folders below the root alone: who names a run's folder means it.
+    """
+    folders = list(file.relative_to(root).parents)[:-1]
+    locks = [file.with_name(f".{file.name}{LOCK}"), *(root / folder / LOCK for folder in folders)]
+    return any(lock.is_file() for lock in locks)
 
 
 def walk(root: Path, skip: Callable[[str], bool]) -> list[Path]:

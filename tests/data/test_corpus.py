@@ -87,6 +87,23 @@ def test_files_globs_and_folders_name_each_file_once(open_, tmp_path):
     assert ", 11 files, " in corpus.description and " and 1 more" in corpus.description
 
 
+def test_what_commands_wrote_among_the_texts_is_no_text(open_, tmp_path):
+    """Else the second run of an experiment in its text's folder trains on the metrics of the first."""
+    texts = write_documents(tmp_path / "documents", 10)
+    before = open_("documents").sha256
+    for name in ("runs/.lock", "runs/block/.lock", "runs/block/metrics.jsonl", "runs/block/seed/config.json"):
+        (tmp_path / "documents" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "documents" / name).write_text("{}\n")
+    for name in (".record.json.lock", "record.json"):
+        (tmp_path / "documents" / name).write_text("{}")
+    for paths in (("documents",), ("documents/*",), ("documents/**/*",), ("documents/*.txt", "documents/*.json")):
+        corpus = open_(*paths)
+        assert sorted(documents_of(corpus.train) + documents_of(corpus.validation)) == sorted(texts), paths
+    assert open_("documents").sha256 == before
+    (tmp_path / "documents" / "runs" / "notes.txt").write_text("a text")
+    assert documents_of(open_("documents/runs", "documents/000.txt").train)  # a folder that is named is meant
+
+
 def test_one_document_is_split_at_its_end(open_, tmp_path):
     text = "".join(map(str, range(2000)))
     (tmp_path / "one.txt").write_text(text)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
 import statistics
-from decimal import ROUND_HALF_UP, Decimal
-from pathlib import Path
 
 import pytest
 
@@ -14,135 +11,42 @@ from attnres.bench import gpu
 from attnres.bench.measure import NOT_MEASURED
 from attnres.lab.document import tables_page
 from attnres.lab.page import read_records
-
-ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "results"
-EVIDENCE = (ROOT / "docs" / "EVIDENCE.md").read_text(encoding="utf-8")
-READING = (ROOT / "docs" / "RESULTS.md").read_text(encoding="utf-8")
-TABLES = (ROOT / "docs" / "TABLES.md").read_text(encoding="utf-8")
-STD_1, STD_002 = "embedding std 1, nats per byte", "embedding std 0.02, nats per byte"
-BLOCKS = ("block", *(f"block:block_size={size}" for size in (2, 8, 16)))
-
-
-def record(kind: str) -> dict:
-    return json.loads((RESULTS / f"{kind}.json").read_text(encoding="utf-8"))
-
-
-def bench(part: str = "") -> list[dict]:
-    return json.loads((ROOT / "results" / f"bench{part}.json").read_text(encoding="utf-8"))["rows"]
-
-
-def rows(title: str, section: str = "") -> list[dict[str, str]]:
-    """The first table under that heading of docs/TABLES.md, behind a section's heading."""
-    _, _, rest = TABLES[TABLES.index(section) :].partition(f"### {title}\n")
-    lines = [line for line in rest.partition("\n#")[0].splitlines() if line.startswith("|")]
-    columns, _, *cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [dict(zip(columns, row, strict=True)) for row in cells]
-
-
-def cell(title: str, name: str, column: str, **others: str) -> str:
-    """The cell of the row that begins with the name and, if that is not enough, has these other cells."""
-    named = (row for row in rows(title) if next(iter(row.values())) == name)
-    (found,) = [row[column] for row in named if others.items() <= row.items()]
-    return found
-
-
-def number(text: str | float, digits: int, sign: str = "", place: int = 0) -> str:
-    """The number at a place of a cell, rounded half up to so many digits."""
-    values = re.findall(r"[-+]?\d+(?:\.\d+)?", str(text))
-    rounded = Decimal(values[place]).quantize(Decimal(1).scaleb(-digits), ROUND_HALF_UP)
-    return f"{rounded:{sign}}"
-
-
-def gain(name: str, title: str = STD_1, sign: str = "") -> str:
-    difference = cell(title, name, "difference to residual")
-    return f"{number(difference, 3, sign)} ± {number(cell(title, name, 'standard error'), 3)}"
-
-
-def adds(claim: str, sign: str = "", std: str = "1") -> str:
-    """What a successor of Block adds at an embedding scale."""
-    title = "What Block's successors add"
-    difference = number(cell(title, claim, "ours", std=std), 3, sign)
-    return f"{difference} ± {number(cell(title, claim, 'standard error', std=std), 3)}"
-
-
-def cells() -> dict[tuple[str, float], dict]:
-    return {(cell["arm"], cell["embedding_std"]): cell for cell in record("ablation")["cells"]}
-
-
-def differences(runs: list[dict], arm: str) -> dict[int, float]:
-    losses = {name: {run["seed"]: run["loss"] for run in runs if run["arm"] == name} for name in (arm, "residual")}
-    return {seed: loss - losses["residual"][seed] for seed, loss in losses[arm].items()}
-
-
-def leads(arm: str) -> str:
-    runs = record("scaling")["runs"]
-    sizes = dict.fromkeys(run["size"] for run in runs)
-    by_size = [differences([run for run in runs if run["size"] == size], arm) for size in sizes]
-    return ", ".join(number(statistics.fmean(of_size.values()), 3, "+") for of_size in by_size)
-
-
-def readout(arm: str) -> str:
-    (runs,) = [entry["runs"] for entry in record("dynamics")["arms"] if entry["arm"] == arm]
-    return number(statistics.fmean(run["moments"][-1]["input_rms"][-1] for run in runs), 0)
-
-
-def span() -> str:
-    computes = [run["flops_per_token"] * run["tokens"] for run in record("scaling")["runs"] if run["arm"] == "residual"]
-    return number(max(computes) / min(computes), 0)
-
-
-def advantage(arm: str) -> tuple[str, str]:
-    factor, low, high = re.findall(r"\d+\.\d+", cell("L = A C^-a", arm, "compute advantage over residual"))
-    return factor, f"[{low}, {high}]"
-
-
-def removable(arm: str) -> str:
-    return number(100 * float(number(prune(arm, "removable"), 4)), 0) + "%"
-
-
-def prune(arm: str, column: str) -> str:
-    return cell("Loss added by switching one sublayer off", arm, column)
-
-
-def dynamics(arm: str, column: str) -> str:
-    return cell("Depth weights and ranks of M", arm, column)
-
-
-def rounding(place: str) -> str:
-    full = cell("Fewer seeds and more steps", "full", place)
-    return f"{number(full, 3)} ± {number(full, 3, place=1)}"
-
-
-def searched(name: str, sign: str = "") -> str:
-    (row,) = [row for row in rows(STD_1, "(search-shallow)") if row["connection"] == name]
-    return f"{number(row['difference to residual'], 3, sign)} ± {number(row['standard error'], 3)}"
-
-
-def enlarged(arm: str, to: str = "residual") -> str:
-    """The difference to another arm at embedding std 5.66, or to the arm itself at std 1."""
-    losses = {cell["arm"]: [run["loss"] for run in cell["runs"]] for cell in record("ablation-scale")["cells"]}
-    others = losses[to] if to != "std 1" else [run["loss"] for run in cells()[arm, 1.0]["runs"]]
-    apart = [loss - other for loss, other in zip(losses[arm], others, strict=True)]
-    assert to == "std 1" or max(apart) < 0
-    return f"{number(statistics.fmean(apart), 3)} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
-
-
-def kendall(title: str) -> list[str]:
-    return re.findall(r"tau ([-+]?\d\.\d+), p = (\d\.\d+)", TABLES.partition(title)[2])[0]
-
-
-def retrofit(share: str, arm: str, column: str = "difference to residual") -> str:
-    """A cell of the table of what came of so much further training."""
-    (title,) = re.findall(rf"^### (After {share} more: \d+ steps)$", TABLES, re.MULTILINE)
-    return cell(title, arm, column)
-
-
-def probed(claim: str, arm: str) -> str:
-    """The value of an arm under a claim on probes."""
-    table = iter(rows("What a lead is worth"))
-    next(row for row in table if row["claim, connection"].startswith(claim))
-    return next(row["value"] for row in table if row["claim, connection"] == arm)
+from tests.docs.records import (
+    BLOCKS,
+    COSTS,
+    EVIDENCE,
+    READING,
+    RESULTS,
+    ROOT,
+    STD_002,
+    STD_1,
+    TABLES,
+    adds,
+    advantage,
+    bench,
+    bench_tables,
+    cell,
+    cells,
+    costs,
+    differences,
+    dynamics,
+    enlarged,
+    gain,
+    kendall,
+    leads,
+    number,
+    period,
+    probed,
+    prune,
+    readout,
+    record,
+    removable,
+    retrofit,
+    rounding,
+    rows,
+    searched,
+    span,
+)
 
 
 def claims() -> list[str]:
@@ -254,21 +158,6 @@ def readings() -> list[str]:
     ]
 
 
-COSTS = {
-    "block": "Block S=4",
-    "full": "Full",
-    "rms-block": "RMS Block S=4",
-    "delta:block_size=4": "Delta Block S=4",
-    "block:reads=qkv-gate-up": "Block S=4, reads qkv-gate-up",
-}
-
-
-def costs(what: str) -> list[str]:
-    """Time and memory of a training step over the residual's."""
-    starts = f"training step, {what} over residual,", f"peak memory of that step, {what} over residual"
-    return [number(row["ratio"], 3) for start in starts for row in bench() if row["what"].startswith(start)]
-
-
 LONGER = rows("Twice the tokens per step, 300 steps")
 
 NOT_OURS = {  # of settings and of other people
@@ -293,12 +182,6 @@ NOT_RESULTS = {
     "after 20%": "a setting",
     "after 100%": "a setting",
 }
-
-
-def period() -> str:
-    table = iter(rows("What this shows"))
-    next(row for row in table if row["claim, connection"] == "h is periodic by block")
-    return next(row["p"] for row in table if row["claim, connection"] == "block")
 
 
 def test_the_tables_are_the_records():
@@ -376,15 +259,6 @@ def test_the_readmes_numbers_are_the_records():
     assert f"for `full` it is {full} {wide}" in readme
 
 
-def bench_tables(*headings: str) -> list[list[str]]:
-    """Return the cells of the tables' rows under these headings of docs/PERFORMANCE.md."""
-    page = (ROOT / "docs" / "PERFORMANCE.md").read_text(encoding="utf-8")
-    sections = [page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0] for heading in headings]
-    rows = [line.strip("| ").split(" | ") for text in sections for line in text.splitlines() if line.startswith("| ")]
-    assert rows
-    return rows
-
-
 def test_the_bench_is_its_record():
     shown = [row for row in bench_tables("The table", "The rules after Block") if re.match(r"\d|-", row[1])]
     measured = []
@@ -422,8 +296,8 @@ def test_the_labs_step_and_the_microscope_are_their_records():
     details = {name: value for row in lab.values() for name, value in row["details"].items()}
     shown = [row for row in bench_tables("The lab's step") if row[0] in lab]
     assert len(shown) == 3
-    for name, *cells in shown:
+    for name, *shown_cells in shown:
         ms, speed = (details[f"{name.strip('`')}, {unit}"] for unit in ("ms", "tokens per second"))
-        assert cells == [f"{ms:.0f}", f"{speed:.0f}", f"{lab[name]['ratio']:.0%}"]
+        assert shown_cells == [f"{ms:.0f}", f"{speed:.0f}", f"{lab[name]['ratio']:.0%}"]
     answers = [row[2] for row in bench_tables("The microscope") if row[2].endswith(" ms")]
     assert answers == [f"{row['details']['answer, ms']:.0f} ms" for row in bench("-look")]

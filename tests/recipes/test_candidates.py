@@ -10,8 +10,8 @@ import torch
 from attnres import make_connection
 
 FILE = Path(__file__).parents[2] / "recipes" / "rules" / "candidates.py"
-STREAMS, FED, SIZED, STATIC, SPACED, PLAIN, LAYER = (
-    FILE.with_name(f"{name}.py") for name in ("streams", "fed", "sized", "static", "spaced", "plain", "layer")
+STREAMS, FED, SIZED, STATIC, SPACED, PLAIN, LAYER, FRESH = (
+    FILE.with_name(f"{name}.py") for name in ("streams", "fed", "sized", "static", "spaced", "plain", "layer", "fresh")
 )
 DIM, SITES = 8, 10
 
@@ -86,9 +86,7 @@ def test_rms_layer_is_its_formula(x):
     sources, h = [x], x
     for site, sublayer in enumerate([*sublayers(), None]):
         if site % 2 == 0:
-            key = candidate.query[site] * candidate.gain[site]
-            scores = torch.stack([(normed(source) * key).sum(-1) for source in sources])
-            h = sum(p[..., None] * source for p, source in zip(torch.softmax(scores, 0), sources, strict=True))
+            h = attended(candidate, site, sources)
         if sublayer is None:
             break
         y = normed(sublayer(h))
@@ -244,13 +242,34 @@ def test_fed_layer_is_its_formula(options, x):
     sources, h = [x], x
     for site, sublayer in enumerate([*sublayers(), None]):
         if site % 2 == 0:
-            key = candidate.query[site // 2] * candidate.gain[site // 2]
-            shares = torch.softmax(torch.stack([(normed(source) * key).sum(-1) for source in sources]), 0)
-            h = sum(p[..., None] * source for p, source in zip(shares, sources, strict=True))
-            h = h + (first + keen * candidate.feed[site // 2]) * x
+            h = attended(candidate, site // 2, sources) + (first + keen * candidate.feed[site // 2]) * x
         if sublayer is None:
             break
         y = normed(sublayer(h))
         h = h + y
         sources = [*sources, y] if site % candidate.block_size == 0 else [*sources[:-1], sources[-1] + y]
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "options", ["block_size=4", "fresh=0.25,keen=1.0", "raw=True,block_size=2", "same=True,block_size=3"]
+)
+def test_fresh_is_its_formula(options, x):
+    candidate = randomised(make_connection(f"{FRESH}:Fresh:{options}", DIM, SITES)).double()
+    first, keen = (0.25 if "fresh" in options else 1.0), (1.0 if "keen" in options else 4.0)
+    sources, h = [x], x
+    for site, sublayer in enumerate([*sublayers(), None]):
+        opens = site % candidate.block_size == 0
+        if site % 2 == 0:
+            seen = [*sources, torch.zeros_like(x)] if "same" in options and opens and sublayer else sources
+            key = candidate.query[site // 2] * candidate.gain[site // 2]
+            shares = torch.softmax(torch.stack([(normed(source) * key).sum(-1, keepdim=True) for source in seen]), 0)
+            h = sum(p * source for p, source in zip(shares, seen, strict=True)) + keen * candidate.feed[site // 2] * x
+        if sublayer is None:
+            break
+        y = sublayer(h)
+        sources = [*sources, normed(y)] if opens else [*sources[:-1], sources[-1] + normed(y)]
+        if site % 2 == 0:
+            scale = shares[-1] if "same" in options else first + keen * candidate.scale[site // 2]
+            h = h + scale * (y if "raw" in options else normed(y))
     torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
