@@ -52,6 +52,8 @@ VARIANTS: list[tuple[str, dict]] = [
     ("rms-block", {"block_size": 3, "reads": "qkv-gate-up"}),
     ("rms-block", {"block_size": 3, "gate": True, "total": True}),
     ("rms-residual", {"gate": True}),
+    ("fed-layer", {"block_size": 2}),
+    ("fed-layer", {"block_size": 3, "gate": True, "total": True}),
     ("delta", {"gate": True}),
     ("delta", {"block_size": 3, "gate": True, "reads": "qkv-gate-up"}),
     ("haares", {"block_size": 2}),
