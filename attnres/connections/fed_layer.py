@@ -69,7 +69,10 @@ class FedLayer(TwoPhase):
         if not weights:
             return values[-1]
         shares, feed = weights
-        return sum((p * b for p, b in zip(shares, values, strict=True)), feed * values[0]).to(values[0].dtype)
+        h = feed * values[0]
+        for p, source in zip(shares, values, strict=True):
+            h = h + p * source
+        return h.to(values[0].dtype)
 
     def weigh_output(self, values: Values, weights: Weights, site: int, y: Tensor) -> Weights:
         return output_weight(y, self.eps, None if self.gate is None else self.gate[site])

@@ -18,7 +18,18 @@ from tests.depth import randomise
 from tests.hf.models import CONFIGS, make_model, make_tokens
 
 ARCHITECTURES = sorted(CONFIGS)
-EXACT = {"residual", "x0", "denseformer", "block", "full", "delta", "fed-layer", "rms-block", "rms-full", "rms-residual"}
+EXACT = {
+    "residual",
+    "x0",
+    "denseformer",
+    "block",
+    "full",
+    "delta",
+    "fed-layer",
+    "rms-block",
+    "rms-full",
+    "rms-residual",
+}
 
 
 def greedy(model, tokens, **options):
