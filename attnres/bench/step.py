@@ -18,7 +18,7 @@ CONNECTIONS = {
     "rms-block": "rms-block:block_size=4",
     "delta": "delta:block_size=4",
     "reads": "block:block_size=4,reads=qkv-gate-up",
-    "fed-layer": "fed-layer:block_size=8",
+    "interlayer": "interlayer:block_size=8",
 }
 
 WHAT = {
@@ -27,7 +27,7 @@ WHAT = {
     "rms-block": "RMS Block S=4",
     "delta": "Delta Block S=4",
     "reads": "Block S=4, reads qkv-gate-up",
-    "fed-layer": "Fed Layer S=8",
+    "interlayer": "Interlayer S=8",
 }
 """How the table calls each that is measured over the plain residual."""
 
@@ -37,7 +37,7 @@ TARGETS = {
     "rms-block": ("1.08", "1.05"),
     "delta": ("1.08", "1.05"),
     "reads": ("1.12", "1.07"),
-    "fed-layer": ("1.08", "1.05"),
+    "interlayer": ("1.08", "1.05"),
 }
 """What a step must, and should, take of the plain residual's."""
 

@@ -20,7 +20,7 @@ CONNECTION_STYLES = {  # the places of its colour and its dashes; relatives shar
     **{"residual": (0, 0), "postnorm": (0, 1), "rezero": (0, 2), "rms-residual": (0, 3)},
     **{"block": (1, 0), "window": (1, 1), "rms-block": (1, 2), "haares": (1, 3)},
     **{"full": (2, 0), "rms-full": (2, 1)},
-    **{"x0": (3, 0), "denseformer": (3, 1), "fed-layer": (3, 2)},
+    **{"x0": (3, 0), "denseformer": (3, 1), "interlayer": (3, 2)},
     **{"hc": (4, 0), "identity-hc": (4, 1), "mhc": (5, 0), "mhc-lite": (5, 1), "kromhc": (5, 2)},
     **{"highway": (6, 0), "delta": (6, 1)},
 }

@@ -56,15 +56,17 @@ def test_rms_full_normalises_each_output():
 
 @pytest.mark.parametrize("of_plain_weights", [{}, {"gate": True, "total": True}])
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_fed_layer_attends_once_per_transformer_layer(size, of_plain_weights):
-    connection, (x, *outputs), inputs = traced("fed-layer", block_size=size, **of_plain_weights)
+def test_interlayer_attends_once_per_transformer_layer(size, of_plain_weights):
+    connection, (x, *outputs), inputs = traced("interlayer", block_size=size, **of_plain_weights)
     gates = connection.gate if of_plain_weights else [1.0] * SITES
     normed = [y + gate * (rms_norm(y, eps=EPS) - y) for y, gate in zip(outputs, gates, strict=True)]
     for site, h in enumerate(inputs):
         mixing = site if site == SITES else site - site % 2
         sources = [x, *map(sum, blocks_of(normed[:mixing], size))]
         mixed = (len(sources) if of_plain_weights else 1) * attention(connection, mixing, sources)
-        expected = mixed + 4 * connection.feed[mixing] * x + sum(normed[mixing:site])
+        expected = mixed + 4 * connection.feed[mixing] * x
+        if site > mixing:
+            expected = expected + (1 + 4 * connection.inner[mixing]) * outputs[mixing]
         torch.testing.assert_close(h, expected)
 
 

@@ -25,7 +25,7 @@ EXACT = {
     "block",
     "full",
     "delta",
-    "fed-layer",
+    "interlayer",
     "rms-block",
     "rms-full",
     "rms-residual",

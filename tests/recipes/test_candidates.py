@@ -10,8 +10,9 @@ import torch
 from attnres import make_connection
 
 FILE = Path(__file__).parents[2] / "recipes" / "rules" / "candidates.py"
-STREAMS, FED, SIZED, STATIC, SPACED, PLAIN, LAYER, FRESH = (
-    FILE.with_name(f"{name}.py") for name in ("streams", "fed", "sized", "static", "spaced", "plain", "layer", "fresh")
+STREAMS, FED, SIZED, STATIC, SPACED, PLAIN, LAYER, FRESH, NEWEST, INNER, PERIOD = (
+    FILE.with_name(f"{name}.py")
+    for name in ("streams", "fed", "sized", "static", "spaced", "plain", "layer", "fresh", "newest", "inner", "period")
 )
 DIM, SITES = 8, 10
 
@@ -272,4 +273,54 @@ def test_fresh_is_its_formula(options, x):
         if site % 2 == 0:
             scale = shares[-1] if "same" in options else first + keen * candidate.scale[site // 2]
             h = h + scale * (y if "raw" in options else normed(y))
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", ["block_size=4", "block_size=3,after=0.5"])
+def test_newest_is_its_formula(options, x):
+    candidate = randomised(make_connection(f"{NEWEST}:Newest:{options}", DIM, SITES)).double()
+    after = 0.5 if "after" in options else 1.0
+    sources, h, y = [x], x, None
+    for site, sublayer in enumerate([*sublayers(), None]):
+        if site % 2 == 0:
+            h = attended(candidate, site // 2, sources) + 4 * candidate.feed[site // 2] * x
+            h = h if y is None else h + (after + 4 * candidate.scale[site // 2 - 1]) * y
+        if sublayer is None:
+            break
+        y = normed(sublayer(h))
+        h = h + y
+        sources = [*sources, y] if site % candidate.block_size == 0 else [*sources[:-1], sources[-1] + y]
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", ["block_size=3", "block_size=2,keen=1.0", "block_size=4,whole=True"])
+def test_inner_is_its_formula(options, x):
+    candidate = randomised(make_connection(f"{INNER}:Inner:{options}", DIM, SITES)).double()
+    keen, size = (1.0 if "keen" in options else 4.0), candidate.block_size
+    outputs, taken_up, layers = [], [], sublayers()
+    for layer in range(SITES // 2 + 1):
+        sources = [x, *(sum(taken_up[first : first + size]) for first in range(0, len(taken_up), size))]
+        h = attended(candidate, layer, sources) + keen * candidate.feed[layer] * x
+        if 2 * layer == SITES:
+            break
+        y = layers[2 * layer](h)
+        outputs = [y, layers[2 * layer + 1](h + y)]
+        taken_up += [0, normed(sum(outputs))] if "whole" in options else map(normed, outputs)
+    torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("options", ["period=4", "period=3,block_size=2", "period=2,scaled=False"])
+def test_period_is_its_formula(options, x):
+    candidate = randomised(make_connection(f"{PERIOD}:Period:{options}", DIM, SITES)).double()
+    sources, h = [x], x
+    for site, sublayer in enumerate([*sublayers(), None]):
+        if site % candidate.period == 0 or site == SITES:
+            h = attended(candidate, site, sources) + 4 * candidate.feed[site] * x
+        if sublayer is None:
+            break
+        y = sublayer(h)
+        scale = candidate.scale[site]
+        h = h + (1 if scale is None else 1 + 4 * scale) * y
+        opens = site % candidate.block_size == 0
+        sources = [*sources, normed(y)] if opens else [*sources[:-1], sources[-1] + normed(y)]
     torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)

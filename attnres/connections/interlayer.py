@@ -1,4 +1,4 @@
-"""Attention over depth once per transformer layer, over normalised outputs, with the embedding fed in by itself."""
+"""Attention over depth between transformer layers, over normalised outputs; inside a layer the plain residual."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from attnres.connections.rms_block import output_weight
 from attnres.errors import check_count
 from attnres.ops import add_normalised, attend_outs, depth_weights
 
-FEED_SCALE = 4.0
-"""How much further a step of the optimizer moves the embedding's share than a step of its own would."""
+SCALE = 4.0
+"""How much further the optimizer moves l and c than a number of its own: what they have to reach is of order one."""
 
 
-class FedLayer(TwoPhase):
-    """h = sum_n p_n b_n + l v_0 before each transformer layer and at the readout; its MLP reads h + N(y) of attention.
+class Interlayer(TwoPhase):
+    """h = sum_n p_n b_n + l v_0 before each transformer layer and at the readout; its MLP reads h + c y of attention.
 
     b_0 = v_0, and b_n is the sum of block n's N(y), N(y) = y / sqrt(mean(y^2) + eps), the open block's too;
-    p = softmax_n(w . RMSNorm(b_n; g, eps)). l is one number per mixture, FEED_SCALE times what is learned, since what
-    it has to reach is of order one. w = 0, g = 1 and l = 0 at the start. A transformer layer is two sublayers.
-    For weights trained with the plain residual: gate=True has (1 - c_l) y + c_l N(y) for N(y), c_l = 0 at the start,
+    p = softmax_n(w . RMSNorm(b_n; g, eps)). l and c are one number per layer, SCALE times what is learned and l = 0,
+    c = 1 at the start; so are w = 0 and g = 1. A transformer layer is two sublayers.
+    For weights trained with the plain residual: gate=True has (1 - a_l) y + a_l N(y) for N(y), a_l = 0 at the start,
     and total=True scales p to one at the start, so that h is the sum of the blocks.
     Values: v_0 and the blocks; before an MLP also what it reads. Source: ours, docs/VERDICT.md.
     """
@@ -47,6 +47,7 @@ class FedLayer(TwoPhase):
         self.query = nn.ParameterList(torch.zeros(dim) if mixes else None for mixes in self._reads)
         self.gain = nn.ParameterList(torch.ones(dim) if mixes else None for mixes in self._reads)
         self.feed = nn.ParameterList(torch.zeros(1) if mixes else None for mixes in self._reads)
+        self.inner = nn.ParameterList(None if mixes else torch.zeros(1) for mixes in self._reads[1:])
         self.gate = nn.ParameterList(torch.zeros(1) for _ in range(sites)) if gate else None
 
     def _mixes(self, site: int) -> bool:
@@ -63,7 +64,7 @@ class FedLayer(TwoPhase):
         if not self._mixes(site):
             return ()
         shares = depth_weights(values, self.query[site], self.gain[site], self.eps)
-        return shares * len(values) if self.total else shares, FEED_SCALE * self.feed[site]
+        return shares * len(values) if self.total else shares, SCALE * self.feed[site]
 
     def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
         if not weights:
@@ -75,22 +76,27 @@ class FedLayer(TwoPhase):
         return h.to(values[0].dtype)
 
     def weigh_output(self, values: Values, weights: Weights, site: int, y: Tensor) -> Weights:
-        return output_weight(y, self.eps, None if self.gate is None else self.gate[site])
+        return output_weight(y, self.eps, None if self.gate is None else self.gate[site]), self._share_inside(site)
+
+    def _share_inside(self, site: int) -> Tensor | None:
+        """c, by which an MLP reads the attention before it, if that is what comes behind the site."""
+        return None if self._mixes(site + 1) else 1 + SCALE * self.inner[site]
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         finished, total = self._open(values, site)
-        new, dtype = weights * y, stream_dtype(values[0], y)
+        (normalising, inside), dtype = weights, stream_dtype(values[0], y)
+        new = normalising * y
         sources = (*finished, (new if total is None else total + new).to(dtype))
-        return sources if self._mixes(site + 1) else (*sources, (h + new).to(dtype))
+        return sources if inside is None else (*sources, (h + inside * y).to(dtype))
 
     def absorb(self, values: Values, weights: Weights, site: int, h: Mixture, y: Tensor) -> Values:
         if self.gate is not None:
             return Connection.absorb(self, values, weights, site, h, y)
         assert isinstance(h, Tensor)
         finished, total = self._open(values, site)
-        dtype = stream_dtype(values[0], y)
+        inside, dtype = self._share_inside(site), stream_dtype(values[0], y)
         sources = (*finished, add_normalised(y, total, self.eps, dtype=dtype))
-        return sources if self._mixes(site + 1) else (*sources, add_normalised(y, h, self.eps, dtype=dtype))
+        return sources if inside is None else (*sources, (h + inside * y).to(dtype))
 
     def _open(self, values: Values, site: int) -> tuple[Values, Tensor | None]:
         """The embedding and the finished blocks, and the open one if it holds anything."""
@@ -126,7 +132,7 @@ class FedLayer(TwoPhase):
             (mixed,) = attend_outs(newest, queries, gains, prior, self.eps, widen(values[0]).dtype, scale=scale)
         else:  # phase 1 is not scaled: the other sites of the tile merge it
             mixed = scale * prior[0] if self.total else prior[0]
-        return (mixed + FEED_SCALE * self.feed[site] * values[0]).to(values[0].dtype)
+        return (mixed + SCALE * self.feed[site] * values[0]).to(values[0].dtype)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, block_size={self.block_size}, eps={self.eps}, total={self.total}"
