@@ -12,7 +12,7 @@ SIGNIFICANCE = 0.05
 """A difference is decided where its corrected p-value is below this."""
 
 WIDEST = 1.5
-"""A single seed's step time is withheld where its highest ratio is more than this times its lowest."""
+"""A step time is withheld where its highest ratio is more than this times its lowest: then other work moved it."""
 
 LEAST_MEMORY = 4 * 2**20
 """A single seed's peak memory is withheld below so many bytes: its pages come and go by more than what it shows."""
@@ -85,18 +85,17 @@ def _comparison(
 def _step_times(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None, tuple[float, float] | None]:
     """The median ratio of step times of pairs of runs, and how far to believe it.
 
-    Several seeds show by their spread what other work on the machine did. One has only the times of its runs' parts,
-    and is believed as far as they agree.
+    The seeds' ratios show by their spread what other work on the machine did; of one seed, those of its runs' parts.
+    They are believed as far as they agree.
     """
     ratios = [run["step_seconds"] / base["step_seconds"] for run, base in pairs]
-    if len(ratios) > 1:
-        return _median_and_range(ratios)
-    for run, base in pairs:
-        if "step_seconds_range" in run and "step_seconds_range" in base:
-            (low, high), (base_low, base_high) = run["step_seconds_range"], base["step_seconds_range"]
-            if (high / base_low) / (low / base_high) <= WIDEST:
-                return ratios[0], (low / base_high, high / base_low)
-    return None, None
+    spread = ratios
+    if len(pairs) == 1:
+        of_run, of_base = (run.get("step_seconds_range") for run in pairs[0])
+        spread = [of_run[0] / of_base[1], of_run[1] / of_base[0]] if of_run and of_base else []
+    if not spread or max(spread) > WIDEST * min(spread):
+        return None, None
+    return float(np.median(ratios)), (min(spread), max(spread))
 
 
 def _peak_memory(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None, tuple[float, float] | None]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,14 +30,19 @@ def check_output_file(flag: str, path: Path | None, entries: Collection[str] = (
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{flag} {path}: {folder} cannot be written; choose another place")
     if path.exists():
-        if not _holds(path, entries, begins):
-            raise UsageError(f"{flag} {path}: there is another file, which would be lost; give another name")
+        check_own_file(flag, path, entries, begins)
         return
     try:  # to root every folder looks as if it could be written, those of /proc too
         path.touch()
         path.unlink()
     except OSError as error:
         raise UsageError(f"{flag} {path}: no file can be made there ({error.strerror}); choose another place") from None
+
+
+def check_own_file(flag: str, path: Path, entries: Collection[str] = (), begins: bytes = PNG) -> None:
+    """Raise UsageError if there is a file that the command has not written. entries, begins: of what it writes."""
+    if path.exists() and not (path.is_file() and _holds(path, entries, begins)):
+        raise UsageError(f"{flag} {path}: there is another file, which would be lost; give another name")
 
 
 def _holds(path: Path, entries: Collection[str], begins: bytes) -> bool:
@@ -49,6 +54,20 @@ def _holds(path: Path, entries: Collection[str], begins: bytes) -> bool:
     except ValueError:
         return False
     return isinstance(record, dict) and record.keys() >= set(entries)
+
+
+def check_own_page(out: Path, page: str, title: str, figures: Iterable[str]) -> None:
+    """Raise UsageError if the folder of `--out` holds that page or one of the figures, and not from the command.
+
+    Its own page is known by how the title begins, and its figures by that page beside them.
+    """
+    file = out / page
+    if file.is_file() and f"<title>{title}".encode() in file.read_bytes():
+        return
+    for taken in (file, *(out / "figures" / name for name in figures)):
+        if taken.exists():
+            there = taken.relative_to(out)
+            raise UsageError(f"--out {out}: there is another {there}, which would be lost; give another folder")
 
 
 def check_output_folder(flag: str, path: Path | None) -> None:
@@ -73,11 +92,28 @@ def check_output_folder(flag: str, path: Path | None) -> None:
 
 
 @contextmanager
+def _made(folder: Path) -> Iterator[None]:
+    """Make a folder, which goes again where the command is refused then, as for its text."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except UsageError:
+        for place in made:
+            left = list(place.iterdir())
+            if not all(path.name.endswith(LOCK) for path in left):
+                break
+            for path in left:
+                path.unlink()
+            place.rmdir()
+        raise
+
+
+@contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder of `--out`, so that no second command trains the runs that this one has planned there.
 
-    A command that was killed holds nothing, and what it has left half-written of records and figures is removed. A
-    folder that was made for a command which was refused then, as for its text, goes again.
+    A command that was killed holds nothing, and what it has left half-written of records and figures is removed.
 
     Raises:
         UsageError: another command holds it.
@@ -86,21 +122,10 @@ def alone_in(folder: Path) -> Iterator[None]:
     def refuse() -> None:
         raise UsageError(f"--out {folder}: another command is at work there; wait for it or give another --out")
 
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with locked(folder / LOCK, taken=refuse):
-            for place in (folder, folder / "figures"):
-                remove_partial(place)
-            yield
-    except UsageError:
-        left = list(folder.iterdir())
-        if made and all(path.name.endswith(LOCK) for path in left):
-            for path in left:
-                path.unlink()
-            for place in made:
-                place.rmdir()
-        raise
+    with _made(folder), locked(folder / LOCK, taken=refuse):
+        for place in (folder, folder / "figures"):
+            remove_partial(place)
+        yield
 
 
 @contextmanager
@@ -113,7 +138,7 @@ def alone_at(record: Path) -> Iterator[None]:
     def refuse() -> None:
         raise UsageError(f"--record {record}: another command is at work on it; wait for it or give another --record")
 
-    with locked(record.with_name(f".{record.name}{LOCK}"), taken=refuse):
+    with _made(record.parent), locked(record.with_name(f".{record.name}{LOCK}"), taken=refuse):
         yield
 
 

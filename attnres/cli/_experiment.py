@@ -9,14 +9,14 @@ from typing import Annotated, Any
 
 import tyro
 
-from attnres.cli._checks import alone_at, alone_in, check_output_folder
+from attnres.cli._checks import alone_at, alone_in, check_output_folder, check_own_page
 from attnres.cli._tables import Output, print_error, print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
 from attnres.files import check_new_names
 from attnres.lab import load_experiment
 from attnres.lab.experiment import Experiment
-from attnres.lab.page import write_results
+from attnres.lab.page import PAGE, TITLE, figure_names, write_results
 from attnres.lab.record import Record, read_record, write_record
 from attnres.lab.trained import Plan
 from attnres.texttable import duration
@@ -43,6 +43,7 @@ def experiment_command(name: str) -> Callable[..., int]:
 
 def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, record: Path | None) -> int:
     check_output_folder("--out", out)
+    check_own_page(out, PAGE, TITLE, figure_names({name: name}))
     check_output_folder("--record", record and record.parent)
     if record is not None:
         check_new_names(record, "--record")

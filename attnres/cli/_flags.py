@@ -13,8 +13,10 @@ def with_flags(message: str, command: Callable[..., Any]) -> str:
     """Write `dataset_column` as `--data.dataset-column`, where the command has one such option.
 
     A name that is a word of English too, such as `steps`, is one where it begins a clause and " must", " is" or ":"
-    follows.
+    follows. What is said of a connection is of its own options, whose names may be the same.
     """
+    if message.startswith("connection "):
+        return message
     flags: dict[str, set[str]] = {}
     for path in _paths(command):
         for name in {path, path.rpartition(".")[2]}:

@@ -40,7 +40,7 @@ from attnres.bench import gpu_check
 from attnres.bench.measure import Setting
 from attnres.bench.parts import BY_DEFAULT, Part, measure_parts
 from attnres.bench.record import details, ratio_table, write_record
-from attnres.cli._checks import check_at_least, check_output_file, check_output_folder
+from attnres.cli._checks import check_at_least, check_output_file, check_output_folder, check_own_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
@@ -79,6 +79,10 @@ def command(
         raise UsageError("--figures draws the curves: attnres bench curves --figures FOLDER")
     check_output_file("--out", out, ("rounds", "rows"))
     check_output_folder("--figures", figures)
+    if figures is not None:
+        from attnres.report.curves import CURVES
+
+        check_own_file("--figures", figures / CURVES)
     torch.set_num_threads(threads or cores)
     torch.manual_seed(0)
     console = Output()

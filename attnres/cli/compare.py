@@ -25,13 +25,16 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._checks import alone_in, check_output_folder
+from attnres.cli._checks import alone_in, check_output_folder, check_own_file, check_own_page
 from attnres.cli._recipe import named_recipe
 from attnres.cli._tables import Output, print_error, print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
-from attnres.lab.comparison import ARMS, DEFAULTS, QUICK, plan_comparison, recipe_defaults, run_comparison
+from attnres.lab.comparison import ARMS, DEFAULTS, QUICK, RECORD, plan_comparison, recipe_defaults, run_comparison
 from attnres.lab.options import check_seeds
+from attnres.report.figures import FIGURES
+from attnres.report.runs import COMPARISON_TITLE
+from attnres.report.write import PAGE
 from attnres.texttable import duration
 from attnres.train import RunConfig
 from attnres.train.sweep import default_workers
@@ -66,6 +69,8 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
         """
         check_seeds(seeds, workers)
         check_output_folder("--out", out)
+        check_own_page(out, PAGE, COMPARISON_TITLE, FIGURES)
+        check_own_file("--out", out / RECORD, ("finding", "arms"))
         terminal, began = Terminal(Output()), time.monotonic()
         plan = plan_comparison(arms, config, out, seeds)
         try:

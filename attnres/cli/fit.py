@@ -16,10 +16,10 @@ from typing import Annotated
 import tyro
 
 from attnres.analysis.powerlaw import fit_power_laws, read_points
-from attnres.cli._checks import check_output_folder
+from attnres.cli._checks import check_output_folder, check_own_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.errors import UsageError
-from attnres.lab.scaling.figures import write_fit
+from attnres.lab.scaling.figures import FIT, write_fit
 from attnres.lab.scaling.tables import scaling_table
 from attnres.report.style import MOST_STYLES
 
@@ -37,6 +37,7 @@ def command(
         unit: What the compute is counted in.
     """
     check_output_folder("--out", out)
+    check_own_file("--out", out / FIT)
     console, points = Output(), read_points(csv)
     if len(points) > MOST_STYLES:
         raise UsageError(f"{csv}: {len(points)} arms are more than a figure can tell apart; give at most {MOST_STYLES}")

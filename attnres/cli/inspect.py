@@ -15,12 +15,14 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._checks import check_output_folder
+from attnres.cli._checks import check_output_folder, check_own_page
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.report import write_report
 from attnres.report.comparison import sink_table
-from attnres.report.runs import check_prompt, run_report
+from attnres.report.figures import FIGURES
+from attnres.report.runs import RUN_TITLE, check_prompt, run_report
+from attnres.report.write import PAGE
 from attnres.train import load_run
 
 
@@ -41,6 +43,7 @@ def command(
     place = run / "report" if out is None else out
     if out is not None or run.is_dir():  # what is no folder is no run, which load_run says
         check_output_folder("--out", place)
+    check_own_page(place, PAGE, RUN_TITLE, FIGURES)
     if prompt is not None:
         check_prompt(run, prompt)
     trained = load_run(run, best)

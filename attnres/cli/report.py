@@ -17,13 +17,13 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._checks import alone_in, check_output_folder
+from attnres.cli._checks import alone_in, check_output_folder, check_own_page
 from attnres.cli._tables import Output, print_line
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
 from attnres.lab import experiments
 from attnres.lab.document import tables_page
-from attnres.lab.page import read_records, write_results
+from attnres.lab.page import PAGE, TITLE, figure_names, read_records, write_results
 
 
 def command(
@@ -52,6 +52,7 @@ def command(
     if tables:
         print(tables_page(records, results), end="")
         return 0
+    check_own_page(out, PAGE, TITLE, figure_names({name: record.kind for name, record in records.items()}))
     console = Output()
     with alone_in(out), working(console, "drawing"):
         page = write_results(records, out)

@@ -121,7 +121,7 @@ def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Co
             a class of one's own that cannot be made.
     """
     name, cls, options = _read(connection, options)
-    with making_errors(name):
+    with making_errors(connection, name):
         return cls(dim, sites, **options)
 
 
@@ -161,12 +161,12 @@ def _read(connection: str, options: Mapping[str, Any]) -> tuple[str, type[Connec
             takes = f"{_meant(option, defaults)}it takes {', '.join(defaults)}" if defaults else "it takes no options"
             raise UsageError(f"connection {name!r} has no option {option!r}; {takes}")
         if isinstance(defaults[option], bool) and not isinstance(value, bool):
-            raise UsageError(f"{option} must be True or False, not {value!r}")
+            raise UsageError(f"connection {connection}: {option} must be True or False, not {value!r}")
         if isinstance(defaults[option], float):
             # A class of one's own knows its own range.
             lowest, kind = (-math.inf, "finite") if ":" in name else (0, "positive")
             if not (_is_number(value) and lowest < value < math.inf):
-                raise UsageError(f"{option} must be a {kind} number, not {value!r}")
+                raise UsageError(f"connection {connection}: {option} must be a {kind} number, not {value!r}")
             value = float(value)
         checked[option] = value
     return name, cls, checked

@@ -65,6 +65,7 @@ def check_rule(connection: str, dim: int) -> None:
         try:
             make_connection(connection, DIM, SITES)
         except UsageError:
+            make_connection(connection, dim, SITES)
             small = dim
         else:
             small = DIM

@@ -61,12 +61,15 @@ def told(error: BaseException) -> str:
 
 
 @contextmanager
-def making_errors(name: str) -> Iterator[None]:
-    """Turn what the class of a FILE.py:CLASS raises when it is called into a UsageError of one line."""
+def making_errors(connection: str, name: str) -> Iterator[None]:
+    """Let a UsageError of a connection's class name the connection, as it was written: `heads` is the model's, too.
+
+    What the class of a FILE.py:CLASS raises else becomes a UsageError of one line.
+    """
     try:
         yield
-    except UsageError:
-        raise
+    except UsageError as error:
+        raise UsageError(f"connection {connection}: {error}") from error
     except (Exception, SystemExit) as error:
         if ":" not in name:
             raise

@@ -40,5 +40,7 @@ class DataConfig:
             object.__setattr__(
                 self, "dataset", None
             )  # so that a run's config.json names what was read and nothing else
-        if bool(self.paths) == bool(self.dataset):
+        if self.paths and self.dataset:
             raise UsageError("give either paths or a dataset, and not both")
+        if not (self.paths or self.dataset):
+            raise UsageError("neither paths nor a dataset is given; give one of them")

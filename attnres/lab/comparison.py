@@ -17,6 +17,7 @@ from attnres.lab.options import checked_arms
 from attnres.report import write_report
 from attnres.report.comparison import NATS_PER_BYTE, result_tables
 from attnres.report.runs import comparison_report
+from attnres.report.write import PAGE
 from attnres.texttable import TextTable
 from attnres.train import RunConfig, load_recipe
 from attnres.train.folder import RunFolder
@@ -25,7 +26,7 @@ from attnres.train.sweep import Job, JobState, failures, require_done
 UNIT = NATS_PER_BYTE
 
 RECORD = "comparison.json"
-OWN = (RECORD, "report.html", "figures", LOCK)
+OWN = (RECORD, PAGE, "figures", LOCK)
 """What a comparison's folder holds beside a folder of runs for each arm."""
 
 ARMS = ("residual", "x0", "block", "full")

@@ -21,6 +21,9 @@ from attnres.lab.record import Record, kind_of, read_record
 from attnres.report.axes import DARK_STYLE, STYLE, png
 from attnres.report.html import environment, styles
 
+PAGE = "results.html"
+TITLE = "attnres: results"
+
 Images = dict[str, dict[str, bytes]]
 """Picture -> variant -> PNG."""
 
@@ -61,19 +64,29 @@ def section_facts(name: str, record: Record) -> dict[str, str]:
 def write_results(records: Mapping[str, Record], folder: Path) -> Path:
     """Write folder/results.html and folder/figures/*.png from records by name. Returns the page's path.
 
-    The figures of a record that is not named as its experiment begin with its name.
+    The page comes first: it says whose the figures beside it are.
     """
     known = experiments()
     images = {name: drawn(known[record.kind], record) for name, record in records.items()}
     page = _page([_Section(name, known[record.kind], record, images[name]) for name, record in records.items()])
     (folder / "figures").mkdir(parents=True, exist_ok=True)
-    for name, of_one in images.items():
-        prefix = "" if name == records[name].kind else f"{name}-"
-        for picture, variants in of_one.items():
-            write_bytes(folder / "figures" / f"{prefix}{picture}.png", variants[""])
-    path = folder / "results.html"
+    path = folder / PAGE
     write_text(path, page)
+    for name, of_one in images.items():
+        for picture, variants in of_one.items():
+            write_bytes(folder / "figures" / _figure(name, records[name].kind, picture), variants[""])
     return path
+
+
+def figure_names(kinds: Mapping[str, str]) -> list[str]:
+    """The files of all figures that records have, by the records' names and kinds."""
+    known = experiments()
+    return [_figure(name, kind, picture.name) for name, kind in kinds.items() for picture in known[kind].pictures]
+
+
+def _figure(name: str, kind: str, picture: str) -> str:
+    """The file of a record's picture: of one that is not named as its experiment it begins with its name."""
+    return f"{picture}.png" if name == kind else f"{name}-{picture}.png"
 
 
 def drawn(experiment: Experiment[Any, Any, Any], record: Record) -> Images:
@@ -138,4 +151,6 @@ def _page(sections: list[_Section]) -> str:
     templates.filters["data"] = _embedded
     style = styles("report/charts/charts.css", "report/page.css")
     media = {variant: query for variant, (query, _, _) in VARIANTS.items() if query}
-    return templates.get_template("results.html").render(sections=sections, media=media, style=Markup(style))
+    return templates.get_template("results.html").render(
+        title=TITLE, sections=sections, media=media, style=Markup(style)
+    )

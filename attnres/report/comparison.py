@@ -14,12 +14,19 @@ METHOD = (
     f"decided where p < {SIGNIFICANCE:g}."
 )
 NATS_PER_BYTE = "nats per byte"
-TIME = " Step time: median over paired seeds [lowest, highest]; other work on the machine blurs it."
+TIME = (
+    " Step time: median over paired seeds [lowest, highest]; other work on the machine blurs it, and where these are "
+    f"more than {WIDEST:g} times apart it is withheld."
+)
 TIME_OF_ONE = (
     " Step time: of one seed [lowest, highest over the parts of its runs]; withheld where these are more than "
     f"{WIDEST:g} times apart, because the machine was busy with other work. What lasted for all of a run does not show."
 )
 NO_TIME = (
+    f" Step time is withheld: the seeds' ratios are more than {WIDEST:g} times apart, because the machine was busy "
+    "with other work."
+)
+NO_TIME_OF_ONE = (
     " Step time is withheld: one seed's counts where it holds still within its runs, and other work on the machine "
     f"moved it by more than {WIDEST:g} times (or the runs are of a version that did not look)."
 )
@@ -33,6 +40,7 @@ def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
         return []
     timed, in_both = any(row.step_time_range for row in rows), unit == NATS_PER_BYTE
     seeds = sorted({seed for row in rows for seed in row.differences})
+    about_time = (TIME if timed else NO_TIME) if len(seeds) > 1 else (TIME_OF_ONE if timed else NO_TIME_OF_ONE)
     results = TextTable(
         "Result",
         (
@@ -49,7 +57,7 @@ def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
             (*_losses(row, in_both), *_difference(row), *((_step_time(row),) if timed else ()), *_costs(row))
             for row in rows
         ),
-        METHOD + ((TIME if len(seeds) > 1 else TIME_OF_ONE) if timed else NO_TIME) + _about_memory(rows),
+        METHOD + about_time + _about_memory(rows),
     )
     if len(seeds) < 2:
         return [results]

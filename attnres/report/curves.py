@@ -20,6 +20,8 @@ from attnres.files import write_bytes
 from attnres.report.axes import STYLE, png
 from attnres.report.style import ARM_COLOURS
 
+CURVES = "performance-curves.png"
+
 AXES = {"sources": "sources", "time": "tokens per sequence", "dim": "channels d"}
 
 LIMIT = "bytes that must move at the copy bandwidth"
@@ -35,7 +37,7 @@ LINES: dict[str, tuple[str, Any]] = {
 def draw_curves(rows: Sequence[dict[str, Any]], folder: Path) -> Path:
     """Write performance-curves.png from rows of the part `curves`, as its JSON holds them. Returns the path."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "performance-curves.png"
+    path = folder / CURVES
     with mpl.rc_context(STYLE):
         write_bytes(path, png(_figure([row["details"] for row in rows])))
     return path

@@ -24,14 +24,17 @@ from attnres.report.data import ArmReport, ReportData
 from attnres.report.style import DIFFERENCE_POINTS, paired_differences, summarise
 from attnres.texttable import visible
 
+FIGURES = ("loss_curves.png", "depth_matrices.png", "depth_profiles.png")
+
 
 def figures(data: ReportData) -> dict[str, bytes]:
     """File name -> PNG, of the figures that the data has something to show in."""
+    curves, matrices, profiles = FIGURES
     drawn: dict[str, Callable[[ReportData], Figure]] = {}
     if data.trained:
-        drawn["loss_curves.png"] = _loss_curves
+        drawn[curves] = _loss_curves
     if data.profiled:
-        drawn |= {"depth_matrices.png": _depth_matrices, "depth_profiles.png": _depth_profiles}
+        drawn |= {matrices: _depth_matrices, profiles: _depth_profiles}
     with mpl.rc_context(STYLE):
         return {name: png(draw(data)) for name, draw in drawn.items()}
 

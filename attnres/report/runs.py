@@ -23,6 +23,10 @@ from attnres.report.data import ArmReport, Curve, ReportData, TokenText
 from attnres.train import Run, RunConfig, load_run, read_metrics
 from attnres.train.folder import RunFolder
 
+COMPARISON_TITLE = "Residual connections side by side"
+RUN_TITLE = "Depth in "
+"""How the titles of pages begin, by which commands know their own."""
+
 PROFILE_SEQUENCES = 4
 CHOSEN_TOKENS = 8
 TEXT_AROUND = 40
@@ -48,7 +52,7 @@ def comparison_report(
         description = f"{len(runs)} seeds; depth of seed {min(runs)}" if len(runs) > 1 else ""
         arms.append(ArmReport(name, description, curves_of(runs, corpus.bytes_per_token), profile))
     return ReportData(
-        title="Residual connections side by side",
+        title=COMPARISON_TITLE,
         subtitle=f"{config.model.layers} transformer layers of width {config.model.dim}, {config.steps} steps of "
         f"{config.tokens_per_step:,} tokens, seeds per connection: {max(row.seeds for row in rows)}, "
         f"embedding std {config.model.embedding_std:g}",
@@ -72,7 +76,7 @@ def run_report(run: Run, prompt: str | None = None) -> ReportData:
     name = run.config.model.connection
     curves = curves_of({run.config.seed: run.folder}, record["corpus"]["bytes_per_token"])
     return ReportData(
-        title=f"Depth in {run.folder.name}: {name}",
+        title=f"{RUN_TITLE}{run.folder.name}: {name}",
         subtitle=f"{run.config.model.layers} transformer layers of width {run.config.model.dim} after "
         f"{run.step} steps, on {'its validation text' if prompt is None else 'a prompt'}",
         arms=[ArmReport(name, curves=curves, profile=depth_profile(run.model, tokens, positions))],

@@ -105,6 +105,16 @@ def test_the_step_time_is_paired_by_seed_and_shows_its_spread():
     assert row.step_time_ratio == pytest.approx(1.15) and row.step_time_range == pytest.approx((1.1, 1.2))
 
 
+def test_the_step_time_is_withheld_where_the_seeds_are_too_far_apart():
+    """One run of three was alone on the machine, and the ratio of 0.07 made x0 ten times as fast as the residual."""
+    arms = {"a": {seed: summary(2, 0.2) for seed in range(3)}}
+    arms["b"] = {seed: summary(2, seconds) for seed, seconds in enumerate((0.2, 0.31, 0.25))}
+    arms["c"] = {seed: summary(2, seconds) for seed, seconds in enumerate((0.2, 0.29, 0.25))}
+    _, withheld, shown = compare_arms(arms, "a")
+    assert withheld.step_time_ratio is None and withheld.step_time_range is None
+    assert shown.step_time_ratio == pytest.approx(1.25) and shown.step_time_range == pytest.approx((1.0, 1.45))
+
+
 def test_a_single_seed_has_a_step_time_where_it_held_still_within_its_runs():
     def arms(low, high):
         times = {"a": (1.0, [0.9, 1.1]), "b": (1.2, [low, high])}

@@ -157,6 +157,7 @@ def test_arms_carry_options():
         (["residual", "full", "--optimizer.lr", "nan"], "lr must be a finite number"),
         (["residual", "resnet"], "unknown connection 'resnet'; choose one of"),
         (["residual", "block:block_size=0"], "block_size must be a whole number"),
+        (["residual", "full:heads=3"], "connection full:heads=3: heads must divide dim: 3 does not divide 64"),
         (["residual", "full:depth=3"], "has no option 'depth'"),
         (["residual", "full", "--data.paths", "/no/such/file"], "/no/such/file"),
     ],

@@ -21,6 +21,7 @@ from attnres.cli.cost import command as cost
         ("the layers must be even", "the layers must be even"),
         ("runs/batch_size/seed-0: no such folder", "runs/batch_size/seed-0: no such folder"),
         ("hidden must be even", "hidden must be even"),  # of the model or of the optimizer
+        ("connection full:heads=0: heads must be", "connection full:heads=0: heads must be"),
     ],
 )
 def test_fields_become_flags(message, expected):

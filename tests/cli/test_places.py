@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from attnres.cli import main
-from attnres.cli._checks import alone_at, alone_in
+from attnres.cli._checks import alone_at, alone_in, check_own_page
 from attnres.files import PARTIAL, locked
 from tests.cli.conftest import TINY
 
@@ -103,6 +103,9 @@ def test_a_refused_command_leaves_no_folder(tmp_path, capsys, corpus):
     text = ("--data.paths", tmp_path / "none", "--data.cache", corpus[-1])
     for command in ("compare", "ablate"):
         assert "there is no file or folder" in said(capsys, command, "residual", "full", *TINY, *text, *out)
+    for record in ("r/s/x.json", "a/x.json", "a/b/c/x.json"):
+        given = ("--record", tmp_path / record)
+        assert "there is no file or folder" in said(capsys, "ablate", "residual", "full", *TINY, *text, *out, *given)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     (tmp_path / "a").mkdir()
     said(capsys, "compare", "residual", "full", *TINY, *text, "--out", tmp_path / "a")
@@ -122,6 +125,48 @@ def test_a_file_that_the_command_did_not_write_stays(tmp_path, capsys, content):
         path.unlink()
     command = ["cost", "--out", str(file), "--figure", str(picture)]
     assert main(command) == 0 and main(command) == 0, "its own it writes anew"
+
+
+PAGES = {  # how the title of each command's own page begins
+    ("inspect", "run"): ("report.html", "Depth in a: block", "depth_matrices.png"),
+    ("compare", "residual", "full", *TINY): ("report.html", "Residual connections side by side", "loss_curves.png"),
+    ("ablate", "residual", "full", *TINY): ("results.html", "attnres: results", "tuning.png"),
+    ("report", "results"): ("results.html", "attnres: results", "scaling.png"),
+}
+
+
+@pytest.mark.parametrize(("command", "own"), PAGES.items(), ids=lambda names: names[0])
+def test_a_page_that_the_command_did_not_write_stays(tmp_path, capsys, monkeypatch, corpus, command, own):
+    """A comparison's page was lost to that of one run, and a page of the user's own to either."""
+    name, title, figure = own
+    out = tmp_path / "out"
+    begin = [*command, *(corpus if "residual" in command else ())]
+    page, picture = out / name, out / "figures" / figure
+    picture.parent.mkdir(parents=True)
+    monkeypatch.setattr("attnres.cli.inspect.load_run", lambda *_: pytest.fail("it was loaded"))
+    for others in ("my thesis", *{title for of, title, _ in PAGES.values() if title != own[1]}):
+        page.write_text(f"<!doctype html><title>{others}</title>")
+        error = said(capsys, *begin, "--out", out)
+        assert f"--out {out}: there is another {name}, which would be lost; give another folder" in error
+        assert others in page.read_text()
+    page.unlink()
+    picture.write_text("mine")
+    assert f"there is another figures/{figure}, which would be lost" in said(capsys, *begin, "--out", out)
+    assert picture.read_text() == "mine"
+    page.write_text(f"<!doctype html><title>{title}</title>")
+    check_own_page(out, name, title, [figure])  # its own it writes anew, and the figures beside that
+
+
+def test_single_files_that_the_command_did_not_write_stay(tmp_path, capsys, corpus):
+    record, picture = tmp_path / "comparison.json", tmp_path / "figures" / "scaling-fit.png"
+    picture.parent.mkdir()
+    for path in (record, picture):
+        path.write_text('{"mine": 1}')
+    assert "comparison.json: there is another file" in said(capsys, "compare", *TINY, *corpus, "--out", tmp_path)
+    assert "scaling-fit.png: there is another file" in said(capsys, "fit", "points.csv", "--out", tmp_path)
+    (tmp_path / "figures" / "performance-curves.png").write_text("mine")
+    error = said(capsys, "bench", "curves", "--figures", picture.parent)
+    assert "performance-curves.png: there is another file" in error
 
 
 @pytest.mark.parametrize("command", ["compare", "ablate"])

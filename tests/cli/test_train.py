@@ -147,6 +147,7 @@ def test_a_connection_over_that_of_a_recipe(small, tmp_path):
     [
         (["--model.connection", "nothing"], "unknown connection 'nothing'"),
         (["--model.connection", "block:block_size=0"], "block_size"),
+        (["--model.connection", "full:heads=3"], "connection full:heads=3: heads must divide dim: 3 does not divide"),
         (["--model.connection", "block:blocks=2"], "has no option 'blocks'"),
         (["--recipe", "none.py"], "no such recipe"),
         (["--steps", "0"], "steps must be"),

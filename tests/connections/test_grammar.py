@@ -86,9 +86,10 @@ def test_options_in_the_name_and_beside_it():
         ("full:block_size=4", "has no option 'block_size'; it takes eps"),
         ("block:blocksize=4", "no option 'blocksize'; did you mean block_size?"),
         ("residual:heads=2", "it takes no options"),
-        ("block:eps=NaN", "eps must be a positive number"),
-        ("block:key_norm=1", "key_norm must be True or False"),
-        ("block:block_size=4.0", "block_size must be a whole number"),
+        ("block:eps=NaN", "connection block:eps=NaN: eps must be a positive number"),
+        ("block:key_norm=1", "connection block:key_norm=1: key_norm must be True or False"),
+        ("block:block_size=4.0", "connection block:block_size=4.0: block_size must be a whole number"),
+        ("full:heads=5", "connection full:heads=5: heads must divide dim: 5 does not divide 12"),
         (None, "named by text, not None"),
     ],
 )

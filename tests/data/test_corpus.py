@@ -288,7 +288,8 @@ def test_too_short(open_, tmp_path):
 
 
 def test_paths_or_a_dataset():
-    for neither_or_both in ({"dataset": None}, {"paths": ("a",), "dataset": "b"}):
-        with pytest.raises(UsageError, match="give either paths or a dataset, and not both"):
-            DataConfig(**neither_or_both)
+    with pytest.raises(UsageError, match="give either paths or a dataset, and not both"):
+        DataConfig(paths=("a",), dataset="b")
+    with pytest.raises(UsageError, match="neither paths nor a dataset is given; give one of them"):
+        DataConfig(dataset=None)
     assert DataConfig().dataset == "torch" and DataConfig(paths=("a",)).dataset is None

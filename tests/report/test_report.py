@@ -194,6 +194,29 @@ def test_a_single_seeds_step_time_is_marked_or_withheld():
     assert "Peak memory is withheld" in table.note
 
 
+def several_seeds(*of_arms):
+    """The tables of arms whose seeds took so long."""
+    arms = {
+        f"arm{number}": {
+            seed: {"validation_loss": 2.0, "peak_memory_bytes": 1, "step_seconds": seconds}
+            for seed, seconds in enumerate(of)
+        }
+        for number, of in enumerate(of_arms)
+    }
+    return compare_arms(arms, "arm0")
+
+
+def test_seeds_step_times_that_are_far_apart_are_withheld():
+    table, _ = result_tables(several_seeds([1, 1], [1.1, 1.2], [0.07, 0.92]), "nats per byte")
+    times = [row[table.columns.index("step time")] for row in table.rows]
+    assert times == ["1.00x", "1.15x [1.10, 1.20]", "withheld"] and "1.5 times apart it is withheld" in table.note
+    rows = several_seeds([1, 1], [0.07, 0.92])
+    table, _ = result_tables(rows, "nats per byte")
+    assert "step time" not in table.columns and "the seeds' ratios are more than 1.5 times apart" in table.note
+    html = page(report(results=rows))
+    assert "ratios are more than 1.5 times apart" in html and ">step time<" not in html and "0.92]" not in html
+
+
 def test_a_connection_that_cannot_choose_has_no_sinks():
     even = dataclasses.replace(profile(), mean_share=np.tril(np.ones((7, 7))) / np.arange(1, 8)[:, None])
     assert sink_table([("residual", even)]).rows == (("residual", "none", "", ""),)

@@ -167,7 +167,7 @@ def test_non_finite_loss_names_step_site_and_last_good_checkpoint(make_config, t
     assert "step 7: the loss is" in message
     assert "the output of site 3 (layer 1 MLP)" in message
     assert f"last good checkpoint: {tmp_path / 'checkpoints' / 'step-00000004'}" in message
-    assert "\n" not in message
+    assert "try a lower learning rate (--optimizer.lr) in another folder" in message and "\n" not in message
     assert load_run(tmp_path).step == 4
     assert train(make_config(), tmp_path)["status"] == "done"
 
@@ -185,6 +185,15 @@ def test_non_finite_before_any_checkpoint(make_config, tmp_path, monkeypatch):
     monkeypatch.setattr(Trainer, "train_step", poison_at(1, "head.weight"))
     with pytest.raises(RunStopped, match=r"step 2: .*no checkpoint was saved before"):
         train(make_config(), tmp_path)
+
+
+def test_non_finite_before_any_step_blames_no_learning_rate(make_config, tmp_path):
+    with pytest.raises(RunStopped) as caught:
+        train(make_config(model={"embedding_std": 1e39}), tmp_path)
+    message = str(caught.value)
+    assert "step 0: the loss is nan; first non-finite activation: the embedding" in message
+    assert "no step was made yet" in message and "--model.embedding-std 1e+39" in message and "float32" in message
+    assert "lower learning rate" not in message
 
 
 @pytest.mark.parametrize("limit, file", [(1500, "metrics.jsonl"), (20_000, "safetensors")])

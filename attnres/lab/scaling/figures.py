@@ -20,6 +20,8 @@ from attnres.lab.scaling.record import ScalingRecord
 from attnres.report.axes import STYLE, ink, legend_below, legend_label, line_styles, plain_log_ticks, png
 from attnres.texttable import visible
 
+FIT = "figures/scaling-fit.png"
+
 
 def scaling_law(record: ScalingRecord, narrow: bool = False) -> Figure | None:
     """Losses and fits, the compute advantage, and loss against size at equal compute; None where nothing is fitted."""
@@ -51,8 +53,8 @@ def scaling_fit(points: Mapping[str, Sequence[Point]], unit: str) -> Figure:
 
 def write_fit(points: Mapping[str, Sequence[Point]], unit: str, folder: Path) -> Path:
     """Write folder/figures/scaling-fit.png from points that are no record's. Returns its path."""
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
-    path = folder / "figures" / "scaling-fit.png"
+    path = folder / FIT
+    path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
         write_bytes(path, png(scaling_fit(points, unit)))
     return path
