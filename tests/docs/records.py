@@ -107,9 +107,28 @@ def rounding(place: str) -> str:
     return f"{number(full, 3)} ± {number(full, 3, place=1)}"
 
 
-def searched(name: str, sign: str = "") -> str:
-    (row,) = [row for row in rows(STD_1, "(search-shallow)") if row["connection"] == name]
+def searched(name: str, sign: str = "", part: str = "shallow") -> str:
+    """The difference of an arm in a record of the search."""
+    (row,) = [row for row in rows(STD_1, f"(search-{part})") if row["connection"] == name]
     return f"{number(row['difference to residual'], 3, sign)} ± {number(row['standard error'], 3)}"
+
+
+def searched_deep(arm: str) -> str:
+    """The difference of an arm at its better rate to the baseline at its own."""
+    tried = [
+        {cell["arm"]: cell["runs"][0]["loss"] for cell in record(f"search-deep-rate-{rate}")["cells"]}
+        for rate in (4, 8)
+    ]
+    return number(min(losses[arm] for losses in tried) - min(losses["residual"] for losses in tried), 3)
+
+
+def searched_scale(
+    part: str, arm: str, std: float, to: str = "residual", to_std: float | None = None, sign: str = ""
+) -> str:
+    """The difference of an arm at an embedding scale to another one, of one seed."""
+    cells = record(f"search-{part}-scale")["cells"]
+    losses = {(cell["arm"], cell["embedding_std"]): cell["runs"][0]["loss"] for cell in cells}
+    return number(losses[arm, std] - losses[to, std if to_std is None else to_std], 3, sign)
 
 
 def enlarged(arm: str, to: str = "residual") -> str:

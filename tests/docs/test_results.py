@@ -45,6 +45,8 @@ from tests.docs.records import (
     rounding,
     rows,
     searched,
+    searched_deep,
+    searched_scale,
     span,
 )
 
@@ -128,12 +130,51 @@ def claims() -> list[str]:
         f"fed back in, is at {searched('recipes/rules/candidates.py:RMSStream')} for 191",
         f"behind the baseline, at {searched('delta:block_size=4', '+')}",
         f"the plain residual {enlarged('residual', 'std 1')}, as",
+        *searches(),
         f"gains {enlarged('rms-residual', 'std 1')} by it, `block` {enlarged('block', 'std 1')} and "
         f"`rms-block` {enlarged('rms-block', 'std 1')}.",
         f"`block` is at {enlarged('block')}, `rms-residual` at {enlarged('rms-residual')} and "
         f"`rms-block` at {enlarged('rms-block')}, each",
         f"gets {probed('next byte', 'block')} more of all next bytes right than `residual`, and "
         f"{probed('names', 'block')} more of those in names",
+    ]
+
+
+def searches() -> list[str]:
+    """What the page says of the search behind its first part."""
+    rules = "recipes/rules/"
+    ours = f"{rules}fresh.py:Fresh:raw=true"
+    arms = {cell["arm"] for path in RESULTS.glob("search-*.json") for cell in record(path.stem)["cells"]}
+    candidates = [arm for arm in arms if arm.startswith(rules)]
+
+    def second(arm: str) -> str:
+        return searched(arm, part="shallow-2")
+
+    def longer(arm: str) -> str:
+        return searched(arm, part="shallow-long-2")
+
+    return [
+        f"it tried {len(candidates)} candidates",
+        f"beside {len(arms) - len(candidates)} forms of the rules",
+        f"It is at {second(ours)}, where `rms-block:block_size=2` is at {second('rms-block:block_size=2')}",
+        f"(`FedLayer`) {second(f'{rules}layer.py:FedLayer')} is left",
+        f"(`whole`) {second(f'{rules}inner.py:Inner:whole=true')}",
+        f"(`Inner`) it is {second(f'{rules}inner.py:Inner')}",
+        f"(`keen=0`), {second(f'{rules}inner.py:Inner:keen=0.0')}",
+        f"learns nothing, is at {second(f'{rules}plain.py:Plain')}",
+        f"`interlayer`'s form is at {longer(ours)}, with blocks of four at "
+        f"{longer(f'{rules}fresh.py:Fresh:block_size=4,raw=true')}, `rms-block:block_size=2` at "
+        f"{longer('rms-block:block_size=2')} and `block` at {longer('block')}",
+        f"the larger embedding gains {searched_scale('shallow-long', 'residual', 5.66, to_std=1.0)} there",
+        f"gives the plain residual {searched_scale('shallow-long', 'residual', 5.66, to_std=1.0)}, and takes "
+        f"Block from {searched_scale('shallow-long', 'block', 1.0)} below it to "
+        f"{searched_scale('shallow-long', 'block', 5.66, sign='+')} above",
+        f"`interlayer`'s form is at {searched_deep(ours)}, `Stream:size=none` without attention at "
+        f"{searched_deep(f'{rules}streams.py:Stream:size=none')}, `block` in blocks of twelve at "
+        f"{searched_deep('block:block_size=12')} and `x0` at {searched_deep('x0')}",
+        f"is {searched_scale('deep', 'residual', 9.8, to_std=1.0).lstrip('-')} below itself, `block` in blocks of "
+        f"twelve at {searched_scale('deep', 'block:block_size=12', 9.8)} and `rms-residual` at "
+        f"{searched_scale('deep', 'rms-residual', 9.8)} from it",
     ]
 
 
@@ -181,6 +222,7 @@ NOT_RESULTS = {
     "5% more steps": "a setting",
     "after 20%": "a setting",
     "after 100%": "a setting",
+    "with std 9.8": "a setting",
 }
 
 

@@ -25,12 +25,12 @@ def differences(record: AblationRecord, narrow: bool = False) -> Figure:
         row for _, rows in tables for row in sorted(rows[1:], key=lambda row: (row.difference is None, row.difference))
     ]
     order = list(dict.fromkeys(row.arm for row in others))  # of the first scale; what only another one has comes below
-    size = (5.2 + 1.8 / len(tables), 1.2 + 0.27 * len(order))
+    longest = max((len(visible(arm)) for arm in order), default=0)  # rules of files have long names
+    size = (5.2 + (1.8 + 0.08 * max(0, longest - 30)) / len(tables), 1.2 + 0.27 * len(order))
     figure, axes_of_all = panels(len(tables), len(tables), size, narrow, sharey=True)
     styles = {
         arm: line_styles([arm])[arm] for arm in order
     }  # arms of one connection may have one colour: all are named
-    unit = ("\n" if narrow else " ") + "(nats per byte)"
     place = {arm: len(order) - index for index, arm in enumerate(order)}
     for axes, (std, rows) in zip(axes_of_all, tables, strict=True):
         losses = losses_at(record, std)
@@ -47,14 +47,15 @@ def differences(record: AblationRecord, narrow: bool = False) -> Figure:
             if row.arm in PAPER and rows[0].arm in PAPER:
                 axes.plot(PAPER[row.arm] - PAPER[rows[0].arm], y, markersize=5, **PAPER_MARK)
         axes.set_title(f"embedding std {std:g}", loc="left")
-        axes.set_xlabel(f"validation loss minus that of {visible(rows[0].arm)}{unit}")
+        axes.set_xlabel(f"validation loss minus that of {visible(rows[0].arm)}\n(nats per byte)")
         axes.grid(axis="x", alpha=0.25)
         axes.set_yticks(list(place.values()), labels=[visible(arm) for arm in place])
         axes.set_ylim(0.3, len(order) + 0.7)
     first = axes_of_all[0]
     first.plot([], [], "o", color=ink(), alpha=0.45, label="one seed")
     first.errorbar([], [], xerr=[], fmt="|", color=ink(), label="mean ± standard error")
-    first.plot([], [], **PAPER_MARK, label="paper (other data, size and unit: nats per token)")
+    if any(rows[0].arm in PAPER and row.arm in PAPER for _, rows in tables for row in rows[1:]):
+        first.plot([], [], **PAPER_MARK, label="paper (other data, size and unit: nats per token)")
     legend_below(figure, first, columns=1 if narrow else 3)
     return figure
 
