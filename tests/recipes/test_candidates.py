@@ -324,3 +324,17 @@ def test_period_is_its_formula(options, x):
         opens = site % candidate.block_size == 0
         sources = [*sources, normed(y)] if opens else [*sources[:-1], sources[-1] + normed(y)]
     torch.testing.assert_close(read(candidate, x), h, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("size", [2, 3, 8])
+def test_interlayer_is_the_candidate_that_the_search_found(size, x):
+    ours = randomised(make_connection(f"interlayer:block_size={size}", DIM, SITES))
+    found = make_connection(f"{FRESH}:Fresh:raw=True,block_size={size}", DIM, SITES)
+    parts = {"query": "query", "gain": "gain", "feed": "feed", "scale": "inner"}
+    state = {
+        f"{name}.{number}": parameter
+        for name, of_ours in parts.items()
+        for number, parameter in enumerate(filter(lambda p: p is not None, getattr(ours, of_ours)))
+    }
+    found.load_state_dict(state)
+    torch.testing.assert_close(read(ours, x), read(found, x), rtol=1e-10, atol=1e-10)
