@@ -156,6 +156,9 @@ def searches() -> list[str]:
     return [
         f"it tried {len(candidates)} candidates",
         f"beside {len(arms) - len(candidates)} forms of the rules",
+        f"blocks of eight are at {searched('block:block_size=8')}, and afterwards",
+        f"of sixteen at {searched('block:block_size=16', part='shallow-block')} and "
+        f"of two at {searched('block:block_size=2', '+', part='shallow-block')}",
         f"It is at {second(ours)}, where `rms-block:block_size=2` is at {second('rms-block:block_size=2')}",
         f"(`FedLayer`) {second(f'{rules}layer.py:FedLayer')} is left",
         f"(`whole`) {second(f'{rules}inner.py:Inner:whole=true')}",
