@@ -19,6 +19,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from attnres.connections import file_digest
 from attnres.errors import UsageError
 from attnres.files import write_text
 from attnres.train.jsonconfig import names_no_text
@@ -59,6 +60,8 @@ class Record(Stored):
     machine: Mapping[str, Any]
     corpus: Mapping[str, Any]
     config: Mapping[str, Any]
+    files: Mapping[str, Any] | None = None
+    """Of a sweep that goes on from its record, the arms from files of their own: the hash of each one's file."""
 
     @property
     def origin(self) -> dict[str, str]:
@@ -115,6 +118,35 @@ def read_record(path: Path, cls: type[S]) -> S:
         return from_json(cls, data)
     except ValueError as error:
         raise UsageError(f"{path}: a damaged record of {cls.kind}, {error}") from error
+
+
+def refuse_other_sweep(
+    path: Path, record: Record, arms: Iterable[str], text: str, pairs: Mapping[str, tuple[Any, Any]]
+) -> None:
+    """Raise UsageError if a command may not go on with the record: what it would add does not compare.
+
+    arms: those of the command. text: the hash of its corpus. pairs: by the name of what else all runs have in common,
+    what the record says and what the command does.
+    """
+    instead = "or choose another --record and --out"
+    if differing := [name for name, (there, here) in pairs.items() if there != here]:
+        raise UsageError(
+            f"{path} holds a sweep with another {' and another '.join(differing)}; repeat its options to go on with "
+            f"it, {instead}"
+        )
+    if (recorded := record.corpus.get("sha256")) not in (None, text):
+        raise UsageError(
+            f"{path} holds runs on another text, {record.corpus.get('description')}, whose hash begins with "
+            f"{recorded:.8}; this one's begins with {text:.8}: restore that text, {instead}"
+        )
+    for arm, digest in (record.files or {}).items():
+        if arm in arms and file_digest(arm) != digest:
+            raise UsageError(f"the file of {arm} has changed since its runs in {path}; restore it, {instead}")
+
+
+def files_of(arms: Iterable[str]) -> dict[str, str]:
+    """The hash of the file of each connection that is written FILE.py:CLASS."""
+    return {arm: digest for arm in arms if (digest := file_digest(arm))}
 
 
 def kind_of(path: Path) -> str | None:

@@ -123,17 +123,19 @@ def test_the_models_are_those_of_attach(arm):
     plain = Transformer(model, seed=1)
     ours = Transformer(arm_model(parse_arm(arm).connection, model), seed=1)
     theirs = attnres.hf.attach(transformers_twin(plain), arm)
+    for each in (plain, ours, theirs):  # the embedding's 0.02 makes float32's rounding 50 times larger in gradients
+        each.double()
     parameters = dict(attnres.hf.connection_of(theirs).named_parameters())
     draw = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in ours.connection.named_parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=draw)
+            parameter += 0.3 * torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
             parameters[name].copy_(parameter)
     tokens = torch.randint(256, (2, 20), generator=draw)
     here, there = ours(tokens), theirs(tokens).logits
     assert (here - plain(tokens)).abs().max() > 1e-3, "the connection is at work"
     torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
-    upstream = torch.randn(here.shape, generator=draw)
+    upstream = torch.randn(here.shape, generator=draw, dtype=here.dtype)
     here.backward(upstream)
     there.backward(upstream)
     for name, parameter in ours.connection.named_parameters():

@@ -23,12 +23,13 @@ from attnres.lab.scaling.rates import (
     seed_runs,
     wider_runs,
 )
-from attnres.lab.scaling.record import ScalingRecord, TrialRun
+from attnres.lab.scaling.record import ScalingRecord, SizedRun
 from attnres.lab.scaling.tables import scaling_tables
 from attnres.lab.tuning import MOST_BEYOND
 from tests.lab.sample import parsed
 
 GRID = (0.5, 1.0, 2.0)
+UNUSED = {"parameters": 1, "seed": 1000, "steps": 1, "tokens": 1, "flops_per_token": 1.0}
 
 
 def a_plan(**options) -> Plan:
@@ -36,11 +37,16 @@ def a_plan(**options) -> Plan:
     return plan(Options(**given), Path("out"))
 
 
-def losses_around(optimum: dict[tuple[str, str], float], runs: list[Planned]) -> list[TrialRun]:
+def losses_around(optimum: dict[tuple[str, str], float], runs: list[Planned]) -> list[SizedRun]:
     """Parabolas in log rate."""
     return [
-        TrialRun(
-            arm=run.arm, size=run.size.name, factor=run.factor, status="done", loss=2 + math.log(run.factor / at) ** 2
+        SizedRun(
+            arm=run.arm,
+            size=run.size.name,
+            factor=run.factor,
+            status="done",
+            loss=2 + math.log(run.factor / at) ** 2,
+            **UNUSED,
         )
         for run in runs
         for at in [optimum[run.arm, run.size.name]]
@@ -167,8 +173,9 @@ def a_record(timed: bool = True) -> ScalingRecord:
                 }
                 run |= {"flops_per_token": flops, "loss": loss, "status": "done"}
                 runs.append(run | ({"step_seconds": flops * size**2 * 2} if timed else {}))
-    grid = [{"arm": "full", "size": "1x16", "factor": 0.5, "status": "done", "loss": 3.0}]
-    check = [{"arm": "full", "size": "4x16", "factor": factor, "status": "done", "loss": 9.0} for factor in (0.5, 2.0)]
+    done = {"arm": "full", "status": "done", **UNUSED}
+    grid = [{**done, "size": "1x16", "factor": 0.5, "loss": 3.0}]
+    check = [{**done, "size": "4x16", "factor": factor, "loss": 9.0, "seed": 0} for factor in (0.5, 2.0)]
     entries = {"arms": ["residual", "full"], "tokens_per_parameter": 1.0, "runs": runs, "grid": grid, "check": check}
     return parsed(ScalingRecord, entries)
 

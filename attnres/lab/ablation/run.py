@@ -23,7 +23,7 @@ from attnres.lab.ablation.record import AblationRecord, Cell, CellRecord, Sweep,
 from attnres.lab.ahead import Ahead
 from attnres.lab.experiment import Ended, Progress, steps_of
 from attnres.lab.outcome import outcome_of, run_record_of
-from attnres.lab.record import header, read_record
+from attnres.lab.record import files_of, header, read_record, refuse_other_sweep
 from attnres.lab.tuning import choose
 from attnres.texttable import duration
 from attnres.train import config_from_json, config_to_json
@@ -38,7 +38,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
         check_length(corpus, options.config.model.context)
     config = config_to_json(options.config)
     sweep = Sweep(config, options.grid, options.tuning_seeds, options.wider, options.equal)
-    record = earlier(file, sweep, options.arms[0])
+    record = earlier(file, sweep, options.arms, corpus.sha256)
     before = {cell.cell: cell for cell in record.cells} if record else {}
     missing = [cell for cell in cells if not has_seeds(before.get(cell), options.seeds)]
     if len(missing) < len(cells):
@@ -57,6 +57,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[AblationRecord]:
     written = AblationRecord(
         **header(run_record_of(done), _seconds(runs), [run.commit for run in runs]),
         sweep=dataclasses.replace(sweep, costs={**((record and record.sweep.costs) or {}), **plan.costs} or None),
+        files={**((record and record.files) or {}), **files_of(options.arms)} or None,
         embedding_stds=tuple(dict.fromkeys(cell.embedding_std for cell in ordered)),
         left_out=tuple(left_out),
         cells=ordered,
@@ -78,25 +79,25 @@ def _costs(plan: Plan, corpus: Corpus, progress: Progress) -> Mapping[str, float
     return {}
 
 
-def earlier(file: Path, sweep: Sweep, baseline: str) -> AblationRecord | None:
+def earlier(file: Path, sweep: Sweep, arms: Sequence[str], text: str) -> AblationRecord | None:
     """The record that is there already. Raises UsageError if it is another sweep's."""
     if not file.exists():
         return None
     record = read_record(file, AblationRecord)
-    pairs = {
-        "config": (config_from_json(dict(record.sweep.config)), config_from_json(dict(sweep.config))),
-        "grid": (record.sweep.grid, sweep.grid),
-        "tuning_seeds": (record.sweep.tuning_seeds, sweep.tuning_seeds),
-        "wider": (record.sweep.wider, sweep.wider),
-        "equal": (record.sweep.equal, sweep.equal),
-    }
-    differing = [name for name, (there, here) in pairs.items() if there != here]
-    if differing:
-        raise UsageError(
-            f"{file} holds a sweep with another {' and another '.join(differing)}; repeat its options to go on with "
-            "it, or choose another --record and --out"
-        )
-    if record.sweep.costs and (first := next(iter(record.sweep.costs))) != baseline:
+    refuse_other_sweep(
+        file,
+        record,
+        arms,
+        text,
+        {
+            "config": (config_from_json(dict(record.sweep.config)), config_from_json(dict(sweep.config))),
+            "grid": (record.sweep.grid, sweep.grid),
+            "tuning_seeds": (record.sweep.tuning_seeds, sweep.tuning_seeds),
+            "wider": (record.sweep.wider, sweep.wider),
+            "equal": (record.sweep.equal, sweep.equal),
+        },
+    )
+    if record.sweep.costs and (first := next(iter(record.sweep.costs))) != arms[0]:
         raise UsageError(
             f"{file} holds arms that spend what {first} spends; name {first} first to go on with them, or choose "
             "another --record and --out"

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from attnres.lab.ahead import Phase
 from attnres.lab.outcome import done_runs
 from attnres.lab.scaling.plan import Plan, Planned, Size, planned
-from attnres.lab.scaling.record import TrialRun
+from attnres.lab.scaling.record import SizedRun
 from attnres.lab.tuning import MOST_BEYOND, TUNING_SEED, beyond
 
 CHECKED = 2
@@ -27,7 +27,7 @@ def grid_runs(plan: Plan) -> list[Planned]:
     return [planned(plan, arm, size, seed, factor) for size, arm in pairs for factor in plan.options.grid]
 
 
-def wider_runs(plan: Plan, tried: Sequence[TrialRun]) -> list[Planned]:
+def wider_runs(plan: Plan, tried: Sequence[SizedRun]) -> list[Planned]:
     """One multiple more for each arm and size whose best one so far lies at an edge of what was tried."""
     seed = plan.options.config.seed + TUNING_SEED
     pairs = [(size, arm) for size in plan.sizes[:2] for arm in plan.options.arms]
@@ -35,7 +35,7 @@ def wider_runs(plan: Plan, tried: Sequence[TrialRun]) -> list[Planned]:
     return [planned(plan, arm, size, seed, factor) for arm, size, factor in following if factor is not None]
 
 
-def _of(tried: Sequence[TrialRun], arm: str, size: Size) -> list[TrialRun]:
+def _of(tried: Sequence[SizedRun], arm: str, size: Size) -> list[SizedRun]:
     return [run for run in tried if (run.arm, run.size) == (arm, size.name)]
 
 
@@ -68,7 +68,7 @@ def phases(plan: Plan) -> list[Phase]:
     return ahead
 
 
-def chosen_rates(plan: Plan, grid: Sequence[TrialRun]) -> Rates:
+def chosen_rates(plan: Plan, grid: Sequence[SizedRun]) -> Rates:
     """The multiple of every arm and size.
 
     At the two smallest sizes: the lowest point of the parabola through the best of the grid and its neighbours, loss

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attnres.lab.outcome import Outcome
 from attnres.lab.record import Record
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialRun(Outcome):
+class SizedRun(Outcome):
     """One run with its learning rates. Its curve is over tokens: (tokens, validation loss)."""
 
     arm: str
@@ -18,12 +19,6 @@ class TrialRun(Outcome):
     """LAYERSxDIM"""
     factor: float = 1.0
     """The multiple of the learning rates in the record's configuration."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizedRun(TrialRun):
-    """One point of a scaling law."""
-
     parameters: int
     """How many parameters the sublayers have."""
     seed: int
@@ -32,17 +27,29 @@ class SizedRun(TrialRun):
     flops_per_token: float
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """What all runs of a record have in common: a command with another one does not go on with it."""
+
+    config: Mapping[str, Any]
+    grid: tuple[float, ...]
+    heads: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScalingRecord(Record):
     kind: ClassVar = "scaling"
     written_by: ClassVar = "scaling"
-    never_empty: ClassVar = ("arms", "runs")
+    never_empty: ClassVar = ("arms",)
 
     arms: tuple[str, ...]
     """The first is the baseline."""
     tokens_per_parameter: float
     runs: tuple[SizedRun, ...]
-    grid: tuple[TrialRun, ...] = ()
+    """Empty while the rates of the smallest sizes are being chosen."""
+    grid: tuple[SizedRun, ...] = ()
     """What the rates of the two smallest sizes were chosen from."""
-    check: tuple[TrialRun, ...] = ()
+    check: tuple[SizedRun, ...] = ()
     """Half and twice the rate of the third size, on its first seed."""
+    sweep: Sweep | None = None
+    """None in records from before it was kept; nothing goes on with those."""

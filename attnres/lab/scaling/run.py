@@ -3,67 +3,113 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from attnres.data import check_length, open_corpus
+from attnres.data import Corpus, check_length, open_corpus
 from attnres.lab.ahead import Ahead
 from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import outcome_of, run_record_of
-from attnres.lab.record import header, write_record
-from attnres.lab.scaling.plan import Plan, Planned
+from attnres.lab.record import files_of, header, read_record, refuse_other_sweep, write_record
+from attnres.lab.scaling.plan import Plan, Planned, planned
 from attnres.lab.scaling.rates import CHECKED, check_runs, chosen_rates, grid_runs, phases, seed_runs, wider_runs
-from attnres.lab.scaling.record import ScalingRecord, SizedRun, TrialRun
+from attnres.lab.scaling.record import ScalingRecord, SizedRun, Sweep
 from attnres.lab.tuning import MOST_BEYOND
 from attnres.model.flops import training_flops
-from attnres.train.folder import fit_vocabulary
+from attnres.train import config_from_json, config_to_json
+from attnres.train.folder import RunFolder, fit_vocabulary
 from attnres.train.sweep import Job, JobState, failures, require_done
+
+Part = Literal["grid", "runs", "check"]
+"""A field of the record that holds runs."""
+PARTS: tuple[Part, ...] = ("grid", "runs", "check")
 
 
 def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
-    """Go from the smallest size to the largest. From the first one on the file holds a record of what is done."""
+    """Go from the smallest size to the largest. What the file holds of this sweep is not trained again.
+
+    It gets what is done after every phase, and where the sweep is stopped. Raises UsageError if it is another sweep's.
+    """
     options = plan.options
     with progress.during("opening the corpus"):
         corpus = open_corpus(options.config.data)
         check_length(corpus, options.config.model.context)
-    sweep = _Sweep(plan, progress, corpus.vocab_size)
+    sweep = _Sweep(plan, file, progress, corpus)
     progress.say(f"{sweep.ahead.announced()}, {options.workers} at a time: {plan.out}")
-    grid = sweep.train(grid_runs(plan))
+    grid = sweep.train("grid", grid_runs(plan))
     for _ in range(MOST_BEYOND):
-        grid += sweep.train(wider_runs(plan, [_trial(*ended) for ended in grid]))
-    rates = chosen_rates(plan, [_trial(*ended) for ended in grid])
-    runs, checked = [], []
+        grid += sweep.train("grid", wider_runs(plan, grid))
+    rates = chosen_rates(plan, grid)
     for number, size in enumerate(plan.sizes):
-        runs += sweep.train(seed_runs(plan, size, rates))
+        sweep.train("runs", seed_runs(plan, size, rates))
         if number == CHECKED:
-            checked = sweep.train(check_runs(plan, rates))
-        record = sweep.record(runs, grid, checked)
-        write_record(file, record)
-    return Ended(record, failures([state for _, state in (*grid, *runs, *checked) if not state.diverged]))
+            sweep.train("check", check_runs(plan, rates))
+    return Ended(sweep.record(), failures(sweep.failed))
 
 
-Ran = tuple[Planned, JobState]
+def earlier(file: Path, sweep: Sweep, plan: Plan, text: str) -> ScalingRecord | None:
+    """The record that is there already, if a sweep can go on with it. Raises UsageError if it is another sweep's."""
+    record = read_record(file, ScalingRecord) if file.exists() else None
+    if record is None or record.sweep is None:
+        return None
+    arms, smallest = plan.options.arms, {size.name for size in plan.sizes[:2]}
+    there = {run.size: run.steps for run in (*record.grid, *record.runs, *record.check)}
+    here = {size.name: planned(plan, arms[0], size, 0).job.config.steps for size in plan.sizes}
+    refuse_other_sweep(
+        file,
+        record,
+        arms,
+        text,
+        {
+            "config": (config_from_json(dict(record.sweep.config)), config_from_json(dict(sweep.config))),
+            "grid": (record.sweep.grid, sweep.grid),
+            "heads": (record.sweep.heads, sweep.heads),
+            "tokens_per_parameter": (here | there, there | here),
+            "pair of smallest sizes": (smallest | {run.size for run in record.grid}, smallest),
+        },
+    )
+    return record
 
 
 class _Sweep:
-    """Trains runs and makes the record of them."""
+    """Trains the runs that the record does not have, and writes it."""
 
-    def __init__(self, plan: Plan, progress: Progress, vocabulary: int) -> None:
-        self.plan, self.progress, self.vocabulary = plan, progress, vocabulary
+    def __init__(self, plan: Plan, file: Path, progress: Progress, corpus: Corpus) -> None:
+        self.plan, self.file, self.progress, self.vocabulary = plan, file, progress, corpus.vocab_size
         self._counted: dict[str, float] = {}
         self.ahead = Ahead(phases(plan), self.flops)
+        options = plan.options
+        self.common = Sweep(config_to_json(options.config), options.grid, options.heads)
+        self.earlier = earlier(file, self.common, plan, corpus.sha256)
+        self.ran = {part: {_key(part, run): run for run in getattr(self.earlier, part, ())} for part in PARTS}
+        self.failed: list[JobState] = []
+        self._newest: Path | None = None
+        """A folder of a run that this call has seen done."""
 
-    def train(self, runs: Sequence[Planned]) -> list[Ran]:
-        """Train what is not trained yet. Raises UsageError where every run of several failed."""
+    def train(self, part: Part, runs: Sequence[Planned]) -> list[SizedRun]:
+        """How the runs ended, after those are trained that are done neither in the record nor in a folder.
+
+        Raises UsageError where every run of several failed.
+        """
         later = self.ahead.begin()
-        if not runs:
-            return []
-        labels = [f"{one.arm}, {one.size.name}" for one in runs]
-        workers, flops = self.plan.options.workers, [self.flops(one.job) for one in runs]
-        states = self.progress.train([one.job for one in runs], labels, workers, flops, later)
-        require_done(states)
-        return list(zip(runs, states, strict=True))
+        missing = [one for one in runs if not self._has(part, one)]
+        if len(missing) < len(runs):
+            sizes = " and ".join(dict.fromkeys(one.size.name for one in runs))
+            self.progress.say(f"{len(runs) - len(missing)} of {len(runs)} runs of {sizes} are in {self.file} already")
+        if missing:
+            jobs, labels = [one.job for one in missing], [f"{one.arm}, {one.size.name}" for one in missing]
+            flops = [self.flops(job) for job in jobs]
+            try:
+                states = self.progress.train(jobs, labels, self.plan.options.workers, flops, later)
+            except KeyboardInterrupt:
+                done = [RunFolder(job.folder).summary() is not None for job in jobs]
+                self._keep(part, [(one, JobState(one.job, status="done")) for one in itertools.compress(missing, done)])
+                raise
+            require_done(states)
+            self._keep(part, zip(missing, states, strict=True))
+        return [self.ran[part][_key(part, one)] for one in runs]
 
     def flops(self, job: Job) -> float:
         """Operations per token, counted once for all seeds."""
@@ -72,26 +118,45 @@ class _Sweep:
             self._counted[model] = training_flops(fit_vocabulary(job.config, self.vocabulary).model)
         return self._counted[model]
 
-    def record(self, runs: Sequence[Ran], grid: Sequence[Ran], checked: Sequence[Ran]) -> ScalingRecord:
-        """The record of what was run so far."""
-        sized, tried, check = [self._sized(*ran) for ran in runs], *([_trial(*r) for r in of] for of in (grid, checked))
-        everything = [*zip((*sized, *tried, *check), (*runs, *grid, *checked), strict=True)]
-        seconds = sum((of.step_seconds or 0.0) * one.job.config.steps for of, (one, _) in everything)
-        done = next(state.job.folder for _, state in runs if state.status == "done")
+    def record(self) -> ScalingRecord:
+        """The record of what was run so far, by this and earlier calls, the smallest size first."""
         options = self.plan.options
-        return ScalingRecord(
-            **header(run_record_of(done), seconds, [of.commit for of, _ in everything]),
-            arms=tuple(options.arms),
-            tokens_per_parameter=options.tokens_per_parameter,
-            runs=tuple(sized),
-            grid=tuple(tried),
-            check=tuple(check),
-        )
+        parts = {part: tuple(sorted(of.values(), key=lambda run: run.parameters)) for part, of in self.ran.items()}
+        fields: dict[str, Any] = {"arms": tuple(dict.fromkeys([*options.arms, *getattr(self.earlier, "arms", ())]))}
+        fields |= {"tokens_per_parameter": options.tokens_per_parameter, "sweep": self.common, **parts}
+        fields["files"] = {**(getattr(self.earlier, "files", None) or {}), **files_of(options.arms)} or None
+        if self._newest is None and self.earlier:
+            return dataclasses.replace(self.earlier, **fields)
+        everything = [run for of in parts.values() for run in of]
+        seconds = sum((run.step_seconds or 0.0) * run.steps for run in everything)
+        assert self._newest, "some run was done, or require_done had raised"
+        return ScalingRecord(**header(run_record_of(self._newest), seconds, [r.commit for r in everything]), **fields)
+
+    def _has(self, part: Part, one: Planned) -> bool:
+        """Whether it is known how that run ended, at that rate: a record's rounded losses may move its last digit."""
+        run = self.ran[part].get(_key(part, one))
+        return run is not None and run.done and run.factor == one.factor
+
+    def _keep(self, part: Part, ended: Iterable[tuple[Planned, JobState]]) -> None:
+        """Take over how these runs ended, and write the record."""
+        for one, state in ended:
+            self.ran[part][_key(part, one)] = self._sized(one, state)
+            if state.status == "done":
+                self._newest = one.job.folder
+            elif not state.diverged:
+                self.failed.append(state)
+        if self._newest:
+            write_record(self.file, self.record())
 
     def _sized(self, one: Planned, state: JobState) -> SizedRun:
-        config = one.job.config
+        config, outcome = one.job.config, outcome_of(one.job.folder, state)
+        curve = tuple((step * config.tokens_per_step, loss) for step, loss in outcome.curve)
+        fields: dict[str, Any] = vars(dataclasses.replace(outcome, curve=curve))
         return SizedRun(
-            **vars(_trial(one, state)),
+            **fields,
+            arm=one.arm,
+            size=one.size.name,
+            factor=one.factor,
             parameters=one.size.parameters,
             seed=one.seed,
             steps=config.steps,
@@ -100,8 +165,7 @@ class _Sweep:
         )
 
 
-def _trial(one: Planned, state: JobState) -> TrialRun:
-    outcome = outcome_of(one.job.folder, state)
-    over_tokens = tuple((step * one.job.config.tokens_per_step, loss) for step, loss in outcome.curve)
-    fields: dict[str, Any] = vars(dataclasses.replace(outcome, curve=over_tokens))
-    return TrialRun(**fields, arm=one.arm, size=one.size.name, factor=one.factor)
+def _key(part: Part, run: Planned | SizedRun) -> tuple[object, ...]:
+    """Whose place in that part of the record a run takes: where rates are tried, each has its own."""
+    size = run.size if isinstance(run, SizedRun) else run.size.name
+    return (run.arm, size, run.seed) if part == "runs" else (run.arm, size, run.factor)

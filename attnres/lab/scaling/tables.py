@@ -25,7 +25,7 @@ EXTRAPOLATED = 1.5
 def scaling_tables(record: ScalingRecord) -> list[TextTable]:
     points = final_points(record)
     laws = [scaling_table(*fit_where_possible(points), "FLOPs", diverged(record), points)] if fitted(record) else []
-    return [*laws, along_table(record), *rate_tables(record)]
+    return [*laws, *([along_table(record)] if record.runs else []), *rate_tables(record)]
 
 
 def along_table(record: ScalingRecord) -> TextTable:
@@ -55,7 +55,7 @@ def along_table(record: ScalingRecord) -> TextTable:
 
 def rate_tables(record: ScalingRecord) -> list[TextTable]:
     """The learning rates of every arm, and what the check of the third size found; nothing where none were chosen."""
-    if not record.grid:
+    if not (record.grid and record.runs):
         return []
     factors = {(run.arm, run.size): run.factor for run in record.runs}
     sizes = list(dict.fromkeys(size for _, size in factors))
@@ -72,14 +72,13 @@ def rate_tables(record: ScalingRecord) -> list[TextTable]:
 
 
 def _checked(record: ScalingRecord, arm: str) -> str:
-    seed = min(run.seed for run in record.runs)  # the one that the check trains with
-    at_rate = {run.size: run.loss for run in record.runs if (run.arm, run.seed) == (arm, seed) and run.done}
+    at_rate = {(run.size, run.seed): run.loss for run in record.runs if run.arm == arm and run.done}
     parts = []
     for tried in (run for run in record.check if run.arm == arm):
         if not tried.done:
             parts.append(f"x{tried.factor:g}: {tried.status}")
-        elif tried.size in at_rate:
-            parts.append(f"x{tried.factor:g}: {tried.loss - at_rate[tried.size]:+.4f}")
+        elif (place := (tried.size, tried.seed)) in at_rate:
+            parts.append(f"x{tried.factor:g}: {tried.loss - at_rate[place]:+.4f}")
     return ", ".join(parts)
 
 
