@@ -61,7 +61,7 @@ class Record(Stored):
     corpus: Mapping[str, Any]
     config: Mapping[str, Any]
     files: Mapping[str, Any] | None = None
-    """Of a sweep that goes on from its record, the arms from files of their own: the hash of each one's file."""
+    """The hash of each arm's file, of arms that have one; kept where a sweep goes on from its record."""
 
     @property
     def origin(self) -> dict[str, str]:
