@@ -95,6 +95,34 @@ def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
     ]
 
 
+def test_the_papers_mark_is_in_the_legend_where_an_arm_has_one():
+    record = ablation()
+    labels = {}
+    for name, arms in (
+        ("paper's", {}),
+        ("ours", {"full": "rms-full", "block:heads=2": "rms-block", "highway": "mine"}),
+    ):
+        cells = [cell | {"arm": arms.get(cell["arm"], cell["arm"])} for cell in record["cells"]]
+        drawn = ablation_figures.differences(parsed(AblationRecord, record | {"cells": cells}))
+        (legend,) = drawn.legends
+        labels[name] = {text.get_text().split(" (")[0] for text in legend.get_texts()}
+    assert labels["paper's"] == {"one seed", "mean ± standard error", "paper"}
+    assert labels["ours"] == {"one seed", "mean ± standard error"}
+
+
+def test_names_of_any_length_stay_inside_the_figure():
+    record = ablation()
+    name = "recipes/rules/candidates.py:RMSLayer:" + "block_size=16,keen=4,start=1,raw=true"
+    record["cells"] = [cell | {"arm": name if cell["arm"] == "full" else cell["arm"]} for cell in record["cells"]]
+    drawn = ablation_figures.differences(parsed(AblationRecord, record))
+    drawn.draw_without_rendering()
+    width = drawn.bbox.width
+    first = drawn.axes[0]
+    boxes = [label.get_window_extent() for label in (*first.get_yticklabels(), first.xaxis.label)]
+    assert all(box.x0 >= 0 and box.x1 <= width for box in boxes)
+    assert first.get_window_extent().width > 0.2 * width, "room for the points is left"
+
+
 def test_every_level_of_compute_has_its_label():
     record = scaling()
     for run in record["runs"]:
