@@ -113,7 +113,11 @@ def test_the_papers_mark_is_in_the_legend_where_an_arm_has_one():
 def test_names_of_any_length_stay_inside_the_figure():
     record = ablation()
     name = "recipes/rules/candidates.py:RMSLayer:" + "block_size=16,keen=4,start=1,raw=true"
-    record["cells"] = [cell | {"arm": name if cell["arm"] == "full" else cell["arm"]} for cell in record["cells"]]
+    (scale, *_), arms = record["embedding_stds"], {"full": name}
+    record["cells"] = [
+        cell | {"arm": arms.get(cell["arm"], cell["arm"])} for cell in record["cells"] if cell["embedding_std"] == scale
+    ]
+    record["embedding_stds"] = [scale]
     drawn = ablation_figures.differences(parsed(AblationRecord, record))
     drawn.draw_without_rendering()
     width = drawn.bbox.width
