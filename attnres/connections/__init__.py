@@ -92,7 +92,7 @@ def from_anywhere(connection: str) -> str:
 def option_defaults(cls: type[Connection]) -> dict[str, Option]:
     """The names of a connection's options, in the order in which they are written, and their defaults."""
     defaults: dict[str, Option] = {}
-    for name, parameter in inspect.signature(cls).parameters.items():
+    for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD and cls.shared_options:
             shared = dataclasses.fields(cls.shared_options)
             defaults |= {field.name: cast(Option, field.default) for field in shared if field.name not in defaults}

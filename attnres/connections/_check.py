@@ -124,6 +124,28 @@ def linear(make: Make) -> None:
     check_linear(randomised(make))
 
 
+def learns(make: Make) -> None:
+    """Every parameter gets a gradient, and what every sublayer returns reaches the readout."""
+    connection = randomised(make)
+    for name, held in _kept(connection).items():
+        if any(isinstance(tensor, Tensor) and tensor.requires_grad for tensor in held):
+            raise UsageError(f"{name} is no parameter, and no optimizer finds it; make it an nn.ParameterList")
+    outputs = []
+    values = connection.start(_noise((2, DIM), 0))
+    for site, sublayer in enumerate(random_sublayers(connection)):
+        weights, h = connection.mix(values, site)
+        outputs.append(output_of(sublayer, h).requires_grad_())
+        outputs[-1].retain_grad()
+        values = connection.absorb(values, weights, site, h, outputs[-1])
+    h = connection.readout(values)
+    if h.requires_grad:
+        (h * _noise(h.shape, 1)).sum().backward()
+    for name, parameter in connection.named_parameters():
+        _require(parameter.grad is not None, f"none reaches {name}: what computes with it leaves autograd or is unused")
+    for site, y in enumerate(outputs):
+        _require(y.grad is not None and bool(y.grad.any()), f"what sublayer {site} returns does not")
+
+
 def matrix(make: Make) -> None:
     """The depth matrix times the sources is what every site reads."""
     connection, x = randomised(make), _noise((2, 3, DIM), 0)
@@ -244,7 +266,21 @@ def saved(make: Make) -> None:
     _require(torch.equal(_whole(twin)(x), _whole(connection)(x)), "it does not")
 
 
-CHECKS = (starts, linear, matrix, pure, splits, fused, recomputed, gradients, per_site, bfloat16, saved, compiled)
+CHECKS = (
+    starts,
+    linear,
+    learns,
+    matrix,
+    pure,
+    splits,
+    fused,
+    recomputed,
+    gradients,
+    per_site,
+    bfloat16,
+    saved,
+    compiled,
+)
 
 
 def _whole(connection: Connection) -> Callable[[Tensor], Tensor]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +60,17 @@ class Connection(nn.Module):
 
     shared_options: ClassVar[type | None] = None
     """The frozen dataclass of the options that `__init__` takes as **options, which a family of connections shares."""
+
+    per_layer: ClassVar[bool] = False
+    """Whether the rule tells the two sublayers of a transformer layer apart: even sites are a layer's first."""
+
+    _options: dict[str, Any]
+    """The options that it was made with, defaults included; the base class sees to it (`__new__`)."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        connection = super().__new__(cls)
+        connection.__dict__["_options"] = _options_given(cls, args, kwargs)  # a module takes none before its __init__
+        return connection
 
     def __init__(self, dim: int, sites: int) -> None:
         super().__init__()
@@ -257,7 +270,8 @@ class Connection(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, sites={self.sites}"
+        said = {"dim": self.dim, "sites": self.sites, **self._options}
+        return ", ".join(f"{name}={value}" for name, value in said.items())
 
 
 def refuse_no_stream(x: Tensor) -> None:
@@ -275,6 +289,27 @@ def _refuse_tensor(values: Values) -> None:
         raise UsageError("values are what start(x) returns, not x: connection.run(connection.start(x), sublayers)")
 
 
+def _options_given(cls: type[Connection], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What `cls(*args, **kwargs)` is made with beside dim and sites, of those whose text says all of them."""
+    try:
+        bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)
+    except TypeError:  # __init__ will say so; or it is a copy, which has the options of the first
+        return {}
+    bound.apply_defaults()
+    options: dict[str, Any] = {}
+    for name, value in list(bound.arguments.items())[1:]:
+        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
+            shared = dataclasses.fields(cls.shared_options) if cls.shared_options else ()
+            options = {field.name: field.default for field in shared} | options | value
+        else:
+            options[name] = value
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in ("dim", "sites") and isinstance(value, bool | int | float | str | None)
+    }
+
+
 def _signature(connection: nn.Module) -> str:
     return f"{type(connection).__name__}({connection.extra_repr()})"
 
@@ -284,23 +319,37 @@ def _sign(connection: nn.Module, state: Any, prefix: str, metadata: dict[str, An
     metadata["connection"] = _signature(connection)
 
 
+def leave_out_unused(connection: nn.Module, state: Any, prefix: str, *_: Any) -> None:
+    """Drop what older states have for sites without a parameter, as a hook: no loss ever reached it."""
+    for name, entries in connection.named_children():
+        if isinstance(entries, nn.ParameterList):
+            for site, parameter in enumerate(entries):
+                if parameter is None:
+                    state.pop(f"{prefix}{name}.{site}", None)
+
+
 def _refuse_other(connection: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-    """Refuse what would be loaded without a word; where names differ, strict loading says so."""
+    """Refuse what would be loaded without a word; where names differ, strict loading says so.
+
+    A state from before an option was signed says nothing of it.
+    """
     here = _signature(connection)
-    there = metadata.get("connection", here)
-    same_names = {prefix + name for name, _ in connection.named_parameters()} == {
-        k for k in state if k.startswith(prefix)
-    }
-    if there != here and same_names:
-        kinds = [signature.partition("(")[0] for signature in (there, here)]
-        parts = kinds if kinds[0] != kinds[1] else [_beyond(there, here), _beyond(here, there)]
-        raise UsageError("the state is that of {}, and this connection is {}; make the same one".format(*parts))
+    (kind, own), (other, theirs) = _parts(here), _parts(metadata.get("connection", here))
+    names = {prefix + name for name, _ in connection.named_parameters()}
+    if names != {key for key in state if key.startswith(prefix)}:
+        return
+    differing = [name for name in theirs if own.get(name, theirs[name]) != theirs[name]]
+    if kind != other or differing:
+        said = [other, kind]
+        if kind == other:
+            said = [", ".join(f"{name}={of[name]}" for name in differing) for of in (theirs, own)]
+        raise UsageError("the state is that of {}, and this connection is {}; make the same one".format(*said))
 
 
-def _beyond(signature: str, other: str) -> str:
-    """What a signature says that the other does not."""
-    known = other.rstrip(")").split(", ")
-    return ", ".join(part for part in signature.rstrip(")").split(", ") if part not in known)
+def _parts(signature: str) -> tuple[str, dict[str, str]]:
+    """The class of a connection's signature, and its options."""
+    kind, _, options = signature.rstrip(")").partition("(")
+    return kind, {name: value for name, _, value in (option.partition("=") for option in options.split(", "))}
 
 
 def output_of(sublayer: Sublayer, h: Mixture, values: Values = ()) -> Tensor:

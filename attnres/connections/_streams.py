@@ -37,6 +37,3 @@ class Streams(Connection):
         _, res, post = weights
         carried = streams if res is None else torch.matmul(res, streams.to(res.dtype))
         return ((carried + post.unsqueeze(-1) * y.unsqueeze(-2)).to(streams.dtype),)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, streams={self.streams}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import repeat
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -242,7 +242,3 @@ class Block(TwoPhase):
             return list(map(queries.__getitem__, names)), list(map(gains.__getitem__, names))
         reads = [(site, read) for site in sites for read in range(self._reads[site])]
         return [self._own(self.query, *read) for read in reads], [self._own(self.gain, *read) for read in reads]
-
-    def extra_repr(self) -> str:
-        listed = ", ".join(f"{name}={value}" for name, value in asdict(self.options).items())
-        return f"{super().extra_repr()}, block_size={self.block_size}, {listed}"

@@ -16,6 +16,8 @@ class DenseFormer(Connection):
     Source: Pagliardini et al. 2024 (2402.02622), with dilation and period 1.
     """
 
+    per_layer = True
+
     def __init__(self, dim: int, sites: int) -> None:
         super().__init__(dim, sites)
         self.average = nn.ParameterList(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Mixture, Values, Weights, inverse_rms, stream_dtype, widen
+from attnres.connections._connection import Mixture, Values, Weights, inverse_rms, leave_out_unused, stream_dtype, widen
 from attnres.connections._reads import Reads, each_read, mixture, per_read
 from attnres.connections.block import Block
 from attnres.errors import UsageError
@@ -44,7 +44,14 @@ class HAARES(Block):
             raise UsageError("a block of one sublayer has no halves; give haares a block_size of at least 2")
         self.detach = detach
         self._half = -(-block_size // 2)
-        self.bias = nn.ParameterList(per_read(START, count, 1) for count in self._reads)
+        # Where there is no detail there is no bias: one that never gets a gradient stops DistributedDataParallel.
+        self.register_load_state_dict_pre_hook(leave_out_unused)
+        self.bias = nn.ParameterList(
+            per_read(START, count, 1) if self._has_detail(site) else None for site, count in enumerate(self._reads)
+        )
+
+    def _has_detail(self, site: int) -> bool:
+        return site >= self.block_size or site > self._half
 
     def value_count(self, site: int) -> int:
         blocks, in_open_block = divmod(site, self.block_size)
@@ -67,14 +74,17 @@ class HAARES(Block):
         factor = inverse_rms(difference, self.eps) / inverse_rms(total, self.eps)
         return factor.detach() if self.detach else factor
 
-    def _own_bias(self, site: int, read: int) -> Tensor:
-        return each_read(self.bias[site], self._reads[site])[read]
+    def _own_biases(self, site: int) -> list[Tensor]:
+        """Those of the site's reads; none where it sees no detail."""
+        return list(each_read(self.bias[site], self._reads[site])) if self._has_detail(site) else []
 
     def _weights(self, sources: Values, site: int, read: int) -> Tensor:
         """The weights of one read: of the sums, then of the details, as they stand in `sources`."""
         sums, details = self._parts(sources, site, sources)
         scores = self._scores((*sums, *details), site, read)
-        of_details = scores[len(sums) :] + self._own_bias(site, read)
+        if not details:
+            return torch.softmax(scores, 0)
+        of_details = scores[len(sums) :] + self._own_biases(site)[read]
         weights = torch.softmax(torch.cat([scores[: len(sums)], of_details]), 0)
         if not self._detail_is_open(sources, site):
             return weights
@@ -109,7 +119,7 @@ class HAARES(Block):
     def _attend_to_bank(
         self, bank: Values, queries: list[Tensor], gains: list[Tensor], sites: range
     ) -> tuple[list[Tensor], list[Tensor]]:
-        biases = [self._own_bias(site, read) for site in sites for read in range(self._reads[site])]
+        biases = [bias for site in sites for bias in self._own_biases(site)]
         return self._attend(*self._parts(bank, sites[0], bank), queries, gains, biases, (), widen(bank[0]).dtype)
 
     def _joined(
@@ -123,9 +133,8 @@ class HAARES(Block):
     ) -> Mixture:
         if not newest:
             return super()._joined(values, site, newest, queries, gains, prior)
-        biases = [self._own_bias(site, read) for read in range(self._reads[site])]
         parts = self._parts(values, site, newest)
-        return mixture(self._attend(*parts, queries, gains, biases, prior, values[0].dtype)[0])
+        return mixture(self._attend(*parts, queries, gains, self._own_biases(site), prior, values[0].dtype)[0])
 
     def _attend(
         self,
@@ -146,6 +155,3 @@ class HAARES(Block):
             outs, lses = attend(details, queries, gains, lowered, self.eps, widen(details[0]).dtype)
             prior = [*outs, *(lse + bias.squeeze(-1) for lse, bias in zip(lses, biases, strict=True))]
         return attend(sums, queries, gains, prior, self.eps, dtype)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, detach={self.detach}"

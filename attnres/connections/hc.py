@@ -32,9 +32,6 @@ class HC(Streams):
             self.write_fn = nn.ParameterList(torch.zeros(dim) for _ in range(sites))
             self.write_scale = nn.ParameterList(torch.full((1,), 0.01) for _ in range(sites))
 
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, dynamic={self.dynamic}"
-
     def weigh(self, values: Values, site: int) -> Weights:
         if site == self.sites:
             return ()

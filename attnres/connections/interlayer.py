@@ -28,6 +28,8 @@ class Interlayer(TwoPhase):
     Values: v_0 and the blocks; before an MLP also what it reads. Source: ours, docs/VERDICT.md.
     """
 
+    per_layer = True
+
     def __init__(
         self,
         dim: int,
@@ -133,6 +135,3 @@ class Interlayer(TwoPhase):
         else:  # phase 1 is not scaled: the other sites of the tile merge it
             mixed = scale * prior[0] if self.total else prior[0]
         return (mixed + SCALE * self.feed[site] * values[0]).to(values[0].dtype)
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, block_size={self.block_size}, eps={self.eps}, total={self.total}"

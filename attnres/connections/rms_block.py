@@ -7,7 +7,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Mixture, Values, Weights, inverse_rms, one_of, stream_dtype
+from attnres.connections._connection import (
+    Mixture,
+    Values,
+    Weights,
+    inverse_rms,
+    leave_out_unused,
+    one_of,
+    stream_dtype,
+)
 from attnres.connections._reads import Reads
 from attnres.connections.block import Block
 from attnres.ops import add_normalised
@@ -48,7 +56,11 @@ class RMSBlock(Block):
         one_of("pending", pending, get_args(Pending))
         super().__init__(dim, sites, block_size=block_size, eps=eps, reads=reads, total=total)
         self.pending = pending
-        self.gate = nn.ParameterList(torch.zeros(1) for _ in range(sites)) if gate else None
+        # A last block that does not fill up is read raw: a gate there would never get a gradient.
+        self.register_load_state_dict_pre_hook(leave_out_unused)
+        used = sites - sites % block_size if pending == "raw" else sites
+        gates = (torch.zeros(1) if site < used else None for site in range(sites))
+        self.gate = nn.ParameterList(gates) if gate else None
 
     def value_count(self, site: int) -> int:
         blocks, in_open_block = divmod(site, self.block_size)
@@ -87,6 +99,3 @@ class RMSBlock(Block):
         finished = 1 + site // self.block_size
         closes_block = (site + 1) % self.block_size == 0
         return values[:finished], values[finished:], self.pending == "raw" and not closes_block
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, pending={self.pending}"

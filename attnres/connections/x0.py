@@ -15,6 +15,8 @@ class X0(Connection):
     over this is more than fresh access to the embedding. Source: the modded-nanogpt and nanochat training scripts.
     """
 
+    per_layer = True
+
     def __init__(self, dim: int, sites: int) -> None:
         super().__init__(dim, sites)
         self.lam = nn.ParameterList(torch.tensor([1.0, 0.0]) for _ in range(0, sites, 2))

@@ -227,6 +227,7 @@ class Decoder(Model):
 
 def install(anatomy: Anatomy, connection: Connection) -> None:
     """Put the connection into a plain decoder. Raises UsageError, having changed nothing, where that cannot be."""
+    _check_layers(anatomy, connection)
     decoder, modules = anatomy.decoder, _modules_with_reads(anatomy, connection)
     for part in list(connection.modules()):
         part.__class__ = attached_class(type(part), Wide)
@@ -242,6 +243,16 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
             if name is not None:
                 part = getattr(layer, name)
                 change_class(part, attached_class(type(part), role))
+
+
+def _check_layers(anatomy: Anatomy, connection: Connection) -> None:
+    """Raise UsageError if a rule written for layers of two sublayers would take other layers for their halves."""
+    for layer, code in zip(anatomy.layers, anatomy.codes, strict=True):
+        if connection.per_layer and len(code.pieces) != 2:
+            raise UsageError(
+                f"{type(connection).__name__} is a rule of transformer layers of two sublayers, attention and MLP, and "
+                f"{type(layer).__name__} has {len(code.pieces)}; attach another connection"
+            )
 
 
 def _modules_with_reads(anatomy: Anatomy, connection: Connection) -> list[list[str | None]]:

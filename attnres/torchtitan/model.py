@@ -81,9 +81,10 @@ class Depth(Module):
 
     def init_states(self, *, buffer_device: torch.device | None = None) -> None:
         with torch.device("cpu"):
-            started = dict(self._make().named_parameters())
-        for name, parameter in self.connection.named_parameters():
-            put(parameter, started[name])
+            made = self._make()
+        started = {**dict(made.named_parameters()), **dict(made.named_buffers())}
+        for name, tensor in (*self.connection.named_parameters(), *self.connection.named_buffers()):
+            put(tensor, started[name])
 
 
 class _Running(torch.nn.Module):

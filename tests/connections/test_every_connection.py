@@ -339,3 +339,41 @@ class _Whole(torch.nn.Module):
 
 def _prefixed(named):
     return {f"connection.{key}": value for key, value in named.items()}
+
+
+@every_variant
+@pytest.mark.parametrize("sites", [SITES, 8])
+def test_every_parameter_gets_a_gradient(variant, sites):
+    """One that never does stops DistributedDataParallel at the second step."""
+    name, options = variant
+    connection, x = randomised(name, sites=sites, **options), torch.randn(2, 3, DIM, requires_grad=True)
+    whole(connection, make_sublayers(sites=sites))(x).sum().backward()
+    assert [name for name, parameter in connection.named_parameters() if parameter.grad is None] == []
+
+
+@every_variant
+def test_what_is_made_without_memory_and_loaded_is_the_same(variant):
+    """As checkpoints of large models are: no buffer may be left with what the memory held."""
+    name, options = variant
+    connection, x = randomised(name, **options), torch.randn(2, 3, DIM)
+    expected = whole(connection, make_sublayers())(x)
+    with torch.device("meta"):
+        moved, assigned = (make_connection(name, DIM, SITES, **options) for _ in range(2))
+    moved.to_empty(device="cpu").load_state_dict(connection.state_dict())
+    assigned.load_state_dict(connection.state_dict(), assign=True)
+    for loaded in (moved, assigned):
+        torch.testing.assert_close(whole(loaded, make_sublayers())(x), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("variant", [("haares", {"reads": "qkv"}), ("rms-block", {"gate": True})], ids=variant_id)
+def test_a_state_with_parameters_that_nothing_used_loads(variant):
+    """They were there at every site once."""
+    name, options = variant
+    connection, x = randomised(name, **options), torch.randn(2, 3, DIM)
+    state, entries = connection.state_dict(), "bias" if name == "haares" else "gate"
+    shape = next(value.shape for key, value in state.items() if key.startswith(entries))
+    older = {f"{entries}.{site}": torch.ones(shape) for site in range(SITES)} | state
+    assert len(older) > len(state)
+    loaded = make_connection(name, DIM, SITES, **options)
+    loaded.load_state_dict(older)
+    assert torch.equal(whole(loaded, make_sublayers())(x), whole(connection, make_sublayers())(x))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -12,7 +14,7 @@ from torch import nn
 
 from attnres import Connection, UsageError, connection_names, make_connection, mixing_matrix
 from attnres.cli import main
-from attnres.connections import canonical_connection, check_sublayers, connection_class
+from attnres.connections import canonical_connection, check_sublayers, connection_class, option_defaults
 from attnres.connections._check import check_linear, check_rule, compiled, findings, randomised
 from tests.depth import DIM, SITES, make_sublayers
 
@@ -131,6 +133,33 @@ def test_repr_says_every_option():
         assert part in text
 
 
+@every_connection
+def test_no_option_is_left_out_of_what_a_state_is_signed_with(name):
+    connection = make_connection(name, DIM, SITES)
+    for of in (connection, copy.deepcopy(connection), pickle.loads(pickle.dumps(connection))):
+        said = of.extra_repr().split(", ")
+        options = option_defaults(type(connection))
+        assert sorted(said) == sorted(f"{k}={v}" for k, v in {"dim": DIM, "sites": SITES, **options}.items())
+
+
+def test_a_state_made_with_another_option_is_refused():
+    """By rules that say nothing of their options, too, and whatever leaves the names of parameters as they are."""
+    for name, other in (("delta", "delta:block_size=3"), ("hc", "hc:eps=0.5"), ("rms-residual", "rms-residual:eps=1")):
+        state = make_connection(other, DIM, SITES).state_dict()
+        with pytest.raises(UsageError, match=f"state is that of {other.partition(':')[2]}"):
+            make_connection(name, DIM, SITES).load_state_dict(state)
+    with pytest.raises(UsageError, match=r"is that of rate=0\.5, and this connection is rate=2\.0; make the"):
+        Rated(DIM, SITES, 2.0).load_state_dict(Rated(DIM, SITES, rate=0.5).state_dict())
+    Rated(DIM, SITES, map=torch.tanh).load_state_dict(Rated(DIM, SITES, map=lambda x: x).state_dict())
+
+
+def test_a_state_from_before_an_option_was_signed_loads():
+    connection = make_connection("delta", DIM, SITES)
+    state = connection.state_dict()
+    state._metadata[""]["connection"] = f"Delta(dim={DIM}, sites={SITES})"
+    make_connection("delta:block_size=3", DIM, SITES).load_state_dict(state)
+
+
 def test_a_sublayer_with_a_residual_of_its_own():
     def plain(h):
         return torch.tanh(nn.functional.rms_norm(h, (DIM,)))
@@ -169,6 +198,12 @@ class Decay(Connection):
 
     def scatter(self, values, weights, site, h, y):
         return ((weights * values[0] + y).to(values[0].dtype),)
+
+
+class Rated(Decay):
+    def __init__(self, dim, sites, rate=1.0, map=torch.sigmoid):
+        super().__init__(dim, sites)
+        self.rate, self.map = rate, map
 
 
 class BentGather(Decay):
@@ -227,6 +262,31 @@ class Remembers(Decay):
         return self.seen.setdefault(site, self.decay[site].detach().clone()) if site < self.sites else ()
 
 
+class Unregistered(Decay):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.decay = None
+        self.decays = [torch.ones(1, requires_grad=True) for _ in range(sites)]
+
+    def weigh(self, values, site):
+        return self.decays[site] if site < self.sites else ()
+
+
+class Detached(Decay):
+    def weigh(self, values, site):
+        return self.decay[site].detach() if site < self.sites else ()
+
+
+class AsNumber(Decay):
+    def weigh(self, values, site):
+        return torch.tensor(self.decay[site].item()) if site < self.sites else ()
+
+
+class Forgets(Decay):
+    def scatter(self, values, weights, site, h, y):
+        return ((weights * values[0] + (y if site != 2 else 0 * y)).to(values[0].dtype),)
+
+
 class Leaves(Decay):
     def weigh(self, values, site):
         raise SystemExit(3)
@@ -249,6 +309,10 @@ class Wrong(Decay):
         (Keeps, "two batches disturb each other by the share that it keeps on itself; put what depth carries into"),
         (KeepsInUse, "two batches disturb each other by the newest that it keeps on itself"),
         (Remembers, "it does not"),
+        (Unregistered, "decays is no parameter, and no optimizer finds it; make it an nn.ParameterList"),
+        (Detached, "none reaches decay.0: what computes with it leaves autograd or is unused"),
+        (AsNumber, "none reaches decay.0: what computes with it leaves autograd or is unused"),
+        (Forgets, "what sublayer 2 returns does not"),
         (Leaves, "SystemExit: 3"),
         (Connection, "NotImplementedError"),
     ],

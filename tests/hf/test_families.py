@@ -225,3 +225,20 @@ def test_a_branch_is_decided_by_the_layer_and_not_by_its_class():
     layers = [Decided(), Decided()]
     layers[1].flag = False
     assert [len(read_layer(layer).pieces) for layer in layers] == [1, 2]
+
+
+@pytest.mark.parametrize("connection", ["x0", "denseformer", "interlayer"])
+@pytest.mark.parametrize("name", ["phi", "gpt_neox", "gemma4_text", "gpt_neox, sequential"])
+def test_a_rule_of_layers_of_two_sublayers_is_refused_for_others(name, connection):
+    """Two layers would count as one, or the halves of one as two, and nothing at the start would show it."""
+    model_type, auto_class, options, sites, _ = FAMILIES[name]
+    model = small_model(model_type, auto_class, **options)
+    if sites == 2 * model.config.num_hidden_layers:
+        attnres.hf.attach(model, connection)
+        return
+    before = type(model)
+    with pytest.raises(
+        UsageError, match=r"is a rule of transformer layers of two sublayers, .* has [13]; attach anoth"
+    ):
+        attnres.hf.attach(model, connection)
+    assert type(model) is before and type(attnres.hf.attach(model, "block")) is not before
