@@ -113,6 +113,15 @@ def searched(name: str, sign: str = "", part: str = "shallow") -> str:
     return f"{number(row['difference to residual'], 3, sign)} ± {number(row['standard error'], 3)}"
 
 
+def judged(setting: str) -> list[str]:
+    """What each arm of a setting of the verdict is from the baseline."""
+    _, *arms = rows(STD_1, f"(verdict-{setting})")
+    return [
+        f"`{row['connection']}` {number(row['difference to residual'], 3)} ± {number(row['standard error'], 3)}"
+        for row in arms
+    ]
+
+
 def searched_deep(arm: str) -> str:
     """The difference of an arm at its better rate to the baseline at its own."""
     tried = [

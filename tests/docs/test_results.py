@@ -32,6 +32,7 @@ from tests.docs.records import (
     dynamics,
     enlarged,
     gain,
+    judged,
     kendall,
     leads,
     number,
@@ -131,6 +132,7 @@ def claims() -> list[str]:
         f"behind the baseline, at {searched('delta:block_size=4', '+')}",
         f"the plain residual {enlarged('residual', 'std 1')}, as",
         *searches(),
+        *verdicts(),
         f"gains {enlarged('rms-residual', 'std 1')} by it, `block` {enlarged('block', 'std 1')} and "
         f"`rms-block` {enlarged('rms-block', 'std 1')}.",
         f"`block` is at {enlarged('block')}, `rms-residual` at {enlarged('rms-residual')} and "
@@ -179,6 +181,12 @@ def searches() -> list[str]:
         f"twelve at {searched_scale('deep', 'block:block_size=12', 9.8)} and `rms-residual` at "
         f"{searched_scale('deep', 'rms-residual', 9.8)} from it",
     ]
+
+
+def verdicts() -> list[str]:
+    """What the page says of the verdict's arms that are done."""
+    settings = [path.stem.removeprefix("verdict-") for path in RESULTS.glob("verdict-*.json")]
+    return [f"verdict-{setting}.json): {', '.join(judged(setting))}." for setting in settings]
 
 
 def readings() -> list[str]:
