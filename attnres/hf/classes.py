@@ -33,7 +33,7 @@ from attnres.connections import Connection, Unrolled, mean_read
 from attnres.connections._offload import at_hand
 from attnres.errors import UsageError
 from attnres.files import write_text
-from attnres.hf.anatomy import Anatomy, fitting_connection, read_anatomy
+from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, read_anatomy
 from attnres.hf.folder import refuse_names
 from attnres.hf.loop import runs_layers
 from attnres.hf.parts import (
@@ -147,6 +147,8 @@ class Model:
     def __init__(self, config: Any, *inputs: Any, **kwargs: Any) -> None:
         connection = recorded_connection(vars(config))
         super().__init__(config, *inputs, **kwargs)  # pyright: ignore[reportCallIssue]
+        if hasattr(decoder_of(self), CONNECTION):
+            return  # transformers' generic heads make their base model by AutoModel, of this attached configuration
         anatomy = read_anatomy(self)
         made = fitting_connection(connection, anatomy.dim, anatomy.sites)
         install(anatomy, made.to(next(anatomy.layers[0].parameters()).device))
@@ -168,8 +170,9 @@ class Model:
         return (model, info) if output_loading_info else model
 
     def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)  # type: ignore[misc]
-        if isinstance(module, Connection):  # loading has emptied what is not in the checkpoint
+        if not isinstance(module, Wide):  # a connection's parts start as it made them
+            super()._init_weights(module)  # type: ignore[misc]
+        elif isinstance(module, Connection):  # loading has emptied what is not in the checkpoint
             config: Any = self.config  # type: ignore[attr-defined]
             fresh = fitting_connection(recorded_connection(vars(config)), module.dim, module.sites)
             for name, buffer in fresh.named_buffers():
@@ -377,8 +380,10 @@ def __getattr__(name: str) -> Any:
         plain = getattr(transformers, name.removeprefix(PREFIX), None)
     if plain is None:
         raise AttributeError(f"transformers {transformers.__version__} has no class {name.removeprefix(PREFIX)}")
-    make = registered_config_class if issubclass(plain, PreTrainedConfig) else attached_model_class
-    return make(plain)
+    if issubclass(plain, PreTrainedConfig):
+        return registered_config_class(plain)
+    registered_config_class(plain.config_class)  # generic heads look their base model up by it
+    return attached_model_class(plain)
 
 
 AutoConfig.register(MODEL_TYPE, AttnResConfig, exist_ok=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM, LlamaForSequenceClassification
 
 import attnres.hf
 from attnres import UsageError
@@ -68,6 +68,27 @@ def test_what_was_run_here_loads(tmp_path):
     model = save(tmp_path / "model")
     for load in (AutoModelForCausalLM.from_pretrained, attnres.hf.load):
         assert same(model, load(tmp_path / "model"))
+
+
+WITH_A_MODULE = """
+from torch import nn
+from attnres.connections.residual import Residual
+
+class Rule(Residual):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.module = nn.Linear(dim, dim)
+        nn.init.eye_(self.module.weight)
+"""
+
+
+@pytest.mark.parametrize("plain_class", [LlamaForCausalLM, LlamaForSequenceClassification])
+def test_its_modules_start_as_it_made_them(plain_class, tmp_path):
+    """transformers initialises all that a model holds by then, and under a generic head that is a connection, too."""
+    (tmp_path / "mine.py").write_text(WITH_A_MODULE)
+    model = attnres.hf.attach(plain_class(make_model("llama").config), f"{tmp_path / 'mine.py'}:Rule")
+    fresh = attnres.hf.connection_of(type(model)(model.config))
+    assert torch.equal(fresh.get_parameter("module.weight"), torch.eye(32))
 
 
 @pytest.mark.parametrize("load", [AutoModelForCausalLM.from_pretrained, attnres.hf.load])

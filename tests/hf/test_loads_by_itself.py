@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, LlamaForCausalLM
 
@@ -54,11 +55,12 @@ assert torch.equal(model(expected["tokens"]).logits, expected["logits"])
 def test_in_a_process_that_knows_nothing_of_attnres(tmp_path):
     model, tokens = save_attached(tmp_path / "model"), make_tokens()
     torch.save({"tokens": tokens, "logits": model(tokens).logits.detach()}, tmp_path / "expected")
+    run_elsewhere(ELSEWHERE, tmp_path / "model", tmp_path / "expected")
+
+
+def run_elsewhere(code, *arguments):
     done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "model"), str(tmp_path / "expected")],
-        capture_output=True,
-        text=True,
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL
     )
     assert done.returncode == 0, done.stderr
 
@@ -124,6 +126,60 @@ def test_the_base_model(tmp_path):
     assert torch.equal(AutoModel.from_pretrained(tmp_path / "base")(tokens)[0], base(tokens)[0])
     attached = attnres.hf.attach(make_model("llama").model, "full")
     assert type(attached) is classes.AttnResLlamaModel
+
+
+# Classes of transformers' generic heads, which let AutoModel choose their base model by the configuration.
+GENERIC_HEADS = (
+    *("LlamaForSequenceClassification", "LlamaForTokenClassification", "LlamaForQuestionAnswering"),
+    "Qwen3ForSequenceClassification",
+)
+
+
+def attached_with_head(name):
+    plain = make_model(name.partition("For")[0].lower(), num_hidden_layers=2)
+    model = attnres.hf.attach(getattr(transformers, name)(plain.config).eval(), "block", block_size=3)
+    randomise(attnres.hf.connection_of(model))
+    return model
+
+
+def logits_of(model, tokens):
+    """One tensor, or that of the starts and that of the ends."""
+    return [value.detach() for name, value in model(tokens).items() if name.endswith("logits")]
+
+
+@pytest.mark.parametrize("name", GENERIC_HEADS)
+def test_generic_heads(name, tmp_path):
+    model, tokens = attached_with_head(name), make_tokens()
+    model.save_pretrained(tmp_path)
+    connection = f"{model.base_model_prefix}.connection."
+    assert {key for key in keys(tmp_path) if key.startswith(connection)} == {
+        connection + key for key in attnres.hf.connection_of(model).state_dict()
+    }
+    for load in (attnres.hf.load, type(model).from_pretrained):
+        again = load(tmp_path)
+        assert type(again) is type(model) and type(again.base_model) is type(model.base_model)
+        for found, expected in zip(logits_of(again, tokens), logits_of(model, tokens), strict=True):
+            assert torch.equal(found, expected)
+    assert type(model)(model.config).state_dict().keys() == model.state_dict().keys()
+
+
+HEAD_ELSEWHERE = """
+import sys
+import torch
+from attnres.hf.classes import AttnResLlamaForSequenceClassification
+
+path, expected = sys.argv[1], torch.load(sys.argv[2])
+model = AttnResLlamaForSequenceClassification.from_pretrained(path)
+assert torch.equal(model(expected["tokens"]).logits, expected["logits"])
+"""
+
+
+def test_the_class_with_a_generic_head_in_a_new_process(tmp_path):
+    """Where nobody has asked for the class of configuration, by which the head chooses its base model."""
+    model, tokens = attached_with_head("LlamaForSequenceClassification"), make_tokens()
+    model.save_pretrained(tmp_path / "model")
+    torch.save({"tokens": tokens, "logits": model(tokens).logits.detach()}, tmp_path / "expected")
+    run_elsewhere(HEAD_ELSEWHERE, tmp_path / "model", tmp_path / "expected")
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
