@@ -81,6 +81,10 @@ class Connection(nn.Module):
         self.register_state_dict_post_hook(_sign)
         self.register_load_state_dict_pre_hook(_refuse_other)
 
+    def anew(self) -> Connection:
+        """Make another one with the same options, as at its start."""
+        return type(self)(self.dim, self.sites, **self._options)
+
     def start(self, x: Tensor) -> Values:
         """Make the values before the first site.
 

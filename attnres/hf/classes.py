@@ -173,9 +173,7 @@ class Model:
         if not isinstance(module, Wide):  # a connection's parts start as it made them
             super()._init_weights(module)  # type: ignore[misc]
         elif isinstance(module, Connection):  # loading has emptied what is not in the checkpoint
-            config: Any = self.config  # type: ignore[attr-defined]
-            fresh = fitting_connection(recorded_connection(vars(config)), module.dim, module.sites)
-            for name, buffer in fresh.named_buffers():
+            for name, buffer in module.anew().named_buffers():
                 module.get_buffer(name).copy_(buffer)
 
     def _get_name(self) -> str:

@@ -312,3 +312,14 @@ def test_convert_upgrades_a_folder_of_before(tmp_path):
     assert AutoTokenizer.from_pretrained(tmp_path / "new")("a").input_ids
     with pytest.raises(UsageError, match="has a connection already, and loads by itself"):
         convert(tmp_path / "new", tmp_path / "newer")
+
+
+@pytest.mark.parametrize("connection", ["block", "mhc-lite"])
+@pytest.mark.filterwarnings("ignore:.*does not start as the plain residual")
+def test_a_model_whose_text_part_has_a_configuration_of_its_own(connection, tmp_path):
+    """And a connection with a buffer, which loading empties."""
+    model = attnres.hf.attach(small_model("gemma3", "AutoModelForImageTextToText"), connection)
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(tmp_path)
+    tokens = torch.arange(5, 12)[None]
+    assert torch.equal(attnres.hf.load(tmp_path)(input_ids=tokens).logits, model(input_ids=tokens).logits)
