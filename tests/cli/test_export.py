@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from attnres.cli import main
+from attnres.files import added_folder
 from attnres.train import load_recipe, train
 from tests.cli.conftest import TINY
 
@@ -57,6 +58,18 @@ def test_a_checkpoint_comes_back_and_can_be_exported_again(run, tmp_path, capsys
     assert "k3.gguf: bf16" in capsys.readouterr().out
     assert main(["export", str(run), "--checkpoint", str(folder)]) == 2
     assert "exists; give a new folder" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_another_command_is_writing_is_refused_before_the_model_is_opened(
+    run, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("attnres.cli.export.open_model", lambda *_: pytest.fail("it was opened"))
+    (tmp_path / "k3.partial").mkdir()  # the user's own
+    with added_folder(tmp_path / "k3"):
+        assert main(["export", str(run), "--checkpoint", str(tmp_path / "k3")]) == 2
+    error = capsys.readouterr().err
+    assert "k3: another command is writing it" in error and error.count("\n") == 1
+    assert (tmp_path / "k3.partial").is_dir()
 
 
 def test_a_run_of_another_backbone_is_refused_without_transformers(tmp_path, corpus):
