@@ -85,9 +85,24 @@ def load_tasks(names: Sequence[str]) -> Any:
         )
     try:
         with hub_or_cache():
-            return manager.load(list(names))
+            loaded = {name: manager.load([name]) for name in names}
     except Exception as error:  # a task may run any code and read any data
         raise UsageError(f"cannot load the tasks {', '.join(names)}: {first_line(error)}") from error
+    return _joined(loaded)
+
+
+def _joined(loaded: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What lm-eval returns for all names, of what it returns for each: it would keep the last task of a name, silently.
+
+    Raises UsageError if two names bring a task of the same name.
+    """
+    source: dict[str, str] = {}
+    for name, part in loaded.items():
+        for task in part["tasks"]:
+            if source.setdefault(task, name) != name:
+                raise UsageError(f"--tasks: {source[task]} and {name} both have a task {task!r}; give each task once")
+    kinds = ("tasks", "groups", "group_map")
+    return {kind: {key: value for part in loaded.values() for key, value in part[kind].items()} for kind in kinds}
 
 
 def evaluate_model(

@@ -214,6 +214,13 @@ def test_unknown_tasks(names, message, monkeypatch):
         load_tasks(names)
 
 
+def test_two_tasks_of_one_name(tasks, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(tasks["text"]).read_text().replace("task: sums_text", "task: sums_choice"))
+    with pytest.raises(UsageError, match=r"choice\.yaml and .*other\.yaml both have a task 'sums_choice'; give each"):
+        load_tasks([tasks["choice"], str(other)])
+
+
 def test_task_without_its_data(tasks, tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_text(Path(tasks["choice"]).read_text().replace("sums.jsonl", "nowhere.jsonl"))
