@@ -209,9 +209,29 @@ def _open_model(path: Path, batch_size: int) -> Any:
         raise
     except Exception as error:  # transformers raises many kinds
         raise UsageError(f"{path}: cannot be loaded as a model of transformers: {first_line(error)}") from error
+    _name_separator(tokenizer, model.config, path)
     model.get_input_embeddings().register_forward_pre_hook(_refuse_unknown_ids)
     wrap: Any = HFLM  # its decorator hides what it takes
     return wrap(pretrained=model.to(device).eval(), tokenizer=tokenizer, batch_size=batch_size, device=device)
+
+
+def _name_separator(tokenizer: Any, config: Any, path: Path) -> None:
+    """Give a tokenizer its eos token where it names none: lm-eval begins texts with it, where there is no bos token.
+
+    It is the configuration's, if the tokenizer knows that id as a special token: transformers' default ids stand in
+    many a config.json and mean any piece of text. Else it is the bos token.
+    """
+    if tokenizer.eos_token is not None:
+        return
+    named = config.get_text_config().eos_token_id
+    special = {id: str(token) for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ends = [special[id] for id in (named if isinstance(named, list) else [named]) if id in special]
+    tokenizer.eos_token = next(iter(ends), tokenizer.bos_token)
+    if tokenizer.eos_token is None:
+        raise UsageError(
+            f"{path}: its tokenizer names no eos or bos token, which separates texts; "
+            'name one in tokenizer_config.json, such as {"eos_token": "<|endoftext|>"}'
+        )
 
 
 def _refuse_unknown_ids(embedding: Any, arguments: tuple[Any, ...]) -> None:
