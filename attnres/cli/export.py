@@ -23,7 +23,7 @@ from attnres.cli._checks import check_at_least, check_output_file, check_output_
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
-from attnres.evaluation.exported import agreement_table, check_exportable, compare_on_run, open_model
+from attnres.evaluation.exported import agreement_table, check_exportable, compare_on_run, is_exported, open_model
 from attnres.files import added_folder
 
 Kind = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
@@ -52,7 +52,7 @@ def command(
     """
     if gguf is None and checkpoint is None:
         raise UsageError("there is nothing to write; give --gguf FILE or --checkpoint FOLDER")
-    check_output_file("--gguf", gguf, begins=b"GGUF")
+    check_output_file("--gguf", gguf, is_own=is_exported)
     check_output_folder("--checkpoint", checkpoint)
     check_at_least(1, measure=measure)
     if checkpoint is not None and checkpoint.exists():
