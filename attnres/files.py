@@ -9,7 +9,7 @@ import secrets
 import shutil
 import unicodedata
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +85,61 @@ def new_folder(path: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         try:
             yield partial
-            for file in partial.iterdir():
-                sync(file)
-            sync(partial)
+            _sync_files(partial)
             remove_folder(path)
             os.rename(partial, path)
             sync(path.parent)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)  # a full disk gets back the space of what was not finished
             raise
+
+
+@contextmanager
+def added_folder(path: Path) -> Iterator[Path]:
+    """Fill a folder that appears at `path` whole when the block ends, and never in place of anything with content.
+
+    What a killed command has left of it is removed first.
+
+    Raises:
+        UsageError: another command is making it, or something is at `path`, before the block or after it.
+    """
+
+    def refuse() -> None:
+        raise UsageError(f"{path}: another command is writing it; wait for it or give another folder")
+
+    if path.exists():
+        raise UsageError(f"{path} exists; give a new folder")
+    # Names that nobody else gives: what has them may be removed.
+    partial, lock = (path.with_name(f".{path.name}.attnres{suffix}") for suffix in (PARTIAL, LOCK))
+    with named_errors(path, instead_of=lock), named_errors(path, instead_of=partial):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with locked(lock, taken=refuse):
+            try:
+                remove_folder(partial)
+                partial.mkdir()
+                yield partial
+                _sync_files(partial)
+                _rename_to_new(partial, path)
+                sync(path.parent)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+                with suppress(OSError):  # Windows keeps a file that is open
+                    lock.unlink()  # last and by its holder, so that nothing of ours is left for the next one to meet
+
+
+def _rename_to_new(partial: Path, path: Path) -> None:
+    try:
+        os.rename(partial, path)  # fails on a file, and on a folder that is not empty
+    except OSError:
+        if path.exists():
+            raise UsageError(f"{path} was made by another command meanwhile; give a new folder") from None
+        raise
+
+
+def _sync_files(folder: Path) -> None:
+    for file in folder.iterdir():
+        sync(file)
+    sync(folder)
 
 
 def partial_folder(path: Path) -> Path:

@@ -10,6 +10,7 @@ import pytest
 
 from attnres.errors import UsageError
 from attnres.files import (
+    added_folder,
     cache_folder,
     check_new_names,
     locked,
@@ -92,6 +93,31 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
         raise KeyboardInterrupt
     assert names(tmp_path) == ["step"] and names(tmp_path / "step") == ["a"]
     assert (tmp_path / "step" / "a").read_text() == "old"
+
+
+def test_an_added_folder_is_made_by_one_and_takes_no_others_place(tmp_path):
+    path, killed = tmp_path / "new", tmp_path / ".new.attnres.partial"
+    (tmp_path / "new.partial").mkdir()  # the user's own
+    killed.mkdir()
+    (killed / "rubbish").touch()
+    with added_folder(path) as partial:
+        (partial / "a").write_text("first")
+        with pytest.raises(UsageError, match=r"/new: another command is writing it"), added_folder(path):
+            raise AssertionError
+    assert names(tmp_path) == ["new", "new.partial"] and names(path) == ["a"]
+    with pytest.raises(UsageError, match="/new exists"), added_folder(path):
+        raise AssertionError
+    with pytest.raises(KeyboardInterrupt), added_folder(tmp_path / "other"):
+        raise KeyboardInterrupt
+    with pytest.raises(OSError) as caught, added_folder(tmp_path / "other") as partial:
+        (partial / "gone" / "x").touch()
+    assert caught.value.filename == str(tmp_path / "other" / "gone" / "x")
+    meanwhile = pytest.raises(UsageError, match="/other was made by another command meanwhile")
+    with meanwhile, added_folder(tmp_path / "other") as partial:
+        (partial / "a").write_text("second")
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "b").touch()
+    assert names(tmp_path) == ["new", "new.partial", "other"] and names(tmp_path / "other") == ["b"]
 
 
 def test_rubbish_of_a_crash_is_removed(tmp_path):

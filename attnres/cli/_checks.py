@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from attnres.errors import LARGEST_COUNT, UsageError
 from attnres.files import LOCK, check_new_names, locked, remove_partial
 
-PNG = b"\x89PNG"
+
+def is_figure(path: Path) -> bool:
+    """Whether that is a PNG from matplotlib, as all figures are that the commands draw, and photographs are not."""
+    with path.open("rb") as file:
+        head = file.read(128)
+    return head.startswith(b"\x89PNG") and b"tEXtSoftware\0Matplotlib" in head
 
 
-def check_output_file(flag: str, path: Path | None, entries: Collection[str] = (), begins: bytes = PNG) -> None:
+def check_output_file(
+    flag: str, path: Path | None, entries: Collection[str] = (), is_own: Callable[[Path], bool] = is_figure
+) -> None:
     """Raise UsageError if no file can be written there, or if there is one that the command has not written.
 
-    entries: of the JSON object that it writes; without any, how the file that it writes begins.
+    entries: of the JSON object that it writes; without any, `is_own` knows its files.
     """
     if path is None:
         return
@@ -30,7 +37,7 @@ def check_output_file(flag: str, path: Path | None, entries: Collection[str] = (
     if not os.access(folder, os.W_OK):
         raise UsageError(f"{flag} {path}: {folder} cannot be written; choose another place")
     if path.exists():
-        check_own_file(flag, path, entries, begins)
+        check_own_file(flag, path, entries, is_own)
         return
     try:  # to root every folder looks as if it could be written, those of /proc too
         path.touch()
@@ -39,18 +46,17 @@ def check_output_file(flag: str, path: Path | None, entries: Collection[str] = (
         raise UsageError(f"{flag} {path}: no file can be made there ({error.strerror}); choose another place") from None
 
 
-def check_own_file(flag: str, path: Path, entries: Collection[str] = (), begins: bytes = PNG) -> None:
-    """Raise UsageError if there is a file that the command has not written. entries, begins: of what it writes."""
-    if path.exists() and not (path.is_file() and _holds(path, entries, begins)):
+def check_own_file(
+    flag: str, path: Path, entries: Collection[str] = (), is_own: Callable[[Path], bool] = is_figure
+) -> None:
+    """Raise UsageError if there is a file that the command has not written. entries, is_own: of what it writes."""
+    if path.exists() and not (path.is_file() and (_holds(path, entries) if entries else is_own(path))):
         raise UsageError(f"{flag} {path}: there is another file, which would be lost; give another name")
 
 
-def _holds(path: Path, entries: Collection[str], begins: bytes) -> bool:
-    content = path.read_bytes()
-    if not entries:
-        return content.startswith(begins)
+def _holds(path: Path, entries: Collection[str]) -> bool:
     try:
-        record = json.loads(content)
+        record = json.loads(path.read_bytes())
     except ValueError:
         return False
     return isinstance(record, dict) and record.keys() >= set(entries)

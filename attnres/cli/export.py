@@ -13,6 +13,7 @@ which --measure runs, too: npm install --no-save @node-llama-cpp/linux-x64@3.22.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +23,8 @@ from attnres.cli._checks import check_at_least, check_output_file, check_output_
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
-from attnres.evaluation.exported import agreement_table, check_exportable, compare_on_run, open_model
+from attnres.evaluation.exported import agreement_table, check_exportable, compare_on_run, is_exported, open_model
+from attnres.files import added_folder
 
 Kind = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
 
@@ -50,7 +52,7 @@ def command(
     """
     if gguf is None and checkpoint is None:
         raise UsageError("there is nothing to write; give --gguf FILE or --checkpoint FOLDER")
-    check_output_file("--gguf", gguf, begins=b"GGUF")
+    check_output_file("--gguf", gguf, is_own=is_exported)
     check_output_folder("--checkpoint", checkpoint)
     check_at_least(1, measure=measure)
     if checkpoint is not None and checkpoint.exists():
@@ -58,14 +60,16 @@ def command(
     template = None if chat_template is None else read_text("--chat-template", chat_template)
     check_exportable(model)
     console = Output()
-    with working(console, "opening the model"):
-        from attnres.hf.export import write_file, write_published
+    with nullcontext() if checkpoint is None else added_folder(checkpoint) as partial:
+        with working(console, "opening the model"):
+            from attnres.hf.export import write_file, write_published
 
-        run, made, tokenizer = open_model(model, best)
-    if measure is not None and (run is None or gguf is None):
-        raise UsageError("--measure needs a run, whose validation text it takes, and --gguf")
+            run, made, tokenizer = open_model(model, best)
+        if measure is not None and (run is None or gguf is None):
+            raise UsageError("--measure needs a run, whose validation text it takes, and --gguf")
+        if partial is not None:
+            write_published(made, partial, tokenizer, template)
     if checkpoint is not None:
-        write_published(made, checkpoint, tokenizer, template)
         print_line(console, f"{checkpoint}: {made.num_parameters():,} parameters in Kimi K3's form")
     if gguf is not None:
         write_file(made, gguf, type, tokenizer, template)

@@ -6,6 +6,7 @@ transformers is imported where it is used: what a config.json refuses needs none
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,9 @@ from attnres.train.folder import RunFolder
 
 if TYPE_CHECKING:
     from attnres.hf.k3 import KimiK3ForCausalLM
+
+GGUF_STRING = 8
+"""The format's number of that type of an entry."""
 
 
 def check_exportable(folder: Path) -> None:
@@ -50,6 +54,16 @@ def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForC
         return run, from_transformer(run.model, run.tokenizer.end), run.tokenizer
     tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer.json").is_file() else None
     return None, KimiK3ForCausalLM.from_pretrained(folder), tokenizer
+
+
+def is_exported(file: Path) -> bool:
+    """Whether that is a GGUF file that says by its architecture and its name that `write_gguf` made it."""
+    with file.open("rb") as opened:
+        head = opened.read(1 << 16)  # these entries come first, and weights are gigabytes
+    entries = (b"general.architecture", b"kimi-k3"), (b"general.name", b"attnres")
+    return head.startswith(b"GGUF") and all(
+        key + struct.pack("<IQ", GGUF_STRING, len(value)) + value in head for key, value in entries
+    )
 
 
 def _model_type(folder: Path) -> str | None:

@@ -85,9 +85,24 @@ def load_tasks(names: Sequence[str]) -> Any:
         )
     try:
         with hub_or_cache():
-            return manager.load(list(names))
+            loaded = {name: manager.load([name]) for name in names}
     except Exception as error:  # a task may run any code and read any data
         raise UsageError(f"cannot load the tasks {', '.join(names)}: {first_line(error)}") from error
+    return _joined(loaded)
+
+
+def _joined(loaded: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What lm-eval returns for all names, of what it returns for each: it would keep the last task of a name, silently.
+
+    Raises UsageError if two names bring a task of the same name.
+    """
+    source: dict[str, str] = {}
+    for name, part in loaded.items():
+        for task in part["tasks"]:
+            if source.setdefault(task, name) != name:
+                raise UsageError(f"--tasks: {source[task]} and {name} both have a task {task!r}; give each task once")
+    kinds = ("tasks", "groups", "group_map")
+    return {kind: {key: value for part in loaded.values() for key, value in part[kind].items()} for kind in kinds}
 
 
 def evaluate_model(
@@ -194,9 +209,29 @@ def _open_model(path: Path, batch_size: int) -> Any:
         raise
     except Exception as error:  # transformers raises many kinds
         raise UsageError(f"{path}: cannot be loaded as a model of transformers: {first_line(error)}") from error
+    _name_separator(tokenizer, model.config, path)
     model.get_input_embeddings().register_forward_pre_hook(_refuse_unknown_ids)
     wrap: Any = HFLM  # its decorator hides what it takes
     return wrap(pretrained=model.to(device).eval(), tokenizer=tokenizer, batch_size=batch_size, device=device)
+
+
+def _name_separator(tokenizer: Any, config: Any, path: Path) -> None:
+    """Give a tokenizer its eos token where it names none: lm-eval begins texts with it, where there is no bos token.
+
+    It is the configuration's, if the tokenizer knows that id as a special token: transformers' default ids stand in
+    many a config.json and mean any piece of text. Else it is the bos token.
+    """
+    if tokenizer.eos_token is not None:
+        return
+    named = config.get_text_config().eos_token_id
+    special = {id: str(token) for id, token in tokenizer.added_tokens_decoder.items() if token.special}
+    ends = [special[id] for id in (named if isinstance(named, list) else [named]) if id in special]
+    tokenizer.eos_token = next(iter(ends), tokenizer.bos_token)
+    if tokenizer.eos_token is None:
+        raise UsageError(
+            f"{path}: its tokenizer names no eos or bos token, which separates texts; "
+            'name one in tokenizer_config.json, such as {"eos_token": "<|endoftext|>"}'
+        )
 
 
 def _refuse_unknown_ids(embedding: Any, arguments: tuple[Any, ...]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from attnres.errors import UsageError
-from attnres.files import check_new_names, new_folder
+from attnres.files import added_folder, check_new_names
 from attnres.hf.attach import attach, connection_of
 from attnres.hf.checkpoint import load, load_plain, loads_by_itself
 from attnres.hf.classes import of_connection
@@ -65,18 +65,17 @@ def convert(
         step: is told what happens next.
 
     Raises:
-        UsageError: a checkpoint or connection that does not fit, or logits that differ.
+        UsageError: a checkpoint or connection that does not fit, or logits that differ; or `target` is there,
+            another command is making it, or has made it meanwhile.
     """
     plain, target = Path(plain), Path(target)
-    if target.exists():
-        raise UsageError(f"{target} exists; give a new folder")
     check_new_names(target)
     entries = read_config(plain)
     if loads_by_itself(entries):
         raise UsageError(f"{plain} has a connection already, and loads by itself; give the plain checkpoint")
     if RECORD in entries and connection is not None:
         raise UsageError(f"{plain} has a connection already; leave out {connection}, or give the plain checkpoint")
-    with new_folder(target) as partial:
+    with added_folder(target) as partial:
         step("reading the checkpoint")
         if RECORD in entries:
             model = load(plain, trust_remote_code=True, dtype="auto")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from attnres.data import Tokenizer
 from attnres.hf.gguf import TYPES, write_gguf
-from attnres.hf.k3 import KimiK3ForCausalLM, save
+from attnres.hf.k3 import KimiK3ForCausalLM
+from attnres.hf.k3.published import save_into
 from attnres.hf.llamacpp import load_library, quantize
 
 
@@ -33,7 +34,7 @@ def write_file(
 def write_published(
     model: KimiK3ForCausalLM, folder: Path, tokenizer: Tokenizer | None, chat_template: str | None
 ) -> None:
-    """Write the published form with the files by which transformers finds the tokenizer and the template."""
+    """Write into an empty folder the published form, and what tells transformers the tokenizer and the template."""
     record = tokenizer.to_json() if tokenizer else {}
     files = {}
     if "tokenizer" in record:
@@ -43,4 +44,4 @@ def write_published(
         files["tokenizer_config.json"] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
     if chat_template is not None:
         files["chat_template.jinja"] = chat_template
-    save(model, folder, files=files)
+    save_into(folder, model, files=files)

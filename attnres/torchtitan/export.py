@@ -17,7 +17,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from attnres.errors import UsageError, first_line
-from attnres.files import check_new_names, new_folder
+from attnres.files import added_folder, check_new_names
 from attnres.hf.attach import attach_as_written
 
 TOKENIZER = (
@@ -62,7 +62,7 @@ def export(checkpoint: Path, target: Path, config: Any) -> None:
     if surplus or set(missing) - {"lm_head.weight"}:
         raise UsageError(f"{checkpoint}: transformers has no place for {surplus}, and none for its {missing}")
     model.tie_weights()
-    with new_folder(target) as partial:
+    with added_folder(target) as partial:
         model.save_pretrained(partial)
         for file in (Path(config.hf_assets_path) / name for name in TOKENIZER):
             if file.is_file():

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attnres import UsageError, hf
+from attnres.files import added_folder
 from attnres.hf.convert import convert
 from tests.hf.models import make_model, make_tokens
 
@@ -44,6 +45,21 @@ def test_bfloat16_stays_and_lossy_is_allowed(plain, tmp_path):
     model = hf.load(tmp_path / "b", dtype="auto")
     assert model.dtype == torch.bfloat16
     assert torch.equal(model.model.norm.weight, make_model("llama").to(torch.bfloat16).model.norm.weight)
+
+
+def test_a_target_that_another_command_is_writing_or_has_written_stays(plain, tmp_path):
+    (tmp_path / "new.partial").mkdir()  # the user's own
+    with added_folder(tmp_path / "new"), pytest.raises(UsageError, match="new: another command is writing it"):
+        convert(plain, tmp_path / "new")
+
+    def make_it(text):
+        (tmp_path / "late").mkdir(exist_ok=True)
+        (tmp_path / "late" / "file").touch()
+
+    with pytest.raises(UsageError, match="late was made by another command meanwhile"):
+        convert(plain, tmp_path / "late", step=make_it)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ["late", "new", "new.partial", "plain"]
+    assert [f.name for f in (tmp_path / "late").iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from attnres.cli import main
+from attnres.files import added_folder
 from attnres.train import load_recipe, train
 from tests.cli.conftest import TINY
 
@@ -43,7 +44,8 @@ def test_a_run_reaches_llama_cpp(run, tmp_path, capsys):
     assert "a.gguf: f32, " in said and "Nats per token over 128 tokens" in said
     row = next(line.split() for line in said.splitlines() if line.strip().startswith("a.gguf  "))
     assert abs(float(row[3])) < 1e-4 and float(row[4]) < 1e-3
-    assert main(["export", str(run), "--gguf", str(tmp_path / "b.gguf"), "--type", "q8_0"]) == 0
+    command = ["export", str(run), "--gguf", str(tmp_path / "b.gguf"), "--type", "q8_0"]
+    assert main(command) == 0 and main(command) == 0, "its own file it writes anew"
     assert (tmp_path / "b.gguf").stat().st_size < 0.5 * (tmp_path / "a.gguf").stat().st_size
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.gguf", "b.gguf", "template.jinja"]
 
@@ -57,6 +59,18 @@ def test_a_checkpoint_comes_back_and_can_be_exported_again(run, tmp_path, capsys
     assert "k3.gguf: bf16" in capsys.readouterr().out
     assert main(["export", str(run), "--checkpoint", str(folder)]) == 2
     assert "exists; give a new folder" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_another_command_is_writing_is_refused_before_the_model_is_opened(
+    run, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("attnres.cli.export.open_model", lambda *_: pytest.fail("it was opened"))
+    (tmp_path / "k3.partial").mkdir()  # the user's own
+    with added_folder(tmp_path / "k3"):
+        assert main(["export", str(run), "--checkpoint", str(tmp_path / "k3")]) == 2
+    error = capsys.readouterr().err
+    assert "k3: another command is writing it" in error and error.count("\n") == 1
+    assert (tmp_path / "k3.partial").is_dir()
 
 
 def test_a_run_of_another_backbone_is_refused_without_transformers(tmp_path, corpus):
@@ -73,6 +87,8 @@ def test_a_run_of_another_backbone_is_refused_without_transformers(tmp_path, cor
 
 
 def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, monkeypatch):
+    import gguf
+
     def refused(*arguments: object) -> str:
         assert main(["export", *map(str, arguments)]) == 2
         message = capsys.readouterr().err
@@ -80,6 +96,17 @@ def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, m
         return message
 
     file = tmp_path / "k3.gguf"
+    for foreign in ({"general.architecture": "llama", "general.name": "attnres"}, {"general.architecture": "kimi-k3"}):
+        writer = gguf.GGUFWriter(file, foreign.pop("general.architecture"))
+        for key, value in foreign.items():
+            writer.add_string(key, value)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        content = file.read_bytes()
+        assert "there is another file, which would be lost" in refused(run, "--gguf", file)
+        assert file.read_bytes() == content
+    file.unlink()
     assert "give --gguf FILE or --checkpoint FOLDER" in refused(run)
     assert "no folder" in refused(run, "--gguf", tmp_path / "none" / "k3.gguf")
     (tmp_path / "llama").mkdir()

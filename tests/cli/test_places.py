@@ -121,6 +121,8 @@ def test_a_file_that_the_command_did_not_write_stays(tmp_path, capsys, content):
     assert "there is another file, which would be lost" in said(capsys, "cost", "--figure", picture)
     assert "there is another file, which would be lost" in said(capsys, "bench", "--out", file)
     assert file.read_text() == picture.read_text() == content
+    picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR of a photograph")
+    assert "there is another file, which would be lost" in said(capsys, "cost", "--figure", picture)
     for path in (file, picture):
         path.unlink()
     command = ["cost", "--out", str(file), "--figure", str(picture)]

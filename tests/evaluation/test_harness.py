@@ -189,6 +189,27 @@ def test_a_tokenizer_with_more_ids_than_its_model(llama, tasks, tmp_path, kind):
         evaluate_model(tmp_path, load_tasks([tasks[kind]]))
 
 
+@pytest.mark.parametrize("kind", ["choice", "text", "answer"])
+def test_a_tokenizer_without_an_eos_token_takes_the_models(llama, tasks, tmp_path, kind):
+    from transformers import AutoModelForCausalLM
+
+    model, loaded = AutoModelForCausalLM.from_pretrained(llama), load_tasks([tasks[kind]])
+    for end in (0, [5, 0]):  # 0 is <|endoftext|>, 5 a piece of text
+        model.config.eos_token_id = end
+        model.save_pretrained(tmp_path)
+        (tmp_path / "tokenizer.json").write_text((llama / "tokenizer.json").read_text())
+        scores = evaluate_model(tmp_path, loaded)
+        assert [score.samples for score in scores] == [score.samples for score in evaluate_model(llama, loaded)]
+    model.config.eos_token_id = 5
+    model.save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"its tokenizer names no eos or bos token, .* name one in tokenizer_config"):
+        evaluate_model(tmp_path, loaded)
+    (tmp_path / "tokenizer_config.json").write_text(
+        '{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<|endoftext|>"}'
+    )
+    assert [score.samples for score in evaluate_model(tmp_path, loaded)] == [score.samples for score in scores]
+
+
 def test_the_jackknife_of_many_documents_leaves_out_groups():
     values = torch.randn(5000, generator=torch.Generator().manual_seed(0)).tolist()
     assert jackknife(statistics.fmean, values) == pytest.approx(1 / math.sqrt(5000), rel=0.15)
@@ -212,6 +233,13 @@ def test_unknown_tasks(names, message, monkeypatch):
     monkeypatch.setattr("lm_eval.tasks._index.TaskIndex.build", lambda self, paths: {})  # 14,000 files take seconds
     with pytest.raises(UsageError, match=message):
         load_tasks(names)
+
+
+def test_two_tasks_of_one_name(tasks, tmp_path):
+    other = tmp_path / "other.yaml"
+    other.write_text(Path(tasks["text"]).read_text().replace("task: sums_text", "task: sums_choice"))
+    with pytest.raises(UsageError, match=r"choice\.yaml and .*other\.yaml both have a task 'sums_choice'; give each"):
+        load_tasks([tasks["choice"], str(other)])
 
 
 def test_task_without_its_data(tasks, tmp_path):

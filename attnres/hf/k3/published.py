@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from attnres.errors import UsageError
-from attnres.files import new_folder, write_json, write_text
+from attnres.files import added_folder, write_json, write_text
 from attnres.hf.folder import read_config, refuse_names, weight_files
 from attnres.hf.k3.mxfp4 import GROUP, unpack
 from attnres.hf.shipped import FORMS
@@ -114,28 +114,41 @@ def save(
     max_shard_size: int | str = "5GB",
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a checkpoint in the published form, experts unquantised. The folder appears whole, or not at all.
+    """Write a new folder with a checkpoint in the published form. It appears whole, or not at all.
 
     files: further files to put there, name to text, such as a tokenizer's.
+
+    Raises:
+        UsageError: the folder is there, or another command is making it.
     """
+    with added_folder(Path(folder)) as partial:
+        save_into(partial, model, max_shard_size, files)
+
+
+def save_into(
+    folder: Path,
+    model: KimiK3ForCausalLM,
+    max_shard_size: int | str = "5GB",
+    files: Mapping[str, str] | None = None,
+) -> None:
+    """Write a checkpoint in the published form, experts unquantised, and further files, into an empty folder."""
     tensors: dict[str, Tensor] = {}
     weights = model.state_dict()
     for name, part in parts(model).items():
         tensors |= {PREFIX + piece: tensor for piece, tensor in part.split(weights[name]).items()}
     plan = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
-    with new_folder(Path(folder)) as partial:
-        for file, names in plan.filename_to_tensors.items():
-            save_file({name: tensors[name] for name in names}, partial / file, metadata={"format": "pt"})
-        if plan.is_sharded:
-            write_json(
-                partial / "model.safetensors.index.json",
-                {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename},
-            )
-        content = model.config.published()
-        dtype = str(model.dtype).removeprefix("torch.")
-        write_json(partial / "config.json", {**content, "dtype": dtype})
-        for file, text in (files or {}).items():
-            write_text(partial / file, text)
+    for file, names in plan.filename_to_tensors.items():
+        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        write_json(
+            folder / "model.safetensors.index.json",
+            {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename},
+        )
+    content = model.config.published()
+    dtype = str(model.dtype).removeprefix("torch.")
+    write_json(folder / "config.json", {**content, "dtype": dtype})
+    for file, text in (files or {}).items():
+        write_text(folder / file, text)
 
 
 class _Stored:
