@@ -209,7 +209,8 @@ def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
     """Answer with one Drawn per token of the continuation, then Ended."""
     if not 1 <= request.count <= MAX_NEW_TOKENS:
         raise UsageError(f"ask for 1 to {MAX_NEW_TOKENS} new tokens, not {request.count}")
-    if not 0 <= request.temperature <= 100 or not 0 <= request.seed < 2**63 or (request.top_k or 1) < 1:
+    top_k = 1 if request.top_k is None else request.top_k
+    if not 0 <= request.temperature <= 100 or not 0 <= request.seed < 2**63 or top_k < 1:
         raise UsageError("temperature is 0 to 100, top_k at least 1 and seed at least 0")
     seen = Seen(subject, request.view, piece)
     if not seen.ids:

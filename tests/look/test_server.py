@@ -180,9 +180,19 @@ def test_a_huge_text_is_refused_in_one_line(client, text, says):
     assert told["kind"] == "failure" and says in told["message"]
 
 
-@pytest.mark.parametrize(("count", "temperature"), [(0, 1.0), (10_000, 1.0), (3, -1.0)])
-def test_continuations_out_of_range_are_refused(client, count, temperature):
-    assert client.one("continue", **VIEW, count=count, temperature=temperature)["kind"] == "failure"
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"count": 0}, "1 to 512 new tokens"),
+        ({"count": 10_000}, "1 to 512 new tokens"),
+        ({"temperature": -1.0}, "temperature is 0 to 100"),
+        ({"top_k": 0}, "top_k at least 1"),
+        ({"top_k": -1}, "top_k at least 1"),
+    ],
+)
+def test_continuations_out_of_range_are_refused(client, asked, says):
+    told = client.one("continue", **VIEW, **asked)
+    assert told["kind"] == "failure" and says in told["message"]
 
 
 def test_a_text_with_half_a_surrogate_pair_is_read(client):
