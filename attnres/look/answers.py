@@ -61,6 +61,7 @@ class Seen:
             raise UsageError(f"there are {len(view.changes)} changes; take at most {MAX_CHANGES}")
         self.subject, self.view, self.piece = subject, view, piece
         self.step = subject.step(view.step)
+        self.checksums = subject.checksums(self.step)
         self.model = subject.model(self.step)
         self.ids = subject.tokenizer.encode(view.text)
         most = min(subject.context, MAX_TOKENS)
@@ -94,7 +95,7 @@ class Seen:
 
         told = self.subject.describe()
         sites = len(told.sites)
-        key = ("trace", self.step, tuple(self.ids), tuple(map(str, held)), self.view.read)
+        key = ("trace", self.step, self.checksums, tuple(self.ids), tuple(map(str, held)), self.view.read)
         size = 4 * len(self.ids) * (told.vocabulary + sites * sites)  # far the most of it
         return self.subject.remembered(key, make, max(2, min(KEPT_TRACES, KEPT_BYTES // (1 + size))))
 

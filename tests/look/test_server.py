@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+from attnres import load_run
 from attnres.look import answers
 from attnres.look.prepare import Preparation
 from attnres.look.server import MAX_BODY
@@ -299,6 +303,37 @@ def test_a_run_that_trains_is_watched(tmp_path):
     assert next(line for line in rest if line["kind"] == "session")["models"][0]["steps"] == [6, 8]
 
 
+def test_a_run_that_is_replaced_is_not_mixed_with_what_was_opened(tmp_path):
+    run, question = train_small(tmp_path, "block"), {"view": {"model": 0, "text": "the brown dog"}}
+    with serving([RunSubject(run, "block")]) as client:
+        assert client.one("look", **question)["kind"] == "picture"
+        for happened in ("is gone", "was replaced by another"):
+            shutil.rmtree(run, ignore_errors=True)
+            if happened != "is gone":
+                train_small(tmp_path, "block", seed=1)
+            says = f"{run}: the run that was opened {happened}; start attnres look again"
+            for command, request in (("look", question), ("watch", {"model": 0})):
+                assert client.one(command, **request) == {"kind": "failure", "message": says}
+            (model,) = client.session()["models"]
+            assert (model["description"], model["steps"], model["training"]) == (says, [], False)
+
+
+def test_other_weights_of_the_same_step_are_read(tmp_path):
+    """As when a run goes on to more steps, whose last ones before have other learning rates then."""
+    run, question = train_small(tmp_path, "block"), {"view": {"model": 0, "text": "the brown dog"}}
+    with serving([RunSubject(run, "block")]) as client:
+        before = client.one("look", **question)["loss"]
+        shutil.rmtree(run)
+        train_small(tmp_path, "block", steps=12, keep=9)
+        view = {**question["view"], "step": 6}
+        trained, now = load_run(run, step=6), client.one("look", view=view)["loss"]
+        with torch.no_grad():
+            tokens = torch.tensor([trained.tokenizer.encode(view["text"])])
+            losses = F.cross_entropy(trained.model(tokens)[0, :-1], tokens[0, 1:], reduction="none")
+        assert now[1:] == pytest.approx(losses.tolist(), rel=1e-5) and now != before
+        assert client.ask("watch", model=0)[0]["total_steps"] == 12
+
+
 def test_with_nothing_given_a_pair_is_trained_first(tmp_path):
     jobs = [Job(name, small_config(tmp_path, name), tmp_path / name) for name in ("residual", "block")]
     preparation = Preparation(jobs)
@@ -368,8 +403,6 @@ def test_bad_arguments_are_said_in_one_line(runs, client, tmp_path, capsys, monk
 
 
 def test_two_runs_of_one_name_are_told_apart(tmp_path, runs):
-    import shutil
-
     for arm in ("a", "b"):
         shutil.copytree(runs[0], tmp_path / arm / "seed-0")
     names = [subject.name for subject in open_subjects([tmp_path / "a" / "seed-0", tmp_path / "b" / "seed-0"])]
