@@ -80,14 +80,24 @@ class Subject(ABC):
 
 
 def open_subjects(paths: Sequence[Path]) -> list[Subject]:
-    """Open what the command line names. Raises UsageError for what is neither a run nor a model."""
-    names = [path.name or str(path) for path in map(Path.resolve, paths)]
-    if len(set(names)) < len(names):  # seed-0 of two connections
-        names = [f"{path.resolve().parent.name}/{path.resolve().name}" for path in paths]
+    """Open what the command line names. Raises UsageError for what is neither a run nor a model, or named twice."""
+    names = _names(paths)
     return [
         TransformersSubject(path, name) if _is_of_transformers(path) else RunSubject(path, name)
         for path, name in zip(paths, names, strict=True)
     ]
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The ends of the paths that tell them apart: seed-0, or those of two connections by the folders above them."""
+    places = [path.resolve() for path in paths]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise UsageError(f"{paths[number]} is given twice; give each run or model once")
+    parts = 1
+    while len({place.parts[-parts:] for place in places}) < len(places):
+        parts += 1
+    return [str(Path(*place.parts[-parts:])) for place in places]
 
 
 def _is_of_transformers(path: Path) -> bool:

@@ -385,6 +385,7 @@ def test_bad_arguments_are_said_in_one_line(runs, client, tmp_path, capsys, monk
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
     for arguments, says in [
         ([str(tmp_path)], "not a run folder"),
+        ([str(runs[0]), f"{runs[0]}/../{runs[0].name}"], f"{runs[0].name} is given twice; give each run or model once"),
         ([str(tmp_path / "model")], "there is no tokenizer.json"),
         ([str(runs[0]), "--port", "99999"], "--port must be 0 to 65535"),
         ([str(runs[0]), "--token", "short"], "--token must be 16"),
@@ -403,7 +404,12 @@ def test_bad_arguments_are_said_in_one_line(runs, client, tmp_path, capsys, monk
 
 
 def test_two_runs_of_one_name_are_told_apart(tmp_path, runs):
-    for arm in ("a", "b"):
-        shutil.copytree(runs[0], tmp_path / arm / "seed-0")
-    names = [subject.name for subject in open_subjects([tmp_path / "a" / "seed-0", tmp_path / "b" / "seed-0"])]
-    assert names == ["a/seed-0", "b/seed-0"]
+    folders = [tmp_path / name for name in ("1/a/seed-0", "1/b/seed-0", "2/b/seed-0")]
+    for folder in folders:
+        shutil.copytree(runs[0], folder)
+    for opened, names in (
+        (folders[:1], ["seed-0"]),
+        (folders[:2], ["a/seed-0", "b/seed-0"]),
+        (folders, ["1/a/seed-0", "1/b/seed-0", "2/b/seed-0"]),
+    ):
+        assert [subject.name for subject in open_subjects(opened)] == names
