@@ -62,8 +62,8 @@ def _holds(path: Path, entries: Collection[str]) -> bool:
     return isinstance(record, dict) and record.keys() >= set(entries)
 
 
-def check_own_page(out: Path, page: str, title: str, figures: Iterable[str]) -> None:
-    """Raise UsageError if the folder of `--out` holds that page or one of the figures, and not from the command.
+def check_own_page(out: Path, page: str, title: str, figures: Iterable[str], flag: str = "--out") -> None:
+    """Raise UsageError if the folder of the flag holds that page or one of the figures, and not from the command.
 
     Its own page is known by how the title begins, and its figures by that page beside them.
     """
@@ -73,7 +73,7 @@ def check_own_page(out: Path, page: str, title: str, figures: Iterable[str]) -> 
     for taken in (file, *(out / "figures" / name for name in figures)):
         if taken.exists():
             there = taken.relative_to(out)
-            raise UsageError(f"--out {out}: there is another {there}, which would be lost; give another folder")
+            raise UsageError(f"{flag} {out}: there is another {there}, which would be lost; give another folder")
 
 
 def check_output_folder(flag: str, path: Path | None) -> None:

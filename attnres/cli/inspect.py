@@ -40,10 +40,10 @@ def command(
         out: Where to write; the folder `report` of the run when not given.
         best: Use the checkpoint of lowest validation loss instead of the newest.
     """
-    place = run / "report" if out is None else out
+    place, flag = (run / "report", "without --out the page goes to") if out is None else (out, "--out")
     if out is not None or run.is_dir():  # what is no folder is no run, which load_run says
-        check_output_folder("--out", place)
-    check_own_page(place, PAGE, RUN_TITLE, FIGURES)
+        check_output_folder(flag, place)
+    check_own_page(place, PAGE, RUN_TITLE, FIGURES, flag)
     if prompt is not None:
         check_prompt(run, prompt)
     trained = load_run(run, best)

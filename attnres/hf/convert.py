@@ -65,8 +65,8 @@ def convert(
         step: is told what happens next.
 
     Raises:
-        UsageError: a checkpoint or connection that does not fit, or logits that differ; or `target` is there,
-            another command is making it, or has made it meanwhile.
+        UsageError: a checkpoint or connection that does not fit, logits that differ, or that are not finite in `plain`;
+            or `target` is there, another command is making it, or has made it meanwhile.
     """
     plain, target = Path(plain), Path(target)
     check_new_names(target)
@@ -77,12 +77,12 @@ def convert(
         raise UsageError(f"{plain} has a connection already; leave out {connection}, or give the plain checkpoint")
     with added_folder(target) as partial:
         step("reading the checkpoint")
-        if RECORD in entries:
-            model = load(plain, trust_remote_code=True, dtype="auto")
-            expected = _logits(model)
-        else:
-            model = load_plain(plain, dtype="auto")
-            expected = _logits(model)
+        upgraded = RECORD in entries
+        model = load(plain, trust_remote_code=True, dtype="auto") if upgraded else load_plain(plain, dtype="auto")
+        expected = _logits(model)
+        if not expected.isfinite().all():
+            raise UsageError(f"{plain}: its own logits are not finite; give a copy without NaN and inf")
+        if not upgraded:
             step("attaching the connection")
             attach(model, connection or "block")
         step("writing")
@@ -101,7 +101,7 @@ def convert(
                 f"the logits would differ by {difference:.1e} of the largest: {attached} is not "
                 "the plain residual at the start; choose block or full, or give --lossy"
             )
-    return Conversion(attached, parameters, added, names, RECORD in entries, difference)
+    return Conversion(attached, parameters, added, names, upgraded, difference)
 
 
 @torch.no_grad()

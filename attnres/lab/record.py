@@ -38,6 +38,8 @@ class Stored:
     """The first entry of the file: what it is."""
     written_by: ClassVar[str]
     """The command that writes it."""
+    remedy: ClassVar[str] = "put a copy back"
+    """What to do where the file is damaged."""
     never_empty: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -111,13 +113,13 @@ def read_record(path: Path, cls: type[S]) -> S:
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; run `attnres {cls.written_by}` first") from error
     except ValueError as error:
-        raise UsageError(f"{path}: not valid JSON ({error})") from error
+        raise UsageError(f"{path}: not valid JSON ({error}); {cls.remedy}") from error
     if not isinstance(data, dict) or data.pop("kind", None) != cls.kind:
         raise UsageError(f"{path}: not a record of {cls.kind}")
     try:
         return from_json(cls, data)
     except ValueError as error:
-        raise UsageError(f"{path}: a damaged record of {cls.kind}, {error}") from error
+        raise UsageError(f"{path}: a damaged record of {cls.kind}, {error}; {cls.remedy}") from error
 
 
 def refuse_other_sweep(

@@ -61,6 +61,7 @@ class Seen:
             raise UsageError(f"there are {len(view.changes)} changes; take at most {MAX_CHANGES}")
         self.subject, self.view, self.piece = subject, view, piece
         self.step = subject.step(view.step)
+        self.checksums = subject.checksums(self.step)
         self.model = subject.model(self.step)
         self.ids = subject.tokenizer.encode(view.text)
         most = min(subject.context, MAX_TOKENS)
@@ -94,7 +95,7 @@ class Seen:
 
         told = self.subject.describe()
         sites = len(told.sites)
-        key = ("trace", self.step, tuple(self.ids), tuple(map(str, held)), self.view.read)
+        key = ("trace", self.step, self.checksums, tuple(self.ids), tuple(map(str, held)), self.view.read)
         size = 4 * len(self.ids) * (told.vocabulary + sites * sites)  # far the most of it
         return self.subject.remembered(key, make, max(2, min(KEPT_TRACES, KEPT_BYTES // (1 + size))))
 
@@ -209,7 +210,8 @@ def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
     """Answer with one Drawn per token of the continuation, then Ended."""
     if not 1 <= request.count <= MAX_NEW_TOKENS:
         raise UsageError(f"ask for 1 to {MAX_NEW_TOKENS} new tokens, not {request.count}")
-    if not 0 <= request.temperature <= 100 or not 0 <= request.seed < 2**63 or (request.top_k or 1) < 1:
+    top_k = 1 if request.top_k is None else request.top_k
+    if not 0 <= request.temperature <= 100 or not 0 <= request.seed < 2**63 or top_k < 1:
         raise UsageError("temperature is 0 to 100, top_k at least 1 and seed at least 0")
     seen = Seen(subject, request.view, piece)
     if not seen.ids:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,9 @@ from attnres.look.messages import Curve, Model
 from attnres.look.work import Worker
 from attnres.report.style import arm_styles
 from attnres.train import load_run
-from attnres.train.folder import RunFolder
+from attnres.train.checkpoint import CHECKSUMS
+from attnres.train.folder import FREE_FIELDS, RunFolder
+from attnres.train.jsonconfig import flat_fields
 from attnres.train.metrics import read_metrics
 
 KEPT_MODELS = 3
@@ -57,6 +60,10 @@ class Subject(ABC):
     def model(self, step: int) -> Any:
         """The model of that step."""
 
+    def checksums(self, step: int) -> str:
+        """What tells the weights of that step from others that take their place; "" where none can."""
+        return ""
+
     @abstractmethod
     def python(self, text: str, step: int | None, changes: Sequence[Change]) -> str:
         """The Python that makes the changes and computes the loss of the text."""
@@ -73,14 +80,24 @@ class Subject(ABC):
 
 
 def open_subjects(paths: Sequence[Path]) -> list[Subject]:
-    """Open what the command line names. Raises UsageError for what is neither a run nor a model."""
-    names = [path.name or str(path) for path in map(Path.resolve, paths)]
-    if len(set(names)) < len(names):  # seed-0 of two connections
-        names = [f"{path.resolve().parent.name}/{path.resolve().name}" for path in paths]
+    """Open what the command line names. Raises UsageError for what is neither a run nor a model, or named twice."""
+    names = _names(paths)
     return [
         TransformersSubject(path, name) if _is_of_transformers(path) else RunSubject(path, name)
         for path, name in zip(paths, names, strict=True)
     ]
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The ends of the paths that tell them apart: seed-0, or those of two connections by the folders above them."""
+    places = [path.resolve() for path in paths]
+    for number, place in enumerate(places):
+        if place in places[:number]:
+            raise UsageError(f"{paths[number]} is given twice; give each run or model once")
+    parts = 1
+    while len({place.parts[-parts:] for place in places}) < len(places):
+        parts += 1
+    return [str(Path(*place.parts[-parts:])) for place in places]
 
 
 def _is_of_transformers(path: Path) -> bool:
@@ -91,11 +108,12 @@ def _is_of_transformers(path: Path) -> bool:
 
 
 class RunSubject(Subject):
-    """A run folder, whose run may still be going on."""
+    """A run folder, whose run may still be going on, and to more steps than it began with."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.folder = RunFolder(path)
         self.config = self.folder.config()
+        self._opened = _identity(self.folder.record())
         super().__init__(name, self.folder.tokenizer())
         model = self.config.model
         connection = make_connection(model.connection, model.dim, model.sites)
@@ -109,23 +127,39 @@ class RunSubject(Subject):
     def steps(self) -> tuple[int, ...]:
         return tuple(checkpoint.step for checkpoint in self.folder.checkpoints.all())
 
+    def _keep_up(self) -> None:
+        """Take the run's steps as they are now. Raises UsageError where the folder no longer holds the run."""
+        record = self.folder.record()
+        if record is None or _identity(record) != self._opened:
+            happened = "is gone" if record is None else "was replaced by another"
+            raise UsageError(f"{self.folder.path}: the run that was opened {happened}; start attnres look again")
+        self.config = dataclasses.replace(self.config, steps=record["config"]["steps"])
+
     def describe(self) -> Model:
-        model, steps = self.config.model, self.steps
-        reached = f"{steps[-1]} of {self.config.steps} steps" if steps else "no checkpoint yet"
+        model = self.config.model
+        try:
+            self._keep_up()
+        except UsageError as error:  # the page is told of the other models all the same
+            steps, description, training = (), str(error), False
+        else:
+            steps, training = self.steps, self._is_running()
+            reached = f"{steps[-1]} of {self.config.steps} steps" if steps else "no checkpoint yet"
+            description = f"{model.layers} layers of width {model.dim}, {reached}, seed {self.config.seed}"
         return Model(
             name=self.name,
             connection=model.connection,
-            description=f"{model.layers} layers of width {model.dim}, {reached}, seed {self.config.seed}",
+            description=description,
             kind="run",
             **self._shape,
             context=model.context,
             vocabulary=model.vocab_size,
             steps=steps,
-            training=self._is_running(),
+            training=training,
             colour=arm_styles([model.connection])[model.connection].colour,
         )
 
     def step(self, asked: int | None) -> int:
+        self._keep_up()
         steps = self.steps
         if not steps:
             raise UsageError("the run has saved no checkpoint yet; wait for the first one")
@@ -134,7 +168,14 @@ class RunSubject(Subject):
         return steps[-1] if asked is None else asked
 
     def model(self, step: int) -> Any:
-        return self.remembered(("model", step), lambda: load_run(self.folder.path, step=step).model, KEPT_MODELS)
+        key = "model", step, self.checksums(step)
+        return self.remembered(key, lambda: load_run(self.folder.path, step=step).model, KEPT_MODELS)
+
+    def checksums(self, step: int) -> str:
+        try:
+            return (self.folder.checkpoints.place(step) / CHECKSUMS).read_text(encoding="utf-8")
+        except (OSError, ValueError):
+            return ""  # to load it says what is wrong
 
     def python(self, text: str, step: int | None, changes: Sequence[Change]) -> str:
         of_step = "" if step is None else f", step={step}"
@@ -153,7 +194,8 @@ class RunSubject(Subject):
         )
 
     def curve(self) -> Curve:
-        """The run's losses so far."""
+        """The run's losses so far. Raises UsageError where the folder no longer holds the run."""
+        self._keep_up()
         records = read_metrics(self.folder.metrics)
         of_kind = {kind: [record for record in records if record.get("kind") == kind] for kind in ("train", "eval")}
         losses = {kind: tuple(record["loss"] for record in found) for kind, found in of_kind.items()}
@@ -169,6 +211,16 @@ class RunSubject(Subject):
             return time.time() - self.folder.metrics.stat().st_mtime < QUIET_SECONDS
         except OSError:
             return False
+
+
+def _identity(record: Mapping[str, Any] | None) -> Any:
+    """What of a run's config.json stays while it goes on, with other options of where it writes or to more steps."""
+    if record is None:
+        return None
+    fields = flat_fields(record["config"])
+    for name in (*FREE_FIELDS, "steps"):
+        fields.pop(name, None)
+    return record["corpus"].get("sha256"), fields
 
 
 class TransformersSubject(Subject):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,9 @@ from attnres.files import write_text
 Record = dict[str, Any]
 
 log = logging.getLogger(__name__)
+
+NUMBERS = {"train": ("loss", "step_seconds"), "eval": ("loss",)}
+"""What is read from records of these kinds: finite numbers, without which a record is a damaged one."""
 
 
 def read_metrics(path: Path) -> list[Record]:
@@ -29,13 +33,25 @@ def read_metrics(path: Path) -> list[Record]:
             record = json.loads(line)
         except ValueError:
             record = None
-        if isinstance(record, dict) and isinstance(record.get("step"), int):
+        if _is_whole(record):
             records.append(record)
         elif number < len(lines):
             damaged.append(number)
     if damaged:
         log.warning("%s: %d damaged lines are left out, the first is line %d", path, len(damaged), damaged[0])
     return records
+
+
+def _is_whole(record: Any) -> bool:
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return False
+    kind = record.get("kind")
+    return isinstance(kind, str) and all(_is_finite(record.get(name)) for name in NUMBERS.get(kind, ()))
+
+
+def _is_finite(value: Any) -> bool:
+    """Whether it is a number that can be reckoned with: JSON's whole ones may be larger than any float."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 class Records:

@@ -62,6 +62,18 @@ def test_a_target_that_another_command_is_writing_or_has_written_stays(plain, tm
     assert [f.name for f in (tmp_path / "late").iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_checkpoint_that_is_not_finite_itself_is_blamed_and_no_connection(plain, tmp_path, number):
+    model = make_model("llama")
+    with torch.no_grad():
+        model.lm_head.weight[3] = number
+    model.save_pretrained(plain)
+    for lossy in (False, True):
+        with pytest.raises(UsageError, match="plain: its own logits are not finite"):
+            convert(plain, tmp_path / "new", lossy=lossy)
+    assert [f.name for f in tmp_path.iterdir()] == ["plain"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"), [("block_size=99", "block_size 99 is more than"), ("size=1", "has no option 'size'")]
 )

@@ -95,6 +95,20 @@ def test_inspect_looks_at_its_own_place_before_the_first_second_of_work(tmp_path
     assert "not a run folder" in capsys.readouterr().err
 
 
+def test_inspect_speaks_of_out_only_where_it_was_given(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("attnres.cli._checks.os.access", lambda path, mode: path != tmp_path)
+    for out, says in (
+        ([], f"without --out the page goes to {tmp_path / 'report'}: {tmp_path} cannot be written; choose another"),
+        (["--out", str(tmp_path / "page")], f"attnres: --out {tmp_path / 'page'}: {tmp_path} cannot be written"),
+    ):
+        assert main(["inspect", str(tmp_path), *out]) == 2
+        assert says in (error := capsys.readouterr().err) and error.count("\n") == 1
+    (tmp_path / "report").mkdir()
+    (tmp_path / "report" / "report.html").write_text("mine")
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert f"without --out the page goes to {tmp_path / 'report'}: there is another" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("prompt", "count"), [("x", "1 token"), ("x" * 40, "40 tokens")])
 def test_inspect_refuses_a_prompt_that_does_not_fit(prompt, count, comparison, capsys):
     assert main(["inspect", str(comparison[0] / "residual" / "seed-0"), "--prompt", prompt]) == 2

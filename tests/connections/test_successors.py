@@ -184,7 +184,9 @@ def haares(connection, x, sublayers, size):
                 details.append(factor.detach() * difference if connection.detach else factor * difference)
         stacked = torch.stack(sums + details)
         scores = rms_norm(stacked, connection.gain[site], EPS) @ connection.query[site]
-        bias = torch.cat([torch.zeros(len(sums)).double(), connection.bias[site].expand(len(details))])
+        bias = torch.zeros(len(sums) + len(details)).double()
+        if details:
+            bias[len(sums) :] = connection.bias[site]
         inputs.append(torch.einsum("nbt,nbtd->btd", (scores + bias[:, None, None]).softmax(0), stacked))
         if site < SITES:
             outputs.append(sublayers[site](inputs[-1]))

@@ -189,6 +189,7 @@ TOO_LARGE = 10**400
     ("name", "path", "value", "message"),
     [
         ("prune", ["hours"], TOO_LARGE, "with 10+ under 'hours'"),
+        ("prune", ["runs", 0, "added"], [0.5], "with 1 of [0-9]+ sublayers of [a-z]+, seed [0-9]+"),
         ("scaling", ["runs", 0, "tokens"], TOO_LARGE, r"with 10+ under 'runs\[0\].tokens'"),
         ("retrofit", ["fractions", 0], 3.0, "with no run of the fraction 3"),
         ("retrofit", ["runs", 0, "seed"], 77, "with no plain model of residual, seed 77"),

@@ -192,6 +192,25 @@ def test_a_run_that_cannot_keep_what_is_measured_is_refused_before(sweep, tmp_pa
     assert pruned(run, corpus, 64) == measured, "what is there already is only read"
 
 
+@pytest.mark.parametrize(
+    ("damaged", "message"),
+    [
+        (lambda entries: json.dumps(entries | {"added": entries["added"][:7]}), "with 7 of 12 sublayers under 'added'"),
+        (lambda entries: json.dumps(entries | {"loss": None}), "with no loss"),
+        (lambda entries: json.dumps(entries)[:-9], "not valid JSON .+"),
+    ],
+)
+def test_a_damaged_record_of_a_run_is_refused_with_what_to_do(sweep, tmp_path, damaged, message):
+    (run,) = open_runs([shutil.copytree(sweep.planned[0].job.folder, tmp_path / "run")])
+    corpus, stored = open_corpus(run.config.data), run.folder.path / "prune.json"
+    measured = pruned(run, corpus, 64)
+    stored.write_text(damaged(json.loads(stored.read_text())))
+    with pytest.raises(UsageError, match=f"{message}; delete it, and it is measured again$"):
+        pruned(run, corpus, 64)
+    stored.unlink()
+    assert pruned(run, corpus, 64).added == measured.added
+
+
 def test_the_command_measures_once_and_marks_what_is_not_finished(sweep, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     folder = tmp_path / "runs"

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,7 +15,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.nn.functional as F
 
+from attnres import load_run
 from attnres.look import answers
 from attnres.look.prepare import Preparation
 from attnres.look.server import MAX_BODY
@@ -180,9 +184,19 @@ def test_a_huge_text_is_refused_in_one_line(client, text, says):
     assert told["kind"] == "failure" and says in told["message"]
 
 
-@pytest.mark.parametrize(("count", "temperature"), [(0, 1.0), (10_000, 1.0), (3, -1.0)])
-def test_continuations_out_of_range_are_refused(client, count, temperature):
-    assert client.one("continue", **VIEW, count=count, temperature=temperature)["kind"] == "failure"
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"count": 0}, "1 to 512 new tokens"),
+        ({"count": 10_000}, "1 to 512 new tokens"),
+        ({"temperature": -1.0}, "temperature is 0 to 100"),
+        ({"top_k": 0}, "top_k at least 1"),
+        ({"top_k": -1}, "top_k at least 1"),
+    ],
+)
+def test_continuations_out_of_range_are_refused(client, asked, says):
+    told = client.one("continue", **VIEW, **asked)
+    assert told["kind"] == "failure" and says in told["message"]
 
 
 def test_a_text_with_half_a_surrogate_pair_is_read(client):
@@ -289,6 +303,37 @@ def test_a_run_that_trains_is_watched(tmp_path):
     assert next(line for line in rest if line["kind"] == "session")["models"][0]["steps"] == [6, 8]
 
 
+def test_a_run_that_is_replaced_is_not_mixed_with_what_was_opened(tmp_path):
+    run, question = train_small(tmp_path, "block"), {"view": {"model": 0, "text": "the brown dog"}}
+    with serving([RunSubject(run, "block")]) as client:
+        assert client.one("look", **question)["kind"] == "picture"
+        for happened in ("is gone", "was replaced by another"):
+            shutil.rmtree(run, ignore_errors=True)
+            if happened != "is gone":
+                train_small(tmp_path, "block", seed=1)
+            says = f"{run}: the run that was opened {happened}; start attnres look again"
+            for command, request in (("look", question), ("watch", {"model": 0})):
+                assert client.one(command, **request) == {"kind": "failure", "message": says}
+            (model,) = client.session()["models"]
+            assert (model["description"], model["steps"], model["training"]) == (says, [], False)
+
+
+def test_other_weights_of_the_same_step_are_read(tmp_path):
+    """As when a run goes on to more steps, whose last ones before have other learning rates then."""
+    run, question = train_small(tmp_path, "block"), {"view": {"model": 0, "text": "the brown dog"}}
+    with serving([RunSubject(run, "block")]) as client:
+        before = client.one("look", **question)["loss"]
+        shutil.rmtree(run)
+        train_small(tmp_path, "block", steps=12, keep=9)
+        view = {**question["view"], "step": 6}
+        trained, now = load_run(run, step=6), client.one("look", view=view)["loss"]
+        with torch.no_grad():
+            tokens = torch.tensor([trained.tokenizer.encode(view["text"])])
+            losses = F.cross_entropy(trained.model(tokens)[0, :-1], tokens[0, 1:], reduction="none")
+        assert now[1:] == pytest.approx(losses.tolist(), rel=1e-5) and now != before
+        assert client.ask("watch", model=0)[0]["total_steps"] == 12
+
+
 def test_with_nothing_given_a_pair_is_trained_first(tmp_path):
     jobs = [Job(name, small_config(tmp_path, name), tmp_path / name) for name in ("residual", "block")]
     preparation = Preparation(jobs)
@@ -340,6 +385,7 @@ def test_bad_arguments_are_said_in_one_line(runs, client, tmp_path, capsys, monk
     (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
     for arguments, says in [
         ([str(tmp_path)], "not a run folder"),
+        ([str(runs[0]), f"{runs[0]}/../{runs[0].name}"], f"{runs[0].name} is given twice; give each run or model once"),
         ([str(tmp_path / "model")], "there is no tokenizer.json"),
         ([str(runs[0]), "--port", "99999"], "--port must be 0 to 65535"),
         ([str(runs[0]), "--token", "short"], "--token must be 16"),
@@ -358,9 +404,12 @@ def test_bad_arguments_are_said_in_one_line(runs, client, tmp_path, capsys, monk
 
 
 def test_two_runs_of_one_name_are_told_apart(tmp_path, runs):
-    import shutil
-
-    for arm in ("a", "b"):
-        shutil.copytree(runs[0], tmp_path / arm / "seed-0")
-    names = [subject.name for subject in open_subjects([tmp_path / "a" / "seed-0", tmp_path / "b" / "seed-0"])]
-    assert names == ["a/seed-0", "b/seed-0"]
+    folders = [tmp_path / name for name in ("1/a/seed-0", "1/b/seed-0", "2/b/seed-0")]
+    for folder in folders:
+        shutil.copytree(runs[0], folder)
+    for opened, names in (
+        (folders[:1], ["seed-0"]),
+        (folders[:2], ["a/seed-0", "b/seed-0"]),
+        (folders, ["1/a/seed-0", "1/b/seed-0", "2/b/seed-0"]),
+    ):
+        assert [subject.name for subject in open_subjects(opened)] == names

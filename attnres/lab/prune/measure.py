@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -77,7 +78,7 @@ def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], N
     batches = list(validation_batches(corpus, run.config.model.context, BATCH, tokens))
     tokens = sum(batch[:, 1:].size for batch in batches)
     if stored.is_file():
-        kept = read_record(stored, Pruned)
+        kept = _kept(stored, sublayers)
         if (kept.tokens, kept.step) == (tokens, step):
             watch(sublayers)
             return kept
@@ -99,3 +100,12 @@ def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], N
     with run.folder.lock():
         write_record(stored, measured)
     return read_record(stored, Pruned)
+
+
+def _kept(stored: Path, sublayers: int) -> Pruned:
+    """What was measured before. Raises UsageError where it is damaged, or not of so many sublayers."""
+    kept = read_record(stored, Pruned)
+    if len(kept.added) != sublayers:
+        measured = f"with {len(kept.added)} of {sublayers} sublayers under 'added'"
+        raise UsageError(f"{stored}: a damaged record of {kept.kind}, {measured}; {kept.remedy}")
+    return kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,10 +12,11 @@ from attnres.lab.record import Record, Stored
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned(Stored):
-    """What is measured of one run, kept in its folder."""
+    """What is measured of one run, kept in its folder. Raises ValueError where its loss is missing."""
 
     kind: ClassVar = "pruning of a run"
     written_by: ClassVar = "prune"
+    remedy: ClassVar = "delete it, and it is measured again"
 
     tokens: int
     step: int
@@ -24,6 +26,11 @@ class Pruned(Stored):
     added: tuple[float, ...]
     """What each sublayer adds to it when it is off: [sublayer]."""
     seconds: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if math.isnan(self.loss):
+            raise ValueError("with no loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +56,10 @@ class PruneRecord(Record):
     tokens: int
     baseline: str
     runs: tuple[PrunedRun, ...]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sublayers = max(len(run.added) for run in self.runs)
+        for run in self.runs:
+            if run.done and len(run.added) != sublayers:
+                raise ValueError(f"with {len(run.added)} of {sublayers} sublayers of {run.arm}, seed {run.seed}")
