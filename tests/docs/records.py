@@ -122,6 +122,20 @@ def judged(setting: str) -> list[str]:
     ]
 
 
+def candidates_lead(setting: str) -> list[str]:
+    """What the verdict's candidate is from every other arm but the baseline, seed by seed."""
+    losses = {
+        cell["arm"]: {run["seed"]: run["loss"] for run in cell["runs"]}
+        for cell in record(f"verdict-{setting}")["cells"]
+    }
+    ours = losses.pop("interlayer")
+    leads = {arm: [ours[seed] - loss for seed, loss in of.items()] for arm, of in losses.items() if arm != "residual"}
+    return [
+        f"`{arm}` {number(statistics.fmean(of), 3)} ± {number(statistics.stdev(of) / len(of) ** 0.5, 3)}"
+        for arm, of in leads.items()
+    ]
+
+
 def searched_deep(arm: str) -> str:
     """The difference of an arm at its better rate to the baseline at its own."""
     tried = [

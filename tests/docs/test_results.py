@@ -25,6 +25,7 @@ from tests.docs.records import (
     advantage,
     bench,
     bench_tables,
+    candidates_lead,
     cell,
     cells,
     costs,
@@ -186,7 +187,11 @@ def searches() -> list[str]:
 def verdicts() -> list[str]:
     """What the page says of the verdict's arms that are done."""
     settings = [path.stem.removeprefix("verdict-") for path in RESULTS.glob("verdict-*.json")]
-    return [f"verdict-{setting}.json): {', '.join(judged(setting))}." for setting in settings]
+    return [
+        f"verdict-{setting}.json): {', '.join(judged(setting))}."
+        + (f" `interlayer` from {', from '.join(leads)}." if (leads := candidates_lead(setting)) else "")
+        for setting in settings
+    ]
 
 
 def readings() -> list[str]:
