@@ -38,5 +38,31 @@ def small_k3(seed: int = 0, **sizes: Any) -> KimiK3ForCausalLM:
     return model
 
 
-def some_tokens(*shape: int) -> torch.Tensor:
-    return torch.randint(1, 256, shape, generator=torch.Generator().manual_seed(1))
+def some_tokens(*shape: int, seed: int = 1) -> torch.Tensor:
+    return torch.randint(1, 256, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def decided_tokens(model: KimiK3ForCausalLM, count: int, drawn: int) -> torch.Tensor:
+    """Tokens of which, with as many drawn behind them, no router is near a tie: there rounding chooses the experts."""
+    for seed in range(1, 10):
+        tokens = some_tokens(count, seed=seed)
+        if _nearest_tie(model, model.generate(tokens[None], max_new_tokens=drawn, do_sample=False)) > 1e-5:
+            return tokens
+    raise AssertionError("every text has a tie")
+
+
+def _nearest_tie(model: KimiK3ForCausalLM, tokens: torch.Tensor) -> float:
+    """How far the last expert that is chosen lies before the first that is not, over all routers and tokens."""
+    gaps = []
+
+    def look(router, _, out):
+        scores = (out[0].sigmoid() + router.e_score_correction_bias).sort(-1, descending=True).values
+        gaps.append((scores[:, router.top_k - 1] - scores[:, router.top_k]).min().item())
+
+    routers = [part for part in model.modules() if type(part).__name__ == "KimiLinearTopkRouter"]
+    hooks = [router.register_forward_hook(look) for router in routers]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    assert len(gaps) == len(routers) > 0
+    return min(gaps)

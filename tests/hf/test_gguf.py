@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnres.errors import UsageError
-from tests.hf.k3 import small_k3, some_tokens
+from tests.hf.k3 import decided_tokens, small_k3, some_tokens
 
 pytest.importorskip("gguf", reason="the gguf library writes the files")
 
@@ -36,7 +36,8 @@ needs_llama_cpp = pytest.mark.skipif(
 )
 @torch.no_grad()
 def test_llama_cpp_computes_the_same(sizes, tmp_path):
-    model, tokens = small_k3(**sizes), some_tokens(100)
+    model = small_k3(**sizes)
+    tokens = decided_tokens(model, 100, drawn=64)
     write_gguf(model, tmp_path / "k3.gguf", BYTES)
     ours = model(tokens[None]).logits[0]
     with llamacpp.opened(tmp_path / "k3.gguf", context=200) as engine:
