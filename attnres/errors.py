@@ -3,6 +3,8 @@
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 
@@ -46,6 +48,24 @@ def check_count(name: str, value: object, most: int = LARGEST_COUNT) -> None:
         raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
     if value > most:
         raise UsageError(f"{name} must be at most {most}, not {value}")
+
+
+def list_of_ids(name: str, tokens: Any) -> list[int]:
+    """List one text's token ids.
+
+    Args:
+        name: what the message calls them.
+        tokens: a sequence of whole numbers, or a tensor or array of one axis.
+
+    Raises:
+        UsageError: anything else, a batch of texts among it, or none.
+    """
+    ids = tokens.tolist() if hasattr(tokens, "tolist") else tokens
+    if not isinstance(ids, Sequence) or isinstance(ids, str) or not all(isinstance(each, Integral) for each in ids):
+        raise UsageError(f"{name} must be a list of ids of one text, such as [5, 0, 12], as a tokenizer gives them")
+    if not ids:
+        raise UsageError(f"{name} is empty; give at least one token")
+    return [int(each) for each in ids]
 
 
 def refuse_non_finite(record: Any) -> None:

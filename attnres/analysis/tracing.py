@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise
 from attnres.analysis.interventions import Reading, prepared, replaced
-from attnres.errors import UsageError
+from attnres.errors import UsageError, list_of_ids
 from attnres.model import Transformer
 
 OnSite = Callable[[int], None]
@@ -59,6 +59,7 @@ def trace(
     Raises:
         UsageError: as `intervene` does.
     """
+    text = list_of_ids("tokens", tokens)
     rows: list[Tensor] = []
     last: list[Reading] = []
 
@@ -69,7 +70,7 @@ def trace(
         last[:] = [reading]
 
     connection = prepared(model, changes, watch)
-    ids = torch.tensor(list(tokens), device=next(model.parameters()).device)
+    ids = torch.tensor(text, device=next(model.parameters()).device)
     with replaced(model, connection):
         out = model(ids[None])
     logits = out if isinstance(out, Tensor) else out.logits
@@ -122,6 +123,8 @@ def explain(
     Raises:
         UsageError: a position or target that is not there, or a model without a known readout.
     """
+    if not isinstance(traced, Trace):
+        raise UsageError("explain takes what trace returned: explain(model, trace(model, tokens), position, target)")
     if not 0 <= position < len(traced.tokens):
         raise UsageError(f"the text has tokens 0 to {len(traced.tokens) - 1}, not {position}")
     if not 0 <= target < traced.logits.shape[-1]:

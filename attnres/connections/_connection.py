@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
 
+from attnres.connections._state import options_given, refuse_other, sign
 from attnres.errors import UsageError, check_count
 from attnres.ops import inverse_rms as inverse_rms
 from attnres.ops import widen as widen
@@ -69,7 +68,7 @@ class Connection(nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         connection = super().__new__(cls)
-        connection.__dict__["_options"] = _options_given(cls, args, kwargs)  # a module takes none before its __init__
+        connection.__dict__["_options"] = options_given(cls, args, kwargs)  # a module takes none before its __init__
         return connection
 
     def __init__(self, dim: int, sites: int) -> None:
@@ -78,8 +77,8 @@ class Connection(nn.Module):
         check_count("sites", sites)
         self.dim = dim
         self.sites = sites
-        self.register_state_dict_post_hook(_sign)
-        self.register_load_state_dict_pre_hook(_refuse_other)
+        self.register_state_dict_post_hook(sign)
+        self.register_load_state_dict_pre_hook(refuse_other)
 
     def anew(self) -> Connection:
         """Make another one with the same options, as at its start."""
@@ -293,69 +292,6 @@ def _refuse_tensor(values: Values) -> None:
         raise UsageError("values are what start(x) returns, not x: connection.run(connection.start(x), sublayers)")
 
 
-def _options_given(cls: type[Connection], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `cls(*args, **kwargs)` is made with beside dim and sites, of those whose text says all of them."""
-    try:
-        bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)
-    except TypeError:  # __init__ will say so; or it is a copy, which has the options of the first
-        return {}
-    bound.apply_defaults()
-    options: dict[str, Any] = {}
-    for name, value in list(bound.arguments.items())[1:]:
-        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            shared = dataclasses.fields(cls.shared_options) if cls.shared_options else ()
-            options = {field.name: field.default for field in shared} | options | value
-        else:
-            options[name] = value
-    return {
-        name: value
-        for name, value in options.items()
-        if name not in ("dim", "sites") and isinstance(value, bool | int | float | str | None)
-    }
-
-
-def _signature(connection: nn.Module) -> str:
-    return f"{type(connection).__name__}({connection.extra_repr()})"
-
-
-def _sign(connection: nn.Module, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
-    """Say whose state it is: a Full has the parameters of a Block, and means something else by them."""
-    metadata["connection"] = _signature(connection)
-
-
-def leave_out_unused(connection: nn.Module, state: Any, prefix: str, *_: Any) -> None:
-    """Drop what older states have for sites without a parameter, as a hook: no loss ever reached it."""
-    for name, entries in connection.named_children():
-        if isinstance(entries, nn.ParameterList):
-            for site, parameter in enumerate(entries):
-                if parameter is None:
-                    state.pop(f"{prefix}{name}.{site}", None)
-
-
-def _refuse_other(connection: nn.Module, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
-    """Refuse what would be loaded without a word; where names differ, strict loading says so.
-
-    A state from before an option was signed says nothing of it.
-    """
-    here = _signature(connection)
-    (kind, own), (other, theirs) = _parts(here), _parts(metadata.get("connection", here))
-    names = {prefix + name for name, _ in connection.named_parameters()}
-    if names != {key for key in state if key.startswith(prefix)}:
-        return
-    differing = [name for name in theirs if own.get(name, theirs[name]) != theirs[name]]
-    if kind != other or differing:
-        said = [other, kind]
-        if kind == other:
-            said = [", ".join(f"{name}={of[name]}" for name in differing) for of in (theirs, own)]
-        raise UsageError("the state is that of {}, and this connection is {}; make the same one".format(*said))
-
-
-def _parts(signature: str) -> tuple[str, dict[str, str]]:
-    """The class of a connection's signature, and its options."""
-    kind, _, options = signature.rstrip(")").partition("(")
-    return kind, {name: value for name, _, value in (option.partition("=") for option in options.split(", "))}
-
-
 def output_of(sublayer: Sublayer, h: Mixture, values: Values = ()) -> Tensor:
     """Call the sublayer with what its site reads.
 
@@ -368,9 +304,9 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = ()) -> Tensor:
         Its output, [..., dim].
 
     Raises:
-        UsageError: it returns no tensor, or one of another shape, which most sums would broadcast without a word; or it
-            changes what it was given, which may be the stream itself or saved for the backward pass, or the values,
-            which may hold what an earlier call returned as it is.
+        UsageError: it returns no tensor, or one of another shape, which most sums would broadcast without a word, of
+            another device or of no floating dtype; or it changes what it was given, which may be the stream itself or
+            saved for the backward pass, or the values, which may hold what an earlier call returned as it is.
     """
     reads = h if isinstance(h, tuple) else (h,)
     before, values_before = times_changed(reads), times_changed(values)
@@ -380,6 +316,9 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = ()) -> Tensor:
     if y.shape != reads[0].shape:
         read, returned = list(reads[0].shape), list(y.shape)
         raise UsageError(f"a sublayer must return the shape that it reads, {read}, and returned {returned}")
+    if y.dtype not in DTYPES or y.device != reads[0].device:
+        read, returned = f"{reads[0].dtype} on {reads[0].device}", f"{y.dtype} on {y.device}"
+        raise UsageError(f"a sublayer must return a floating dtype on the device that it reads, {read}, not {returned}")
     if times_changed(reads) != before:
         raise UsageError("a sublayer changed its input in place, as nn.ReLU(inplace=True) does; let it work on a copy")
     if times_changed(values) != values_before:

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Mixture, Values, Weights, inverse_rms, leave_out_unused, stream_dtype, widen
+from attnres.connections._connection import Mixture, Values, Weights, inverse_rms, stream_dtype, widen
 from attnres.connections._reads import Reads, each_read, mixture, per_read
+from attnres.connections._state import leave_out_unused
 from attnres.connections.block import Block
 from attnres.errors import UsageError
 from attnres.ops import attend

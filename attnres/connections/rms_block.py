@@ -12,11 +12,11 @@ from attnres.connections._connection import (
     Values,
     Weights,
     inverse_rms,
-    leave_out_unused,
     one_of,
     stream_dtype,
 )
 from attnres.connections._reads import Reads
+from attnres.connections._state import leave_out_unused
 from attnres.connections.block import Block
 from attnres.ops import add_normalised
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, list_of_ids
 from attnres.model import Transformer
 
 PREFILL_CHUNK = 256
@@ -39,11 +39,12 @@ def generate(
     Raises:
         UsageError: an empty prompt, one that leaves no room in the context, or sampling options out of range.
     """
+    prompt = list_of_ids("the prompt", prompt)
     _check(model, prompt, max_new, temperature, top_k, top_p, seed)
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     caches = model.new_caches(batch=1)
-    tokens = torch.tensor([list(prompt)], device=device)
+    tokens = torch.tensor([prompt], device=device)
 
     for start in range(0, len(prompt), PREFILL_CHUNK):
         chunk = tokens[:, start : start + PREFILL_CHUNK]
@@ -89,8 +90,6 @@ def _check(
     seed: int,
 ) -> None:
     context = model.config.context
-    if not prompt:
-        raise UsageError("the prompt is empty; give at least one token")
     if len(prompt) > context:
         raise UsageError(
             f"the prompt has {len(prompt)} tokens and the model's context is {context}; shorten the prompt"

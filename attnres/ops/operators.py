@@ -293,8 +293,8 @@ def _check(sources: Sequence[Tensor], name: str, vectors: Sequence[Tensor], vect
         if x.dtype not in reference.DTYPES:
             dtype = str(x.dtype).removeprefix("torch.")
             raise UsageError(f"{name} and {vector_names} must be float32, bfloat16, float16 or float64, not {dtype}")
-    if not eps >= 0:
-        raise UsageError(f"eps must not be negative, not {eps}")
+    if not isinstance(eps, float | int) or not eps >= 0:
+        raise UsageError(f"eps must be a number of at least 0, not {eps!r}")
     shape = sources[0].shape
     if len(shape) == 0 or shape[-1] == 0 or any(x.shape != shape for x in sources):
         shapes = ", ".join(str(list(x.shape)) for x in sources)

@@ -146,6 +146,11 @@ def test_what_is_not_there_is_refused():
             explain(model, traced, position, target)
     with pytest.raises(UsageError, match="two tokens"):
         next(removal_effects(model, [3], [0]))
+    for wrong in (torch.tensor([TEXT]), "text", None, [0.5]):
+        with pytest.raises(UsageError, match="tokens must be a list of ids of one text"):
+            trace(model, wrong)
+    with pytest.raises(UsageError, match="explain takes what trace returned"):
+        explain(model, TEXT, 0, 0)
     base = attnres.hf.attach(make_model("llama").model, "block")
     with pytest.raises(UsageError, match="no head"):
         explain(base, traced, 0, 0)

@@ -54,6 +54,11 @@ def test_generation_stops_where_the_context_ends():
     assert len(list(generate(model, [1] * 32, 100))) == 1
 
 
+def test_a_prompt_may_be_a_tensor():
+    model = small_model("residual")
+    assert list(generate(model, torch.tensor([1, 2, 3]), 4)) == list(generate(model, [1, 2, 3], 4))
+
+
 def test_a_seed_repeats_and_another_differs():
     model = small_model("residual")
     first, again, other = (list(generate(model, [1, 2], 20, seed=seed)) for seed in (3, 3, 4))
@@ -87,6 +92,10 @@ def test_sampling_follows_the_distribution_it_is_asked_for():
     ("prompt", "options", "message"),
     [
         ([], {}, "empty"),
+        (None, {}, "list of ids of one text"),
+        ("fn main", {}, "list of ids of one text"),
+        ([1.5], {}, "list of ids of one text"),
+        (torch.tensor([[1, 2]]), {}, "list of ids of one text"),
         ([1] * 33, {}, "33 tokens"),
         ([1, 61], {}, "below the model's vocabulary size, 61"),
         ([-1], {}, "at least 0"),

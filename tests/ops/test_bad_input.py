@@ -43,8 +43,8 @@ def test_bad_input_is_named():
         depth_attention([x.to(torch.float8_e4m3fn)], q)
     with pytest.raises(UsageError, match="d of at least 1"):
         attend_blocks([torch.zeros(2, 0)], torch.zeros(1, 0))
-    for eps in (-1e-6, float("nan")):
-        with pytest.raises(UsageError, match="eps must not be negative"):
+    for eps in (-1e-6, float("nan"), "1e-6", None):
+        with pytest.raises(UsageError, match="eps must be a number of at least 0"):
             attend_blocks([x], q[None], eps)
 
 
