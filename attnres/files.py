@@ -107,7 +107,7 @@ def added_folder(path: Path) -> Iterator[Path]:
     def refuse() -> None:
         raise UsageError(f"{path}: another command is writing it; wait for it or give another folder")
 
-    if path.exists():
+    if os.path.lexists(path):  # a link to nowhere, too
         raise UsageError(f"{path} exists; give a new folder")
     # Names that nobody else gives: what has them may be removed.
     partial, lock = (path.with_name(f".{path.name}.attnres{suffix}") for suffix in (PARTIAL, LOCK))
@@ -131,7 +131,7 @@ def _rename_to_new(partial: Path, path: Path) -> None:
     try:
         os.rename(partial, path)  # fails on a file, and on a folder that is not empty
     except OSError:
-        if path.exists():
+        if os.path.lexists(path):
             raise UsageError(f"{path} was made by another command meanwhile; give a new folder") from None
         raise
 

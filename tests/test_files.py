@@ -107,6 +107,10 @@ def test_an_added_folder_is_made_by_one_and_takes_no_others_place(tmp_path):
     assert names(tmp_path) == ["new", "new.partial"] and names(path) == ["a"]
     with pytest.raises(UsageError, match="/new exists"), added_folder(path):
         raise AssertionError
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="/link exists"), added_folder(tmp_path / "link"):
+        raise AssertionError
+    (tmp_path / "link").unlink()
     with pytest.raises(KeyboardInterrupt), added_folder(tmp_path / "other"):
         raise KeyboardInterrupt
     with pytest.raises(OSError) as caught, added_folder(tmp_path / "other") as partial:

@@ -162,7 +162,10 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
                 raise UsageError(f"{path}, line {rows.line_num}: compute, loss and seed must be numbers") from None
             if not (row["arm"] or "").strip():
                 raise UsageError(f"{path}, line {rows.line_num}: the arm has no name")
-            curves.setdefault(row["arm"], []).append(point)
+            points = curves.setdefault(row["arm"], [])
+            if point in points and row.get("seed"):  # without seeds two runs may well round to one loss
+                raise UsageError(f"{path}, line {rows.line_num}: an earlier line says the same; leave one of them out")
+            points.append(point)
     return curves
 
 
