@@ -2,7 +2,7 @@
 # The verdict of docs/VERDICT.md: one setting's arms, one after the other, each into the record as soon as it is done.
 #
 #     recipes/verdict.sh shallow-short                                # or deep-short; every arm that takes part
-#     recipes/verdict.sh shallow-long residual interlayer block ...   # or deep-long; the arms that VERDICT.md takes there
+#     recipes/verdict.sh shallow-long residual interlayer block ...   # or deep-long; the arms of VERDICT.md's change 8
 #     EQUAL=seconds recipes/verdict.sh deep-short residual interlayer block ...   # equal wall clock, on a quiet machine
 #
 # Stop it in any way; the same command goes on, and with results/verdict-SETTING.json alone on another machine, too:
@@ -23,7 +23,7 @@ if [ $# = 0 ]; then
     case $setting in
         shallow-short) searched=(block:block_size=8 rms-block:block_size=2) ;;
         deep-short) searched=(block:block_size=12 rms-block:block_size=12) ;;
-        *) echo "$setting: give its arms, residual first (docs/VERDICT.md, change 7)" >&2; exit 2 ;;
+        *) echo "$setting: give its arms, residual first (docs/VERDICT.md, change 8)" >&2; exit 2 ;;
     esac
     set -- residual interlayer block rms-block "${searched[@]}" rms-residual rms-full delta:block_size=4 x0 haares \
         rms-block:reads=qkv-gate-up block:reads=qkv-gate-up
