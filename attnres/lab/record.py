@@ -22,6 +22,7 @@ from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type
 from attnres.connections import file_digest
 from attnres.errors import UsageError
 from attnres.files import write_text
+from attnres.train.folder import RunFolder
 from attnres.train.jsonconfig import names_no_text
 
 THE_DEFAULT_THEN = "the default then and --data.dataset stdlib now"
@@ -64,6 +65,8 @@ class Record(Stored):
     config: Mapping[str, Any]
     files: Mapping[str, Any] | None = None
     """The hash of each arm's file, of arms that have one; kept where a sweep goes on from its record."""
+    start: str | None = None
+    """The checksum of the weights that the first of the runs began with, if it had another run's."""
 
     @property
     def origin(self) -> dict[str, str]:
@@ -93,6 +96,7 @@ def header(run_record: Mapping[str, Any], seconds: float, commits: Iterable[str 
         "machine": run_record["machine"],
         "corpus": run_record["corpus"],
         "config": run_record["config"],
+        "start": run_record.get("start"),
     }
 
 
@@ -140,6 +144,12 @@ def refuse_other_sweep(
         raise UsageError(
             f"{path} holds runs on another text, {record.corpus.get('description')}, whose hash begins with "
             f"{recorded:.8}; this one's begins with {text:.8}: restore that text, {instead}"
+        )
+    start = record.config.get("start_from")
+    if record.start and start and RunFolder(start).weights() not in (None, record.start):
+        raise UsageError(
+            f"{start} has other weights than when the runs in {path} began with them, as after more training; put "
+            f"those back, {instead}"
         )
     for arm, digest in (record.files or {}).items():
         if arm in arms and file_digest(arm) != digest:

@@ -117,6 +117,10 @@ class Checkpoint:
             return f"{CHECKSUMS} is not as it was written"
         return None
 
+    def weights_checksum(self) -> str:
+        """By which the weights can be told from others, as they were written."""
+        return json.loads((self.path / CHECKSUMS).read_text(encoding="utf-8"))[MODEL]
+
     def validation_loss(self) -> float:
         """Measured at this very step; infinite if it was not measured or cannot be read."""
         try:

@@ -122,6 +122,24 @@ class RunFolder:
             what = "is gone" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
             raise UsageError(f"{path} {what}; without it the command that trained the run writes it anew") from error
 
+    def weights(self) -> str | None:
+        """The checksum of the newest good weights, by which a run that begins with them knows them; None without any.
+
+        Raises:
+            UsageError: every checkpoint is damaged.
+        """
+        newest = self.checkpoints.newest_good()
+        return newest.weights_checksum() if newest else None
+
+    def refuse_other_start(self, start_from: str | None) -> None:
+        """Raise UsageError if the run here began with weights that `start_from`, where it had them, no longer has."""
+        began = (self.record() or {}).get("start")
+        if began and start_from and RunFolder(start_from).weights() not in (None, began):
+            raise UsageError(
+                f"{start_from} has other weights than when {self.path} began with them, as after more training; put "
+                "those back, or choose another folder"
+            )
+
     def summary(self) -> dict[str, Any] | None:
         """The result of a run that is done and whose final weights are still there and good, else None.
 
@@ -158,6 +176,9 @@ class RunFolder:
             return
         stored = _fields(self._recorded_config(record))
         given = _fields(fit_vocabulary(config, record["corpus"]["vocab_size"]))
+        if stored["start_from"] != given["start_from"] and config.start_from and "start" in record:
+            same = RunFolder(config.start_from).weights() == record["start"]  # the weights count, not what leads there
+            given["start_from"] = stored["start_from"] if same else given["start_from"]
         differing = [
             f"{name} is {stored.get(name, 'not set')!r} there and {given.get(name, 'not set')!r} here"
             for name in {**stored, **given}
@@ -189,6 +210,7 @@ class RunFolder:
     def claim(self, config: RunConfig, corpus: Corpus) -> str:
         """Make this the folder of that run, or see that it is one already. Returns what was done to a shorter one."""
         self.refuse_other(config, may_be_longer=True)
+        self.refuse_other_start(config.start_from)
         tokenizer, record = self.path / TOKENIZER, self.record()
         if not tokenizer.is_file():
             write_json(tokenizer, corpus.tokenizer.to_json())
@@ -273,6 +295,7 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
         "config": config_to_json(config),
         "connection": from_anywhere(config.model.connection),
         "connection_file": file_digest(config.model.connection),
+        **({"start": RunFolder(config.start_from).weights()} if config.start_from else {}),
         "corpus": {
             "description": corpus.description,
             "sha256": corpus.sha256,

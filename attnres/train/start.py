@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from attnres.connections import connection_class
 from attnres.connections._start import difference_at_start
-from attnres.data import Corpus
+from attnres.data import Tokenizer
 from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig
+from attnres.train.config import RunConfig
 from attnres.train.jsonconfig import flat_fields, model_to_json
 from attnres.train.run import Run, load_run
 
@@ -19,7 +20,15 @@ log = logging.getLogger("attnres")
 CONNECTION = "connection"
 
 
-def begin_with(model: Transformer, folder: str, corpus: Corpus) -> None:
+def first_model(config: RunConfig, tokenizer: Tokenizer) -> Transformer:
+    """Make the model that a run begins with. Raises UsageError as `begin_with` does."""
+    model = Transformer(config.model, config.seed)
+    if config.start_from:
+        begin_with(model, config.start_from, tokenizer)
+    return model
+
+
+def begin_with(model: Transformer, folder: str, tokenizer: Tokenizer) -> None:
     """Give a new model the last weights of a run.
 
     A connection other than the run's keeps the start that it has; one line is logged if that is not the plain
@@ -30,7 +39,7 @@ def begin_with(model: Transformer, folder: str, corpus: Corpus) -> None:
     """
     run = load_run(folder)
     _require_same(model.config, run)
-    if run.tokenizer.to_json() != corpus.tokenizer.to_json():
+    if run.tokenizer.to_json() != tokenizer.to_json():
         raise UsageError(f"{run.folder} has another tokenizer than this run's text; give the same --data.tokenizer")
     weights = run.model.state_dict()
     if run.config.model.connection != model.config.connection:

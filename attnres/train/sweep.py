@@ -72,8 +72,9 @@ def run_jobs(
         watch: called about twice a second with the states of all jobs.
 
     Raises:
-        UsageError: a folder holds another configuration, or what the runs need is not here, before anything is trained;
-            or runs of one text have read two, because its files changed meanwhile.
+        UsageError: before anything is trained, a folder holds another configuration, or what the runs need is not here,
+            or they would begin with other weights than those that are done; or runs of one text have read two, because
+            its files changed meanwhile.
     """
     for job in jobs:
         RunFolder(job.folder).refuse_other(job.config)
@@ -83,6 +84,7 @@ def run_jobs(
             state.status = "done"
         state.refresh()
     _refuse_two_texts(states)
+    _refuse_two_starts(states)
     waiting = [state for state in states if state.status != "done"]
     _check_needs([state.job.config for state in waiting])
     running: dict[subprocess.Popen[str], JobState] = {}
@@ -121,6 +123,14 @@ def _refuse_two_texts(states: Sequence[JobState]) -> None:
                 f"the text has changed between the runs {other} and {folder}; remove those of the old text, or restore "
                 "it and remove those of the new, and repeat the command"
             )
+
+
+def _refuse_two_starts(states: Sequence[JobState]) -> None:
+    """Raise UsageError where a run is to begin with other weights than one that is done, in one folder then and now."""
+    waiting = {state.job.config.start_from for state in states if state.status != "done"}
+    for state in states:
+        if state.status == "done" and state.job.config.start_from in waiting:
+            RunFolder(state.job.folder).refuse_other_start(state.job.config.start_from)
 
 
 def _check_needs(configs: Sequence[RunConfig]) -> None:

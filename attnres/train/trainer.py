@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 
 from attnres.data import Corpus, Prefetch, Sampler, validation_batches
 from attnres.errors import UsageError
-from attnres.model import Transformer
 from attnres.model.flops import matrix_flops
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.config import RunConfig
@@ -31,7 +30,7 @@ from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
 from attnres.train.jsonconfig import model_to_json
 from attnres.train.memory import check_fits
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
-from attnres.train.start import begin_with
+from attnres.train.start import first_model
 
 Model = Callable[[Tensor], Tensor]
 
@@ -95,10 +94,7 @@ class Trainer:
     def _build(self) -> tuple[Any, list[Optimizer]]:
         if self.device.type == "cpu":
             check_fits(self.config.model)
-        model = Transformer(self.config.model, self.config.seed)
-        if self.config.start_from:
-            begin_with(model, self.config.start_from, self.corpus)
-        model = model.to(self.device)
+        model = first_model(self.config, self.corpus.tokenizer).to(self.device)
         model.checkpointing = self.config.checkpointing
         self.forward: Model = torch.compile(model, dynamic=False) if self.config.compile else model
         return model, make_optimizers(model, self.config.optimizer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -97,6 +98,24 @@ def test_the_same_command_trains_nothing_again_and_a_longer_share_joins(sweep, m
     assert main(["retrofit", *ARMS, *options]) == 0
     assert all((folder / "summary.json").exists() for folder in trained)
     assert read_record(out / "retrofit.json", RetrofitRecord).runs == before.runs
+
+
+def test_it_goes_on_where_its_folder_was_moved_and_keeps_what_its_record_has(sweep, tmp_path, monkeypatch, capsys):
+    out, options = sweep
+    moved = tmp_path / "moved"
+    shutil.copytree(out, moved)
+    before = read_record(out / "retrofit.json", RetrofitRecord)
+    monkeypatch.chdir(tmp_path)
+    fewer = [*options[:-1], "moved", "--fractions", "0.25", "--seeds", "1"]
+    assert main(["retrofit", *ARMS[:2], *fewer]) == 0
+    after = read_record(moved / "retrofit.json", RetrofitRecord)
+    assert (after.runs, after.tuning, after.plain) == (before.runs, before.tuning, before.plain)
+    assert (after.arms, after.fractions) == (before.arms, before.fractions)
+    capsys.readouterr()
+    for other, what in ([*fewer, "--steps", "36"], "config"), ([*fewer, "--grid", "1"], "grid"):
+        assert main(["retrofit", *ARMS[:2], *other]) == 2
+        assert f"holds a sweep with another {what}; repeat its options" in capsys.readouterr().err
+    assert read_record(moved / "retrofit.json", RetrofitRecord) == after
 
 
 @pytest.mark.parametrize(

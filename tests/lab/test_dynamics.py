@@ -29,7 +29,8 @@ from attnres.lab.dynamics.run import arm_record, moments
 from attnres.lab.dynamics.tables import dynamics_tables
 from attnres.lab.record import read_record
 from attnres.model import Transformer, TransformerConfig
-from attnres.train import OptimizerConfig, RunConfig, load_run, read_metrics
+from attnres.train import OptimizerConfig, RunConfig, load_run, read_metrics, train
+from attnres.train.folder import RunFolder
 from attnres.train.sweep import JobState
 from tests.depth import make_sublayers, randomise
 from tests.lab.conftest import ARMS
@@ -73,7 +74,6 @@ def test_profiles_are_of_the_run_at_every_moment(run):
 def test_the_untrained_moment_is_the_model_that_training_began_with(run):
     """The evaluation at step 0 in the run's own metrics is of this model."""
     from attnres.data import validation_batches
-    from attnres.train.folder import RunFolder
     from attnres.train.trainer import token_losses
 
     config = RunFolder(run.job.folder).config()
@@ -83,6 +83,25 @@ def test_the_untrained_moment_is_the_model_that_training_began_with(run):
     with torch.no_grad():
         loss = torch.cat([token_losses(model, torch.from_numpy(batch)) for batch in batches]).mean().item()
     assert loss == pytest.approx(read_metrics(run.job.folder / "metrics.jsonl")[0]["loss"], rel=1e-5)
+
+
+def test_the_untrained_moment_of_a_run_that_begins_with_another_s_weights(run, tmp_path):
+    """It is that other model, and so is what the first updates changed."""
+    first = RunFolder(run.job.folder).config()
+    config = dataclasses.replace(first, start_from=str(run.job.folder), seed=5)
+    train(config, tmp_path / "more")
+    tokens = profiled_tokens(open_corpus(config.data), config)
+    begun = load_run(run.job.folder).model
+    measured = profiles(tmp_path / "more", tokens, MOMENTS)
+    assert measured.moments[0].output_rms == pytest.approx(depth_profile(begun, tokens).output_rms, rel=1e-3)
+    earlier = dict(begun.state_dict())
+    after = load_run(tmp_path / "more").model  # the last step's, which the rate of 0 at the end leaves as they are
+    last = update_sizes(after, earlier, config.optimizer, 0, 6, 6)
+    assert measured.moments[1].update != measured.moments[2].update and max(measured.moments[1].update) < 3 * max(last)
+    train(dataclasses.replace(first, steps=9), run.job.folder)
+    (tmp_path / "more" / PROFILES).unlink()
+    with pytest.raises(UsageError, match=r"run has other weights than when .*more began with them"):
+        profiles(tmp_path / "more", tokens, MOMENTS)
 
 
 def test_profiles_are_kept_and_checkpoints_are_not(run):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +14,10 @@ from attnres.data import open_corpus
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
 from attnres.parallel.layout import Layout
-from attnres.train import RunConfig, load_run, train
+from attnres.train import RunConfig, load_run, sweep, train
 from attnres.train.distributed import DistributedTrainer
 from attnres.train.folder import RunFolder
+from attnres.train.sweep import Job, run_jobs
 from attnres.train.trainer import Trainer
 
 
@@ -72,6 +74,45 @@ def test_its_optimizers_and_its_text_begin_anew(plain, tmp_path):
     summary = train(plain[1], tmp_path / "more")
     assert summary["steps"] == 6 and summary["validation_loss"] < load_loss(plain[0])
     assert started(plain[1]).sampler.state()["seed"] == 7
+
+
+def test_the_weights_count_and_not_what_leads_to_them(make_config, tmp_path, monkeypatch):
+    """A start that was trained on is another one; the same one may have another name or place."""
+    first, begun = tmp_path / "first", tmp_path / "begun"
+    config = make_config(model={"connection": "residual"}, steps=6, save_every=2, evaluate_every=2)
+    train(config, first)
+    more = dataclasses.replace(config, start_from=str(first), seed=7)
+    summary = train(more, begun)
+
+    monkeypatch.chdir(tmp_path)
+    assert train(dataclasses.replace(more, start_from="first"), begun) == summary
+    shutil.copytree(first, tmp_path / "copy")
+    copied = dataclasses.replace(more, start_from="copy")
+    run_jobs([Job("done already", copied, begun)], 1)
+
+    train(dataclasses.replace(config, steps=12), first)
+    assert train(more, begun) == summary, "what is done is not begun again"
+    with pytest.raises(UsageError, match=r"another configuration: start_from is '.*first' there and 'first' here"):
+        RunFolder(begun).refuse_other(dataclasses.replace(more, start_from="first"))
+    changed = rf"{first} has other weights than when .*begun began with them, as after more training; put"
+    (begun / "summary.json").unlink()
+    shutil.rmtree(begun / "checkpoints")
+    with pytest.raises(UsageError, match=changed):
+        train(more, begun)
+    train(copied, begun)
+
+
+def test_a_sweep_does_not_add_runs_of_another_start(make_config, tmp_path, monkeypatch):
+    config = make_config(model={"connection": "residual"}, steps=6, save_every=2)
+    train(config, tmp_path / "first")
+    more = dataclasses.replace(config, start_from=str(tmp_path / "first"))
+    jobs = [Job(f"{seed}", dataclasses.replace(more, seed=seed), tmp_path / f"seed-{seed}") for seed in range(2)]
+    train(jobs[0].config, jobs[0].folder)
+    train(dataclasses.replace(config, steps=12), tmp_path / "first")
+    monkeypatch.setattr(sweep, "_launch", lambda *_: pytest.fail("a worker was started"))
+    with pytest.raises(UsageError, match=r"first has other weights than when .*seed-0 began with them"):
+        run_jobs(jobs, 1)
+    assert [state.status for state in run_jobs(jobs[:1], 1)] == ["done"]
 
 
 def load_loss(folder) -> float:

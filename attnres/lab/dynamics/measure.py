@@ -18,10 +18,10 @@ from attnres.lab.dynamics.record import Moment, Profiles, Ranks
 from attnres.lab.record import read_record, write_record
 from attnres.model import Transformer, parameter_roles
 from attnres.train import RunConfig
-from attnres.train.checkpoint import Checkpoints
 from attnres.train.config import OptimizerConfig
 from attnres.train.folder import RunFolder
 from attnres.train.optimizers import schedule
+from attnres.train.start import first_model
 
 SEQUENCES = 4
 """Validation sequences that every checkpoint is profiled on."""
@@ -59,17 +59,18 @@ def profiles(folder: Path, tokens: Tensor, steps: Sequence[int]) -> Profiles:
             run.checkpoints.prune(keep=1)
             return kept
     with run.lock():
-        write_record(stored, _measure(config, run.checkpoints, tokens, steps))
+        run.refuse_other_start(config.start_from)
+        write_record(stored, _measure(run, config, tokens, steps))
         run.checkpoints.prune(keep=1)
     return read_record(stored, Profiles)
 
 
-def _measure(config: RunConfig, checkpoints: Checkpoints, tokens: Tensor, steps: tuple[int, ...]) -> Profiles:
-    model = Transformer(config.model, config.seed).eval()
-    found = {checkpoint.step: checkpoint for checkpoint in checkpoints.all()}
+def _measure(run: RunFolder, config: RunConfig, tokens: Tensor, steps: tuple[int, ...]) -> Profiles:
+    model = first_model(config, run.tokenizer()).eval()
+    found = {checkpoint.step: checkpoint for checkpoint in run.checkpoints.all()}
     if missing := [step for step in steps[1:] if step not in found]:
         raise UsageError(
-            f"{checkpoints.folder}: no checkpoint of step {missing[0]}, and it is needed for the dynamics; repeat the "
+            f"{run.checkpoints.folder}: no checkpoint of step {missing[0]}, which the dynamics need; repeat the "
             "--save-every that the run was trained with, or delete its folder to train it again"
         )
     measured = []

@@ -61,6 +61,9 @@ class RetrofitRecord(Record):
     tuning: tuple[TrialRun, ...]
     """What the rates were chosen from."""
     runs: tuple[TrialRun, ...]
+    grid: tuple[float, ...] = ()
+    """The multiples that every arm tried. Empty, as the tuning seeds, in records from before they were kept."""
+    tuning_seeds: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()

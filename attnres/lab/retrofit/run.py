@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from attnres.data import check_length, open_corpus
+from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.ahead import Ahead, Phase
 from attnres.lab.experiment import Ended, Progress, steps_of
 from attnres.lab.outcome import Outcome, outcome_of, run_record_of
-from attnres.lab.record import header, write_record
+from attnres.lab.record import files_of, header, read_record, refuse_other_sweep, write_record
 from attnres.lab.retrofit.plan import Plan, Trial, percent, plain_run, trial
 from attnres.lab.retrofit.record import Arm, ArmRecord, PlainRun, RetrofitRecord, TrialRun
 from attnres.lab.tuning import MOST_BEYOND, beyond, choose
 from attnres.model.flops import training_flops
-from attnres.train.folder import fit_vocabulary
+from attnres.train import RunConfig, config_from_json, config_to_json
+from attnres.train.folder import FREE_FIELDS, fit_vocabulary
+from attnres.train.jsonconfig import flat_fields
 from attnres.train.sweep import Job, JobState, failures, require_done
+
+T = TypeVar("T")
 
 
 def run(plan: Plan, file: Path, progress: Progress) -> Ended[RetrofitRecord]:
-    """Go from the shortest further training to the longest. From the first on the file holds what is done."""
+    """Go from the shortest further training to the longest. From the first on the file holds what is done.
+
+    It keeps what it has of other arms, shares and seeds. Raises UsageError if it is another sweep's.
+    """
     options = plan.options
     with progress.during("opening the corpus"):
         corpus = open_corpus(options.config.data)
         check_length(corpus, options.config.model.context)
-    retrofit = _Retrofit(plan, progress, corpus.vocab_size)
+    retrofit = _Retrofit(plan, progress, corpus.vocab_size, earlier(file, plan, corpus))
     progress.say(f"{retrofit.ahead.announced()}, {options.workers} at a time: {plan.out}")
     retrofit.train_plain()
     for fraction in sorted(options.fractions):
@@ -38,11 +45,35 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[RetrofitRecord]:
     return Ended(record, failures([state for state in retrofit.states if not state.diverged]))
 
 
+def earlier(file: Path, plan: Plan, corpus: Corpus) -> RetrofitRecord | None:
+    """The record that is there already. Raises UsageError if it is another sweep's."""
+    if not file.exists():
+        return None
+    record, options = read_record(file, RetrofitRecord), plan.options
+    there, here = config_from_json(dict(record.config)), fit_vocabulary(plain_run(plan, 0).config, corpus.vocab_size)
+    pairs = {"config": (_common(there), _common(here))}
+    if record.grid:
+        pairs |= {"grid": (record.grid, options.grid), "tuning_seeds": (record.tuning_seeds, options.tuning_seeds)}
+    refuse_other_sweep(file, record, [arm.connection for arm in plan.arms], corpus.sha256, pairs)
+    return record
+
+
+def _common(config: RunConfig) -> dict[str, Any]:
+    """What the plain models of all seeds have in common."""
+    fields = flat_fields(config_to_json(config))
+    return {name: value for name, value in fields.items() if name not in (*FREE_FIELDS, "seed")}
+
+
+def _joined(key: Callable[[Any], Any], before: Sequence[T], new: Sequence[T]) -> tuple[T, ...]:
+    return tuple({key(one): one for one in (*before, *new)}.values())
+
+
 class _Retrofit:
     """Trains, and makes the record of what was trained."""
 
-    def __init__(self, plan: Plan, progress: Progress, vocabulary: int) -> None:
+    def __init__(self, plan: Plan, progress: Progress, vocabulary: int, before: RetrofitRecord | None) -> None:
         self.plan, self.progress = plan, progress
+        self.before = before
         self.states: list[JobState] = []
         self.plain: list[PlainRun] = []
         self.tuning: list[TrialRun] = []
@@ -124,18 +155,30 @@ class _Retrofit:
         return states
 
     def record(self) -> RetrofitRecord:
-        """The record of what was run so far."""
-        everything: list[Outcome] = [*self.plain, *self.tuning, *self.runs]
+        """The record of what was run so far, and of what the file held beside it."""
+        before, options = self.before, self.plan.options
+        plain = _joined(lambda run: run.seed, before.plain if before else (), self.plain)
+        tuning = _joined(lambda run: (*_trial(run), run.factor), before.tuning if before else (), self.tuning)
+        runs = _joined(_trial, before.runs if before else (), self.runs)
+        everything: list[Outcome] = [*plain, *tuning, *runs]
         seconds = sum((one.step_seconds or 0.0) * one.curve[-1][0] for one in everything if one.curve)
         first = next(state.job.folder for state in self.states if state.status == "done")
+        files = {**((before and before.files) or {}), **files_of(arm.connection for arm in self.arms)}
         return RetrofitRecord(
             **header(run_record_of(first), seconds, [one.commit for one in everything]),
-            arms=tuple(self.arms),
-            fractions=tuple(dict.fromkeys(one.fraction for one in self.runs)),
-            plain=tuple(self.plain),
-            tuning=tuple(self.tuning),
-            runs=tuple(self.runs),
+            files=files or None,
+            arms=_joined(lambda arm: arm.name, before.arms if before else (), self.arms),
+            fractions=tuple(sorted({one.fraction for one in runs})),
+            plain=plain,
+            tuning=tuning,
+            runs=runs,
+            grid=tuple(options.grid),
+            tuning_seeds=options.tuning_seeds,
         )
+
+
+def _trial(run: TrialRun) -> tuple[str, float, int]:
+    return run.arm, run.fraction, run.seed
 
 
 def _recorded(one: Trial, state: JobState) -> TrialRun:
