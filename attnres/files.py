@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -171,6 +172,8 @@ def named_errors(path: Path, instead_of: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # numpy's, which counts what it has written and keeps the system's reason to itself
+            raise OSError(errno.EIO, f"not written whole ({error}); is the disk full?", str(path)) from error
         names = str(error.filename or path), str(instead_of or path)
         error.filename = names[0].replace(names[1], str(path))
         error.filename2 = None

@@ -77,6 +77,9 @@ def test_an_error_without_a_name_gets_one(tmp_path):
     with pytest.raises(OSError) as caught, named_errors(tmp_path / "x"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "x")
+    with pytest.raises(OSError, match="x") as caught, named_errors(tmp_path / "x"):
+        raise OSError("2048 requested and 512 written")  # as numpy says it
+    assert caught.value.strerror == "not written whole (2048 requested and 512 written); is the disk full?"
     with pytest.raises(OSError) as caught, named_errors(tmp_path / "x"):
         (tmp_path / "other").read_text()
     assert caught.value.filename == str(tmp_path / "other")

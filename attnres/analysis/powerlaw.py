@@ -139,7 +139,11 @@ def fit_where_possible(
 
 
 def read_points(path: str | Path) -> dict[str, list[Point]]:
-    """Read a CSV with the columns arm, compute, loss and, for pairs, size and seed. The first arm is the baseline."""
+    """Read a CSV with the columns arm, compute, loss and, for pairs, size and seed. The first arm is the baseline.
+
+    Raises:
+        UsageError: no such file, or what cannot be meant as such points, by its line.
+    """
     curves: dict[str, list[Point]] = {}
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
@@ -149,20 +153,28 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
         raise UsageError(f"{path}: it cannot be read ({error.strerror}); give a CSV file of points") from None
     rows = csv.DictReader(io.StringIO(text, newline=""))
     with _csv_errors(path, rows):
-        if missing := {"arm", "compute", "loss"} - set(rows.fieldnames or ()):
+        columns = rows.fieldnames or ()
+        if missing := {"arm", "compute", "loss"} - set(columns):
             raise UsageError(
                 f"{path}: the first line must name the columns arm, compute, loss; missing: {sorted(missing)}"
             )
+        if twice := [name for name in ("arm", "compute", "loss", "size", "seed") if columns.count(name) > 1]:
+            raise UsageError(f"{path}: the first line names the column {twice[0]} more than once; rename the others")
         for row in rows:
+            if None in row:
+                raise UsageError(
+                    f"{path}, line {rows.line_num}: more fields than the first line has names; a decimal comma counts "
+                    "as the end of a field: write 1.5"
+                )
             try:
                 point = Point(
                     float(row["compute"]), float(row["loss"]), row.get("size") or "", int(row.get("seed") or 0)
                 )
             except (TypeError, ValueError):
                 raise UsageError(f"{path}, line {rows.line_num}: compute, loss and seed must be numbers") from None
-            if not (row["arm"] or "").strip():
+            if not (arm := (row["arm"] or "").strip()):
                 raise UsageError(f"{path}, line {rows.line_num}: the arm has no name")
-            points = curves.setdefault(row["arm"], [])
+            points = curves.setdefault(arm, [])
             if point in points and row.get("seed"):  # without seeds two runs may well round to one loss
                 raise UsageError(f"{path}, line {rows.line_num}: an earlier line says the same; leave one of them out")
             points.append(point)

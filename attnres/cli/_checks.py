@@ -39,6 +39,8 @@ def check_output_file(
     if path.exists():
         check_own_file(flag, path, entries, is_own)
         return
+    if path.is_symlink():
+        raise UsageError(f"{flag} {path}: it is a link to nothing; remove it or give another name")
     try:  # to root every folder looks as if it could be written, those of /proc too
         path.touch()
         path.unlink()

@@ -34,8 +34,8 @@ class DataConfig:
     """Folder for the memory-mapped tokens; a folder of the user's cache when not given."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.validation_fraction < 1:
-            raise UsageError(f"validation_fraction must lie between 0 and 1, not {self.validation_fraction}")
+        if not 0 < self.validation_fraction <= 0.5:
+            raise UsageError(f"validation_fraction must be above 0 and at most 0.5, not {self.validation_fraction}")
         if self.paths and self.dataset == DEFAULT_DATASET:
             object.__setattr__(
                 self, "dataset", None

@@ -162,10 +162,15 @@ def files_of(arms: Iterable[str]) -> dict[str, str]:
 
 
 def kind_of(path: Path) -> str | None:
-    """What a file says that it is a record of; None if it says nothing."""
+    """What a file says that it is a record of; None if it says nothing. Raises UsageError if it is cut or damaged."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        content = path.read_bytes()
+        data = json.loads(content)
+    except OSError:
+        return None
+    except ValueError as error:
+        if b'"kind"' in content:
+            raise UsageError(f"{path}: not valid JSON ({error}); put a copy back, or take it away") from error
         return None
     kind = data.get("kind") if isinstance(data, dict) else None
     return kind if isinstance(kind, str) else None
@@ -205,6 +210,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return None if value is None else _value(arguments[0], value, where)
     if origin is tuple and isinstance(value, list):
         kinds = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
+        if dataclasses.is_dataclass(arguments[0]) and any(one in value[:i] for i, one in enumerate(value)):
+            raise ValueError(f"with an entry twice under {where!r}")
         if len(kinds) == len(value):
             return tuple(_value(kind, value[i], f"{where}[{i}]") for i, kind in enumerate(kinds))
     elif hint is float:

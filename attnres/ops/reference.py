@@ -24,7 +24,9 @@ def depth_weights(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None,
     Returns:
         p [N, ..., 1] in float32, or float64 for float64 input.
     """
-    return torch.softmax(torch.stack(depth_scores(sources, _key_vector(query, gain), eps)), 0)
+    gains = () if gain is None else (gain,)
+    sources, (query,), gains = _as_wide(sources, (query,), gains)
+    return torch.softmax(torch.stack(depth_scores(sources, _key_vector(query, *gains), eps)), 0)
 
 
 def attend(
@@ -37,6 +39,7 @@ def attend(
     scale: float = 1.0,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Return the outs and lses of the operator that `attnres.ops.library` describes, without statistics."""
+    sources, queries, gains, prior = _as_wide(sources, queries, gains, prior)
     outs, lses = [], []
     for j, query in enumerate(queries):
         scores = depth_scores(sources, _key_vector(query, gains[j] if gains else None), eps)
@@ -83,5 +86,12 @@ def depth_scores(sources: Sequence[Tensor], key_vector: Tensor, eps: float | Non
     return scores
 
 
-def _key_vector(query: Tensor, gain: Tensor | None) -> Tensor:
+def _as_wide(*groups: Sequence[Tensor]) -> Sequence[Sequence[Tensor]]:
+    """The tensors as they are, or all of them in float64 if one of them is."""
+    if all(x.dtype != torch.float64 for group in groups for x in group):
+        return groups
+    return [[x.double() for x in group] for group in groups]
+
+
+def _key_vector(query: Tensor, gain: Tensor | None = None) -> Tensor:
     return widen(query) if gain is None else widen(query) * widen(gain)

@@ -104,6 +104,8 @@ def test_a_weak_arm_leaves_the_others_their_fits():
     [
         ("arm,compute\na,1\n", "missing: \\['loss'\\]"),
         ("arm,compute,loss,seed\na,1,2,0\na,1,2,1\na,1,2,0\n", "line 4: an earlier line says the same"),
+        ("arm,compute,loss\na,1,2\na,10,1,5\n", "line 3: more fields than the first line has names"),
+        ("arm,compute,loss,loss\na,1,2,3\n", "names the column loss more than once"),
         ("arm,compute,loss\na,one,2\n", "line 2: compute, loss and seed must be numbers"),
         ("arm,compute,loss\na,1,2\na,2,1.9\n", "too few for a fit"),
         ("arm,compute,loss\na,1,2\na,2,nan\na,3,1\n", "positive and finite"),

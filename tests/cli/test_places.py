@@ -28,6 +28,9 @@ def test_places_that_are_none(tmp_path, capsys, monkeypatch):
     assert "stands without a flag: attnres train FOLDER" in said(capsys, "train", "--out", "x")
     assert "stands without a flag: attnres train FOLDER" in said(capsys, "train", "--out=x")
     assert "--out file: " in (error := said(capsys, "dynamics", "--out", "file")) and "give a folder" in error
+    (tmp_path / "link").symlink_to("nowhere")
+    assert "--out link: it is a link to nothing" in said(capsys, "eval", "run", "--tasks", "piqa", "--out", "link")
+    assert (tmp_path / "link").is_symlink() and not (tmp_path / "nowhere").exists()
     assert "give a CSV file of points" in said(capsys, "fit", "nosuch.csv")
     assert (tmp_path / "file").read_text() == "mine"
 

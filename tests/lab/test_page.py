@@ -78,6 +78,13 @@ def test_a_damaged_record_of_any_name_is_named(results, capsys):
     (results / "ladder-16.json").write_text(json.dumps(scaling() | {"arms": []}))
     assert main(["report", str(results)]) == 2
     assert "ladder-16.json: a damaged record of scaling, with nothing under 'arms'" in capsys.readouterr().err
+    (results / "ladder-16.json").write_text(json.dumps(scaling())[:-9])
+    assert main(["report", str(results)]) == 2
+    assert re.search(r"ladder-16.json: not valid JSON \(.*\); put a copy back, or", capsys.readouterr().err)
+    once = scaling()
+    (results / "ladder-16.json").write_text(json.dumps(once | {"runs": [*once["runs"], once["runs"][0]]}))
+    assert main(["report", str(results)]) == 2
+    assert "with an entry twice under 'runs'" in capsys.readouterr().err
 
 
 def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():

@@ -43,6 +43,17 @@ def test_any_number_of_sources(backend, count):
     assert_near(value_and_gradients(operator, *inputs), value_and_gradients(exact, *in_double(*inputs)))
 
 
+@pytest.mark.parametrize("wide", range(4))
+def test_one_float64_input_is_enough_for_float64(wide):
+    """The others are exact in it: a float32 query must not cost a float64 stream its digits."""
+    operator, exact = attention_of("auto", 2)
+    inputs = [*make_sources(2, 3, 24), make_vector(24), make_vector(24, centre=1.0)]
+    inputs[wide] = inputs[wide].double()
+    for value, expected in zip(operator(*inputs), exact(*in_double(*inputs)), strict=True):
+        tolerance = 1e-14 if wide == 0 else 1e-6  # the result is of the first source's dtype
+        torch.testing.assert_close(value.double(), expected, rtol=0, atol=tolerance)
+
+
 @both_backends
 def test_512_sources(backend):
     operator, exact = attention_of(backend, 512)
