@@ -122,6 +122,12 @@ def judged(setting: str) -> list[str]:
     ]
 
 
+def judged_at(setting: str, arm: str, sign: str = "") -> str:
+    """What one arm of a setting of the verdict is from the baseline."""
+    row = next(row for row in rows(STD_1, f"(verdict-{setting})") if row["connection"] == arm)
+    return f"{number(row['difference to residual'], 3, sign)} ± {number(row['standard error'], 3)}"
+
+
 def candidates_lead(setting: str) -> list[str]:
     """What the verdict's candidate is from every other arm but the baseline, seed by seed."""
     losses = {

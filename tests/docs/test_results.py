@@ -34,6 +34,7 @@ from tests.docs.records import (
     enlarged,
     gain,
     judged,
+    judged_at,
     kendall,
     leads,
     number,
@@ -202,6 +203,7 @@ def readings() -> list[str]:
     (block, interval), (full, wide) = advantage("block"), advantage("full")
     plain = enlarged("residual", "std 1").split()[0].lstrip("-")
     block_then, normed, both = (enlarged(arm).split()[0].lstrip("-") for arm in ("block", "rms-residual", "rms-block"))
+    short, deep = "shallow-short", "deep-short"
     return [
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
@@ -210,6 +212,11 @@ def readings() -> list[str]:
         f"Block's is {sizes[1]} at the second size of six and {sizes[-1]} at the largest",
         f"three seeds, `block` is at {searched('block')} and `rms-block` at {searched('rms-block')}, and",
         f"ends {plain} lower; `block` is then {block_then} below it, `rms-residual` {normed} and `rms-block` {both} ",
+        f"16 layers of width 32, `rms-block` in blocks of two is at {judged_at(short, 'rms-block:block_size=2')} and "
+        f"`block` at {judged_at(short, 'block')};",
+        f"48 of width 16 `block` is at {judged_at(deep, 'block', '+')}, in blocks of twelve at "
+        f"{judged_at(deep, 'block:block_size=12')}, and `rms-block` at {judged_at(deep, 'rms-block', '+')}.",
+        f"level with `rms-block` in blocks of two at 16 layers; at 48 it is at {judged_at(deep, 'interlayer')},",
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
     ]
