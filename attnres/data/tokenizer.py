@@ -114,7 +114,7 @@ class ByteTokenizer:
         return len(ids)
 
     def decode(self, ids: Iterable[int]) -> str:
-        return bytes(map(int, ids)).decode("utf-8", errors="replace")
+        return b"".join(map(_bytes_of, ids)).decode("utf-8", errors="replace")
 
     def stream_decoder(self) -> StreamDecoder:
         return _ByteStream()
@@ -127,12 +127,17 @@ def _utf8(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")  # a lone surrogate, as from a broken terminal, becomes "?"
 
 
+def _bytes_of(token: int) -> bytes:
+    """The byte; of an id that a model with room for more draws and no text has, what stands for no character."""
+    return bytes([token]) if token < 256 else "\N{REPLACEMENT CHARACTER}".encode()
+
+
 class _ByteStream:
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def feed(self, token: int) -> str:
-        return self._decoder.decode(bytes([token]))
+        return self._decoder.decode(_bytes_of(token))
 
     def finish(self) -> str:
         return self._decoder.decode(b"", final=True)

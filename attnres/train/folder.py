@@ -103,7 +103,7 @@ class RunFolder:
         except UsageError as error:
             theirs = record["versions"].get("attnres")
             if theirs == __version__:
-                raise
+                raise UsageError(f"{self.path}: {error}") from None
             versions = f"written by attnres {theirs}, and this is attnres {__version__}"
             raise UsageError(f"{self.path}: {versions}: {error}; use that version") from None
         connection = config.model.connection
@@ -263,9 +263,11 @@ class RunFolder:
         self._summary.unlink(missing_ok=True)
         # Last: until then it is the shorter run, which the same command extends again.
         write_json(self._config, _description(config, corpus))
+        warmed = warm_step(old.optimizer, old.steps)
+        unlike = "" if warmed == warm else f"; it warmed up over {warmed} steps, where one of {config.steps} has {warm}"
         return (
             f"a run of {old.steps} steps goes on to {config.steps} from step {good[-1].step}, its last checkpoint "
-            f"before the learning rate fell; its end is kept in {aside}"
+            f"before the learning rate fell; its end is kept in {aside}{unlike}"
         )
 
 

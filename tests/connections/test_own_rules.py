@@ -14,6 +14,7 @@ from attnres import Connection, UsageError, connection_names, make_connection
 from attnres.cli import main
 from attnres.connections import canonical_connection, connection_class
 from attnres.connections._check import check_linear, check_rule, compiled, findings, randomised
+from attnres.train.folder import RunFolder
 
 every_connection = pytest.mark.parametrize("name", connection_names())
 
@@ -331,6 +332,11 @@ def test_a_run_of_a_connection_from_a_file(mine):
     done = train("mine.py:MyRule:rate=0.25")
     assert done.returncode == 0, done.stderr
     assert "connection: mine.py:MyRule:rate=0.25" in done.stdout and "folder: runs/mine.py-MyRule-1x8" in done.stdout
+    (run,) = (mine / "runs").iterdir()
+    (mine / "mine.py").rename(mine / "moved.py")
+    with pytest.raises(UsageError, match=rf"{run.name}: .*mine\.py: no such file, seen from"):
+        RunFolder(run).config()
+    (mine / "moved.py").rename(mine / "mine.py")
     refused = train("mine.py:Bent")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1, refused.stderr
     assert "gather is not linear" in refused.stderr

@@ -38,6 +38,13 @@ def test_where_a_text_ends(drawn, tokens, stops, expected, end, monkeypatch):
     assert ("".join(pieces), text.end) == (expected, end)
 
 
+def test_ids_that_no_text_has_are_no_character():
+    """A model with room for more ids than its tokenizer has draws them, too."""
+    tokenizer = ByteTokenizer()
+    stream = tokenizer.stream_decoder()
+    assert tokenizer.decode([104, 700, 105]) == "h\ufffdi" == "".join(map(stream.feed, [104, 700, 105]))
+
+
 def test_pieces_come_as_soon_as_they_are_certain(monkeypatch):
     assert continued(monkeypatch, "abcd", 4, ("cx",))[0][:4] == ["a", "b", "", "cd"]
 

@@ -229,6 +229,14 @@ def test_a_finished_run_goes_on_to_more_steps(make_config, tmp_path):
         train(short, tmp_path / "run")
 
 
+def test_a_longer_run_that_warmed_up_over_fewer_steps_says_so(make_config, tmp_path):
+    slow = {"warmup": 0.25, "decay": 0.25}
+    for steps in (8, 16):
+        events = []
+        train(make_config(steps=steps, save_every=1, keep=1, optimizer=slow), tmp_path, events.append)
+    assert events[0]["note"].endswith("; it warmed up over 2 steps, where one of 16 has 4")
+
+
 def test_a_run_that_kept_nothing_from_before_its_decay_is_not_extended(make_config, tmp_path):
     flat = {"warmup": 0.0, "decay": 1.0}
     train(make_config(steps=4, save_every=2, optimizer=flat), tmp_path)
