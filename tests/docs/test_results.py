@@ -215,7 +215,8 @@ def readings() -> list[str]:
         f"16 layers of width 32, `rms-block` in blocks of two is at {judged_at(short, 'rms-block:block_size=2')} and "
         f"`block` at {judged_at(short, 'block')};",
         f"48 of width 16 `block` is at {judged_at(deep, 'block', '+')}, in blocks of twelve at "
-        f"{judged_at(deep, 'block:block_size=12')}, and `rms-block` at {judged_at(deep, 'rms-block', '+')}.",
+        f"{judged_at(deep, 'block:block_size=12')}, and `rms-block` at {judged_at(deep, 'rms-block', '+')}; `x0`, "
+        f"which only feeds the embedding back in, is at {judged_at(deep, 'x0')}.",
         f"level with `rms-block` in blocks of two at 16 layers; at 48 it is at {judged_at(deep, 'interlayer')},",
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
