@@ -144,7 +144,7 @@ def test_bad_input_is_named():
     y = torch.randn(2, 4)
     with pytest.raises(UsageError, match="y and total must all have one shape"):
         add_normalised(y, torch.randn(3, 4))
-    with pytest.raises(UsageError, match="eps must not be negative"):
+    with pytest.raises(UsageError, match="eps must be a number of at least 0"):
         add_normalised(y, eps=-1.0)
     with pytest.raises(UsageError, match="float16 or float64, not int"):
         add_normalised(y.long())
