@@ -96,7 +96,8 @@ def test_the_labs_trainer_takes_the_same_steps(run, tmp_path):
     )  # fmt: skip
     optimizer = OptimizerConfig(hidden="adamw", lr=LR, adamw_lr=LR, weight_decay=0.0, warmup=0.0, decay=0.0)
     config = RunConfig(model=model, optimizer=optimizer, steps=20, batch_size=BATCH, device="cpu")
-    trainer = Trainer(config, SimpleNamespace(train=np.zeros(1000, np.int64)))  # type: ignore[arg-type]
+    text = SimpleNamespace(train=np.zeros(1000, np.int64), tokenizer=None)
+    trainer = Trainer(config, text)  # type: ignore[arg-type]
     trainer.model.load_state_dict({named_in_the_lab(name): tensor for name, tensor in weights.items()})
     drawn = iter(Tokens(0, 1))
 
