@@ -13,14 +13,16 @@ is usually far smaller than the scores' own. Needs: pip install -e '.[eval]'.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from attnres.cli._checks import check_at_least, check_output_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
+from attnres.errors import UsageError
 from attnres.evaluation import check_model, check_tasks, compare_models, evaluate_model, load_tasks
 from attnres.evaluation.record import score_record, score_table
 from attnres.files import write_json
@@ -49,7 +51,10 @@ def command(
     check_at_least(0, shots=shots)
     check_at_least(1, limit=limit, batch_size=batch_size)
     check_tasks(tasks)
+    asked = {"model": str(model), "beside": beside and str(beside)}
+    asked |= {"tasks": list(tasks), "shots": shots, "limit": limit}
     check_output_file("--out", out, ("scores", "differences"))
+    _check_same_question(out, asked)
     models = [model] if beside is None else [model, beside]
     for folder in models:
         check_model(folder)
@@ -65,8 +70,17 @@ def command(
     differences = compare_models(scores, others)
     print_table(console, score_table(scores, others, differences, list(map(str, models))))
     if out:
-        settings = {"model": str(model), "beside": beside and str(beside)}
-        settings |= {"tasks": tasks, "shots": shots, "limit": limit}
-        write_json(out, score_record(settings, scores, others, differences))
+        write_json(out, score_record(asked, scores, others, differences))
         print_line(console, f"scores: {out}")
     return 0
+
+
+def _check_same_question(out: Path | None, asked: dict[str, Any]) -> None:
+    """Raise UsageError if the file has the scores of another evaluation: they may have taken hours."""
+    if out is None or not out.exists():
+        return
+    before = json.loads(out.read_bytes())
+    if other := [name for name in asked if before.get(name) != asked[name]]:
+        raise UsageError(
+            f"--out {out}: it has the scores of another evaluation ({', '.join(other)}); give another name"
+        )

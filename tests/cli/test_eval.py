@@ -55,6 +55,18 @@ def test_bad_input_is_one_line_before_anything_is_scored(
     assert message in error and error.count("\n") == 1
 
 
+def test_scores_of_another_evaluation_are_not_replaced(run, tasks, tmp_path, capsys, monkeypatch):  # noqa: F811
+    out = tmp_path / "scores.json"
+    asked = ["eval", str(run), "--tasks", str(tasks["choice"]), "--limit", "2", "--out", str(out)]
+    assert main(asked) == 0
+    assert main(asked) == 0, "the same question again"
+    monkeypatch.setattr("attnres.cli.eval.evaluate_model", lambda *_: pytest.fail("it was scored"))
+    before = out.read_bytes()
+    assert main([*asked, "--shots", "0"]) == 2
+    assert "it has the scores of another evaluation (shots); give another name" in capsys.readouterr().err
+    assert out.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("tasks", "message"),
     [
