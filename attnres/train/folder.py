@@ -323,7 +323,10 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this package, with `-dirty` behind it if files have changed; None if not from git."""
+    """The commit of this package, with `-dirty` behind it if files have changed; None if not from git.
+
+    Records under results/ are written while runs go on, and are nothing that a run reads: they make none dirty.
+    """
     package = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -332,7 +335,8 @@ def _commit() -> str | None:
 
     try:
         git("ls-files", "--error-unmatch", Path(__file__).name)  # an environment inside some other repository is not it
-        return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude=*")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
+        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

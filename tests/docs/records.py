@@ -128,6 +128,12 @@ def judged_at(setting: str, arm: str, sign: str = "") -> str:
     return f"{number(row['difference to residual'], 3, sign)} ± {number(row['standard error'], 3)}"
 
 
+def apart_at(setting: str, arm: str) -> list[float]:
+    """What one arm of a setting of the verdict is from the baseline, seed by seed."""
+    runs = [{**run, "arm": cell["arm"]} for cell in record(f"verdict-{setting}")["cells"] for run in cell["runs"]]
+    return [apart for _, apart in sorted(differences(runs, arm).items())]
+
+
 def candidates_lead(setting: str) -> list[str]:
     """What the verdict's candidate is from every other arm but the baseline, seed by seed."""
     losses = {

@@ -23,6 +23,7 @@ from tests.docs.records import (
     TABLES,
     adds,
     advantage,
+    apart_at,
     bench,
     bench_tables,
     candidates_lead,
@@ -188,11 +189,13 @@ def searches() -> list[str]:
 def verdicts() -> list[str]:
     """What the page says of the verdict's arms that are done."""
     settings = [path.stem.removeprefix("verdict-") for path in RESULTS.glob("verdict-*.json")]
-    return [
+    reads = apart_at("deep-short", "rms-block:reads=qkv-gate-up")
+    by_setting = [
         f"verdict-{setting}.json): {', '.join(judged(setting))}."
         + (f" `interlayer` from {', from '.join(leads)}." if (leads := candidates_lead(setting)) else "")
         for setting in settings
     ]
+    return [*by_setting, f"with such reads ends at {number(max(reads), 2, '+')} at 48 layers"]
 
 
 def readings() -> list[str]:
@@ -275,6 +278,13 @@ def test_no_other_number_of_a_page_has_decimals(page, known):
         assert text in page
         rest = rest.replace(text, "")
     assert re.findall(r".{30}\d\.\d.{10}|\d+%.{10}", re.sub(r"^    .*$", "", rest, flags=re.MULTILINE)) == []
+
+
+def test_the_candidate_is_ahead_in_every_seed_where_the_page_says_so():
+    ours = apart_at("deep-short", "interlayer")
+    others = {cell["arm"] for cell in record("verdict-deep-short")["cells"]} - {"interlayer"}
+    assert len(others) == 12
+    assert all(apart > lead for arm in others for apart, lead in zip(apart_at("deep-short", arm), ours, strict=True))
 
 
 def test_every_seed_is_below_the_baseline_where_the_page_says_so():
