@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple, TypeVar
 
@@ -48,7 +49,6 @@ NAMES = {
     "TorchDispatchMode": Private("torch.utils._python_dispatch", "TorchDispatchMode", "counting operations"),
     "compiler_config": Private("torch._dynamo", "config", "a recompile limit that suits a benchmark"),
     "adjust_lr": Private("torch.optim._muon", "_adjust_lr", "Muon on stacked and on cut matrices"),
-    "orthogonalise": Private("torch.optim._muon", "_zeropower_via_newtonschulz", "Muon on matrices cut over processes"),
     "PipelineStageBase": Private(
         "torch.distributed.pipelining.stage",
         "_PipelineStageBase",
@@ -106,6 +106,12 @@ def constant_to_compiler(function: F) -> F:
 def own_parameters(module: nn.Module, part: str) -> dict[str, Any]:
     """Return the parameters of a module's part by their names in that, without the 2 us that each look-up takes."""
     return module._modules[part]._parameters  # type: ignore[union-attr]
+
+
+@cache
+def cpu_multiplies_bfloat16() -> bool:
+    """Say whether oneDNN has products of bfloat16 for this CPU; without them torch has plain loops."""
+    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 _version = attrgetter("_version")

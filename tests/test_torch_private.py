@@ -119,14 +119,8 @@ def test_adjust_lr():
     assert torch_private.adjust_lr(0.1, "match_rms_adamw", torch.Size((4, 9))) == pytest.approx(0.1 * 0.2 * 3), MOVED
 
 
-def test_orthogonalise():
-    matrix = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-    before = matrix.clone()
-    assert parameters_of(torch_private.orthogonalise) == ["grad", "ns_coefficients", "ns_steps", "eps"], MOVED
-    result = torch_private.orthogonalise(matrix, (3.4445, -4.775, 2.0315), 5, 1e-7)
-    assert torch.equal(matrix, before) and result.shape == matrix.shape and result.dtype == torch.bfloat16, MOVED
-    values = torch.linalg.svdvals(result.float())
-    assert values.min() > 0.5 and values.max() < 1.5, MOVED
+def test_what_a_cpu_multiplies():
+    assert isinstance(torch_private.cpu_multiplies_bfloat16(), bool), MOVED
 
 
 def test_pipeline_stage_base():

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Muon
 
-from attnres.torch_private import adjust_lr, orthogonalise
+from attnres.ops.newton_schulz import orthogonalise
+from attnres.torch_private import adjust_lr
 
 
 class ShardedMuon(Muon):
-    """torch.optim.Muon, bit for bit, where every gradient is a DTensor with its rows cut over the mesh's "shard".
+    """StackedMuon, bit for bit, where every gradient is a DTensor with its rows cut over the mesh's "shard".
 
     Momentum stays cut. Newton-Schulz needs whole matrices: as many at a time as there are processes are brought
     together, each on one process, orthogonalised there, and cut again; so no work is done twice within "shard".
@@ -32,12 +33,9 @@ class ShardedMuon(Muon):
                 buffer.lerp_(grad, 1 - group["momentum"])
                 updates.append(grad.lerp(buffer, group["momentum"]))
             whole = partial(
-                orthogonalise,
-                ns_coefficients=group["ns_coefficients"],
-                ns_steps=group["ns_steps"],
-                eps=group["eps"],
+                orthogonalise, coefficients=group["ns_coefficients"], steps=group["ns_steps"], eps=group["eps"]
             )
-            for parameter, update in zip(parameters, on_whole(updates, whole), strict=True):
+            for parameter, update in zip(parameters, on_whole(updates, lambda x, f=whole: f([x])[0]), strict=True):
                 weight = parameter.to_local()
                 weight.mul_(1 - group["lr"] * group["weight_decay"])
                 weight.add_(update, alpha=-adjust_lr(group["lr"], group["adjust_lr_fn"], parameter.shape))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.optim import Muon
 
+from attnres.ops.newton_schulz import orthogonalise
 from attnres.torch_private import adjust_lr
 
 LARGEST_STACK = 1 << 24
@@ -16,7 +17,7 @@ LARGEST_STACK = 1 << 24
 
 
 class StackedMuon(Muon):
-    """torch.optim.Muon, bit for bit, that orthogonalises matrices of one shape together.
+    """torch.optim.Muon that orthogonalises matrices of one shape together: see `orthogonalise` for where bits differ.
 
     In a narrow model the products of Newton-Schulz are so small that calling them takes longer than computing them.
     """
@@ -42,17 +43,3 @@ class StackedMuon(Muon):
                     for weight, update in zip(weights, whole, strict=True):
                         weight.mul_(1 - group["lr"] * group["weight_decay"])
                         weight.add_(update, alpha=-rate)
-
-
-def orthogonalise(
-    matrices: Sequence[Tensor], coefficients: tuple[float, float, float], steps: int, eps: float
-) -> Sequence[Tensor]:
-    """Matrices of one shape after Newton-Schulz (arXiv 2502.16982), in bfloat16 as torch has it."""
-    a, b, c = coefficients
-    tall = matrices[0].shape[0] > matrices[0].shape[1]
-    x = torch.stack([(matrix.T if tall else matrix).bfloat16() for matrix in matrices])
-    x.div_(torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True).clamp(min=eps))
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
-    return (x.mT if tall else x).unbind()

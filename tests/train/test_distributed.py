@@ -236,6 +236,7 @@ def _muon(_group):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     from attnres.parallel.muon import ShardedMuon
+    from attnres.train.muon import StackedMuon
 
     torch.manual_seed(0)
     shapes = [(8, 6), (5, 7), (2, 9), (16, 16), (9, 4), (1, 3), (30, 12)]  # fewer rows than processes, uneven, many
@@ -244,7 +245,7 @@ def _muon(_group):
     cut = [Replicate(), Shard(0)]
     whole = [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
     parts = [torch.nn.Parameter(distribute_tensor(w.detach().clone(), mesh, cut)) for w in whole]
-    one, many = torch.optim.Muon(whole, **options), ShardedMuon(parts, **options)
+    one, many = StackedMuon(whole, **options), ShardedMuon(parts, **options)
     for _ in range(3):
         for w, p in zip(whole, parts, strict=True):
             w.grad = torch.randn(w.shape)
@@ -254,7 +255,7 @@ def _muon(_group):
     return [torch.equal(w, p.full_tensor()) for w, p in zip(whole, parts, strict=True)]
 
 
-def test_muon_on_shards_is_torchs_bit_for_bit(ranks):
+def test_muon_on_shards_is_that_of_one_process_bit_for_bit(ranks):
     assert all(all(equal) for equal in ranks.run(_muon, ranks=4))
 
 
