@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
 from attnres.parallel.world import Lost, ManyProcesses, World, code_digest, join_world
 from attnres.signals import Stopped, heard
+from attnres.torch_private import cpu_multiplies_bfloat16
 from attnres.train.checkpoint import Checkpoint
 from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder, fit_vocabulary
@@ -28,6 +30,8 @@ from attnres.train.metrics import Metrics, Records
 from attnres.train.optimizers import last_stable_step
 from attnres.train.pace import Pace, range_over_parts
 from attnres.train.trainer import NonFinite, Trainer, choose_device
+
+log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -111,6 +115,8 @@ def _train(
     check_length(corpus, config.model.context)
     config = fit_vocabulary(config, corpus.vocab_size)
     check_rule(config.model.connection, config.model.dim)
+    if world.main:
+        _warn_of_bfloat16(config)
     trainer = _trainer(config, corpus, world)  # whatever is wrong with the options, nothing has been written yet
     with ExitStack() as stack:
         world.together(lambda: stack.enter_context(run.lock()) if world.main else None)
@@ -142,6 +148,12 @@ def _open_corpus(config: RunConfig, world: World, progress: Callable[[str, int, 
         return opened[0]
     world.together(lambda: None)
     return open_corpus(config.data, progress, checked=True)
+
+
+def _warn_of_bfloat16(config: RunConfig) -> None:
+    on_cpu = choose_device(config.device).type == "cpu"
+    if config.precision == "bfloat16" and on_cpu and not cpu_multiplies_bfloat16():
+        log.warning("this CPU has no products of bfloat16: --precision float32 takes a fraction of the time here")
 
 
 def _trainer(config: RunConfig, corpus: Corpus, world: World) -> Trainer:

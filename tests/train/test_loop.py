@@ -291,3 +291,14 @@ def test_gpu_learns_as_the_cpu_does_and_goes_on(make_config, tmp_path, precision
     on_gpu = train(config, tmp_path / "gpu")
     assert on_gpu["validation_loss"] == pytest.approx(on_cpu["validation_loss"], rel=tolerance)
     assert on_gpu["peak_memory_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("precision", "multiplies", "warned"), [("bfloat16", False, 1), ("bfloat16", True, 0), ("float32", False, 0)]
+)
+def test_bfloat16_on_a_cpu_that_does_not_multiply_it(
+    make_config, tmp_path, caplog, monkeypatch, precision, multiplies, warned
+):
+    monkeypatch.setattr("attnres.train.loop.cpu_multiplies_bfloat16", lambda: multiplies)
+    train(make_config(steps=1, device="cpu", precision=precision), tmp_path / "run")
+    assert sum("no products of bfloat16: --precision float32" in message for message in caplog.messages) == warned
