@@ -1,4 +1,4 @@
-"""A whole step of the lab's trainer on one core: tokens per second, and the share of what the core's matmul reaches."""
+"""A whole step of the lab's trainer on one core: tokens per second, share of what its matmul reaches, and Muon."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import dataclasses
 
 import numpy as np
 import torch
+from torch import nn
+from torch.optim import Muon
 
 from attnres.bench.measure import Row, Run, Setting, milliseconds, take_turns
 from attnres.data import Corpus, load_tokenizer
-from attnres.model import TransformerConfig
+from attnres.model import Transformer, TransformerConfig, parameter_roles
 from attnres.model.flops import training_flops
 from attnres.train import RunConfig
+from attnres.train.muon import StackedMuon
 from attnres.train.trainer import Trainer
 
 ARMS = ("residual", "block", "full")
@@ -22,14 +25,15 @@ BEFORE = "31%"
 
 
 def measure(setting: Setting) -> list[Row]:
-    """Operations counted (`training_flops`) over time, against plain products of the sublayers' sizes."""
+    """Operations counted (`training_flops`) over time, against plain products of the sublayers' sizes; Muon's time."""
     config, threads = QUICK if setting.quick else FULL, torch.get_num_threads()
     torch.set_num_threads(1)  # as every run of the lab has
     try:
         configs = {arm: with_arm(config, arm) for arm in ARMS}
         steps: dict[str, Run] = {arm: Trainer(one, random_text(one)).train_step for arm, one in configs.items()}
         product, operations = products(config)
-        medians = take_turns({**steps, "products": product}, setting.rounds, setting.progress, "lab step")
+        runs = {**steps, "products": product, **muons(config)}
+        medians = take_turns(runs, setting.rounds, setting.progress, "lab step")
         peak = operations / medians["products"]
         where, tokens, model = setting.where, config.tokens_per_step, config.model
     finally:
@@ -41,7 +45,8 @@ def measure(setting: Setting) -> list[Row]:
         details: dict[str, float | str] = {f"{arm}, tokens per second": speed, "products, GFLOP/s": peak / 1e9}
         rows.append(Row(what, where, BEFORE, "62%", training_flops(one.model) * speed / peak, details))
     rows[0].details |= milliseconds(medians)
-    return rows
+    what = f"lab step, Muon, d {model.dim}, {model.layers} layers: torch.optim.Muon's time over ours"
+    return [*rows, Row(what, where, "1x", "3x", medians["torch's Muon"] / medians["Muon"])]
 
 
 def with_arm(config: RunConfig, arm: str) -> RunConfig:
@@ -52,6 +57,20 @@ def random_text(config: RunConfig) -> Corpus:
     """Bytes that nothing can be learned from: a step takes as long on them."""
     tokens = np.random.default_rng(0).integers(0, 256, 64 * config.tokens_per_step, dtype=np.uint8)
     return Corpus(tokens, tokens, load_tokenizer("bytes"), "", "random bytes", 1.0)  # type: ignore[arg-type]
+
+
+def muons(config: RunConfig) -> dict[str, Run]:
+    """A step of our Muon and one of torch's, on the hidden matrices of the plain residual."""
+    model = Transformer(config.model, 0)
+    roles = parameter_roles(model)
+    matrices = [p.detach() for name, p in model.named_parameters() if roles[name] == "matrix"]
+    runs: dict[str, Run] = {}
+    for name, kind in (("Muon", StackedMuon), ("torch's Muon", Muon)):
+        copies = [nn.Parameter(matrix.clone()) for matrix in matrices]
+        for parameter in copies:
+            parameter.grad = torch.randn_like(parameter)
+        runs[name] = kind(copies, lr=1e-3, adjust_lr_fn="match_rms_adamw").step
+    return runs
 
 
 def products(config: RunConfig) -> tuple[Run, float]:
