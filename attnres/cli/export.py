@@ -23,7 +23,14 @@ from attnres.cli._checks import check_at_least, check_output_file, check_output_
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
-from attnres.evaluation.exported import agreement_table, check_exportable, compare_on_run, is_exported, open_model
+from attnres.evaluation.exported import (
+    agreement_table,
+    check_exportable,
+    compare_exported,
+    is_exported,
+    open_model,
+    validation_text,
+)
 from attnres.files import added_folder
 
 Kind = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
@@ -67,6 +74,7 @@ def command(
             run, made, tokenizer = open_model(model, best)
         if measure is not None and (run is None or gguf is None):
             raise UsageError("--measure needs a run, whose validation text it takes, and --gguf")
+        text = None if measure is None or run is None else validation_text(run, measure)
         if partial is not None:
             write_published(made, partial, tokenizer, template)
     if checkpoint is not None:
@@ -74,6 +82,6 @@ def command(
     if gguf is not None:
         write_file(made, gguf, type, tokenizer, template)
         print_line(console, f"{gguf}: {type}, {gguf.stat().st_size / 1e6:.2f} MB")
-    if gguf is not None and run is not None and measure is not None:
-        print_table(console, agreement_table(gguf, compare_on_run(run, made, gguf, measure)))
+    if gguf is not None and text is not None:
+        print_table(console, agreement_table(gguf, compare_exported(made, gguf, text)))
     return 0

@@ -56,8 +56,25 @@ def check_linear(connection: Connection) -> None:
             values = after
 
 
+def check_apart(connection: Connection) -> None:
+    """Raise UsageError if what one token reads depends on another token, or on another sequence of the batch.
+
+    A rule that reads a later token predicts it; one that reads an earlier one generates something else token by token.
+    """
+    whole = _whole(connection)
+    x, others = (_noise((3, 5, connection.dim), seed) for seed in (0, 1))
+    others[1, 2] = x[1, 2]
+    found = []
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        for batch in (x, others):
+            torch.manual_seed(0)  # a rule may draw at random
+            found.append(whole(batch)[1, 2])
+    _require(_close(*found), "what a token reads depends on other tokens of its text, or on other texts")
+
+
 def check_rule(connection: str, dim: int) -> None:
-    """Raise UsageError unless the connection is linear where it must be: on a small one with random parameters.
+    """Raise UsageError unless the connection is linear where it must be and keeps tokens apart: on a small one with
+    random parameters.
 
     dim: the width that it is meant for, taken where its options do not fit the small one's.
     """
@@ -70,7 +87,9 @@ def check_rule(connection: str, dim: int) -> None:
         else:
             small = DIM
         try:
-            check_linear(randomised(lambda: make_connection(connection, small, SITES)))
+            rule = randomised(lambda: make_connection(connection, small, SITES))
+            check_linear(rule)
+            check_apart(rule)
         except UsageError as error:
             raise UsageError(f"connection {connection}: {error}") from None
         except (Exception, SystemExit) as error:
@@ -122,6 +141,11 @@ def starts(make: Make) -> None:
 def linear(make: Make) -> None:
     """start, gather and scatter are linear in the values once the weights are fixed."""
     check_linear(randomised(make))
+
+
+def apart(make: Make) -> None:
+    """What a token reads depends on that token alone: on no later or earlier one, and on no other sequence."""
+    check_apart(randomised(make))
 
 
 def learns(make: Make) -> None:
@@ -269,6 +293,7 @@ def saved(make: Make) -> None:
 CHECKS = (
     starts,
     linear,
+    apart,
     learns,
     matrix,
     pure,

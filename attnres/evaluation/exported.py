@@ -110,10 +110,14 @@ def compare_exported(
     return Agreement(tokens, ours / tokens, theirs / tokens, largest)
 
 
-def compare_on_run(run: Run, model: KimiK3ForCausalLM, file: Path, tokens: int) -> Agreement:
-    """Compare on so many tokens of the validation text of the run that the model comes from."""
-    batches = validation_batches(open_corpus(run.config.data), run.config.model.context, run.config.batch_size, tokens)
-    return compare_exported(model, file, batches)
+def validation_text(run: Run, tokens: int) -> Iterable[np.ndarray]:
+    """Read so many tokens of the run's validation text, for `compare_exported`.
+
+    Raises UsageError if that text has changed since.
+    """
+    corpus = open_corpus(run.config.data)
+    RunFolder(run.folder).refuse_other_text(corpus, "leave the comparison out")
+    return validation_batches(corpus, run.config.model.context, run.config.batch_size, tokens)
 
 
 def agreement_table(file: Path, found: Agreement) -> TextTable:

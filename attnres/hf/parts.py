@@ -86,8 +86,9 @@ class Layer(nn.Module):
     def _recomputed(
         self, passed_on: Values, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Values, tuple[Any, ...]]:
-        """Recompute as transformers' GradientCheckpointingLayer does, but with every value an argument: reentrant
-        checkpointing loses, in silence, the gradient of a tensor inside a tuple."""
+        """Recompute as transformers' GradientCheckpointingLayer does, but with every value an argument, and all else
+        that has a gradient, such as gemma4's input per layer. Reentrant checkpointing loses, in silence, the gradient
+        of a tensor inside a tuple, and goes twice over the graph behind one that is no argument."""
         arguments = {**dict(zip(self._code.parameters, args, strict=False)), **kwargs}
         cached: dict[str, Any] = {
             name: None for name in ("past_key_values", "layer_past") if arguments.get(name) is not None
@@ -95,11 +96,14 @@ class Layer(nn.Module):
         if arguments.get("use_cache"):
             cached["use_cache"] = False
 
-        def flat(*passed_on: Tensor) -> tuple[Any, ...]:
-            behind, beside = self._run(passed_on, (), {**arguments, **cached})
+        learned = [name for name, value in arguments.items() if isinstance(value, Tensor) and value.requires_grad]
+
+        def flat(*given: Tensor) -> tuple[Any, ...]:
+            values, others = given[: len(passed_on)], given[len(passed_on) :]
+            behind, beside = self._run(values, (), {**arguments, **cached, **dict(zip(learned, others, strict=True))})
             return *behind, *beside
 
-        returned = self._gradient_checkpointing_func(flat, *passed_on)
+        returned = self._gradient_checkpointing_func(flat, *passed_on, *map(arguments.__getitem__, learned))
         count = len(returned) - len(self._code.beside or ())
         return returned[:count], returned[count:]
 

@@ -21,7 +21,7 @@ from attnres.report.write import PAGE
 from attnres.texttable import TextTable
 from attnres.train import RunConfig, load_recipe
 from attnres.train.folder import RunFolder
-from attnres.train.sweep import Job, JobState, failures, require_done
+from attnres.train.sweep import Job, JobState, failures, refuse_other_texts, require_done
 
 UNIT = NATS_PER_BYTE
 
@@ -113,15 +113,17 @@ def run_comparison(
     with progress.during("opening the corpus"):  # before any worker, so that bad text is one error and not many
         corpus = open_corpus(config.data)
         check_length(corpus, config.model.context)
+    jobs = [job for of_seed in zip(*plan.values(), strict=True) for job in of_seed]  # arms of a seed side by side
+    refuse_other_texts(jobs, corpus)
     seeds = len(next(iter(plan.values())))
     progress.say(
         f"{len(plan)} connections, {config.steps} steps of {config.tokens_per_step:,} tokens, "
         f"seeds per connection: {seeds}, {workers} at a time: {out}"
     )
-    jobs = [job for of_seed in zip(*plan.values(), strict=True) for job in of_seed]  # arms of a seed side by side
     arm_of = {job.name: arm for arm, of_arm in plan.items() for job in of_arm}
     states = progress.train(jobs, [arm_of[job.name] for job in jobs], workers)
     require_done(states)
+    refuse_other_texts(jobs, corpus)
     finished = finished_runs(plan, states)
     rows = compare_runs(finished, corpus.bytes_per_token)
     write_comparison(out / RECORD, rows, states)

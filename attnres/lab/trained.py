@@ -93,7 +93,7 @@ class Plan:
         with progress.during("opening the corpus"):
             corpus = open_corpus(self.done[0].config.data)
         for run in self.done:
-            refuse_other_corpus(run, corpus)
+            run.folder.refuse_other_text(corpus, "leave the run out")
         return corpus
 
 
@@ -162,13 +162,3 @@ def _differing(first: RunConfig, other: RunConfig) -> list[str]:
     if bool(first.start_from) != bool(other.start_from):
         differing.append("start_from")
     return differing
-
-
-def refuse_other_corpus(run: Trained, corpus: Corpus) -> None:
-    """Raise UsageError if the run was trained on another text."""
-    record = run_record_of(run.folder.path)
-    if record["corpus"]["sha256"] != corpus.sha256:
-        raise UsageError(
-            f"{run.folder.path}: the corpus has changed since this run (it was {record['corpus']['description']}, now "
-            f"it is {corpus.description}); restore its files or leave the run out"
-        )

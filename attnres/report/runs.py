@@ -66,10 +66,15 @@ def comparison_report(
 
 
 def run_report(run: Run, prompt: str | None = None) -> ReportData:
-    """The page of one run, over the prompt or, without one, a few sequences of its own validation text."""
+    """The page of one run, over the prompt or, without one, a few sequences of its own validation text.
+
+    Raises UsageError if that text has changed since.
+    """
     record = RunFolder(run.folder).record() or {}
     if prompt is None:
-        tokens = validation_tokens(open_corpus(run.config.data), run.config)
+        corpus = open_corpus(run.config.data)
+        RunFolder(run.folder).refuse_other_text(corpus, "give a --prompt")
+        tokens = validation_tokens(corpus, run.config)
     else:
         tokens = torch.tensor([prompt_ids(prompt, run.tokenizer, run.config)])
     positions = chosen_positions(tokens)

@@ -222,12 +222,19 @@ class RunFolder:
             self.checkpoints.folder.mkdir(exist_ok=True)
             # Last: a folder with this file in it is a run.
             write_json(self._config, _description(config, corpus))
-        elif record["corpus"]["sha256"] != corpus.sha256:
-            raise UsageError(
-                f"{self.path}: the corpus has changed since this run began (it was {record['corpus']['description']}, "
-                f"now it is {corpus.description}); restore its files or choose another folder"
-            )
+        else:
+            self.refuse_other_text(corpus, "choose another folder")
         return self.extend(config, corpus) if record and record["config"]["steps"] < config.steps else ""
+
+    def refuse_other_text(self, corpus: Corpus, instead: str) -> None:
+        """Raise UsageError if there is a run here that was begun on another text. instead: of restoring that."""
+        recorded = (self.record() or {}).get("corpus", {"sha256": corpus.sha256})
+        if recorded["sha256"] != corpus.sha256:
+            raise UsageError(
+                f"{self.path}: the corpus has changed since this run began: it was {recorded['description']}, with a "
+                f"hash that begins with {recorded['sha256']:.8}, and now is {corpus.description}, with "
+                f"{corpus.sha256:.8}; restore its files or {instead}"
+            )
 
     def extend(self, config: RunConfig, corpus: Corpus) -> str:
         """Make the run here one of more steps, which goes on from its last checkpoint before the learning rate fell.

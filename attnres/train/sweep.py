@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnres.data import Corpus
 from attnres.errors import UsageError
 from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder
@@ -123,6 +124,12 @@ def _refuse_two_texts(states: Sequence[JobState]) -> None:
                 f"the text has changed between the runs {other} and {folder}; remove those of the old text, or restore "
                 "it and remove those of the new, and repeat the command"
             )
+
+
+def refuse_other_texts(jobs: Sequence[Job], corpus: Corpus) -> None:
+    """Raise UsageError where a job's run was begun on another text: what is measured on this one is not of it."""
+    for job in jobs:
+        RunFolder(job.folder).refuse_other_text(corpus, "remove the runs of that text")
 
 
 def _refuse_two_starts(states: Sequence[JobState]) -> None:

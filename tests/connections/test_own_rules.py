@@ -13,7 +13,7 @@ from torch import nn
 from attnres import Connection, UsageError, connection_names, make_connection
 from attnres.cli import main
 from attnres.connections import canonical_connection, connection_class
-from attnres.connections._check import check_linear, check_rule, compiled, findings, randomised
+from attnres.connections._check import check_apart, check_linear, check_rule, compiled, findings, randomised
 from attnres.train.folder import RunFolder
 
 every_connection = pytest.mark.parametrize("name", connection_names())
@@ -57,6 +57,29 @@ class BentGather(Decay):
 class BentScatter(Decay):
     def scatter(self, values, weights, site, h, y):
         return (weights * values[0] + y.relu(),)
+
+
+class ReadsTheNext(Decay):
+    def weigh(self, values, site):
+        return 1 + torch.tanh(torch.roll(values[0], -1, -2)) if site < self.sites and values[0].dim() > 1 else 1
+
+
+class ReadsTheOneBefore(Decay):
+    def weigh(self, values, site):
+        return 1 + torch.tanh(torch.roll(values[0], 1, -2)) if site < self.sites and values[0].dim() > 1 else 1
+
+
+class ReadsTheBatch(Decay):
+    def weigh(self, values, site):
+        return 1 + torch.tanh(values[0].mean(0)) if site < self.sites and values[0].dim() > 1 else 1
+
+
+class Drops(Decay):
+    """Stochastic depth: at random, and each token for itself."""
+
+    def weigh(self, values, site):
+        keeps = torch.rand(values[0].shape[:-1])[..., None] < 0.5
+        return self.decay[site] * keeps if site < self.sites else ()
 
 
 class InPlace(Decay):
@@ -145,6 +168,9 @@ class Wrong(Decay):
     [
         (BentGather, "gather is not linear at site 0"),
         (BentScatter, "scatter is not linear at site 0"),
+        (ReadsTheNext, "what a token reads depends on other tokens of its text, or on other texts"),
+        (ReadsTheOneBefore, "what a token reads depends on other tokens of its text, or on other texts"),
+        (ReadsTheBatch, "what a token reads depends on other tokens of its text, or on other texts"),
         (InPlace, "site 0 changes its values in place"),
         (Shared, "uses decay.0, as an earlier one does"),
         (Wide, "it becomes torch.float32; round sums"),
@@ -166,6 +192,10 @@ def test_what_breaks_the_protocol_is_found(rule, message, monkeypatch):
     assert any(message in problem for problem in problems), problems
     assert not any("\n" in problem for problem in problems)
     assert not [problem for _, problem in findings(lambda: Decay(48, 7)) if problem]
+
+
+def test_a_rule_that_draws_at_random_keeps_tokens_apart():
+    check_apart(randomised(lambda: Drops(48, 7)))
 
 
 SOURCE = """

@@ -17,7 +17,7 @@ from attnres.lab.options import Arms, Config, check_seeds, checked_arms
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import header
 from attnres.train import RunConfig
-from attnres.train.sweep import Job, JobState, default_workers, failures, require_done
+from attnres.train.sweep import Job, JobState, default_workers, failures, refuse_other_texts, require_done
 
 ARMS = ("residual", "x0", "block", "full", "hc", "mhc")
 DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=20, validation_tokens=32_768)
@@ -85,9 +85,12 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[DynamicsRecord]:
     with progress.during("opening the corpus"):
         corpus = open_corpus(config.data)
         check_length(corpus, config.model.context)
+    jobs = [one.job for one in plan.runs]
+    refuse_other_texts(jobs, corpus)
     progress.say(f"{len(plan.runs)} runs of {config.steps} steps, {options.workers} at a time: {plan.out}")
-    states = progress.train([one.job for one in plan.runs], [one.arm for one in plan.runs], options.workers)
+    states = progress.train(jobs, [one.arm for one in plan.runs], options.workers)
     require_done(states)
+    refuse_other_texts(jobs, corpus)
     ended = list(zip(plan.runs, states, strict=True))
     done = [one for one, state in ended if state.status == "done"]
     tokens, steps = profiled_tokens(corpus, config), moments(config)

@@ -1,0 +1,58 @@
+"""What is measured on a run's text is refused where that text has changed: the numbers would be of another."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnres.cli import main
+from tests.cli.conftest import TINY, run_jobs_here
+
+
+@pytest.fixture
+def text(tmp_path):
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for number in range(20):
+        (folder / f"{number}.txt").write_text(" ".join(f"x{number} = y{number * word}" for word in range(60)))
+    return folder
+
+
+def change(text):
+    """As many files and bytes as before."""
+    for file in list(text.iterdir())[:8]:
+        file.write_text(file.read_text().upper())
+
+
+@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])
+@pytest.mark.parametrize(
+    ("command", "keeps", "page"), [("compare", ["comparison.json"], "report.html"), ("dynamics", [], "results.html")]
+)
+def test_finished_runs_are_not_measured_on_another_text(
+    command, keeps, page, tokenizer, text, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("attnres.cli._terminal.run_jobs", run_jobs_here)
+    out, record = tmp_path / "runs", tmp_path / "record.json"
+    asked = [command, "residual", "block", "--seeds", "1", "--out", str(out), *TINY, "--data.paths", str(text)]
+    asked += ["--data.tokenizer", tokenizer, "--data.cache", str(tmp_path / "cache"), "--workers", "1"]
+    asked += ["--keep", "9"] if command == "compare" else ["--record", str(record)]
+    assert main(asked) == 0
+    files = [*(out / name for name in [*keeps, page]), *([record] if command == "dynamics" else [])]
+    before = [file.read_bytes() for file in files]
+    change(text)
+    capsys.readouterr()
+    assert main(asked) == 2
+    error = capsys.readouterr().err
+    assert "the corpus has changed since this run began: it was" in error and error.count("\n") == 1
+    assert "remove the runs of that text" in error
+    assert [file.read_bytes() for file in files] == before
+
+
+def test_a_run_is_not_inspected_on_another_text(text, tmp_path, capsys):
+    run = tmp_path / "run"
+    asked = [*TINY, "--data.paths", str(text), "--data.cache", str(tmp_path / "cache")]
+    assert main(["train", str(run), *asked]) == 0
+    change(text)
+    assert main(["inspect", str(run)]) == 2
+    assert "the corpus has changed since this run began" in capsys.readouterr().err
+    assert not (run / "report").exists()
+    assert main(["inspect", str(run), "--prompt", "x1 = y"]) == 0
