@@ -4,10 +4,11 @@ An attached LlamaForCausalLM is an `AttnResLlamaForCausalLM` whose configuration
 classes are made of transformers' own when they are first asked for, here: `classes.AttnResLlamaForCausalLM`. What
 `save_pretrained` writes is loaded
 
-- by `AutoModelForCausalLM` with trust_remote_code=True, through a file in the folder that imports this module;
-- by `AutoModelForCausalLM` alone after `import attnres.hf`, which registers the model type;
-- by nothing else: without these `AutoModelForCausalLM` does not know the model type, and the plain model's own class
-  is refused by `GUARD`.
+- by the Auto class of its head (AUTO_CLASSES) with trust_remote_code=True, through a file in the folder that imports
+  this module;
+- by that class alone after `import attnres.hf`, which registers the model type;
+- by nothing else: without these an Auto class does not know the model type, and the plain model's own class is refused
+  by `GUARD`.
 
 On disk the model type is "attnres". In memory a configuration has the plain model's, by which transformers chooses
 tokenizers, the conversion of checkpoints and more.
@@ -64,8 +65,9 @@ UNSAVED = "an attached model that was not saved"
 """A model's path until it is saved and loaded. Nothing can be loaded from it."""
 
 AUTO_CLASSES = (
-    *("AutoModel", "AutoModelForCausalLM", "AutoModelForImageClassification"),
-    *("AutoModelForImageTextToText", "AutoModelForMaskedLM"),
+    *("AutoModel", "AutoModelForCausalLM", "AutoModelForImageClassification", "AutoModelForImageTextToText"),
+    *("AutoModelForMaskedLM", "AutoModelForQuestionAnswering", "AutoModelForSequenceClassification"),
+    "AutoModelForTokenClassification",
 )
 
 CODE_FILE = "modeling_attnres.py"
@@ -124,7 +126,8 @@ class Config:
         entries = config.to_diff_dict() if use_diff else config.to_dict()
         entries[RECORD] = written_record(config.attnres)
         entries[GUARD] = (
-            f"this is no plain {self.plain.model_type}: load it with trust_remote_code=True, or import attnres.hf first"
+            f"this is no plain {self.plain.model_type}: load it with attnres.hf.load, or by one of transformers' Auto "
+            "classes with trust_remote_code=True or behind import attnres.hf"
         )
         path = Path(json_file_path)
         write_text(path, json.dumps(entries, indent=2, sort_keys=True) + "\n")

@@ -106,13 +106,14 @@ def convert(
 
 @torch.no_grad()
 def _logits(model: Any) -> torch.Tensor:
-    """Compute the logits of a few random tokens, in float32: bfloat16 would hide a difference."""
+    """Compute the logits of a few random tokens, or what else comes first where a model has no such head, in float32:
+    bfloat16 would hide a difference."""
     vocabulary = model.config.get_text_config().vocab_size
     tokens = torch.randint(vocabulary, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     dtypes = [(tensor, tensor.dtype) for tensor in [*model.parameters(), *model.buffers()]]
     for tensor, dtype in dtypes:
         tensor.data = widen(tensor.data) if dtype.is_floating_point else tensor.data
-    logits = model.eval()(tokens, use_cache=False).logits
+    logits = model.eval()(tokens, use_cache=False)[0]
     for tensor, dtype in dtypes:
         tensor.data = tensor.data.to(dtype)
     return logits

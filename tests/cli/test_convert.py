@@ -47,6 +47,17 @@ def test_bfloat16_stays_and_lossy_is_allowed(plain, tmp_path):
     assert torch.equal(model.model.norm.weight, make_model("llama").to(torch.bfloat16).model.norm.weight)
 
 
+def test_a_model_without_a_head_is_compared_by_what_it_returns(tmp_path):
+    base = make_model("llama").model
+    base.save_pretrained(tmp_path / "base")
+    assert convert(tmp_path / "base", tmp_path / "new", "full").difference < 1e-5
+    tokens = make_tokens()
+    found = hf.load(tmp_path / "new").eval()(tokens).last_hidden_state
+    torch.testing.assert_close(found, base.eval()(tokens).last_hidden_state, rtol=1e-4, atol=1e-5)
+    with pytest.raises(UsageError, match="the logits would differ by"):
+        convert(tmp_path / "base", tmp_path / "other", "mhc")
+
+
 def test_a_target_that_another_command_is_writing_or_has_written_stays(plain, tmp_path):
     (tmp_path / "new.partial").mkdir()  # the user's own
     with added_folder(tmp_path / "new"), pytest.raises(UsageError, match="new: another command is writing it"):

@@ -103,7 +103,7 @@ def test_depth_matrix_cache_and_gradients(name):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("name", ["falcon", "glm_moe_dsa", "bert"])
+@pytest.mark.parametrize("name", ["falcon", "glm_moe_dsa", "bert", "gemma4_text"])
 def test_recomputation_keeps_what_layers_return_beside_their_hidden_states(name, reentrant):
     model = attnres.hf.attach(family(name), "block", block_size=3).train()
     for module in model.modules():

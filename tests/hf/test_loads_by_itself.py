@@ -44,7 +44,7 @@ del sys.modules["attnres"]
 untrusted = refusal(AutoModelForCausalLM.from_pretrained)
 assert untrusted.startswith("ValueError") and "trust_remote_code" in untrusted, untrusted
 plain = refusal(LlamaForCausalLM.from_pretrained)
-assert plain.startswith("ValueError") and plain.endswith("or import attnres.hf first"), plain
+assert plain.startswith("ValueError") and plain.endswith("or behind import attnres.hf"), plain
 assert AutoTokenizer.from_pretrained(path)("text").input_ids
 assert "attnres" not in sys.modules
 model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)
@@ -113,8 +113,21 @@ def test_every_connection(name, tmp_path):
 @pytest.mark.parametrize("plain_class", [LlamaForCausalLM, GPT2LMHeadModel])
 def test_the_plain_class_refuses(plain_class, tmp_path):
     save_attached(tmp_path)
-    with pytest.raises(ValueError, match="this is no plain llama: load it with trust_remote_code=True"):
+    with pytest.raises(ValueError, match=r"this is no plain llama: load it with attnres\.hf\.load, or by one of"):
         plain_class.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("trusted", [False, True])
+@pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+def test_other_heads_load_by_the_auto_class_of_the_plain_model(head, trusted, tmp_path):
+    auto = getattr(transformers, f"AutoModelFor{head}")
+    model, tokens = attnres.hf.attach(auto.from_config(make_model("llama").config), "block", block_size=3), make_tokens()
+    randomise(attnres.hf.connection_of(model))
+    model.config.pad_token_id = 0
+    model.save_pretrained(tmp_path)
+    again = auto.from_pretrained(tmp_path, trust_remote_code=trusted)
+    assert type(again) is type(model)
+    torch.testing.assert_close(again.eval()(tokens)[0], model.eval()(tokens)[0], rtol=0, atol=0)
 
 
 def test_the_base_model(tmp_path):
