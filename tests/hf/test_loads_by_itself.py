@@ -121,7 +121,7 @@ def test_the_plain_class_refuses(plain_class, tmp_path):
 @pytest.mark.parametrize("head", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
 def test_other_heads_load_by_the_auto_class_of_the_plain_model(head, trusted, tmp_path):
     auto = getattr(transformers, f"AutoModelFor{head}")
-    model, tokens = attnres.hf.attach(auto.from_config(make_model("llama").config), "block", block_size=3), make_tokens()
+    model, tokens = attnres.hf.attach(auto.from_config(make_model("llama").config), "full"), make_tokens()
     randomise(attnres.hf.connection_of(model))
     model.config.pad_token_id = 0
     model.save_pretrained(tmp_path)
