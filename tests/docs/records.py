@@ -128,6 +128,14 @@ def judged_at(setting: str, arm: str, sign: str = "") -> str:
     return f"{number(row['difference to residual'], 3, sign)} ± {number(row['standard error'], 3)}"
 
 
+def judged_row(name: str, shallow: str, deep: str) -> str:
+    """A rule's row of the short table of the verdict: it may be another arm at each depth."""
+    settings = [("shallow-short", shallow), ("shallow-long", shallow), ("deep-short", deep), ("deep-long", deep)]
+    ran = {setting: {cell["arm"] for cell in record(f"verdict-{setting}")["cells"]} for setting, _ in settings}
+    cells = [judged_at(setting, arm, "+") if arm in ran[setting] else "" for setting, arm in settings]
+    return f"| {' | '.join([name, *cells])} |".replace("  ", " ")
+
+
 def apart_at(setting: str, arm: str) -> list[float]:
     """What one arm of a setting of the verdict is from the baseline, seed by seed."""
     runs = [{**run, "arm": cell["arm"]} for cell in record(f"verdict-{setting}")["cells"] for run in cell["runs"]]

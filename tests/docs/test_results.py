@@ -35,7 +35,7 @@ from tests.docs.records import (
     enlarged,
     gain,
     judged,
-    judged_at,
+    judged_row,
     kendall,
     leads,
     number,
@@ -198,6 +198,16 @@ def verdicts() -> list[str]:
     return [*by_setting, f"with such reads ends at {number(max(reads), 2, '+')} at 48 layers"]
 
 
+def judged_rows() -> list[str]:
+    """The short table of the verdict."""
+    rules = [(f"`{rule}`", rule, rule) for rule in ("interlayer", "rms-block", "block", "x0", "rms-residual")]
+    larger = [
+        ("`rms-block` in blocks of 2, of 12", "rms-block:block_size=2", "rms-block:block_size=12"),
+        ("`block` in blocks of 8, of 12", "block:block_size=8", "block:block_size=12"),
+    ]
+    return [judged_row(*rule) for rule in (*rules, *larger)]
+
+
 def readings() -> list[str]:
     """What docs/RESULTS.md says in numbers of ours."""
     names = ("block", "full", "rms-block", "rms-full")
@@ -206,7 +216,6 @@ def readings() -> list[str]:
     (block, interval), (full, wide) = advantage("block"), advantage("full")
     plain = enlarged("residual", "std 1").split()[0].lstrip("-")
     block_then, normed, both = (enlarged(arm).split()[0].lstrip("-") for arm in ("block", "rms-residual", "rms-block"))
-    short, deep = "shallow-short", "deep-short"
     return [
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
@@ -215,12 +224,7 @@ def readings() -> list[str]:
         f"Block's is {sizes[1]} at the second size of six and {sizes[-1]} at the largest",
         f"three seeds, `block` is at {searched('block')} and `rms-block` at {searched('rms-block')}, and",
         f"ends {plain} lower; `block` is then {block_then} below it, `rms-residual` {normed} and `rms-block` {both} ",
-        f"16 layers of width 32, `rms-block` in blocks of two is at {judged_at(short, 'rms-block:block_size=2')} and "
-        f"`block` at {judged_at(short, 'block')};",
-        f"48 of width 16 `block` is at {judged_at(deep, 'block', '+')}, in blocks of twelve at "
-        f"{judged_at(deep, 'block:block_size=12')}, and `rms-block` at {judged_at(deep, 'rms-block', '+')}; `x0`, "
-        f"which only feeds the embedding back in, is at {judged_at(deep, 'x0')}.",
-        f"level with `rms-block` in blocks of two at 16 layers; at 48 it is at {judged_at(deep, 'interlayer')},",
+        *judged_rows(),
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
     ]
