@@ -107,11 +107,12 @@ def test_bfloat16_autocast_stays_close_and_keeps_weights_in_float32(make_trainer
     assert rounded.evaluate() == pytest.approx(exact.evaluate(), rel=0.02)
 
 
-def test_checkpointing_changes_nothing(make_trainer):
+def test_checkpointing_changes_nothing_but_rounding(make_trainer):
+    """The gradient of the embedding, which several segments read, is summed in another order."""
     plain, recomputed = make_trainer(), make_trainer(checkpointing=True)
     assert recomputed.model.checkpointing
     for _ in range(2):
-        assert plain.train_step() == recomputed.train_step()
+        assert plain.train_step() == pytest.approx(recomputed.train_step(), rel=1e-6)
 
 
 def test_compile_changes_nothing_but_rounding(make_trainer, monkeypatch):
