@@ -17,8 +17,8 @@ def orthogonalise(
 
     X <- a X + (b X X^T + c (X X^T)^2) X from X / max(|X|_F, eps), `steps` times.
 
-    Bit for bit what torch.optim.Muon computes where the device multiplies bfloat16. A CPU that does not is up to thirty
-    times as slow at it as at float32; products are float32's there, rounded to bfloat16 where bfloat16's would be, and
+    Bit for bit what torch.optim.Muon computes where the device multiplies bfloat16. A CPU that does not is many times
+    as slow at it as at float32; products are float32's there, rounded to bfloat16 where bfloat16's would be, and
     differ from torch's as sums in another order do.
 
     Returns: matrices of that shape in bfloat16.
