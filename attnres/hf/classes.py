@@ -65,8 +65,13 @@ UNSAVED = "an attached model that was not saved"
 """A model's path until it is saved and loaded. Nothing can be loaded from it."""
 
 AUTO_CLASSES = (
-    *("AutoModel", "AutoModelForCausalLM", "AutoModelForImageClassification", "AutoModelForImageTextToText"),
-    *("AutoModelForMaskedLM", "AutoModelForQuestionAnswering", "AutoModelForSequenceClassification"),
+    "AutoModel",
+    "AutoModelForCausalLM",
+    "AutoModelForImageClassification",
+    "AutoModelForImageTextToText",
+    "AutoModelForMaskedLM",
+    "AutoModelForQuestionAnswering",
+    "AutoModelForSequenceClassification",
     "AutoModelForTokenClassification",
 )
 

@@ -228,8 +228,8 @@ class RunFolder:
 
     def refuse_other_text(self, corpus: Corpus, instead: str) -> None:
         """Raise UsageError if there is a run here that was begun on another text. instead: of restoring that."""
-        recorded = (self.record() or {}).get("corpus", {"sha256": corpus.sha256})
-        if recorded["sha256"] != corpus.sha256:
+        record = self.record()
+        if record is not None and (recorded := record["corpus"])["sha256"] != corpus.sha256:
             raise UsageError(
                 f"{self.path}: the corpus has changed since this run began: it was {recorded['description']}, with a "
                 f"hash that begins with {recorded['sha256']:.8}, and now is {corpus.description}, with "
