@@ -5,9 +5,9 @@
     attnres convert SRC DST --connection block:block_size=4,eps=1e-5
 
 SRC is a local folder that save_pretrained wrote, DST a new one. The new model gives the same logits, which is checked
-before DST appears. The Auto class that loads SRC loads DST; docs/TRANSFORMERS.md goes on from there. A connection that does not
-start as the plain residual (mhc, highway, window ..) needs --lossy. An attached model that an earlier version saved,
-which transformers takes for a plain one, is written so that it loads by itself; it keeps its connection.
+before DST appears. The Auto class that loads SRC loads DST; docs/TRANSFORMERS.md goes on from there. A connection that
+does not start as the plain residual (mhc, highway, window ..) needs --lossy. An attached model that an earlier version
+saved, which transformers takes for a plain one, is written so that it loads by itself; it keeps its connection.
 """
 
 from __future__ import annotations
