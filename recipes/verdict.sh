@@ -32,11 +32,18 @@ fi
 equal=${EQUAL:-operations}
 name=verdict-$setting
 [ "$equal" = operations ] || name+=-$equal
+run() {
+    python -m attnres ablate "$@" --data.dataset sympy --equal "$equal" --grid 1 2 4 --wider 20 \
+        --seed 100 --seeds 4 --embedding-stds 1 --batch-size 8 --model.heads 1 "${size[@]}" \
+        --workers "${WORKERS:-1}" --out "${RUNS:-runs}/$name" --record "results/$name.json"
+}
+if [ "$equal" = seconds ]; then  # the steps of all arms are timed by turns, so they are one command
+    run "$@"
+    exit
+fi
 arms=("$1")
 shift
 for arm; do
     arms+=("$arm")
-    python -m attnres ablate "${arms[@]}" --data.dataset sympy --equal "$equal" --grid 1 2 4 --wider 20 \
-        --seed 100 --seeds 4 --embedding-stds 1 --batch-size 8 --model.heads 1 "${size[@]}" \
-        --workers "${WORKERS:-1}" --out "${RUNS:-runs}/$name" --record "results/$name.json"
+    run "${arms[@]}"
 done
