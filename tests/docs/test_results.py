@@ -371,13 +371,25 @@ def test_the_other_targets_are_their_record():
         assert shown == [f"{ratios[way, what]:.2f}" for what in wanted for way in ("forward", "backward")]
 
 
+def lab_step(record: str, name: str) -> list[str]:
+    """Milliseconds, tokens per second and the share of the core's peak."""
+    steps = bench(record)
+    row = next(row for row in steps if row["what"].startswith(f"lab step, {name},"))
+    ms = steps[0]["details"][f"{name}, ms"]
+    return [f"{ms:.0f}", f"{row['details'][f'{name}, tokens per second']:.0f}", f"{row['ratio']:.0%}"]
+
+
 def test_the_labs_step_and_the_microscope_are_their_records():
-    lab = {f"`{row['what'].split(', ')[1]}`": row for row in bench("-lab")}
-    details = {name: value for row in lab.values() for name, value in row["details"].items()}
-    shown = [row for row in bench_tables("The lab's step") if row[0] in lab]
-    assert len(shown) == 3
-    for name, *shown_cells in shown:
-        ms, speed = (details[f"{name.strip('`')}, {unit}"] for unit in ("ms", "tokens per second"))
-        assert shown_cells == [f"{ms:.0f}", f"{speed:.0f}", f"{lab[name]['ratio']:.0%}"]
+    shown = {row[0].strip("`"): row[1:] for row in bench_tables("The lab's step") if row[0].startswith("`")}
+    assert list(shown) == ["residual", "block", "full"]
+    for name, figures in shown.items():
+        assert figures == [cell for record in ("-lab", "-lab-avx2") for cell in lab_step(record, name)]
+    text = (ROOT / "docs" / "PERFORMANCE.md").read_text(encoding="utf-8")
+    *steps, muon = bench("-lab-avx2")
+    details = steps[0]["details"]
+    assert f"{details['products, GFLOP/s']:.0f} GFLOP/s)" in text
+    theirs, ours = (f"{details[name]:.0f}" for name in ("torch's Muon, ms", "Muon, ms"))
+    assert f"torch's Muon takes {theirs} ms a step" in text
+    assert f"ours {ours}: {muon['ratio']:.1f} times less" in text
     answers = [row[2] for row in bench_tables("The microscope") if row[2].endswith(" ms")]
     assert answers == [f"{row['details']['answer, ms']:.0f} ms" for row in bench("-look")]
