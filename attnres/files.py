@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
 import unicodedata
@@ -178,6 +179,11 @@ def named_errors(path: Path, instead_of: Path | None = None) -> Iterator[None]:
         error.filename = names[0].replace(names[1], str(path))
         error.filename2 = None
         raise
+    except Exception as error:
+        code = re.search(r"os error (\d+)", str(error))
+        if type(error).__name__ != "SafetensorError" or code is None:  # which tells the system's error as text alone
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error
 
 
 def sync(path: Path) -> None:

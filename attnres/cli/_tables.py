@@ -83,7 +83,7 @@ def _print_apart(console: Console, headings: Sequence[str], rows: Sequence[Seque
 def _widths(columns: Sequence[tuple[str, ...]], room: int) -> list[int]:
     """The columns' widths. Where room is short headings take several lines first, then cells, down to whole words."""
     words = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
-    cells = [max(word, *map(len, column[1:])) for word, column in zip(words, columns, strict=True)]
+    cells = [max([word, *map(len, column[1:])]) for word, column in zip(words, columns, strict=True)]
     widths = [max(cell, len(column[0])) for cell, column in zip(cells, columns, strict=True)]
     for least in (cells, [min(words[0], NAME_WIDTH), *words[1:]]):
         while sum(widths) > room and widths != least:

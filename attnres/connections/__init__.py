@@ -96,7 +96,7 @@ def option_defaults(cls: type[Connection]) -> dict[str, Option]:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD and cls.shared_options:
             shared = dataclasses.fields(cls.shared_options)
             defaults |= {field.name: cast(Option, field.default) for field in shared if field.name not in defaults}
-        elif name not in ("dim", "sites"):
+        elif name not in ("dim", "sites") and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             defaults[name] = parameter.default
     return defaults
 

@@ -27,10 +27,16 @@ Make = Callable[[], Connection]
 
 
 def check_linear(connection: Connection) -> None:
-    """Raise UsageError unless `start`, `gather` and `scatter` are linear once the weights of a token are fixed.
+    """Raise UsageError unless `start`, `gather` and `scatter` are linear once the weights of a token are fixed, in
+    training and behind `eval()`.
 
     The depth matrix of a rule for which they are not says nothing.
     """
+    for training in (False, True):
+        _check_linear_once(connection.train(training))
+
+
+def _check_linear_once(connection: Connection) -> None:
     sublayers = random_sublayers(connection)
     with torch.no_grad():
         x, x_other = _noise((2, connection.dim), 1), _noise((2, connection.dim), 2)
@@ -57,19 +63,33 @@ def check_linear(connection: Connection) -> None:
 
 
 def check_apart(connection: Connection) -> None:
-    """Raise UsageError if what one token reads depends on another token, or on another sequence of the batch.
+    """Raise UsageError if what one token reads depends on another token, on another sequence of the batch, or on its
+    place among them, in training or behind `eval()`.
 
-    A rule that reads a later token predicts it; one that reads an earlier one generates something else token by token.
+    A rule that reads a later token predicts it; one that reads an earlier one, or counts them, generates something else
+    token by token.
     """
-    whole = _whole(connection)
-    x, others = (_noise((3, 5, connection.dim), seed) for seed in (0, 1))
-    others[1, 2] = x[1, 2]
-    found = []
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        for batch in (x, others):
-            torch.manual_seed(0)  # a rule may draw at random
-            found.append(whole(batch)[1, 2])
-    _require(_close(*found), "what a token reads depends on other tokens of its text, or on other texts")
+    for training in (False, True):
+        whole = _whole(connection.train(training))
+        x, others = (_noise((3, 5, connection.dim), seed) for seed in (0, 1))
+        others[1, 2] = x[1, 2]
+
+        def read(tokens: Tensor, seed: int = 0, whole=whole) -> Tensor:
+            torch.manual_seed(seed)  # a rule may draw at random
+            return whole(tokens)
+
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            among, elsewhere = read(x), read(others)
+            _require(
+                _close(among[1, 2], elsewhere[1, 2]),
+                "what a token reads depends on other tokens of its text, or on other texts",
+            )
+            if torch.equal(among, read(x, seed=1)):  # else alone it would draw something else
+                _require(
+                    _close(among[1, 2], read(x[1:2, 2:3])[0, 0]),
+                    "what a token reads depends on its place in the text, or on how much text there is; one that is "
+                    "generated comes alone",
+                )
 
 
 def check_rule(connection: str, dim: int) -> None:
@@ -127,9 +147,11 @@ def random_sublayers(connection: Connection) -> list[Sublayer]:
 
 
 def starts(make: Make) -> None:
-    """A new one gives finite outputs and gradients, whatever the shape."""
+    """A new one is in float32, and gives finite outputs and gradients, whatever the shape."""
     for shape in ((2, 3), (0, 4), ()):
         connection = make()
+        for name, parameter in connection.named_parameters():
+            _require(parameter.dtype == torch.float32, f"{name} is {parameter.dtype}")
         x = _noise((*shape, connection.dim), 0).requires_grad_()
         h = _whole(connection)(x)
         h.sum().backward()
@@ -144,7 +166,7 @@ def linear(make: Make) -> None:
 
 
 def apart(make: Make) -> None:
-    """What a token reads depends on that token alone: on no later or earlier one, and on no other sequence."""
+    """What a token reads depends on that token alone: on no later or earlier one, no place, and no other sequence."""
     check_apart(randomised(make))
 
 

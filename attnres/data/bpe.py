@@ -57,8 +57,8 @@ def _learn(documents: Documents, size: int, fraction: float, progress: Progress)
     held = held_out(survey.hashes(), survey.sizes, fraction) if len(survey.sizes) else None
     if held is None:
         raise UsageError(
-            "too few documents to hold whole ones out, so no training part to learn byte pairs from; "
-            "give more files (or rows), or a tokenizer that is trained already"
+            "too few documents of different text to hold whole ones out, so no training part to learn byte pairs "
+            "from; give more files (or rows), or a tokenizer that is trained already"
         )
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

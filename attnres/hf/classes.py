@@ -27,6 +27,7 @@ from typing import Any
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
@@ -347,6 +348,8 @@ def attached_model_class(plain: Any) -> Any:
         "config_class": attached_config_class(plain.config_class),
         "_keep_in_fp32_modules_strict": {*(plain._keep_in_fp32_modules_strict or ()), CONNECTION},
     }
+    if mapping := get_checkpoint_conversion_mapping(plain.__name__):  # tensors are renamed by the class's name, too
+        register_checkpoint_conversion_mapping(PREFIX + plain.__name__, mapping, overwrite=True)
     if not runs_layers(plain):
         return type(PREFIX + plain.__name__, (Model, plain), names)
 

@@ -13,10 +13,11 @@ import torch
 
 from attnres.errors import UsageError
 from attnres.files import added_folder, check_new_names
-from attnres.hf.attach import attach, connection_of
+from attnres.hf.attach import attach, connection_of, examine
 from attnres.hf.checkpoint import load, load_plain, loads_by_itself
 from attnres.hf.classes import of_connection
 from attnres.hf.folder import read_config, weight_files
+from attnres.hf.parts import run_whole
 from attnres.hf.record import RECORD
 from attnres.ops import widen
 
@@ -24,6 +25,7 @@ TOLERANCE = 1e-5
 """Largest difference of two logits in float32, in units of the largest logit, that counts as the same."""
 
 TOKENS = 32
+"""Or half as many as the model has positions."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ def convert(
         step("reading the checkpoint")
         upgraded = RECORD in entries
         model = load(plain, trust_remote_code=True, dtype="auto") if upgraded else load_plain(plain, dtype="auto")
+        if not upgraded:
+            examine(model)
         expected = _logits(model)
         if not expected.isfinite().all():
             raise UsageError(f"{plain}: its own logits are not finite; give a copy without NaN and inf")
@@ -95,7 +99,8 @@ def convert(
         del model
         step("checking that the logits agree")
         found = _logits(load(partial, dtype="auto"))
-        difference = ((found - expected).abs().max() / expected.abs().max()).item()
+        largest = expected.abs().max().item() or 1.0  # a head may begin at zero
+        difference = (found - expected).abs().max().item() / largest
         if not lossy and not difference <= TOLERANCE:
             raise UsageError(
                 f"the logits would differ by {difference:.1e} of the largest: {attached} is not "
@@ -106,17 +111,27 @@ def convert(
 
 @torch.no_grad()
 def _logits(model: Any) -> torch.Tensor:
-    """Compute the logits of a few random tokens, or what else comes first where a model has no such head, in float32:
-    bfloat16 would hide a difference."""
-    vocabulary = model.config.get_text_config().vocab_size
-    tokens = torch.randint(vocabulary, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    """Compute the logits of a few random tokens or pixels, or what else comes first where a model has no such head, in
+    float32: bfloat16 would hide a difference."""
+    inputs = _random_inputs(model)
     dtypes = [(tensor, tensor.dtype) for tensor in [*model.parameters(), *model.buffers()]]
     for tensor, dtype in dtypes:
         tensor.data = widen(tensor.data) if dtype.is_floating_point else tensor.data
-    logits = model.eval()(tokens, use_cache=False)[0]
+    logits = run_whole(model.eval(), inputs)[0]
     for tensor, dtype in dtypes:
         tensor.data = tensor.data.to(dtype)
     return logits
+
+
+def _random_inputs(model: Any) -> torch.Tensor:
+    config, generator = model.config, torch.Generator().manual_seed(0)
+    if model.main_input_name == "pixel_values":
+        side = config.image_size
+        height, width = (side, side) if isinstance(side, int) else side
+        return torch.randn(1, config.num_channels, height, width, generator=generator)
+    text = config.get_text_config()
+    time = min(TOKENS, (getattr(text, "max_position_embeddings", None) or 2 * TOKENS) // 2)
+    return torch.randint(text.vocab_size, (1, time), generator=generator)
 
 
 def _shard_size(plain: Path) -> int:

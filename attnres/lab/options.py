@@ -49,6 +49,10 @@ def check_seeds(seeds: int, workers: int) -> None:
 
 
 def check_positive(name: str, values: Sequence[float], most: float = sys.float_info.max) -> None:
-    if not values or len(set(values)) < len(values) or not all(0 < value <= most for value in values):
+    if (
+        not values
+        or len({f"{value:g}" for value in values}) < len(values)
+        or not all(0 < value <= most for value in values)
+    ):
         limit = f" of at most {most:g}" if most < sys.float_info.max else ""
         raise UsageError(f"{name}: give at least one positive number{limit}, each once")

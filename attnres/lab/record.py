@@ -39,7 +39,7 @@ class Stored:
     """The first entry of the file: what it is."""
     written_by: ClassVar[str]
     """The command that writes it."""
-    remedy: ClassVar[str] = "put a copy back"
+    remedy: ClassVar[str] = "put a copy back, or delete it: the same command fills it again from its runs"
     """What to do where the file is damaged."""
     never_empty: ClassVar[tuple[str, ...]] = ()
 
@@ -82,13 +82,18 @@ class Record(Stored):
         }
 
 
+def command() -> str:
+    """The one that runs now."""
+    return shlex.join(["attnres", *sys.argv[1:]])
+
+
 def header(run_record: Mapping[str, Any], seconds: float, commits: Iterable[str | None]) -> dict[str, Any]:
     """The fields of `Record` for what this process has run.
 
     run_record: config.json of one of the runs. seconds: of computing. commits: of the code of each run.
     """
     return {
-        "command": shlex.join(["attnres", *sys.argv[1:]]),
+        "command": command(),
         "date": date.today().isoformat(),
         "hours": seconds / 3600,
         "versions": run_record["versions"],

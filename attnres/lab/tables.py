@@ -13,8 +13,10 @@ from attnres.texttable import TextTable, number
 DECIDED = f"Decided where p < {SIGNIFICANCE} (two-sided t-test over paired seeds, Holm-corrected within a claim)"
 
 
-def statement_table(title: str, found: Sequence[Statement], note: str) -> TextTable:
-    """Under each claim one row per connection."""
+def statement_tables(title: str, found: Sequence[Statement], note: str) -> list[TextTable]:
+    """One, under each claim one row per connection, or none where nothing was found."""
+    if not found:
+        return []
     rows, last = [], ""
     for statement in found:
         if statement.claim != last:
@@ -30,7 +32,7 @@ def statement_table(title: str, found: Sequence[Statement], note: str) -> TextTa
                 statement.detail,
             )
         )
-    return TextTable(title, ("claim, connection", "value", "p", "reading", ""), tuple(rows), note)
+    return [TextTable(title, ("claim, connection", "value", "p", "reading", ""), tuple(rows), note)]
 
 
 def _p_text(p_value: float | None) -> str:

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attnres.errors import UsageError, first_line
-from attnres.files import block_hashes, new_folder, partial_folder, remove_folder, remove_partial, sha256
+from attnres.files import block_hashes, named_errors, new_folder, partial_folder, remove_folder, remove_partial, sha256
 from attnres.model import TransformerConfig
 from attnres.train.jsonconfig import flat_fields, model_from_json, model_to_json
 
@@ -239,11 +239,5 @@ def write_state(path: Path, value: Any) -> None:
 
 
 def _save_tensors(tensors: Tensors, path: Path) -> None:
-    try:
+    with named_errors(path):
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
-    except SafetensorError as error:
-        # The Rust side knows the system's error only as text.
-        code = re.search(r"os error (\d+)", str(error))
-        if code is None:
-            raise
-        raise OSError(int(code[1]), os.strerror(int(code[1])), str(path)) from error

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import resource
+
 import pytest
 import torch
+import transformers
 
 from attnres import UsageError, hf
+from attnres.cli import main
 from attnres.files import added_folder
 from attnres.hf.convert import convert
 from tests.hf.models import make_model, make_tokens
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 
 
 @pytest.fixture
@@ -56,6 +62,50 @@ def test_a_model_without_a_head_is_compared_by_what_it_returns(tmp_path):
     torch.testing.assert_close(found, base.eval()(tokens).last_hidden_state, rtol=1e-4, atol=1e-5)
     with pytest.raises(UsageError, match="the logits would differ by"):
         convert(tmp_path / "base", tmp_path / "other", "mhc")
+
+
+@pytest.mark.parametrize("size", [16, (16, 8)])
+def test_a_vision_model_is_compared_on_pixels(tmp_path, size):
+    config = transformers.ViTConfig(image_size=size, patch_size=8, **SMALL)
+    torch.manual_seed(0)
+    model = transformers.ViTForImageClassification(config).eval()
+    model.save_pretrained(tmp_path / "vit")
+    assert convert(tmp_path / "vit", tmp_path / "new").difference < 1e-5
+    pixels = torch.randn(2, 3, 16, 16 if size == 16 else 8)
+    found = hf.load(tmp_path / "new").eval()(pixels).logits
+    torch.testing.assert_close(found, model(pixels).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_few_positions_are_enough(tmp_path):
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=4)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "short")
+    assert convert(tmp_path / "short", tmp_path / "new").difference < 1e-5
+
+
+def test_an_encoder_decoder_is_refused_before_it_runs(tmp_path):
+    config = transformers.T5Config(vocab_size=50, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4)
+    transformers.T5ForConditionalGeneration(config).save_pretrained(tmp_path / "t5")
+    with pytest.raises(UsageError, match="t5 is an encoder-decoder; attach takes decoders only"):
+        convert(tmp_path / "t5", tmp_path / "new")
+
+
+def test_a_head_that_begins_at_zero_differs_by_nothing(plain, tmp_path):
+    model = make_model("llama")
+    model.lm_head.weight.data.zero_()
+    model.save_pretrained(plain)
+    assert convert(plain, tmp_path / "new").difference == 0
+
+
+def test_a_full_disk_is_one_line(plain, tmp_path, capsys):
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, hard))
+    try:
+        assert main(["convert", str(plain), str(tmp_path / "new")]) == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert capsys.readouterr().err.endswith(f"attnres: {tmp_path / 'new'}: File too large\n")
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_target_that_another_command_is_writing_or_has_written_stays(plain, tmp_path):

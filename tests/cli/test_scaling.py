@@ -28,7 +28,7 @@ def in_this_process():
         yield
 
 
-def test_a_sweep_leaves_points_and_a_table(tmp_path, corpus, capsys):
+def test_a_sweep_leaves_points_and_a_table(tmp_path, corpus, capsys, monkeypatch):
     record_path = tmp_path / "record.json"
     code = main(
         ["scaling", "residual", "full", *SMALL, *corpus, "--out", str(tmp_path / "runs"), "--record", str(record_path)]
@@ -47,6 +47,13 @@ def test_a_sweep_leaves_points_and_a_table(tmp_path, corpus, capsys):
     assert code == 0 and "advantage over" in told.out and "L = A C^-a" in told.out
     assert [figure.name for figure in (tmp_path / "runs" / "figures").iterdir()] == ["scaling.png"]
     assert "Does it last with scale?" in (tmp_path / "runs" / "results.html").read_text()
+    options = [*SMALL, *corpus, "--out", str(tmp_path / "runs"), "--record", str(record_path)]
+    for arms in ("residual full", "full residual"):  # nothing is trained again, and the baseline may be another
+        monkeypatch.setattr("sys.argv", ["attnres", "scaling", *arms.split(), "again"])
+        assert main(["scaling", *arms.split(), *options]) == 0
+        written = read_record(record_path, ScalingRecord)
+        assert written.arms == tuple(arms.split()) and written.runs == record.runs
+        assert ("again" in written.command) == (arms != "residual full")
 
 
 def test_the_papers_curves_from_a_file(tmp_path, capsys):

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from attnres.cli import _terminal
-from attnres.cli._tables import print_line, print_table
+from attnres.cli._tables import Output, print_line, print_table
 from attnres.texttable import TextTable
 
 NAMES = ("block:block_size=8", "block:block_size=16", "full:query=input,heads=4,key_norm=false")
@@ -36,6 +36,12 @@ def test_names_and_numbers_are_whole_on_a_terminal(width):
         assert sum(number in line for line in lines) == len(NAMES)
     assert max(map(len, lines)) <= width
     assert "[not markup]" in "\n".join(lines) and "[1, 2]" in "\n".join(lines)
+
+
+def test_a_table_without_rows():
+    out = io.StringIO()
+    print_table(Output(file=out, width=80), TextTable("Empty", ("connection", "loss"), (), "nothing"))
+    assert out.getvalue().split() == ["Empty", "connection", "loss", "─" * 17, "nothing"]
 
 
 def test_a_file_has_one_line_per_row():

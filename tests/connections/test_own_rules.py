@@ -82,6 +82,29 @@ class Drops(Decay):
         return self.decay[site] * keeps if site < self.sites else ()
 
 
+class CountsPlaces(Decay):
+    def weigh(self, values, site):
+        places = torch.arange(values[0].shape[-2] if values[0].dim() > 1 else 1)
+        return (self.decay[site] / (1 + places))[:, None] if site < self.sites else ()
+
+
+class ReadsTheNextInUse(Decay):
+    def gather(self, values, weights, site):
+        follows = not self.training and values[0].dim() > 1
+        return values[0] + torch.roll(values[0], -1, -2) if follows else values[0]
+
+
+class BentInUse(Decay):
+    def gather(self, values, weights, site):
+        return values[0] if self.training else torch.tanh(values[0])
+
+
+class Double(Decay):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.double()
+
+
 class InPlace(Decay):
     def scatter(self, values, weights, site, h, y):
         values[0].detach().add_(y.detach())
@@ -171,6 +194,10 @@ class Wrong(Decay):
         (ReadsTheNext, "what a token reads depends on other tokens of its text, or on other texts"),
         (ReadsTheOneBefore, "what a token reads depends on other tokens of its text, or on other texts"),
         (ReadsTheBatch, "what a token reads depends on other tokens of its text, or on other texts"),
+        (ReadsTheNextInUse, "what a token reads depends on other tokens of its text, or on other texts"),
+        (CountsPlaces, "what a token reads depends on its place in the text, or on how much text there is"),
+        (BentInUse, "gather is not linear at site 0"),
+        (Double, "decay.0 is torch.float64"),
         (InPlace, "site 0 changes its values in place"),
         (Shared, "uses decay.0, as an earlier one does"),
         (Wide, "it becomes torch.float32; round sums"),
@@ -254,6 +281,12 @@ class A(Connection):
         ("none.py:MyRule", None, "none.py: no such file, seen from"),
         ("mine.py:Rule", None, "no subclass of Connection is called 'Rule'; it defines MyRule, Bent"),
         ("mine.py:MyRule:speed=2", None, "has no option 'speed'; it takes rate"),
+        ("any.py:A:rate=2", CLASS.replace("rate", "**others") + "super().__init__(dim, sites)", "it takes no options"),
+        (
+            "any.py:A:others=2",
+            CLASS.replace("rate", "**others") + "super().__init__(dim, sites)",
+            "it takes no options",
+        ),
         ("mine.py:MyRule:rate=NaN", None, "rate must be a finite number, not nan"),
         ("mine.py:MyRule:rate=-1e400", None, "rate must be a finite number, not -inf"),
         ("fails.py:A", "import nowhere_to_be_found", "fails.py fails with ModuleNotFoundError: No module named"),

@@ -130,6 +130,28 @@ def test_other_heads_load_by_the_auto_class_of_the_plain_model(head, trusted, tm
     torch.testing.assert_close(again.eval()(tokens)[0], model.eval()(tokens)[0], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(
+    ("kind", "auto"),
+    [
+        ("vit", transformers.AutoModelForImageClassification),
+        ("dinov2", transformers.AutoModelForImageClassification),
+        ("gpt_neox", AutoModelForCausalLM),
+        ("mixtral", AutoModelForCausalLM),
+    ],
+)
+def test_a_model_from_a_folder_whose_tensors_are_renamed(kind, auto, tmp_path):
+    """transformers renames tensors of old checkpoints by the class's name, and renames them back where it saves."""
+    plain = small_model(kind, auto.__name__)
+    plain.save_pretrained(tmp_path / "plain")
+    model = attnres.hf.attach(auto.from_pretrained(tmp_path / "plain").eval(), "block", block_size=3)
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(tmp_path / "attached")
+    inputs = small_inputs(model)
+    expected = model(inputs).logits
+    for load in (lambda folder: auto.from_pretrained(folder, trust_remote_code=True), attnres.hf.load):
+        assert torch.equal(load(tmp_path / "attached").eval()(inputs).logits, expected)
+
+
 def test_the_base_model(tmp_path):
     model, tokens = save_attached(tmp_path / "whole"), make_tokens()
     base = AutoModel.from_pretrained(tmp_path / "whole")

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 
-from attnres import Transformer
+from attnres import Transformer, UsageError
 from attnres.lab.arms import arm_model
 from attnres.lab.outcome import Outcome
 from attnres.lab.retrofit import run
@@ -90,6 +91,29 @@ def test_tables_tell_cost_and_where_a_grid_ended():
     assert [row[3] for row in first.rows] == ["x0.5*"] * 3, "the lowest that was tried is the best"
     assert arms.rows[1] == ("block", "block:total=true", "10x", "+0.000000", "1.100", "1.20")
     assert shown.rows[0][0] == "ends below the plain twin after 5% more"
+
+
+def test_nothing_shown_is_no_table():
+    data = retrofit({})
+    for one in data["runs"]:
+        one["status"] = "done" if one["arm"] == "residual" else "failed"
+    titles = [table.title for table in retrofit_tables(parsed(RetrofitRecord, data))]
+    assert titles == ["After 5% more: 5 steps", "After 100% more: 100 steps", "What the arms are and cost"]
+
+
+def test_a_rate_is_said_to_be_chosen_where_it_was():
+    data = retrofit({})
+    first, *_ = retrofit_tables(parsed(RetrofitRecord, data))
+    assert "chosen on a seed of its own" in first.note
+    first, *_ = retrofit_tables(parsed(RetrofitRecord, data | {"tuning": []}))
+    assert first.note.endswith("lr: multiple of the rates of the plain model's training.")
+
+
+def test_rates_that_print_alike_are_arms_apart():
+    names = [parse_arm(f"block@{rate}").name for rate in ("1", "1.0000001", "10", "0.5")]
+    assert names == ["block@1", "block@1.0000001", "block", "block@0.5"]
+    with pytest.raises(UsageError, match=r"fractions: give .* at most 1e\+06, each once"):
+        plan(Options(arms=("residual", "block"), fractions=(0.5, 0.50000001)), Path("nowhere"))
 
 
 def test_the_table_says_the_steps_where_they_are_not_equal():

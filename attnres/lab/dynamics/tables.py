@@ -22,13 +22,13 @@ from attnres.lab.dynamics.claims import (
 )
 from attnres.lab.dynamics.record import DynamicsRecord
 from attnres.lab.outcome import done_runs
-from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_table
+from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_tables
 from attnres.texttable import TextTable
 
 
 def dynamics_tables(record: DynamicsRecord) -> list[TextTable]:
     """Magnitudes, depth weights and ranks of every connection, then what they show."""
-    return [_magnitudes(record), _weights(record), _statements(record)]
+    return [_magnitudes(record), _weights(record), *_statements(record)]
 
 
 def _magnitudes(record: DynamicsRecord) -> TextTable:
@@ -93,10 +93,10 @@ def _weights(record: DynamicsRecord) -> TextTable:
     return TextTable("Depth weights and ranks of M", columns, tuple(rows), note)
 
 
-def _statements(record: DynamicsRecord) -> TextTable:
+def _statements(record: DynamicsRecord) -> list[TextTable]:
     note = (
         f"{DECIDED} and the value is at least {NEGLIGIBLE} in size; refuted too where its 95% interval lies within "
         "that. Periods: by permuting sublayers of a kind. Values are natural logarithms, or differences of spread or "
         "relative entropy."
     )
-    return statement_table("What this shows", statements(record), note)
+    return statement_tables("What this shows", statements(record), note)

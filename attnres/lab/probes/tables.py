@@ -6,7 +6,7 @@ from attnres.lab.claims import NEGLIGIBLE
 from attnres.lab.outcome import done_runs
 from attnres.lab.probes.claims import by_arm, statements
 from attnres.lab.probes.record import ProbesRecord
-from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_table
+from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_tables
 from attnres.texttable import TextTable
 
 
@@ -21,10 +21,7 @@ def probes_tables(record: ProbesRecord) -> list[TextTable]:
     note = f"Share of right answers, mean ± standard error over seeds, on {record.tokens} held-out tokens. {asked}."
     columns = ("connection", "loss", *(task.name for task in record.tasks), "runs")
     tables = [TextTable("What runs get right", columns, tuple(rows), note)]
-    if found := statements(record):
-        note = (
-            f"{DECIDED} and the difference is at least {NEGLIGIBLE:g}; refuted, too, where its 95% interval is within "
-            "that."
-        )
-        tables.append(statement_table("What a lead is worth", found, note))
-    return tables
+    shown = (
+        f"{DECIDED} and the difference is at least {NEGLIGIBLE:g}; refuted, too, where its 95% interval is within that."
+    )
+    return tables + statement_tables("What a lead is worth", statements(record), shown)

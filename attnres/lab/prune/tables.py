@@ -6,7 +6,7 @@ from attnres.lab.claims import NEGLIGIBLE
 from attnres.lab.outcome import done_runs
 from attnres.lab.prune.claims import MEASURES, NEGLIGIBLE_LOSS, THRESHOLD, by_arm, prune_statements
 from attnres.lab.prune.record import PruneRecord
-from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_table
+from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_tables
 from attnres.texttable import TextTable
 
 
@@ -22,10 +22,8 @@ def prune_tables(record: PruneRecord) -> list[TextTable]:
     )
     columns = ("connection", "loss", *(f"added, {name}" if name in ("mean", "median") else name for name in MEASURES))
     tables = [TextTable("Loss added by switching one sublayer off", (*columns, "runs"), tuple(rows), note)]
-    if found := prune_statements(record):
-        note = (
-            f"{DECIDED} and the difference is at least {NEGLIGIBLE_LOSS} nats per byte, or {NEGLIGIBLE} in share and "
-            "Gini; refuted too where its 95% interval lies within that."
-        )
-        tables.append(statement_table("Are sublayers less redundant?", found, note))
-    return tables
+    shown = (
+        f"{DECIDED} and the difference is at least {NEGLIGIBLE_LOSS} nats per byte, or {NEGLIGIBLE} in share and "
+        "Gini; refuted too where its 95% interval lies within that."
+    )
+    return tables + statement_tables("Are sublayers less redundant?", prune_statements(record), shown)

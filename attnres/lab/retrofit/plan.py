@@ -115,7 +115,7 @@ def parse_arm(text: str) -> Arm:
     rate = float(match[2]) if match[2] else Arm.rate
     name = canonical_connection(match[1])
     exact = canonical_connection(match[1], **with_exact_start(match[1], {}))
-    return Arm(name=name if rate == Arm.rate else f"{name}@{rate:g}", connection=exact, rate=rate)
+    return Arm(name=name if rate == Arm.rate else f"{name}@{rate:.15g}", connection=exact, rate=rate)
 
 
 def plain_run(plan: Plan, seed: int) -> Job:

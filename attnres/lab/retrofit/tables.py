@@ -9,7 +9,7 @@ from attnres.lab.outcome import done_runs
 from attnres.lab.retrofit.claims import differences, losses, lost_at_start, statements
 from attnres.lab.retrofit.plan import percent
 from attnres.lab.retrofit.record import ArmRecord, RetrofitRecord, TrialRun
-from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_table
+from attnres.lab.tables import DECIDED, mean_text, runs_text, statement_tables
 from attnres.lab.tuning import choose
 from attnres.texttable import TextTable, number
 
@@ -22,7 +22,7 @@ def retrofit_tables(record: RetrofitRecord) -> list[TextTable]:
     return [
         *(_after(record, fraction) for fraction in record.fractions),
         _arms(record),
-        statement_table("What retrofits show", statements(record), note),
+        *statement_tables("What retrofits show", statements(record), note),
     ]
 
 
@@ -44,8 +44,9 @@ def _after(record: RetrofitRecord, fraction: float) -> TextTable:
     before = statistics.fmean(run.loss for run in record.plain if run.seed in {one.seed for one in runs})
     note = (
         f"nats per byte, mean ± standard error over seeds; {number(before, '.4f')} before. lr: multiple of the rates "
-        "of the plain model's training, chosen on a seed of its own; * at the edge of what was tried."
+        "of the plain model's training"
     )
+    note += ", chosen on a seed of its own; * at the edge of what was tried." if record.tuning else "."
     if own_steps:
         note += " Every arm spends the operations of the first one."
     columns = ("connection", "loss", f"difference to {record.arms[0].name}", "lr")

@@ -31,7 +31,7 @@ class Options:
     """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
     sizes: tuple[str, ...] = SIZES
     """Models as LAYERSxDIM, at least three; LAYERSxDIM@N has N tokens per parameter. Steps, heads, layers and dim below
-    are replaced by theirs."""
+    are replaced by theirs; a run is evaluated and saved after every tenth of its steps."""
     heads: int | None = None
     """Attention heads at every size. None: heads of 16 channels, of which a size's dim must then be a multiple."""
     tokens_per_parameter: float = 0.4

@@ -12,7 +12,7 @@ from attnres.data import Corpus, check_length, open_corpus
 from attnres.lab.ahead import Ahead
 from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import outcome_of, run_record_of
-from attnres.lab.record import files_of, header, read_record, refuse_other_sweep, write_record
+from attnres.lab.record import command, files_of, header, read_record, refuse_other_sweep, write_record
 from attnres.lab.scaling.plan import Plan, Planned, planned
 from attnres.lab.scaling.rates import CHECKED, check_runs, chosen_rates, grid_runs, phases, seed_runs, wider_runs
 from attnres.lab.scaling.record import ScalingRecord, SizedRun, Sweep
@@ -126,6 +126,8 @@ class _Sweep:
         fields |= {"tokens_per_parameter": options.tokens_per_parameter, "sweep": self.common, **parts}
         fields["files"] = {**(getattr(self.earlier, "files", None) or {}), **files_of(options.arms)} or None
         if self._newest is None and self.earlier:
+            if fields["arms"][0] != self.earlier.arms[0]:
+                fields["command"] = command()  # another baseline
             return dataclasses.replace(self.earlier, **fields)
         everything = [run for of in parts.values() for run in of]
         seconds = sum((run.step_seconds or 0.0) * run.steps for run in everything)
