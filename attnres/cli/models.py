@@ -4,8 +4,8 @@
     attnres models llama bert mamba
     attnres models --out models.json
 
-Makes a small random model of each type, attaches to it and compares the logits with the plain model's; a refusal is
-one line that says what in the model's code is in the way. Needs: pip install -e '.[hf]'.
+Makes a small random model of each type, attaches to it, saves and loads it, and compares the logits with the plain
+model's; a refusal is one line that says what in the model's code is in the way. Needs: pip install -e '.[hf]'.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import os
 import platform
 import resource
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -26,6 +27,7 @@ from transformers.models.auto import modeling_auto
 from attnres.errors import UsageError, first_line
 from attnres.files import write_json
 from attnres.hf.attach import attach, connection_of
+from attnres.hf.checkpoint import load, load_plain
 from attnres.hf.convert import TOLERANCE
 from attnres.hf.small import small_inputs, small_model, spread_weights
 
@@ -52,8 +54,8 @@ class Trial:
     model_type: str
     auto_class: str
     outcome: Outcome
-    """attaches: the logits are the plain model's. failed: they are not, or there are none. not made: transformers, or
-    our choice of sizes, gives no small model to try."""
+    """attaches: the logits are the plain model's, and so are those of the model when it is saved and loaded. failed:
+    they are not, or there are none. not made: transformers, or our choice of sizes, gives no small model to try."""
     why: str = ""
     """One line; empty where it attaches."""
     sublayers: int = 0
@@ -89,10 +91,11 @@ def survey(model_types: Sequence[str]) -> Iterator[Trial]:
 
 @torch.no_grad()
 def attempt(model_type: str, auto_class: str) -> Trial:
-    """Make a small model of the type, attach to it, and compare the logits before and after."""
+    """Load a small model of the type, attach to it, save and load it, and compare the logits before and after."""
     try:
         model = small_model(model_type, auto_class)
         spread_weights(model)
+        model = _from_a_folder(model, load_plain)
         inputs = small_inputs(model)
         plain = model(inputs).logits
     except ImportError as error:
@@ -101,7 +104,9 @@ def attempt(model_type: str, auto_class: str) -> Trial:
         return Trial(model_type, auto_class, "not made", _one_line(error))
     try:
         attach(model, CONNECTION)
-        difference = ((model(inputs).logits - plain).abs().max() / plain.abs().max()).item()
+        attached = model(inputs).logits
+        loaded = _from_a_folder(model, load)(inputs).logits
+        difference = max((found - plain).abs().max() / plain.abs().max() for found in (attached, loaded)).item()
     except UsageError as error:
         return Trial(model_type, auto_class, "refused", str(error))
     except Exception as error:
@@ -111,6 +116,13 @@ def attempt(model_type: str, auto_class: str) -> Trial:
         return Trial(model_type, auto_class, "attaches", "", sublayers, difference)
     why = f"the logits differ by {difference:.1e} of the largest"
     return Trial(model_type, auto_class, "failed", why, sublayers, difference)
+
+
+def _from_a_folder(model: Any, read: Callable[[Path], Any]) -> Any:
+    """The model as it is loaded from what it saves, where tensors may have other names."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(Path(folder) / "model")
+        return read(Path(folder) / "model").eval()
 
 
 def _one_line(error: Exception) -> str:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+
+from scipy.stats import t
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -130,10 +133,17 @@ def judged_at(setting: str, arm: str, sign: str = "") -> str:
 
 def judged_row(name: str, shallow: str, deep: str) -> str:
     """A rule's row of the short table of the verdict: it may be another arm at each depth."""
-    settings = [("shallow-short", shallow), ("shallow-long", shallow), ("deep-short", deep), ("deep-long", deep)]
-    ran = {setting: {cell["arm"] for cell in record(f"verdict-{setting}")["cells"]} for setting, _ in settings}
+    lengths = ("short", "long", "short-seconds")
+    settings = [(f"{depth}-{of}", arm) for depth, arm in (("shallow", shallow), ("deep", deep)) for of in lengths]
+    ran = {setting: arms_of(setting) for setting, _ in settings}
     cells = [judged_at(setting, arm, "+") if arm in ran[setting] else "" for setting, arm in settings]
     return f"| {' | '.join([name, *cells])} |".replace("  ", " ")
+
+
+def arms_of(setting: str) -> set[str]:
+    """Which arms of a setting of the verdict are done; none where it has not begun."""
+    done = (RESULTS / f"verdict-{setting}.json").is_file()
+    return {cell["arm"] for cell in record(f"verdict-{setting}")["cells"]} if done else set()
 
 
 def apart_at(setting: str, arm: str) -> list[float]:
@@ -154,6 +164,33 @@ def candidates_lead(setting: str) -> list[str]:
         f"`{arm}` {number(statistics.fmean(of), 3)} ± {number(statistics.stdev(of) / len(of) ** 0.5, 3)}"
         for arm, of in leads.items()
     ]
+
+
+def block_needs(depth: str, length: str) -> str:
+    """How many times the candidate's compute `block` needs for its loss, by a line through `block`'s two lengths.
+
+    Loss over the logarithm of compute, seed by seed; the mean of the logarithms and its 95% interval.
+    """
+    short, long = (losses_of(f"{depth}-{name}", "block") for name in ("short", "long"))
+    steps = [record(f"verdict-{depth}-{name}")["sweep"]["config"]["steps"] for name in ("short", "long")]
+    ours, theirs = (losses_of(f"{depth}-{length}", arm) for arm in ("interlayer", "block"))
+    slope = {seed: (long[seed] - short[seed]) / math.log(steps[1] / steps[0]) for seed in short}
+    logs = [(ours[seed] - theirs[seed]) / slope[seed] for seed in slope]
+    mean, reach = statistics.fmean(logs), t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
+    low, times, high = (number(math.exp(value), 2) for value in (mean - reach, mean, mean + reach))
+    return f"{times} [{low}, {high}]"
+
+
+def slower(setting: str) -> str:
+    """The steps of the arms that ran for equal wall clock, over the baseline's."""
+    costs = record(f"verdict-{setting}")["sweep"]["costs"]
+    return ", ".join(f"`{arm}`'s {number(cost, 2)}" for arm, cost in costs.items() if cost != 1)
+
+
+def losses_of(setting: str, arm: str) -> dict[int, float]:
+    """The losses of an arm of a setting of the verdict, by seed."""
+    (found,) = [cell for cell in record(f"verdict-{setting}")["cells"] if cell["arm"] == arm]
+    return {run["seed"]: run["loss"] for run in found["runs"]}
 
 
 def searched_deep(arm: str) -> str:

@@ -26,6 +26,7 @@ from tests.docs.records import (
     apart_at,
     bench,
     bench_tables,
+    block_needs,
     candidates_lead,
     cell,
     cells,
@@ -51,6 +52,7 @@ from tests.docs.records import (
     searched,
     searched_deep,
     searched_scale,
+    slower,
     span,
 )
 
@@ -195,7 +197,21 @@ def verdicts() -> list[str]:
         + (f" `interlayer` from {', from '.join(leads)}." if (leads := candidates_lead(setting)) else "")
         for setting in settings
     ]
-    return [*by_setting, f"with such reads ends at {number(max(reads), 2, '+')} at 48 layers"]
+    needs = {
+        (depth, length): block_needs(depth, length) for depth in ("shallow", "deep") for length in ("short", "long")
+    }
+    return [
+        *by_setting,
+        f"with such reads ends at {number(max(reads), 2, '+')} at 48 layers",
+        f"after 2 tokens per parameter {needs['shallow', 'short']} times the candidate's compute for its loss at 16 "
+        f"layers and {needs['deep', 'short']} at 48, after 10 {needs['shallow', 'long']} and {needs['deep', 'long']}, "
+        "each with its 95% interval",
+        *(
+            f"at {16 if 'shallow' in setting else 48} layers {slower(setting)}"
+            for setting in settings
+            if setting.endswith("seconds")
+        ),
+    ]
 
 
 def judged_rows() -> list[str]:
@@ -222,7 +238,6 @@ def readings() -> list[str]:
         f"needs {block} times the compute of `block`** for the same loss, 95% interval {interval}",
         f"`full` it is {full}** {wide}",
         f"Block's is {sizes[1]} at the second size of six and {sizes[-1]} at the largest",
-        f"three seeds, `block` is at {searched('block')} and `rms-block` at {searched('rms-block')}, and",
         f"ends {plain} lower; `block` is then {block_then} below it, `rms-residual` {normed} and `rms-block` {both} ",
         *judged_rows(),
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
