@@ -120,6 +120,7 @@ def attempt(model_type: str, auto_class: str) -> Trial:
 
 def _from_a_folder(model: Any, read: Callable[[Path], Any]) -> Any:
     """The model as it is loaded from what it saves, where tensors may have other names."""
+    transformers.utils.logging.disable_progress_bar()  # whose lock this process would leave behind
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(Path(folder) / "model")
         return read(Path(folder) / "model").eval()
