@@ -13,7 +13,6 @@ every one of them.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -25,6 +24,9 @@ from attnres.errors import UsageError
 
 Indices = int | Iterable[int] | None
 """One, several, or None: all."""
+
+MOST = 1e15
+"""The largest factor or weight: a norm squares what is read, and in float32 the squares of more have no room."""
 
 
 @dataclass
@@ -265,5 +267,5 @@ def _listed(name: str, indices: Any) -> tuple[int, ...] | None:
 
 
 def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise UsageError(f"{name} must be a finite number, not {value!r}")
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MOST:
+        raise UsageError(f"{name} must be a number from {-MOST:g} to {MOST:g}, not {value!r}")

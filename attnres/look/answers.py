@@ -192,6 +192,8 @@ def remove(subject: Subject, request: m.Remove, piece: Piece) -> Steps:
     sites = sorted(set(request.sites or range(len(traced.sources))))
     if not all(site in range(len(traced.sources)) for site in sites):
         raise UsageError(f"sites are 0 to {len(traced.sources) - 1}")
+    if not all(source in range(len(traced.sources)) for source in request.sources or ()):
+        raise UsageError(f"sources are 0, the embedding, to {len(traced.sources) - 1}")
     at = slice(None) if request.position is None else [seen.position(request.position)]
     weights = traced.weights[at][:, sites].abs()  # [T, site, source]
     sizes = traced.sources.square().mean(-1).sqrt().T[at][:, None] * weights

@@ -106,7 +106,7 @@ def merge_partial(
     Raises:
         UsageError: as for `depth_attention`.
     """
-    _check([partial, out_j], "partial and out_j", [query], "query", eps)
+    _check([partial, out_j], "partial and out_j", [query], "query", eps, dtype)
     if lse_j.shape != partial.shape[:-1]:
         raise UsageError(f"lse_j must be {list(partial.shape[:-1])}, not {list(lse_j.shape)}")
     return attend_outs([partial], [query], [], (out_j, lse_j), eps, dtype or partial.dtype, backend)[0]
@@ -255,7 +255,7 @@ def add_normalised(
         UsageError: as for `depth_attention`.
     """
     totals = () if total is None else (total,)
-    _check([y, *totals, *(sums or ())], "y and total", [], "", eps)
+    _check([y, *totals, *(sums or ())], "y and total", [], "", eps, dtype)
     if dtype is None:
         dtype = y.dtype if total is None else torch.promote_types(total.dtype, y.dtype)
     if not is_fused(backend, (y, *totals), dtype):
@@ -283,16 +283,26 @@ def normalise_backward(grad: Tensor, y: Tensor, inverse_rms: Tensor) -> Tensor:
     return (r * (grad - y * r.square() * (grad * y).mean(-1, keepdim=True))).to(y.dtype)
 
 
-def _check(sources: Sequence[Tensor], name: str, vectors: Sequence[Tensor], vector_names: str, eps: float) -> None:
+def _check(
+    sources: Sequence[Tensor],
+    name: str,
+    vectors: Sequence[Tensor],
+    vector_names: str,
+    eps: float,
+    dtype: torch.dtype | None = None,
+) -> None:
+    both = f"{name} and {vector_names}" if vectors else name
     if len(sources) == 0:
         raise UsageError(f"{name} must hold at least one tensor")
     for x in (sources[0], *vectors):  # one source stands for all: there are many, and this runs at every site
         if not isinstance(x, Tensor):
-            raise UsageError(f"{name} and {vector_names} must be tensors, not {type(x).__name__}")
+            raise UsageError(f"{both} must be tensors, not {type(x).__name__}")
+    if dtype is not None and dtype not in reference.DTYPES:
+        raise UsageError(f"dtype must be float32, bfloat16, float16 or float64, not {dtype}")
     for x in (*sources, *vectors):
         if x.dtype not in reference.DTYPES:
-            dtype = str(x.dtype).removeprefix("torch.")
-            raise UsageError(f"{name} and {vector_names} must be float32, bfloat16, float16 or float64, not {dtype}")
+            given = str(x.dtype).removeprefix("torch.")
+            raise UsageError(f"{both} must be float32, bfloat16, float16 or float64, not {given}")
     if not isinstance(eps, float | int) or not eps >= 0:
         raise UsageError(f"eps must be a number of at least 0, not {eps!r}")
     shape = sources[0].shape
@@ -302,6 +312,8 @@ def _check(sources: Sequence[Tensor], name: str, vectors: Sequence[Tensor], vect
     for vector in vectors:
         if vector.shape != shape[-1:]:
             raise UsageError(f"{vector_names} must have the sources' last size {shape[-1]}, not {list(vector.shape)}")
+        if vector.device != sources[0].device:
+            raise UsageError(f"{name} on {sources[0].device} cannot take {list(vector.shape)} on {vector.device}")
 
 
 def _inner_dtype(sources: Sequence[Tensor]) -> torch.dtype:

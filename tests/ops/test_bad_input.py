@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnres.errors import UsageError
-from attnres.ops import attend_blocks, backends, depth_attention, library, merge_partial
+from attnres.ops import add_normalised, attend_blocks, backends, depth_attention, library, merge_partial
 
 
 def test_bad_input_is_named():
@@ -43,6 +43,12 @@ def test_bad_input_is_named():
         depth_attention([x.to(torch.float8_e4m3fn)], q)
     with pytest.raises(UsageError, match="d of at least 1"):
         attend_blocks([torch.zeros(2, 0)], torch.zeros(1, 0))
+    with pytest.raises(UsageError, match=r"dtype must be float32, .* or float64, not torch\.int32"):
+        merge_partial(x, q, x, torch.randn(2), dtype=torch.int32)
+    with pytest.raises(UsageError, match="y and total must be float32"):
+        add_normalised(x.int())
+    with pytest.raises(UsageError, match=r"sources on meta cannot take \[4\] on cpu"):
+        depth_attention([x.to("meta")], q)
     for eps in (-1e-6, float("nan"), "1e-6", None):
         with pytest.raises(UsageError, match="eps must be a number of at least 0"):
             attend_blocks([x], q[None], eps)

@@ -25,7 +25,7 @@ def statements(record: ProbesRecord) -> list[Statement]:
     """Is an arm right more often than the baseline?"""
     found = []
     for index, task in enumerate(record.tasks):
-        found += judged(f"{task.name}: more often right than {record.baseline}", 1, gains(record, index))
+        found += judged(f"{task.name}: more often right than {record.baseline}", 1, gains(record, index), counted=True)
     return found
 
 

@@ -60,7 +60,8 @@ def prune_statements(record: PruneRecord) -> list[Statement]:
     )
     found = []
     for claim, measure, sign, negligible in claims:
-        found += judged(claim, sign, paired(arms, baseline, MEASURES[measure]), negligible=negligible)
+        differences = paired(arms, baseline, MEASURES[measure])
+        found += judged(claim, sign, differences, negligible=negligible, counted=measure == "removable")
     return found
 
 
