@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from attnres.cli import main
+from attnres.ops import cpu
 from attnres.train import RunConfig, load_run, read_metrics
 
 SHAPE = ["--model.dim=8", "--model.layers=1", "--model.heads=1", "--model.context=8"]
@@ -16,6 +17,7 @@ SHAPE = ["--model.dim=8", "--model.layers=1", "--model.heads=1", "--model.contex
 @pytest.fixture
 def small(tmp_path, monkeypatch):
     """Options of a run of milliseconds, in an empty working folder."""
+    cpu.load()  # the first process to need the kernel builds it, and says so
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text").mkdir()
     for number in range(20):
