@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from typing import Any
 from attnres.errors import UsageError
 
 PARTIAL = ".partial"
-"""Suffix of what is still being written. Whatever carries it after a crash is rubbish."""
+"""Suffix of what is still being written. Users have files of that suffix, too: `is_partial` tells."""
 
 LOCK = ".lock"
 """The file in a folder that who writes there holds."""
@@ -48,7 +49,7 @@ def replacement(path: Path) -> Iterator[Path]:
 
     Several processes may do so at once. Raises OSError that names `path` and never the other name.
     """
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
+    partial = _beside(path)
     with named_errors(path, instead_of=partial):
         try:
             yield partial
@@ -57,6 +58,11 @@ def replacement(path: Path) -> Iterator[Path]:
             sync(path.parent)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _beside(path: Path) -> Path:
+    """A name beside `path` that nothing has yet."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -79,21 +85,29 @@ def write_json(path: Path, value: Any) -> None:
 def new_folder(path: Path) -> Iterator[Path]:
     """Fill a folder under another name; when the block ends, it appears at `path` whole, in place of what was there.
 
+    That one is whole until it is out of the way, and is put back after an error. Between two renames neither is there.
     One process at a time: hold a lock where there may be others. What a killed one has left is removed first.
     """
-    partial = partial_folder(path)
-    with named_errors(path, instead_of=partial):
-        remove_folder(partial)
+    partial, aside = partial_folder(path), _beside(path)
+    with named_errors(path, instead_of=partial), named_errors(path, instead_of=aside):
+        for left in (partial, *path.parent.glob(f".{glob.escape(path.name)}.????????{PARTIAL}")):
+            remove_folder(left)
         partial.mkdir(parents=True)
         try:
             yield partial
             _sync_files(partial)
-            remove_folder(path)
+            if path.is_dir():
+                os.rename(path, aside)
             os.rename(partial, path)
             sync(path.parent)
         except BaseException:
+            if aside.exists() and not path.exists():
+                os.rename(aside, path)
             shutil.rmtree(partial, ignore_errors=True)  # a full disk gets back the space of what was not finished
             raise
+        finally:
+            if path.exists():
+                shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager
@@ -139,9 +153,8 @@ def _rename_to_new(partial: Path, path: Path) -> None:
 
 
 def _sync_files(folder: Path) -> None:
-    for file in folder.iterdir():
-        sync(file)
-    sync(folder)
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
 
 
 def partial_folder(path: Path) -> Path:
@@ -155,13 +168,22 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def remove_partial(folder: Path) -> None:
-    """Remove the rubbish of a crash from a folder in which nobody else writes."""
+def is_partial(name: str) -> bool:
+    """Whether it is a name that `_beside` gives and nobody else: what has it after a crash is rubbish."""
+    return re.fullmatch(rf"\..+\.[0-9a-f]{{8}}{re.escape(PARTIAL)}", name, re.DOTALL) is not None
+
+
+def remove_partial(folder: Path, made: str = "") -> None:
+    """Remove the rubbish of a crash from a folder in which no other process writes, and nothing else.
+
+    made: a regular expression for the names of the folders that `new_folder` makes there.
+    """
     for path in folder.glob(f"*{PARTIAL}"):
-        if path.is_dir():
+        if not path.is_dir():
+            if is_partial(path.name):
+                path.unlink()
+        elif is_partial(path.name) or (made and re.fullmatch(made, path.name.removesuffix(PARTIAL))):
             remove_folder(path)
-        else:
-            path.unlink()
 
 
 @contextmanager
@@ -177,7 +199,7 @@ def named_errors(path: Path, instead_of: Path | None = None) -> Iterator[None]:
             raise OSError(errno.EIO, f"not written whole ({error}); is the disk full?", str(path)) from error
         names = str(error.filename or path), str(instead_of or path)
         error.filename = names[0].replace(names[1], str(path))
-        error.filename2 = None
+        del error.filename2  # str() would show a None, too
         raise
     except Exception as error:
         code = re.search(r"os error (\d+)", str(error))
@@ -238,5 +260,12 @@ def locked(path: Path, taken: Callable[[], object]) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """The user's folder for what can be made again: attnres in $XDG_CACHE_HOME or ~/.cache, on every system."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnres"
+    """The user's folder for what can be made again: attnres in $XDG_CACHE_HOME or ~/.cache, on every system.
+
+    Raises:
+        OSError: there is no home folder, as for a user that a container does not know.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnres"
+    except RuntimeError:
+        raise FileNotFoundError(errno.ENOENT, "there is no home folder to cache in; set XDG_CACHE_HOME") from None

@@ -18,10 +18,11 @@ class TextTable:
 
 
 def number(value: float | None, form: str, unit: str = "") -> str:
-    """Write a number; nothing for None."""
+    """Write a number, a rounded zero without a minus; nothing for None. form: as `format` takes it, of a float."""
     if value is None:
         return ""
-    return f"{value:{form}}{unit}" if math.isfinite(value) else "not finite"
+    sign = "+" if form.startswith("+") else ""
+    return f"{value:{sign}z{form.removeprefix(sign)}}{unit}" if math.isfinite(value) else "not finite"
 
 
 def duration(seconds: float) -> str:

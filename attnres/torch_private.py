@@ -108,6 +108,19 @@ def own_parameters(module: nn.Module, part: str) -> dict[str, Any]:
     return module._modules[part]._parameters  # type: ignore[union-attr]
 
 
+def calls_forward_alone(module: nn.Module) -> bool:
+    """Say whether a call of the module is the forward of its class and nothing else: no hook, no forward of its own."""
+    own = module.__dict__
+    return not (
+        "forward" in own
+        or own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or nn.modules.module._has_any_global_hook()
+    )
+
+
 @cache
 def cpu_multiplies_bfloat16() -> bool:
     """Say whether oneDNN has products of bfloat16 for this CPU; without them torch has plain loops."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 
 import pytest
@@ -12,6 +13,8 @@ FLAGS = (
     "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
     "--disable-component-update --disable-sync --disable-dev-shm-usage --window-size=1300,1000"
 )
+
+OF_THE_BROWSER = ("chrome://", "chrome-untrusted://")
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +30,13 @@ def browser(tmp_path_factory):
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
     yield driver
     driver.quit()
+
+
+def asked_for(browser) -> list[str]:
+    """What pages have asked for since this was last called.
+
+    Chromium's own first page, which a slow machine may still be loading, is none of them.
+    """
+    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    sent = [message["params"] for message in messages if message["method"] == "Network.requestWillBeSent"]
+    return [one["request"]["url"] for one in sent if not one["documentURL"].startswith(OF_THE_BROWSER)]

@@ -1,6 +1,8 @@
 """What a crash or an error in the middle of writing leaves, and what it is called."""
 
+import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -22,6 +24,7 @@ from attnres.files import (
     write_json,
     write_text,
 )
+from attnres.ops import cpu
 
 
 def names(folder):
@@ -98,6 +101,47 @@ def test_a_folder_appears_whole_or_not_at_all(tmp_path):
     assert (tmp_path / "step" / "a").read_text() == "old"
 
 
+def write_folder(path, text):
+    with new_folder(path) as partial:
+        for name in "abc":
+            (partial / name).write_text(text)
+
+
+def contents(folder):
+    return {path.read_text() for path in folder.iterdir()}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_folder_whose_replacement_is_killed_is_old_or_new(tmp_path):
+    path = tmp_path / "step"
+    write_folder(path, "old")
+    if (child := os.fork()) == 0:
+        unlink = os.unlink
+        os.unlink = lambda *args, **options: (unlink(*args, **options), os._exit(9))
+        write_folder(path, "new")
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    assert names(path) == ["a", "b", "c"] and contents(path) == {"new"}
+    write_folder(path, "newer")
+    assert names(tmp_path) == ["step"] and contents(path) == {"newer"}
+
+
+def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    path, rename = tmp_path / "step", os.rename
+    write_folder(path, "old")
+
+    def fail(source, target):
+        if source == path.with_name("step.partial"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(source), None, str(target))
+        rename(source, target)
+
+    monkeypatch.setattr("attnres.files.os.rename", fail)
+    with pytest.raises(OSError) as caught:
+        write_folder(path, "new")
+    assert str(caught.value) == f"[Errno 5] Input/output error: '{path}'"
+    assert names(tmp_path) == ["step"] and contents(path) == {"old"}
+
+
 def test_an_added_folder_is_made_by_one_and_takes_no_others_place(tmp_path):
     path, killed = tmp_path / "new", tmp_path / ".new.attnres.partial"
     (tmp_path / "new.partial").mkdir()  # the user's own
@@ -127,12 +171,26 @@ def test_an_added_folder_is_made_by_one_and_takes_no_others_place(tmp_path):
     assert names(tmp_path) == ["new", "new.partial", "other"] and names(tmp_path / "other") == ["b"]
 
 
-def test_rubbish_of_a_crash_is_removed(tmp_path):
-    (tmp_path / ".x.json.1a2b.partial").touch()
-    (tmp_path / "step.partial").mkdir()
-    (tmp_path / "kept").touch()
+def test_files_in_folders_of_a_new_folder_are_on_the_disk_before_it_appears(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("attnres.files.sync", lambda path: synced.append(path.name))
+    with added_folder(tmp_path / "new") as partial:
+        (partial / "below").mkdir()
+        (partial / "below" / "a").touch()
+    assert sorted(synced[:2]) == ["a", "below"] and len(synced) == 4
+
+
+def test_rubbish_of_a_crash_is_removed_and_nothing_of_the_users(tmp_path):
+    (tmp_path / ".x.json.1a2b3c4d.partial").touch()
+    for name in ("step-4.partial", ".step-4.1a2b3c4d.partial", "photos.partial", ".partial"):
+        (tmp_path / name).mkdir()
+    for name in ("kept", "film.mkv.partial", ".film.1a2b.partial", "step-8.partial"):
+        (tmp_path / name).touch()
+    remove_partial(tmp_path, made=r"step-\d+")
+    kept = [".film.1a2b.partial", ".partial", "film.mkv.partial", "kept", "photos.partial", "step-8.partial"]
+    assert names(tmp_path) == kept
     remove_partial(tmp_path)
-    assert names(tmp_path) == ["kept"]
+    assert names(tmp_path) == kept
 
 
 def test_a_lock_is_refused_or_waited_for(tmp_path):
@@ -174,6 +232,21 @@ def test_the_cache_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_folder() == tmp_path / ".cache" / "attnres"
+
+
+def test_without_a_home_folder_there_is_no_cache_folder_and_no_kernel(monkeypatch, caplog):
+    """As in a container under a user id that it does not know."""
+
+    def home():
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("XDG_CACHE_HOME", "ATTNRES_MARCH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", home)
+    with pytest.raises(FileNotFoundError, match="there is no home folder to cache in; set XDG_CACHE_HOME"):
+        cache_folder()
+    assert cpu.load.__wrapped__() is False
+    assert "no CPU kernel, so depth attention runs in plain PyTorch" in caplog.text
 
 
 def test_new_names_hold_no_control_characters(tmp_path, monkeypatch):

@@ -1,6 +1,6 @@
 import pytest
 
-from attnres.texttable import duration
+from attnres.texttable import duration, number
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,18 @@ from attnres.texttable import duration
 )
 def test_durations_have_no_one_minutes(seconds, written):
     assert duration(seconds) == written
+
+
+@pytest.mark.parametrize(
+    ("value", "form", "written"),
+    [
+        (-0.00004, "+.4f", "+0.0000"),
+        (-0.00004, ".4f", "0.0000"),
+        (-0.00006, "+.4f", "-0.0001"),
+        (1.5, ".2f", "1.50"),
+        (None, ".2f", ""),
+        (float("nan"), ".2f", "not finite"),
+    ],
+)
+def test_a_rounded_zero_has_no_minus(value, form, written):
+    assert number(value, form) == written

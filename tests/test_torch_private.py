@@ -182,6 +182,21 @@ def test_own_parameters():
     assert torch_private.own_parameters(module, "map").keys() == {"weight", "bias"}, MOVED
 
 
+def test_calls_forward_alone():
+    plain = nn.Linear(2, 2)
+    assert torch_private.calls_forward_alone(plain)
+    for hook in ("forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"):
+        handle = getattr(plain, f"register_{hook}")(lambda *_: None)
+        assert not torch_private.calls_forward_alone(plain), MOVED
+        handle.remove()
+        assert torch_private.calls_forward_alone(plain)
+    handle = nn.modules.module.register_module_forward_hook(lambda *_: None)
+    assert not torch_private.calls_forward_alone(plain), MOVED
+    handle.remove()
+    plain.forward = plain.forward  # as accelerate does
+    assert not torch_private.calls_forward_alone(plain)
+
+
 def test_times_changed():
     x = torch.zeros(2)
     before = torch_private.times_changed([x, x.view(2)])

@@ -52,6 +52,8 @@ class Made(NamedTuple):
     """int64 [time]: where the tokens at hand stand in the text."""
     others: Mapping[tuple[int, ...], Sequence[Tensor]]
     """By prompt: its sources [time, dim] each."""
+    drawn: dict[Noise, Tensor]
+    """What each has drawn so far, for tokens from the start of the text on: [tokens, dim]."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,12 @@ class Change:
     def __post_init__(self) -> None:
         for name in ("sites", "tokens"):
             if hasattr(self, name):
-                object.__setattr__(self, name, _listed(name, getattr(self, name)))
+                object.__setattr__(self, name, listed(name, getattr(self, name)))
 
     def check(self, connection_sites: int) -> None:
         """Raise UsageError unless it fits a connection of so many sites."""
         source = getattr(self, "source", 0)
-        if source not in range(connection_sites + 1):
+        if not isinstance(source, int) or isinstance(source, bool) or source not in range(connection_sites + 1):
             raise UsageError(f"{self}: sources are 0, the embedding, to {connection_sites}")
         for site in getattr(self, "sites", None) or ():
             if site not in range(source, connection_sites + 1):
@@ -208,7 +210,7 @@ class Patch(Change):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "prompt", _listed("prompt", self.prompt))
+        object.__setattr__(self, "prompt", listed("prompt", self.prompt))
         if not self.prompt:
             raise UsageError("Patch needs the ids of another prompt: Patch(3, prompt=(12, 7))")
 
@@ -246,24 +248,35 @@ class Noise(Change):
 
     def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
         vector = row.vectors[self.source]
-        generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.source)
-        last = int(made.positions[-1]) + 1 if len(made.positions) else 0
-        drawn = torch.randn(last, vector.shape[-1], generator=generator).to(vector)[made.positions]
-        length = vector.norm(dim=-1, keepdim=True) / drawn.norm(dim=-1, keepdim=True)
-        row.vectors[self.source] = _put(vector, vector - length * drawn, where)
+        direction = self._directions(made, vector.shape[-1]).to(vector)
+        length = vector.norm(dim=-1, keepdim=True) / direction.norm(dim=-1, keepdim=True)
+        row.vectors[self.source] = _put(vector, vector - length * direction, where)
+
+    def _directions(self, made: Made, dim: int) -> Tensor:
+        """Those of the tokens at hand, [time, dim], however many there are before and behind them."""
+        positions = made.positions.cpu()
+        count = int(positions.max()) + 1 if len(positions) else 0
+        if self not in made.drawn or len(made.drawn[self]) < count:
+            generator = torch.Generator().manual_seed(1_000_003 * self.seed + self.source)
+            # torch draws sixteen numbers at a time, and the last sixteen once more where they do not come out even.
+            # Twice the tokens, because decoding asks for one more at every step.
+            width = -(-dim // 16) * 16
+            made.drawn[self] = torch.randn(2 * count, width, generator=generator)[:, :dim]
+        return made.drawn[self][positions]
 
 
 def _put(before: Tensor, after: Tensor, where: Tensor | None) -> Tensor:
     return after if where is None else torch.where(where, after, before)
 
 
-def _listed(name: str, indices: Any) -> tuple[int, ...] | None:
+def listed(name: str, indices: Any) -> tuple[int, ...] | None:
+    """List what `Indices` are; None stays None. Raises UsageError for what is no index."""
     if indices is None:
         return None
-    listed = (indices,) if isinstance(indices, int) else tuple(indices)
-    if not all(isinstance(index, int) and not isinstance(index, bool) and 0 <= index < 2**31 for index in listed):
+    several = (indices,) if isinstance(indices, int) else tuple(indices)
+    if not all(isinstance(index, int) and not isinstance(index, bool) and 0 <= index < 2**31 for index in several):
         raise UsageError(f"{name} must be whole numbers from 0 on, not {indices!r}")
-    return listed
+    return several
 
 
 def _check_number(name: str, value: object) -> None:

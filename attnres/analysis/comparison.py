@@ -86,8 +86,10 @@ def _step_times(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None,
     """The median ratio of step times of pairs of runs, and how far to believe it.
 
     The seeds' ratios show by their spread what other work on the machine did; of one seed, those of its runs' parts.
-    They are believed as far as they agree.
+    They are believed as far as they agree, and not where a run was too short to have parts.
     """
+    if not all(run.get("step_seconds_range", True) for pair in pairs for run in pair):
+        return None, None
     ratios = [run["step_seconds"] / base["step_seconds"] for run, base in pairs]
     spread = ratios
     if len(pairs) == 1:
@@ -131,9 +133,18 @@ def finding(rows: Sequence[Comparison], unit: str) -> str:
     )
     if not tested:
         return ""
-    decided = [row for row in tested if row.decided]
-    if not decided:
+    sides = decided_sides(rows)
+    if not sides:
         return _undecided(tested, rows[0].arm, unit)
+    sentence = f"{sides} in validation loss ({unit})"
+    if undecided := [row.arm for row in tested if not row.decided]:
+        sentence += f"; not decided: {_listed(undecided)}"
+    return f"{sentence}."
+
+
+def decided_sides(rows: Sequence[Comparison]) -> str:
+    """Say which arms end below the baseline, the first row, and which above; empty where nothing is decided."""
+    decided = sorted((row for row in rows[1:] if row.decided), key=lambda row: row.difference or 0.0)
     clauses = []
     for side, of_side in (
         ("below", [row for row in decided if (row.difference or 0) < 0]),
@@ -142,10 +153,7 @@ def finding(rows: Sequence[Comparison], unit: str) -> str:
         if of_side:
             arms = [f"{row.arm} ({row.difference:+.4f}, {p_text(row.p_value)})" for row in of_side]
             clauses.append(f"{_listed(arms)} {'ends' if len(of_side) == 1 else 'end'} {side} {rows[0].arm}")
-    sentence = f"{' and '.join(clauses)} in validation loss ({unit})"
-    if undecided := [row.arm for row in tested if not row.decided]:
-        sentence += f"; not decided: {_listed(undecided)}"
-    return f"{sentence}."
+    return " and ".join(clauses)
 
 
 def p_text(p_value: float | None) -> str:
@@ -177,10 +185,13 @@ def standard_error(values: Sequence[float]) -> float | None:
 
 
 def paired_p_value(differences: Sequence[float]) -> float | None:
-    """Return p of a two-sided paired t-test that the mean difference is zero; None for fewer than two pairs."""
+    """Return p of a two-sided paired t-test that the mean difference is zero.
+
+    None for fewer than two pairs, or one whose difference is not finite.
+    """
     from scipy.stats import ttest_1samp  # half a second, which most commands need not wait for
 
-    if len(differences) < 2:
+    if len(differences) < 2 or not np.isfinite(differences).all():
         return None
     if np.ptp(differences) == 0:  # no spread at all: the test has no scale
         return 1.0 if differences[0] == 0 else 0.0
@@ -200,3 +211,10 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
+
+
+def t_quantile(degrees: int) -> float:
+    """Student's t of so many degrees of freedom that 95% of values lie within, on both sides of 0."""
+    from scipy.stats import t  # half a second, which most commands need not wait for
+
+    return float(t.ppf(0.975, degrees))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,7 @@ TAG_BYTES = 8 * 2**20
 """About how much memory the tagged values of one chunk of tokens may take. More is not faster."""
 
 
-def depth_profile(model: Transformer, tokens: Tensor, positions: Sequence[int] = ()) -> DepthProfile:
+def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] = ()) -> DepthProfile:
     """Profile what depth does in a model, token by token, on some text.
 
     Gradients are those of the summed cross-entropy in nats (not the mean, which would shrink with the number of
@@ -32,11 +32,18 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Sequence[int] =
 
     Returns:
         Magnitudes, gradients, shares and the mean depth matrix, over sites and sources.
+
+    Raises:
+        UsageError: tokens or positions that are not there, or a model under changes.
     """
+    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
+        given = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise UsageError(f"a depth profile needs tokens [batch, time] of int64, not {given}")
     if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 2:
         raise UsageError(
             f"a depth profile needs tokens [batch, time] with time of at least 2, not {list(tokens.shape)}"
         )
+    positions = tuple(positions)
     for position in positions:
         if not 0 <= position < tokens.shape[1] - 1:
             raise UsageError(f"position {position} is not among the {tokens.shape[1] - 1} tokens that the model reads")
@@ -68,7 +75,7 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Sequence[int] =
     token_matrices = torch.stack([chosen[p] for p in positions]) if positions else torch.zeros(0, n, n)
     return DepthProfile(
         names=sublayer_names(connection.sites),
-        positions=tuple(positions),
+        positions=positions,
         token_matrices=token_matrices.double().cpu().numpy(),
         **{name: (total / count).cpu().numpy() for name, total in sums.items()},
     )
@@ -86,18 +93,19 @@ def _trace(model: Transformer, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor
         def call(*reads: Tensor) -> Tensor:
             y = sublayer(*reads)
             inputs.append(mean_read(reads))
-            outputs.append(y)
-            return y
+            # A constant is a source like any other, and the loss has a gradient in it.
+            outputs.append(y if y.requires_grad else y.detach().requires_grad_())
+            return outputs[-1]
 
         return call
 
     with torch.enable_grad():
-        read, target = sequence[None, :-1], sequence[1:]
-        # A leaf, so that there is a graph even where all parameters are frozen.
-        embedded = model.embedding(read).detach().requires_grad_()
-        sublayers = [recorded(sublayer) for sublayer in model.bound_sublayers(read.shape[1])]
+        # The target of the last token is embedded, too, which refuses ids that are not there. A leaf, so that there is
+        # a graph even where all parameters are frozen.
+        embedded = model.embed(sequence[None])[:, :-1].detach().requires_grad_()
+        sublayers = [recorded(sublayer) for sublayer in model.bound_sublayers(embedded.shape[1])]
         hidden = model.connection.readout(model.connection.run(model.connection.start(embedded), sublayers))
-        loss = F.cross_entropy(model.logits(hidden)[0].float(), target, reduction="sum")
+        loss = F.cross_entropy(model.logits(hidden)[0].float(), sequence[1:].long(), reduction="sum")
         sources = [embedded, *outputs]
         gradients = torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True)
     return _by_token(sources), _by_token([*inputs, hidden]), _by_token(gradients)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from types import MethodType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from attnres.analysis.changes import Change, Made, Patch, Row
+from attnres.analysis.changes import Change, Made, Noise, Patch, Row
 from attnres.connections import Connection, Sublayer, Values, Weights
 from attnres.connections._connection import Mixture
 from attnres.connections._mixing import unrolled
 from attnres.connections._reads import mixture
+from attnres.connections._state import refuse_other
 from attnres.errors import UsageError
 
 
@@ -65,18 +67,28 @@ class Intervened(Connection):
         self.changes = tuple(changes)
         self.others = others or {}
         self.watch = watch
+        self._drawn: dict[Noise, Tensor] = {}
         self._channels = _tag_channels(inner)
         self.first_position = 0
         """Where the tokens stand that `start` is given next: behind kept keys and values come the last ones."""
-        self.register_load_state_dict_pre_hook(_to_inner)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the inner connection's, so that a model saves the same under changes as without."""
         return self.inner.state_dict(*args, **kwargs)
 
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *_: Any) -> None:
+        """Hand on what is the inner connection's, by the names that it has in here, if it is of the same rule.
+
+        torch calls this before it loads `inner`, which sees no metadata: they go by the names without changes.
+        """
+        if isinstance(self.inner, Connection):  # PEFT's wrapper around one is none
+            refuse_other(self.inner, state_dict, prefix, local_metadata)
+        for key in [key for key in state_dict if key.startswith(prefix)]:
+            state_dict[f"{prefix}inner.{key.removeprefix(prefix)}"] = state_dict.pop(key)
+
     def start(self, x: Tensor) -> Values:
         positions = torch.arange(self.first_position, self.first_position + x.shape[-2], device=x.device)
-        x = self._entering(0, x, Made(positions, self.others))
+        x = self._entering(0, x, Made(positions, self.others, self._drawn))
         return (x, *self.inner.start(x), *self.inner.start(self._tag(0, x)), positions)
 
     def reads(self, site: int) -> int:
@@ -87,7 +99,7 @@ class Intervened(Connection):
         weights = self.inner.weigh(inner, site)
         h, tags = (self.inner.gather(of, weights, site) for of in (inner, tagged))
         rows = tuple(Row(list(tag[: site + 1].unbind()), list(sources)) for tag in _reads(tags))
-        made = Made(positions, self.others)
+        made = Made(positions, self.others, self._drawn)
         changes = [change for change in self.changes if change.rewrites(site)]
         for change in changes:
             for row in rows:
@@ -97,6 +109,10 @@ class Intervened(Connection):
         return reading
 
     def gather(self, values: Values, weights: Reading, site: int) -> Mixture:
+        if values[0] is not weights.sources[0]:  # tags, by mixing_matrix: changes are those of the real sources
+            raise UsageError(
+                "the model is under changes; attnres.analysis.trace(model, tokens, changes) has the weights it then has"
+            )
         return mixture(weights.inputs)
 
     def weigh_output(self, values: Values, weights: Reading, site: int, y: Tensor) -> Reading:
@@ -134,7 +150,9 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
     Everything that runs the model then runs it so: its forward and backward pass, `attnres.generate`, `generate` of
     transformers. Sites are 0 .. L-1 for the sublayers and L for the readout; source 0 is the embedding and source i + 1
     the output of sublayer i. Changes are made in the order given, each on what those before it left. Positions of
-    tokens count from the start of the text, those already in a cache of keys and values included.
+    tokens count from the start of the text, those already in a cache of keys and values included. A deep copy that is
+    made meanwhile has the changes for good; a state dict has none. `mixing_matrix` and `depth_profile` refuse a model
+    under changes: `trace` takes them as an argument.
 
     Args:
         model: the lab's Transformer, a transformers model with a connection attached, or any module that holds one
@@ -153,37 +171,39 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
         yield model
 
 
-def prepared(model: Any, changes: Sequence[Change], watch: Watch = lambda site, reading: None) -> Intervened:
+def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, reading: None) -> Intervened:
     """The model's connection under changes, with the sources that they need of other prompts. Raises as `intervene`."""
     holder, name = _place(model)
-    connection = getattr(holder, name)
-    for change in changes:
+    connection, listed = getattr(holder, name), tuple(changes)
+    for change in listed:
         change.check(connection.sites)
-    prompts = {change.ids for change in changes if isinstance(change, Patch)}
+    prompts = {change.ids for change in listed if isinstance(change, Patch)}
     others = {prompt: sources_of(model, prompt) for prompt in prompts}
-    return Intervened(connection, changes, others, watch)
+    return Intervened(connection, listed, others, watch)
 
 
 @contextmanager
 def replaced(model: Any, intervened: Intervened) -> Iterator[None]:
-    """Put it in the place of the model's connection, and keep it told where the text's next tokens stand."""
+    """Put it in the place of the model's connection, and keep it told where the text's next tokens stand.
+
+    What tells it asks the module that it is called for, so that in a deep copy it tells the copy's.
+    """
     holder, name = _place(model)
     inner = getattr(holder, name)
     with ExitStack() as undo:
         if hasattr(holder, "bound_sublayers"):  # the lab's, which says so itself
-            bound = holder.bound_sublayers
 
-            def told(time: int, caches: Any = None, start: int = 0) -> Any:
-                intervened.first_position = start
-                return bound(time, caches, start)
+            def told(holder: Any, time: int, caches: Any = None, start: int = 0) -> Any:
+                getattr(holder, name).first_position = start
+                return type(holder).bound_sublayers(holder, time, caches, start)
 
-            holder.bound_sublayers = told
+            holder.bound_sublayers = MethodType(told, holder)
             undo.callback(delattr, holder, "bound_sublayers")
         else:
 
-            def tell(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
+            def tell(holder: Any, _: Any, kwargs: dict[str, Any]) -> None:
                 cache = kwargs.get("past_key_values")
-                intervened.first_position = int(cache.get_seq_length()) if cache is not None else 0
+                getattr(holder, name).first_position = int(cache.get_seq_length()) if cache is not None else 0
 
             undo.callback(holder.register_forward_pre_hook(tell, with_kwargs=True).remove)
         setattr(holder, name, intervened)
@@ -272,12 +292,6 @@ def _places(module: nn.Module) -> Iterator[tuple[nn.Module, str]]:
             yield module, name
         else:
             yield from _places(child)
-
-
-def _to_inner(intervened: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Load what the inner connection's state has under `prefix`, by the names that it has in here."""
-    for key in [key for key in state if key.startswith(prefix)]:
-        state[f"{prefix}inner.{key.removeprefix(prefix)}"] = state.pop(key)
 
 
 def _parts(values: Values, site: int) -> tuple[Values, Values, Values, Tensor]:

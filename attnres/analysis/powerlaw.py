@@ -9,13 +9,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 
+from attnres.analysis.comparison import t_quantile
 from attnres.errors import UsageError
 
 FEWEST_SIZES = 3
-"""A line through two points has no error; below three different computes there is no fit."""
+"""A line through two points has no error; below three sizes there is no fit."""
+SAME_COMPUTE = 1.5
+"""Runs of one size differ by less, as measured seconds do."""
 LARGEST = 1e100
 """No compute or loss is larger, and none smaller than its inverse: fits and figures keep their digits there."""
 RESAMPLES = 2000
@@ -26,7 +30,7 @@ Interval = tuple[float, float]
 
 @dataclass(frozen=True)
 class Point:
-    """The final loss of one run. Runs of one `size` and `seed` are paired across arms."""
+    """The final loss of one run. Runs of one `size`, or where it has no name of one compute, are one point of a fit."""
 
     compute: float
     loss: float
@@ -36,10 +40,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Fit:
-    """L = A C^-a, least squares in log space, with percentile bootstrap intervals."""
+    """L = A C^-a, least squares in log space over the means of the sizes, with percentile bootstrap intervals."""
 
     arm: str
-    points: int
+    runs: int
     computes: Interval
     """The smallest and the largest."""
     scale: float
@@ -74,14 +78,17 @@ def fit_power_laws(
 ) -> tuple[list[Fit], list[Advantage]]:
     """Fit every arm, and compare each with the first one at `compute` (the first arm's largest when not given).
 
-    There are no advantages over a first arm whose exponent's interval is not all above 0. The intervals hold 95% of a
-    bootstrap of the fits' residuals in log space, widened by sqrt(n / (n - 2)) for the two fitted numbers. Where all
-    arms have the same sizes and seeds, a resample draws the same runs for every arm, so that what a seed does to all
-    arms alike cancels in the comparison.
+    A line goes through the mean log loss of each size. How far these lie beside it has in it what seeds do and what a
+    size has of its own, as its shape or its learning rate; runs of one size share the latter, and more of them do not
+    make it less. There are no advantages over a first arm whose exponent's interval is not all above 0. The intervals
+    hold 95% of a bootstrap of the residuals of the n sizes, widened by sqrt(n / (n - 2)) for the two fitted numbers and
+    by t / z, Student's 97.5% quantile of n - 2 degrees of freedom over the normal one: three residuals say little of
+    how far they scatter. Where all arms have the same sizes a resample draws the same ones for every arm, so that what
+    a size or its seeds do to all arms alike cancels in the comparison.
 
     Raises:
-        UsageError: too few points, a compute or loss that has no logarithm, or a baseline whose loss does not fall
-            with compute.
+        UsageError: too few sizes, a compute or loss that has no logarithm, one size at several computes, or a baseline
+            whose loss does not fall with compute.
     """
     if not curves:
         raise UsageError("no runs to fit")
@@ -103,22 +110,18 @@ def fit_where_possible(
     There are no advantages where the first arm is one of them, or where its exponent's interval is not all above 0.
     Computes and losses are positive and finite.
     """
-    arms = {
-        arm: sorted(points, key=lambda p: (p.size, p.seed))
-        for arm, points in curves.items()
-        if _computes(points) >= FEWEST_SIZES
-    }
-    keys = {tuple((p.size, p.seed) for p in points) for points in arms.values()}
-    paired = len(keys) == 1 and len(set(*keys)) == len(*keys)
+    arms = {arm: points for arm, points in curves.items() if _computes(points) >= FEWEST_SIZES}
+    means = {arm: _means(points) for arm, points in arms.items()}
+    paired = len({tuple(_sizes(points)) for points in arms.values()}) == 1
 
-    lines = {arm: _line(*_logs(points)) for arm, points in arms.items()}
+    lines = {arm: _line(*of) for arm, of in means.items()}
     generator = np.random.default_rng(seed)
     draws: dict[str, np.ndarray] = {}
     picks = None
-    for arm, points in arms.items():
+    for arm, (x, y) in means.items():
         if picks is None or not paired:
-            picks = generator.integers(0, len(points), (RESAMPLES, len(points)))
-        draws[arm] = _resampled(points, lines[arm], picks)
+            picks = generator.integers(0, len(x), (RESAMPLES, len(x)))
+        draws[arm] = _resampled(x, y, lines[arm], picks)
 
     fits = []
     for arm, points in arms.items():
@@ -139,12 +142,13 @@ def fit_where_possible(
 
 
 def read_points(path: str | Path) -> dict[str, list[Point]]:
-    """Read a CSV with the columns arm, compute, loss and, for pairs, size and seed. The first arm is the baseline.
+    """Read a CSV with the columns arm, compute, loss and, optionally, size and seed. The first arm is the baseline.
 
     Raises:
         UsageError: no such file, or what cannot be meant as such points, by its line.
     """
     curves: dict[str, list[Point]] = {}
+    seen: set[tuple[str, Point]] = set()
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -174,10 +178,10 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
                 raise UsageError(f"{path}, line {rows.line_num}: compute, loss and seed must be numbers") from None
             if not (arm := (row["arm"] or "").strip()):
                 raise UsageError(f"{path}, line {rows.line_num}: the arm has no name")
-            points = curves.setdefault(arm, [])
-            if point in points and row.get("seed"):  # without seeds two runs may well round to one loss
+            if (arm, point) in seen and row.get("seed"):  # without seeds two runs may well round to one loss
                 raise UsageError(f"{path}, line {rows.line_num}: an earlier line says the same; leave one of them out")
-            points.append(point)
+            seen.add((arm, point))
+            curves.setdefault(arm, []).append(point)
     return curves
 
 
@@ -200,6 +204,13 @@ def _check(arm: str, points: Sequence[Point]) -> None:
                 f"{arm}: compute and loss must lie between {1 / LARGEST:g} and {LARGEST:g}, "
                 f"not {point.compute:g}, {point.loss:g}; count them in another unit"
             )
+    for size, runs in _sizes(points).items():
+        computes = [run.compute for run in runs]
+        if max(computes) > SAME_COMPUTE * min(computes):
+            raise UsageError(
+                f"{arm}: size {size!r} is at computes from {min(computes):g} to {max(computes):g}; give each compute a "
+                "size of its own name"
+            )
     if _computes(points) < FEWEST_SIZES:
         raise UsageError(
             f"{arm}: {_computes(points)} different computes are too few for a fit; give at least {FEWEST_SIZES}"
@@ -207,11 +218,23 @@ def _check(arm: str, points: Sequence[Point]) -> None:
 
 
 def _computes(points: Sequence[Point]) -> int:
-    return len({point.compute for point in points})
+    """How many sizes of different compute there are."""
+    return len({np.mean([run.compute for run in runs]) for runs in _sizes(points).values()})
 
 
-def _logs(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
-    return np.log([point.compute for point in points]), np.log([point.loss for point in points])
+def _sizes(points: Sequence[Point]) -> dict[str | float, list[Point]]:
+    """size, or compute where it has no name -> its runs, in an order that all arms of the same sizes have."""
+    sizes: dict[str | float, list[Point]] = {}
+    for point in sorted(points, key=lambda point: (point.size, point.compute)):
+        sizes.setdefault(point.size or point.compute, []).append(point)
+    return sizes
+
+
+def _means(points: Sequence[Point]) -> tuple[np.ndarray, np.ndarray]:
+    """The mean log compute and log loss of each size."""
+    sizes = [np.log([(run.compute, run.loss) for run in runs]).mean(0) for runs in _sizes(points).values()]
+    x, y = np.transpose(sizes)
+    return x, y
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
@@ -221,10 +244,11 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.stack([y.mean(-1) + exponent * x.mean(), exponent])
 
 
-def _resampled(points: Sequence[Point], line: np.ndarray, picks: np.ndarray) -> np.ndarray:
-    x, y = _logs(points)
+def _resampled(x: np.ndarray, y: np.ndarray, line: np.ndarray, picks: np.ndarray) -> np.ndarray:
     fitted = line[0] - line[1] * x
-    residuals = (y - fitted) * np.sqrt(len(points) / (len(points) - 2))
+    free = len(x) - 2
+    widened = np.sqrt(len(x) / free) * t_quantile(free) / NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    residuals = (y - fitted) * widened
     return _line(x, fitted + residuals[picks])
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnres.analysis.changes import Change, Indices, Mute, Noise
+from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
 from attnres.analysis.interventions import Reading, prepared, replaced
 from attnres.errors import UsageError, list_of_ids
 from attnres.model import Transformer
@@ -42,7 +42,7 @@ class Trace:
 def trace(
     model: Any,
     tokens: Sequence[int],
-    changes: Sequence[Change] = (),
+    changes: Iterable[Change] = (),
     read: int | None = None,
     on_site: OnSite = lambda site: None,
 ) -> Trace:
@@ -103,7 +103,7 @@ class Explanation:
 
 @torch.no_grad()
 def explain(
-    model: Any, traced: Trace, position: int, target: int, changes: Sequence[Change] = (), read: int | None = None
+    model: Any, traced: Trace, position: int, target: int, changes: Iterable[Change] = (), read: int | None = None
 ) -> Explanation:
     """Take one token apart: what each source brings to each site, and to a logit there.
 
@@ -197,8 +197,8 @@ class Effect:
 def removal_effects(
     model: Any,
     tokens: Sequence[int],
-    sources: Sequence[int],
-    changes: Sequence[Change] = (),
+    sources: Iterable[int],
+    changes: Iterable[Change] = (),
     sites: Indices = None,
     at: Indices = None,
     seeds: int = 3,
@@ -221,12 +221,13 @@ def removal_effects(
     """
     if len(tokens) < 2:
         raise UsageError("a loss needs a text of two tokens at least")
+    held, asked, places = tuple(changes), listed("sites", sites), listed("at", at)
 
     def loss(*more: Change) -> float:
-        return float(trace(model, tokens, [*changes, *more], on_site=on_site).losses.mean())
+        return float(trace(model, tokens, [*held, *more], on_site=on_site).losses.mean())
 
-    before, asked = loss(), (sites,) if isinstance(sites, int) else sites
+    before = loss()
     for source in sources:
         reading = None if asked is None else tuple(site for site in asked if site >= source)
-        random = tuple(loss(Noise(source, seed, reading, at)) - before for seed in range(seeds))
-        yield Effect(source, loss(Mute(source, reading, at)) - before, random)
+        random = tuple(loss(Noise(source, seed, reading, places)) - before for seed in range(seeds))
+        yield Effect(source, loss(Mute(source, reading, places)) - before, random)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def _row(what: str, run: Callable[[], object], budget: float, setting: Setting) 
 def picture(subject: Subject, tokens: int) -> Callable[[], None]:
     """Answer with a picture of a text that was not seen before."""
     texts = (f"{number:06}{'x' * tokens}"[:tokens] for number in count())
-    return lambda: _answer(subject, messages.View(0, next(texts)))
+    return lambda: _answer(subject, messages.View(subject.id, next(texts)))
 
 
 def changed(subject: Subject, tokens: int) -> Callable[[], None]:
@@ -77,7 +78,7 @@ def changed(subject: Subject, tokens: int) -> Callable[[], None]:
 
     def answer() -> None:
         change = messages.Change("pin", source=0, value=1 / next(weights))
-        _answer(subject, messages.View(0, text, changes=(change,)))
+        _answer(subject, messages.View(subject.id, text, changes=(change,)))
 
     return answer
 
@@ -92,11 +93,11 @@ class Ready(Subject):
     """A model that nobody trained, read byte by byte."""
 
     def __init__(self, model: Any) -> None:
-        super().__init__("bench", ByteTokenizer())
+        super().__init__(Path("bench"), "bench", ByteTokenizer())
         self._model = model
         shape = shape_of(connection_in(model))
         rest: dict[str, Any] = {"steps": (0,), "training": False, "colour": None}
-        self._told = messages.Model("bench", "", "", "run", **shape, context=256, vocabulary=256, **rest)
+        self._told = messages.Model(self.id, "bench", "", "", "run", **shape, context=256, vocabulary=256, **rest)
 
     @property
     def context(self) -> int:

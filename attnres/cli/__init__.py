@@ -41,13 +41,20 @@ def command_names() -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130, 143 or 129 stopped by
     Ctrl-C, SIGTERM or SIGHUP, 141 the reader of the output has gone (these as shells count them)."""
+    _open_closed_output()
     code = _ended(*((sys.argv[1:] if argv is None else argv) or ["--help"]))
     try:
-        print(end="", flush=True)  # sys.stdout is None where a shell has closed it: >&-
+        print(end="", flush=True)
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
         return code or (READER_GONE if isinstance(error, BrokenPipeError) else _fail(_said(error), 1))
     return code
+
+
+def _open_closed_output() -> None:
+    """Let what is printed go nowhere where a shell has closed the output (`>&-`): Python has None there."""
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _write_any_text() -> None:

@@ -156,7 +156,8 @@ def check_paths_named(arguments: Sequence[str]) -> None:
     With a dataset it takes back the paths of a recipe.
     """
     following = dict(zip(arguments, [*arguments[1:], "--"], strict=False))
-    if following.get("--data.paths", "").startswith("--") and "--data.dataset" not in arguments:
+    dataset = any(argument.partition("=")[0] == "--data.dataset" for argument in arguments)
+    if following.get("--data.paths", "").startswith("--") and not dataset:
         raise UsageError("--data.paths names none; give at least one, or leave it out for the default text")
 
 

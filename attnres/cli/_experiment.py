@@ -61,14 +61,14 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
                 print_table(terminal.console, table)
             for note in ended.notes:
                 terminal.say(note)
+            if ended.failed:
+                print_error(f"not every run was finished; the tables are without it\n{ended.failed}")
             with terminal.during("drawing"):
                 page = write_results({name: written}, out)
     except KeyboardInterrupt as stop:
         given = plan.done if isinstance(plan, Plan) else []
         return stopped(stop, out, [run.folder.path / f"{name}.json" for run in given], saved)
     terminal.say(f"{duration(time.monotonic() - began)}. Record: {file}. Report: {page}")
-    if ended.failed:
-        print_error(f"not every run was finished; the tables are without it\n{ended.failed}")
     return 1 if ended.failed else 0
 
 

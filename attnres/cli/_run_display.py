@@ -57,10 +57,11 @@ class RunDisplay:
 
     def done(self, summary: dict[str, Any], folder: Path) -> None:
         """Say how the run ended and where it is."""
+        seconds = summary["step_seconds"]
+        per_step = "" if seconds is None else f"{seconds * 1000:.0f} ms per step, "
         self._print(
             f"done: validation loss {_loss(summary['validation_loss'], summary.get('bytes_per_token'))} "
-            f"after {summary['steps']} steps "
-            f"(best {summary['best_validation_loss']:.4f}), {summary['step_seconds'] * 1000:.0f} ms per step, "
+            f"after {summary['steps']} steps (best {summary['best_validation_loss']:.4f}), {per_step}"
             f"{summary['peak_memory_bytes'] / 2**20:.0f} MiB for training"
         )
         self._print(f"folder: {folder}")

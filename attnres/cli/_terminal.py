@@ -83,7 +83,14 @@ class Terminal:
     def bar(self, total: float) -> Iterator[Callable[[float, str], None]]:
         if not self.console.is_terminal:
             with working(self.console, "measuring") as tell:
-                yield lambda part, name: tell(name)
+                done = 0.0
+
+                def advance(part: float, name: str) -> None:
+                    nonlocal done
+                    done += part
+                    tell(f"{name}, {done / total:.0%} measured")
+
+                yield advance
             return
         columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
         with Progress(*columns, console=self.console) as progress:

@@ -31,7 +31,7 @@ def command(connection: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metav
     if missing := [name for name in asked_for if getattr(type(made), name) is getattr(Connection, name)]:
         raise UsageError(f"{type(made).__name__} defines no {' and no '.join(missing)}; see CONTRIBUTING.md")
     console, wrong = Output(), 0
-    for asked, problem in findings(lambda: make_connection(connection, DIM, SITES)):
+    for asked, problem in findings(lambda sites: make_connection(connection, DIM, sites)):
         wrong += problem is not None
         print_line(console, f"{'ok' if problem is None else 'NO'}  {asked}" + (f": {problem}" if problem else ""))
     print_line(console, f"{connection} keeps the protocol" if not wrong else f"{wrong} checks found something wrong")

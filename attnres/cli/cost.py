@@ -11,7 +11,7 @@ Other machines and schedules, with a picture of what each rank does when, and ev
 
 Clusters of many sizes, whose pipelines share the micro-batches of a step (Llama 3 70B):
 
-    attnres cost --layers 160 --block-size 20 --dim 8192 --sublayer-parameters 427.8e6 --pipeline 8 --virtual 5 \
+    attnres cost --layers 160 --block-size 20 --dim 8192 --sublayer-parameters 427.8e6 --pipeline 8 --virtual 5 \\
                  --gpus 64 512 4096
 
 --layers counts sublayers (the paper's layers): attention and MLP are one each.
@@ -34,12 +34,13 @@ from attnres.files import write_bytes, write_json
 from attnres.report.cost import cluster_table, cost_record, cost_tables
 
 DEFAULTS = Plan()
+BATCH = 4096
 
 
 def command(
     plan: Annotated[Plan, tyro.conf.arg(name="")] = DEFAULTS,
     gpus: tuple[int, ...] = (),
-    batch: int = 4096,
+    batch: int = BATCH,
     figure: Path | None = None,
     out: Path | None = None,
 ) -> int:
@@ -55,9 +56,13 @@ def command(
         raise UsageError("a picture of the pipeline needs one: give --pipeline 2 or more")
     if gpus and plan.pipeline == 1:
         raise UsageError("a cluster is one of pipelines: give --pipeline 2 or more")
+    if batch != BATCH and not gpus:
+        raise UsageError("--batch is of a cluster; give --gpus, too, or --micro-batches instead")
     if figure is not None and figure.suffix.lower() != ".png":
         raise UsageError(f"--figure {figure}: a PNG is drawn; give a name that ends in .png")
     check_output_file("--figure", figure)
+    if figure is not None and out is not None and figure.resolve() == out.resolve():
+        raise UsageError("--figure and --out name the same file; give each its own")
     check_output_file("--out", out, ("plan", "memory_traffic"))
     steps = plan.timelines() if plan.pipeline > 1 else {}
     others = plan.with_pipelines() if steps else []

@@ -59,6 +59,8 @@ def command(
     """
     if gguf is None and checkpoint is None:
         raise UsageError("there is nothing to write; give --gguf FILE or --checkpoint FOLDER")
+    if gguf is None and type != "f32":
+        raise UsageError(f"--type {type} is of the file of --gguf; give that, or leave --type out")
     check_output_file("--gguf", gguf, is_own=is_exported)
     check_output_folder("--checkpoint", checkpoint)
     check_at_least(1, measure=measure)
@@ -81,7 +83,8 @@ def command(
         print_line(console, f"{checkpoint}: {made.num_parameters():,} parameters in Kimi K3's form")
     if gguf is not None:
         write_file(made, gguf, type, tokenizer, template)
-        print_line(console, f"{gguf}: {type}, {gguf.stat().st_size / 1e6:.2f} MB")
+        ids_only = "" if tokenizer else f"; {model} has no tokenizer, so llama.cpp takes and gives token ids alone"
+        print_line(console, f"{gguf}: {type}, {gguf.stat().st_size / 1e6:.2f} MB{ids_only}")
     if gguf is not None and text is not None:
         print_table(console, agreement_table(gguf, compare_exported(made, gguf, text)))
     return 0

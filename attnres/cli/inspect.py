@@ -4,8 +4,9 @@
     attnres inspect RUN --prompt "def add(a, b): return a + b"
     attnres inspect RUN --out pages/block
 
-Without a prompt it reads a few sequences of the run's own validation text. Prints the strongest depth sinks, and
-writes OUT/report.html and OUT/figures/.
+Without a prompt it reads a few sequences of the run's own validation text. The last token of either is predicted and
+not read. Prints the strongest depth sinks, of the sources that at least a quarter of the sites can see, and writes
+OUT/report.html and OUT/figures/.
 """
 
 from __future__ import annotations

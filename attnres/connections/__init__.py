@@ -5,16 +5,13 @@ To add a connection, add one file here that defines one subclass of `Connection`
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import hashlib
 import importlib
-import inspect
-import math
 import pkgutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from attnres.connections._connection import Connection, Sublayer, Values, Weights, check_sublayers, output_of
 from attnres.connections._files import class_of_file, classes_of, import_errors, making_errors
@@ -22,6 +19,7 @@ from attnres.connections._grammar import Option, parse_connection, print_connect
 from attnres.connections._groups import param_groups
 from attnres.connections._mixing import Unrolled, mixing_matrix
 from attnres.connections._reads import mean_read
+from attnres.connections._state import checked_option, option_defaults
 from attnres.errors import UsageError
 
 __all__ = [
@@ -89,18 +87,6 @@ def from_anywhere(connection: str) -> str:
     return f"{Path(file).resolve()}{connection.strip()[len(file) :]}" if colon else connection
 
 
-def option_defaults(cls: type[Connection]) -> dict[str, Option]:
-    """The names of a connection's options, in the order in which they are written, and their defaults."""
-    defaults: dict[str, Option] = {}
-    for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD and cls.shared_options:
-            shared = dataclasses.fields(cls.shared_options)
-            defaults |= {field.name: cast(Option, field.default) for field in shared if field.name not in defaults}
-        elif name not in ("dim", "sites") and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            defaults[name] = parameter.default
-    return defaults
-
-
 def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Connection:
     """Make a connection for sublayers of one width.
 
@@ -114,7 +100,7 @@ def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Co
         options: options as keyword arguments; their names and defaults are those of the class.
 
     Returns:
-        The connection, in float32, at the start that its class states.
+        The connection at the start that its class states, in torch's default dtype: float32 unless that was set.
 
     Raises:
         UsageError: an unknown name or option, one that is given twice, or a value that the connection does not take;
@@ -160,15 +146,8 @@ def _read(connection: str, options: Mapping[str, Any]) -> tuple[str, type[Connec
         if option not in defaults:
             takes = f"{_meant(option, defaults)}it takes {', '.join(defaults)}" if defaults else "it takes no options"
             raise UsageError(f"connection {name!r} has no option {option!r}; {takes}")
-        if isinstance(defaults[option], bool) and not isinstance(value, bool):
-            raise UsageError(f"connection {connection}: {option} must be True or False, not {value!r}")
-        if isinstance(defaults[option], float):
-            # A class of one's own knows its own range.
-            lowest, kind = (-math.inf, "finite") if ":" in name else (0, "positive")
-            if not (_is_number(value) and lowest < value < math.inf):
-                raise UsageError(f"connection {connection}: {option} must be a {kind} number, not {value!r}")
-            value = float(value)
-        checked[option] = value
+        with making_errors(connection, name):
+            checked[option] = checked_option(cls, option, defaults[option], value)
     return name, cls, checked
 
 
@@ -176,7 +155,3 @@ def _meant(given: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(given.lower().replace("_", "-"), [name.replace("_", "-") for name in known], 1)
     (name,) = (name for name in known if [name.replace("_", "-")] == close) if close else ("",)
     return f"did you mean {name}? " if name else ""
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -36,8 +36,8 @@ class Connection(nn.Module):
     `start`, `gather` and `scatter` are linear in (values, h, y), which is what lets `mixing_matrix` read every
     connection's depth mixing matrix with no code of its own.
 
-    All maths of a connection runs outside autocast and in at least float32; values are of the stream's dtype or, where
-    a sublayer returns a wider one, of that.
+    All maths of a connection runs outside autocast and in at least float32. Values are of the stream's dtype; a rule
+    that sums or keeps outputs as they are has them in a wider one where a sublayer returns that.
 
     Args:
         dim: the stream's width.
@@ -286,6 +286,18 @@ def refuse_no_stream(x: Tensor) -> None:
         raise UsageError(f"the stream must be of a floating dtype, not {x.dtype}; start with an embedding")
 
 
+def _output_of_several(sublayer: Sublayer, reads: tuple[Tensor, ...]) -> Tensor:
+    try:
+        return sublayer(*reads)
+    except TypeError as error:
+        if "positional argument" not in str(error):
+            raise
+        raise UsageError(
+            f"the site reads {len(reads)} mixtures, and its sublayer is called with so many tensors; this one is not "
+            "made for them: leave out reads"
+        ) from error
+
+
 def _refuse_tensor(values: Values) -> None:
     """A tensor can be indexed, too, and its first row would pass for a stream."""
     if isinstance(values, Tensor):
@@ -310,7 +322,7 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = ()) -> Tensor:
     """
     reads = h if isinstance(h, tuple) else (h,)
     before, values_before = times_changed(reads), times_changed(values)
-    y = sublayer(*reads)
+    y = sublayer(*reads) if len(reads) == 1 else _output_of_several(sublayer, reads)
     if not isinstance(y, Tensor):
         raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
     if y.shape != reads[0].shape:
@@ -341,10 +353,11 @@ def check_sublayers(sublayers: Iterable[Sublayer], x: Tensor) -> None:
     Raises:
         UsageError: the first that does, by its index.
     """
+    x = x / x.abs().amax().clamp(min=1)  # float16 ends at 65504
     with torch.no_grad():
         for index, sublayer in enumerate(sublayers):
-            added = output_of(sublayer, 1000 * x) - output_of(sublayer, x)
-            if (added - 999 * x).norm() < 0.1 * (999 * x).norm():
+            added = widen(output_of(sublayer, 1000 * x)) - widen(output_of(sublayer, x))
+            if (added - 999 * widen(x)).norm() < 0.1 * (999 * widen(x)).norm():
                 raise UsageError(
                     f"sublayer {index} adds its input to its output; the connection does that: leave it out"
                 )
@@ -363,6 +376,11 @@ def outside_autocast(values: Values) -> AbstractContextManager[Any]:
 def stream_dtype(stream: Tensor, y: Tensor) -> torch.dtype:
     """What a sum of the stream and a sublayer's output is kept in: the wider of the two."""
     return torch.promote_types(stream.dtype, y.dtype)
+
+
+def apart(numbers: Tensor) -> tuple[Tensor, ...]:
+    """Split a vector of weights into tensors [1]: one without axes would not widen what it is multiplied by."""
+    return widen(numbers).unsqueeze(-1).unbind()
 
 
 def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ Option = int | float | bool | str | None
 
 FORM = "write NAME or NAME:OPTION=VALUE,OPTION=VALUE"
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
-_WRITTEN = re.compile(r"(?P<name>(?:.*\.py:)?[^:]*)(?P<colon>:?)(?P<options>.*)", re.DOTALL)
+_WRITTEN = re.compile(r"(?P<name>(?:.*?\.py:)?[^:]*)(?P<colon>:?)(?P<options>.*)", re.DOTALL)
 
 
 def parse_connection(text: str) -> tuple[str, dict[str, Option]]:

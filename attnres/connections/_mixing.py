@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Mixture, Sublayer, output_of
+from attnres.connections._connection import Connection, Mixture, Sublayer, output_of, outside_autocast
 from attnres.connections._offload import at_hand
 from attnres.connections._reads import mean_read
 from attnres.errors import UsageError
@@ -98,14 +98,18 @@ def _tags_read(connection: Connection, x: Tensor, sublayers: Iterable[Sublayer])
 
     values, tagged = connection.start(x), connection.start(tag(0))
     for site, sublayer in enumerate(sublayers):
-        weights = connection.weigh(values, site)
-        h, h_tagged = connection.gather(values, weights, site), connection.gather(tagged, weights, site)
+        with outside_autocast(values):
+            weights = connection.weigh(values, site)
+            h, h_tagged = connection.gather(values, weights, site), connection.gather(tagged, weights, site)
         yield h_tagged
         y = output_of(sublayer, h, values)
-        weights = connection.weigh_output(values, weights, site, y)
-        values = connection.scatter(values, weights, site, h, y)
-        tagged = connection.scatter(tagged, weights, site, h_tagged, tag(site + 1))
-    yield connection.gather(tagged, connection.weigh(values, connection.sites), connection.sites)
+        with outside_autocast(values):
+            weights = connection.weigh_output(values, weights, site, y)
+            values = connection.scatter(values, weights, site, h, y)
+            tagged = connection.scatter(tagged, weights, site, h_tagged, tag(site + 1))
+    with outside_autocast(values):
+        h_tagged = connection.gather(tagged, connection.weigh(values, connection.sites), connection.sites)
+    yield h_tagged
 
 
 def _all_reads(h: Mixture, count: int) -> Tensor:

@@ -28,7 +28,7 @@ def difference_at_start(connection: Connection) -> str:
     x, *outputs = torch.randn(connection.sites + 1, connection.dim, generator=torch.Generator().manual_seed(0))
     sublayers = [lambda *_, y=y: y for y in outputs]
     weights = mixing_matrix(connection, x, sublayers, per_channel=True, per_read=True)  # [read, site, source, dim]
-    wrong = (weights - 1).abs().amax((0, -1)).tril() > 1e-4
+    wrong = ((weights - 1).abs().amax((0, -1)) <= 1e-4).logical_not().tril()  # what is no number is wrong, too
     if not wrong.any():
         return ""
     site, source = wrong.nonzero()[0].tolist()

@@ -4,25 +4,68 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import logging
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import nn
 
+from attnres.connections._grammar import Option
 from attnres.errors import UsageError
+
+log = logging.getLogger("attnres")
 
 if TYPE_CHECKING:
     from attnres.connections._connection import Connection
 
+SIGNATURE = "made_as"
+"""The name of the tensor by which a state says whose it is, where `sign_by_tensor` asked for one."""
+
+
+def option_defaults(cls: type[Connection]) -> dict[str, Option]:
+    """The names of a connection's options, in the order in which they are written, and their defaults."""
+    defaults: dict[str, Option] = {}
+    for name, parameter in list(inspect.signature(cls.__init__).parameters.items())[1:]:
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD and cls.shared_options:
+            shared = dataclasses.fields(cls.shared_options)
+            defaults |= {field.name: cast(Option, field.default) for field in shared if field.name not in defaults}
+        elif name not in ("dim", "sites") and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            defaults[name] = parameter.default
+    return defaults
+
+
+def checked_option(cls: type[Connection], option: str, default: object, value: Any) -> Any:
+    """The value of an option as the class has it: a whole number as a float where the default is one.
+
+    Raises:
+        UsageError: its default is a bool and it is none, or a float and it is no finite number; a connection of this
+            folder takes positive ones alone.
+    """
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise UsageError(f"{option} must be True or False, not {value!r}")
+    if not isinstance(default, float):
+        return value
+    # A class of one's own knows its own range.
+    lowest, kind = (0, "positive") if cls.__module__.startswith(f"{__package__}.") else (-math.inf, "finite")
+    if not (isinstance(value, int | float) and not isinstance(value, bool) and lowest < value < math.inf):
+        raise UsageError(f"{option} must be a {kind} number, not {value!r}")
+    return float(value)
+
 
 def options_given(cls: type[Connection], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `cls(*args, **kwargs)` is made with beside dim and sites, of those whose text says all of them."""
+    """What `cls(*args, **kwargs)` is made with beside dim and sites, of those whose text says all of them.
+
+    Raises:
+        UsageError: a value that `checked_option` refuses.
+    """
     try:
         bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)
     except TypeError:  # __init__ will say so; or it is a copy, which has the options of the first
         return {}
     bound.apply_defaults()
-    options: dict[str, Any] = {}
+    defaults, options = option_defaults(cls), {}
     for name, value in list(bound.arguments.items())[1:]:
         if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
             shared = dataclasses.fields(cls.shared_options) if cls.shared_options else ()
@@ -30,7 +73,7 @@ def options_given(cls: type[Connection], args: Sequence[Any], kwargs: Mapping[st
         else:
             options[name] = value
     return {
-        name: value
+        name: checked_option(cls, name, defaults.get(name), value)
         for name, value in options.items()
         if name not in ("dim", "sites") and isinstance(value, bool | int | float | str | None)
     }
@@ -45,6 +88,23 @@ def sign(connection: Connection, state: Any, prefix: str, metadata: dict[str, An
     metadata["connection"] = _signature(connection)
 
 
+def sign_by_tensor(connection: Connection) -> None:
+    """Give its state a tensor, too, that says in bytes whose it is.
+
+    Safetensors, and with them PEFT's adapters, keep tensors alone, and not what `sign` wrote.
+    """
+    text = torch.frombuffer(bytearray(_signature(connection).encode()), dtype=torch.uint8)
+    connection.register_buffer(SIGNATURE, text)
+
+
+def _signature_in(state: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any]) -> str | None:
+    """Whose state it says that it is; None where it says nothing, or is without numbers."""
+    tensor = state.get(prefix + SIGNATURE)
+    if tensor is None or tensor.is_meta:
+        return metadata.get("connection")
+    return bytes(tensor.to(torch.uint8).tolist()).decode(errors="replace")
+
+
 def leave_out_unused(connection: Connection, state: Any, prefix: str, *_: Any) -> None:
     """Drop what older states have for sites without a parameter, as a hook: no loss ever reached it."""
     for name, entries in connection.named_children():
@@ -57,13 +117,24 @@ def leave_out_unused(connection: Connection, state: Any, prefix: str, *_: Any) -
 def refuse_other(connection: Connection, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
     """Refuse what would be loaded without a word; where names differ, strict loading says so.
 
-    A state from before an option was signed says nothing of it.
+    A state from before an option was signed says nothing of it, and one from before there was a tensor loads without.
     """
     here = _signature(connection)
-    (kind, own), (other, theirs) = _parts(here), _parts(metadata.get("connection", here))
+    (kind, own), (other, theirs) = _parts(here), _parts(_signature_in(state, prefix, metadata) or here)
+    by_tensor = state.pop(prefix + SIGNATURE, None) is not None
     names = {prefix + name for name, _ in connection.named_parameters()}
-    if names != {key for key in state if key.startswith(prefix)}:
+    others = names != {key for key in state if key.startswith(prefix)}
+    signed = hasattr(connection, SIGNATURE)
+    if signed:
+        state[prefix + SIGNATURE] = connection.get_buffer(SIGNATURE)
+    if others and not by_tensor:
         return
+    if signed and not by_tensor and "connection" not in metadata:
+        log.warning(
+            "the state does not say of which connection it is, and is taken for that of %s; the config.json beside a "
+            "checkpoint says it",
+            here,
+        )
     differing = [name for name in theirs if own.get(name, theirs[name]) != theirs[name]]
     if kind != other or differing:
         said = [other, kind]

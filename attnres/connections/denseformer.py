@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Values, Weights
+from attnres.connections._connection import Connection, Values, Weights, apart
 
 
 class DenseFormer(Connection):
@@ -28,7 +28,7 @@ class DenseFormer(Connection):
         return 1 + (site + 1) // 2
 
     def weigh(self, values: Values, site: int) -> Weights:
-        return self.average[site // 2 - 1].unbind() if site % 2 == 0 and site > 0 else ()
+        return apart(self.average[site // 2 - 1]) if site % 2 == 0 and site > 0 else ()
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
         if not weights:

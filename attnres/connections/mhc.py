@@ -29,9 +29,10 @@ class MHC(ManifoldStreams):
 
 def sinkhorn(logits: Tensor) -> Tensor:
     """The doubly stochastic matrix [..., n, n] that alternating normalisation of exp(logits) tends to."""
-    # One factor for the whole matrix cancels in the first normalisation; it keeps exp() from overflowing.
-    matrix = torch.exp(logits - logits.amax((-2, -1), keepdim=True).detach())
-    for _ in range(SINKHORN_STEPS):
+    # The first step is one of logarithms, in which no column vanishes. From there on every column and every row has an
+    # entry of at least 1/n^2, so that no sum does.
+    matrix = torch.softmax(torch.log_softmax(logits, -2), -1)
+    for _ in range(SINKHORN_STEPS - 1):
         matrix = matrix / matrix.sum(-2, keepdim=True)
         matrix = matrix / matrix.sum(-1, keepdim=True)
     return matrix

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Values, Weights, refuse_no_stream
+from attnres.connections._connection import Connection, Values, Weights, apart, refuse_no_stream
 
 
 class X0(Connection):
@@ -26,7 +26,8 @@ class X0(Connection):
         return (x, x)
 
     def weigh(self, values: Values, site: int) -> Weights:
-        return self.lam[site // 2].unbind() if site % 2 == 0 and site < self.sites else ()
+        opens_layer = site % 2 == 0 and site < self.sites
+        return apart(self.lam[site // 2]) if opens_layer else ()
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
         x, v0 = values

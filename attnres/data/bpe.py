@@ -33,7 +33,8 @@ def vocabulary_size(name: str) -> int | None:
 def learned_tokenizer(documents: Documents, size: int, fraction: float, root: Path, progress: Progress) -> Tokenizer:
     """Byte-level BPE with `size` ids, from `root` or learned there from the documents that are not held out.
 
-    Lossless: ids begin with the 256 bytes, text is cut into words as GPT-2 does, and `<|endoftext|>` ends documents.
+    The first ids are `<|endoftext|>`, which ends documents, and the 256 bytes; text is cut into words as GPT-2 does.
+    All text comes back but `<|endoftext|>` itself, which is the end of a document wherever it stands.
 
     Raises:
         UsageError: no documents can be held out whole, so that there is no training part before there are tokens.

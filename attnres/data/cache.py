@@ -19,7 +19,7 @@ from attnres.data.tokenizer import Tokenizer, token_dtype
 from attnres.errors import UsageError
 from attnres.files import locked, named_errors, new_folder, write_json
 
-FORMAT = 3  # part of the key: raise it when the same text would give other files
+FORMAT = 4  # part of the key: raise it when the same text would give other files
 PARTS = ("train", "validation")
 BATCH = 1 << 20  # characters that are tokenized at a time
 CHUNK = 1 << 24  # bytes that are hashed at a time
@@ -130,13 +130,15 @@ class _Tokenized:
     """Names of the files that are not text."""
     lost: int
     """Documents whose text does not come back from their tokens."""
+    torn: int
+    """Documents with the end of a document among their own tokens."""
 
 
 def _tokenize(documents: Documents, tokenizer: Tokenizer, spool: Path, progress: Progress) -> _Tokenized:
     """Write the tokens of all documents."""
     survey, lengths = Survey(documents.families), array("q")
     separator = np.array(tokenizer.separator, dtype=token_dtype(tokenizer.vocab_size))
-    done = lost = 0
+    done = lost = torn = 0
     left_out: list[str] = []
     with named_errors(spool), open(spool, "wb") as file:
         for batch in _batches(documents):
@@ -144,6 +146,7 @@ def _tokenize(documents: Documents, tokenizer: Tokenizer, spool: Path, progress:
             encoded = tokenizer.encode_documents(texts)
             lost += tokenizer.count_lost(texts, encoded)
             for text, ids in zip(texts, encoded, strict=True):
+                torn += tokenizer.end is not None and bool((ids == tokenizer.end).any())
                 survey.add(text)
                 lengths.append(len(ids) + len(separator))
                 file.write(ids.data)
@@ -152,7 +155,7 @@ def _tokenize(documents: Documents, tokenizer: Tokenizer, spool: Path, progress:
             done += sum(document.work for document in batch)
             progress("tokenizing", done, documents.total)
     counts = Counts(documents=len(lengths), bytes=int(survey.sizes.sum()) - len(lengths), skipped=len(left_out))
-    return _Tokenized(survey, np.array(lengths, np.int64), counts, tuple(left_out), lost)
+    return _Tokenized(survey, np.array(lengths, np.int64), counts, tuple(left_out), lost, torn)
 
 
 def _batches(documents: Documents) -> Iterator[list[Document]]:
@@ -189,6 +192,11 @@ def _warnings(split: Split, made: _Tokenized) -> list[str]:
         found.append(
             f"the tokenizer loses text of {made.lost:,} of {made.counts.documents:,} documents (unknown characters, "
             "spaces or case), so losses per byte flatter it; choose one that gives every text back"
+        )
+    if made.torn:
+        found.append(
+            "what ends documents (a zero byte, or the tokenizer's end-of-text token) stands in the text of "
+            f"{made.torn:,} of {made.counts.documents:,} documents, where a model takes it for their end"
         )
     if split.cut is not None:
         copies = f", and {split.repeated:,} repeated documents are left out" if split.repeated else ""

@@ -55,8 +55,8 @@ def open_corpus(
     (default: `attnres.files.cache_folder`), in a folder named by the paths, sizes and times of the files (of a package
     by its version), the tokenizer and the validation fraction. Several processes may open the same corpus at once: one
     builds it, the others wait. A dataset on the hub is read once and then taken from the cache. One line is logged for
-    files that were left out, for a tokenizer that loses text, for one that learned fewer ids than it was to and for a
-    document that had to be cut.
+    files that were left out, for a tokenizer that loses text, for documents with the separator in them, for a tokenizer
+    that learned fewer ids than it was to and for a document that had to be cut.
 
     Args:
         config: text, tokenizer, validation fraction and cache.

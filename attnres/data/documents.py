@@ -28,7 +28,7 @@ DATASET_FORMATS = {
     ".arrow": "arrow",
 }
 RECORD_SUFFIXES = (".jsonl", ".ndjson")
-# UTF-32 first: its mark begins with UTF-16's. A mark of UTF-8 stays in the text, as a character.
+# UTF-32 first: its mark begins with UTF-16's. A mark of UTF-8 stays in plain text, as a character.
 MARKS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -70,7 +70,7 @@ class Document(NamedTuple):
     """One text of a corpus."""
 
     text: str | None
-    """None for a file that was left out."""
+    """None for a file that was left out. Has no half characters (surrogates)."""
     work: int
     """The amount of work that reading it was, in the unit of `Documents.total`."""
     name: str
@@ -141,12 +141,13 @@ class TextFiles:
         for file in self.files:
             try:
                 text = _decode(file.path.read_bytes())
-                if file.named and file.path.suffix == ".json" and text.lstrip().startswith("["):
+                unmarked = text.removeprefix("\ufeff")
+                if file.named and file.path.suffix == ".json" and unmarked.lstrip().startswith("["):
                     raise _BadContent(
                         "is a JSON array, which would be trained on as it stands, brackets and all; give it as "
                         "--data.dataset or as JSON lines (.jsonl), or rename it to train on plain text"
                     )
-                texts: list[str | None] = [*_texts_of_lines(text, self.field)] if file.holds_records else [text]
+                texts: list[str | None] = [*_texts_of_lines(unmarked, self.field)] if file.holds_records else [text]
             except OSError as error:
                 raise UsageError(f"cannot read {file.path}: {error.strerror}") from None
             except _BadContent as reason:
@@ -207,7 +208,8 @@ def _texts_of_lines(text: str, field: str) -> list[str]:
             raise _BadContent(
                 f"has no field {field!r} in line {number}; name the one of the text with --data.dataset-column{there}"
             )
-        texts.append(record[field])
+        # An escape can name half a character, which UTF-8 cannot write.
+        texts.append(record[field].encode("utf-8", errors="replace").decode())
     return texts
 
 
@@ -275,7 +277,7 @@ class DatasetRows:
     """Rows of a dataset of the `datasets` library, one document each.
 
     A local file (csv, json, jsonl, parquet, text, arrow), a folder of such files, a folder made with `save_to_disk`, or
-    a name on the hub. What `datasets` itself stores goes into the cache folder.
+    a name on the hub. A local file of text is one document. What `datasets` itself stores goes into the cache folder.
     """
 
     total = 0
@@ -335,16 +337,19 @@ class DatasetRows:
             if isinstance(rows, dict) and split not in rows:
                 raise UsageError(f"dataset {self.name} has no split {split!r}; it has: {', '.join(rows)}")
             return rows[split] if isinstance(rows, dict) else rows
+        cache = str(self.cache / "datasets")
         name: str | None = str(self.path) if self.path.exists() else self.name
         if self.path.is_file():
             name, options = DATASET_FORMATS.get(self.path.suffix), {"data_files": str(self.path)}
             if name is None:
                 raise UsageError(f"{self.path} is no dataset file; known are: {', '.join(DATASET_FORMATS)}")
-        if name == "text":
+        kind = name
+        if self.path.is_dir():
+            kind = datasets.load_dataset_builder(name, self.config.dataset_config, cache_dir=cache).name
+        if kind == "text":
             options["sample_by"] = "document"
         if self.path.suffix == ".tsv":
             options["sep"] = "\t"
-        cache = str(self.cache / "datasets")
         with nullcontext() if self.path.exists() else hub_or_cache():
             return datasets.load_dataset(name, self.config.dataset_config, split=split, cache_dir=cache, **options)
 

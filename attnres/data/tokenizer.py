@@ -50,12 +50,15 @@ class Tokenizer(Protocol):
         """The id that ends a text, if there is one of its own for that."""
         ...
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of the text, with no special token added."""
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """The ids of the text; with `special`, those too that the tokenizer adds, such as one for the beginning."""
         ...
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """Tell which characters each id of `encode` covers, start and stop; parts of one character share it."""
+    def spans(self, text: str, special: bool = False) -> list[tuple[int, int]]:
+        """Tell which characters each id of `encode` covers, start and stop; parts of one character share it.
+
+        A special token covers none: (0, 0).
+        """
         ...
 
     def piece(self, token: int) -> bytes:
@@ -89,16 +92,16 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class ByteTokenizer:
-    """UTF-8, one token per byte. A zero byte separates documents: text has none."""
+    """UTF-8, one token per byte. A zero byte separates documents, and seldom stands in text."""
 
     vocab_size = 256
     separator = (0,)
     end = 0
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, special: bool = False) -> list[int]:
         return list(_utf8(text))
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
+    def spans(self, text: str, special: bool = False) -> list[tuple[int, int]]:
         return [(at, at + 1) for at, character in enumerate(text) for _ in _utf8(character)]
 
     def piece(self, token: int) -> bytes:
@@ -156,8 +159,8 @@ BYTE_OF = _byte_of()
 class LibraryTokenizer:
     """A `tokenizers.Tokenizer`. Its truncation and padding, which many files carry, are switched off.
 
-    The separator is the vocabulary's end-of-text token (`END_TOKENS`), or else the tokens of a newline. `decode` leaves
-    special tokens out.
+    The separator is the vocabulary's end-of-text token (`END_TOKENS`), or else the tokens of a newline. The names of
+    special tokens become these tokens in text, too, which chats are written with; `decode` leaves them out.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -171,11 +174,11 @@ class LibraryTokenizer:
         self.end = ends[0] if ends else None
         self.separator = tuple(ends[:1] or self.encode("\n"))
 
-    def encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=False).ids
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=special).ids
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=False).offsets
+    def spans(self, text: str, special: bool = False) -> list[tuple[int, int]]:
+        return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=special).offsets
 
     def piece(self, token: int) -> bytes:
         written = self._tokenizer.id_to_token(token) or ""

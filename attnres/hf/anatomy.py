@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from attnres.connections import Connection, connection_class, make_connection, parse_connection
+from attnres.connections._state import sign_by_tensor
 from attnres.errors import UsageError
 from attnres.hf.code import LayerCode, read_layer
 from attnres.hf.loop import read_loop, runs_layers
@@ -72,7 +73,10 @@ def norm_of(decoder: nn.Module) -> nn.Module:
 
 
 def fitting_connection(connection: str, dim: int, sites: int) -> Connection:
-    """Make the connection in float32, on the CPU. Raises UsageError where it does not fit a transformers decoder."""
+    """Make the connection in float32, on the CPU, with a tensor that says what it is.
+
+    Raises UsageError where it does not fit a transformers decoder.
+    """
     if not connection_class(connection).pre_norm:
         raise UsageError(f"{connection} is defined on sublayers without a norm of their own; this model's have one")
     with torch.device("cpu"), _default_dtype(torch.float32):
@@ -80,6 +84,7 @@ def fitting_connection(connection: str, dim: int, sites: int) -> Connection:
     block_size = parse_connection(connection)[1].get("block_size")
     if isinstance(block_size, int) and block_size > sites:
         raise UsageError(f"block_size {block_size} is more than the model's {sites} sublayers; give at most {sites}")
+    sign_by_tensor(made)
     return made
 
 

@@ -38,7 +38,7 @@ def depth_change(model: Any, changed: Any, input_ids: Tensor) -> DepthChange:
 
     Quantisation leaves the connection in float32, but noise in the sublayers' weights is noise in the sources, and so
     in the scores of depth. Weights here are |M| of `mixing_matrix`, each site's divided by their sum; sources that
-    always have the same weight, such as the members of a block, count as one.
+    have the same weight in both models, such as the members of a block, count as one.
 
     Args:
         model: an attached model.
@@ -58,7 +58,7 @@ def depth_change(model: Any, changed: Any, input_ids: Tensor) -> DepthChange:
     for site in range(1, p.shape[-1]):
         ours, theirs = p[:, site, : site + 1], q[:, site, : site + 1]
         moved.append((_shares(ours) - _shares(theirs)).abs().sum(-1).mean() / 2)
-        distinct = _first_of_equals(ours)
+        distinct = _first_of_equals(ours, theirs)
         if len(distinct) > 1:
             scores, changed_scores = (weights[:, distinct].clamp_min(1e-30).log() for weights in (ours, theirs))
             two = scores.topk(2, -1).indices
@@ -82,6 +82,7 @@ def _shares(weights: Tensor) -> Tensor:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def _first_of_equals(weights: Tensor) -> list[int]:
-    """The columns of weights [tokens, sources] that no earlier one is equal to."""
-    return [i for i in range(weights.shape[1]) if not any(torch.equal(weights[:, i], weights[:, j]) for j in range(i))]
+def _first_of_equals(ours: Tensor, theirs: Tensor) -> list[int]:
+    """The columns of weights [tokens, sources] that no earlier one is equal to in both."""
+    both = torch.cat([ours, theirs])
+    return [i for i in range(both.shape[1]) if not any(torch.equal(both[:, i], both[:, j]) for j in range(i))]

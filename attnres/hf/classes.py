@@ -33,6 +33,7 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from attnres.connections import Connection, Unrolled, mean_read
 from attnres.connections._offload import at_hand
+from attnres.connections._state import SIGNATURE, sign_by_tensor
 from attnres.errors import UsageError
 from attnres.files import write_text
 from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, read_anatomy
@@ -178,11 +179,21 @@ class Model:
         refuse_differences(info, path, of_connection)
         return (model, info) if output_loading_info else model
 
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """Save as transformers does, without the tensor that says whose state it is: config.json says so here, and
+        vLLM stops at a tensor that is no parameter."""
+        model: Any = self
+        signatures = {name for name, _ in model.named_buffers() if name.endswith(f"{CONNECTION}.{SIGNATURE}")}
+        model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *signatures}
+        super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+
     def _init_weights(self, module: nn.Module) -> None:
         if not isinstance(module, Wide):  # a connection's parts start as it made them
             super()._init_weights(module)  # type: ignore[misc]
         elif isinstance(module, Connection):  # loading has emptied what is not in the checkpoint
-            for name, buffer in module.anew().named_buffers():
+            new = module.anew()
+            sign_by_tensor(new)
+            for name, buffer in new.named_buffers():
                 module.get_buffer(name).copy_(buffer)
 
     def _get_name(self) -> str:
@@ -239,6 +250,8 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
     """Put the connection into a plain decoder. Raises UsageError, having changed nothing, where that cannot be."""
     _check_layers(anatomy, connection)
     decoder, modules = anatomy.decoder, _modules_with_reads(anatomy, connection)
+    if connection.get_buffer(SIGNATURE).is_meta:  # accelerate fills an empty model with what files have, and no more
+        sign_by_tensor(connection)
     for part in list(connection.modules()):
         part.__class__ = attached_class(type(part), Wide)
     decoder.register_module(CONNECTION, connection)
@@ -347,6 +360,11 @@ def attached_model_class(plain: Any) -> Any:
         "__module__": __name__,
         "config_class": attached_config_class(plain.config_class),
         "_keep_in_fp32_modules_strict": {*(plain._keep_in_fp32_modules_strict or ()), CONNECTION},
+        # What `save_pretrained` leaves out.
+        "_keys_to_ignore_on_load_missing": [
+            *(plain._keys_to_ignore_on_load_missing or ()),
+            rf"\b{CONNECTION}\.{SIGNATURE}$",
+        ],
     }
     if mapping := get_checkpoint_conversion_mapping(plain.__name__):  # tensors are renamed by the class's name, too
         register_checkpoint_conversion_mapping(PREFIX + plain.__name__, mapping, overwrite=True)

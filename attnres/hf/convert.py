@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers.utils.hub import CHAT_TEMPLATE_DIR
 
 from attnres.errors import UsageError
 from attnres.files import added_folder, check_new_names
@@ -72,14 +73,9 @@ def convert(
     """
     plain, target = Path(plain), Path(target)
     check_new_names(target)
-    entries = read_config(plain)
-    if loads_by_itself(entries):
-        raise UsageError(f"{plain} has a connection already, and loads by itself; give the plain checkpoint")
-    if RECORD in entries and connection is not None:
-        raise UsageError(f"{plain} has a connection already; leave out {connection}, or give the plain checkpoint")
+    upgraded = _is_attached(plain, connection)
     with added_folder(target) as partial:
         step("reading the checkpoint")
-        upgraded = RECORD in entries
         model = load(plain, trust_remote_code=True, dtype="auto") if upgraded else load_plain(plain, dtype="auto")
         if not upgraded:
             examine(model)
@@ -92,21 +88,34 @@ def convert(
         step("writing")
         model.save_pretrained(partial, max_shard_size=_shard_size(plain))
         _copy_other_files(plain, partial)
-        names = tuple(filter(of_connection, model.state_dict()))
+        names = tuple(name for name, _ in model.named_parameters() if of_connection(name))
         added = sum(p.numel() for p in connection_of(model).parameters())
         parameters = sum(p.numel() for p in model.parameters()) - added
         attached: str = model.config.attnres["connection"]
         del model
         step("checking that the logits agree")
-        found = _logits(load(partial, dtype="auto"))
-        largest = expected.abs().max().item() or 1.0  # a head may begin at zero
-        difference = (found - expected).abs().max().item() / largest
+        difference = _difference(_logits(load(partial, dtype="auto")), expected)
         if not lossy and not difference <= TOLERANCE:
             raise UsageError(
                 f"the logits would differ by {difference:.1e} of the largest: {attached} is not "
                 "the plain residual at the start; choose block or full, or give --lossy"
             )
     return Conversion(attached, parameters, added, names, upgraded, difference)
+
+
+def _is_attached(plain: Path, connection: str | None) -> bool:
+    """Whether it is an attached model of an earlier version. Raises UsageError if it is one that needs nothing."""
+    entries = read_config(plain)
+    if loads_by_itself(entries):
+        raise UsageError(f"{plain} has a connection already, and loads by itself; give the plain checkpoint")
+    if RECORD in entries and connection is not None:
+        raise UsageError(f"{plain} has a connection already; leave out {connection}, or give the plain checkpoint")
+    return RECORD in entries
+
+
+def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    largest = expected.abs().max().item() or 1.0  # a head may begin at zero
+    return (found - expected).abs().max().item() / largest
 
 
 @torch.no_grad()
@@ -144,3 +153,5 @@ def _copy_other_files(plain: Path, target: Path) -> None:
         weights = file.suffix in (".safetensors", ".bin") or file.name.endswith(".index.json")
         if file.is_file() and not weights and not (target / file.name).exists():
             shutil.copy2(file, target)
+    if (plain / CHAT_TEMPLATE_DIR).is_dir():  # other folders may hold weights in other forms
+        shutil.copytree(plain / CHAT_TEMPLATE_DIR, target / CHAT_TEMPLATE_DIR)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,7 @@ def write_gguf(
         log.warning(
             "llama.cpp has one eps for all norms: with %g its logits differ a little, with 1e-6 they do not", eps
         )
-    with replacement(Path(path)) as partial:
-        writer = gguf.GGUFWriter(partial, ARCHITECTURE)
+    with replacement(Path(path)) as partial, closing(gguf.GGUFWriter(partial, ARCHITECTURE)) as writer:
         writer.add_name(name)
         writer.add_file_type(int(gguf.LlamaFileType[f"{'ALL' if kind == 'f32' else 'MOSTLY'}_{gguf_type}"]))
         _add_sizes(writer, model.config)
@@ -118,7 +118,6 @@ def write_gguf(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
-        writer.close()
 
 
 def gguf_tensors(model: KimiK3ForCausalLM) -> Iterator[tuple[str, Tensor]]:

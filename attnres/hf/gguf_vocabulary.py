@@ -46,12 +46,12 @@ def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
     """Translate a tokenizer for a model of `size` ids. Raises UsageError for one that llama.cpp would run otherwise."""
     record = tokenizer.to_json()
     if record["kind"] == "bytes":
-        tokens = byte_characters()
         types = [CONTROL if token == tokenizer.end else NORMAL for token in range(256)]
-        merges = [f"{tokens[0]} {tokens[0]}"]  # llama.cpp wants some: no text has two zero bytes
-        made = Vocabulary(tokens, types, merges, _GPT2, tokenizer.end)
+        made = Vocabulary(byte_characters(), types, [], _GPT2, tokenizer.end)
     else:
         made = _from_library(record["tokenizer"], tokenizer.end)
+    zero = byte_characters()[0]
+    made.merges.extend([] if made.merges else [f"{zero} {zero}"])  # llama.cpp wants some: no text has two zero bytes
     missing = range(len(made.tokens), size)
     made.tokens.extend(f"[PAD{token}]" for token in missing)
     made.types.extend(UNUSED for _ in missing)
@@ -65,10 +65,15 @@ def _from_library(record: dict[str, Any], end: int | None) -> Vocabulary:
             f"llama.cpp is given byte-level BPE without a normalizer only, and this tokenizer is {model['type']}"
             f"{'' if record.get('normalizer') is None else ' with one'}; train on bytes or on such a BPE"
         )
+    for option in ("continuing_subword_prefix", "end_of_word_suffix"):
+        if model.get(option):
+            raise UsageError(f"llama.cpp's BPE has no {option}, and this tokenizer's is {model[option]!r}; train anew")
     splitting = _splitting(record.get("pre_tokenizer"))
     ids = dict(model["vocab"])
     kinds = dict.fromkeys(ids.values(), NORMAL)
     for added in record.get("added_tokens", []):
+        if flags := [flag for flag in ("lstrip", "rstrip", "single_word") if added.get(flag)]:
+            raise UsageError(f"llama.cpp would find the added token {added['content']!r} without its {flags[0]}")
         ids[added["content"]] = added["id"]
         kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
     names = {token: name for name, token in ids.items()}
@@ -87,9 +92,9 @@ def _splitting(pre: dict[str, Any] | None) -> str:
             return _GPT2
         if len(steps) == 2 and steps[0]["type"] == "Split" and not last.get("use_regex", True):
             known = _EXPRESSIONS.get(steps[0]["pattern"].get("Regex", ""))
-            if known:
+            if known and steps[0].get("behavior") == "Isolated" and not steps[0].get("invert"):
                 return known
     raise UsageError(
         "llama.cpp would cut texts otherwise than this tokenizer's pre_tokenizer; train with ByteLevel(add_prefix_space"
-        "=False) alone, or with the expression of Llama 3 or Qwen 2 before it"
+        "=False) alone, or with the expression of Llama 3 or Qwen 2, isolated, before it"
     )

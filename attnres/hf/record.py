@@ -37,7 +37,7 @@ def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str
             "or attnres.hf.load(folder, trust_remote_code=True)"
         )
     canonical = canonical_connection(connection, **record.get("options", {}))
-    if record.get(CHECKSUM) not in (None, _checksum(connection)):
+    if record.get(CHECKSUM) not in (None, _checksum(connection), _checksum(canonical)):
         raise UsageError(
             f"config.json: {connection} is not the connection that these tensors were saved with; put that back, or "
             f'remove "{CHECKSUM}" from "{RECORD}" if you mean it'

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from attnres.analysis.comparison import SIGNIFICANCE, holm, paired_p_value, standard_error
+from attnres.analysis.comparison import SIGNIFICANCE, holm, paired_p_value, standard_error, t_quantile
 
 NEGLIGIBLE = 0.01
 
@@ -48,7 +48,7 @@ class Statement:
             return "not decided"
         if self.p_value < SIGNIFICANCE and abs(self.value) >= self.negligible:
             return "shown" if self.value * self.sign > 0 else "refuted"
-        if self.error is not None and abs(self.value) + _t_quantile(self.seeds) * self.error < self.negligible:
+        if self.error is not None and abs(self.value) + t_quantile(self.seeds - 1) * self.error < self.negligible:
             return "refuted"
         return "not decided"
 
@@ -94,13 +94,6 @@ def judged(
         )
         for (arm, numbers), p_value in zip(values.items(), p_values, strict=True)
     ]
-
-
-def _t_quantile(seeds: int) -> float:
-    """Return Student's t quantile for a 95% interval from so many values."""
-    from scipy.stats import t  # half a second, which most commands need not wait for
-
-    return float(t.ppf(0.975, seeds - 1))
 
 
 def summary(found: Sequence[Statement]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
 from attnres.data import check_length, open_corpus
 from attnres.errors import UsageError
-from attnres.files import LOCK, PARTIAL, write_json
+from attnres.files import LOCK, is_partial, write_json
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.experiment import Progress
 from attnres.lab.options import checked_arms
@@ -94,7 +94,7 @@ def plan_comparison(arms: Sequence[str], config: RunConfig, out: Path, seeds: in
 def _refuse_foreign_files(out: Path) -> None:
     paths = sorted(out.iterdir()) if out.is_dir() else []
     foreign = [
-        path.name for path in paths if not (path.name in OWN or path.name.endswith(PARTIAL) or any(path.glob("seed-*")))
+        path.name for path in paths if not (path.name in OWN or is_partial(path.name) or any(path.glob("seed-*")))
     ]
     if foreign:
         more = ", .." if len(foreign) > 3 else ""

@@ -1,7 +1,7 @@
 """Records: everything that tables and figures are drawn from, small enough for the repository.
 
-A record is a frozen dataclass. Its file is JSON with the same names, numbers rounded to 7 digits and NaN as null;
-fields that hold their default are left out. Nothing else reads or writes these files.
+A record is a frozen dataclass. Its file is JSON with the same names, measured numbers rounded to 7 digits and NaN as
+null; fields that hold their default are left out. Nothing else reads or writes these files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnres.connections import file_digest
 from attnres.errors import UsageError
@@ -29,6 +29,10 @@ THE_DEFAULT_THEN = "the default then and --data.dataset stdlib now"
 """Said of the text of records whose configuration names none."""
 
 SIGNIFICANT_DIGITS = 7
+"""How many measured numbers have: those of fields that are declared a float."""
+
+Given = Annotated[float, "given"]
+"""An option's number. It is written as it is: a command goes on with a record that has the same one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +207,7 @@ def from_json(cls: type[T], data: Any, where: str = "") -> T:
 @functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     names = {field.name for field in dataclasses.fields(cls)}
-    return {name: hint for name, hint in get_type_hints(cls).items() if name in names}
+    return {name: hint for name, hint in get_type_hints(cls, include_extras=True).items() if name in names}
 
 
 def _value(hint: Any, value: Any, where: str) -> Any:
@@ -211,6 +215,8 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if dataclasses.is_dataclass(hint):
         return from_json(hint, value, where)  # type: ignore[arg-type]
+    if origin is Annotated:
+        return _value(arguments[0], value, where)
     if origin in (Union, types.UnionType):  # always X | None
         return None if value is None else _value(arguments[0], value, where)
     if origin is tuple and isinstance(value, list):
@@ -234,18 +240,28 @@ def _is_whole(value: Any) -> bool:
     return type(value) is int and abs(value) <= sys.float_info.max
 
 
-def _plain(value: Any) -> Any:
-    """The value as JSON has it."""
+def _plain(value: Any, measured: bool = False) -> Any:
+    """The value as JSON has it, its numbers rounded if they are measured ones."""
     if dataclasses.is_dataclass(value):
+        hints = _hints(type(value))  # type: ignore[arg-type]
         fields = [(field, getattr(value, field.name)) for field in dataclasses.fields(value)]
-        return {field.name: _plain(item) for field, item in fields if not _same(item, field.default)}
+        return {
+            field.name: _plain(item, _is_measured(hints[field.name]))
+            for field, item in fields
+            if not _same(item, field.default)
+        }
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _plain(item, measured) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if math.isfinite(value) else None
-    return value
+        return [_plain(item, measured) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return float(f"{value:.{SIGNIFICANT_DIGITS}g}") if measured and isinstance(value, float) else value
+
+
+def _is_measured(hint: Any) -> bool:
+    """Whether a field so declared holds measured numbers."""
+    return hint is float or (get_origin(hint) is not Annotated and any(map(_is_measured, get_args(hint))))
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -26,7 +26,7 @@ def statement_tables(title: str, found: Sequence[Statement], note: str) -> list[
         rows.append(
             (
                 f"  {statement.arm}",
-                f"{statement.value:+.4f}{error}",
+                number(statement.value, "+.4f") + error,
                 _p_text(statement.p_value),
                 statement.reading,
                 statement.detail,
@@ -43,7 +43,7 @@ def mean_text(values: Sequence[float], form: str, unit: str = "") -> str:
     if not values:
         return ""
     error = standard_error(values)
-    mean = f"{unit}{statistics.fmean(values):{form}}"
+    mean = unit + number(statistics.fmean(values), form)
     return mean if error is None else f"{mean} ± {error:{form.lstrip('+')}}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +116,7 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """The run folders among and inside the given ones, in order. Raises UsageError where there is none."""
     found: list[Path] = []
     for folder in folders:
-        inside = [folder] if (folder / "config.json").is_file() else _inside(folder)
+        inside = _inside(folder)
         if not inside:
             raise UsageError(f"{folder}: no run there; give run folders, or a folder that holds some")
         found += inside
@@ -122,7 +124,21 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    return sorted(path.parent for path in folder.glob("**/config.json") if "checkpoints" not in path.parts)
+    found = []
+    for name, below, _ in os.walk(folder):
+        if _is_run(Path(name)):
+            found.append(Path(name))
+            below.clear()  # steps-N in it are ends that it had before it went on
+    return sorted(found)
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether config.json is a run's, or may have been: opening a damaged one says so. Other programs write some."""
+    try:
+        record = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        return isinstance(error, ValueError)
+    return isinstance(record, dict) and {"config", "corpus", "versions"} <= record.keys()
 
 
 def open_runs(folders: Sequence[Path]) -> list[Trained]:

@@ -63,10 +63,11 @@ class Seen:
         self.step = subject.step(view.step)
         self.checksums = subject.checksums(self.step)
         self.model = subject.model(self.step)
-        self.ids = subject.tokenizer.encode(view.text)
-        most = min(subject.context, MAX_TOKENS)
-        if len(self.ids) > most:
-            raise UsageError(f"the text has {len(self.ids):,} tokens and {subject.name} takes {most:,}; shorten it")
+        self.ids = subject.encode(view.text)
+        self.most = min(subject.context, MAX_TOKENS)
+        if len(self.ids) > self.most:
+            has = f"the text has {len(self.ids):,} tokens"
+            raise UsageError(f"{has} and {subject.name} takes {self.most:,}; shorten it")
         reads = max(subject.describe().reads)
         if view.read is not None and view.read not in range(reads):
             raise UsageError(f"there is no read {view.read}; sites read {reads} mixtures at most, the first is 0")
@@ -111,7 +112,7 @@ def as_change(subject: Subject, change: m.Change) -> Change:
     if change.kind == "patch":
         if len(change.text or "") > MAX_CHARACTERS:
             raise UsageError(f"the other prompt is longer than {MAX_CHARACTERS:,} characters; shorten it")
-        ids = subject.tokenizer.encode(change.text or "")
+        ids = subject.encode(change.text or "")
         if not 1 <= len(ids) <= subject.context:
             raise UsageError(f"the other prompt has {len(ids)} tokens; give 1 to {subject.context}")
         return Patch(source, ids, sites, tokens)
@@ -135,7 +136,7 @@ def look(subject: Subject, request: m.Look, piece: Piece) -> Steps:
     sources = len(subject.describe().sources)
     if not seen.ids:
         empty = array(torch.zeros(0, sources * (sources + 1) // 2)), array(torch.zeros(0, sources))
-        yield m.Picture((), (), None, None, (), *empty, python, 0.0)
+        yield m.Picture(seen.step, (), (), None, None, (), *empty, python, 0.0)
         return
     traced = seen.traced()
     losses = traced.losses.tolist()
@@ -146,6 +147,7 @@ def look(subject: Subject, request: m.Look, piece: Piece) -> Steps:
         unchanged = seen.traced(()).losses.mean().item()
     rows, columns = torch.tril_indices(sources, sources)
     yield m.Picture(
+        step=seen.step,
         tokens=tokens_of(subject, text, seen.ids),
         loss=(None, *losses),
         mean_loss=mean,
@@ -214,7 +216,7 @@ def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
         raise UsageError(f"ask for 1 to {MAX_NEW_TOKENS} new tokens, not {request.count}")
     top_k = 1 if request.top_k is None else request.top_k
     if not 0 <= request.temperature <= 100 or not 0 <= request.seed < 2**63 or top_k < 1:
-        raise UsageError("temperature is 0 to 100, top_k at least 1 and seed at least 0")
+        raise UsageError("temperature is 0 to 100, top_k at least 1 and seed at least 0 and below 2^63")
     seen = Seen(subject, request.view, piece)
     if not seen.ids:
         raise UsageError("the text is empty; write something to go on from")
@@ -224,7 +226,7 @@ def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
     connection = prepared(seen.model, seen.changes, lambda *_: piece.check())
     new = seen.ids
     for _ in range(request.count):
-        if decoder.length + len(new) > subject.context:
+        if decoder.length + len(new) >= seen.most:  # the text with one more could not be looked at
             yield m.Ended("context", stream.finish())
             return
         with replaced(seen.model, connection):
@@ -244,7 +246,7 @@ def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
 
 def tokens_of(subject: Subject, text: str, ids: Sequence[int]) -> tuple[m.Token, ...]:
     """The tokens of a text with the characters that they cover; a part of a character is shown as its bytes."""
-    spans = subject.tokenizer.spans(text)
+    spans = subject.spans(text)
     found = []
     for at, (token, span) in enumerate(zip(ids, spans, strict=True)):
         whole = span[0] < span[1] and span not in spans[max(0, at - 1) : at] + spans[at + 1 : at + 2]

@@ -47,8 +47,8 @@ class Change:
 class View:
     """What is looked at: a model, a text, the changes. A part of most requests."""
 
-    model: int
-    """Index into `Session.models`."""
+    model: str
+    """`Model.id`."""
     text: str
     step: int | None = None
     """One of `Model.steps`; null is the newest."""
@@ -107,7 +107,8 @@ class Watch:
     The stream stays open until the run is done or the page closes it.
     """
 
-    model: int
+    model: str
+    """`Model.id`."""
 
 
 # The server to the page.
@@ -125,8 +126,10 @@ class Array:
 class Model:
     """One model that can be looked at."""
 
+    id: str
+    """What it is asked for by: the same in every session that has it, and no other model's."""
     name: str
-    """Short, unique."""
+    """Short, unique in its session."""
     connection: str
     """Canonical, such as "block:block_size=8"."""
     description: str
@@ -210,6 +213,8 @@ class Likely:
 class Picture:
     """A text as the model reads it."""
 
+    step: int
+    """Whose weights read it: one of `Model.steps`, or newer than the page knows."""
     tokens: tuple[Token, ...]
     """T of them; T = 0 for an empty text, and then all below is empty too."""
     loss: tuple[float | None, ...]

@@ -58,10 +58,11 @@ class Microscope:
             max_new_tokens=answers.MAX_NEW_TOKENS,
         )
 
-    def subject(self, index: int) -> Subject:
-        if index not in range(len(self.subjects)):
-            raise UsageError(f"there is no model {index}; there are {len(self.subjects)}")
-        return self.subjects[index]
+    def subject(self, asked: str) -> Subject:
+        for subject in self.subjects:
+            if subject.id == asked:
+                return subject
+        raise UsageError(f"the model {asked[:80]!r} is not open here; reload the page")
 
     def answer(self, command: str, body: bytes) -> AsyncIterator[m.Message]:
         """What a command answers. Raises UsageError on a request that is none."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
+import os
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -37,11 +39,22 @@ QUIET_SECONDS = 120.0
 class Subject(ABC):
     """A model, at one step or several, and its tokenizer. Its worker alone touches the model."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer) -> None:
+    def __init__(self, path: Path, name: str, tokenizer: Tokenizer) -> None:
+        place = path.resolve()
+        self.id = f"{place.name}@{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}"
         self.name = name
         self.tokenizer = tokenizer
         self.worker = Worker(name)
         self.cache: OrderedDict[Any, Any] = OrderedDict()
+
+    special = False
+    """Whether it reads a text with the special tokens that its tokenizer adds."""
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, self.special)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        return self.tokenizer.spans(text, self.special)
 
     @property
     @abstractmethod
@@ -114,7 +127,7 @@ class RunSubject(Subject):
         self.folder = RunFolder(path)
         self.config = self.folder.config()
         self._opened = _identity(self.folder.record())
-        super().__init__(name, self.folder.tokenizer())
+        super().__init__(path, name, self.folder.tokenizer())
         model = self.config.model
         connection = make_connection(model.connection, model.dim, model.sites)
         self._shape = shape_of(connection)
@@ -146,6 +159,7 @@ class RunSubject(Subject):
             reached = f"{steps[-1]} of {self.config.steps} steps" if steps else "no checkpoint yet"
             description = f"{model.layers} layers of width {model.dim}, {reached}, seed {self.config.seed}"
         return Model(
+            id=self.id,
             name=self.name,
             connection=model.connection,
             description=description,
@@ -226,6 +240,8 @@ def _identity(record: Mapping[str, Any] | None) -> Any:
 class TransformersSubject(Subject):
     """A causal language model that `save_pretrained` wrote, plain or with a connection attached; from disk alone."""
 
+    special = True  # as tokenizer(text)["input_ids"] of transformers
+
     def __init__(self, path: Path, name: str) -> None:
         from attnres.hf.checkpoint import load, load_plain
         from attnres.hf.folder import read_config
@@ -233,7 +249,7 @@ class TransformersSubject(Subject):
 
         if not (path / "tokenizer.json").is_file():
             raise UsageError(f"{path}: there is no tokenizer.json; save the model's tokenizer into the folder too")
-        super().__init__(name, load_tokenizer(str(path)))
+        super().__init__(path, name, load_tokenizer(str(path)))
         self.path = path
         self.attached = RECORD in read_config(path)
         if self.attached:
@@ -254,6 +270,7 @@ class TransformersSubject(Subject):
         connection = self._model.config.attnres["connection"]
         where = "" if self.attached else ", as it is: the plain residual"
         return Model(
+            id=self.id,
             name=self.name,
             connection=connection,
             description=f"{config.model_type}, {config.num_hidden_layers} layers of width {config.hidden_size}{where}",
@@ -290,7 +307,7 @@ class TransformersSubject(Subject):
                 "from attnres.data import load_tokenizer",
                 "",
                 *load,
-                f"tokens = torch.tensor([load_tokenizer({str(self.path)!r}).encode({text!r})])",
+                f"tokens = torch.tensor([load_tokenizer({str(self.path)!r}).encode({text!r}, special=True)])",
                 f"with torch.no_grad(), intervene(model, {', '.join(map(str, changes))}):",
                 "    logits = model(tokens).logits",
                 LOSS,

@@ -32,7 +32,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from attnres.connections import connection_class
+from attnres.connections import Connection
 from attnres.model.config import TransformerConfig
 
 Role = Literal["embedding", "head", "matrix", "experts", "gain", "other", "connection", "channel map"]
@@ -110,5 +110,13 @@ def parameter_roles(model: Any) -> dict[str, Role]:
 
     Optimizers choose by role: embeddings, heads and stacked queries are 2-D too.
     """
-    maps = tuple(f"connection.{name}." for name in connection_class(model.config.connection).channel_maps)
-    return {name: "channel map" if name.startswith(maps) else role_of(name) for name, _ in model.named_parameters()}
+    maps = {
+        id(parameter)
+        for part in model.modules()
+        if isinstance(part, Connection)
+        for name, parameter in part.named_parameters()
+        if name.split(".")[0] in part.channel_maps
+    }
+    return {
+        name: "channel map" if id(parameter) in maps else role_of(name) for name, parameter in model.named_parameters()
+    }

@@ -54,6 +54,9 @@ class Transformer(nn.Module):
         stop = start + time
         if stop > self.config.context:
             raise UsageError(f"{stop} tokens do not fit the model's context of {self.config.context}")
+        cached = None if caches is None else self.backbone.cached_tokens(caches)
+        if cached not in (None, start):
+            raise UsageError(f"start must be the number of tokens in caches, {cached}, and not {start}")
         context = Context(self.cos[start:stop], self.sin[start:stop], caches)
         return [partial(sublayer, context=context) for sublayer in self.sublayers]
 
@@ -66,18 +69,19 @@ class Transformer(nn.Module):
 
     def hidden(self, tokens: Tensor, caches: Any = None, start: int = 0) -> Tensor:
         """tokens [batch, time] -> the readout [batch, time, dim], before the final norm."""
+        x = self.embed(tokens)
+        # Before `start`: under changes it says where these tokens stand.
+        sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
+        return self.connection.readout(self.run(self.connection.start(x), sublayers))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embedding of tokens [batch, time]. A GPU tells of ids outside of it in words of its own, and later."""
         if not isinstance(tokens, Tensor):
             raise UsageError(f"tokens must be a tensor [batch, time] of int64, not {type(tokens).__name__}")
         if tokens.ndim != 2:
             raise UsageError(f"tokens must be [batch, time], not {list(tokens.shape)}")
         if tokens.dtype not in (torch.int64, torch.int32):
             raise UsageError(f"tokens must be int64, not {tokens.dtype}; tokens.long() makes them so")
-        sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
-        values = self.connection.start(self.embed(tokens))
-        return self.connection.readout(self.run(values, sublayers))
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """The embedding of tokens [batch, time]. A GPU tells of ids outside of it in words of its own, and later."""
         try:
             return self.embedding(tokens)
         except IndexError:

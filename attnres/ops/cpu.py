@@ -18,6 +18,7 @@ import hashlib
 import logging
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -103,7 +104,7 @@ def build() -> Path:
 
 
 def compiler() -> str:
-    return os.environ.get("CXX") or "c++"
+    return os.environ.get("CXX", "").strip() or "c++"
 
 
 def library_name(target: str, *built_with: str) -> str:
@@ -121,7 +122,7 @@ def compile_to(library: Path, target: str) -> None:
 
 
 def commands(library: Path, target: str, compiled: Path) -> list[list[str]]:
-    """The compiler's two calls, which gcc, clang and Apple's clang all take.
+    """The compiler's two calls, which gcc, clang and Apple's clang all take. Raises BuildError if CXX is no command.
 
     No -fopenmp, which the last rejects: the threads are torch's own (csrc/parallel.h).
     """
@@ -134,9 +135,13 @@ def commands(library: Path, target: str, compiled: Path) -> list[list[str]]:
     paths = [f"-L{path}" for path in library_paths()]
     if sys.platform == "darwin":
         paths += [f"-Wl,-rpath,{path}" for path in library_paths()]
+    try:
+        call = shlex.split(compiler())  # `ccache g++` is two words
+    except ValueError as error:
+        raise BuildError(f"CXX is no command: {error}") from None
     return [
-        [compiler(), *FLAGS, machine, abi, *includes, "-c", str(SOURCE), "-o", str(compiled)],
-        [compiler(), "-shared", str(compiled), "-o", str(library), *paths, "-lc10", "-ltorch_cpu"],
+        [*call, *FLAGS, machine, abi, *includes, "-c", str(SOURCE), "-o", str(compiled)],
+        [*call, "-shared", str(compiled), "-o", str(library), *paths, "-lc10", "-ltorch_cpu"],
     ]
 
 

@@ -300,8 +300,8 @@ def _check(
     if dtype is not None and dtype not in reference.DTYPES:
         raise UsageError(f"dtype must be float32, bfloat16, float16 or float64, not {dtype}")
     for x in (*sources, *vectors):
-        if x.dtype not in reference.DTYPES:
-            given = str(x.dtype).removeprefix("torch.")
+        if getattr(x, "dtype", None) not in reference.DTYPES:
+            given = str(x.dtype).removeprefix("torch.") if isinstance(x, Tensor) else type(x).__name__
             raise UsageError(f"{both} must be float32, bfloat16, float16 or float64, not {given}")
     if not isinstance(eps, float | int) or not eps >= 0:
         raise UsageError(f"eps must be a number of at least 0, not {eps!r}")

@@ -75,7 +75,7 @@ def _start_of_connection(config: TransformerConfig, wanted: Container[str]) -> M
 
 
 def _on_meta(module: nn.Module, name: str, parameter: nn.Parameter) -> nn.Parameter:
-    return nn.Parameter(parameter.to("meta"))
+    return nn.Parameter(parameter.to("meta"), parameter.requires_grad)
 
 
 @contextmanager

@@ -157,6 +157,10 @@ class Pipeline:
 
     # The model that these chunks are a part of: parameters have the one-process names and differ between ranks.
 
+    def modules(self) -> Iterator[nn.Module]:
+        for chunk in self.chunks:
+            yield from chunk.modules()
+
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         for chunk in self.chunks:
             yield from chunk.named_parameters()

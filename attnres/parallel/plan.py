@@ -11,6 +11,7 @@ Words: a *chunk* is a run of consecutive sublayers; chunk c stands on rank c mod
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -79,6 +80,7 @@ def trace(connection: Connection, shape: tuple[int, ...], stream: torch.dtype, o
     connection: on the meta device; shape: of the embedding, [batch, time, dim]; stream, output: the dtypes of the
     embedding and of a sublayer's output, which differ under autocast.
     """
+    connection = copy.deepcopy(connection).requires_grad_()  # what is fixed is used, too
     names = {parameter: name for name, parameter in connection.named_parameters()}
     users: dict[str, list[int]] = {name: [] for name in names.values()}
     count = itertools.count()

@@ -142,7 +142,8 @@ class ChunkRunner(PipelineStageBase):
         # The connection's parameters get their gradients together with the inputs: its operators compute both at once.
         # And they must: where one operator has several sites' queries, torch 2.13 sorts the parameters into groups that
         # overlap, goes over the freed graph again, and counts gradients twice if the graph is not freed.
-        inputs, connection = bwd_kwargs["input_values"], list(self.submod.connection.parameters())  # type: ignore
+        inputs = bwd_kwargs["input_values"]
+        connection = [p for p in self.submod.connection.parameters() if p.requires_grad]  # type: ignore
         bwd_kwargs = {**bwd_kwargs, "input_values": [*inputs, *connection]}
         gradients, groups = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         for parameter, gradient in zip(connection, gradients[len(inputs) :], strict=True):

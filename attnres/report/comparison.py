@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from attnres.analysis.comparison import LEAST_MEMORY, SIGNIFICANCE, WIDEST, Comparison
-from attnres.analysis.profile import DepthProfile
+from attnres.analysis.profile import SEEN, DepthProfile
 from attnres.data import in_bits
 from attnres.texttable import TextTable, number
 
@@ -24,11 +24,11 @@ TIME_OF_ONE = (
 )
 NO_TIME = (
     f" Step time is withheld: the seeds' ratios are more than {WIDEST:g} times apart, because the machine was busy "
-    "with other work."
+    "with other work, or the runs are of a few steps."
 )
 NO_TIME_OF_ONE = (
     " Step time is withheld: one seed's counts where it holds still within its runs, and other work on the machine "
-    f"moved it by more than {WIDEST:g} times (or the runs are of a version that did not look)."
+    f"moved it by more than {WIDEST:g} times (or the runs are of a few steps, or of a version that did not look)."
 )
 MEMORY = " Peak memory: median over paired seeds [lowest, highest]."
 NO_MEMORY = f" Peak memory is withheld: one seed's says something from {LEAST_MEMORY // 2**20} MiB on."
@@ -108,5 +108,8 @@ def sink_table(profiles: Sequence[tuple[str, DepthProfile]]) -> TextTable:
     for arm, profile in profiles:
         sinks = [f"{name} {excess:.1f}x ({share:.0%})" for name, share, excess in profile.sinks(3)]
         rows.append((arm, *(sinks or ["none"]), *[""] * (3 - max(1, len(sinks)))))
-    note = "Share of the weight of the sites that can see the source, over an equal share, and the share itself."
+    note = (
+        "Share of the weight of the sites that can see the source, over an equal share, and the share itself; of the "
+        f"sources that at least {SEEN:.0%} of the sites can see: the few sites behind the last ones read them anyhow."
+    )
     return TextTable("Strongest depth sinks", ("connection", "strongest", "second", "third"), tuple(rows), note)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ def json_for_script(value: Any) -> str:
 
 
 def payload(data: ReportData) -> dict[str, Any]:
-    """What page.js draws. Numbers have four digits; what is not finite is null."""
+    """What page.js draws. Numbers but steps have four digits; what is not finite is null."""
     return {
         "arms": [_arm(data, index) for index in range(len(data.arms))],
         "tokens": [_token(data, index) for index in range(len(data.tokens))],
@@ -77,15 +78,18 @@ def _arm(data: ReportData, index: int) -> dict[str, Any]:
         "seeds": len(arm.curves),
     }
     if arm in data.trained:
-        record["curve"] = {name: _numbers(values) for name, values in summarise(arm.curves).items()}
+        record["curve"] = _curve(summarise(arm.curves))
         baseline = data.trained[0]
         pairs = paired_differences(arm, baseline) if arm is not baseline else []
         if pairs:
-            curve = summarise(pairs, DIFFERENCE_POINTS)
-            record["difference"] = {name: _numbers(values) for name, values in curve.items()}
+            record["difference"] = _curve(summarise(pairs, DIFFERENCE_POINTS))
     if arm.profile is not None:
         record["profile"] = _profile(arm.profile)
     return record
+
+
+def _curve(summary: Mapping[str, np.ndarray]) -> dict[str, list[Any]]:
+    return {name: values.tolist() if name == "steps" else _numbers(values) for name, values in summary.items()}
 
 
 def _profile(profile: DepthProfile) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import date
@@ -146,7 +147,7 @@ def provenance(record: Mapping[str, Any]) -> dict[str, str]:
     """Where the numbers come from, from a run's config.json."""
     corpus, versions, machine = (record.get(key, {}) for key in ("corpus", "versions", "machine"))
     return {
-        "command": " ".join(["attnres", *sys.argv[1:]]),
+        "command": shlex.join(["attnres", *sys.argv[1:]]),
         "date": date.today().isoformat(),
         "corpus": f"{corpus.get('description')}, sha256 {corpus.get('sha256')}",
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),

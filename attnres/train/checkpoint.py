@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
@@ -31,10 +31,14 @@ from attnres.train.jsonconfig import flat_fields, model_from_json, model_to_json
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 Tensors = Mapping[str, Tensor]
 
 MODEL, OPTIMIZER, STATE, CHECKSUMS = "model.safetensors", "optimizer.safetensors", "state.json", "checksums.json"
 FILES = (MODEL, OPTIMIZER, STATE)
+NAME = r"step-\d{8,}"
+"""The names of checkpoints' folders, as a regular expression."""
 BLOCKS = "blocks "
 """What a checksum begins with, so that processes can share the work; without it, it is of the file as one, as the first
 versions wrote it."""
@@ -140,7 +144,7 @@ class Checkpoints:
         """Oldest first, damaged ones included."""
         if not self.folder.is_dir():
             return []
-        paths = sorted(path for path in self.folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name))
+        paths = sorted(path for path in self.folder.iterdir() if re.fullmatch(NAME, path.name))
         return sorted(map(Checkpoint, paths), key=lambda checkpoint: checkpoint.step)
 
     def place(self, step: int) -> Path:
@@ -149,12 +153,13 @@ class Checkpoints:
 
     def of_step(self, step: int) -> Checkpoint:
         """The one of that step. Raises UsageError if there is none, or if it is damaged."""
-        steps = [checkpoint.step for checkpoint in self.all()]
+        checkpoint = Checkpoint(self.place(step))
+        damage = checkpoint.damage()
+        steps = [checkpoint.step for checkpoint in self.all()]  # after that: a run that goes on may delete it
         if step not in steps:
             there = f"there are {', '.join(map(str, steps))}" if steps else "there are none yet"
             raise UsageError(f"{self.folder}: no checkpoint of step {step}; {there}")
-        checkpoint = Checkpoint(self.place(step))
-        if (damage := checkpoint.damage()) is not None:
+        if damage is not None:
             raise UsageError(f"{checkpoint.path} is damaged ({damage}); take another step")
         return checkpoint
 
@@ -177,33 +182,36 @@ class Checkpoints:
         Raises:
             UsageError: there are some, but all are damaged.
         """
-        checkpoints = self.all()
-        for checkpoint in reversed(checkpoints):
-            damage = checkpoint.damage(hashes)
-            if damage is None:
-                return checkpoint
-            log.warning("checkpoint %s is damaged (%s); trying the one before it", checkpoint.path, damage)
-        if checkpoints:
-            raise UsageError(
-                f"{self.folder}: every checkpoint is damaged; restore one from a backup, or delete it "
-                "to train again from the start"
-            )
-        return None
+        return self._first_good(lambda checkpoint: -checkpoint.step, "the one before it", hashes)
 
     def best_good(self) -> Checkpoint | None:
-        """The undamaged one of lowest validation loss; the newest good one if none has a loss."""
-        for checkpoint in sorted(self.all(), key=Checkpoint.validation_loss):
-            if checkpoint.validation_loss() == math.inf:
-                break
-            if (damage := checkpoint.damage()) is None:
-                return checkpoint
-            log.warning("checkpoint %s is damaged (%s); trying the next best", checkpoint.path, damage)
-        return self.newest_good()
+        """The undamaged one of lowest validation loss; the newest good one if none has a loss. As `newest_good`."""
+        return self._first_good(_rank, "the next best")
+
+    def _first_good(
+        self, order: Callable[[Checkpoint], Any], following: str, hashes: Hashes = block_hashes
+    ) -> Checkpoint | None:
+        while True:
+            checkpoints = sorted(self.all(), key=order)
+            for checkpoint in checkpoints:
+                damage = checkpoint.damage(hashes)
+                if damage is None:
+                    return checkpoint
+                if not os.path.lexists(checkpoint.path):
+                    break  # a run that goes on has deleted it, and has written another
+                log.warning("checkpoint %s is damaged (%s); trying %s", checkpoint.path, damage, following)
+            else:
+                if checkpoints:
+                    raise UsageError(
+                        f"{self.folder}: every checkpoint is damaged; restore one from a backup, or delete it "
+                        "to train again from the start"
+                    )
+                return None
 
     def clean(self, resumed: Checkpoint | None) -> None:
         """Remove what a crash left half-written, and set aside the damaged ones newer than the one resumed from."""
         if self.folder.is_dir():
-            remove_partial(self.folder)
+            remove_partial(self.folder, made=NAME)
         for checkpoint in self.all():
             if resumed is None or checkpoint.step > resumed.step:
                 aside = checkpoint.path.with_suffix(".damaged")
@@ -214,7 +222,7 @@ class Checkpoints:
         """Delete all but the newest `keep`, the best one, and the last one up to step `stable`, to extend the run."""
         checkpoints = self.all()
         extendable = max((checkpoint.step for checkpoint in checkpoints if checkpoint.step <= stable), default=None)
-        best = min(checkpoints, key=lambda checkpoint: (checkpoint.validation_loss(), -checkpoint.step))
+        best = min(checkpoints, key=_rank)
         for checkpoint in checkpoints[:-keep]:
             if checkpoint != best and checkpoint.step != extendable:
                 # Renamed first: a crash while deleting must not leave a checkpoint with files missing.
@@ -222,6 +230,24 @@ class Checkpoints:
                 remove_folder(rubbish)
                 os.rename(checkpoint.path, rubbish)
                 remove_folder(rubbish)
+
+
+def _rank(checkpoint: Checkpoint) -> tuple[float, int]:
+    """The lowest loss first; of equal ones, or without any, the newest."""
+    return checkpoint.validation_loss(), -checkpoint.step
+
+
+def read_chosen(choose: Callable[[], Checkpoint | None], read: Callable[[Checkpoint], T]) -> T | None:
+    """What `read` finds in the chosen checkpoint, None without one. If a run that goes on deletes it meanwhile, another
+    one is chosen.
+    """
+    while (checkpoint := choose()) is not None:
+        try:
+            return read(checkpoint)
+        except FileNotFoundError:
+            if os.path.lexists(checkpoint.path):
+                raise
+    return None
 
 
 def checksum_of_blocks(hashes: Mapping[int, str]) -> str:

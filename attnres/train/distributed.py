@@ -160,7 +160,7 @@ class DistributedTrainer(Trainer):
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Read this process's part of every tensor, from a checkpoint of any layout."""
-        weights = dict(self.model.named_parameters())
+        weights = self.model.state_dict()  # buffers, too
         checkpoint.require(self.config.model, weights)
         model: dict[str, Tensor] = {}
         with checkpoint.readable(MODEL), safe_open(checkpoint.path / MODEL, "pt") as file:

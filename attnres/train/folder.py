@@ -27,8 +27,17 @@ import torch
 from attnres.connections import file_digest, from_anywhere, parse_connection
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json
 from attnres.errors import UsageError
-from attnres.files import LOCK, PARTIAL, check_new_names, locked, new_folder, remove_partial, write_json
-from attnres.train.checkpoint import Checkpoints
+from attnres.files import (
+    LOCK,
+    check_new_names,
+    is_partial,
+    locked,
+    remove_folder,
+    remove_partial,
+    replacement,
+    write_json,
+)
+from attnres.train.checkpoint import Checkpoint, Checkpoints, read_chosen
 from attnres.train.config import RunConfig
 from attnres.train.jsonconfig import config_from_json, config_to_json, flat_fields
 from attnres.train.optimizers import last_stable_step, warm_step
@@ -92,8 +101,10 @@ class RunFolder:
         if not self.path.exists():
             raise UsageError(f"{self.path}: there is no such folder; give one that train wrote")
         if record is None:
-            runs = sorted(path.parent for path in self.path.glob("*/seed-*/config.json"))
-            hint = f"give one of its runs, such as {runs[0]}" if runs else "give a folder that train wrote"
+            # ARM/seed-N, as compare writes them; scaling has the size between, and the rate of a grid.
+            levels = (sorted(self.path.glob(f"{above}/seed-*/config.json")) for above in ("*", "*/*", "*/*/*"))
+            runs = next(filter(None, levels), None)
+            hint = f"give one of its runs, such as {runs[0].parent}" if runs else "give a folder that train wrote"
             raise UsageError(f"{self.path}: not a run folder (it has no config.json); {hint}")
         return self._recorded_config(record)
 
@@ -128,8 +139,7 @@ class RunFolder:
         Raises:
             UsageError: every checkpoint is damaged.
         """
-        newest = self.checkpoints.newest_good()
-        return newest.weights_checksum() if newest else None
+        return read_chosen(self.checkpoints.newest_good, Checkpoint.weights_checksum)
 
     def refuse_other_start(self, start_from: str | None) -> None:
         """Raise UsageError if the run here began with weights that `start_from`, where it had them, no longer has."""
@@ -199,7 +209,7 @@ class RunFolder:
             raise UsageError(f"{self.path} is a file; give a folder")
         check_new_names(self.path)
         paths = sorted(self.path.iterdir()) if self.path.is_dir() else []
-        names = [path.name for path in paths if not (path.name in OWN or path.name.endswith(PARTIAL))]
+        names = [path.name for path in paths if not (path.name in OWN or is_partial(path.name))]
         names += [checkpoint.path.name for checkpoint in self.checkpoints.all()]
         if names:
             more = ", .." if len(names) > 3 else ""
@@ -258,18 +268,22 @@ class RunFolder:
                 f"learning rate was constant (steps {warm} to {stable}), and no good one is left; choose another folder"
             )
         aside = self.path / f"steps-{old.steps}"
-        if not aside.exists():
-            with new_folder(aside) as partial:
-                for path in (self._config, self.metrics, self._summary):
-                    if path.exists():
-                        shutil.copy2(path, partial)
-                (partial / "checkpoints").mkdir()
+        ends = aside / "checkpoints"
+        ends.mkdir(parents=True, exist_ok=True)
+        # What is there is of an extension that failed; its copies are the better ones where this run has lost its end.
+        if self._summary.exists() or not (aside / self._summary.name).exists():
+            for path in (self._config, self.metrics, self._summary):
+                if path.exists():
+                    with replacement(aside / path.name) as copy:
+                        shutil.copy2(path, copy)
         for checkpoint in checkpoints:
             if checkpoint.step > good[-1].step:
-                os.rename(checkpoint.path, aside / "checkpoints" / checkpoint.path.name)
+                remove_folder(ends / checkpoint.path.name)
+                os.rename(checkpoint.path, ends / checkpoint.path.name)
         self._summary.unlink(missing_ok=True)
         # Last: until then it is the shorter run, which the same command extends again.
-        write_json(self._config, _description(config, corpus))
+        begun = {name: value for name, value in (self.record() or {}).items() if name == "start"}
+        write_json(self._config, _description(config, corpus) | begun)
         warmed = warm_step(old.optimizer, old.steps)
         unlike = "" if warmed == warm else f"; it warmed up over {warmed} steps, where one of {config.steps} has {warm}"
         return (

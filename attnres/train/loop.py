@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnres.connections._check import check_rule
+from attnres.connections._sound import check_rule
 from attnres.data import Corpus, check_length, in_bits, open_corpus
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
@@ -29,6 +29,7 @@ from attnres.train.memory import PeakMemory
 from attnres.train.metrics import Metrics, Records
 from attnres.train.optimizers import last_stable_step
 from attnres.train.pace import Pace, range_over_parts
+from attnres.train.tensorboard import summary_writer, tensorboard_writer
 from attnres.train.trainer import NonFinite, Trainer, choose_device
 
 log = logging.getLogger(__name__)
@@ -114,10 +115,13 @@ def _train(
     world.agree({"corpus": corpus.sha256})
     check_length(corpus, config.model.context)
     config = fit_vocabulary(config, corpus.vocab_size)
-    check_rule(config.model.connection, config.model.dim)
+    check_rule(config.model.connection, config.model.dim, config.model.sites)
     if world.main:
         _warn_of_bfloat16(config)
-    trainer = _trainer(config, corpus, world)  # whatever is wrong with the options, nothing has been written yet
+    if config.tensorboard:
+        summary_writer()
+    trainer = _trainer(config, corpus, world, resumes=bool(run.checkpoints.all()))
+    # whatever is wrong with the options, nothing has been written yet
     with ExitStack() as stack:
         world.together(lambda: stack.enter_context(run.lock()) if world.main else None)
         world.require_shared(run.path)
@@ -134,8 +138,6 @@ def _train(
         if listen:
             loop.listeners.append(listen)
         if config.tensorboard and world.main:
-            from attnres.train.tensorboard import tensorboard_writer
-
             loop.listeners.append(stack.enter_context(tensorboard_writer(run.path, trainer.step)))
         return loop.run()
 
@@ -156,9 +158,9 @@ def _warn_of_bfloat16(config: RunConfig) -> None:
         log.warning("this CPU has no products of bfloat16: --precision float32 takes a fraction of the time here")
 
 
-def _trainer(config: RunConfig, corpus: Corpus, world: World) -> Trainer:
+def _trainer(config: RunConfig, corpus: Corpus, world: World, resumes: bool) -> Trainer:
     if not isinstance(world, ManyProcesses):
-        return Trainer(config, corpus)
+        return Trainer(config, corpus, resumes)
     from attnres.train.distributed import DistributedTrainer  # takes a second to import
 
     return DistributedTrainer(config, corpus, world)
@@ -329,7 +331,7 @@ class Loop:
 
     def _summary(self) -> dict[str, Any]:
         seconds = [record["step_seconds"] for record in self.metrics.of_kind("train")]
-        seconds = seconds[WARM_UP_STEPS:] or seconds
+        warm = seconds[WARM_UP_STEPS:]
         validation = [record["loss"] for record in self.metrics.of_kind("eval")]
         return {
             "status": "done",
@@ -339,8 +341,8 @@ class Loop:
             "best_validation_loss": min(validation),
             "bytes_per_token": self.trainer.corpus.bytes_per_token,
             "bits_per_byte": in_bits(validation[-1] / self.trainer.corpus.bytes_per_token),
-            "step_seconds": statistics.median(seconds),
-            "step_seconds_range": range_over_parts(seconds),
+            "step_seconds": statistics.median(warm or seconds) if seconds else None,  # metrics.jsonl was lost
+            "step_seconds_range": range_over_parts(warm),
             "peak_memory_bytes": self._peak_memory(),
             "parameters": self.trainer.parameters,
             "connection": self.config.model.connection,

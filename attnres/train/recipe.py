@@ -30,6 +30,7 @@ def load_recipe(path: str | Path) -> RunConfig:
         raise UsageError(f"{path}: a recipe must be a Python file (.py)")
     module = importlib.util.module_from_spec(spec)
     with _importable(path.parent):
+        sys.modules[spec.name] = module  # where dataclasses and pickle look for it while it runs
         try:
             spec.loader.exec_module(module)
         except UsageError as error:
@@ -44,7 +45,10 @@ def load_recipe(path: str | Path) -> RunConfig:
 
 @contextmanager
 def _importable(folder: Path) -> Iterator[None]:
-    """Let imports find the folder and its neighbours; forget them afterwards, as another folder may use their names."""
+    """Let imports find the folder and its neighbours; forget them afterwards, as another folder may use their names.
+
+    What is found without that stays: a part of a package that was here before, and an environment inside the folder.
+    """
     added = [str(folder), str(folder.parent)]
     before = set(sys.modules)
     sys.path[:0] = added
@@ -53,14 +57,19 @@ def _importable(folder: Path) -> Iterator[None]:
     finally:
         for entry in added:
             sys.path.remove(entry)
+        below = [place for place in map(Path.absolute, map(Path, sys.path)) if folder in place.parents]
+
+        def is_neighbour(place: Path) -> bool:
+            return place.is_relative_to(folder) and not any(place.is_relative_to(entry) for entry in below)
+
         # All found before any is forgotten: a folder's place is looked up through its parent's.
-        new = set(sys.modules) - before
-        for name in [name for name in new if any(Path(place).is_relative_to(folder) for place in _places(name))]:
+        new = [name for name in sys.modules if name.partition(".")[0] not in before]
+        for name in [name for name in new if any(map(is_neighbour, _places(name)))]:
             del sys.modules[name]
 
 
-def _places(name: str) -> list[str]:
+def _places(name: str) -> list[Path]:
     """Where a module was loaded from; a folder without __init__.py has no file but a path."""
     module = sys.modules[name]
     file = getattr(module, "__file__", None)
-    return [file] if file else [str(place) for place in getattr(module, "__path__", [])]
+    return [Path(place) for place in ([file] if file else getattr(module, "__path__", []))]

@@ -8,6 +8,7 @@ from pathlib import Path
 from attnres.data import Tokenizer
 from attnres.errors import UsageError
 from attnres.model import Transformer
+from attnres.train.checkpoint import Checkpoint, read_chosen
 from attnres.train.config import RunConfig
 from attnres.train.folder import TOKENIZER, RunFolder
 
@@ -38,16 +39,22 @@ def load_run(folder: str | Path, best: bool = False, step: int | None = None) ->
     """
     run = RunFolder(folder)
     config = run.config()
-    if step is not None:
-        checkpoint = run.checkpoints.of_step(step)
-    else:
-        checkpoint = run.checkpoints.best_good() if best else run.checkpoints.newest_good()
-    if checkpoint is None:
-        raise UsageError(f"{run.path}: the run has saved no checkpoint yet; train it first")
     model = Transformer(config.model)
-    checkpoint.require(config.model, model.state_dict())
-    model.load_state_dict(checkpoint.model())
-    return Run(run.path, config, model.eval(), _own_tokenizer(run, config.model.vocab_size), checkpoint.step)
+
+    def choose() -> Checkpoint | None:
+        if step is not None:
+            return run.checkpoints.of_step(step)
+        return run.checkpoints.best_good() if best else run.checkpoints.newest_good()
+
+    def load(checkpoint: Checkpoint) -> int:
+        checkpoint.require(config.model, model.state_dict())
+        model.load_state_dict(checkpoint.model())
+        return checkpoint.step
+
+    loaded = read_chosen(choose, load)
+    if loaded is None:
+        raise UsageError(f"{run.path}: the run has saved no checkpoint yet; train it first")
+    return Run(run.path, config, model.eval(), _own_tokenizer(run, config.model.vocab_size), loaded)
 
 
 def _own_tokenizer(run: RunFolder, vocab_size: int) -> Tokenizer:

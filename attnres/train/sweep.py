@@ -31,6 +31,9 @@ POLL_SECONDS = 0.5
 STOP_SECONDS = 60.0
 """How long an interrupted worker may take for its step and its checkpoint."""
 
+TAIL = 4096
+"""Bytes at a file's end in which its last line is looked for."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -88,23 +91,24 @@ def run_jobs(
     _refuse_two_starts(states)
     waiting = [state for state in states if state.status != "done"]
     _check_needs([state.job.config for state in waiting])
-    running: dict[subprocess.Popen[str], JobState] = {}
+    running: list[_Worker] = []
     kills = memory_kills()
     with tempfile.TemporaryDirectory(prefix="attnres-sweep-") as scratch:
         try:
             while waiting or running:
                 while waiting and len(running) < workers:
                     state = waiting.pop(0)
-                    running[_launch(state.job, Path(scratch) / f"{len(waiting)}.json")] = state
+                    running.append(_launch(state, Path(scratch) / str(len(waiting))))
                     state.status = "running"
                 time.sleep(POLL_SECONDS)
-                for process in list(running):
-                    running[process].refresh()
-                    if process.poll() is not None:
-                        _finish(process, running.pop(process), memory_ran_out=memory_kills() > kills)
+                for worker in list(running):
+                    worker.state.refresh()
+                    if worker.process.poll() is not None:
+                        running.remove(worker)
+                        _finish(worker, memory_ran_out=memory_kills() > kills)
                 watch(states)
         finally:
-            _stop(list(running))
+            _stop([worker.process for worker in running])
     watch(states)
     _refuse_two_texts(states)
     return states
@@ -157,52 +161,78 @@ def default_workers() -> int:
     return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def _launch(job: Job, config_file: Path) -> subprocess.Popen[str]:
-    config_file.write_text(json.dumps(config_to_json(job.config)), encoding="utf-8")
-    return subprocess.Popen(
-        [sys.executable, "-m", "attnres.train.worker", str(job.folder), str(config_file), "--with-parent"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.PIPE,  # closing it stops the worker, and it closes when this process ends
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # Ctrl-C reaches the workers from here, once, and not from the terminal too
-    )
+@dataclass(eq=False)
+class _Worker:
+    """The process that trains a job."""
+
+    process: subprocess.Popen[bytes]
+    state: JobState
+    errors: Path
+    """What it writes to stderr: a file, because a pipe that nobody reads meanwhile stops who fills it."""
 
 
-def _finish(process: subprocess.Popen[str], state: JobState, memory_ran_out: bool) -> None:
-    message = process.communicate()[1].strip()
-    if process.returncode == 0:
+def _launch(state: JobState, place: Path) -> _Worker:
+    """Start a worker. place: of its files, without their suffix."""
+    config, errors = place.with_suffix(".json"), place.with_suffix(".stderr")
+    config.write_text(json.dumps(config_to_json(state.job.config)), encoding="utf-8")
+    with errors.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "attnres.train.worker", str(state.job.folder), str(config), "--with-parent"],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,  # closing it stops the worker, and it closes when this process ends
+            stdout=subprocess.DEVNULL,
+            stderr=file,
+            start_new_session=True,  # Ctrl-C reaches the workers from here, once, and not from the terminal too
+        )
+    return _Worker(process, state, errors)
+
+
+def _finish(worker: _Worker, memory_ran_out: bool) -> None:
+    state, code = worker.state, worker.process.wait()
+    if worker.process.stdin:
+        worker.process.stdin.close()
+    if code == 0:
         state.status = "done"
         return
-    state.status, state.diverged = "failed", process.returncode == DIVERGED
-    if process.returncode < 0:
+    state.status, state.diverged = "failed", code == DIVERGED
+    if code < 0:
         why = "because memory ran out: take fewer workers" if memory_ran_out else "from outside"
-        name = signal.Signals(-process.returncode).name
-        state.error = f"its process was killed {why} ({name}); the same command goes on with it"
+        state.error = f"its process was killed {why} ({_signal_name(-code)}); the same command goes on with it"
     else:
-        state.error = message.splitlines()[-1] if message else f"the worker ended with code {process.returncode}"
+        lines = _tail(worker.errors).decode(errors="replace").strip().splitlines()
+        state.error = lines[-1] if lines else f"the worker ended with code {code}"
 
 
-def _stop(processes: Sequence[subprocess.Popen[str]]) -> None:
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have none
+        return f"signal {number}"
+
+
+def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     for process in processes:
         if process.stdin:
             process.stdin.close()
-            process.stdin = None  # communicate() would flush it
     deadline = time.monotonic() + STOP_SECONDS
     for process in processes:
         try:
-            process.communicate(timeout=max(0.1, deadline - time.monotonic()))
+            process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except (subprocess.TimeoutExpired, KeyboardInterrupt):
             process.kill()
-            process.communicate()
+            process.wait()
+
+
+def _tail(path: Path) -> bytes:
+    """The last bytes of a file, which may begin in the middle of a line."""
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL))
+        return file.read()
 
 
 def _last_training_record(path: Path) -> dict | None:
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
-            lines = file.read().split(b"\n")[:-1]  # what follows the last newline is still being written
+        lines = _tail(path).split(b"\n")[:-1]  # what follows the last newline is still being written
     except OSError:
         return None
     for line in reversed(lines):

@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 
 from attnres.data import Corpus, Prefetch, Sampler, validation_batches
 from attnres.errors import UsageError
+from attnres.model import Transformer
 from attnres.model.flops import matrix_flops
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.config import RunConfig
@@ -77,10 +78,12 @@ def in_memory(batch: np.ndarray, device: torch.device) -> Tensor:
 class Trainer:
     """Model, optimizers and position in the data after `step` updates. `tensors` and `state` are all that it is."""
 
-    def __init__(self, config: RunConfig, corpus: Corpus) -> None:
+    def __init__(self, config: RunConfig, corpus: Corpus, resumes: bool = False) -> None:
+        """resumes: `load` follows, so the weights that a run of `start_from` begins with are not read."""
         torch.manual_seed(config.seed)
         self.config = config
         self.corpus = corpus
+        self.resumes = resumes
         self.device = choose_device(config.device)
         self.model, self.optimizers = self._build()
         sampler = Sampler(corpus.train, config.model.context, config.batch_size, config.seed, self._own_rows())
@@ -94,7 +97,11 @@ class Trainer:
     def _build(self) -> tuple[Any, list[Optimizer]]:
         if self.device.type == "cpu":
             check_fits(self.config.model)
-        model = first_model(self.config, self.corpus.tokenizer).to(self.device)
+        config = self.config
+        if self.resumes:
+            model = Transformer(config.model, config.seed).to(self.device)
+        else:
+            model = first_model(config, self.corpus.tokenizer).to(self.device)
         model.checkpointing = self.config.checkpointing
         self.forward: Model = torch.compile(model, dynamic=False) if self.config.compile else model
         return model, make_optimizers(model, self.config.optimizer)

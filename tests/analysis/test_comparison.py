@@ -47,6 +47,16 @@ def test_p_values_are_paired_and_corrected_together():
     assert rows[2].p_value == pytest.approx(max(by_scipy[1], rows[1].p_value))
 
 
+@pytest.mark.parametrize("worst", [math.nan, math.inf])
+@pytest.mark.parametrize("order", [("better", "diverged"), ("diverged", "better")])
+@pytest.mark.filterwarnings("ignore:invalid value encountered in subtract:RuntimeWarning")  # numpy's, of infinities
+def test_an_arm_without_a_finite_loss_is_not_tested_and_changes_no_other(worst, order):
+    of = {"better": [-0.1, -0.11, -0.12], "diverged": [0.1, worst, 0.1]}
+    rows = {row.arm: row for row in compared(**{arm: of[arm] for arm in order})}
+    assert rows["diverged"].p_value is None and not rows["diverged"].decided
+    assert rows["better"].p_value == compared(better=of["better"])[1].p_value and rows["better"].decided
+
+
 @pytest.mark.parametrize("seeds", [2, 5])
 def test_nothing_is_claimed_where_there_is_no_effect(seeds):
     random = np.random.default_rng(0)
@@ -113,6 +123,15 @@ def test_the_step_time_is_withheld_where_the_seeds_are_too_far_apart():
     _, withheld, shown = compare_arms(arms, "a")
     assert withheld.step_time_ratio is None and withheld.step_time_range is None
     assert shown.step_time_ratio == pytest.approx(1.25) and shown.step_time_range == pytest.approx((1.0, 1.45))
+
+
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_the_step_time_of_a_few_steps_is_withheld(seeds):
+    """One step each, the first: 0.51x [0.51, 0.51] for a rule that takes longer."""
+    times = {"a": 1.0, "b": 0.51}
+    short = {"step_seconds_range": None}
+    arms = {arm: {seed: summary(2, time) | short for seed in range(seeds)} for arm, time in times.items()}
+    assert compare_arms(arms, "a")[1].step_time_ratio is None
 
 
 def test_a_single_seed_has_a_step_time_where_it_held_still_within_its_runs():

@@ -156,6 +156,21 @@ def test_every_connection_has_a_profile(connection, tokens):
         assert connection == "block" or np.allclose(profile.mean_matrix.sum(-1), 1)
 
 
+class Silent(torch.nn.Module):
+    def forward(self, h, context):
+        return torch.zeros_like(h)
+
+
+def test_a_sublayer_that_returns_a_constant_has_the_gradient_of_any_other(tokens):
+    """Its source is read, whether or not it follows from the input: as that of a sublayer whose output is zero."""
+    model, silent = tiny("full"), tiny("full")
+    torch.nn.init.zeros_(model.sublayers[1].out.weight)
+    silent.sublayers[1] = Silent()
+    expected, profile = depth_profile(model, tokens), depth_profile(silent, tokens)
+    np.testing.assert_allclose(profile.gradient_rms, expected.gradient_rms, rtol=1e-5)
+    assert profile.output_rms[2] == 0 < profile.gradient_rms[2]
+
+
 def test_chunks_do_not_change_the_result(tokens, monkeypatch):
     model = tiny("hc")
     whole = depth_profile(model, tokens, positions=[0, 3, 5])
@@ -181,6 +196,14 @@ def test_memory_grows_with_neither_batch_nor_time(monkeypatch):
     assert max(chunks) * 33 * 33 * 64 * 4 <= 8 * 2**20
 
 
+def test_tokens_may_be_int32_and_positions_gone_through_only_once(tokens):
+    model = tiny("block")
+    expected, profile = depth_profile(model, tokens, [4, 1]), depth_profile(model, tokens.int(), iter([4, 1]))
+    assert profile.positions == (4, 1)
+    np.testing.assert_array_equal(profile.token_matrices, expected.token_matrices)
+    np.testing.assert_array_equal(profile.gradient_rms, expected.gradient_rms)
+
+
 def test_names_follow_the_code():
     assert sublayer_names(4) == ("layer 0 attention", "layer 0 MLP", "layer 1 attention", "layer 1 MLP")
     profile = depth_profile(tiny("residual"), torch.zeros(1, 3, dtype=torch.long))
@@ -192,5 +215,10 @@ def test_bad_input_is_named(tokens):
     model = tiny("full")
     with pytest.raises(UsageError, match="time of at least 2"):
         depth_profile(model, tokens[:, :1])
+    with pytest.raises(UsageError, match="tokens must be 0 to 10, not 0 to 11"):
+        depth_profile(model, torch.tensor([[0, 3, 11]]))
+    for wrong in (tokens.float(), tokens.tolist()):
+        with pytest.raises(UsageError, match=r"needs tokens \[batch, time\] of int64"):
+            depth_profile(model, wrong)
     with pytest.raises(UsageError, match="position 6 is not among the 6 tokens"):
         depth_profile(model, tokens, positions=[6])

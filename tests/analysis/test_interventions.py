@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor
+from transformers import DynamicCache
 
 import attnres.analysis
 import attnres.generate
@@ -13,6 +16,7 @@ from attnres import Connection, Transformer, TransformerConfig, UsageError, conn
 from attnres.analysis import Change, Mute, Noise, Off, Patch, Pin, Plain, Scale, Uniform, intervene
 from attnres.analysis.interventions import Intervened, sources_of
 from attnres.connections import output_of
+from attnres.model import parameter_roles
 from tests.depth import DIM, VARIANTS, make_sublayers, randomise, randomised, variant_id
 from tests.hf.models import make_model
 
@@ -171,8 +175,8 @@ def test_noise_takes_out_a_vector_as_long_as_the_source_and_the_same_at_every_si
     assert (torch.cosine_similarity(taken[0], seen[0][2], dim=-1).abs() < 0.95).all()
 
 
-def lab(connection: str, **options) -> Transformer:
-    config = TransformerConfig(vocab_size=16, dim=8, layers=3, heads=2, context=24, connection=connection, **options)
+def lab(connection: str, dim: int = 8) -> Transformer:
+    config = TransformerConfig(vocab_size=16, dim=dim, layers=3, heads=2, context=24, connection=connection)
     model = Transformer(config).eval()
     randomise(model.connection)
     return model
@@ -214,6 +218,41 @@ def test_generate_of_transformers_is_changed_at_the_same_positions(connection):
     torch.testing.assert_close(torch.cat(out.logits), direct, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         assert not torch.allclose(logits_of(model, out.sequences[0].tolist())[3:-1], direct, atol=1e-2)
+
+
+def logits_step_by_step(model, tokens: list[int]) -> Tensor:
+    if isinstance(model, Transformer):
+        caches = model.new_caches(1)
+        return torch.cat([model(torch.tensor([[token]]), caches, place)[0] for place, token in enumerate(tokens)])
+    cache, logits = DynamicCache(config=model.config), []
+    for token in tokens:
+        logits.append(model(torch.tensor([[token]]), past_key_values=cache).logits[0])
+    return torch.cat(logits)
+
+
+@pytest.mark.parametrize("dim", [8, 12, 24, 32])
+def test_noise_is_the_same_for_a_token_whatever_follows_it(dim):
+    model, tokens, noise = lab("block", dim), [3, 5, 1, 8, 2, 7, 4], [Noise(0), Noise(2, seed=1, sites=[3, 5])]
+    with torch.no_grad(), intervene(model, *noise):
+        whole = logits_of(model, tokens)
+        torch.testing.assert_close(logits_step_by_step(model, tokens), whole, rtol=1e-4, atol=1e-5)
+    for count in range(1, len(tokens)):
+        with torch.no_grad(), intervene(model, *noise):
+            torch.testing.assert_close(logits_of(model, tokens[:count]), whole[:count], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lab, attached])
+def test_a_deep_copy_has_the_changes_and_weights_of_its_own(make):
+    model, tokens = make("block"), [3, 5, 1, 8, 2, 7, 4, 9]
+    with intervene(model, *CHANGES):
+        changed, copied = logits_of(model, tokens), copy.deepcopy(model)
+    logits_of(copied, tokens).sum().backward()
+    assert all(weight.grad is None for weight in model.parameters())
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.zero_()
+        assert torch.equal(logits_of(copied, tokens), changed)
+        torch.testing.assert_close(logits_step_by_step(copied, tokens), changed, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # PEFT asks for it
@@ -273,6 +312,39 @@ def test_a_model_under_changes_is_saved_and_loaded_as_it_is(tmp_path):
     assert torch.equal(logits_of(attnres.hf.load(tmp_path), tokens), logits_of(borrowed, tokens))
 
 
+@pytest.mark.parametrize(("make", "connection"), [(lab, "residual"), (lab, "block"), (attached, "block")])
+def test_a_state_loads_under_changes_as_without(make, connection):
+    model, tokens = make(connection), [3, 5, 1, 8]
+    with intervene(model, Mute(0)):
+        changed, state = logits_of(model, tokens), copy.deepcopy(model.state_dict())
+        for parameter in model.parameters():
+            torch.nn.init.constant_(parameter, 0.5)
+        model.load_state_dict(state)
+        assert torch.equal(logits_of(model, tokens), changed)
+
+
+def test_a_state_of_another_rule_is_refused_under_changes_too():
+    model = lab("block")
+    with intervene(model, Mute(0)), pytest.raises(UsageError, match=r"the state is that of Full, and .* is Block"):
+        model.load_state_dict(lab("full").state_dict())
+
+
+def test_parameters_under_changes_have_the_roles_that_they_have_without():
+    model = lab("block:query=input")
+    roles = list(parameter_roles(model).values())
+    with intervene(model, Mute(0)):
+        assert list(parameter_roles(model).values()) == roles
+    assert "channel map" in roles
+
+
+@pytest.mark.parametrize("make", [lab, attached])
+@pytest.mark.parametrize("options", [{}, {"per_channel": True}])
+def test_the_matrix_under_changes_is_that_of_trace(make, options):
+    model, tokens = make("block"), torch.tensor([[3, 5, 1, 8]])
+    with intervene(model, Mute(0)), pytest.raises(UsageError, match=r"under changes; attnres\.analysis\.trace"):
+        mixing_matrix(model, tokens, **options)
+
+
 def test_a_change_as_text_is_the_python_that_makes_it():
     for change in [change for changes in CASES.values() for change in changes] + [Noise(2, seed=3), *CHANGES]:
         assert eval(str(change), vars(attnres.analysis)) == change
@@ -288,6 +360,8 @@ def test_a_change_as_text_is_the_python_that_makes_it():
         (lambda: Mute(3, tokens=[10**30]), "tokens must be whole numbers from 0 on"),
         (lambda: Mute(1, sites=[True]), "sites must be whole numbers"),
         (lambda: Mute("embedding"), "sources are 0, the embedding, to 6"),
+        (lambda: Mute(1.0), "sources are 0, the embedding, to 6"),
+        (lambda: Mute(True), "sources are 0, the embedding, to 6"),
         (lambda: Scale(1, by=float("nan")), "by must be a number from -1e[+]15 to 1e[+]15"),
         (lambda: Pin(1, weight="1"), "weight must be a number from -1e[+]15"),
         (lambda: Off(0), "source 0 is the embedding"),

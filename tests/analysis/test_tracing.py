@@ -16,9 +16,9 @@ from tests.hf.models import CONFIGS, make_model
 TEXT = [3, 5, 1, 8, 8, 2, 13]
 
 
-def lab(connection: str, layers: int = 3, **options) -> Transformer:
+def lab(connection: str, layers: int = 3, dim: int = 8, **options) -> Transformer:
     config = TransformerConfig(
-        vocab_size=16, dim=8, layers=layers, heads=2, context=24, connection=connection, **options
+        vocab_size=16, dim=dim, layers=layers, heads=2, context=24, connection=connection, **options
     )
     model = Transformer(config).eval()
     randomise(model.connection)
@@ -129,6 +129,32 @@ def test_what_removing_a_source_costs():
     assert effect.removed == pytest.approx(loss(Mute(3, (4, 6), (1, 2))) - loss(), abs=1e-6)
     assert effect.random == pytest.approx([loss(Noise(3, s, (4, 6), (1, 2))) - loss() for s in (0, 1)], abs=1e-6)
     assert abs(effect.removed) > 1e-4 and effect.random[0] != effect.random[1]
+
+
+def test_what_can_be_gone_through_once_is_enough():
+    model, held = lab("full"), [Off(2)]
+    expected = list(removal_effects(model, TEXT, [1, 3], held, sites=[4, 6], at=[1, 2], seeds=2))
+    assert expected == list(removal_effects(model, TEXT, iter([1, 3]), iter(held), iter([4, 6]), iter([1, 2]), seeds=2))
+    assert torch.equal(trace(model, TEXT, iter(held)).logits, trace(model, TEXT, held).logits)
+
+
+@pytest.mark.parametrize("dim", [12, 24])
+def test_noise_is_that_of_the_token_alone(dim):
+    """A token's picture and its loss are the same in the whole text, in its beginning and on their own."""
+    model, changes, beginning = lab("full", dim=dim), [Noise(0), Noise(3, seed=1)], TEXT[:5]
+    traced, shorter = trace(model, TEXT, changes), trace(model, beginning, changes)
+    torch.testing.assert_close(traced.logits[:5], shorter.logits, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(traced.weights[:5], shorter.weights, rtol=1e-4, atol=1e-5)
+    told = explain(model, traced, 4, 2, changes)
+    torch.testing.assert_close(told.logits[-1], traced.logits[4], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(told.shares, explain(model, shorter, 4, 2, changes).shares, rtol=1e-4, atol=1e-5)
+
+    (effect,) = removal_effects(model, beginning, [2], changes, at=1, seeds=1)
+    caches = model.new_caches(1)
+    with torch.no_grad(), intervene(model, *changes, Noise(2, tokens=1)):
+        steps = [model(torch.tensor([[token]]), caches, place)[0] for place, token in enumerate(beginning[:-1])]
+    decoded = F.cross_entropy(torch.cat(steps), torch.tensor(beginning[1:]))
+    assert effect.random[0] == pytest.approx(float(decoded - shorter.losses.mean()), abs=1e-5)
 
 
 @pytest.mark.parametrize("layers", [1, 64])

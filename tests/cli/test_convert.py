@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import resource
-
 import pytest
 import torch
 import transformers
@@ -10,6 +8,7 @@ from attnres import UsageError, hf
 from attnres.cli import main
 from attnres.files import added_folder
 from attnres.hf.convert import convert
+from tests.disk import files_up_to
 from tests.hf.models import make_model, make_tokens
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
@@ -51,6 +50,16 @@ def test_bfloat16_stays_and_lossy_is_allowed(plain, tmp_path):
     model = hf.load(tmp_path / "b", dtype="auto")
     assert model.dtype == torch.bfloat16
     assert torch.equal(model.model.norm.weight, make_model("llama").to(torch.bfloat16).model.norm.weight)
+
+
+def test_chat_templates_in_their_folder_are_kept(plain, tmp_path):
+    templates = plain / "additional_chat_templates"
+    templates.mkdir()
+    (templates / "tool_use.jinja").write_text("{{ messages }}")
+    (plain / "original").mkdir()
+    convert(plain, tmp_path / "new", "full")
+    assert (tmp_path / "new" / templates.name / "tool_use.jinja").read_text() == "{{ messages }}"
+    assert not (tmp_path / "new" / "original").exists()
 
 
 def test_a_model_without_a_head_is_compared_by_what_it_returns(tmp_path):
@@ -98,12 +107,8 @@ def test_a_head_that_begins_at_zero_differs_by_nothing(plain, tmp_path):
 
 
 def test_a_full_disk_is_one_line(plain, tmp_path, capsys):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2**14, hard))
-    try:
+    with files_up_to(2**14):
         assert main(["convert", str(plain), str(tmp_path / "new")]) == 1
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert capsys.readouterr().err.endswith(f"attnres: {tmp_path / 'new'}: File too large\n")
     assert not (tmp_path / "new").exists()
 

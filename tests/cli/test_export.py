@@ -12,6 +12,7 @@ from attnres.data import open_corpus
 from attnres.files import added_folder
 from attnres.train import load_recipe, train
 from tests.cli.conftest import TINY
+from tests.disk import files_up_to
 
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
@@ -72,6 +73,37 @@ def test_a_checkpoint_comes_back_and_can_be_exported_again(run, tmp_path, capsys
     assert "exists; give a new folder" in capsys.readouterr().err
 
 
+def test_a_checkpoint_has_the_tokenizer_of_bytes(run, tmp_path, capsys):
+    """transformers reads the same ids from it, and a file for llama.cpp has the same bytes as one made from the run."""
+    import gguf
+    from transformers import AutoTokenizer
+
+    def tokens(file) -> list[str]:
+        return gguf.GGUFReader(str(file)).fields["tokenizer.ggml.tokens"].contents()
+
+    published = str(tmp_path / "published")
+    assert main(["export", str(run), "--checkpoint", published, "--gguf", str(tmp_path / "run.gguf")]) == 0
+    assert main(["export", published, "--gguf", str(tmp_path / "checkpoint.gguf")]) == 0
+    library = AutoTokenizer.from_pretrained(published)
+    text = "".join(map(chr, range(1, 300))) + "naïve 你好 🙂  \r\n\t"
+    assert library.encode(text) == list(text.encode()) and library.decode(library.encode(text)) == text
+    assert library.eos_token_id == 0
+    assert tokens(tmp_path / "checkpoint.gguf")[1:256] == tokens(tmp_path / "run.gguf")[1:256]
+    assert tokens(tmp_path / "checkpoint.gguf")[0] == library.eos_token
+    if llamacpp.find_library() is not None:
+        with llamacpp.opened(tmp_path / "checkpoint.gguf") as engine:
+            assert engine.tokenize(text) == list(text.encode())
+    (tmp_path / "published" / "tokenizer.json").unlink()
+    capsys.readouterr()
+    assert main(["export", published, "--gguf", str(tmp_path / "ids.gguf")]) == 0
+    assert "published has no tokenizer, so llama.cpp takes and gives token ids alone" in capsys.readouterr().out
+
+
+def test_a_type_is_of_the_gguf_file(tmp_path, capsys):
+    assert main(["export", "run", "--checkpoint", str(tmp_path / "k3"), "--type", "q8_0"]) == 2
+    assert capsys.readouterr().err == "attnres: --type q8_0 is of the file of --gguf; give that, or leave --type out\n"
+
+
 def test_a_checkpoint_that_another_command_is_writing_is_refused_before_the_model_is_opened(
     run, tmp_path, capsys, monkeypatch
 ):
@@ -82,6 +114,17 @@ def test_a_checkpoint_that_another_command_is_writing_is_refused_before_the_mode
     error = capsys.readouterr().err
     assert "k3: another command is writing it" in error and error.count("\n") == 1
     assert (tmp_path / "k3.partial").is_dir()
+
+
+@pytest.mark.parametrize("target", [("--checkpoint", "k3"), ("--gguf", "k3.gguf")])
+def test_a_full_disk_is_one_line(run, tmp_path, capsys, target):
+    option, name = target
+    with files_up_to(2**14):
+        assert main(["export", str(run), option, str(tmp_path / name)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"attnres: {tmp_path / name}: ") and error.count("\n") == 1
+    assert "File too large" in error or "is the disk full?" in error
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_run_of_another_backbone_is_refused_without_transformers(tmp_path, corpus):

@@ -72,6 +72,11 @@ def test_more_than_anything_is_counted_to_is_one_line_that_names_the_flag(argume
     assert not list(tmp_path.iterdir())
 
 
+def test_micro_batches_of_no_cluster_are_refused(capsys):
+    assert main(["cost", "--batch", "-5"]) == 2
+    assert capsys.readouterr().err == "attnres: --batch is of a cluster; give --gpus, too, or --micro-batches instead\n"
+
+
 def test_a_step_that_no_memory_holds_is_refused_before_there_is_a_folder(capsys, tmp_path):
     sizes = ["--batch-size", "2000000000", "--accumulate", "2000000000"]
     assert main(["train", str(tmp_path / "run"), *sizes]) == 2

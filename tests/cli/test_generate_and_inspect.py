@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import re
 from contextlib import suppress
 
 import pytest
@@ -75,6 +76,8 @@ def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capsys):
 def test_a_comparison_is_no_run_but_holds_some(comparison, capsys):
     assert main(["generate", str(comparison[0]), "--prompt", "x"]) == 2
     assert "give one of its runs, such as " in capsys.readouterr().err
+    assert main(["generate", str(comparison[0].parent), "--prompt", "x"]) == 2
+    assert f"such as {comparison[0]}/" in capsys.readouterr().err  # as deep as scaling's
 
 
 def test_inspect_writes_a_page_beside_the_run_or_where_told(comparison, tmp_path, capsys):
@@ -134,6 +137,15 @@ def test_help_fits_the_terminal(arguments, columns, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert [line for line in printed.splitlines() if len(line) > columns] == []
     assert printed.count("attnres") > 2 and "\n\n\n" not in printed
+
+
+@pytest.mark.parametrize("name", command_names())
+def test_an_example_of_several_lines_has_them_in_the_help(name, capsys, monkeypatch):
+    """A backslash at a line's end joins lines of a string, too."""
+    monkeypatch.setenv("COLUMNS", "120")
+    with suppress(SystemExit):
+        main([name, "--help"])
+    assert not re.search(r"\w {5,}--", capsys.readouterr().out.partition("options ─")[0])
 
 
 def test_an_unknown_command_is_one_line(capsys):

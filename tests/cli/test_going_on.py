@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -105,6 +106,13 @@ def test_a_sweep_that_was_stopped_anywhere_goes_on_on_another_machine(stop_at, m
     assert read_record(tmp_path / "record.json", ScalingRecord) == record
 
 
+def test_a_run_that_diverged_is_not_trained_again(machine, attnres, tmp_path, undisturbed):
+    first = dataclasses.replace(undisturbed.grid[0], status="diverged", error="not finite")
+    write_record(tmp_path / "record.json", dataclasses.replace(undisturbed, grid=(first, *undisturbed.grid[1:])))
+    attnres("scaling", "full", *SIZES)
+    assert not any("seed 1000" in name for name in machine.trained), "the rates are known"
+
+
 def test_a_record_of_rates_alone_is_drawn(machine, attnres, tmp_path, capsys):
     machine.stop_at = 3
     attnres("scaling", "full", *SIZES)
@@ -141,6 +149,12 @@ def test_another_scaling_sweeps_record_is_refused(options, what, machine, attnre
     code, told = attnres("scaling", "full", *SIZES, *options)
     assert code == 2 and f"holds a sweep with {what}; repeat its options" in told and not machine.trained
     assert (tmp_path / "record.json").read_bytes() == before
+
+
+def test_what_each_size_has_of_its_own_makes_no_other_sweep(machine, attnres, tmp_path, undisturbed):
+    write_record(tmp_path / "record.json", undisturbed)
+    code, told = attnres("scaling", "full", *SIZES, "--evaluate-every", "7", "--model.dim", "128")
+    assert code == 0 and not machine.trained, told
 
 
 def test_a_record_from_before_sweeps_were_kept_is_begun_anew(machine, attnres, tmp_path, undisturbed):
@@ -189,3 +203,13 @@ def test_a_record_on_another_text_is_refused(command, machine, attnres, tmp_path
     code, told = attnres(command, "x0", *options)
     assert code == 2 and "holds runs on another text" in told and "hash begins with ffffffff" in told
     assert told.count("\n") <= 2 and not machine.trained
+
+
+@pytest.mark.parametrize("command", EXPERIMENTS)
+def test_options_of_many_digits_are_found_again(command, machine, attnres):
+    options = [*EXPERIMENTS[command], "--grid", "0.70710678118", "--optimizer.lr", "0.0014142136"]
+    options += ["--embedding-stds", "0.03535533906"] if command == "ablate" else []
+    assert attnres(command, "full", *options)[0] == 0
+    machine.trained.clear()
+    code, told = attnres(command, "full", *options)
+    assert code == 0 and not machine.trained, told

@@ -105,6 +105,12 @@ def test_completion_knows_every_command_and_refuses_an_unknown_shell(capsys):
     assert capsys.readouterr().err == "attnres: --tyro-print-completion takes one of: bash, zsh, fish, tcsh\n"
 
 
+def test_help_for_an_output_that_is_closed():
+    command = f"{sys.executable} -m attnres cost --help >&-"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(("ended", "code"), [(0, 141), (1, 1), (130, 130)])
 def test_how_a_command_ended_is_said_though_its_reader_has_gone(monkeypatch, ended, code):
     read, write = os.pipe()

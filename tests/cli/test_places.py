@@ -128,6 +128,7 @@ def test_a_file_that_the_command_did_not_write_stays(tmp_path, capsys, content):
     assert "there is another file, which would be lost" in said(capsys, "cost", "--figure", picture)
     for path in (file, picture):
         path.unlink()
+    assert "--figure and --out name the same file" in said(capsys, "cost", "--figure", picture, "--out", picture)
     command = ["cost", "--out", str(file), "--figure", str(picture)]
     assert main(command) == 0 and main(command) == 0, "its own it writes anew"
 
@@ -196,9 +197,11 @@ def test_what_a_killed_command_left_half_written_is_removed(tmp_path):
     for place in (tmp_path, tmp_path / "figures", tmp_path / "run"):
         place.mkdir(exist_ok=True)
         (place / f".x.png.1a2b3c4d{PARTIAL}").touch()
+        (place / f"film.mkv{PARTIAL}").touch()  # the user's own
     with alone_in(tmp_path):
         left = sorted(path.parent.name for path in tmp_path.rglob(f".*{PARTIAL}"))
     assert left == ["run"], "its own lock is another's"
+    assert len(list(tmp_path.rglob(f"film.mkv{PARTIAL}"))) == 3
 
 
 def test_two_reports_into_one_folder(tmp_path, capsys):
@@ -256,3 +259,15 @@ def test_paths_that_name_none(command, capsys):
     """`--data.paths $FILES` with an empty FILES trained on the default text."""
     assert "--data.paths names none" in said(capsys, command, "--data.paths")
     assert "--data.paths names none" in said(capsys, command, "--data.paths", "--steps", "1")
+    assert "--data.paths must name files or folders" in said(capsys, command, "--data.paths=")
+    assert "--data.paths must name files or folders" in said(capsys, command, "--data.paths", "a.txt", "")
+
+
+def test_a_dataset_takes_back_the_paths_of_a_recipe(tmp_path, capsys, monkeypatch, corpus):
+    monkeypatch.chdir(tmp_path)
+    recipe = "from attnres import TransformerConfig\nfrom attnres.data import DataConfig\n"
+    recipe += "from attnres.train import RunConfig\nconfig = RunConfig(data=DataConfig(paths=('none.txt',)))\n"
+    (tmp_path / "mine.py").write_text(recipe)
+    for dataset in (("--data.dataset", "none.csv"), ("--data.dataset=none.csv",)):
+        error = said(capsys, "train", "run", "--recipe", "mine.py", *dataset, "--data.paths", *corpus[2:])
+        assert "none.csv" in error and "names none" not in error

@@ -110,7 +110,7 @@ def test_fits_leave_out_runs_that_diverged():
     ]
     runs.append({**runs[0], "size": "x", "status": "diverged", "loss": 100.0})
     fits, _ = fit_power_laws(final_points(record_of(runs)))
-    assert fits[0].points == 3 and fits[0].exponent == pytest.approx(0.1)
+    assert fits[0].runs == 3 and fits[0].exponent == pytest.approx(0.1)
     runs += [{**run, "arm": "b", "status": "diverged"} for run in runs]
     record = record_of(runs, ("a", "b"))
     table = scaling_table(*fit_power_laws(final_points(record)), "FLOPs", diverged(record))

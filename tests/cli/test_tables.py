@@ -9,6 +9,7 @@ from rich.console import Console
 
 from attnres.cli import _terminal
 from attnres.cli._tables import Output, print_line, print_table
+from attnres.cli._terminal import Terminal
 from attnres.texttable import TextTable
 
 NAMES = ("block:block_size=8", "block:block_size=16", "full:query=input,heads=4,key_norm=false")
@@ -73,3 +74,12 @@ def test_work_is_announced_in_a_file_too_and_its_progress_now_and_then(monkeypat
         for line in ("too soon", "later", "too soon again"):
             tell(line)
     assert file.getvalue() == "drawing [all] ..\nlater\n"
+
+
+def test_progress_in_a_file_says_how_far_it_is(capsys, monkeypatch):
+    monkeypatch.setattr("attnres.cli._terminal.PLAIN_SECONDS", 0.0)
+    with Terminal(Output()).bar(4) as advance:
+        advance(1, "block, seed 0")
+        advance(1, "block, seed 0")
+    said = capsys.readouterr().out.splitlines()
+    assert said == ["measuring ..", "block, seed 0, 25% measured", "block, seed 0, 50% measured"]

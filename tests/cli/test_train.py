@@ -123,7 +123,7 @@ def test_options_override_the_recipe(small, tmp_path):
     assert (config.steps, config.seed) == (2, 9)
     assert (config.optimizer.lr, config.optimizer.clip) == (0.25, 2.0)
     assert config.model.connection == "hc:streams=2"
-    assert main(["train", "other", "--recipe=mine.py", *small, "--steps", "2"]) == 0
+    assert main(["train", "other", "--recipe", "first.py", "--recipe=mine.py", *small, "--steps", "2"]) == 0
     assert load_run("other").config.optimizer.lr == 0.5
 
 

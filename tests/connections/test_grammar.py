@@ -99,6 +99,10 @@ def test_what_cannot_be_read_is_one_line(text, message):
     assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
+def test_an_option_may_name_a_file():
+    assert parse_connection("r.py:R:note=b.py:d") == ("r.py:R", {"note": "b.py:d"})
+
+
 def test_an_option_beside_the_name_is_not_given_twice():
     with pytest.raises(UsageError, match="heads is given twice"):
         make_connection("block:heads=2", 12, 4, heads=2)

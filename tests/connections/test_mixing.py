@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from attnres import Transformer, TransformerConfig, UsageError, make_connection, mixing_matrix
+from attnres.connections._start import difference_at_start
 from tests.depth import make_sublayers, randomise
 
 
@@ -45,6 +46,22 @@ def test_the_activations_are_left_alone_and_no_graph_is_kept():
     assert x.grad is None
 
 
+@pytest.mark.parametrize("name", ["hc", "highway", "full:query=input"])
+def test_under_autocast_the_sublayers_alone_are_rounded(name):
+    connection, x = make_connection(name, dim=12, sites=7), torch.randn(2, 12)
+    randomise(connection)
+    rounded = []
+
+    def sublayer(h):
+        rounded.append((h @ torch.eye(12)).dtype)
+        return torch.tanh(h)
+
+    expected = mixing_matrix(connection, x, [torch.tanh] * 7)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert mixing_matrix(connection, x, [sublayer] * 7).equal(expected)
+    assert rounded == [torch.bfloat16] * 7
+
+
 class Own(nn.Module):
     """A model of one's own, which says how its tokens pass through depth."""
 
@@ -77,3 +94,11 @@ def test_a_model_and_tokens_stand_for_its_connection_embedding_and_sublayers():
 def test_what_says_nothing_of_its_depth_is_refused():
     with pytest.raises(UsageError, match=r"Linear has no method unrolled\(tokens\)"):
         mixing_matrix(nn.Linear(6, 6), torch.randint(5, (2, 3)))
+
+
+def test_a_start_without_numbers_is_not_the_plain_residual():
+    connection = make_connection("full:total=true", dim=6, sites=3)
+    assert difference_at_start(connection) == ""
+    with torch.no_grad():
+        connection.query[2].fill_(torch.nan)
+    assert difference_at_start(connection) == "site 2 reads source 0 with weight nan, not 1"

@@ -236,6 +236,27 @@ def test_sinkhorn_is_doubly_stochastic_and_does_not_overflow():
     torch.testing.assert_close(matrix.sum(-2), torch.ones(64, 4), rtol=0, atol=1e-2)  # 20 steps, not infinitely many
 
 
+@pytest.mark.parametrize(
+    "logits", [[[0, -120], [0, -120]], [[0, 0], [-120, -120]], [[0, -95], [0, -99]], [[0, -99], [-200, 0]]]
+)
+def test_sinkhorn_of_streams_far_apart_has_a_limit_and_gradients(logits):
+    one, other = (torch.tensor(logits, dtype=dtype, requires_grad=True) for dtype in (torch.float32, torch.float64))
+    matrix, exact = sinkhorn(one), sinkhorn_by_division(other)
+    torch.testing.assert_close(matrix, exact.float())
+    weights = torch.tensor([[1, 2], [3, 5]])
+    (gradient,) = torch.autograd.grad((matrix * weights).sum(), one)
+    (exact,) = torch.autograd.grad((exact * weights).sum(), other)
+    torch.testing.assert_close(gradient, exact.float())
+
+
+def sinkhorn_by_division(logits):
+    matrix = logits.exp()
+    for _ in range(20):
+        matrix = matrix / matrix.sum(-2, keepdim=True)
+        matrix = matrix / matrix.sum(-1, keepdim=True)
+    return matrix
+
+
 @pytest.mark.parametrize("name", ["mhc", "mhc-lite"])
 def test_stream_mixing_starts_near_the_identity(name):
     connection = make_connection(name, dim=DIM, sites=SITES)

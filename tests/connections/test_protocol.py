@@ -90,6 +90,18 @@ def test_values_that_are_none(name):
         connection.run(connection.start(torch.randn(2, 5)), sublayers)
 
 
+def test_a_sublayer_that_takes_one_of_several_reads():
+    connection = make_connection("block:reads=qkv", DIM, SITES)
+    with pytest.raises(UsageError, match="the site reads 3 mixtures, and its sublayer is called with so many tensors"):
+        connection.run(connection.start(torch.randn(2, DIM)), [nn.Linear(DIM, DIM)] * SITES)
+    with pytest.raises(TypeError, match="of its own"):
+        connection.run(connection.start(torch.randn(2, DIM)), [lambda *h: raised(TypeError("of its own"))])
+
+
+def raised(error):
+    raise error
+
+
 @every_connection
 def test_what_most_sums_would_take_without_a_word(name):
     """A sum broadcasts one token's output to all, and one number to all channels; the first row of x is no stream."""
@@ -118,5 +130,7 @@ def test_a_sublayer_with_a_residual_of_its_own():
 
     x = torch.randn(4, DIM)
     check_sublayers([plain, torch.nn.Linear(DIM, DIM), torch.zeros_like], x)
-    with pytest.raises(UsageError, match="sublayer 1 adds its input to its output"):
-        check_sublayers([plain, lambda h: h + plain(h)], x)
+    for scale, dtype in ((1, torch.float32), (500, torch.float16), (500, torch.bfloat16)):
+        check_sublayers([plain, torch.zeros_like], (scale * x).to(dtype))
+        with pytest.raises(UsageError, match="sublayer 1 adds its input to its output"):
+            check_sublayers([plain, lambda h: h + plain(h)], (scale * x).to(dtype))

@@ -11,6 +11,8 @@ from torch import nn
 
 from attnres import Connection, UsageError, connection_names, make_connection
 from attnres.connections import option_defaults
+from attnres.connections.block import Block
+from attnres.connections.rms_residual import RMSResidual
 from tests.depth import DIM, SITES
 
 every_connection = pytest.mark.parametrize("name", connection_names())
@@ -58,6 +60,16 @@ def test_a_state_made_with_another_option_is_refused():
     with pytest.raises(UsageError, match=r"is that of rate=0\.5, and this connection is rate=2\.0; make the"):
         Rated(DIM, SITES, 2.0).load_state_dict(Rated(DIM, SITES, rate=0.5).state_dict())
     Rated(DIM, SITES, map=torch.tanh).load_state_dict(Rated(DIM, SITES, map=lambda x: x).state_dict())
+
+
+def test_options_are_checked_and_signed_alike_however_it_is_made():
+    made, named = RMSResidual(DIM, SITES, eps=1, gate=True), make_connection("rms-residual:eps=1,gate=true", DIM, SITES)
+    named.load_state_dict(made.state_dict())
+    for options in ({"eps": -1.0}, {"eps": "1"}, {"total": "false"}, {"total": 1}):
+        (option,) = options
+        with pytest.raises(UsageError, match=f"^{option} must be "):
+            Block(DIM, SITES, **options)
+    assert Rated(DIM, SITES, rate=-1).anew().rate == -1
 
 
 def test_a_state_from_before_an_option_was_signed_loads():

@@ -207,6 +207,36 @@ def test_lines_of_json_are_documents(open_, tmp_path):
         open_("docs.jsonl")
 
 
+def test_half_a_character_in_json_is_a_question_mark_for_every_tokenizer(open_, tmp_path):
+    texts = [f"row {i} " * 9 for i in range(30)]
+    rows = [*map(json.dumps, ({"text": text} for text in texts)), '{"text": "a cut emoji \\ud83d here"}']
+    (tmp_path / "docs.jsonl").write_text("\n".join(rows))
+    library_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    for tokenizer in ("bytes", "bpe:270", str(tmp_path / "tokenizer.json")):
+        corpus = open_("docs.jsonl", tokenizer=tokenizer)
+        read = corpus.tokenizer.decode(corpus.train) + corpus.tokenizer.decode(corpus.validation)
+        assert "a cut emoji ? here" in read
+
+
+def test_a_byte_order_mark_is_no_part_of_json(open_, tmp_path):
+    for mark in ("", "\ufeff"):
+        (tmp_path / "docs.jsonl").write_text(f'{mark}{{"text": "one"}}\n{{"text": "two"}}\n', encoding="utf-8")
+        corpus = open_("docs.jsonl", validation_fraction=0.5)
+        assert sorted(documents_of(corpus.train) + documents_of(corpus.validation)) == ["one", "two"]
+        (tmp_path / "docs.json").write_text(f'{mark}[{{"text": "one"}}]', encoding="utf-8")
+        with pytest.raises(UsageError, match=r"docs\.json is a JSON array"):
+            open_("docs.json")
+
+
+@pytest.mark.parametrize(("tokenizer", "end"), [("bytes", "\0"), ("bpe:260", "<|endoftext|>")])
+def test_documents_with_the_separator_in_them_are_counted(open_, tmp_path, caplog, tokenizer, end):
+    for i in range(20):
+        (tmp_path / f"{i:02}.txt").write_text(f"{i} one{end * (i < 3)}two " * 20)
+    open_("*.txt", tokenizer=tokenizer)
+    (line,) = caplog.messages
+    assert "in the text of 3 of 20 documents" in line and "\n" not in line
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

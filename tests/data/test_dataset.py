@@ -12,7 +12,7 @@ import pytest
 
 from attnres.data import DataConfig, open_corpus, tokenizer_from_json
 from attnres.errors import UsageError
-from tests.data.text import TEXT, library_tokenizer
+from tests.data.text import TEXT, documents_of, library_tokenizer
 
 ROWS = [f"row {i}: {i**3} é\n{TEXT[: 40 + i]}" for i in range(60)]
 
@@ -101,9 +101,14 @@ def test_a_changed_file_is_read_again(make, tmp_path):
     assert ", 30 documents, " in again.description and again.sha256 != first.sha256
 
 
-def test_a_text_file_is_one_document_and_missing_rows_are_left_out(tmp_path):
+def test_a_text_file_is_one_document_in_a_folder_too_and_missing_rows_are_left_out(tmp_path):
     (tmp_path / "a.txt").write_text("one\ntwo\n")
     assert ", 1 document, 8 bytes" in open_(tmp_path / "a.txt", tmp_path).description
+    (tmp_path / "folder").mkdir()
+    for name in "ab":
+        (tmp_path / "folder" / f"{name}.txt").write_text(f"{name}\n\n    two\n")
+    corpus = open_(tmp_path / "folder", tmp_path, validation_fraction=0.5)
+    assert sorted(documents_of(corpus.train) + documents_of(corpus.validation)) == ["a\n\n    two\n", "b\n\n    two\n"]
     (tmp_path / "b.jsonl").write_text('{"text": "first"}\n{"text": null}\n{"text": "second"}\n')
     assert ", 2 documents, 11 bytes" in open_(tmp_path / "b.jsonl", tmp_path).description
 

@@ -154,12 +154,13 @@ def apart_at(setting: str, arm: str) -> list[float]:
 
 def candidates_lead(setting: str) -> list[str]:
     """What the verdict's candidate is from every other arm but the baseline, seed by seed."""
-    losses = {
-        cell["arm"]: {run["seed"]: run["loss"] for run in cell["runs"]}
-        for cell in record(f"verdict-{setting}")["cells"]
+    ours = losses_of(setting, "interlayer")
+    others = [cell["arm"] for cell in record(f"verdict-{setting}")["cells"]]
+    leads = {
+        arm: [ours[seed] - loss for seed, loss in losses_of(setting, arm).items()]
+        for arm in others
+        if arm not in ("residual", "interlayer")
     }
-    ours = losses.pop("interlayer")
-    leads = {arm: [ours[seed] - loss for seed, loss in of.items()] for arm, of in losses.items() if arm != "residual"}
     return [
         f"`{arm}` {number(statistics.fmean(of), 3)} ± {number(statistics.stdev(of) / len(of) ** 0.5, 3)}"
         for arm, of in leads.items()

@@ -9,8 +9,11 @@ import pytest
 
 from attnres.bench import gpu
 from attnres.bench.measure import NOT_MEASURED
+from attnres.lab.ablation.claims import finding
+from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.document import tables_page
 from attnres.lab.page import read_records
+from attnres.lab.record import read_record
 from tests.docs.records import (
     BLOCKS,
     COSTS,
@@ -313,6 +316,14 @@ def test_every_seed_is_below_the_baseline_where_the_page_says_so():
         assert max(differences(runs, arm).values()) < 0
 
 
+def test_what_is_decided_of_all_arms_is_what_the_reading_says():
+    found = finding(read_record(RESULTS / "ablation.json", AblationRecord))
+    below, above = (re.findall(rf"([a-z][\w:=-]*) \({sign}", found) for sign in ("-", "[+]"))
+    assert (below, above) == (["block:block_size=2", "block:block_size=16", "block"], ["rezero"])
+    assert "at 0.02 no arm is decided" in found
+    assert "decide for `block` in three block sizes and against `rezero`; for no other arm" in READING
+
+
 def test_the_retrofits_advice_is_its_record():
     """docs/TRANSFORMERS.md has the differences of every arm, and what a rate is worth."""
     guide, of = (ROOT / "docs" / "TRANSFORMERS.md").read_text(encoding="utf-8"), record("retrofit")
@@ -351,7 +362,8 @@ def test_the_readmes_numbers_are_the_records():
         assert [text.strip() for text in shown.strip("|").split("|")][1:] == cells
     (block, interval), (full, wide) = advantage("block"), advantage("full")
     assert f"needs {block} times as much as `block` for the same loss, 95% interval {interval}" in readme
-    assert f"for `full` it is {full} {wide}" in readme
+    assert f"for `full` it is {full} {wide}: no gain is shown" in readme
+    assert all(float(low.strip("[").split(",")[0]) < 1 for low in (interval, wide))
 
 
 def test_the_bench_is_its_record():

@@ -118,6 +118,16 @@ def test_trained_queries_cached_decoding_and_the_depth_matrix(name):
     torch.testing.assert_close(distinct, sources.expand_as(distinct).float(), rtol=1e-4, atol=1e-4)
 
 
+def test_depth_change_is_the_same_noise_from_either_side():
+    """Of a model whose sources all weigh the same, too, where the other one's do not."""
+    model, tokens = attnres.hf.attach(make_model("llama"), "block:block_size=2").eval(), make_tokens()
+    moved = copy.deepcopy(model)
+    randomise(attnres.hf.connection_of(moved))
+    there, back = attnres.hf.depth_change(model, moved, tokens), attnres.hf.depth_change(moved, model, tokens)
+    assert there.moved == pytest.approx(back.moved) and there.moved > 0
+    assert there.score_noise > 0 and there.margin == 0
+
+
 def test_against_sublayers_written_by_hand():
     """An oracle that shares no code with attach: AttnRes in float64 by its definition, around llama's own modules."""
     model, tokens = make_model("llama").double(), make_tokens()

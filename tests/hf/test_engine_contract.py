@@ -13,6 +13,7 @@ import re
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModel
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
@@ -155,7 +156,7 @@ def test_the_engine_computes_the_model(engine, tmp_path):
     model = save_attached(tmp_path)
     tokens = make_tokens(1, 9)[0]
     theirs = engine(str(tmp_path), torch.float32)
-    theirs.load({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    theirs.load(load_file(tmp_path / "model.safetensors"))
     with torch.no_grad():
         found, expected = theirs(tokens), model.model(tokens[None]).last_hidden_state[0]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
@@ -175,7 +176,7 @@ def test_the_connection_is_made_and_loaded_in_float32(engine, tmp_path):
     theirs = engine(str(tmp_path))
     kinds = {name: parameter.dtype for name, parameter in theirs.model.named_parameters()}
     assert {dtype for name, dtype in kinds.items() if not name.startswith("connection")} == {torch.bfloat16}
-    theirs.load({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    theirs.load(load_file(tmp_path / "model.safetensors"))
     for mine, loaded in zip(connection_of(model).parameters(), connection_of(theirs.model).parameters(), strict=True):
         assert torch.equal(mine, loaded)
     found = theirs(make_tokens(1, 9)[0])

@@ -15,7 +15,7 @@ pytest.importorskip("gguf", reason="the gguf library writes the files")
 from attnres.data import tokenizer_from_json
 from attnres.hf import llamacpp
 from attnres.hf.gguf import write_gguf
-from attnres.hf.gguf_vocabulary import vocabulary_of
+from attnres.hf.gguf_vocabulary import _EXPRESSIONS, vocabulary_of
 
 BYTES = tokenizer_from_json({"kind": "bytes"})
 needs_llama_cpp = pytest.mark.skipif(
@@ -113,6 +113,23 @@ def test_texts_are_cut_as_the_tokenizer_cuts_them(tmp_path):
             assert [engine.tokenize(text) for text in texts] == [made.encode(text) for text in texts]
 
 
+class Recorded:
+    """A tokenizer of which nothing but its record is asked."""
+
+    end = None
+
+    def __init__(self, tokenizer: dict) -> None:
+        self.tokenizer = tokenizer
+
+    def to_json(self) -> dict:
+        return {"kind": "tokenizers", "tokenizer": self.tokenizer}
+
+
+def byte_level(changed: dict) -> Recorded:
+    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+    return Recorded({"model": model, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}, **changed})
+
+
 def test_tokenizers_that_llama_cpp_does_not_have_are_refused():
     library = pytest.importorskip("tokenizers")
 
@@ -126,6 +143,32 @@ def test_tokenizers_that_llama_cpp_does_not_have_are_refused():
     spaces.pre_tokenizer = library.pre_tokenizers.Whitespace()
     with pytest.raises(UsageError, match="cut texts otherwise"):
         vocabulary_of(tokenizer_from_json(record(spaces)), 1)
+
+
+@pytest.mark.parametrize("option", ["continuing_subword_prefix", "end_of_word_suffix"])
+def test_marks_of_words_are_refused(option):
+    marked = byte_level({"model": {"type": "BPE", "vocab": {"a": 0, "##b": 1}, "merges": [], option: "##"}})
+    with pytest.raises(UsageError, match=f"no {option}, and this tokenizer's is '##'"):
+        vocabulary_of(marked, 2)
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
+def test_added_tokens_that_take_more_or_less_than_themselves_are_refused(flag):
+    token = {"id": 1, "content": "<x>", "special": False, flag: True}
+    with pytest.raises(UsageError, match=f"the added token '<x>' without its {flag}"):
+        vocabulary_of(byte_level({"added_tokens": [token]}), 2)
+
+
+@pytest.mark.parametrize(("behavior", "invert"), [("Isolated", False), ("Removed", False), ("Isolated", True)])
+def test_expressions_are_accepted_where_they_isolate(behavior, invert):
+    expression = {"pattern": {"Regex": next(iter(_EXPRESSIONS))}, "behavior": behavior, "invert": invert}
+    steps = [{"type": "Split", **expression}, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]
+    made = byte_level({"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}})
+    if (behavior, invert) == ("Isolated", False):
+        assert vocabulary_of(made, 1).splitting == "llama-bpe"
+    else:
+        with pytest.raises(UsageError, match="cut texts otherwise"):
+            vocabulary_of(made, 1)
 
 
 @needs_llama_cpp

@@ -189,8 +189,21 @@ def test_save_pretrained_and_the_auto_classes(tmp_path):
     save(small_k3(), tmp_path / "published")
     published = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "published")
     torch.testing.assert_close(published(tokens).logits, small_k3()(tokens).logits)
-    with pytest.raises(UsageError, match="device_map"):
-        KimiK3ForCausalLM.from_pretrained(tmp_path / "published", device_map="auto")
+
+
+def test_the_published_form_takes_what_from_pretrained_takes_or_says_so(published):
+    for auto in (KimiK3ForCausalLM, transformers.AutoModelForCausalLM):
+        for dtype, loaded in ("bfloat16", torch.bfloat16), (torch.float64, torch.float64), ("auto", torch.float32):
+            assert auto.from_pretrained(published, dtype=dtype).dtype == loaded
+        model = auto.from_pretrained(published, attn_implementation="eager", local_files_only=True)
+        assert model.config._attn_implementation == "eager"
+        model, info = auto.from_pretrained(published, output_loading_info=True)
+        assert type(model) is KimiK3ForCausalLM and not any(info.values()) and "missing_keys" in info
+    for keywords in ({"device_map": "auto"}, {"quantization_config": {}}, {"state_dict": {}}):
+        with pytest.raises(UsageError, match=f"takes no {next(iter(keywords))}; write the model"):
+            KimiK3ForCausalLM.from_pretrained(published, **keywords)
+    with pytest.raises(UsageError, match="dtype 'float31': give one of torch's"):
+        KimiK3ForCausalLM.from_pretrained(published, dtype="float31")
 
 
 def test_the_published_model_is_built_on_meta():
@@ -238,6 +251,10 @@ def test_the_lab_trains_it_and_it_becomes_a_model_of_transformers():
         made = from_transformer(model, end_token=0)
         assert made.config.eos_token_id == 0
         torch.testing.assert_close(made(tokens).logits, model(tokens), rtol=1e-4, atol=1e-5)
+        logits = model(tokens)
+        for parameter in made.parameters():
+            torch.nn.init.zeros_(parameter)
+        assert torch.equal(model(tokens), logits), "no memory is shared"
     starts = dict(lab("residual").named_parameters())
     assert not starts["sublayers.0.block.forget_gate.A_log"].any()
     up, down = (starts[f"sublayers.3.block.routed_expert_{way}_proj.weight"].std() for way in ("up", "down"))

@@ -188,7 +188,7 @@ def test_generic_heads(name, tmp_path):
     model.save_pretrained(tmp_path)
     connection = f"{model.base_model_prefix}.connection."
     assert {key for key in keys(tmp_path) if key.startswith(connection)} == {
-        connection + key for key in attnres.hf.connection_of(model).state_dict()
+        connection + key for key, _ in attnres.hf.connection_of(model).named_parameters()
     }
     for load in (attnres.hf.load, type(model).from_pretrained):
         again = load(tmp_path)
@@ -196,6 +196,21 @@ def test_generic_heads(name, tmp_path):
         for found, expected in zip(logits_of(again, tokens), logits_of(model, tokens), strict=True):
             assert torch.equal(found, expected)
     assert type(model)(model.config).state_dict().keys() == model.state_dict().keys()
+
+
+@pytest.mark.parametrize("name", ["block", "mhc-lite"])
+def test_a_folder_has_no_tensor_that_says_whose_state_it_is(name, tmp_path, caplog):
+    """vLLM would stop at it, and config.json says it."""
+    model = attnres.hf.attach(make_model("llama"), name)
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(tmp_path)
+    assert "model.connection.made_as" in model.state_dict().keys() - keys(tmp_path)
+    for load in (attnres.hf.load, type(model).from_pretrained):
+        again = load(tmp_path)
+        assert torch.equal(again(make_tokens()).logits, model(make_tokens()).logits)
+        assert "MISSING" not in caplog.text
+        for key, tensor in model.state_dict().items():
+            assert torch.equal(again.state_dict()[key], tensor), key
 
 
 HEAD_ELSEWHERE = """

@@ -136,7 +136,7 @@ def test_router_logits():
     assert len(found.router_logits) == 4
 
 
-def test_trainer_with_a_learning_rate_for_queries(tmp_path):
+def test_trainer_with_a_learning_rate_for_queries(tmp_path, caplog):
     from transformers import Trainer, TrainingArguments
 
     model = attnres.hf.attach(make_model("llama"), "block", block_size=3)
@@ -155,6 +155,13 @@ def test_trainer_with_a_learning_rate_for_queries(tmp_path):
     assert moved[0] == 0 and min(moved[1:]) > 5e-3  # site 0 has one source
     resumed = attnres.hf.load(tmp_path / "checkpoint-2").eval()
     torch.testing.assert_close(resumed(make_tokens()).logits, model(make_tokens()).logits)
+    caplog.clear()
+    again = attnres.hf.attach(make_model("llama"), "block", block_size=3)
+    optimizer = torch.optim.AdamW(attnres.hf.param_groups(again, 1e-4, query_lr=1e-2, weight_decay=0.1))
+    trainer = Trainer(again, arguments, train_dataset=data, optimizers=(optimizer, None))
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    warned = caplog.text  # files keep tensors alone
+    assert "taken for that of Block(dim=32, sites=8" in warned and "block_size=3" in warned and "config.json" in warned
 
 
 def test_device_map(tmp_path):
@@ -232,7 +239,9 @@ def test_peft_lora_with_trained_queries(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         again = PeftModel.from_pretrained(attnres.hf.attach(make_model("llama"), "block", block_size=3), tmp_path)
-    torch.testing.assert_close(again(tokens).logits, end)
+        torch.testing.assert_close(again(tokens).logits, end)
+        with pytest.raises(UsageError, match="the state is that of block_size=3, and this connection is block_size=2"):
+            PeftModel.from_pretrained(attnres.hf.attach(make_model("llama"), "block", block_size=2), tmp_path)
 
 
 @pytest.fixture
@@ -338,3 +347,17 @@ def test_a_damaged_folder_is_one_line(saved, damage, message):
     with pytest.raises(UsageError, match=message) as refused:
         attnres.hf.load(folder)
     assert "\n" not in str(refused.value)
+
+
+def test_the_options_of_a_folder_may_stand_in_another_order(saved):
+    model, folder = saved
+
+    def reverse(config):
+        name, _, options = config["attnres"]["connection"].partition(":")
+        turned = ",".join(reversed(options.split(",")))
+        assert turned != options
+        config["attnres"]["connection"] = f"{name}:{turned}"
+
+    edit_config(folder, reverse)
+    again = attnres.hf.load(folder)
+    assert torch.equal(again(make_tokens()).logits, model(make_tokens()).logits)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from attnres.lab.ablation.claims import SUCCESSORS, all_verdicts, comparisons, rank_correlation, verdicts
+from attnres.lab.ablation.claims import SUCCESSORS, all_verdicts, comparisons, finding, rank_correlation, verdicts
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.ablation.tables import ablation_tables
 from attnres.lab.paper import CLAIMS
@@ -115,3 +115,25 @@ def test_rank_correlation_is_kendalls_over_the_papers_arms():
 def test_the_papers_differences_have_our_sign():
     table, _ = ablation_tables(record({arm: LOSSES[arm] for arm in ("residual", "full")}))
     assert [(row[0], row[-1]) for row in table.rows] == [("residual", ""), ("full", "-0.029")]
+
+
+def test_only_what_is_decided_is_found():
+    """The best of several is always below something: which one it is was not tested."""
+    losses = {
+        "residual": [2.0, 2.1, 2.2],
+        "full": [1.9, 2.0, 2.101],
+        "x0": [1.8, 2.2, 2.1],
+        "highway": [2.1, 2.2, 2.301],
+    }
+    said = finding(record(losses))
+    assert said.startswith(
+        "By embedding std: at 1 full (-0.0997, p < 0.001) ends below residual and highway (+0.1003, "
+    )
+    assert ") ends above residual, not decided: 1 of 3 arms (nats per byte)." in said
+    assert "at 1 no arm is decided against residual" in finding(record({"residual": [2.0], "full": [1.9]}))
+
+
+def test_nothing_is_found_where_nothing_ended():
+    """The page said that nothing ends below residual when every run had failed on a full disk."""
+    for losses in ({"residual": [], "full": []}, {"residual": [2.0], "full": []}):
+        assert "at 1 nothing could be compared: no seed of residual and another one ended" in finding(record(losses))

@@ -57,7 +57,7 @@ def test_moments_begin_before_the_first_step_and_end_with_the_last():
 def test_profiles_are_of_the_run_at_every_moment(run):
     tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
     assert tokens.shape[1] == 17
-    measured = profiles(run.job.folder, tokens, MOMENTS)
+    measured = profiles(run.job.folder, tokens, MOMENTS, keep=1)
     assert [moment.step for moment in measured.moments] == [0, 2, 4, 6]
     first, last = measured.moments[0], measured.moments[-1]
 
@@ -92,7 +92,7 @@ def test_the_untrained_moment_of_a_run_that_begins_with_another_s_weights(run, t
     train(config, tmp_path / "more")
     tokens = profiled_tokens(open_corpus(config.data), config)
     begun = load_run(run.job.folder).model
-    measured = profiles(tmp_path / "more", tokens, MOMENTS)
+    measured = profiles(tmp_path / "more", tokens, MOMENTS, keep=1)
     assert measured.moments[0].output_rms == pytest.approx(depth_profile(begun, tokens).output_rms, rel=1e-3)
     earlier = dict(begun.state_dict())
     after = load_run(tmp_path / "more").model  # the last step's, which the rate of 0 at the end leaves as they are
@@ -101,22 +101,32 @@ def test_the_untrained_moment_of_a_run_that_begins_with_another_s_weights(run, t
     train(dataclasses.replace(first, steps=9), run.job.folder)
     (tmp_path / "more" / PROFILES).unlink()
     with pytest.raises(UsageError, match=r"run has other weights than when .*more began with them"):
-        profiles(tmp_path / "more", tokens, MOMENTS)
+        profiles(tmp_path / "more", tokens, MOMENTS, keep=1)
 
 
 def test_profiles_are_kept_and_checkpoints_are_not(run):
     tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
     (rubbish := run.job.folder / f".dynamics.json.1a2b3c4d{PARTIAL}").touch()
-    once = profiles(run.job.folder, tokens, MOMENTS)
+    once = profiles(run.job.folder, tokens, MOMENTS, keep=1)
     assert not rubbish.exists(), "of a command that was killed"
-    left = sorted(path.name for path in (run.job.folder / "checkpoints").iterdir())
-    assert "step-00000006" in left and len(left) <= 2
-    again = profiles(run.job.folder, tokens, MOMENTS)
+    left = [checkpoint.step for checkpoint in RunFolder(run.job.folder).checkpoints.all()]
+    assert left == [4, 6], "the newest, which is the best, and the one from which a longer run goes on"
+    again = profiles(run.job.folder, tokens, MOMENTS, keep=1)
     assert again.moments == once.moments
     with pytest.raises(UsageError, match="no checkpoint of step"):  # of other tokens: they cannot be made again
-        profiles(run.job.folder, tokens[:1], MOMENTS)
+        profiles(run.job.folder, tokens[:1], MOMENTS, keep=1)
     with pytest.raises(UsageError, match=r"no checkpoint of step 3.* repeat the --save-every"):
-        profiles(run.job.folder, tokens, [0, 3, 6])
+        profiles(run.job.folder, tokens, [0, 3, 6], keep=1)
+
+
+def test_checkpoints_of_a_run_that_was_there_stay(run, tmp_path):
+    """They are somebody else's, and a longer run may go on from one of them."""
+    config = dataclasses.replace(RunFolder(run.job.folder).config(), keep=30)
+    train(config, tmp_path / "theirs")
+    tokens = profiled_tokens(open_corpus(config.data), config)
+    for _ in range(2):
+        profiles(tmp_path / "theirs", tokens, MOMENTS, keep=1)
+        assert [checkpoint.step for checkpoint in RunFolder(tmp_path / "theirs").checkpoints.all()] == [2, 4, 6]
 
 
 def test_a_damaged_checkpoint_is_named(run):
@@ -124,7 +134,7 @@ def test_a_damaged_checkpoint_is_named(run):
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
     with pytest.raises(UsageError, match=r"step-00000004: model.safetensors is not as it was written"):
-        profiles(run.job.folder, tokens, MOMENTS)
+        profiles(run.job.folder, tokens, MOMENTS, keep=1)
     assert not (run.job.folder / PROFILES).exists()
 
 

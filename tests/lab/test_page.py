@@ -117,7 +117,8 @@ def test_the_papers_mark_is_in_the_legend_where_an_arm_has_one():
     assert labels["ours"] == {"one seed", "mean ± standard error"}
 
 
-def test_names_of_any_length_stay_inside_the_figure():
+@pytest.mark.parametrize("narrow", [False, True])
+def test_names_of_any_length_stay_inside_the_figure(narrow):
     record = ablation()
     name = "recipes/rules/candidates.py:RMSLayer:" + "block_size=16,keen=4,start=1,raw=true"
     (scale, *_), arms = record["embedding_stds"], {"full": name}
@@ -125,7 +126,7 @@ def test_names_of_any_length_stay_inside_the_figure():
         cell | {"arm": arms.get(cell["arm"], cell["arm"])} for cell in record["cells"] if cell["embedding_std"] == scale
     ]
     record["embedding_stds"] = [scale]
-    drawn = ablation_figures.differences(parsed(AblationRecord, record))
+    drawn = ablation_figures.differences(parsed(AblationRecord, record), narrow)
     drawn.draw_without_rendering()
     width = drawn.bbox.width
     first = drawn.axes[0]

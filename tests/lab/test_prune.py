@@ -267,3 +267,15 @@ def test_bad_input_is_one_line(sweep, tmp_path, capsys):
 def test_runs_are_found_in_folders_of_any_depth(sweep):
     assert find_runs([sweep.folder]) == sorted(run.job.folder for run in sweep.planned)
     assert find_runs([sweep.planned[0].job.folder] * 2) == [sweep.planned[0].job.folder]
+
+
+def test_what_lies_in_a_run_or_is_another_programs_is_no_run(sweep, tmp_path):
+    """steps-N is the end that a run had before it went on; the config.json beside it is of a transformers model."""
+    run = tmp_path / "checkpoints" / "block" / "seed-0"
+    shutil.copytree(sweep.planned[0].job.folder, run)
+    shutil.copytree(sweep.planned[0].job.folder, run / "steps-3")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert find_runs([tmp_path]) == [run]
+    (run / "config.json").write_text('{"config": ')
+    with pytest.raises(UsageError, match="seed-0"):
+        open_runs(find_runs([tmp_path]))

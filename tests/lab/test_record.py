@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from attnres.errors import UsageError
 from attnres.lab.dynamics.record import Profiles
 from attnres.lab.prune.record import Pruned
-from attnres.lab.record import Stored, read_record, write_record
+from attnres.lab.record import Given, Stored, read_record, write_record
 
 
 @pytest.mark.parametrize(("cls", "command"), [(Profiles, "dynamics"), (Pruned, "prune")])
@@ -36,6 +37,8 @@ class Sample(Stored):
     pairs: tuple[tuple[float, float], ...]
     maybe: str | None
     note: str = ""
+    rates: tuple[Given, ...] = ()
+    config: Mapping[str, Any] | None = None
     loss: float = math.nan
 
 
@@ -47,6 +50,14 @@ def test_what_is_written_is_read(tmp_path):
     assert json.loads(path.read_text()) == entries, "7 digits, no number as null, no defaults"
     again = read_record(path, Sample)
     assert again.pairs[0] == (0, 1.234568) and math.isnan(again.pairs[1][1]) and math.isnan(again.loss)
+
+
+def test_options_are_written_as_they_are(tmp_path):
+    """Or the command that wrote the record would not find itself in it."""
+    options = {"rates": (0.70710678, 1 / 3), "config": {"optimizer": {"lr": 0.0014142136}}}
+    write_record(tmp_path / "sample.json", Sample(whole=3, pairs=((0.70710678, 1.0),), maybe=None, **options))
+    again = read_record(tmp_path / "sample.json", Sample)
+    assert {"rates": again.rates, "config": again.config} == options and again.pairs == ((0.7071068, 1.0),)
 
 
 @pytest.mark.parametrize(

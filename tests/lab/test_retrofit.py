@@ -81,7 +81,7 @@ def test_claims_are_on_paired_differences():
     assert readings["ends below the plain twin after 100% more", "block@1"] == "refuted"
     assert readings["ends below the plain twin after 5% more", "block"] == "refuted", "no gain of a hundredth"
     assert readings["the connection wants ten times the rate of the weights", "block - block@1, 100%"] == "shown"
-    assert "after 100% block is at -0.0297 ± 0.0003" in finding(record)
+    assert "is shown after 5% for none of 2 arms; after 100% for block (-0.0297 ± 0.0003) (nats" in finding(record)
 
 
 def test_tables_tell_cost_and_where_a_grid_ended():
@@ -89,8 +89,16 @@ def test_tables_tell_cost_and_where_a_grid_ended():
     assert first.title == "After 5% more: 5 steps" and "1.7000 before" in first.note
     assert "steps" not in first.columns
     assert [row[3] for row in first.rows] == ["x0.5*"] * 3, "the lowest that was tried is the best"
+    assert arms.rows[0][2] == "", "the plain twin has no connection's parameters"
     assert arms.rows[1] == ("block", "block:total=true", "10x", "+0.000000", "1.100", "1.20")
     assert shown.rows[0][0] == "ends below the plain twin after 5% more"
+
+
+def test_all_rates_of_an_arm_are_listed():
+    data = retrofit({})
+    data["runs"][0]["factor"] = 1.0
+    first, *_ = retrofit_tables(parsed(RetrofitRecord, data))
+    assert first.rows[0][3] == "x0.5, x1*"
 
 
 def test_nothing_shown_is_no_table():

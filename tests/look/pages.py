@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from attnres import load_run
+from tests.browser import asked_for
 from tests.look.runs import TOKEN, Client
 
 TEXT = "the brown dog jumps"
@@ -108,8 +108,7 @@ class Page:
 
     def asked(self) -> list[str]:
         """All addresses that were asked for since this was last called."""
-        messages = [json.loads(entry["message"])["message"] for entry in self.browser.get_log("performance")]
-        return [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+        return asked_for(self.browser)
 
 
 def mean_loss(folder: Path, text: str = TEXT) -> float:

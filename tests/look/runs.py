@@ -47,17 +47,26 @@ def train_small(folder: Path, connection: str, layers: int = 2, **fields: Any) -
 
 @dataclass
 class Client:
-    """Asks as the page does."""
+    """Asks as the page does; a model may be given by its place among those of the session."""
 
     port: int
     token: str = TOKEN
 
     def open(self, method: str, path: str, body: Any = None, **headers: str) -> http.client.HTTPResponse:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        body = self._with_id(body)
         sent = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         usual = {"X-Attnres-Token": self.token, "Content-Type": "application/json", "Connection": "close"}
         connection.request(method, path, sent, {name: v for name, v in {**usual, **headers}.items() if v})
         return connection.getresponse()
+
+    def _with_id(self, body: Any) -> Any:
+        if not isinstance(body, dict) or "model" not in body.get("view", body):
+            return body
+        if "view" in body:
+            return {**body, "view": self._with_id(body["view"])}
+        models = self.session()["models"] if type(body["model"]) is int else ()
+        return {**body, "model": models[body["model"]]["id"]} if body["model"] in range(len(models)) else body
 
     def ask(self, command: str, **request: Any) -> list[dict[str, Any]]:
         """All the lines that a command answers with."""

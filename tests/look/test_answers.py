@@ -115,7 +115,7 @@ def test_the_continuation_is_that_of_generate(client, runs):
     assert text == run.tokenizer.decode(expected)
     assert all(0 <= line["likeliest"][0]["probability"] <= 1 for line in drawn)
     *drawn, ended = client.ask("continue", **view(text="x" * 94), count=8)
-    assert ended["reason"] == "context" and len(drawn) == 3  # the last one is not read any more
+    assert ended["reason"] == "context" and len(drawn) == 2  # with more it could not be looked at
 
 
 def test_a_changed_model_goes_on_differently(client):
@@ -138,7 +138,9 @@ def test_the_largest_numbers(client):
 def test_steps_of_a_run(client, runs):
     steps = client.session()["models"][1]["steps"]
     assert steps == [2, 4, 6]
-    losses = [client.one("look", **view(step=step))["mean_loss"] for step in steps]
+    pictures = [client.one("look", **view(step=step)) for step in (*steps, None)]
+    assert [picture["step"] for picture in pictures] == [*steps, 6]
+    losses = [picture["mean_loss"] for picture in pictures[:3]]
     assert losses[0] > losses[1] > losses[2] == client.one("look", **view())["mean_loss"]
     assert "no checkpoint of step 3" in client.one("look", **view(step=3))["message"]
 
@@ -193,6 +195,27 @@ def test_models_of_transformers(saved_models):
             assert len(drawn) == 4
         assert (numbers(client.one("look", **view(0))["weights"]) == 1).all()
         assert "no run of the lab" in client.one("watch", model=0)["message"]
+
+
+def test_a_text_begins_as_the_tokenizer_of_transformers_begins_it(saved_models, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+    folder = tmp_path / "model"
+    shutil.copytree(saved_models[1], folder)
+    told = json.loads((folder / "tokenizer.json").read_text())
+    pieces = [{"SpecialToken": {"id": "!", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    first = {"id": "!", "ids": [told["model"]["vocab"]["!"]], "tokens": ["!"]}
+    template = {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {"!": first}}
+    (folder / "tokenizer.json").write_text(json.dumps({**told, "post_processor": template}))
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    with serving(open_subjects([folder])) as client:
+        picture = client.one("look", **view(0, changes=CHANGES))
+        assert [token["id"] for token in picture["tokens"]] == tokenizer(TEXT)["input_ids"]
+        assert picture["tokens"][0] == {"id": first["ids"][0], "text": "!", "start": 0, "stop": 0}
+        space: dict = {}
+        exec(picture["python"], space)
+        assert picture["mean_loss"] == pytest.approx(float(space["loss"]), abs=1e-5)
+        continued = client.ask("continue", **view(0, text="a" * 60), temperature=0.0, count=2)
+        assert [line["kind"] for line in continued] == ["drawn", "drawn", "ended"]
 
 
 def test_nothing_is_unpickled_and_no_code_of_a_model_is_run(saved_models, tmp_path):

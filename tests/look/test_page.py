@@ -197,6 +197,45 @@ def test_empty_odd_and_huge_texts(opened):
     assert not opened.all(".status.wrong")
 
 
+def test_a_number_must_be_written(opened):
+    opened.press(Keys.ARROW_RIGHT)
+    for label, tool in (("factor", "Scale"), ("weight", "Pin")):
+        opened.find(f"input[aria-label={label}]").clear()
+        opened.change(tool)
+        assert opened.find("#said").text == "Write a number first." and opened.all(".changes li.none")
+    opened.find("#temperature").clear()
+    opened.click("Continue the text")
+    assert opened.find("#said").text == "Write a temperature first." and not opened.all(".token.drawn")
+
+
+def test_an_answer_that_is_not_finite_is_said(opened):
+    opened.press(Keys.ARROW_RIGHT)
+    Select(opened.find("select[name=where]")).select_by_value("all")
+    opened.find("input[aria-label=factor]").clear()
+    opened.find("input[aria-label=factor]").send_keys("1e15")
+    for _ in range(3):
+        opened.click("Scale")
+        opened.settled()
+    assert opened.find(".losses").text == "the model's answer is not finite, so there is no loss"
+    assert "not finite" in opened.find(".next li").text
+    opened.find(".strip").send_keys(Keys.HOME)  # nothing of it reaches the console as an error
+    opened.settled()
+
+
+def test_a_model_without_an_answer_shows_nothing_of_the_one_before(opened):
+    opened.press(Keys.ARROW_RIGHT)
+    opened.change("Mute")
+    opened.type("x" * 97)
+    assert opened.find("svg.depth").is_displayed()
+    opened.choose("Model", 1)
+    assert opened.find(".side h2").text == "block" and "97 tokens" in opened.find(".status.wrong").text
+    assert not opened.find("svg.depth").is_displayed() and opened.all(".changes li.none")
+    undo = opened.browser.find_element("xpath", "//button[.='Undo']")
+    assert not undo.is_enabled()
+    opened.type(TEXT)
+    assert opened.find("svg.depth").is_displayed()
+
+
 def test_typing_does_not_wait_for_answers(opened):
     """What was typed while an answer is under way stands there, and the last text alone is answered in the end."""
     box = opened.find("#text")

@@ -31,9 +31,11 @@ def deep(opened, odd):
 def resize(page: Page, width: int, height: int = 900) -> None:
     metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    # The page is drawn anew in the next frame, before its callbacks.
+    page.browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]));")
 
 
-@pytest.mark.parametrize("width", [400, 1060, 1400])
+@pytest.mark.parametrize("width", [360, 400, 1060, 1400])
 def test_nothing_overflows_or_overlaps_at_any_depth(deep, width):
     resize(deep, width)
     for model in range(len(ODD)):
@@ -130,7 +132,7 @@ def test_models_of_transformers(opened, saved_models):
         page.until(lambda: page.all(".token.drawn"))
         page.until(lambda: page.find("#continue").text == "Continue the text")
         page.find("#measure").click()
-        page.until(lambda: len(page.all("svg.depth .beside")) == 8)
+        page.until(lambda: len(page.all("svg.depth .beside")) == 9)  # as many sources as it has sites
         page.settled()
         page.browser.get("about:blank")
 
@@ -143,6 +145,42 @@ def downloads(page: Page, folder: Path, *buttons: str) -> list[Path]:
             lambda count=count: sum(file.suffix in (".html", ".svg", ".png") for file in folder.iterdir()) == count
         )
     return sorted(folder.iterdir())
+
+
+def values(page: Page) -> list[str]:
+    texts = page.browser.execute_script(
+        "return [...document.querySelectorAll('svg.depth .value')].map((t) => t.textContent)"
+    )
+    return list(texts)
+
+
+def test_a_saved_page_has_the_numbers_of_the_live_one(opened, tmp_path):
+    """At a token that was not chosen, beside a weight that is 100,000 times larger."""
+    opened.choose("Model", 1)
+    opened.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    opened.find("input[aria-label=weight]").clear()
+    opened.find("input[aria-label=weight]").send_keys("1e5")
+    opened.change("Pin")
+    opened.press(Keys.ARROW_UP)
+    (html,) = downloads(opened, tmp_path, "Save page")
+    opened.find(".strip").send_keys(Keys.HOME)
+    opened.settled()
+    live, n = values(opened), 5
+    saved = Page(opened.browser, html.as_uri())
+    saved.find(".strip").send_keys(Keys.HOME)
+    assert values(saved) == live[: 2 * n]  # weight and weight x |v|
+    opened.asked()  # the file itself
+
+
+def test_a_saved_page_leaves_out_sizes_that_do_not_follow_from_what_it_has(opened, tmp_path):
+    opened.choose("Model", 2)
+    (html,) = downloads(opened, tmp_path, "Save page")
+    sizes = values(opened)[:10]
+    saved = Page(opened.browser, html.as_uri())
+    assert values(saved)[:10] == sizes
+    saved.find(".strip").send_keys(Keys.HOME)
+    assert len(values(saved)) == 5 and "not known here" in saved.units()
+    opened.asked()  # the file itself
 
 
 def test_saved_files_open_from_disk_without_a_request(deep, tmp_path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -203,6 +204,17 @@ def test_too_long_a_sequence_is_refused():
 def test_tokens_without_a_batch_are_refused():
     with pytest.raises(UsageError, match=r"tokens must be \[batch, time\], not \[4\]"):
         Transformer(TransformerConfig(**SMALL))(torch.zeros(4, dtype=torch.long))
+    with pytest.raises(UsageError, match=r"tokens must be \[batch, time\], not \[4\]"):
+        mixing_matrix(Transformer(TransformerConfig(**SMALL)), torch.zeros(4, dtype=torch.long))
+
+
+def test_a_start_that_is_not_what_the_caches_hold_is_refused():
+    model = Transformer(TransformerConfig(**SMALL))
+    caches = model.new_caches(1)
+    model(torch.tensor([[1, 2]]), caches)
+    for start in (0, 1, 3):
+        with pytest.raises(UsageError, match=f"start must be the number of tokens in caches, 2, and not {start}"):
+            model(torch.tensor([[3]]), caches, start)
 
 
 def test_attention_and_mlp_read_each_mixture_where_it_belongs():
@@ -259,6 +271,45 @@ def test_of_what_several_reads_normalise_one_tensor_is_kept(precision):
     tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[precision]
     for got, other in zip([actual, *gradients], [y, *expected], strict=True):
         assert got.dtype == other.dtype and (got - other).norm() <= tolerance * other.norm()
+
+
+class Adapted(nn.Module):
+    """As PEFT's LoRA puts one in a projection's place."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base_layer, self.added = base, nn.Linear(base.in_features, base.out_features, bias=False)
+        self.weight = base.weight
+
+    def forward(self, x):
+        return self.base_layer(x) + self.added(x)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        *product(["norm", "q", "k", "v", "gate", "up"], ["hook", "pre-hook", "backward hook"]),
+        *product(["q", "k", "v", "gate", "up"], ["adapter", "bias"]),
+    ],
+)
+def test_of_several_reads_a_changed_module_is_called(name, change):
+    model = Transformer(TransformerConfig(**SMALL, connection="block:reads=qkv-gate-up"))
+    sublayer, tokens = model.sublayers[int(name in ("gate", "up"))], torch.randint(50, (2, 5))
+    part, gradients = getattr(sublayer, name), []
+    before = model(tokens)
+    if change == "hook":
+        part.register_forward_hook(lambda module, read, y: 2 * y + 1)
+    elif change == "pre-hook":
+        part.register_forward_pre_hook(lambda module, read: (read[0] * 2 + 1,))
+    elif change == "backward hook":
+        part.register_full_backward_hook(lambda *_: gradients.append(1))
+    elif change == "bias":
+        part.bias = nn.Parameter(torch.ones(part.out_features))
+    else:
+        setattr(sublayer, name, Adapted(part))
+    after = model(tokens)
+    after.sum().backward()
+    assert gradients or not torch.allclose(after, before)
 
 
 def test_a_backbone_that_reads_one_mixture_says_so():

@@ -39,6 +39,8 @@ def test_bad_input_is_named():
     for sources, query in (([x, x.int()], q), ([x], q.long())):
         with pytest.raises(UsageError, match="float16 or float64, not int"):
             depth_attention(sources, query)
+    with pytest.raises(UsageError, match="float16 or float64, not NoneType"):
+        depth_attention([x, None], q)
     with pytest.raises(UsageError, match="float16 or float64, not float8"):
         depth_attention([x.to(torch.float8_e4m3fn)], q)
     with pytest.raises(UsageError, match="d of at least 1"):

@@ -61,6 +61,8 @@ def test_processes_that_start_at_once_build_once(tmp_path):
     [
         ({"CXX": "no-such-compiler"}, "there is no C++ compiler 'no-such-compiler'; install g++ or set CXX"),
         ({"CXX": "false"}, "false failed"),
+        ({"CXX": "env false"}, "env failed"),
+        ({"CXX": "g++ 'x"}, "CXX is no command: No closing quotation"),
         ({"ATTNRES_MARCH": "haswell"}, "ATTNRES_MARCH can be native or "),
     ],
 )
@@ -159,6 +161,12 @@ def test_apples_clang_gets_flags_that_it_takes(monkeypatch, tmp_path):
     assert "-fopenmp" not in compiling + linking
     assert any(flag.startswith("-Wl,-rpath,") for flag in linking)
     assert "-march=armv8-a" in cpu.commands(tmp_path / "a.so", "armv8-a", tmp_path / "a.o")[0]
+
+
+def test_a_compiler_of_several_words(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "ccache 'my g++' -m64")
+    for command in cpu.commands(tmp_path / "a.so", "native", tmp_path / "a.o"):
+        assert command[:3] == ["ccache", "my g++", "-m64"]
 
 
 LANES = {"x86-64-v2": "SSE4.2", "x86-64-v3": "AVX2", "x86-64-v4": "AVX-512"}

@@ -9,6 +9,7 @@ import pytest
 
 from attnres.report import ArmReport, Curve, ReportData, TokenText
 from attnres.report.page import page
+from tests.browser import asked_for
 from tests.report.sample import ATTACK, curves, profile, report
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -49,8 +50,7 @@ def opened(browser, pages, request):
     browser.get(pages[getattr(request, "param", "usual")])
     yield browser
     assert browser.get_log("browser") == []
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    asked = asked_for(browser)
     assert asked and all(address.startswith(("file:", "data:")) for address in asked)
 
 

@@ -17,7 +17,8 @@ from attnres import UsageError
 from attnres.analysis.comparison import Comparison, compare_arms, finding
 from attnres.report import ArmReport, Curve, ReportData, TokenText, write_report
 from attnres.report.comparison import result_tables, sink_table
-from attnres.report.page import json_for_script, page
+from attnres.report.page import json_for_script, page, payload
+from attnres.report.runs import provenance
 from attnres.report.style import colour_scale, depth_ticks, paired_differences, summarise
 from attnres.texttable import visible
 from tests.report.sample import ATTACK, curves, profile, report, results
@@ -171,6 +172,17 @@ def test_the_page_leads_with_the_finding_and_shows_each_seed():
     cells = "".join(f'<td class="number">{value:+.4f}</td>' for value in results()[2].differences.values())
     assert columns in html and f'<tr><th scope="row">arm2</th>{cells}</tr>' in html
     assert "Holm-corrected" in html and "[1.08, 1.10]" in html
+
+
+def test_late_steps_are_where_they_are():
+    long = [Curve(0, [12341, 12344, 12347], [1.23456, 0.9, 0.8])]
+    arm = payload(dataclasses.replace(report(), arms=[ArmReport("block", curves=long)], tokens=[]))["arms"][0]
+    assert arm["curve"]["steps"] == [12341, 12344, 12347] and arm["curve"]["mean"][0] == 1.235
+
+
+def test_the_command_of_a_page_can_be_run_again(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["attnres", "inspect", "runs/my run", "--prompt", "a; b"])
+    assert provenance({})["command"] == "attnres inspect 'runs/my run' --prompt 'a; b'"
 
 
 def single_seed(*parts):

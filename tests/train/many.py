@@ -37,6 +37,36 @@ def go(_group, config, layout, steps, start=None, save=None):
     return [(r["loss"], r["grad_norm"]) for r in records], loss, trainer.parameters
 
 
+RULE = """
+import torch
+from torch import nn
+from attnres.connections import Connection
+
+class Scaled(Connection):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.register_buffer("scale", torch.tensor(0.5))
+        self.fixed = nn.ParameterList(nn.Parameter(torch.full((dim,), 2.0), False) for _ in range(sites + 1))
+        self.gain = nn.ParameterList(nn.Parameter(torch.ones(dim)) for _ in range(sites + 1))
+
+    def weigh(self, values, site):
+        return (self.scale * self.fixed[site] * self.gain[site],)
+
+    def gather(self, values, weights, site):
+        return (values[0] * weights[0]).to(values[0].dtype)
+
+    def scatter(self, values, weights, site, h, y):
+        return (values[0] + y,)
+"""
+
+
+def own_rule(folder: Path) -> str:
+    """A connection of one's own with a buffer, and with parameters that do not learn."""
+    file = folder / "rule.py"
+    file.write_text(RULE)
+    return f"{file}:Scaled"
+
+
 def contents(folder: Path, step: int) -> dict[str, torch.Tensor]:
     path = folder / f"step-{step:08d}"
     assert Checkpoint(path).damage() is None

@@ -158,6 +158,25 @@ def test_all_damaged(stopped):
     assert steps_on_disk(folder) == [4, 8], "nothing is deleted"
 
 
+@pytest.mark.parametrize("reading", ["damage", "model"])
+@pytest.mark.parametrize("best", [False, True])
+def test_a_checkpoint_that_the_run_deletes_meanwhile_is_not_damaged(stopped, caplog, monkeypatch, reading, best):
+    _, folder = stopped
+    chosen = load_run(folder, best).step
+    plain = getattr(checkpoint_module.Checkpoint, reading)
+
+    def pruned(checkpoint, *args):
+        if checkpoint.step == chosen:
+            shutil.rmtree(checkpoint.path, ignore_errors=True)
+        return plain(checkpoint, *args)
+
+    monkeypatch.setattr(checkpoint_module.Checkpoint, reading, pruned)
+    assert load_run(folder, best).step == {4: 8, 8: 4}[chosen]
+    assert not caplog.records
+    with pytest.raises(UsageError, match=f"no checkpoint of step {chosen}"):
+        load_run(folder, step=chosen)
+
+
 def test_best_damaged(stopped):
     _, folder = stopped
     best = load_run(folder, best=True).step

@@ -1,18 +1,21 @@
 """Runs whose files are lost, damaged or another run's, whose numbers leave the finite, whose disk is full."""
 
 import json
-import resource
 import shutil
+from contextlib import ExitStack
 
 import pytest
 import torch
+from rich.console import Console
 
+from attnres.cli._run_display import RunDisplay
 from attnres.data import load_tokenizer
 from attnres.errors import UsageError
 from attnres.files import sha256
 from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
 from attnres.train.trainer import Trainer
 from tests.data.text import library_tokenizer
+from tests.disk import files_up_to
 from tests.train.conftest import results, steps_on_disk, stop_at, weights
 
 
@@ -26,6 +29,18 @@ def test_a_finished_run_that_lost_something_is_made_whole(make_config, tmp_path,
     shutil.rmtree(path) if path.is_dir() else path.unlink()
     train(config, tmp_path)
     assert weights(tmp_path, 12) == expected and load_run(tmp_path).step == 12
+
+
+@pytest.mark.parametrize("other", ["summary.json", "tokenizer.json"])
+def test_a_finished_run_that_lost_its_metrics_has_a_summary(make_config, tmp_path, capsys, other):
+    config = make_config(steps=4)
+    expected = train(config, tmp_path)["validation_loss"]
+    for name in ("metrics.jsonl", other):
+        (tmp_path / name).unlink()
+    summary = train(config, tmp_path)
+    assert (summary["validation_loss"], summary["step_seconds"]) == (expected, None)
+    RunDisplay(Console(width=200)).done(summary, tmp_path)
+    assert "(best " in (shown := capsys.readouterr().out) and "per step" not in shown
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": 2'])
@@ -219,22 +234,16 @@ def test_non_finite_before_any_step_blames_no_learning_rate(make_config, tmp_pat
 
 @pytest.mark.parametrize("limit, file", [(1500, "metrics.jsonl"), (20_000, "safetensors")])
 def test_full_disk(make_config, tmp_path, limit, file):
-    """The system refuses to let any file grow beyond the limit, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     config = make_config(steps=16)
     train(config, tmp_path / "straight")
+    told = rf"{file}: File too large, at step \d+; last good .*step-00000004"
+    with ExitStack() as full, pytest.raises(RunStopped, match=told) as caught:
 
-    def fill_disk(event):
-        if event["kind"] == "saved":
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
+        def fill_disk(event):
+            if event["kind"] == "saved":
+                full.enter_context(files_up_to(limit))
 
-    try:
-        with pytest.raises(
-            RunStopped, match=rf"{file}: File too large, at step \d+; last good .*step-00000004"
-        ) as caught:
-            train(config, tmp_path / "run", fill_disk)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        train(config, tmp_path / "run", fill_disk)
     assert "\n" not in str(caught.value)
     assert steps_on_disk(tmp_path / "run") == [4], "the good one is intact, and what could not be finished is gone"
     train(config, tmp_path / "run")

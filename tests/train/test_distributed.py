@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from attnres.parallel.layout import Layout
 from tests.model.test_backbones import config_of
-from tests.train.many import contents, go, make_trainer
+from tests.train.many import contents, go, make_trainer, own_rule
 
 LAYOUTS = {
     "shard 4": Layout(shard=4),
@@ -65,6 +65,25 @@ def test_sublayers_of_transformers_train_as_in_one_process(make_config, pair, ba
     losses, validation, _ = pair.run(go, config, layout, 2, ranks=2)[0]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=5e-6, atol=1e-6)
     assert validation == pytest.approx(expected[1], rel=2e-6)
+
+
+PAIRS = {
+    "shard 2": Layout(shard=2),
+    "pipeline 2": Layout(pipeline=2, shard=1),
+    "zero bubble 2 x 2": Layout(pipeline=2, virtual=2, shard=1, schedule="zero-bubble"),
+}
+
+
+@pytest.mark.parametrize("layout", PAIRS.values(), ids=PAIRS)
+def test_what_a_rule_keeps_fixed_stays_fixed(make_config, pair, tmp_path, layout):
+    model = {"layers": 4, "connection": own_rule(tmp_path)}
+    config = make_config(batch_size=4, accumulate=2, model=model, optimizer={"hidden": "adamw"})
+    expected = go(None, config, None, 2)
+    losses, validation, _ = pair.run(go, config, layout, 2, None, tmp_path, ranks=2)[0]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=5e-6, atol=1e-6)
+    assert validation == pytest.approx(expected[1], rel=2e-6)
+    fixed = [tensor for name, tensor in contents(tmp_path, 2).items() if name.startswith("connection.fixed")]
+    assert len(fixed) == 9 and all(torch.equal(tensor, torch.full_like(tensor, 2.0)) for tensor in fixed)
 
 
 TIED = {

@@ -1,5 +1,7 @@
 """Checkpoints of several processes: the same files, for any number of others; on disks that fail them."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -9,7 +11,8 @@ from attnres.parallel.layout import Layout
 from attnres.train import load_run
 from attnres.train.checkpoint import Checkpoints
 from attnres.train.trainer import Trainer
-from tests.train.many import contents, go, make_trainer
+from tests.disk import files_up_to
+from tests.train.many import contents, go, make_trainer, own_rule
 
 
 def test_a_run_goes_on_with_fewer_processes(make_config, ranks, pair, tmp_path):
@@ -50,6 +53,16 @@ def test_a_checkpoint_goes_from_layout_to_layout_bit_for_bit(make_config, ranks,
     ranks.run(go, config, many, 2, place, tmp_path / "parts", ranks=4)
     whole, parts = contents(tmp_path / "whole", 5), contents(tmp_path / "parts", 5)
     assert all(torch.equal(whole[key], parts[key]) for key in whole)
+
+
+@pytest.mark.parametrize("layout", [Layout(shard=2), Layout(pipeline=2, shard=1)], ids=["shard 2", "pipeline 2"])
+def test_a_rule_with_a_buffer_goes_on(make_config, pair, tmp_path, layout):
+    model = {"connection": own_rule(tmp_path)}
+    config = make_config(batch_size=4, accumulate=2, model=model, optimizer={"hidden": "adamw"})
+    pair.run(go, config, layout, 1, None, tmp_path, ranks=2)
+    assert torch.equal(contents(tmp_path, 1)["connection.scale"], torch.tensor(0.5))
+    went_on = pair.run(go, config, layout, 1, tmp_path / "step-00000001", ranks=2)[0]
+    assert went_on[0][0] == pytest.approx(go(None, config, None, 2)[0][1], rel=5e-6)
 
 
 def save_apart(group, config, folders):
@@ -116,21 +129,13 @@ def test_processes_share_the_hashing_of_a_checkpoint_to_go_on_from(make_config, 
 
 def fill_disk(group, config, folder, limit):
     """Save where one process may write no more than `limit` bytes into a file; what each raises."""
-    import resource
-    import signal
-
     trainer = make_trainer(config, Layout(shard=2))
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if group.rank() == 1:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
     try:
-        state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
-        trainer.checkpoints(folder).save(trainer.step, *trainer.tensors(), state)
+        with files_up_to(limit) if group.rank() == 1 else nullcontext():
+            trainer.checkpoints(folder).save(trainer.step, *trainer.tensors(), state)
     except OSError as error:
         return error.filename, error.strerror
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     return None
 
 

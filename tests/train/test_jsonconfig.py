@@ -40,6 +40,7 @@ def test_left_out_fields_have_their_defaults():
         ({"steps": True}, "steps"),
         ({"steps": 0}, "steps"),
         ({"optimizer": {"lr": None}}, "optimizer.lr"),
+        ({"optimizer": {"lr": 10**400}}, "optimizer.lr"),
         ({"optimizer": {"hidden": "sgd"}}, "muon"),
         ({"data": {"paths": "x"}}, "data.paths"),
         ({"data": {"dataset": 3}}, "data.dataset"),

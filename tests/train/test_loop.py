@@ -229,6 +229,24 @@ def test_a_finished_run_goes_on_to_more_steps(make_config, tmp_path):
         train(short, tmp_path / "run")
 
 
+def test_an_extension_that_failed_is_begun_anew(make_config, tmp_path, monkeypatch):
+    short, long = (make_config(steps=steps, save_every=1, keep=9) for steps in (8, 16))
+    first = train(short, tmp_path)
+
+    def fail(path, value):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    with monkeypatch.context() as failing:
+        failing.setattr("attnres.train.folder.write_json", fail)
+        with pytest.raises(OSError, match="No space left"):
+            train(long, tmp_path)
+    assert train(short, tmp_path)["validation_loss"] == first["validation_loss"]
+    assert train(long, tmp_path)["steps"] == 16
+    kept = tmp_path / "steps-8"
+    assert json.loads((kept / "summary.json").read_text())["validation_loss"] == first["validation_loss"]
+    assert results(kept)[-1]["step"] == 8 and 8 in steps_on_disk(kept) and not list(tmp_path.rglob("*.partial"))
+
+
 def test_a_longer_run_that_warmed_up_over_fewer_steps_says_so(make_config, tmp_path):
     slow = {"warmup": 0.25, "decay": 0.25}
     for steps in (8, 16):
@@ -278,6 +296,7 @@ def test_tensorboard_missing(make_config, tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
     with pytest.raises(UsageError, match="pip install"):
         train(make_config(tensorboard=True), tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.gpu

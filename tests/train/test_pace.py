@@ -26,7 +26,8 @@ def test_a_busy_stretch_shows_in_the_range_over_parts():
     assert range_over_parts([1.0] * 20) == [1.0, 1.0]
     assert range_over_parts([1.0] * 16 + [9.0] + [1.0] * 3) == [1.0, 1.0], "one slow step is no busy stretch"
     assert range_over_parts([1.0] * 12 + [2.0] * 6 + [1.0] * 2) == [1.0, 2.0]
-    assert range_over_parts([1.0, 3.0]) == [1.0, 3.0]
+    assert range_over_parts([1.0, 3.0, 2.0, 2.0, 2.0]) == [1.0, 3.0]
+    assert range_over_parts([1.0, 3.0]) is None, "too few to have parts"
 
 
 def test_the_speed_of_products_is_that_of_the_processor():

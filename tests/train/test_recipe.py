@@ -1,3 +1,4 @@
+import importlib
 import sys
 from pathlib import Path
 
@@ -31,6 +32,31 @@ def test_a_recipe_derives_from_its_neighbour_wherever_it_lies(tmp_path):
             assert load_recipe(tmp_path / folder / f"{name}.py") == RunConfig(steps=steps, seed=7)
     assert sys.path == path
     assert "base" not in sys.modules
+
+
+def test_a_recipe_has_dataclasses(tmp_path):
+    (tmp_path / "sized.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom attnres.train import RunConfig\n"
+        "@dataclass\nclass Size:\n    steps: int = 3\nconfig = RunConfig(steps=Size().steps)\n"
+    )
+    before = set(sys.modules)
+    assert load_recipe(tmp_path / "sized.py").steps == 3
+    assert set(sys.modules) == before
+
+
+def test_what_is_installed_below_a_recipes_folder_is_imported_once(tmp_path, monkeypatch):
+    packages, package = tmp_path / ".venv" / "packages", tmp_path / "package"
+    for folder, name in ((packages / "installed", "__init__"), (package, "__init__"), (package, "part")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("package")
+    imports = "import installed, package.part\nfrom attnres.train import RunConfig\nconfig = RunConfig()\n"
+    (tmp_path / "recipe.py").write_text(imports)
+    load_recipe(tmp_path / "recipe.py")
+    for name in ("installed", "package.part", "package"):
+        assert sys.modules.pop(name)
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,12 @@ from attnres.data import open_corpus
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
 from attnres.parallel.layout import Layout
-from attnres.train import RunConfig, load_run, sweep, train
+from attnres.train import Interrupted, RunConfig, load_run, sweep, train
 from attnres.train.distributed import DistributedTrainer
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import Job, run_jobs
 from attnres.train.trainer import Trainer
+from tests.train.conftest import stop_at
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +101,20 @@ def test_the_weights_count_and_not_what_leads_to_them(make_config, tmp_path, mon
     with pytest.raises(UsageError, match=changed):
         train(more, begun)
     train(copied, begun)
+
+
+def test_a_run_goes_on_without_its_start(make_config, tmp_path):
+    first, begun = tmp_path / "first", tmp_path / "begun"
+    config = make_config(steps=6, save_every=2)
+    train(config, first)
+    more = dataclasses.replace(config, start_from=str(first), steps=8)
+    with pytest.raises(Interrupted):
+        train(more, begun, stop_at(3))
+    weights = RunFolder(begun).record()["start"]
+    shutil.rmtree(first)
+    assert train(more, begun)["steps"] == 8
+    assert train(dataclasses.replace(more, steps=16), begun)["steps"] == 16
+    assert RunFolder(begun).record()["start"] == weights
 
 
 def test_a_sweep_does_not_add_runs_of_another_start(make_config, tmp_path, monkeypatch):

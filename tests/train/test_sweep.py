@@ -12,26 +12,47 @@ import torch
 from attnres.data.config import DataConfig
 from attnres.errors import UsageError
 from attnres.train import sweep, train
-from attnres.train.sweep import Job, failures, run_jobs
+from attnres.train.sweep import Job, JobState, failures, run_jobs
 
-DIES = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+DIES = "import os, signal; os.kill(os.getpid(), {})"
+CHATTY = (
+    "import sys; [print('x' * 80, file=sys.stderr) for _ in range(4000)]; print('the end', file=sys.stderr); exit(1)"
+)
+
+
+def run_one(program: str, job: Job, monkeypatch) -> JobState:
+    """The last state of a job whose worker is that program."""
+    popen = subprocess.Popen
+    monkeypatch.setattr(sweep.subprocess, "Popen", lambda _, **how: popen([sys.executable, "-c", program], **how))
+    return run_jobs([job], 1)[0]
 
 
 @pytest.mark.parametrize(
-    ("kills", "why"),
-    [([0, 0], "killed from outside (SIGKILL)"), ([0, 1], "because memory ran out: take fewer workers")],
+    ("number", "kills", "why"),
+    [
+        (9, [0, 0], "killed from outside (SIGKILL)"),
+        (9, [0, 1], "because memory ran out: take fewer workers"),
+        pytest.param(
+            40,
+            [0, 0],
+            "killed from outside (signal 40)",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="needs real-time signals"),
+        ),
+    ],
 )
-def test_a_killed_worker_says_why_and_that_the_same_command_goes_on(kills, why, make_config, tmp_path, monkeypatch):
-    def launch(*_) -> subprocess.Popen[str]:
-        pipe = subprocess.PIPE
-        return subprocess.Popen([sys.executable, "-c", DIES], stdin=pipe, stderr=pipe, text=True)
-
+def test_a_killed_worker_says_why_and_that_the_same_command_goes_on(
+    number, kills, why, make_config, tmp_path, monkeypatch
+):
     counts = iter(kills)
-    monkeypatch.setattr(sweep, "_launch", launch)
     monkeypatch.setattr(sweep, "memory_kills", lambda: next(counts))
-    (state,) = run_jobs([Job("full, seed 0", make_config(), tmp_path / "run")], 1)
+    state = run_one(DIES.format(number), Job("full, seed 0", make_config(), tmp_path / "run"), monkeypatch)
     assert state.status == "failed" and not state.diverged
     assert why in failures([state]) and failures([state]).endswith("the same command goes on with it")
+
+
+def test_a_worker_that_writes_much_to_stderr_goes_on_and_its_last_line_is_its_error(make_config, tmp_path, monkeypatch):
+    state = run_one(CHATTY, Job("full, seed 0", make_config(), tmp_path / "run"), monkeypatch)
+    assert (state.status, state.error) == ("failed", "the end")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ BACKBONE = "kimi_k3"
 
 
 def from_transformer(model: Transformer, end_token: int | None = None) -> KimiK3ForCausalLM:
-    """Make a `KimiK3ForCausalLM` with the weights of the lab's model, equal to it in every logit.
+    """Make a `KimiK3ForCausalLM` with a copy of the lab model's weights, equal to it in every logit.
 
     end_token: the id that ends a text, for the configuration.
 
@@ -34,7 +34,8 @@ def from_transformer(model: Transformer, end_token: int | None = None) -> KimiK3
     theirs.eos_token_id = end_token
     with torch.device("meta"):
         made = KimiK3ForCausalLM(theirs)
-    made.load_state_dict(dict(_renamed(model)), assign=True)  # strict: no weight is left over on either side
+    copies = {name: tensor.clone() for name, tensor in _renamed(model)}
+    made.load_state_dict(copies, assign=True)  # strict: no weight is left over on either side
     return made.eval()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -35,6 +36,13 @@ with runnable_kernels():
     )
 
 
+OF_THE_HUB = (
+    *("_from_auto", "adapter_kwargs", "cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage"),
+    *("proxies", "revision", "token", "trust_remote_code", "use_safetensors"),
+)
+"""Keywords of `from_pretrained` that say nothing of a local folder's model."""
+
+
 def connection_for(config: KimiK3Config) -> Connection:
     """Make the connection that the config's `attn_res_block_size`, counted in transformer layers, stands for."""
     sites = 2 * config.num_hidden_layers
@@ -42,6 +50,14 @@ def connection_for(config: KimiK3Config) -> Connection:
         return make_connection("residual", config.hidden_size, sites)
     options = {"block_size": 2 * config.attn_res_block_size, "eps": config.rms_norm_eps}
     return make_connection("block", config.hidden_size, sites, **options)
+
+
+def _dtype(given: Any) -> torch.dtype | None:
+    """What `from_pretrained` takes as a dtype; None for "auto", the stored one. Raises UsageError for anything else."""
+    found = getattr(torch, given, None) if isinstance(given, str) else given
+    if given != "auto" and not isinstance(found, torch.dtype):
+        raise UsageError(f"dtype {given!r}: give one of torch's, its name, or auto")
+    return None if given == "auto" else found
 
 
 class KimiK3PreTrainedModel(KimiLinearPreTrainedModel):
@@ -147,13 +163,21 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
         from attnres.hf.k3.published import load
 
-        if kwargs.get("device_map") is not None or kwargs.get("quantization_config") is not None:
+        given = {name: value for name, value in kwargs.items() if value is not None and name not in OF_THE_HUB}
+        config = given.pop("config", None) or KimiK3Config.from_dict(read_config(folder))
+        kernels, told = given.pop("attn_implementation", None), given.pop("output_loading_info", False)
+        dtypes = [given.pop(name) for name in ("dtype", "torch_dtype") if name in given]
+        if args or given:
             raise UsageError(
-                "the published form takes no device_map and no quantization_config; "
-                "write the model with save_pretrained first"
+                f"the published form takes no {next(iter(given), 'further argument')}; write the model with "
+                "save_pretrained first"
             )
-        dtype = kwargs.get("dtype", kwargs.get("torch_dtype"))
-        return load(folder, dtype if isinstance(dtype, torch.dtype) else None)
+        if kernels is not None:
+            config = copy.deepcopy(config)
+            config._attn_implementation = kernels
+        model = load(folder, _dtype(dtypes[0] if dtypes else "auto"), config)
+        nothing = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
+        return (model, nothing) if told else model  # what does not fit was refused
 
     @can_return_tuple
     def forward(

@@ -76,13 +76,14 @@ def _part(name: str, tensor: Tensor, config: KimiK3Config, sites: Any) -> Part:
     return Part((name,), shape)
 
 
-def load(folder: str | Path, dtype: torch.dtype | None = None) -> KimiK3ForCausalLM:
+def load(folder: str | Path, dtype: torch.dtype | None = None, config: KimiK3Config | None = None) -> KimiK3ForCausalLM:
     """Load a checkpoint in the published form, shards and MXFP4 experts included.
 
     Args:
         folder: config.json and safetensors files.
         dtype: of the matrices; that of the stored embedding when not given. The connection, KDA's decay and the
             router's bias are float32 in any case.
+        config: used instead of the one that config.json holds.
 
     Raises:
         UsageError: a tensor is missing, left over or of another shape (each is named), or a file is damaged.
@@ -90,9 +91,8 @@ def load(folder: str | Path, dtype: torch.dtype | None = None) -> KimiK3ForCausa
     from attnres.hf.k3.model import KimiK3ForCausalLM
 
     folder = Path(folder)
-    config = KimiK3Config.from_dict(read_config(folder))
     with torch.device("meta"):
-        model = KimiK3ForCausalLM(config)
+        model = KimiK3ForCausalLM(config or KimiK3Config.from_dict(read_config(folder)))
     stored = _Stored(folder)
     layout = parts(model)
     stored.check(layout)

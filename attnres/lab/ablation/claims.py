@@ -7,7 +7,15 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from attnres.analysis.comparison import SIGNIFICANCE, Comparison, compare_arms, holm, paired_p_value, standard_error
+from attnres.analysis.comparison import (
+    SIGNIFICANCE,
+    Comparison,
+    compare_arms,
+    decided_sides,
+    holm,
+    paired_p_value,
+    standard_error,
+)
 from attnres.lab.ablation.record import AblationRecord, TrialRun
 from attnres.lab.outcome import done_runs
 from attnres.lab.paper import ABLATION as PAPER
@@ -133,16 +141,19 @@ def rank_correlation(record: AblationRecord, std: float) -> tuple[float, float, 
 
 
 def finding(record: AblationRecord) -> str:
-    """Which arm is best at each scale, and how many of the paper's claims hold."""
+    """Which arms are decided at each scale, and how many of the paper's claims hold."""
     parts = []
     for std, (baseline, *others) in comparisons(record):
-        best = min(others, key=lambda row: math.inf if row.difference is None else row.difference, default=baseline)
-        if best.difference is None or best.difference >= 0:
-            parts.append(f"at {std:g} nothing ends below {baseline.arm}")
-            continue
-        error = "" if best.difference_error is None else f" ± {best.difference_error:.3f}"
-        parts.append(f"at {std:g} {best.arm} ends {-best.difference:.3f}{error} below {baseline.arm}")
-    text = f"By embedding std: {', '.join(parts)} (nats per byte)."
+        compared = [row for row in others if row.difference is not None]
+        undecided = sum(not row.decided for row in compared)
+        if not compared:
+            said = f"nothing could be compared: no seed of {baseline.arm} and another one ended"
+        elif sides := decided_sides([baseline, *compared]):
+            said = sides + (f", not decided: {undecided} of {len(compared)} arms" if undecided else "")
+        else:
+            said = f"no arm is decided against {baseline.arm}"
+        parts.append(f"at {std:g} {said}")
+    text = f"By embedding std: {'; '.join(parts)} (nats per byte)."
     if readings := [verdict.reading for verdict in verdicts(record, CLAIMS)]:
         agree, disagree = readings.count("agrees"), readings.count("disagrees")
         text += (

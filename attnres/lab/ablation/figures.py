@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,9 @@ from attnres.lab.tuning import choose
 from attnres.report.axes import INK, ink, legend_below, line_styles
 from attnres.report.style import WEIGHT_COLOURS
 from attnres.texttable import visible
+
+NARROW_NAME = 28
+"""Characters in a line of an arm's name on a phone: those of rules from files leave no room for points beside them."""
 
 
 def differences(record: AblationRecord, narrow: bool = False) -> Figure:
@@ -49,7 +53,11 @@ def differences(record: AblationRecord, narrow: bool = False) -> Figure:
         axes.set_title(f"embedding std {std:g}", loc="left")
         axes.set_xlabel(f"validation loss minus that of {visible(rows[0].arm)}\n(nats per byte)")
         axes.grid(axis="x", alpha=0.25)
-        axes.set_yticks(list(place.values()), labels=[visible(arm) for arm in place])
+        if narrow:
+            labels = ["\n".join(textwrap.wrap(visible(arm), NARROW_NAME)) for arm in place]
+            axes.set_yticks(list(place.values()), labels=labels, fontsize=6 if longest > NARROW_NAME else None)
+        else:
+            axes.set_yticks(list(place.values()), labels=[visible(arm) for arm in place])
         axes.set_ylim(0.3, len(order) + 0.7)
     first = axes_of_all[0]
     first.plot([], [], "o", color=ink(), alpha=0.45, label="one seed")

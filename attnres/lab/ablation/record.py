@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnres.lab.outcome import Outcome
-from attnres.lab.record import Record
+from attnres.lab.record import Given, Record
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Cell:
     """One arm at one scale of the embedding."""
 
     arm: str
-    embedding_std: float
+    embedding_std: Given
 
     @property
     def name(self) -> str:
@@ -26,7 +26,7 @@ class Cell:
 class TrialRun(Outcome):
     """One run of a cell, with both learning rates times `factor`."""
 
-    factor: float
+    factor: Given
     seed: int
 
 
@@ -34,7 +34,7 @@ class TrialRun(Outcome):
 class CellRecord(Cell):
     """What a cell gave: the learning rate that was chosen and a run for every seed."""
 
-    factor: float | None
+    factor: Given | None
     """None where no rate of the grid trains."""
     tuning: tuple[TrialRun, ...]
     runs: tuple[TrialRun, ...]
@@ -49,7 +49,7 @@ class Sweep:
     """What all cells of a record have in common."""
 
     config: Mapping[str, Any]
-    grid: tuple[float, ...]
+    grid: tuple[Given, ...]
     tuning_seeds: int
     wider: int = 0
     equal: str = "steps"
@@ -64,6 +64,6 @@ class AblationRecord(Record):
     never_empty: ClassVar = ("embedding_stds", "cells")
 
     sweep: Sweep
-    embedding_stds: tuple[float, ...]
+    embedding_stds: tuple[Given, ...]
     left_out: tuple[Cell, ...]
     cells: tuple[CellRecord, ...]

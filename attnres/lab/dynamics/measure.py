@@ -20,7 +20,7 @@ from attnres.model import Transformer, parameter_roles
 from attnres.train import RunConfig
 from attnres.train.config import OptimizerConfig
 from attnres.train.folder import RunFolder
-from attnres.train.optimizers import schedule
+from attnres.train.optimizers import last_stable_step, schedule
 from attnres.train.start import first_model
 
 SEQUENCES = 4
@@ -34,6 +34,10 @@ PROFILES = "dynamics.json"
 
 DIGITS = 4
 
+EVERY = 10**9
+"""The `keep` of the runs that the command trains: every checkpoint stays until it is profiled. By it they are told from
+runs that were there already, whose checkpoints are somebody else's."""
+
 
 def profiled_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
     """The fixed validation sequences, [SEQUENCES, context + 1]."""
@@ -41,10 +45,16 @@ def profiled_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
     return torch.from_numpy(next(iter(validation_batches(corpus, context, SEQUENCES, SEQUENCES * context))))
 
 
-def profiles(folder: Path, tokens: Tensor, steps: Sequence[int]) -> Profiles:
+def profiles(folder: Path, tokens: Tensor, steps: Sequence[int], keep: int) -> Profiles:
     """The profiles of a finished run at these steps, measured once and then read from its folder.
 
-    When they are written, all checkpoints but the newest and the best are deleted.
+    When they are written, a run of this command is left with the checkpoints that `train` would have kept of it.
+
+    Args:
+        folder: the run.
+        tokens: what `profiled_tokens` chose.
+        steps: checkpoints, the first one 0.
+        keep: how many of the newest checkpoints to keep.
 
     Raises:
         UsageError: a checkpoint that is needed is gone or damaged, or the run is being trained on.
@@ -56,13 +66,18 @@ def profiles(folder: Path, tokens: Tensor, steps: Sequence[int]) -> Profiles:
     if stored.is_file():
         kept = read_record(stored, Profiles)
         if (kept.steps, kept.tokens) == (steps, shape):
-            run.checkpoints.prune(keep=1)
+            _prune(run, config, keep)
             return kept
     with run.lock():
         run.refuse_other_start(config.start_from)
         write_record(stored, _measure(run, config, tokens, steps))
-        run.checkpoints.prune(keep=1)
+        _prune(run, config, keep)
     return read_record(stored, Profiles)
+
+
+def _prune(run: RunFolder, config: RunConfig, keep: int) -> None:
+    if config.keep == EVERY:
+        run.checkpoints.prune(keep, last_stable_step(config.optimizer, config.steps))
 
 
 def _measure(run: RunFolder, config: RunConfig, tokens: Tensor, steps: tuple[int, ...]) -> Profiles:

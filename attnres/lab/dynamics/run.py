@@ -10,7 +10,7 @@ from pathlib import Path
 from attnres.connections import make_connection
 from attnres.data import check_length, open_corpus
 from attnres.lab.arms import arm_folder, arm_model
-from attnres.lab.dynamics.measure import profiled_tokens, profiles, rank_bound
+from attnres.lab.dynamics.measure import EVERY, profiled_tokens, profiles, rank_bound
 from attnres.lab.dynamics.record import Arm, DynamicsRecord, ProfiledRun, Profiles
 from attnres.lab.experiment import Ended, Progress
 from attnres.lab.options import Arms, Config, check_seeds, checked_arms
@@ -65,10 +65,7 @@ def runs(arms: Sequence[str], seeds: Iterable[int], config: RunConfig, out: Path
     planned = []
     for seed in seeds:
         for arm in arms:
-            # Every checkpoint is kept until it has been profiled.
-            chosen = dataclasses.replace(
-                config, model=arm_model(arm, config.model), seed=seed, keep=max(config.keep, config.steps)
-            )
+            chosen = dataclasses.replace(config, model=arm_model(arm, config.model), seed=seed, keep=EVERY)
             planned.append(
                 Planned(arm, seed, Job(f"{arm}, seed {seed}", chosen, arm_folder(out, arm) / f"seed-{seed}"))
             )
@@ -98,7 +95,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[DynamicsRecord]:
     measured: dict[str, dict[int, Profiles]] = {arm: {} for arm in options.arms}
     with progress.bar(len(done)) as advance:
         for one in done:
-            measured[one.arm][one.seed] = profiles(one.job.folder, tokens, steps)
+            measured[one.arm][one.seed] = profiles(one.job.folder, tokens, steps, config.keep)
             advance(1, "profiling")
     arms = tuple(arm_record(arm, [pair for pair in ended if pair[0].arm == arm], measured[arm]) for arm in options.arms)
     finished = [run for arm in arms for run in arm.runs if run.step_seconds is not None]

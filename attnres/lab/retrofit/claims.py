@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-
-from attnres.analysis.comparison import standard_error
 from attnres.lab.claims import Statement, judged, paired
 from attnres.lab.outcome import done_runs
 from attnres.lab.retrofit.plan import percent
@@ -47,7 +44,7 @@ def statements(record: RetrofitRecord) -> list[Statement]:
     """Every claim, on every arm or after every length of further training."""
     found = []
     for fraction in record.fractions:
-        found += judged(f"ends below the plain twin after {percent(fraction)} more", -1, differences(record, fraction))
+        found += _below_the_twin(record, fraction)
     for claim, pairs in CLAIMS.items():
         values = {}
         for better, other in pairs:
@@ -60,17 +57,17 @@ def statements(record: RetrofitRecord) -> list[Statement]:
     return found
 
 
+def _below_the_twin(record: RetrofitRecord, fraction: float) -> list[Statement]:
+    return judged(f"ends below the plain twin after {percent(fraction)} more", -1, differences(record, fraction))
+
+
 def finding(record: RetrofitRecord) -> str:
-    """After each length of further training the best arm against the plain twin."""
+    """For which arms it is shown, after each length of further training, that they end below the plain twin."""
     parts = []
     for fraction in record.fractions:
-        of_arms = differences(record, fraction)
-        if not of_arms:
-            continue
-        best = min(of_arms, key=lambda arm: statistics.fmean(of_arms[arm]))
-        mean, error = statistics.fmean(of_arms[best]), standard_error(of_arms[best])
-        width = "" if error is None else f" ± {error:.4f}"
-        parts.append(f"after {percent(fraction)} {best} is at {mean:+.4f}{width}")
+        if found := _below_the_twin(record, fraction):
+            shown = [f"{one.arm} ({one.value:+.4f} ± {one.error:.4f})" for one in found if one.reading == "shown"]
+            parts.append(f"after {percent(fraction)} for {', '.join(shown) or f'none of {len(found)} arms'}")
     if not parts:
         return "No arm has a run beside its plain twin's."
-    return f"Against a plain twin that trains on, too: {', '.join(parts)} (nats per byte)."
+    return f"That an arm ends below a plain twin that trains on, too, is shown {'; '.join(parts)} (nats per byte)."

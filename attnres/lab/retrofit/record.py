@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnres.lab.outcome import Outcome
-from attnres.lab.record import Record
+from attnres.lab.record import Given, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +16,7 @@ class Arm:
     name: str
     connection: str
     """With the options by which it starts as the plain model."""
-    rate: float = 10.0
+    rate: Given = 10.0
     """The learning rate of the connection over the model's."""
 
 
@@ -37,10 +37,10 @@ class TrialRun(Outcome):
     """The further training of the plain model of that seed. Its curve begins with the loss before the first step."""
 
     arm: str
-    fraction: float
+    fraction: Given
     """The plain twin's steps over those of the plain model."""
     seed: int
-    factor: float
+    factor: Given
     """The multiple of the plain model's learning rates."""
     steps: int
 
@@ -55,13 +55,13 @@ class RetrofitRecord(Record):
 
     arms: tuple[ArmRecord, ...]
     """The first is the plain twin."""
-    fractions: tuple[float, ...]
+    fractions: tuple[Given, ...]
     """Those that are done."""
     plain: tuple[PlainRun, ...]
     tuning: tuple[TrialRun, ...]
     """What the rates were chosen from."""
     runs: tuple[TrialRun, ...]
-    grid: tuple[float, ...] = ()
+    grid: tuple[Given, ...] = ()
     """The multiples that every arm tried. Empty, as the tuning seeds, in records from before they were kept."""
     tuning_seeds: int = 0
 

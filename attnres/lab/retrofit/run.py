@@ -51,7 +51,8 @@ def earlier(file: Path, plan: Plan, corpus: Corpus) -> RetrofitRecord | None:
         return None
     record, options = read_record(file, RetrofitRecord), plan.options
     there, here = config_from_json(dict(record.config)), fit_vocabulary(plain_run(plan, 0).config, corpus.vocab_size)
-    pairs = {"config": (_common(there), _common(here))}
+    pairs: dict[str, tuple[Any, Any]] = {"config": (_common(there), _common(here))}
+    pairs["seed"] = min(run.seed for run in record.plain), options.config.seed
     if record.grid:
         pairs |= {"grid": (record.grid, options.grid), "tuning_seeds": (record.tuning_seeds, options.tuning_seeds)}
     refuse_other_sweep(file, record, [arm.connection for arm in plan.arms], corpus.sha256, pairs)

@@ -58,8 +58,9 @@ def _rate(tuning: list[TrialRun], runs: list[TrialRun], arm: ArmRecord) -> str:
     used = {run.factor for run in runs if run.arm == arm.name}
     if not used:
         return "none"
-    (factor,), tried = used, {run.factor for run in tuning}
-    return f"x{factor:g}" + "*" * (len(tried) > 1 and choose(tuning) in (min(tried), max(tried)))
+    tried = {run.factor for run in tuning}
+    edge = "*" * (len(tried) > 1 and choose(tuning) in (min(tried), max(tried)))
+    return ", ".join(f"x{factor:g}" for factor in sorted(used)) + edge
 
 
 def _arms(record: RetrofitRecord) -> TextTable:
@@ -71,7 +72,7 @@ def _arms(record: RetrofitRecord) -> TextTable:
             (
                 arm.name,
                 arm.connection,
-                f"{arm.rate:g}x",
+                "" if arm is plain else f"{arm.rate:g}x",
                 number(lost, "+.6f"),
                 f"{arm.flops_per_token / plain.flops_per_token:.3f}",
                 _step_time(record, arm.name),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnres.lab.outcome import Outcome
-from attnres.lab.record import Record
+from attnres.lab.record import Given, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +17,7 @@ class SizedRun(Outcome):
     arm: str
     size: str
     """LAYERSxDIM"""
-    factor: float = 1.0
+    factor: Given = 1.0
     """The multiple of the learning rates in the record's configuration."""
     parameters: int
     """How many parameters the sublayers have."""
@@ -32,7 +32,7 @@ class Sweep:
     """What all runs of a record have in common: a command with another one does not go on with it."""
 
     config: Mapping[str, Any]
-    grid: tuple[float, ...]
+    grid: tuple[Given, ...]
     heads: int | None = None
 
 
@@ -44,7 +44,7 @@ class ScalingRecord(Record):
 
     arms: tuple[str, ...]
     """The first is the baseline."""
-    tokens_per_parameter: float
+    tokens_per_parameter: Given
     runs: tuple[SizedRun, ...]
     """Empty while the rates of the smallest sizes are being chosen."""
     grid: tuple[SizedRun, ...] = ()

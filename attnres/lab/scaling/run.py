@@ -13,12 +13,12 @@ from attnres.lab.ahead import Ahead
 from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import command, files_of, header, read_record, refuse_other_sweep, write_record
-from attnres.lab.scaling.plan import Plan, Planned, planned
+from attnres.lab.scaling.plan import Plan, Planned, planned, sized
 from attnres.lab.scaling.rates import CHECKED, check_runs, chosen_rates, grid_runs, phases, seed_runs, wider_runs
 from attnres.lab.scaling.record import ScalingRecord, SizedRun, Sweep
 from attnres.lab.tuning import MOST_BEYOND
 from attnres.model.flops import training_flops
-from attnres.train import config_from_json, config_to_json
+from attnres.train import RunConfig, config_from_json, config_to_json
 from attnres.train.folder import RunFolder, fit_vocabulary
 from attnres.train.sweep import Job, JobState, failures, require_done
 
@@ -57,13 +57,19 @@ def earlier(file: Path, sweep: Sweep, plan: Plan, text: str) -> ScalingRecord | 
     arms, smallest = plan.options.arms, {size.name for size in plan.sizes[:2]}
     there = {run.size: run.steps for run in (*record.grid, *record.runs, *record.check)}
     here = {size.name: planned(plan, arms[0], size, 0).job.config.steps for size in plan.sizes}
+
+    def in_common(sweep: Sweep) -> RunConfig:
+        """Without what each size has of its own."""
+        config = config_from_json(dict(sweep.config))
+        return sized(config, plan.sizes[0], arms[0], plan.options.tokens_per_parameter, config.seed)
+
     refuse_other_sweep(
         file,
         record,
         arms,
         text,
         {
-            "config": (config_from_json(dict(record.sweep.config)), config_from_json(dict(sweep.config))),
+            "config": (in_common(record.sweep), in_common(sweep)),
             "grid": (record.sweep.grid, sweep.grid),
             "heads": (record.sweep.heads, sweep.heads),
             "tokens_per_parameter": (here | there, there | here),
@@ -137,7 +143,7 @@ class _Sweep:
     def _has(self, part: Part, one: Planned) -> bool:
         """Whether it is known how that run ended, at that rate: a record's rounded losses may move its last digit."""
         run = self.ran[part].get(_key(part, one))
-        return run is not None and run.done and run.factor == one.factor
+        return run is not None and run.status in ("done", "diverged") and run.factor == one.factor
 
     def _keep(self, part: Part, ended: Iterable[tuple[Planned, JobState]]) -> None:
         """Take over how these runs ended, and write the record."""

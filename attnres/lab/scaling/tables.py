@@ -43,7 +43,8 @@ def along_table(record: ScalingRecord) -> TextTable:
     columns = ("connection", "size", f"difference to {baseline}", *(f"advantage in {name}" for name in advantages))
     note = (
         "Differences: nats per byte, mean over paired seeds ± standard error. Advantages: what the baseline needs over "
-        "what the arm used for the arm's loss at that size, on the two fitted lines; 95% bootstrap intervals."
+        "what the arm used for the arm's loss at that size, on the two fitted lines; 95% bootstrap intervals over the "
+        "sizes."
     )
     if any(len(of) < len(rows) for of in advantages.values()):
         note += (
@@ -93,7 +94,7 @@ def scaling_table(
     baseline first, where arms may be without a fit."""
     lost = {arm: f", {count} diverged" for arm, count in (diverged or {}).items() if count}
     lines = {fit.arm: fit for fit in fits}
-    counts = {arm: len(of) for arm, of in points.items()} if points else {fit.arm: fit.points for fit in fits}
+    counts = {arm: len(of) for arm, of in points.items()} if points else {fit.arm: fit.runs for fit in fits}
     counts |= {arm: 0 for arm in lost if arm not in counts}
     baseline = next(iter(counts))
     factors = {advantage.arm: advantage for advantage in advantages}
@@ -101,12 +102,13 @@ def scaling_table(
         (arm, f"{count}{lost.get(arm, '')}", *_line(lines.get(arm)), _factor_with_interval(factors.get(arm)))
         for arm, count in counts.items()
     )
-    note = f"C in {unit}; 95% bootstrap intervals." + _caveats(fits, advantages, unit)
+    note = f"C in {unit}; a line through the means of the sizes, 95% bootstrap intervals over them."
+    note += _caveats(fits, advantages, unit)
     if weak := [arm for arm, count in counts.items() if count and arm not in lines]:
         note += f" No fit where fewer than {FEWEST_SIZES} different computes are left: {', '.join(weak)}."
     if len(counts) > 1 and not advantages:
         note += f" {why_no_advantage(baseline, fits)}"
-    columns = ("connection", "points", "A", "a", f"compute advantage over {baseline}")
+    columns = ("connection", "runs", "A", "a", f"compute advantage over {baseline}")
     return TextTable("L = A C^-a", columns, rows, note)
 
 

@@ -4,7 +4,7 @@ import { matrixFigure } from "../../report/charts/cells.js";
 import { html } from "../../report/charts/dom.js";
 import { against, figureOf } from "./between.js";
 import { changeTools } from "./changes.js";
-import { Lost, ask, askSession } from "./client.js";
+import { Failed, Lost, ask, askSession } from "./client.js";
 import { COLUMNS } from "./reading.js";
 import { download, page, png, svgText } from "./save.js";
 import { Side } from "./side.js";
@@ -21,6 +21,7 @@ let past = [], future = []; // [spec, changes] each: for undo and redo
 // position, site: null is the last; source: null is none; target: null is the token that follows.
 const state = { text: "", position: null, site: null, source: null, target: null, metric: "weight", column: "weight" };
 const current = () => active ?? sides[0];
+const modelOf = (id) => session.models.find((model) => model.id === id);
 
 // ---- the parts of the page ----
 
@@ -71,17 +72,11 @@ main.append(
 
 // While a run trains its losses come first; of one that is done they stand below.
 const place = (running) => { if (running) room.before(curves); else room.after(curves); };
-const training = new Training(curves, place, (renewed, index) => {
-  session = renewed;
-  for (const side of sides) {
-    side.render();
-    if (side.spec.step === null && side.spec.model === index) side.refresh();
-  }
-}, lost);
+const training = new Training(curves, place, renewed, lost);
 
 const app = {
-  state, saved: Boolean(saved), session: () => session, text: () => state.text, sides: () => sides, active: current,
-  shared, lost, write, key: pressed, remove: removeSide,
+  state, saved: Boolean(saved), session: () => session, modelOf, text: () => state.text, sides: () => sides,
+  active: current, shared, lost, renew, write, key: pressed, remove: removeSide,
   act(side) {
     if (active === side) return;
     active = side;
@@ -91,6 +86,7 @@ const app = {
   },
   asked(side) {
     forget(side.spec);
+    changing.update();
     watch();
   },
   changed() { redraw(false); },
@@ -122,7 +118,7 @@ function measure() {
 }
 function pressed(event) {
   if (saved || event.ctrlKey || event.metaKey || event.altKey) return;
-  const { position } = current().at(), last = current().picture.tokens.length - 1;
+  const { position } = current().at(), last = (current().picture?.tokens.length ?? 0) - 1;
   const act = { m: changing.mute, o: changing.switchOff, u: undo,
     "[": () => shared({ position: Math.max(0, position - 1) }),
     "]": () => shared({ position: Math.min(last, position + 1) }) }[event.key];
@@ -178,16 +174,20 @@ function counted() {
 }
 async function carryOn() {
   if (going.dataset.running) { sides.forEach((side) => side.stop()); return; }
+  const heat = temperature.valueAsNumber;
+  say(Number.isFinite(heat) ? "" : "Write a temperature first.");
+  if (!Number.isFinite(heat)) return;
   going.dataset.running = "yes";
   going.textContent = "Stop";
   const most = Math.min(MOST_NEW, session.max_new_tokens);
-  await Promise.all(sides.map((side) => side.carryOn(most, Number(temperature.value))));
+  await Promise.all(sides.map((side) => side.carryOn(most, heat)));
   delete going.dataset.running;
   going.textContent = "Continue the text";
   keep.hidden = !current().drawn;
 }
 function newSide(spec) {
-  const side = new Side(room, app, { model: 0, step: null, text: null, read: null, changes: [], ...spec });
+  const usual = { model: session.models[0].id, step: null, text: null, read: null, changes: [] };
+  const side = new Side(room, app, { ...usual, ...spec });
   sides.push(side);
   arrange();
   return side;
@@ -201,24 +201,42 @@ function putBeside(kind) {
   beside.value = "";
   if (!kind) return;
   const from = current().spec, spec = { ...from, changes: [] };
-  const another = { model: (from.model + 1) % session.models.length, step: null, read: null };
+  const next = session.models.indexOf(modelOf(from.model)) + 1;
+  const another = { model: session.models[next % session.models.length].id, step: null, read: null };
   if (kind === "model") Object.assign(spec, another);
   if (kind === "prompt") spec.text = from.text ?? state.text;
   const side = newSide(spec);
   redraw();
   side.refresh();
 }
-function removeSide(side) {
+function drop(side) {
   side.destroy();
   forget(side.spec);
   sides = sides.filter((other) => other !== side);
   active = null;
   arrange();
+}
+function removeSide(side) {
+  drop(side);
   redraw();
   watch();
 }
+// The server's session as it is by now: runs go on while the page is open, and servers return with other models.
+function renewed(known) {
+  if (!sides.every((side) => known.models.some(({ id }) => id === side.spec.model))) { start(known); return; }
+  const before = session;
+  session = known;
+  for (const side of sides) side.renewed(before.models.find(({ id }) => id === side.spec.model));
+  watch();
+}
+async function renew() {
+  try { renewed(await askSession()); } catch (error) {
+    if (error instanceof Lost) lost();
+    else if (!(error instanceof Failed)) throw error; // what failed before is what is said
+  }
+}
 function watch() {
-  if (!saved) training.watch(current().spec.model, current().asked());
+  if (!saved) training.watch(current().asked());
 }
 
 // ---- the server goes and comes back ----
@@ -258,8 +276,22 @@ function remembered() {
   try {
     const kept = JSON.parse(decodeURIComponent(location.hash.slice(1)));
     for (const name of Object.keys(state)) if (name in kept) state[name] = kept[name];
-    return kept.sides.filter((spec) => session.models[spec.model]).slice(0, MOST_SIDES);
+    return kept.sides.filter((spec) => spec?.model !== undefined).slice(0, MOST_SIDES);
   } catch { return []; }
+}
+// Whether the session has the side's model; changes of sites that this has not are left out. A link may be older than
+// the server, and so may a page.
+function fits(spec, missing) {
+  const model = modelOf(spec.model);
+  if (!model) {
+    missing.add(String(spec.model).split("@")[0]);
+    return false;
+  }
+  const there = ({ source, sites }) => [source ?? 0, ...sites ?? []].every((at) => at < model.sites.length);
+  const changes = (spec.changes ?? []).filter(there);
+  if (changes.length < spec.changes?.length) missing.add(`changes of sites that ${model.name} does not have`);
+  spec.changes = changes;
+  return true;
 }
 async function copyLink() {
   remember();
@@ -304,12 +336,15 @@ async function start(answered) {
     else complain(error);
     return;
   }
-  if (!sides.length) {
+  const missing = new Set();
+  for (const side of sides) if (!fits(side.spec, missing)) drop(side);
+  if (!sides.length && !missing.size) {
     state.text = session.text;
-    const specs = remembered();
-    for (const spec of specs.length ? specs : [{}]) newSide(spec);
+    for (const spec of remembered()) if (fits(spec, missing)) newSide(spec);
   }
+  if (!sides.length) newSide({});
   show();
+  if (missing.size) say(`Not open here, so left out: ${[...missing].join(", ")}.`);
   sides.forEach((side) => side.refresh());
   watch();
 }

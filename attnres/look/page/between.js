@@ -16,17 +16,26 @@ export function figureOf(model, name, description = "") {
 
 const minus = (b, a) => (a === null || b === null ? null : b - a);
 
+// Over the bytes of the text that are predicted: those behind the first token.
+function lossPerByte({ picture: { tokens, mean_loss: loss }, text }) {
+  const bytes = new TextEncoder().encode(Array.from(text).slice(tokens[0].stop).join("")).length;
+  return loss === null || !bytes ? null : (loss * (tokens.length - 1)) / bytes;
+}
+
 // Draws B against A, the second side against the first.
 export function against(parent, [first, second], metric, choose) {
   const a = first?.picture, b = second?.picture;
   parent.hidden = !(a?.tokens.length && b?.tokens.length);
   parent.replaceChildren();
   if (parent.hidden) return;
+  const same = a.tokens.length === b.tokens.length && a.tokens.every(({ id, text }, i) =>
+    id === b.tokens[i].id && text === b.tokens[i].text);
+  const [before, after] = same ? [a.mean_loss, b.mean_loss] : [first, second].map(lossPerByte);
   parent.append(html("h2", {}, "B against A"));
-  if (a.mean_loss !== null && b.mean_loss !== null)
-    parent.append(html("p", {}, `mean loss ${nats(a.mean_loss)} → ${nats(b.mean_loss)} nats per token ` +
-      `(${signed(b.mean_loss - a.mean_loss)})`));
-  if (a.tokens.length === b.tokens.length && a.tokens.every((token, i) => token.id === b.tokens[i].id)) {
+  if (before !== null && after !== null)
+    parent.append(html("p", {}, `mean loss ${nats(before)} → ${nats(after)} nats per ` +
+      `${same ? "token" : "byte, as their tokens differ"} (${signed(after - before)})`));
+  if (same) {
     const strip = tokenStrip(parent, (position) => choose({ position }));
     strip.strip.ariaLabel = "Difference of the losses, token by token";
     const values = b.loss.map((loss, i) => minus(loss, a.loss[i]));

@@ -26,8 +26,8 @@ export function changeTools(parent, app) {
   const code = html("pre", { hidden: true, tabIndex: 0, ariaLabel: "The changes as Python" });
   const ofSource = html("div", { className: "tools", role: "group", ariaLabel: "Change the selected source" },
     button("Mute", () => mute()),
-    html("span", {}, button("Scale ×", () => add({ kind: "scale", value: Number(factor.value) })), factor),
-    html("span", {}, button("Pin weight at", () => add({ kind: "pin", value: Number(weight.value) })), weight),
+    html("span", {}, button("Scale ×", () => add({ kind: "scale", value: factor.valueAsNumber })), factor),
+    html("span", {}, button("Pin weight at", () => add({ kind: "pin", value: weight.valueAsNumber })), weight),
     html("span", {}, button("Swap for that of", () => add({ kind: "patch", text: prompt.value })), prompt));
   const ofRow = html("div", { className: "tools", role: "group", ariaLabel: "Change the selected site" }, off,
     button("Equal weights", () => add({ kind: "uniform", source: null })),

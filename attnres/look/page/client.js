@@ -53,24 +53,5 @@ export async function ask(command, body, receive, signal) {
 
 const bytesOf = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
 
-// The numbers of an Array message: exact from the server, in 65,536 steps from low to high in a saved file.
-export function numbers(array) {
-  if (array.float32 !== undefined) return new Float32Array(bytesOf(array.float32).buffer);
-  const steps = new Uint16Array(bytesOf(array.steps).buffer);
-  return Float32Array.from(steps, (k) => array.low + (k / 65535) * (array.high - array.low));
-}
-
-export function packed(array) {
-  const values = numbers(array);
-  let low = Infinity, high = -Infinity;
-  for (const value of values) if (Number.isFinite(value)) {
-    low = Math.min(low, value);
-    high = Math.max(high, value);
-  }
-  if (!(high > low)) { low = Number.isFinite(low) ? low : 0; high = low + 1; }
-  const steps = Uint16Array.from(values, (value) => Math.round((65535 * (value - low)) / (high - low)) || 0);
-  const bytes = new Uint8Array(steps.buffer);
-  let text = "";
-  for (let i = 0; i < bytes.length; i += 0x8000) text += String.fromCharCode(...bytes.subarray(i, i + 0x8000));
-  return { shape: array.shape, low, high, steps: btoa(text) };
-}
+// The numbers of an Array message.
+export const numbers = (array) => new Float32Array(bytesOf(array.float32).buffer);

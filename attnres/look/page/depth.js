@@ -170,8 +170,10 @@ export function depthPicture(parent, select, key) {
   // Whose columns they are: those of sources say what the chosen site reads of each row.
   function drawGroup() {
     const [first] = box.columns.filter((column) => !column.texts);
+    if (!first) return;
     const text = `${view.names.sites[view.site]} reads of each row:`;
-    if (first) svg("text", { x: first.x, y: HEADS.group, class: "unit" }, chart, text);
+    const x = Math.min(first.x, box.width - 6 * text.length); // 6 pixels a letter: it stays inside on a phone
+    svg("text", { x, y: HEADS.group, class: "unit" }, chart, text);
   }
 
   function drawColumn(column, at) {

@@ -30,13 +30,17 @@ export class Reading {
   constructor(model, token, position, weights, sizes, explanation, effects) {
     const n = model.sites.length, each = (n * (n + 1)) / 2;
     Object.assign(this, { model, token, position, explanation, effects });
-    this.loudness = Array.from(sizes.subarray(position * n, (position + 1) * n));
+    this.loudness = Array.from(sizes.subarray(position * n, (position + 1) * n), finite);
     this.weights = triangle(explanation?.weights ?? weights.subarray(position * each, (position + 1) * each), n);
     this.sizes = explanation ? triangle(explanation.size, n)
-      : this.weights.map((row) => row.map((weight, i) => Math.abs(weight ?? 0) * this.loudness[i]));
+      : this.weights.map((row) => row.map((weight, i) => this.#size(weight, this.loudness[i])));
     this.shares = explanation ? triangle(explanation.share, n) : null;
   }
 
+  // |M v| from the weight and |v|; where weights differ by channel it does not follow from their mean.
+  #size(weight, loudness) {
+    return this.model.per_channel || weight === null || loudness === null ? null : Math.abs(weight) * loudness;
+  }
   matrix(metric) { return metric === "size" ? this.sizes : this.weights; }
   #effect(site, source) { return this.effects.site === site ? this.effects.get(source) ?? null : null; }
 
@@ -47,7 +51,8 @@ export class Reading {
     const likeliest = ({ likeliest: [first] }) => `${brief(first.text)} ${percent(first.probability)}`;
     const made = {
       weight: () => ({ title: "weight", unit: "", values: weights[site], first: 0 }),
-      size: () => ({ title: "weight × |v|", unit: "its size", values: sizes[site], first: 0 }),
+      size: () => ({ title: "weight × |v|", unit: "its size", values: sizes[site], first: 0,
+        foot: own || !this.model.per_channel ? "" : "not known here" }),
       share: () => ({ title: "logit part", unit: `of ${target}`, first: 0,
         values: this.shares ? this.shares[site] : [], foot: own ? this.closing(site) : "" }),
       lens: () => ({ title: "logit lens", unit: `p of ${target} · top`, first: 1,
@@ -62,6 +67,7 @@ export class Reading {
 
   // That what the sources add is the logit.
   closing(site) {
+    if (this.explanation.lens[site].logit === null) return "the logit is not finite";
     const sum = this.shares[site].reduce((total, value) => total + (value ?? 0), 0);
     const rest = this.explanation.rest[site], { logit } = this.explanation.lens[site];
     const shown = Math.abs(rest ?? 0) > 5e-4 * Math.max(1, Math.abs(logit)) ? ` ${signed(rest, 2)} rest` : "";

@@ -1,7 +1,5 @@
 // What is on the screen as files: one HTML page that needs nothing else, SVG, PNG.
 
-import { packed } from "./client.js";
-
 export function download(name, blob) {
   const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: name });
   document.body.append(link);
@@ -57,7 +55,7 @@ const part = async (id, path) => document.getElementById(id)?.textContent ?? (aw
 // One file: the page's own style and script, and the numbers instead of a server.
 export async function page(state, session, sides) {
   const [style, script] = await Promise.all([part("style", "page/look.css"), part("script", "page/look.js")]);
-  const data = inScript({ state, session, sides: sides.map((side) => side.saved(packed)) });
+  const data = inScript({ state, session, sides: sides.map((side) => side.saved()) });
   const end = "</scr" + "ipt>";
   const policy = "default-src 'none'; img-src data: blob:; style-src 'unsafe-inline'; script-src " +
     await digest(script);

@@ -14,10 +14,11 @@ const NARROW = 620; // and below which the matrix stands under the picture
 const noEffects = () => Object.assign(new Map(), { site: null });
 
 export class Side {
-  // app: {state, saved, session(), text(), sides(), active(), shared(chosen), act(side), asked(side), remove(side),
-  //       changed(), lost(), key(event), drawMatrix(..)}; spec: {model, step, text, read, changes}, kept in the address
+  // app: {state, saved, session(), modelOf(id), text(), sides(), active(), shared(chosen), act(side), asked(side),
+  //       remove(side), changed(), lost(), renew(), key(event), drawMatrix(..)};
+  // spec: {model, step, text, read, changes}, kept in the address
   constructor(parent, app, spec) {
-    Object.assign(this, { app, spec, picture: null, explanation: null, effects: noEffects(), model: null });
+    Object.assign(this, { app, spec, picture: null, model: null, text: "", explanation: null, effects: noEffects() });
     this.work = {}; // AbortController of what is under way, by its kind
     this.asking = 0;
     this.drawn = ""; // what was generated behind the text
@@ -59,7 +60,7 @@ export class Side {
   #listen() {
     const { app, spec } = this;
     this.models.addEventListener("change", () => {
-      Object.assign(spec, { model: Number(this.models.value), step: null, read: null, changes: [] });
+      Object.assign(spec, { model: this.models.value, step: null, read: null, changes: [] });
       app.asked(this);
       this.refresh();
     });
@@ -81,9 +82,14 @@ export class Side {
   // ---- what is chosen ----
 
   // The model that was asked for. `this.model` is that of the picture, which may still be of the one before.
-  asked() { return this.app.session().models[this.spec.model]; }
+  asked() { return this.app.modelOf(this.spec.model); }
   view() {
     return { ...this.spec, text: this.spec.text ?? this.app.text() };
+  }
+  // What is asked about the picture is asked of its step: the newest may be another by then.
+  shown() {
+    const { model, step } = this.spec;
+    return { ...this.view(), step: this.model?.id === model ? this.picture.step : step };
   }
   at() {
     const { state } = this.app, last = (this.model ?? this.asked()).sites.length - 1;
@@ -116,8 +122,11 @@ export class Side {
     } catch (error) {
       if (error.name === "AbortError") return false;
       if (error instanceof Lost) this.app.lost();
-      else if (error instanceof Failed) this.say(error.message, true);
-      else throw error;
+      else if (error instanceof Failed) {
+        this.say(error.message, true);
+        if (kind === "look") this.#unanswered();
+        this.app.renew();
+      } else throw error;
       return false;
     } finally {
       this.asking -= 1;
@@ -148,28 +157,42 @@ export class Side {
     this.soon = null;
     this.stop();
     this.root.classList.add("stale");
-    const model = this.asked();
-    if (!await this.#ask("look", { view: this.view() }, (picture) => this.#take(picture, model))) return;
+    const model = this.asked(), view = this.view();
+    if (!await this.#ask("look", { view }, (picture) => this.#take(picture, model, view.text))) return;
+    if (!model.steps.includes(this.picture.step)) await this.app.renew();
     this.render();
     this.app.changed();
     await this.explain();
   }
-  #take(picture, model) {
-    Object.assign(this, { picture, model, explanation: null, effects: noEffects() });
+  // The picture stays, but not under the name of another model.
+  #unanswered() {
+    if (this.model?.id !== this.spec.model)
+      Object.assign(this, { picture: null, model: null, explanation: null, effects: noEffects() });
+    this.render();
+    this.app.changed();
+  }
+  // The session was asked for again; `before` is how it described the model until then.
+  renewed(before) {
+    const newest = this.asked().steps.at(-1);
+    this.render();
+    if (this.spec.step === null && newest !== before?.steps.at(-1) && newest !== this.picture?.step) this.refresh();
+  }
+  #take(picture, model, text) {
+    Object.assign(this, { picture, model, text, explanation: null, effects: noEffects() });
     this.#forgetDrawn();
     this.weights = numbers(picture.weights);
     this.sizes = numbers(picture.size);
   }
   async explain() {
     if (this.app.saved || !this.picture?.tokens.length) return;
-    const body = { view: this.view(), position: this.at().position, target: this.app.state.target };
+    const body = { view: this.shown(), position: this.at().position, target: this.app.state.target };
     if (await this.#ask("explain", body, (message) => { this.explanation = message; })) this.render();
   }
   // What removing each source of the chosen site costs, at all tokens.
   async measure() {
     const { site } = this.at();
     const effects = this.effects = Object.assign(new Map(), { site });
-    await this.#ask("remove", { view: this.view(), sites: [site], position: null, sources: null }, (effect) => {
+    await this.#ask("remove", { view: this.shown(), sites: [site], position: null, sources: null }, (effect) => {
       effects.set(effect.source, effect);
       this.say(`removal: ${effect.done} of ${effect.total} sources`);
       this.render();
@@ -178,7 +201,7 @@ export class Side {
   async carryOn(count, temperature) {
     this.#forgetDrawn();
     let end = "", before = this.picture?.tokens.at(-1)?.text ?? "";
-    const body = { view: this.view(), count, temperature, top_k: null, seed: 0 };
+    const body = { view: this.shown(), count, temperature, top_k: null, seed: 0 };
     const done = await this.#ask("continue", body, (message) => {
       this.drawn += message.text;
       if (message.kind === "ended" && message.reason !== "count") end = `The continuation ends: ${message.reason}.`;
@@ -233,8 +256,9 @@ export class Side {
     this.about.textContent = `${described.connection} · ${described.description}` +
       (described.per_channel ? " · weights differ by channel: their mean is shown" : "");
     this.models.hidden = models.length < 2;
-    if (this.models.options.length !== models.length) // not under the hand that has the list open
-      this.models.replaceChildren(...models.map(({ name }, value) => html("option", { value }, name)));
+    const listed = Array.from(this.models.options, ({ value }) => value);
+    if (listed.join() !== models.map(({ id }) => id).join()) // not under the hand that has the list open
+      this.models.replaceChildren(...models.map(({ id, name }) => html("option", { value: id }, name)));
     this.models.value = spec.model;
     const most = Math.max(...described.reads); // q, k and v apart, say
     this.reads.hidden = most < 2;
@@ -250,7 +274,8 @@ export class Side {
     this.step.max = steps.length - 1;
     const at = spec.step === null ? steps.length - 1 : steps.indexOf(spec.step);
     this.step.value = at;
-    this.stepText.textContent = ` ${steps[at] ?? ""}${spec.step === null && training ? " (newest)" : ""}`;
+    const newest = spec.step === null && training ? " (newest)" : "";
+    this.stepText.textContent = ` ${this.picture?.step ?? steps[at] ?? ""}${newest}`;
     this.root.classList.toggle("active", many && app.active() === this);
   }
 
@@ -270,13 +295,12 @@ export class Side {
 
   // ---- saved files ----
 
-  saved(packed) {
+  saved() {
     const { spec, picture, explanation, effects } = this;
-    return { spec, explanation, effects: [...effects.values()], effectsSite: effects.site,
-      picture: picture && { ...picture, weights: packed(picture.weights), size: packed(picture.size) } };
+    return { spec, picture, explanation, effects: [...effects.values()], effectsSite: effects.site };
   }
   restore({ picture, explanation, effects, effectsSite }) {
-    if (picture) this.#take(picture, this.asked());
+    if (picture) this.#take(picture, this.asked(), this.view().text);
     this.explanation = explanation;
     this.effects = Object.assign(new Map(effects.map((effect) => [effect.source, effect])), { site: effectsSite });
   }
@@ -290,7 +314,9 @@ function legend() {
   html("span", { className: "live" }, ", ", html("b", {}, "a bar or cell"), " to change that"), ".");
 }
 
-function lossText({ tokens, mean_loss: loss, unchanged_loss: before }) {
+function lossText({ tokens, next, mean_loss: loss, unchanged_loss: before }) {
+  if (next.some(([first]) => first.probability === null))
+    return "the model's answer is not finite, so there is no loss";
   if (loss === null) return tokens.length ? "one token alone has no loss" : "";
   return before === null ? `mean loss ${nats(loss)} nats per token`
     : `mean loss ${nats(before)} → ${nats(loss)} nats per token (${signed(loss - before)})`;

@@ -13,7 +13,8 @@ export const visible = (text) => text.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/
 export const unblank = (text) => (/^ +$/.test(text) ? "␣".repeat(text.length) : visible(text));
 export const quoted = (text) => `“${unblank(text)}”`;
 export const brief = (text) => quoted(text.length > 7 ? `${text.slice(0, 6)}…` : text);
-export const percent = (p) => `${p >= 0.995 ? (100 * p).toFixed(1) : number(100 * p, 2)}%`;
+export const percent = (p) =>
+  p === null ? "not finite" : `${p >= 0.995 ? (100 * p).toFixed(1) : number(100 * p, 2)}%`;
 export const signed = (value, digits = 3) =>
   value === null || value === undefined ? "–" : `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(digits)}`;
 export const nats = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));

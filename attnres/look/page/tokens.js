@@ -90,7 +90,7 @@ export function nextTokens(parent, choose) {
     list.replaceChildren(...likeliest.map((token) => {
       const note = actual === token.id ? ` ← ${told}` : "";
       const bar = html("span", { className: "probability" });
-      bar.style.setProperty("--p", `${100 * token.probability}%`);
+      bar.style.setProperty("--p", `${100 * (token.probability ?? 0)}%`);
       const button = html("button", { type: "button", ariaPressed: String(token.id === target),
         title: "take this token's logit apart" }, bar, html("code", {}, unblank(token.text)),
       html("span", {}, percent(token.probability) + note));

@@ -7,27 +7,30 @@ import { Failed, Lost, ask } from "./client.js";
 const POINTS = 300;
 
 // Shows the curve of one run at a time, where place(running) puts it; renewed(session) is called when a checkpoint was
-// written.
+// written. A run that was done may have gone on: it is asked for again where the stream has ended.
 export class Training {
   constructor(parent, place, renewed, lost) {
-    Object.assign(this, { parent, place, renewed, lost, open: null, watched: null, running: null });
+    Object.assign(this, { parent, place, renewed, lost, open: null, watched: null, controller: null, running: null });
   }
 
-  async watch(index, model) {
-    if (this.watched === index) return;
+  async watch(model) {
+    const same = this.watched === model.id;
+    if (same && this.controller) return;
     this.stop();
-    this.watched = index;
-    this.parent.hidden = true;
+    this.watched = model.id;
+    if (!same) this.parent.hidden = true;
     if (model.kind !== "run") return;
     const controller = this.controller = new AbortController();
     try {
-      await ask("watch", { model: index }, (message) => {
+      await ask("watch", { model: model.id }, (message) => {
         if (message.kind === "curve") this.#draw(message, model);
-        if (message.kind === "session") this.renewed(message, index);
+        if (message.kind === "session") this.renewed(message);
       }, controller.signal);
     } catch (error) {
       if (error instanceof Lost) this.lost();
       else if (!(error instanceof Failed) && error.name !== "AbortError") throw error;
+    } finally {
+      if (this.controller === controller) this.controller = null;
     }
   }
   stop() {

@@ -54,6 +54,10 @@ class Backbone(ABC):
     def new_caches(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         """Make what decoding `batch` sequences keeps between its steps, empty."""
 
+    def cached_tokens(self, caches: Any) -> int | None:
+        """Count the tokens that the caches hold; None, as here, where they do not tell."""
+        return None
+
     @property
     @abstractmethod
     def experts_per_token(self) -> int:

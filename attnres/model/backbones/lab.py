@@ -45,6 +45,9 @@ class Lab(Backbone):
     def new_caches(self, batch: int, dtype: torch.dtype, device: torch.device) -> list[KVCache]:
         return [KVCache(self.config, batch, dtype, device) for _ in range(self.config.layers)]
 
+    def cached_tokens(self, caches: list[KVCache]) -> int:
+        return caches[0].length
+
     @property
     def experts_per_token(self) -> int:
         return 0

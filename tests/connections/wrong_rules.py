@@ -1,0 +1,185 @@
+"""A rule that is right, and rules that break it in one place each."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from attnres import Connection
+
+
+class Decay(Connection):
+    """The one that is right."""
+
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.decay = nn.ParameterList(torch.ones(1) for _ in range(sites))
+
+    def weigh(self, values, site):
+        return self.decay[site] if site < self.sites else ()
+
+    def gather(self, values, weights, site):
+        return values[0]
+
+    def scatter(self, values, weights, site, h, y):
+        return ((weights * values[0] + y).to(values[0].dtype),)
+
+
+class BentGather(Decay):
+    def gather(self, values, weights, site):
+        return torch.tanh(values[0])
+
+
+class BentScatter(Decay):
+    def scatter(self, values, weights, site, h, y):
+        return (weights * values[0] + y.relu(),)
+
+
+class ReadsTheNext(Decay):
+    def weigh(self, values, site):
+        return 1 + torch.tanh(torch.roll(values[0], -1, -2)) if site < self.sites and values[0].dim() > 1 else 1
+
+
+class ReadsTheOneBefore(Decay):
+    def weigh(self, values, site):
+        return 1 + torch.tanh(torch.roll(values[0], 1, -2)) if site < self.sites and values[0].dim() > 1 else 1
+
+
+class ReadsTheBatch(Decay):
+    def weigh(self, values, site):
+        return 1 + torch.tanh(values[0].mean(0)) if site < self.sites and values[0].dim() > 1 else 1
+
+
+class Drops(Decay):
+    """Stochastic depth: at random, and each token for itself."""
+
+    def weigh(self, values, site):
+        keeps = torch.rand(values[0].shape[:-1])[..., None] < 0.5
+        return self.decay[site] * keeps if site < self.sites else ()
+
+
+class CountsPlaces(Decay):
+    def weigh(self, values, site):
+        places = torch.arange(values[0].shape[-2] if values[0].dim() > 1 else 1)
+        return (self.decay[site] / (1 + places))[:, None] if site < self.sites else ()
+
+
+class ReadsTheNextInUse(Decay):
+    def gather(self, values, weights, site):
+        follows = not self.training and values[0].dim() > 1
+        return values[0] + torch.roll(values[0], -1, -2) if follows else values[0]
+
+
+class BentInUse(Decay):
+    def gather(self, values, weights, site):
+        return values[0] if self.training else torch.tanh(values[0])
+
+
+class Double(Decay):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.double()
+
+
+class InPlace(Decay):
+    def scatter(self, values, weights, site, h, y):
+        values[0].detach().add_(y.detach())
+        return (values[0] + 0,)
+
+
+class Shared(Decay):
+    def weigh(self, values, site):
+        return self.decay[0]
+
+
+class Wide(Decay):
+    def scatter(self, values, weights, site, h, y):
+        return (weights * values[0] + y,)
+
+
+class Rounds(Decay):
+    """A number without axes does not widen what it is multiplied by."""
+
+    def weigh(self, values, site):
+        return self.decay[site][0] if site < self.sites else ()
+
+
+class Coarse(Decay):
+    def weigh(self, values, site):
+        return () if site == self.sites else self.decay[site] * (1.5 if values[0].dtype == torch.bfloat16 else 1)
+
+
+class Divides(Decay):
+    def weigh(self, values, site):
+        return self.decay[site] * 0 / 0 if site < self.sites else ()
+
+
+class Keeps(Decay):
+    """What its own site's `scatter` needs, on the module: right as long as nothing comes between."""
+
+    def weigh(self, values, site):
+        self.share = values[0].mean(-1, keepdim=True).sigmoid()
+        return ()
+
+    def scatter(self, values, weights, site, h, y):
+        return (values[0] + self.share * y,)
+
+
+class KeepsInUse(Decay):
+    def weigh(self, values, site):
+        return 1 + getattr(self, "newest", torch.zeros(())).mean()
+
+    def scatter(self, values, weights, site, h, y):
+        if not self.training:
+            self.newest = y
+        return (values[0] + weights * y,)
+
+
+class Remembers(Decay):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.seen = {}
+
+    def weigh(self, values, site):
+        return self.seen.setdefault(site, self.decay[site].detach().clone()) if site < self.sites else ()
+
+
+class Unregistered(Decay):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.decay = None
+        self.decays = [torch.ones(1, requires_grad=True) for _ in range(sites)]
+
+    def weigh(self, values, site):
+        return self.decays[site] if site < self.sites else ()
+
+
+class Detached(Decay):
+    def weigh(self, values, site):
+        return self.decay[site].detach() if site < self.sites else ()
+
+
+class AsNumber(Decay):
+    def weigh(self, values, site):
+        return torch.tensor(self.decay[site].item()) if site < self.sites else ()
+
+
+class Forgets(Decay):
+    def scatter(self, values, weights, site, h, y):
+        return ((weights * values[0] + (y if site != 2 else 0 * y)).to(values[0].dtype),)
+
+
+class Leaves(Decay):
+    def weigh(self, values, site):
+        raise SystemExit(3)
+
+
+class Wrong(Decay):
+    def mix(self, values, site):
+        return super().mix(values, site)[0], 2 * values[0]
+
+
+class Seven(Decay):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.decay = nn.ParameterList(torch.ones(1) for _ in range(7))
