@@ -2,7 +2,7 @@
 # The ladder of docs/EVIDENCE.md: every rule at sizes up to a million parameters, at the compute-optimal point, on a CPU.
 #
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 64: by an estimate 16 hours of one core with AVX-512
-#     recipes/ladder.sh 32          # 32 layers of width 16 to 32: 9 hours
+#     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 9 hours
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
 # alone. RUNS (runs) is where the runs lie, WORKERS (1) how many run at a time.
@@ -11,7 +11,7 @@ set -euo pipefail
 layers=${1:?give the layers: 16 or 32}
 case $layers in
     16) sizes=(16x16 16x24 16x32 16x48@10 16x64@10) ;;
-    32) sizes=(32x16 32x24@10 32x32@10) ;;
+    32) sizes=(32x12 32x16 32x24@10 32x32@10) ;;
     *) echo "$layers: the ladder has 16 or 32 layers" >&2; exit 2 ;;
 esac
 exec python -m attnres scaling residual rms-residual block full rms-block delta:block_size=4 interlayer \
