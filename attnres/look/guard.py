@@ -78,8 +78,9 @@ class Guard:
         return None
 
     def _is_ours(self, host: str) -> bool:
-        name = re.sub(r":\d+$", "", host)  # the port may be that of a tunnel
-        if name in ("localhost", "127.0.0.1", "[::1]", self.host, f"[{self.host}]"):
+        name = re.sub(r":\d+$", "", host).lower()  # the port may be that of a tunnel
+        own = self.host.lower()  # as browsers send it
+        if name in ("localhost", "127.0.0.1", "[::1]", own, f"[{own}]"):
             return True
         if self.host not in ("0.0.0.0", "::"):
             return False

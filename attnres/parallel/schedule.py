@@ -28,7 +28,10 @@ def check_schedule(schedule: str, ranks: int, virtual: int, micro_batches: int) 
                 "schedule 1f1b has one virtual stage on each rank; use interleaved-1f1b or zero-bubble for more"
             )
         if micro_batches < ranks:
-            raise UsageError(f"1f1b over {ranks} ranks needs at least {ranks} micro-batches, not {micro_batches}")
+            raise UsageError(
+                f"1f1b over {ranks} ranks needs at least {ranks} micro-batches in a step, not {micro_batches}; "
+                "in training --accumulate sets them"
+            )
     elif micro_batches % max(1, micro_batches // ranks):
         fits = micro_batches // ranks * ranks
         raise UsageError(

@@ -88,6 +88,11 @@ def test_where_it_listens_everywhere_any_address_is_its_own_and_no_name_is(host,
         assert answer.status == status and answer.read()
 
 
+def test_a_name_is_its_own_in_small_letters_as_browsers_send_it():
+    with serving([], host="MyBox") as named:
+        assert named.open("GET", "/api/session", Host="mybox:80").status == 200
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

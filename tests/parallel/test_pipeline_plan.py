@@ -226,7 +226,7 @@ CONFIG = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
         ({"virtual": 2}, "1f1b has one virtual stage on each rank; use interleaved-1f1b or zero-bubble"),
         ({"virtual": 0}, "must be at least 1, not 0 and 4"),
         ({"micro_batches": 0}, "must be at least 1, not 1 and 0"),
-        ({"ranks": 4, "micro_batches": 3}, "1f1b over 4 ranks needs at least 4 micro-batches, not 3"),
+        ({"ranks": 4, "micro_batches": 3}, "at least 4 micro-batches in a step, not 3; in training --accumulate"),
         ({"schedule": "interleaved-1f1b", "micro_batches": 5}, "cannot share out 5 micro-batches; use 4 or 6"),
         ({"schedule": "zero-bubble", "ranks": 4, "micro_batches": 9}, "cannot share out 9 micro-batches; use 8 or 12"),
         ({"cuts": [1, 2]}, "2 chunks have 1 cuts between them, not 2"),
