@@ -78,6 +78,30 @@ def leads(arm: str) -> str:
     return ", ".join(number(statistics.fmean(of_size.values()), 3, "+") for of_size in by_size)
 
 
+def ladder(arm: str) -> dict[str, list[float]]:
+    """By size, what an arm of the ladder is from the baseline, seed by seed."""
+    runs = record("ladder-16")["runs"]
+    sizes = dict.fromkeys(run["size"] for run in runs)
+    return {size: list(differences([run for run in runs if run["size"] == size], arm).values()) for size in sizes}
+
+
+def ladder_row(arm: str) -> str:
+    leads = [
+        f"{number(statistics.fmean(apart), 3, '+')} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
+        for apart in ladder(arm).values()
+    ]
+    return f"| `{arm}` | {' | '.join(leads)} |"
+
+
+def ladder_check(arm: str) -> list[str]:
+    """What half and twice the rate of the ladder's third size give, from the loss at the rate itself."""
+    of = record("ladder-16")
+    tried = sorted((run for run in of["check"] if run["arm"] == arm), key=lambda run: run.get("factor", 1.0))
+    size, seed = tried[0]["size"], tried[0]["seed"]
+    (at_rate,) = [run["loss"] for run in of["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, size, seed)]
+    return [number(run["loss"] - at_rate, 3, "+") for run in tried]
+
+
 def readout(arm: str) -> str:
     (runs,) = [entry["runs"] for entry in record("dynamics")["arms"] if entry["arm"] == arm]
     return number(statistics.fmean(run["moments"][-1]["input_rms"][-1] for run in runs), 0)

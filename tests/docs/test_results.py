@@ -41,6 +41,9 @@ from tests.docs.records import (
     judged,
     judged_row,
     kendall,
+    ladder,
+    ladder_check,
+    ladder_row,
     leads,
     number,
     period,
@@ -141,12 +144,30 @@ def claims() -> list[str]:
         f"the plain residual {enlarged('residual', 'std 1')}, as",
         *searches(),
         *verdicts(),
+        *ladders(),
         f"gains {enlarged('rms-residual', 'std 1')} by it, `block` {enlarged('block', 'std 1')} and "
         f"`rms-block` {enlarged('rms-block', 'std 1')}.",
         f"`block` is at {enlarged('block')}, `rms-residual` at {enlarged('rms-residual')} and "
         f"`rms-block` at {enlarged('rms-block')}, each",
         f"gets {probed('next byte', 'block')} more of all next bytes right than `residual`, and "
         f"{probed('names', 'block')} more of those in names",
+    ]
+
+
+LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
+ATTENDING = ("block", "full", "rms-block", "interlayer")
+
+
+def ladders() -> list[str]:
+    """What the page says of the runs to the compute-optimal point."""
+    checks = {arm: ladder_check(arm) for arm in ("residual", *LADDER)}
+    others = [float(change) for arm, of in checks.items() if arm != "residual" for change in of]
+    third = [number(apart, 3) for apart in sorted(ladder("interlayer")["16x32"])]
+    return [
+        *map(ladder_row, LADDER),
+        f"at half of it `residual` ends at {checks['residual'][0]}",
+        f"no other arm gains more than {number(-min(others), 3)}",
+        f"its three seeds are at {third[0]}, {third[1]} and {third[2]} there",
     ]
 
 
@@ -235,6 +256,10 @@ def readings() -> list[str]:
     (block, interval), (full, wide) = advantage("block"), advantage("full")
     plain = enlarged("residual", "std 1").split()[0].lstrip("-")
     block_then, normed, both = (enlarged(arm).split()[0].lstrip("-") for arm in ("block", "rms-residual", "rms-block"))
+    ends = {
+        arm: " to ".join(number(-statistics.fmean(ladder(arm)[size]), 3) for size in ("16x16", "16x32"))
+        for arm in ("block", "rms-block")
+    }
     return [
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
@@ -243,6 +268,7 @@ def readings() -> list[str]:
         f"Block's is {sizes[1]} at the second size of six and {sizes[-1]} at the largest",
         f"ends {plain} lower; `block` is then {block_then} below it, `rms-residual` {normed} and `rms-block` {both} ",
         *judged_rows(),
+        f"Block's lead falls from {ends['block']}, and that of `rms-block` rises from {ends['rms-block']}.",
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
     ]
@@ -252,6 +278,7 @@ LONGER = rows("Twice the tokens per step, 300 steps")
 
 NOT_OURS = {  # of settings and of other people
     "models of 0.2 to 1.2 million",
+    "up to 0.2 million",
     "at 0.02 to 0.03",
     "0.4 tokens per parameter",
     "After 20% more",
@@ -300,6 +327,11 @@ def test_no_other_number_of_a_page_has_decimals(page, known):
         assert text in page
         rest = rest.replace(text, "")
     assert re.findall(r".{30}\d\.\d.{10}|\d+%.{10}", re.sub(r"^    .*$", "", rest, flags=re.MULTILINE)) == []
+
+
+def test_attention_over_depth_is_ahead_in_every_pair_of_the_ladder_as_the_page_says():
+    pairs = [apart for arm in ATTENDING for of_size in ladder(arm).values() for apart in of_size]
+    assert max(pairs) < 0 and f"In all {len(pairs)} pairs" in EVIDENCE
 
 
 def test_the_candidate_is_ahead_in_every_seed_where_the_page_says_so():

@@ -142,7 +142,19 @@ def test_every_level_of_compute_has_its_label():
     record = parsed(ScalingRecord, record)
     levels = {arm: set(curves) for arm, curves in iso_flop_curves(record).items()}
     assert levels["full"] - levels["residual"], "or the test shows nothing"
-    assert len(scaling_law(record).axes[2].texts) == len(set.union(*levels.values()))
+    assert len(scaling_law(record).axes[3].texts) == len(set.union(*levels.values()))
+
+
+def test_differences_are_drawn_with_their_errors_and_not_where_no_run_is_done():
+    record = scaling()
+    for run in record["runs"]:
+        run["loss"] = 2.0 if run["arm"] == "residual" else 1.9 + 0.06 * run["seed"]
+    record["runs"] = [run for run in record["runs"] if (run["arm"], run["size"]) != ("full", "0")]
+    drawn = scaling_law(parsed(ScalingRecord, record)).axes[1]
+    assert [label.get_text() for label in drawn.get_xticklabels()] == ["0", "1", "2"]
+    (line, _, (bars,)) = drawn.containers[0]
+    assert line.get_xdata() == pytest.approx([1, 2]) and line.get_ydata() == pytest.approx([-0.07, -0.07])
+    assert [tuple(bar[:, 1]) for bar in bars.get_segments()] == [pytest.approx((-0.1, -0.04))] * 2
 
 
 def test_rates_are_compared_on_the_seeds_they_share():

@@ -226,7 +226,7 @@ def test_a_weak_baseline_leaves_the_other_fits_without_advantages():
     assert law.rows[1][3].startswith("0.1") and law.rows[1][4] == ""
     assert finding(record) == "No compute advantage is given: residual has no fit." and finding(record) in law.note
     figure = scaling_law(record)
-    assert figure and figure.axes[1].texts
+    assert figure and figure.axes[2].texts
     nothing = only(only(record, "residual"), "full")
     assert {row[2:] for row in scaling_tables(nothing)[0].rows} == {("", "", "")} and scaling_law(nothing) is None
 

@@ -34,5 +34,7 @@ EXPERIMENT = Experiment(
     ),
     finding=finding,
     tables=scaling_tables,
-    pictures=(Picture("scaling", "losses with fits, compute advantage, loss against size", figures.scaling_law),),
+    pictures=(
+        Picture("scaling", "losses with fits, differences, compute advantage, loss against size", figures.scaling_law),
+    ),
 )

@@ -15,7 +15,7 @@ from attnres.analysis.powerlaw import Advantage, Fit, Point, fit_power_laws, fit
 from attnres.files import write_bytes
 from attnres.lab.figures import PAPER_MARK, panels
 from attnres.lab.paper import SCALING_COMPUTE, scaling_points
-from attnres.lab.scaling.fit import final_points, iso_flop_curves
+from attnres.lab.scaling.fit import final_points, iso_flop_curves, paired_lead
 from attnres.lab.scaling.record import ScalingRecord
 from attnres.report.axes import STYLE, ink, legend_below, legend_label, line_styles, plain_log_ticks, png
 from attnres.texttable import visible
@@ -24,14 +24,18 @@ FIT = "figures/scaling-fit.png"
 
 
 def scaling_law(record: ScalingRecord, narrow: bool = False) -> Figure | None:
-    """Losses and fits, the compute advantage, and loss against size at equal compute; None where nothing is fitted."""
+    """Losses and fits, differences to the baseline, compute advantages, and loss against size at equal compute.
+
+    None where nothing is fitted.
+    """
     points = final_points(record)
     fits, advantages = fit_where_possible(points)
     if not fits:
         return None
-    figure, (curves, factors, iso) = panels(3, 3, (4.3, 4.0), narrow)
+    figure, (curves, differences, factors, iso) = panels(4, 2, (5.4, 3.8), narrow)
     _fits(curves, points, fits, "FLOPs")
     curves.set_ylabel("validation loss (nats per byte)")
+    _differences(differences, record)
     _, published = fit_power_laws(scaling_points(), SCALING_COMPUTE)
     _advantages(factors, advantages, {advantage.arm: advantage.factor for advantage in published})
     _iso_flop(iso, iso_flop_curves(record))
@@ -80,6 +84,25 @@ def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit]
     axes.grid(alpha=0.25)
 
 
+def _differences(axes: Axes, record: ScalingRecord) -> None:
+    """The mean over paired seeds and its standard error, size by size."""
+    baseline, *arms = record.arms
+    styles, sizes = line_styles(record.arms), list(dict.fromkeys(run.size for run in record.runs))
+    axes.axhline(0, color=ink(), linewidth=1)
+    for index, arm in enumerate(arms):
+        apart = 0.05 * (index - (len(arms) - 1) / 2)  # beside each other, so that no bar hides another
+        leads = [(place + apart, *paired_lead(record, arm, size)) for place, size in enumerate(sizes)]
+        known = [(place, lead, error or 0.0) for place, lead, error in leads if lead is not None]
+        if known:
+            places, means, errors = zip(*known, strict=True)
+            axes.errorbar(places, means, errors, marker="o", markersize=3.5, elinewidth=1, **styles[arm])
+    axes.set_xticks(range(len(sizes)), labels=sizes)
+    axes.set_title("difference at each size, ± standard error", loc="left")
+    axes.set_xlabel("layers x width, the least parameters first")
+    axes.set_ylabel(f"nats per byte from {visible(baseline)}")
+    axes.grid(axis="y", alpha=0.25)
+
+
 def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str, float]) -> None:
     styles = line_styles([advantage.arm for advantage in advantages])
     axes.axhline(1, color=ink(), linewidth=1)
@@ -116,7 +139,7 @@ def _iso_flop(axes: Axes, arms: Mapping[str, Mapping[float, Sequence[tuple[float
             axes.plot(sizes, losses, marker="o", markersize=3.5, **style)
             if compute not in labelled:
                 labelled.add(compute)
-                axes.annotate(f" {compute:.0e}", (sizes[-1], losses[-1]), fontsize=8, va="center")
+                axes.annotate(f" {compute:.1e}", (sizes[-1], losses[-1]), fontsize=8, va="center")
     axes.set_xscale("log")
     plain_log_ticks(axes.xaxis, "{x:.2g}")
     axes.set_title("equal compute, before decay\n(FLOPs at the lines)", loc="left")
