@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import sys
 from collections.abc import Sequence
@@ -43,10 +44,14 @@ def score_record(
     others: Sequence[Score],
     differences: Sequence[Difference | None],
 ) -> dict[str, Any]:
-    """Everything that was scored, and how, for JSON."""
+    """Everything that was scored, and how, for JSON; a number that is not finite is null."""
+
+    def finite(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
     def plain(entry: Score | Difference | None) -> dict[str, Any] | None:
-        return entry and {name: value for name, value in vars(entry).items() if name not in ("samples", "aggregate")}
+        hidden = ("samples", "aggregate")
+        return entry and {name: finite(value) for name, value in vars(entry).items() if name not in hidden}
 
     return {
         "command": " ".join(["attnres", *sys.argv[1:]]),

@@ -40,7 +40,8 @@ class RunLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        return self.score([(given, asked) for _, given, asked in requests], disable_tqdm)
+        # A context of spaces alone is empty, too: lm-eval has moved them to what is asked for.
+        return self.score([(given or [self.eot_token_id], asked) for _, given, asked in requests], disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         pairs: list[Pair] = []
@@ -90,15 +91,22 @@ class RunLM(TemplateLM):
         return results
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        return [self._continue(*request.args) for request in tqdm(requests, desc="generating", disable=disable_tqdm)]
+        bar = tqdm(requests, desc="generating", disable=disable_tqdm)
+        return [self._continue(*request.args, seed) for seed, request in enumerate(bar)]
 
-    def _continue(self, prompt: str, options: dict[str, Any]) -> str:
+    def _continue(self, prompt: str, options: dict[str, Any], seed: int) -> str:
+        """The text behind the end of the prompt: as much of it as leaves room for the answer, at least half a context.
+
+        A task that repeats a request wants draws that differ: each has a seed of its own.
+        """
         options = {"temperature": 0.0, "top_k": None, "top_p": None, **normalize_gen_kwargs(options)}
-        limit = min(options["max_gen_toks"], self.max_length - 1)
-        given = self.ids.encode(prompt)[limit - self.max_length :] or [self.eot_token_id]
+        limit = options["max_gen_toks"]
+        kept = max(self.max_length - limit, (self.max_length + 1) // 2)
+        given = self.ids.encode(prompt)[-kept:] or [self.eot_token_id]
+        sampling = {name: options[name] for name in ("temperature", "top_k", "top_p")}
         decoder, text = self.ids.stream_decoder(), ""
-        for token in generate(self.model, given, limit, options["temperature"], options["top_k"], options["top_p"]):
-            if token == self._end:
+        for token in generate(self.model, given, limit, **sampling, seed=seed):
+            if token == self.ids.end:
                 break
             text += decoder.feed(token)
             if any(stop in text for stop in options["until"] if stop):
@@ -107,8 +115,3 @@ class RunLM(TemplateLM):
         for stop in filter(None, options["until"]):
             text = text.partition(stop)[0]
         return text
-
-    @property
-    def _end(self) -> int | None:
-        """The id that ends a document, unless that is an ordinary newline."""
-        return None if "\n" in self.ids.decode(self.ids.separator) else self.eot_token_id

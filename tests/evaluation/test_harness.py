@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 from attnres.errors import UsageError
-from attnres.evaluation import compare_models, evaluate_model, load_tasks
+from attnres.evaluation import Score, compare_models, evaluate_model, load_tasks
 from attnres.evaluation.harness import jackknife
+from attnres.evaluation.record import score_record
+from attnres.files import write_json
 from attnres.generate import generate
 from attnres.train import load_run
 from tests.data.text import library_tokenizer
@@ -90,6 +93,55 @@ def test_generated_answers(run, tasks, monkeypatch):
         ids = list(generate(loaded.model, loaded.tokenizer.encode(document["question"]), 12, temperature=0))
         ids = ids[: ids.index(0)] if 0 in ids else ids
         assert text == loaded.tokenizer.decode(ids).partition("o")[0]
+
+
+def run_lm(run):
+    from attnres.evaluation.run_lm import RunLM
+
+    return RunLM(load_run(run), 4, torch.device("cpu"))
+
+
+def requested(kind: str, *arguments):
+    from lm_eval.api.instance import Instance
+
+    return [Instance(kind, {}, pair, 0) for pair in arguments]
+
+
+def test_repeated_requests_draw_other_texts(run):
+    """As pass@k and self-consistency count on."""
+    asked = {"until": [], "do_sample": True, "temperature": 1.0, "max_gen_toks": 8}
+    requests = requested("generate_until", *[("3 + 4 =", asked)] * 4)
+    texts = run_lm(run).generate_until(requests, disable_tqdm=True)
+    assert len(set(texts)) > 1 and texts == run_lm(run).generate_until(requests, disable_tqdm=True)
+
+
+@pytest.mark.parametrize(("length", "limit", "read"), [(10, 256, 10), (20, 6, 18), (20, 23, 12), (40, 256, 12)])
+def test_a_prompt_keeps_half_the_context_whatever_the_answer_may_take(run, monkeypatch, length, limit, read):
+    prompt, seen = ("1 + 2 = 3; " * 4)[:length], []
+    monkeypatch.setattr("attnres.evaluation.run_lm.generate", lambda _, given, *__, **___: seen.append(given) or [])
+    run_lm(run).generate_until(requested("generate_until", (prompt, {"until": [], "max_gen_toks": limit})), True)
+    assert seen == [list(prompt.encode())[-read:]]
+
+
+def test_an_answer_goes_on_behind_unknown_words(run, monkeypatch):
+    """A tokenizer without an end of text has no id to stop at: not that of its separator, here of unknown words."""
+    tokenizers = pytest.importorskip("tokenizers")
+    from attnres.data.tokenizer import LibraryTokenizer
+
+    lm = run_lm(run)
+    words = tokenizers.models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, unk_token="[UNK]")
+    lm.ids = LibraryTokenizer(tokenizers.Tokenizer(words))
+    monkeypatch.setattr("attnres.evaluation.run_lm.generate", lambda *_, **__: iter([1, 0, 2]))
+    (text,) = lm.generate_until(requested("generate_until", ("a", {"until": []})), disable_tqdm=True)
+    assert lm.ids.separator == (0,) and text == "a [UNK] b"
+
+
+@torch.inference_mode()
+def test_a_context_of_spaces_is_what_separates_two_documents(run):
+    lm = run_lm(run)
+    found = lm.loglikelihood(requested("loglikelihood", (" ", "abc"), ("\n", "1"), ("x", "abc")), disable_tqdm=True)
+    for (value, _), asked in zip(found, (" abc", "\n1"), strict=False):
+        assert value == pytest.approx(log_likelihood(lm.model, [0], list(asked.encode())), rel=1e-5)
 
 
 def test_a_run_beside_its_twin_is_paired_by_document(run, plain_run, tasks):
@@ -267,3 +319,14 @@ def test_folder_of_neither_kind(tmp_path, tasks):
     (tmp_path / "config.json").unlink()
     with pytest.raises(UsageError, match="not a run folder"):
         evaluate_model(tmp_path, load_tasks([tasks["choice"]]))
+
+
+def test_a_score_that_is_no_number_is_null_in_the_record(tmp_path):
+    """Such as those of lm-eval's bbq, with --limit, where no document is of the kind that one counts."""
+    score = Score("bbq", "accuracy_amb", True, 2, math.nan, math.inf, (math.nan, math.nan), statistics.fmean)
+    write_json(tmp_path / "scores.json", score_record({}, [score], [score], compare_models([score], [score])))
+    record = json.loads((tmp_path / "scores.json").read_text())
+    numbers = [
+        (entry["value"], entry["error"]) for kind in ("scores", "others", "differences") for entry in record[kind]
+    ]
+    assert numbers == [(None, None)] * 3
