@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 
+import numpy as np
 import pytest
 
 from attnres.report import ArmReport, Curve, ReportData, TokenText
@@ -27,8 +28,16 @@ def pages(tmp_path_factory):
     broken = profile()
     for name in ("mean_matrix", "mean_share", "token_matrices", "output_rms", "gradient_rms", "entropy"):
         getattr(broken, name)[...] = math.nan
+    narrow = profile()
+    narrow.input_rms[...] = np.linspace(1.25, 1.6, 7)
     made = {
         "usual": report(),
+        "close": report(
+            arms=[
+                ArmReport(name, curves=[Curve(0, [1, 2, 3], losses)], profile=narrow)
+                for name, losses in (("a", [1.7, 1.715, 1.73]), ("b", [1.7003, 1.7154, 1.7304]))
+            ]
+        ),
         "hostile": hostile,
         "inspected": ReportData("one", "run", [ArmReport("full", profile=profile(positions=()))]),
         "bare": ReportData("", "", [ArmReport("a"), ArmReport("b", curves=[Curve(0, [1], [math.nan])])]),
@@ -115,6 +124,37 @@ def test_hovering_a_curve_gives_step_and_losses(opened):
     lines = opened.find_element(By.ID, "tooltip").text.split("\n")
     assert lines[0].startswith("step ")
     assert sorted(line.split(":")[0] for line in lines[1:]) == ["arm0", "arm1", "arm2"]
+
+
+def axis_of(browser, panel: str, index: int) -> np.ndarray:
+    """[(height, number)] of what stands at the ticks of a chart's vertical axis."""
+    found = browser.execute_script(
+        "return [...document.querySelectorAll(arguments[0])[arguments[1]].querySelectorAll('text[text-anchor=end]')]"
+        ".map((label) => [Number(label.getAttribute('y')), Number(label.textContent)])",
+        f"#{panel} svg",
+        index,
+    )
+    return np.array(found)
+
+
+@pytest.mark.parametrize("opened", ["close"], indirect=True)
+def test_narrow_axes_have_numbers_that_are_true_to_their_places(opened):
+    for panel, index, scale in (("curve-charts", 0, np.asarray), ("profile-charts", 2, np.log)):
+        heights, numbers = axis_of(opened, panel, index).T
+        assert len(numbers) >= 3 == len(np.unique(numbers[:3]))
+        slope, offset = np.polyfit(heights, scale(numbers), 1)
+        np.testing.assert_allclose(slope * heights + offset, scale(numbers), atol=abs(slope) / 10)
+
+
+@pytest.mark.parametrize("opened", ["close"], indirect=True)
+def test_small_differences_are_not_rounded_away(opened):
+    curves, _, difference = opened.find_elements(By.CSS_SELECTOR, "#curve-charts svg")
+    tooltip = opened.find_element(By.ID, "tooltip")
+    difference.send_keys(Keys.ARROW_RIGHT)
+    assert tooltip.text.split("\n") == ["step 1", "b: 0.0003", "a: 0"]
+    curves.send_keys(Keys.ARROW_RIGHT)
+    curves.send_keys(Keys.ARROW_RIGHT)
+    assert tooltip.text.split("\n") == ["step 2", "a: 1.715", "b: 1.715"]
 
 
 def test_toggles_hide_arms_and_change_the_scale(opened):

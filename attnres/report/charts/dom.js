@@ -16,8 +16,6 @@ export function html(tag, properties, ...children) {
 export const number = (value, digits = 3) => {
   if (value === null || value === undefined) return "not finite";
   const size = Math.abs(value);
-  if (size !== 0 && (size >= 1e5 || size < 1e-4)) return value.toExponential(1);
+  if (size !== 0 && (size >= 1e5 || size < 1e-4)) return Number(value.toPrecision(digits)).toExponential();
   return String(Number(value.toPrecision(digits)));
 };
-
-export const decimals = (loss) => (loss === null ? "not finite" : loss.toFixed(3));

@@ -1,6 +1,6 @@
 // Line charts.
 
-import { decimals, html, number, svg } from "./dom.js";
+import { html, number, svg } from "./dom.js";
 import { interactive } from "./tooltip.js";
 
 function linearTicks(low, high, count) {
@@ -10,7 +10,7 @@ function linearTicks(low, high, count) {
   for (let k = Math.ceil(low / step - 1e-9); k * step <= high + 1e-9 * step; k++) ticks.push(k * step);
   return ticks;
 }
-// As few of 1 to 9 times the powers of ten as give at least three ticks.
+// As few of 1 to 9 times the powers of ten as give at least three ticks; where none do, those of a linear axis.
 function logTicks(low, high) {
   const powers = [];
   for (let k = Math.floor(Math.log10(low)); k <= Math.ceil(Math.log10(high)); k++) powers.push(k);
@@ -19,9 +19,14 @@ function logTicks(low, high) {
   for (const factors of [[1], [1, 3], [1, 2, 5], [1, 2, 3, 4, 5, 6, 7, 8, 9]]) {
     ticks = powers.filter((_, i) => i % stride === 0).flatMap((k) => factors.map((factor) => factor * 10 ** k));
     ticks = ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
-    if (ticks.length >= 3) break;
+    if (ticks.length >= 3) return ticks;
   }
-  return ticks;
+  return linearTicks(low, high, 5);
+}
+// With the digits that tell each tick from its neighbours.
+function labelled(ticks) {
+  const gap = Math.min(...ticks.slice(1).map((tick, i) => tick - ticks[i]));
+  return ticks.map((tick) => [tick, number(tick, Math.max(3, 2 + Math.ceil(Math.log10(Math.abs(tick) / gap))))]);
 }
 
 // lines: {name, colour, dashes, wide?, x, y, low?, high?}; options: {title, xLabel, ticks?, log, zero, label(x)}
@@ -47,11 +52,11 @@ export function lineChart(parent, lines, options) {
   const f = options.log ? Math.log : (y) => y;
   const scaleY = (y) => bottom - ((f(y) - f(low)) / (f(high) - f(low))) * (bottom - top);
 
-  for (const tick of options.log ? logTicks(low, high) : linearTicks(low, high, 7)) {
+  for (const [tick, label] of labelled(options.log ? logTicks(low, high) : linearTicks(low, high, 7))) {
     svg("line", { x1: left, x2: right, y1: scaleY(tick), y2: scaleY(tick), class: "axis" }, chart);
-    svg("text", { x: left - 6, y: scaleY(tick) + 4, "text-anchor": "end" }, chart, number(tick));
+    svg("text", { x: left - 6, y: scaleY(tick) + 4, "text-anchor": "end" }, chart, label);
   }
-  for (const [x, label] of options.ticks || linearTicks(xLow, xHigh, width / 90).map((x) => [x, number(x, 6)])) {
+  for (const [x, label] of options.ticks || labelled(linearTicks(xLow, xHigh, width / 90))) {
     svg("line", { x1: scaleX(x), x2: scaleX(x), y1: bottom, y2: bottom + 4, class: "axis" }, chart);
     svg("text", { x: scaleX(x), y: bottom + 17, "text-anchor": "middle" }, chart, label);
   }
@@ -88,9 +93,8 @@ export function lineChart(parent, lines, options) {
       for (const line of lines) {
         const k = line.x.indexOf(x);
         if (k < 0) continue;
-        const spread = line.low && line.seeds > 1 ? ` (${decimals(line.low[k])} to ${decimals(line.high[k])})` : "";
-        const shown = line.low ? decimals(line.y[k]) : number(line.y[k]);
-        rows.push({ y: line.y[k], text: `${line.name}: ${shown}${spread}` });
+        const spread = line.low && line.seeds > 1 ? ` (${number(line.low[k], 4)} to ${number(line.high[k], 4)})` : "";
+        rows.push({ y: line.y[k], text: `${line.name}: ${number(line.y[k], 4)}${spread}` });
       }
       rows.sort((a, b) => (b.y ?? -Infinity) - (a.y ?? -Infinity));
       for (const end of ["x1", "x2"]) guide.setAttribute(end, scaleX(x));
