@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from attnres.analysis.profile import sublayer_names
 from attnres.report.style import SIGNED_COLOURS, WEIGHT_COLOURS, arm_styles, colour_scale, depth_ticks
@@ -88,8 +88,10 @@ def depth_axis(axis: Axis, names: Sequence[str]) -> None:
 
 
 def plain_log_ticks(axis: Axis, form: str = "{x:g}") -> None:
-    """Write a logarithmic axis' numbers out: its own labels are mathtext, which is off."""
-    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    """Write a logarithmic axis' numbers out, of what is drawn by now: its own labels are mathtext, which is off."""
+    low, high = axis.get_view_interval()
+    several = LogLocator(subs=(1, 2, 5)) if high < 1e4 * low else LogLocator()
+    axis.set_major_locator(several if high > 5 * low else MaxNLocator(5))
     axis.set_major_formatter(form)
     axis.set_minor_formatter(NullFormatter())
 

@@ -7,12 +7,14 @@ import re
 
 import matplotlib as mpl
 import numpy as np
+import pytest
+from matplotlib.figure import Figure
 
 from attnres import connection_names
 from attnres.analysis.powerlaw import Point
 from attnres.lab.scaling.figures import scaling_fit
 from attnres.report import ArmReport, figures
-from attnres.report.axes import INK, STYLE, line_styles
+from attnres.report.axes import INK, STYLE, line_styles, plain_log_ticks, png
 from attnres.report.html import script
 from attnres.report.page import payload
 from attnres.report.style import (
@@ -82,3 +84,15 @@ def test_modules_join_into_one_script_without_imports():
     charts = script("report/page.js")
     assert charts.count("const report_charts_dom = ") == 1  # though three modules import it
     assert not re.search(r"^(import|export)\b", charts, re.MULTILINE)
+
+
+@pytest.mark.parametrize("decades", [0.02, 0.2, 0.7, 1, 3, 4, 6, 8, 9, 12, 20])
+def test_a_logarithmic_axis_has_some_numbers_and_not_too_many(decades):
+    figure = Figure(figsize=(3.5, 3.2))
+    axes = figure.subplots()
+    axes.plot([10**-decades, 1])
+    axes.set_yscale("log")
+    plain_log_ticks(axes.yaxis)
+    png(figure)
+    low, high = axes.get_ylim()
+    assert 2 <= sum(low <= label.get_position()[1] <= high for label in axes.get_yticklabels()) <= 12
