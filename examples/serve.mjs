@@ -7,6 +7,7 @@
 
 import { createServer } from "node:http";
 import { basename } from "node:path";
+import { json } from "node:stream/consumers";
 import { getLlama, LlamaChatSession } from "node-llama-cpp";
 
 const [path, port = "8080", size = "512"] = process.argv.slice(2);
@@ -21,8 +22,10 @@ async function answer({ messages, max_tokens = 256, temperature = 0 }) {
   const session = new LlamaChatSession({ contextSequence: sequence, systemPrompt: "" });
   try {
     session.setChatHistory(history);
-    const content = await session.prompt(messages.at(-1).content, { maxTokens: max_tokens, temperature });
-    const choice = { index: 0, message: { role: "assistant", content }, finish_reason: "stop" };
+    const { responseText: content, stopReason } = await session.promptWithMeta(
+      messages.at(-1).content, { maxTokens: max_tokens, temperature });
+    const finish_reason = stopReason === "maxTokens" ? "length" : "stop";
+    const choice = { index: 0, message: { role: "assistant", content }, finish_reason };
     return { object: "chat.completion", model: basename(path), choices: [choice] };
   } finally {
     session.dispose({ disposeSequence: true });
@@ -32,10 +35,8 @@ async function answer({ messages, max_tokens = 256, temperature = 0 }) {
 async function reply(request, response) {
   const send = (code, value) => response.writeHead(code, { "content-type": "application/json" }).end(JSON.stringify(value));
   if (request.method !== "POST" || request.url !== "/v1/chat/completions") return send(404, { error: "not found" });
-  let body = "";
-  for await (const part of request) body += part;
   try {
-    send(200, await answer(JSON.parse(body)));
+    send(200, await answer(await json(request)));
   } catch (error) {
     send(400, { error: { message: String(error.message) } });
   }

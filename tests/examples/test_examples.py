@@ -6,6 +6,7 @@ import json
 import os
 import re
 import runpy
+import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -84,7 +85,11 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
             body = json.dumps({"messages": messages, "max_tokens": 8}).encode()
             with urllib.request.urlopen(f"{address}/chat/completions", body) as response:
                 answer = json.load(response)
-            assert answer["choices"][0]["message"]["role"] == "assistant"
+            (choice,) = answer["choices"]
+            assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "length"
+            port = int(address.split(":")[2].removesuffix("/v1"))
+            with socket.create_connection(("127.0.0.1", port)) as client:  # one that is gone before it has asked
+                client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99\r\n\r\n{")
             with pytest.raises(urllib.error.HTTPError, match="400") as refused:
                 urllib.request.urlopen(f"{address}/chat/completions", b"{")
             refused.value.close()
