@@ -97,8 +97,13 @@ def plain_log_ticks(axis: Axis, form: str = "{x:g}") -> None:
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int = 7) -> None:
+    """Name the lines under all panels, in so many columns at most and in no more than the figure has room for."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(columns, len(labels)), frameon=False)
+    for count in range(min(columns, len(labels)), 0, -1):
+        legend = figure.legend(handles, labels, loc="outside lower center", ncols=count, frameon=False)
+        if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def depth_matrix_figure(matrices: Sequence[tuple[str, np.ndarray, Sequence[str] | None]]) -> Figure:
@@ -143,7 +148,7 @@ def draw_depth_matrix(axes: Axes, matrix: np.ndarray, title: str = "", names: Se
         labels[-1] = f"≥ {labels[-1]}"
         labels[0] = f"≤ {labels[0]}" if low < 0 else labels[0]
     bar.set_ticks(ticks, labels=labels)
-    axes.set_title(visible(title), fontweight="bold")
+    axes.set_title(textwrap.fill(visible(title), 34), fontweight="bold")
     axes.set_xlabel("source (layer)")
     axes.set_ylabel("site that reads (layer)")
     depth_axis(axes.xaxis, ("embedding", *names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
@@ -96,3 +97,16 @@ def test_a_logarithmic_axis_has_some_numbers_and_not_too_many(decades):
     png(figure)
     low, high = axes.get_ylim()
     assert 2 <= sum(low <= label.get_position()[1] <= high for label in axes.get_yticklabels()) <= 12
+
+
+def test_long_names_are_read_whole(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("attnres.report.figures.png", lambda figure: drawn.append(figure) or png(figure))
+    arms = ["residual", *(f"block:block_size={n},query=input,gate=scalar" for n in range(2, 8))]
+    figures.figures(report(arms=[ArmReport(arm, curves=curves(), profile=profile()) for arm in arms], results=()))
+    curve, matrices, profiles = drawn
+    for figure in (curve, profiles):
+        box = figure.legends[0].get_window_extent()
+        assert box.x0 >= 0 and box.x1 <= figure.bbox.width
+    titles = [axes.title.get_window_extent() for axes in matrices.axes if axes.get_title()]
+    assert len(titles) == 7 and not any(a.overlaps(b) for a, b in itertools.combinations(titles, 2))
