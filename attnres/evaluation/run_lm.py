@@ -92,7 +92,7 @@ class RunLM(TemplateLM):
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         bar = tqdm(requests, desc="generating", disable=disable_tqdm)
-        return [self._continue(*request.args, seed) for seed, request in enumerate(bar)]
+        return [self._continue(*request.args, seed=seed) for seed, request in enumerate(bar)]
 
     def _continue(self, prompt: str, options: dict[str, Any], seed: int) -> str:
         """The text behind the end of the prompt: as much of it as leaves room for the answer, at least half a context.
