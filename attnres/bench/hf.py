@@ -5,7 +5,6 @@ The model is a random llama. The conversion runs in a process of its own, so tha
 
 from __future__ import annotations
 
-import resource
 import shutil
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import torch
 
 import attnres.hf
 from attnres.bench.measure import Row, Run, Setting, milliseconds, take_turns
+from attnres.bench.memory import resident_peak
 from attnres.hf.convert import convert
 
 OPTIONS: dict[str, dict[str, Any]] = {"full": {}, "block": {"block_size": 8}}
@@ -160,12 +160,12 @@ def _conversion(sizes: Sizes, setting: Setting) -> Row:
         "file, MB": size / 1e6,
         "copy, s": copied,
         "convert, s": converted,
-        "convert, peak MB": float(done.stdout) / 1e3,
+        "convert, peak MB": float(done.stdout) / 1e6,
     }
-    what = "converting that model's checkpoint, over copying it"
+    what = f"converting a checkpoint, over copying it, d {sizes.converted_dim}, {sizes.layers} layers"
     return Row(what, setting.where, "-", "-", converted / copied, details)
 
 
 if __name__ == "__main__":
     convert(sys.argv[1], sys.argv[2])
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    print(resident_peak())

@@ -61,14 +61,15 @@ def in_a_process(name: str, quick: bool) -> float:
 def added_by_training(name: str, quick: bool) -> int:
     """The bytes that two training steps add to what it takes to have torch at all."""
     training_step(name, QUICK)()  # loads the kernels and starts the threads
-    before = _resident_peak()
+    before = resident_peak()
     step = training_step(name, QUICK if quick else FULL)
     for _ in range(2):
         step()
-    return _resident_peak() - before
+    return resident_peak() - before
 
 
-def _resident_peak() -> int:
+def resident_peak() -> int:
+    """The most bytes that this process has held."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:

@@ -94,7 +94,8 @@ def measure(setting: Setting) -> list[Row]:
     others, missing = readers.packages(CPU)
     result, right = check(shape, {**readers.plain(), **others}, setting, missing)
     result.seconds = in_processes_of_their_own(right, setting, {})
-    kept = Comparison(in_processes_of_their_own(("attnres", "compiled reference"), setting, KEEP_MEMORY))
+    both = [name for name in ("attnres", "compiled reference") if name in right]
+    kept = Comparison(in_processes_of_their_own(both, setting, KEEP_MEMORY))
     bandwidth = copy_bandwidth()
     moved = bytes_to_move(shape)
     details = result.details | {

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection
+from importlib.util import find_spec
 from typing import Literal, get_args
 
 from attnres.bench.measure import Row, Setting
+from attnres.errors import UsageError, install_command
 
 Part = Literal[
     "operator",
@@ -28,8 +30,20 @@ Part = Literal[
 
 BY_DEFAULT: tuple[Part, ...] = ("operator", "decode", "step", "memory", "gpu")
 
+NEEDS: dict[Part, tuple[str, str]] = {
+    "hf": ("transformers", "hf"),
+    "kernels": ("triton", "gpu"),
+    "traffic": ("triton", "gpu"),
+    "look": ("transformers", "hf"),
+}
+"""The module without which a part cannot run, and the extra that brings it."""
+
 
 def measure_parts(parts: Collection[Part], setting: Setting) -> dict[Part, list[Row]]:
+    """Raises UsageError, before anything is measured, where a part needs what is not installed."""
+    for part, (module, extra) in NEEDS.items():
+        if part in parts and find_spec(module) is None:
+            raise UsageError(f"bench {part} needs {module}: {install_command(extra)}")
     return {
         part: importlib.import_module(f"attnres.bench.{part}").measure(setting)
         for part in get_args(Part)

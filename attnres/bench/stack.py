@@ -211,8 +211,8 @@ def _outputs(stack: Stack, model: Model, x: Tensor, grad: Tensor) -> list[Tensor
 
 def _forward_backward(stack: Stack, model: Model, x: Tensor, grad: Tensor) -> Run:
     def run() -> None:
-        x.grad = None
-        model.zero_grad(set_to_none=True)
         stack(x, model).backward(grad)
+        x.grad = None  # here: what a step adds to the memory is with its gradients
+        model.zero_grad(set_to_none=True)
 
     return run

@@ -12,6 +12,7 @@ import torch
 
 from attnres.bench import operator, readers
 from attnres.bench.measure import Row, Setting, take_turns
+from attnres.errors import UsageError
 from attnres.ops import cpu
 from attnres.ops.backends import native_backend
 
@@ -22,7 +23,13 @@ MUST = {"x86-64-v3": "1.6"}
 
 
 def measure(setting: Setting) -> list[Row]:
-    """Processes of their own take turns, because only one kernel can be loaded in each."""
+    """Processes of their own take turns, because only one kernel can be loaded in each.
+
+    Raises:
+        UsageError: no kernel can be compiled here.
+    """
+    if not cpu.load():
+        raise UsageError("bench targets measures the CPU kernel, which cannot be built here: install g++ or set CXX")
     targets = (cpu.NATIVE, *cpu.runnable())
     taken: dict[tuple[str, str], list[tuple[float, ...]]] = {(t, dtype): [] for t in targets for dtype in DTYPES}
     turns = 1 if setting.quick else operator.TURNS

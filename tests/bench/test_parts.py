@@ -28,6 +28,7 @@ from attnres.bench import (
     targets,
 )
 from attnres.bench.measure import Row, Setting, take_turns
+from attnres.errors import UsageError
 
 CPU = torch.device("cpu")
 SETTING = Setting(rounds=1, quick=True)
@@ -48,6 +49,22 @@ def test_the_operator_is_held_against_all_that_run_here():
     assert all(row.ratio is not None and row.ratio > 0 for row in (first, *others))
     for name in ("flash-attn-res", "liger-kernel"):
         assert "CUDA" in str(first.details[name]), "a package that cannot run says why"
+
+
+def test_what_does_not_compile_is_left_out_of_every_row(monkeypatch):
+    failing = readers.plain() | {"compiled reference": lambda *_: 1 / 0}
+    monkeypatch.setattr(readers, "plain", lambda: failing)
+    timed = []
+
+    def in_processes_of_their_own(names, *_):
+        timed.extend(names)
+        return dict.fromkeys(names, 1.0)
+
+    monkeypatch.setattr(operator, "in_processes_of_their_own", in_processes_of_their_own)
+    stacked, *compiled, _ = operator.measure(SETTING)
+    assert stacked.ratio == 1 and [row.ratio for row in compiled] == [None, None]
+    assert "compiled reference" not in timed, "its process would fail"
+    assert "ZeroDivisionError" in str(stacked.details["compiled reference"])
 
 
 def test_a_wrong_contender_gets_no_speed():
@@ -93,6 +110,13 @@ def test_a_wrong_stack_is_found(monkeypatch):
     monkeypatch.setattr(stack, "ours", cumulative)
     result = stack.compare(stack.Shape("identity", 5, 64, 2, 4, 2, torch.float32), SETTING)
     assert "attnres" in result.errors and "attnres" not in result.seconds
+
+
+def test_a_step_of_a_stack_begins_without_gradients():
+    """What it adds to the memory that is taken already is then with them."""
+    model, x, grad = stack.make_inputs(stack.Shape("SwiGLU", 3, 16, 2, 4, 2, torch.float32))
+    stack._forward_backward(stack.ours, model, x, grad)()
+    assert all(leaf.grad is None for leaf in (x, *model.parameters()))
 
 
 def test_a_stack_that_does_not_run_at_its_size_or_in_no_graph_stops_no_other(monkeypatch):
@@ -222,6 +246,13 @@ def test_every_target_takes_its_turn(monkeypatch):
     assert rows[f"operator forward, {operator.QUICK}, x86-64-v3: bfloat16 over float32"].ratio == pytest.approx(2)
 
 
+def test_targets_without_a_kernel_say_what_to_do(monkeypatch):
+    monkeypatch.setattr(targets.cpu, "load", lambda: False)
+    monkeypatch.setattr(targets, "_in_a_process", lambda *_: (1.0, 1.0))
+    with pytest.raises(UsageError, match="install g\\+\\+ or set CXX"):
+        targets.measure(SETTING)
+
+
 def test_a_target_is_measured_on_its_own_kernel():
     forward, backward = targets._in_a_process("native", "bfloat16", 1, quick=True)
     assert forward > 0 and backward > 0
@@ -268,9 +299,11 @@ def test_memory_is_the_median_of_several_processes(monkeypatch):
 
 def test_an_attached_model_over_its_plain_twin():
     pytest.importorskip("transformers")
+    torch.ones(2**28).sum()  # 1.07 GB that the conversion's process does not hold
     rows = hf.measure(SETTING)
     assert [row.ratio is not None and row.ratio > 0 for row in rows] == [True] * 9
-    assert [row.what.partition(", over")[0] for row in rows][-1] == "converting that model's checkpoint"
+    assert rows[-1].what == "converting a checkpoint, over copying it, d 64, 4 layers"
+    assert 100 < rows[-1].details["convert, peak MB"] < 1000
     assert set(rows[0].details) == {"plain, ms", "full, ms", "block, ms"}
 
 

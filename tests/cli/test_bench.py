@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from attnres.bench import curves, decode, gpu, memory, operator, step
+from attnres.bench import curves, decode, gpu, memory, operator, parts, step
 from attnres.bench.measure import NOT_MEASURED, Row
 from attnres.cli import main
 
@@ -82,3 +82,15 @@ def test_bad_options_are_one_line(arguments, message, capsys):
     assert bench(*arguments) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("part", "module"),
+    [("hf", "transformers"), ("kernels", "triton"), ("traffic", "triton"), ("look", "transformers")],
+)
+def test_a_part_without_what_it_needs_is_one_line_before_any_is_measured(part, module, monkeypatch, capsys):
+    monkeypatch.setattr(parts, "find_spec", lambda name: None if name == module else name, raising=False)
+    monkeypatch.setattr(step, "measure", lambda _: pytest.fail("measured"))
+    assert bench("step", part) == 2
+    error = capsys.readouterr().err
+    assert f"bench {part} needs {module}: pip install" in error
