@@ -86,8 +86,9 @@ def moved(shape: Shape, tokens: int) -> tuple[Counter[str], Counter[str]]:
     sublayers = [nn.Identity() for _ in range(shape.sublayers)]
     with Traffic() as forward:
         h = connection.readout(connection.run(connection.start(x), sublayers))
+    grad = torch.zeros_like(h)
     with Traffic() as backward:
-        h.backward(torch.zeros_like(h))
+        h.backward(grad)
     return forward.moved, backward.moved
 
 
