@@ -96,9 +96,14 @@ def write_gguf(
         chat_template: what turns messages into a prompt, in Jinja.
 
     Raises:
-        UsageError: the gguf library is missing, or the tokenizer is one that llama.cpp does not have.
+        UsageError: the gguf library is missing, or the tokenizer or the heads are such as llama.cpp does not have.
     """
     gguf = _library()
+    if model.config.linear_num_heads != (heads := model.config.num_attention_heads):
+        raise UsageError(
+            f"llama.cpp has one number of heads for both kinds of attention: linear_num_heads is "
+            f"{model.config.linear_num_heads}, num_attention_heads {heads}"
+        )
     dtype, gguf_type = TYPES[kind]
     vocabulary = None if tokenizer is None else vocabulary_of(tokenizer, model.config.vocab_size)
     if (eps := model.config.rms_norm_eps) != EXACT_EPS:
