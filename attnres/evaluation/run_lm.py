@@ -32,6 +32,11 @@ class RunLM(TemplateLM):
 
     @property
     def eot_token_id(self) -> int:
+        if not self.ids.separator:
+            raise UsageError(
+                "the run's tokenizer has nothing between two documents, which a text's first token is scored behind; "
+                "choose tasks that give a context"
+            )
         return self.ids.separator[-1]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:

@@ -144,6 +144,14 @@ def test_a_context_of_spaces_is_what_separates_two_documents(run):
         assert value == pytest.approx(log_likelihood(lm.model, [0], list(asked.encode())), rel=1e-5)
 
 
+def test_a_tokenizer_with_nothing_between_documents_scores_no_first_token(run, monkeypatch):
+    lm = run_lm(run)
+    monkeypatch.setattr(lm.ids, "separator", ())
+    with pytest.raises(UsageError, match="nothing between two documents"):
+        lm.loglikelihood_rolling(requested("loglikelihood_rolling", ("whole text",)))
+    assert lm.loglikelihood(requested("loglikelihood", ("given", " asked")))
+
+
 def test_a_run_beside_its_twin_is_paired_by_document(run, plain_run, tasks):
     loaded = load_tasks([tasks["choice"], tasks["text"]])
     scores, others = evaluate_model(run, loaded), evaluate_model(plain_run, loaded)
