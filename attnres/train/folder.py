@@ -313,7 +313,6 @@ def fit_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
 
 
 def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "config": config_to_json(config),
         "connection": from_anywhere(config.model.connection),
@@ -327,6 +326,14 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
             "train_tokens": len(corpus.train),
             "validation_tokens": len(corpus.validation),
         },
+        **environment(),
+    }
+
+
+def environment() -> dict[str, Any]:
+    """Which code runs, and on what machine: `versions` and `machine` of every record."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return {
         "versions": {
             "attnres": __version__,
             "commit": _commit(),

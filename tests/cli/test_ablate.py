@@ -277,8 +277,8 @@ def test_arms_may_spend_the_same_seconds(ablate, corpus, tmp_path, monkeypatch):
             timed.append(self.arm)
             clock[0] += {"residual": 0.5, "full": 1.0, "block": 2.0}[self.arm]
 
-    monkeypatch.setattr(cost, "Trainer", Timed)
-    monkeypatch.setattr(cost, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr("attnres.lab.steptime.Trainer", Timed)
+    monkeypatch.setattr("attnres.lab.steptime.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     options = ["--seeds", "1", "--grid", "1", "--embedding-stds", "1", "--workers", "1", *STEPS, *corpus]
     options += ["--steps", "8", "--equal", "seconds", "--out", tmp_path]
     assert ablate("residual", "full", *options)[0] == 0

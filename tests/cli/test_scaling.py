@@ -56,6 +56,24 @@ def test_a_sweep_leaves_points_and_a_table(tmp_path, corpus, capsys, monkeypatch
         assert ("again" in written.command) == (arms != "residual full")
 
 
+def test_steps_of_all_arms_are_timed_by_turns_when_asked(tmp_path, corpus, capsys, monkeypatch):
+    monkeypatch.setattr("attnres.lab.scaling.run.ROUNDS", 1)
+    record_path = tmp_path / "record.json"
+    options = [*SMALL, *corpus, "--out", str(tmp_path / "runs"), "--record", str(record_path)]
+    assert main(["scaling", "residual", "full", *options]) == 0
+    trained = read_record(record_path, ScalingRecord)
+    assert trained.step_times is None and "A step's time" not in capsys.readouterr().out
+    monkeypatch.setattr("attnres.cli._terminal.run_jobs", None)  # nothing is trained again
+    assert main(["scaling", "residual", "full", *options, "--time-steps"]) == 0
+    timed = read_record(record_path, ScalingRecord)
+    assert timed.runs == trained.runs and timed.step_times.machine["threads"] == 1
+    assert [list(of) for of in timed.step_times.seconds.values()] == [["residual", "full"]] * 3
+    assert all(seconds > 0 for of in timed.step_times.seconds.values() for seconds in of.values())
+    assert "A step's time" in capsys.readouterr().out
+    assert main(["scaling", "residual", "full", *options]) == 0
+    assert read_record(record_path, ScalingRecord).step_times == timed.step_times
+
+
 def test_the_papers_curves_from_a_file(tmp_path, capsys):
     options = ["--unit", "PFLOP/s-days", "--out", str(tmp_path)]
     assert main(["fit", "results/paper-scaling.csv", *options]) == 0

@@ -60,7 +60,7 @@ def test_llama_cpp_computes_the_same(sizes, tmp_path):
 @torch.no_grad()
 def test_narrower_types_stay_near(tmp_path):
     sizes = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
-    # llama.cpp 0.5.0 multiplies prompts by q8_0 rows of 32 numbers wrongly where the CPU has AMX: here none is so short.
+    # With AMX, llama.cpp 0.5.0 multiplies prompts by q8_0 rows of 32 numbers wrongly: here none is so short.
     sizes |= {"linear_head_dim": 32}
     model = small_k3(**sizes, routed_expert_hidden_size=256, num_hidden_layers=4, num_local_experts=3)
     tokens, largest = some_tokens(60), {}

@@ -23,7 +23,7 @@ from attnres.lab.scaling.rates import (
     seed_runs,
     wider_runs,
 )
-from attnres.lab.scaling.record import ScalingRecord, SizedRun
+from attnres.lab.scaling.record import ScalingRecord, SizedRun, StepTimes
 from attnres.lab.scaling.tables import scaling_tables
 from attnres.lab.tuning import MOST_BEYOND
 from tests.lab.sample import parsed
@@ -199,6 +199,24 @@ def test_the_tables_have_the_range_and_the_rates():
     assert law.title == "L = A C^-a" and len(along.rows) == 4
     assert along.rows[0][:3] == ("full", "1x16", "-0.0010 ± 0.0006") and along.rows[0][3].startswith("2.0")
     assert rates.rows[1][:5] == ("full", "x1", "x1", "x1", "x1") and rates.rows[1][5].startswith("x0.5: +7.0994, x2")
+
+
+def test_steps_timed_by_turns_count_before_the_runs_own():
+    seconds = {f"{size}x16": {"residual": size**2 * 1.0, "full": size**2 * 4.0} for size in (1, 2, 4, 8)}
+    times = StepTimes(seconds, "2026-11-23", "abc", {"cores": 2})
+    record = replace(a_record(), step_times=times)
+    for (_, size), advantage in advantages_at_sizes(axes_of(record)["seconds"]).items():
+        assert advantage.factor == pytest.approx(0.25, rel=0.02), size
+    tables = {table.title: table for table in scaling_tables(record)}
+    assert "by turns" in tables["Along the range"].note
+    assert tables["A step's time"].rows == (
+        ("residual", "1000 ms", "4000 ms", "16000 ms", "64000 ms"),
+        ("full", *["4.00x"] * 4),
+    )
+    del seconds["8x16"]["full"]  # trained later: times of two kinds are not mixed
+    assert axes_of(record) == axes_of(a_record())
+    tables = {table.title: table for table in scaling_tables(record)}
+    assert "blurs" in tables["Along the range"].note and tables["A step's time"].rows[1][-1] == ""
 
 
 def only(record: ScalingRecord, arm: str, *sizes: str) -> ScalingRecord:

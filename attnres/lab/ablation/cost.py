@@ -5,31 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
-
-import torch
 
 from attnres.data import Corpus
 from attnres.errors import UsageError
 from attnres.files import write_json
 from attnres.lab.arms import arm_model
 from attnres.lab.experiment import Progress
+from attnres.lab.steptime import ROUNDS, WARM_UP, median_steps
 from attnres.model.flops import training_flops
 from attnres.train import RunConfig, config_to_json
 from attnres.train.folder import fit_vocabulary
-from attnres.train.trainer import Trainer
 
 Equal = Literal["steps", "operations", "seconds"]
-
-ROUNDS = 31
-"""In which the steps of all arms are timed by turns."""
-
-WARM_UP = 2
-"""Rounds before those that count."""
 
 START_SECONDS = 6.0
 """About what a worker process takes before its first step."""
@@ -51,7 +41,7 @@ def seconds_of_steps(
     if missing := [arm for arm in arms if arm not in known]:
         configs = {arm: dataclasses.replace(config, model=arm_model(arm, config.model)) for arm in (arms[0], *missing)}
         with progress.bar(WARM_UP + ROUNDS) as advance:
-            seconds = _median_steps(configs, corpus, ROUNDS, lambda: advance(1, "a step of every arm, by turns"))
+            seconds = median_steps(configs, corpus, ROUNDS, lambda: advance(1, "a step of every arm, by turns"))
         known |= {arm: taken / seconds[arms[0]] for arm, taken in seconds.items()}
         write_json(kept, {"of": model, "costs": known})
     return {arm: known[arm] for arm in arms}
@@ -79,31 +69,7 @@ def affordable_steps(steps: int, costs: Mapping[str, float]) -> dict[str, int]:
 
 def seconds_of_a_run(config: RunConfig, corpus: Corpus) -> float:
     """Estimate the seconds of a run from three measured steps."""
-    step = _median_steps({"": config}, corpus, 3, lambda: None)[""]
+    step = median_steps({"": config}, corpus, 3, lambda: None)[""]
     evaluations = 1 + math.ceil(config.steps / config.evaluate_every)
     forward = step / 3 * max(1.0, config.validation_tokens / config.tokens_per_step)
     return START_SECONDS + config.steps * step + evaluations * forward
-
-
-def _median_steps(
-    configs: Mapping[str, RunConfig], corpus: Corpus, rounds: int, after_each: Callable[[], None]
-) -> dict[str, float]:
-    """The median seconds of a training step of each, on one thread, by turns."""
-    trainers = {}
-    for name, config in configs.items():
-        fitted = fit_vocabulary(config, corpus.vocab_size)
-        trainers[name] = Trainer(dataclasses.replace(fitted, steps=max(WARM_UP + rounds, config.steps)), corpus)
-    seconds: dict[str, list[float]] = {name: [] for name in configs}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        for number in range(-WARM_UP, rounds):
-            for name, trainer in trainers.items():
-                began = time.perf_counter()
-                trainer.train_step()
-                if number >= 0:
-                    seconds[name].append(time.perf_counter() - began)
-            after_each()
-    finally:
-        torch.set_num_threads(threads)
-    return {name: statistics.median(values) for name, values in seconds.items()}

@@ -23,18 +23,37 @@ def final_points(record: ScalingRecord) -> dict[str, list[Point]]:
 
 
 def axes_of(record: ScalingRecord) -> dict[str, dict[str, list[Point]]]:
-    """The final points over operations and, where every run was timed, over seconds of one core."""
+    """The final points over operations and, where every arm was timed at every size, over seconds of one core."""
     axes = {"operations": final_points(record)}
-    timed: dict[tuple[str, str], list[float]] = {}
-    for run in record.runs:
-        if run.done and run.step_seconds:
-            timed.setdefault((run.arm, run.size), []).append(run.step_seconds * run.steps)
-    if all((run.arm, run.size) in timed for run in record.runs if run.done):
+    steps = {(run.arm, run.size): run.steps for run in record.runs if run.done}
+    times = step_times(record)
+    if times.keys() >= steps.keys():
         axes["seconds"] = {
-            arm: [dataclasses.replace(point, compute=statistics.median(timed[arm, point.size])) for point in points]
+            arm: [
+                dataclasses.replace(point, compute=times[arm, point.size] * steps[arm, point.size]) for point in points
+            ]
             for arm, points in axes["operations"].items()
         }
     return axes
+
+
+def step_times(record: ScalingRecord) -> dict[tuple[str, str], float]:
+    """(arm, size) -> seconds of a step: measured by turns where every run has such a time, else the runs' own."""
+    done = [run for run in record.runs if run.done]
+    if by_turns(record):
+        assert record.step_times
+        return {(run.arm, run.size): record.step_times.seconds[run.size][run.arm] for run in done}
+    own: dict[tuple[str, str], list[float]] = {}
+    for run in done:
+        if run.step_seconds:
+            own.setdefault((run.arm, run.size), []).append(run.step_seconds)
+    return {key: statistics.median(seconds) for key, seconds in own.items()}
+
+
+def by_turns(record: ScalingRecord) -> bool:
+    """Whether the steps of all finished runs were timed by turns."""
+    seconds = record.step_times.seconds if record.step_times else {}
+    return bool(seconds) and all(run.arm in seconds.get(run.size, ()) for run in record.runs if run.done)
 
 
 def advantages_at_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str, str], Advantage]:

@@ -44,6 +44,10 @@ class Options:
     line through both, and the third is checked at half and twice."""
     workers: int = default_workers()
     """Runs at a time, each with one thread."""
+    time_steps: bool = False
+    """When all is trained, time a step of every arm at every size by turns, on one thread; the advantage in seconds is
+    then of these times. Otherwise it is of the runs' own, which other work on the machine blurs. The same command with
+    it goes on with a record and only times."""
     config: Config = DEFAULTS
 
 

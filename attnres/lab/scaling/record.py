@@ -36,6 +36,17 @@ class Sweep:
     heads: int | None = None
 
 
+@dataclass(frozen=True)
+class StepTimes:
+    """What a step takes on one thread, all arms of a size measured by turns."""
+
+    seconds: Mapping[str, Mapping[str, float]]
+    """size -> arm -> the median."""
+    date: str
+    commit: str | None
+    machine: Mapping[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ScalingRecord(Record):
     kind: ClassVar = "scaling"
@@ -53,3 +64,5 @@ class ScalingRecord(Record):
     """Half and twice the rate of the third size, on its first seed."""
     sweep: Sweep | None = None
     """None in records from before it was kept; nothing goes on with those."""
+    step_times: StepTimes | None = None
+    """None where they were not asked for. Sizes and arms that were trained later are missing."""

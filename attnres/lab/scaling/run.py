@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,11 +16,13 @@ from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import command, files_of, header, read_record, refuse_other_sweep, write_record
 from attnres.lab.scaling.plan import Plan, Planned, planned, sized
 from attnres.lab.scaling.rates import CHECKED, check_runs, chosen_rates, grid_runs, phases, seed_runs, wider_runs
-from attnres.lab.scaling.record import ScalingRecord, SizedRun, Sweep
+from attnres.lab.scaling.record import ScalingRecord, SizedRun, StepTimes, Sweep
+from attnres.lab.steptime import ROUNDS, WARM_UP, median_steps
 from attnres.lab.tuning import MOST_BEYOND
 from attnres.model.flops import training_flops
+from attnres.ops.cpu import instruction_set
 from attnres.train import RunConfig, config_from_json, config_to_json
-from attnres.train.folder import RunFolder, fit_vocabulary
+from attnres.train.folder import RunFolder, environment, fit_vocabulary
 from attnres.train.sweep import Job, JobState, failures, require_done
 
 Part = Literal["grid", "runs", "check"]
@@ -46,6 +49,8 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
         sweep.train("runs", seed_runs(plan, size, rates))
         if number == CHECKED:
             sweep.train("check", check_runs(plan, rates))
+    if options.time_steps:
+        sweep.time_steps(corpus)
     return Ended(sweep.record(), failures(sweep.failed))
 
 
@@ -90,6 +95,7 @@ class _Sweep:
         self.common = Sweep(config_to_json(options.config), options.grid, options.heads)
         self.earlier = earlier(file, self.common, plan, corpus.sha256)
         self.ran = {part: {_key(part, run): run for run in getattr(self.earlier, part, ())} for part in PARTS}
+        self.step_times = self.earlier.step_times if self.earlier else None
         self.failed: list[JobState] = []
         self._newest: Path | None = None
         """A folder of a run that this call has seen done."""
@@ -117,6 +123,21 @@ class _Sweep:
             self._keep(part, zip(missing, states, strict=True))
         return [self.ran[part][_key(part, one)] for one in runs]
 
+    def time_steps(self, corpus: Corpus) -> None:
+        """Time the steps of all arms, size by size, and write the record."""
+        plan = self.plan
+        seconds = {}
+        with self.progress.bar(len(plan.sizes) * (WARM_UP + ROUNDS)) as advance:
+            for size in plan.sizes:
+                jobs = {arm: planned(plan, arm, size, plan.options.config.seed).job for arm in plan.options.arms}
+                told = f"a step of every arm of {size.name}, by turns"
+                configs = {arm: job.config for arm, job in jobs.items()}
+                seconds[size.name] = median_steps(configs, corpus, ROUNDS, lambda told=told: advance(1, told))
+        here = environment()
+        machine = here["machine"] | {"threads": 1, "instruction set": instruction_set()}
+        self.step_times = StepTimes(seconds, date.today().isoformat(), here["versions"]["commit"], machine)
+        write_record(self.file, self.record())
+
     def flops(self, job: Job) -> float:
         """Operations per token, counted once for all seeds."""
         model = repr(job.config.model)
@@ -130,6 +151,7 @@ class _Sweep:
         parts = {part: tuple(sorted(of.values(), key=lambda run: run.parameters)) for part, of in self.ran.items()}
         fields: dict[str, Any] = {"arms": tuple(dict.fromkeys([*options.arms, *getattr(self.earlier, "arms", ())]))}
         fields |= {"tokens_per_parameter": options.tokens_per_parameter, "sweep": self.common, **parts}
+        fields["step_times"] = self.step_times
         fields["files"] = {**(getattr(self.earlier, "files", None) or {}), **files_of(options.arms)} or None
         if self._newest is None and self.earlier:
             if fields["arms"][0] != self.earlier.arms[0]:

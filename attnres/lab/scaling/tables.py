@@ -8,6 +8,7 @@ from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, fit_w
 from attnres.lab.scaling.fit import (
     advantages_at_sizes,
     axes_of,
+    by_turns,
     diverged,
     final_points,
     fitted,
@@ -15,9 +16,14 @@ from attnres.lab.scaling.fit import (
     why_no_advantage,
 )
 from attnres.lab.scaling.record import ScalingRecord
+from attnres.lab.steptime import ROUNDS
 from attnres.texttable import TextTable, number
 
-SECONDS = " Seconds: median step times of these runs, which other work on the machine blurs."
+SECONDS = {
+    True: " Seconds: median step times of all arms by turns.",
+    False: " Seconds: median step times of these runs, which other work on the machine blurs.",
+}
+"""By whether the steps were timed by turns."""
 EXTRAPOLATED = 1.5
 """Times an arm's largest compute: further out, its advantage is marked."""
 
@@ -25,7 +31,7 @@ EXTRAPOLATED = 1.5
 def scaling_tables(record: ScalingRecord) -> list[TextTable]:
     points = final_points(record)
     laws = [scaling_table(*fit_where_possible(points), "FLOPs", diverged(record), points)] if fitted(record) else []
-    return [*laws, *([along_table(record)] if record.runs else []), *rate_tables(record)]
+    return [*laws, *([along_table(record)] if record.runs else []), *step_tables(record), *rate_tables(record)]
 
 
 def along_table(record: ScalingRecord) -> TextTable:
@@ -51,7 +57,34 @@ def along_table(record: ScalingRecord) -> TextTable:
             " Blank: no run is done at that size, one of both lines is missing, or the 95% interval of "
             f"{baseline}'s exponent is not all above 0."
         )
-    return TextTable("Along the range", columns, tuple(rows), note + (SECONDS if "seconds" in advantages else ""))
+    if "seconds" in advantages:
+        note += SECONDS[by_turns(record)]
+    return TextTable("Along the range", columns, tuple(rows), note)
+
+
+def step_tables(record: ScalingRecord) -> list[TextTable]:
+    """What a step takes, over the baseline's at the same size; nothing where steps were not timed by turns."""
+    if not record.step_times:
+        return []
+    baseline, *arms = record.arms
+    seconds = record.step_times.seconds
+    rows = [(baseline, *(_milliseconds(of.get(baseline)) for of in seconds.values()))]
+    for arm in arms:
+        rows.append((arm, *(_over(of.get(arm), of.get(baseline)) for of in seconds.values())))
+    machine = ", ".join(f"{name} {value}" for name, value in record.step_times.machine.items())
+    note = (
+        f"A training step on one thread, its median over {ROUNDS} rounds in which all arms take turns; of the others, "
+        f"times {baseline}'s. Measured on {record.step_times.date}, commit {record.step_times.commit}, {machine}."
+    )
+    return [TextTable("A step's time", ("connection", *seconds), tuple(rows), note)]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return f"{float(f'{1000 * seconds:.3g}'):g} ms" if seconds else ""
+
+
+def _over(seconds: float | None, of_baseline: float | None) -> str:
+    return f"{seconds / of_baseline:.2f}x" if seconds and of_baseline else ""
 
 
 def rate_tables(record: ScalingRecord) -> list[TextTable]:
