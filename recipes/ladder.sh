@@ -15,5 +15,5 @@ case $layers in
     *) echo "$layers: the ladder has 16 or 32 layers" >&2; exit 2 ;;
 esac
 exec python -m attnres scaling residual rms-residual block full rms-block delta:block_size=4 interlayer \
-    --sizes "${sizes[@]}" --heads 1 --tokens-per-parameter 20 --grid 1 2 4 --seeds 3 --batch-size 8 \
+    --sizes "${sizes[@]}" --heads 1 --tokens-per-parameter 20 --grid 1 2 4 --checks 2 --seeds 3 --batch-size 8 \
     --workers "${WORKERS:-1}" --out "${RUNS:-runs}/ladder-$layers" --record "results/ladder-$layers.json"

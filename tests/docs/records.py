@@ -93,11 +93,12 @@ def ladder_row(arm: str) -> str:
     return f"| `{arm}` | {' | '.join(leads)} |"
 
 
-def ladder_check(arm: str) -> list[str]:
-    """What half and twice the rate of the ladder's third size give, from the loss at the rate itself."""
+def ladder_check(arm: str, size: str) -> list[str]:
+    """What half and twice the rate of one of the ladder's sizes give, from the loss at the rate itself."""
     of = record("ladder-16")
-    tried = sorted((run for run in of["check"] if run["arm"] == arm), key=lambda run: run.get("factor", 1.0))
-    size, seed = tried[0]["size"], tried[0]["seed"]
+    tried = [run for run in of["check"] if (run["arm"], run["size"]) == (arm, size)]
+    tried.sort(key=lambda run: run.get("factor", 1.0))
+    seed = tried[0]["seed"]
     (at_rate,) = [run["loss"] for run in of["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, size, seed)]
     return [number(run["loss"] - at_rate, 3, "+") for run in tried]
 

@@ -160,7 +160,7 @@ ATTENDING = ("block", "full", "rms-block", "interlayer")
 
 def ladders() -> list[str]:
     """What the page says of the runs to the compute-optimal point."""
-    checks = {arm: ladder_check(arm) for arm in ("residual", *LADDER)}
+    checks = {arm: ladder_check(arm, "16x32") for arm in ("residual", *LADDER)}
     others = [float(change) for arm, of in checks.items() if arm != "residual" for change in of]
     third = [number(apart, 3) for apart in sorted(ladder("interlayer")["16x32"])]
     return [

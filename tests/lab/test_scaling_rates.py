@@ -14,7 +14,6 @@ from attnres.lab.scaling.figures import scaling_law
 from attnres.lab.scaling.fit import advantages_at_sizes, axes_of, finding, paired_lead
 from attnres.lab.scaling.plan import MOST_TOKENS, Options, Plan, Planned, parse_size, plan
 from attnres.lab.scaling.rates import (
-    CHECKED,
     best,
     check_runs,
     chosen_rates,
@@ -88,8 +87,12 @@ def test_rates_are_on_the_line_through_the_two_smallest_sizes_and_stay_in_the_gr
     # twice the parameters take 0.75 of the rate, and 2x32 has four times those of 2x16
     expected = {"1x16": 1.2, "2x16": 0.9, "2x32": 0.9 * 0.75**2, "2x64": 0.5}
     assert rates["residual"] == pytest.approx(expected, rel=5e-3)
-    checks = [(run.arm, run.size.name, run.seed, run.factor) for run in check_runs(sweep, rates)]
-    assert checks[2:] == [("full", "2x32", 0, 0.5), ("full", "2x32", 0, 2.0)]
+    for checks, checked in ((1, ["2x32"]), (2, ["2x32", "2x64"]), (9, ["2x32", "2x64"])):
+        sweep = a_plan(checks=checks)
+        runs = [run for size in sweep.sizes for run in check_runs(sweep, size, rates)]
+        expected = [("full", size, 0, factor) for size in checked for factor in (0.5, 2.0)]
+        assert [(run.arm, run.size.name, run.seed, run.factor) for run in runs if run.arm == "full"] == expected
+        assert len(runs) == 2 * len(expected)
 
 
 def test_a_grid_goes_on_where_the_best_lies_at_its_edge():
@@ -113,11 +116,12 @@ def test_a_grid_goes_on_where_the_best_lies_at_its_edge():
     assert set(rates["full"].values()) == {1.0}
 
 
-def test_what_is_ahead_is_all_that_is_trained():
+@pytest.mark.parametrize(("checks", "runs"), [(1, 40), (2, 44)])
+def test_what_is_ahead_is_all_that_is_trained(checks, runs):
     """The best rates of one arm lie at edges, so that some of what may come does."""
-    sweep = a_plan()
+    sweep = a_plan(checks=checks)
     ahead = Ahead(phases(sweep), lambda job: 2.0)
-    assert ahead.announced().startswith("40 runs, ") and "and up to 12 runs, " in ahead.announced()
+    assert ahead.announced().startswith(f"{runs} runs, ") and "and up to 12 runs, " in ahead.announced()
     at = {("residual", "1x16"): 3.6, ("residual", "2x16"): 0.3, ("full", "1x16"): 1.0, ("full", "2x16"): 1.0}
     trained = [grid_runs(sweep)]
     tried = losses_around(at, trained[0])
@@ -125,8 +129,8 @@ def test_what_is_ahead_is_all_that_is_trained():
         trained.append(wider_runs(sweep, tried))
         tried += losses_around(at, trained[-1])
     rates = chosen_rates(sweep, tried)
-    for number, size in enumerate(sweep.sizes):
-        trained += [seed_runs(sweep, size, rates), *([check_runs(sweep, rates)] if number == CHECKED else [])]
+    for size in sweep.sizes:
+        trained += [seed_runs(sweep, size, rates), check_runs(sweep, size, rates)]
     costs = [sum(2 * run.job.config.steps for run in runs) for runs in trained]
     for position in range(len(trained)):
         later, least, most = costs[position + 1 :], *ahead.begin()
@@ -152,7 +156,7 @@ def test_the_best_of_a_grid():
 
 def test_without_a_grid_every_run_has_the_one_multiple():
     sweep = a_plan(grid=(2.0,))
-    assert grid_runs(sweep) == [] and check_runs(sweep, {}) == []
+    assert grid_runs(sweep) == [] and sweep.checked == ()
     assert set(chosen_rates(sweep, [])["full"].values()) == {2.0}
 
 

@@ -41,7 +41,10 @@ class Options:
     grid: tuple[float, ...] = (1.0,)
     """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) that every arm tries at the two
     smallest sizes, and one beyond where the best lies at an edge, at most three times. Other sizes have the rate on the
-    line through both, and the third is checked at half and twice."""
+    line through both."""
+    checks: int = 1
+    """With a grid: how many sizes, from the third on, are tried at half and twice the rate of their line, on the first
+    seed."""
     workers: int = default_workers()
     """Runs at a time, each with one thread."""
     time_steps: bool = False
@@ -62,6 +65,11 @@ class Plan:
     def seeds(self) -> range:
         return range(self.options.config.seed, self.options.config.seed + self.options.seeds)
 
+    @property
+    def checked(self) -> Sequence[Size]:
+        """The first sizes beyond those that the rates come from."""
+        return self.sizes[2 : 2 + self.options.checks] if len(self.options.grid) > 1 else ()
+
 
 def plan(options: Options, out: Path) -> Plan:
     """Raises UsageError on bad options, arms and sizes among them."""
@@ -74,6 +82,7 @@ def plan(options: Options, out: Path) -> Plan:
             f"tokens_per_parameter must be positive and at most {MOST_TOKENS}, not {options.tokens_per_parameter}"
         )
     check_positive("grid", options.grid)
+    check_count("checks", options.checks)
     if options.heads is not None:
         check_count("heads", options.heads)
     sizes = sorted((parse_size(size, options.heads) for size in options.sizes), key=lambda size: size.parameters)

@@ -1,4 +1,4 @@
-"""Learning rates of every arm and size: a grid at the two smallest sizes, carried on by a line, checked at one more."""
+"""Learning rates of every arm and size: a grid at the two smallest sizes, carried on by a line, checked beyond them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,6 @@ from attnres.lab.outcome import done_runs
 from attnres.lab.scaling.plan import Plan, Planned, Size, planned
 from attnres.lab.scaling.record import SizedRun
 from attnres.lab.tuning import MOST_BEYOND, TUNING_SEED, beyond
-
-CHECKED = 2
-"""The place of the size whose rates are checked, the first beyond those that they come from."""
 
 Rates = dict[str, dict[str, float]]
 """arm -> size -> the multiple of both learning rates."""
@@ -44,15 +41,14 @@ def seed_runs(plan: Plan, size: Size, rates: Rates) -> list[Planned]:
     return [planned(plan, arm, size, seed, rates[arm][size.name]) for seed in plan.seeds for arm in plan.options.arms]
 
 
-def check_runs(plan: Plan, rates: Rates) -> list[Planned]:
-    """The third size at half and twice its rate, on the first seed."""
-    if len(plan.options.grid) < 2:
-        return []
-    size, seed = plan.sizes[CHECKED], plan.options.config.seed
+def check_runs(plan: Plan, size: Size, rates: Rates) -> list[Planned]:
+    """A size at half and twice its rate, on the first seed; none if it is not among those that are checked."""
+    seed = plan.options.config.seed
     return [
         planned(plan, arm, size, seed, rounded(rates[arm][size.name] * by))
         for arm in plan.options.arms
         for by in (0.5, 2)
+        if size in plan.checked
     ]
 
 
@@ -61,10 +57,9 @@ def phases(plan: Plan) -> list[Phase]:
     grid = [run.job for run in grid_runs(plan)]
     undecided = {arm: {size.name: 1.0 for size in plan.sizes} for arm in plan.options.arms}
     ahead = [Phase(grid), *[Phase(grid[:: len(plan.options.grid)], certain=False)] * MOST_BEYOND]
-    for number, size in enumerate(plan.sizes):
+    for size in plan.sizes:
         ahead.append(Phase([run.job for run in seed_runs(plan, size, undecided)]))
-        if number == CHECKED:
-            ahead.append(Phase([run.job for run in check_runs(plan, undecided)]))
+        ahead.append(Phase([run.job for run in check_runs(plan, size, undecided)]))
     return ahead
 
 

@@ -61,7 +61,7 @@ class ScalingRecord(Record):
     grid: tuple[SizedRun, ...] = ()
     """What the rates of the two smallest sizes were chosen from."""
     check: tuple[SizedRun, ...] = ()
-    """Half and twice the rate of the third size, on its first seed."""
+    """Sizes from the third on at half and twice their rates, on the first seed."""
     sweep: Sweep | None = None
     """None in records from before it was kept; nothing goes on with those."""
     step_times: StepTimes | None = None

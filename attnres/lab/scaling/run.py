@@ -15,7 +15,7 @@ from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import command, files_of, header, read_record, refuse_other_sweep, write_record
 from attnres.lab.scaling.plan import Plan, Planned, planned, sized
-from attnres.lab.scaling.rates import CHECKED, check_runs, chosen_rates, grid_runs, phases, seed_runs, wider_runs
+from attnres.lab.scaling.rates import check_runs, chosen_rates, grid_runs, phases, seed_runs, wider_runs
 from attnres.lab.scaling.record import ScalingRecord, SizedRun, StepTimes, Sweep
 from attnres.lab.steptime import ROUNDS, WARM_UP, median_steps
 from attnres.lab.tuning import MOST_BEYOND
@@ -45,10 +45,9 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
     for _ in range(MOST_BEYOND):
         grid += sweep.train("grid", wider_runs(plan, grid))
     rates = chosen_rates(plan, grid)
-    for number, size in enumerate(plan.sizes):
+    for size in plan.sizes:
         sweep.train("runs", seed_runs(plan, size, rates))
-        if number == CHECKED:
-            sweep.train("check", check_runs(plan, rates))
+        sweep.train("check", check_runs(plan, size, rates))
     if options.time_steps:
         sweep.time_steps(corpus)
     return Ended(sweep.record(), failures(sweep.failed))

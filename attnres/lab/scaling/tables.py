@@ -88,27 +88,33 @@ def _over(seconds: float | None, of_baseline: float | None) -> str:
 
 
 def rate_tables(record: ScalingRecord) -> list[TextTable]:
-    """The learning rates of every arm, and what the check of the third size found; nothing where none were chosen."""
+    """The learning rates of every arm, and what their check found; nothing where none were chosen."""
     if not (record.grid and record.runs):
         return []
     factors = {(run.arm, run.size): run.factor for run in record.runs}
     sizes = list(dict.fromkeys(size for _, size in factors))
-    rows = [
-        (arm, *(f"x{factors[arm, size]:g}" if (arm, size) in factors else "" for size in sizes), _checked(record, arm))
-        for arm in record.arms
-    ]
+    checked = list(dict.fromkeys(run.size for run in record.check))
+    rows = []
+    for arm in record.arms:
+        rates = (f"x{factors[arm, size]:g}" if (arm, size) in factors else "" for size in sizes)
+        rows.append((arm, *rates, *(_checked(record, arm, size) for size in checked)))
     note = (
         "Multiples of the default rates: chosen on a grid at the two smallest sizes, on a seed of its own, which goes "
-        "on where the best lies at its edge, and on the line through both from there on. Check: loss at half and twice "
-        "the rate of the third size, one seed, less the loss at the rate itself; below zero the line was wrong."
+        "on where the best lies at its edge, and on the line through both from there on."
     )
-    return [TextTable("Learning rates", ("connection", *sizes, "check"), tuple(rows), note)]
+    if checked:
+        note += (
+            " Check: loss at half and twice the rate, one seed, less the loss at the rate itself; below zero the line "
+            "was wrong."
+        )
+    columns = ("connection", *sizes, *(f"check of {size}" for size in checked))
+    return [TextTable("Learning rates", columns, tuple(rows), note)]
 
 
-def _checked(record: ScalingRecord, arm: str) -> str:
+def _checked(record: ScalingRecord, arm: str, size: str) -> str:
     at_rate = {(run.size, run.seed): run.loss for run in record.runs if run.arm == arm and run.done}
     parts = []
-    for tried in (run for run in record.check if run.arm == arm):
+    for tried in (run for run in record.check if (run.arm, run.size) == (arm, size)):
         if not tried.done:
             parts.append(f"x{tried.factor:g}: {tried.status}")
         elif (place := (tried.size, tried.seed)) in at_rate:
