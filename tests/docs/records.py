@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 EVIDENCE = (ROOT / "docs" / "EVIDENCE.md").read_text(encoding="utf-8")
 READING = (ROOT / "docs" / "RESULTS.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 TABLES = (ROOT / "docs" / "TABLES.md").read_text(encoding="utf-8")
 STD_1, STD_002 = "embedding std 1, nats per byte", "embedding std 0.02, nats per byte"
 BLOCKS = ("block", *(f"block:block_size={size}" for size in (2, 8, 16)))
@@ -90,7 +91,7 @@ def ladder_row(arm: str) -> str:
         f"{number(statistics.fmean(apart), 3, '+')} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
         for apart in ladder(arm).values()
     ]
-    return f"| `{arm}` | {' | '.join(leads)} |"
+    return f"| `{arm}` | {' | '.join(leads)} | {' '.join(advantage(arm, '(ladder-16)'))} |"
 
 
 def ladder_check(arm: str, size: str) -> list[str]:
@@ -113,8 +114,9 @@ def span() -> str:
     return number(max(computes) / min(computes), 0)
 
 
-def advantage(arm: str) -> tuple[str, str]:
-    factor, low, high = re.findall(r"\d+\.\d+", cell("L = A C^-a", arm, "compute advantage over residual"))
+def advantage(arm: str, section: str = "") -> tuple[str, str]:
+    (row,) = [row for row in rows("L = A C^-a", section) if row["connection"] == arm]
+    factor, low, high = re.findall(r"\d+\.\d+", row["compute advantage over residual"])
     return factor, f"[{low}, {high}]"
 
 

@@ -19,6 +19,7 @@ from tests.docs.records import (
     COSTS,
     EVIDENCE,
     READING,
+    README,
     RESULTS,
     ROOT,
     STD_002,
@@ -154,20 +155,21 @@ def claims() -> list[str]:
     ]
 
 
+LADDER_16 = "(ladder-16)"
 LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
-ATTENDING = ("block", "full", "rms-block", "interlayer")
+FAR_APART = (("full", "16x48"), ("interlayer", "16x32"))
 
 
 def ladders() -> list[str]:
     """What the page says of the runs to the compute-optimal point."""
     checks = {arm: ladder_check(arm, "16x32") for arm in ("residual", *LADDER)}
     others = [float(change) for arm, of in checks.items() if arm != "residual" for change in of]
-    third = [number(apart, 3) for apart in sorted(ladder("interlayer")["16x32"])]
+    seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
     return [
         *map(ladder_row, LADDER),
         f"at half of it `residual` ends at {checks['residual'][0]}",
-        f"no other arm gains more than {number(-min(others), 3)}",
-        f"its three seeds are at {third[0]}, {third[1]} and {third[2]} there",
+        f"no arm but `residual` gains more than {number(-min(others), 3)}",
+        *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
     ]
 
 
@@ -257,18 +259,24 @@ def readings() -> list[str]:
     plain = enlarged("residual", "std 1").split()[0].lstrip("-")
     block_then, normed, both = (enlarged(arm).split()[0].lstrip("-") for arm in ("block", "rms-residual", "rms-block"))
     ends = {
-        arm: " to ".join(number(-statistics.fmean(ladder(arm)[size]), 3) for size in ("16x16", "16x32"))
+        arm: [number(-statistics.fmean(ladder(arm)[size]), 3) for size in ("16x16", "16x48")]
         for arm in ("block", "rms-block")
     }
+    needed = {arm: advantage(arm, LADDER_16) for arm in ("block", "rms-block")}
     return [
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
         f"needs {block} times the compute of `block`** for the same loss, 95% interval {interval}",
         f"`full` it is {full}** {wide}",
-        f"Block's is {sizes[1]} at the second size of six and {sizes[-1]} at the largest",
+        f"it is {sizes[1]} at the second size of six and {sizes[-1]} at the largest",
         f"ends {plain} lower; `block` is then {block_then} below it, `rms-residual` {normed} and `rms-block` {both} ",
         *judged_rows(),
-        f"Block's lead falls from {ends['block']}, and that of `rms-block` rises from {ends['rms-block']}.",
+        f"of `rms-block` grows from {ends['rms-block'][0]} to {ends['rms-block'][1]}, and Block's falls from "
+        f"{ends['block'][0]} to nothing.",
+        f"needs {needed['rms-block'][0]} times the compute of `rms-block` for the same loss, 95% interval "
+        f"{needed['rms-block'][1]}",
+        f"needs {needed['rms-block'][0]} times the compute of `rms-block` {needed['rms-block'][1]}, "
+        f"{needed['block'][0]} times that of `block` {needed['block'][1]} (below)",
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
     ]
@@ -278,7 +286,7 @@ LONGER = rows("Twice the tokens per step, 300 steps")
 
 NOT_OURS = {  # of settings and of other people
     "models of 0.2 to 1.2 million",
-    "up to 0.2 million",
+    "at 0.44 million",
     "at 0.02 to 0.03",
     "0.4 tokens per parameter",
     "After 20% more",
@@ -291,6 +299,8 @@ NOT_RESULTS = {
     "less than 0.01 nats": "what counts as removable",
     "0.4 tokens per parameter": "a setting",
     "0.2 million parameters": "a setting",
+    "0.44 million parameters": "a setting",
+    "two fitted lines, 95% interval": "a level",
     "std 0.02": "a setting",
     "level with it at 0.02": "a setting",
     "by 0.03 to 0.06": "against results/ablation.json at commit 474e2ba",
@@ -329,9 +339,17 @@ def test_no_other_number_of_a_page_has_decimals(page, known):
     assert re.findall(r".{30}\d\.\d.{10}|\d+%.{10}", re.sub(r"^    .*$", "", rest, flags=re.MULTILINE)) == []
 
 
-def test_attention_over_depth_is_ahead_in_every_pair_of_the_ladder_as_the_page_says():
-    pairs = [apart for arm in ATTENDING for of_size in ladder(arm).values() for apart in of_size]
-    assert max(pairs) < 0 and f"In all {len(pairs)} pairs" in EVIDENCE
+def test_what_the_pages_say_of_the_ladder_is_so():
+    pairs = [apart for arm in ("rms-block", "interlayer") for of_size in ladder(arm).values() for apart in of_size]
+    assert max(pairs) < 0 and f"In all {len(pairs)} pairs" in EVIDENCE and f"in all {len(pairs)} pairs" in READING
+    means = {arm: [statistics.fmean(apart) for apart in ladder(arm).values()] for arm in LADDER}
+    first, last = ({arm: of[place] for arm, of in means.items()} for place in (0, -1))
+    assert all(last[arm] < first[arm] for arm in ("rms-block", "interlayer", "rms-residual")) and last["block"] > 0
+    assert means["block"] == sorted(means["block"]) and last["rms-block"] < 2 * last["rms-residual"]
+    above = [arm for arm in LADDER if float(advantage(arm, LADDER_16)[1].strip("[").split(",")[0]) > 1]
+    assert above == ["rms-block", "interlayer"]
+    needed = " ".join(advantage("rms-block", LADDER_16)), " ".join(advantage("block", LADDER_16))
+    assert f"it is {needed[0]} for `rms-block` and {needed[1]} for `block`." in README
 
 
 def test_the_candidate_is_ahead_in_every_seed_where_the_page_says_so():
@@ -385,16 +403,15 @@ def test_the_retrofits_advice_is_its_record():
 
 
 def test_the_readmes_numbers_are_the_records():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for row in rows("The demo"):
-        (shown,) = [line for line in readme.splitlines() if re.match(rf"\| `{row['connection']}`.* \| 2\.", line)]
+        (shown,) = [line for line in README.splitlines() if re.match(rf"\| `{row['connection']}`.* \| 2\.", line)]
         loss, difference = number(row["validation, nats/byte"], 3), row["difference to residual"]
         paired = f"{float(difference):+.3f} ± {number(row['standard error'], 3)}" if difference else ""
         cells = [loss, paired, row["step time"], row["peak memory"]]
         assert [text.strip() for text in shown.strip("|").split("|")][1:] == cells
     (block, interval), (full, wide) = advantage("block"), advantage("full")
-    assert f"needs {block} times as much as `block` for the same loss, 95% interval {interval}" in readme
-    assert f"for `full` it is {full} {wide}: no gain is shown" in readme
+    assert f"needs {block} times as much as `block` for the same loss, 95% interval {interval}" in README
+    assert f"for `full` it is {full} {wide}: no gain is shown" in README
     assert all(float(low.strip("[").split(",")[0]) < 1 for low in (interval, wide))
 
 

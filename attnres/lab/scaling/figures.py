@@ -97,34 +97,33 @@ def _differences(axes: Axes, record: ScalingRecord) -> None:
             places, means, errors = zip(*known, strict=True)
             axes.errorbar(places, means, errors, marker="o", markersize=3.5, elinewidth=1, **styles[arm])
     axes.set_xticks(range(len(sizes)), labels=sizes)
-    axes.set_title("difference at each size, ± standard error", loc="left")
+    axes.set_title("difference at each size", loc="left")
     axes.set_xlabel("layers x width, the least parameters first")
-    axes.set_ylabel(f"nats per byte from {visible(baseline)}")
+    axes.set_ylabel(f"nats per byte from {visible(baseline)},\n± standard error")
     axes.grid(axis="y", alpha=0.25)
 
 
 def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str, float]) -> None:
     styles = line_styles([advantage.arm for advantage in advantages])
-    axes.axhline(1, color=ink(), linewidth=1)
+    axes.axvline(1, color=ink(), linewidth=1)
     for index, advantage in enumerate(advantages):
         low, high = advantage.interval
         colour = styles[advantage.arm]["color"]
         bounded = math.isfinite(high)
-        axes.plot([index, index], [low, high if bounded else advantage.factor], color=colour, linewidth=1.6)
-        axes.plot(index, advantage.factor, "o" if bounded else "^", color=colour)  # an arrow: no upper bound
+        axes.plot([low, high if bounded else advantage.factor], [index, index], color=colour, linewidth=1.6)
+        axes.plot(advantage.factor, index, "o" if bounded else ">", color=colour)  # an arrow: no upper bound
         if advantage.arm in paper:
-            axes.plot(index, paper[advantage.arm], **PAPER_MARK)
+            axes.plot(paper[advantage.arm], index, **PAPER_MARK)
     axes.plot([], [], "o-", color=ink(), label=f"{'ours' if paper else 'fit'} and 95% interval")
     if any(advantage.arm in paper for advantage in advantages):
         axes.plot([], [], **PAPER_MARK, label="paper")
-    axes.set_xticks(range(len(advantages)), labels=[visible(advantage.arm) for advantage in advantages])
-    axes.set_xlim(-0.6, len(advantages) - 0.4)
-    axes.margins(y=0.2)  # room for the legend
+    axes.set_yticks(range(len(advantages)), labels=[legend_label(advantage.arm) for advantage in advantages])
+    axes.set_ylim(len(advantages) - 0.4, -0.6 - 0.2 * len(advantages))  # the first on top, below the legend
     axes.set_title("compute advantage", loc="left")
-    axes.grid(axis="y", alpha=0.25)
+    axes.grid(axis="x", alpha=0.25)
     if advantages:
-        axes.set_ylabel(f"times the compute that {visible(advantages[0].baseline)}\nneeds for the same loss")
-        axes.legend(frameon=False)
+        axes.set_xlabel(f"times the compute that {visible(advantages[0].baseline)}\nneeds for the same loss")
+        axes.legend(frameon=False, loc="upper right")
     else:
         axes.text(0.5, 0.5, "none: see the table", transform=axes.transAxes, ha="center", va="bottom")
 
