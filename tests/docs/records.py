@@ -258,9 +258,9 @@ def retrofit(share: str, arm: str, column: str = "difference to residual") -> st
     return cell(title, arm, column)
 
 
-def probed(claim: str, arm: str) -> str:
+def probed(claim: str, arm: str, section: str = "") -> str:
     """The value of an arm under a claim on probes."""
-    table = iter(rows("What a lead is worth"))
+    table = iter(rows("What a lead is worth", section))
     next(row for row in table if row["claim, connection"].startswith(claim))
     return next(row["value"] for row in table if row["claim, connection"] == arm)
 

@@ -146,6 +146,7 @@ def claims() -> list[str]:
         *searches(),
         *verdicts(),
         *ladders(),
+        *ladder_probes(),
         f"gains {enlarged('rms-residual', 'std 1')} by it, `block` {enlarged('block', 'std 1')} and "
         f"`rms-block` {enlarged('rms-block', 'std 1')}.",
         f"`block` is at {enlarged('block')}, `rms-residual` at {enlarged('rms-residual')} and "
@@ -170,6 +171,21 @@ def ladders() -> list[str]:
         f"at half of it `residual` ends at {checks['residual'][0]}",
         f"no arm but `residual` gains more than {number(-min(others), 3)}",
         *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
+    ]
+
+
+def ladder_probes() -> list[str]:
+    """What the page says of what the ladder's largest models can do."""
+
+    def points(task: str, arm: str) -> str:
+        return probed(task, arm, "(probes-ladder)")
+
+    return [
+        f"`rms-block` gets {points('names', 'rms-block')} more of the bytes",
+        f"and {points('copying', 'rms-block')} more of a text that comes again; `interlayer` gets "
+        f"{points('names', 'interlayer')} and {points('copying', 'interlayer')}.",
+        f"({points('next byte', 'rms-block')} and {points('next byte', 'interlayer')})",
+        f"{points('names', 'block')} in names, {points('copying', 'block')} in copying",
     ]
 
 
@@ -350,6 +366,21 @@ def test_what_the_pages_say_of_the_ladder_is_so():
     assert above == ["rms-block", "interlayer"]
     needed = " ".join(advantage("rms-block", LADDER_16)), " ".join(advantage("block", LADDER_16))
     assert f"it is {needed[0]} for `rms-block` and {needed[1]} for `block`." in README
+
+
+def test_what_the_page_says_of_the_ladders_probes_is_so():
+    of = record("probes-ladder")
+    right = {(run["arm"], run["seed"]): run["right"] for run in of["runs"]}
+    apart = {
+        (arm, task["name"]): [right[arm, seed][i] - right["residual", seed][i] for seed in range(3)]
+        for arm, _ in right
+        for i, task in enumerate(of["tasks"])
+    }
+    copying = [(arm, task) for arm in ("rms-block", "interlayer") for task in ("names", "copying", "next byte")]
+    assert all(min(apart[place]) > 0 for place in copying)
+    means = {place: statistics.fmean(gaps) for place, gaps in apart.items()}
+    assert all(abs(mean) < 0.01 for (_, task), mean in means.items() if task in ("brackets", "indentation"))
+    assert {row["reading"] for row in rows("What a lead is worth", "(probes-ladder)")} == {"", "not decided", "refuted"}
 
 
 def test_the_candidate_is_ahead_in_every_seed_where_the_page_says_so():
