@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MethodType
@@ -18,6 +19,8 @@ from attnres.connections._mixing import unrolled
 from attnres.connections._reads import mixture
 from attnres.connections._state import refuse_other
 from attnres.errors import UsageError
+
+log = logging.getLogger("attnres")
 
 
 class Reading(NamedTuple):
@@ -71,6 +74,8 @@ class Intervened(Connection):
         self._channels = _tag_channels(inner)
         self.first_position = 0
         """Where the tokens stand that `start` is given next: behind kept keys and values come the last ones."""
+        self.seen = 0
+        """How many tokens the longest text had."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the inner connection's, so that a model saves the same under changes as without."""
@@ -87,7 +92,8 @@ class Intervened(Connection):
             state_dict[f"{prefix}inner.{key.removeprefix(prefix)}"] = state_dict.pop(key)
 
     def start(self, x: Tensor) -> Values:
-        positions = torch.arange(self.first_position, self.first_position + x.shape[-2], device=x.device)
+        behind = self.first_position + x.shape[-2]
+        positions, self.seen = torch.arange(self.first_position, behind, device=x.device), max(self.seen, behind)
         x = self._entering(0, x, Made(positions, self.others, self._drawn))
         return (x, *self.inner.start(x), *self.inner.start(self._tag(0, x)), positions)
 
@@ -165,10 +171,18 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
         The model.
 
     Raises:
-        UsageError: no connection in the model or several, changes inside changes, or a change that does not fit.
+        UsageError: no connection in the model or several, changes inside changes, or a change that does not fit or is
+            at no site or token. One whose tokens lay behind the end of every text is a warning when the `with` ends.
     """
-    with replaced(model, prepared(model, changes)):
+    intervened = prepared(model, changes)
+    for change in intervened.changes:
+        if () in (getattr(change, "sites", None), getattr(change, "tokens", None)):
+            raise UsageError(f"{change} changes nothing; leave out the empty list, and it is all of them")
+    with replaced(model, intervened):
         yield model
+    for change in intervened.changes:
+        if 0 < intervened.seen <= min(getattr(change, "tokens", None) or (0,)):
+            log.warning("%s changed nothing: no text in here had more than %d tokens", change, intervened.seen)
 
 
 def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, reading: None) -> Intervened:

@@ -43,6 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     Ctrl-C, SIGTERM or SIGHUP, 141 the reader of the output has gone (these as shells count them)."""
     _open_closed_output()
     code = _ended(*((sys.argv[1:] if argv is None else argv) or ["--help"]))
+    if argv is None and code > 128:  # a second Ctrl-C would be a traceback of what Python does at its end
+        for number in STOPS:
+            signal.signal(number, signal.SIG_IGN)
     try:
         print(end="", flush=True)
     except OSError as error:

@@ -36,7 +36,8 @@ class SweepDisplay:
         self.cost = {job.name: cost(job) for job in jobs}
         self.whole_cost = sum(self.cost[job.name] * job.config.steps for job in jobs)
         self.began = time.monotonic()
-        self.spent_at_start: float | None = None
+        self.fresh = 0.0
+        self.last_steps: dict[str, int] = {}
         self.last_line = self.began
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -64,8 +65,11 @@ class SweepDisplay:
     def watch(self, states: Sequence[JobState]) -> None:
         done = sum(state.step for state in states)
         spent = sum(self.cost[state.job.name] * state.step for state in states)
-        if self.spent_at_start is None:
-            self.spent_at_start = spent
+        for state in states:
+            # A killed run goes on from its checkpoint, behind the steps that it had logged: what rises was computed.
+            name, step = state.job.name, state.step
+            self.fresh += self.cost[name] * max(0, step - self.last_steps.get(name, step))
+            self.last_steps[name] = step
         left = self._time_left(spent)
         for arm, task in self.tasks.items():
             of_arm = [state for state in states if self.arms[state.job.name] == arm]
@@ -77,13 +81,12 @@ class SweepDisplay:
             self.console.print(f"{line}, {left}" if left else line, highlight=False)
 
     def _time_left(self, spent: float) -> str:
-        fresh = spent - (self.spent_at_start or 0.0)
         left = [self.whole_cost - spent + later for later in self.later]
         if left[1] <= 0:
             return ""
-        if not fresh:
+        if not self.fresh:
             return "starting"
-        pace = (time.monotonic() - self.began) / fresh
+        pace = (time.monotonic() - self.began) / self.fresh
         unit, length = ("min", 60) if pace * left[1] > 90 else ("s", 1)
         amounts = dict.fromkeys(f"{pace * cost / length:.0f}" for cost in left)
         return f"about {' to '.join(amounts)} {unit} left"

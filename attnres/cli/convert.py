@@ -30,6 +30,8 @@ def command(
     """Convert.
 
     Args:
+        plain: The checkpoint's folder.
+        target: A new folder.
         connection: What joins the sublayers, NAME or NAME:OPTION=VALUE,OPTION=VALUE; block if not given. A transformer
             layer has two.
         lossy: Write the model although its logits differ from the plain one's.

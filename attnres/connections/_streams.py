@@ -35,5 +35,9 @@ class Streams(Connection):
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         (streams,) = values
         _, res, post = weights
-        carried = streams if res is None else torch.matmul(res, streams.to(res.dtype))
+        if res is None:
+            carried = streams
+        else:
+            dtype = torch.promote_types(res.dtype, streams.dtype)
+            carried = torch.matmul(res.to(dtype), streams.to(dtype))
         return ((carried + post.unsqueeze(-1) * y.unsqueeze(-2)).to(streams.dtype),)

@@ -161,9 +161,9 @@ class Block(TwoPhase):
             scores = widen(self._own(self.logits, site, read))
             token_axes = sources[0].ndim - 1
             return scores.reshape(len(sources), *[1] * token_axes, options.heads)
-        key_vector = widen(self._own(self.query, site, read))
+        query, newest = widen(self._own(self.query, site, read)), widen(sources[-1])
+        key_vector = query.to(torch.promote_types(query.dtype, newest.dtype))
         if options.query == "input":
-            newest = widen(sources[-1])
             normed = newest * inverse_rms(newest, options.eps)
             key_vector = key_vector + torch.matmul(normed, self._own(self.query_map, site, read).to(normed).mT)
         if options.key_norm:

@@ -34,7 +34,7 @@ def check_exportable(folder: Path) -> None:
     kind = _model_type(folder)
     if kind not in (None, "kimi_k3"):
         raise UsageError(
-            f"{folder} is a {kind}: llama.cpp has attention over depth in Kimi K3 alone; give a run with "
+            f"{folder} is a model of type {kind}: llama.cpp has attention over depth in Kimi K3 alone; give a run with "
             "--model.backbone kimi_k3 or a Kimi K3 checkpoint (for plain models llama.cpp has a converter of its own)"
         )
     if kind is None and (backbone := RunFolder(folder).config().model.backbone) != "kimi_k3":

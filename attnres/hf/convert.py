@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers.utils.hub import CHAT_TEMPLATE_DIR
 
+from attnres.connections import canonical_connection
 from attnres.errors import UsageError
 from attnres.files import added_folder, check_new_names
 from attnres.hf.attach import attach, connection_of, examine
@@ -74,6 +75,7 @@ def convert(
     plain, target = Path(plain), Path(target)
     check_new_names(target)
     upgraded = _is_attached(plain, connection)
+    canonical_connection(connection or "block")  # refused before the weights are read
     with added_folder(target) as partial:
         step("reading the checkpoint")
         model = load(plain, trust_remote_code=True, dtype="auto") if upgraded else load_plain(plain, dtype="auto")

@@ -37,4 +37,6 @@ def panels(
     grid = figure.subplots(rows, columns, squeeze=False, **options)
     for axes in grid.flat[count:]:
         axes.set_visible(False)
+    for axes in grid.flat[:count]:
+        axes.locator_params(axis="x", nbins=int(1.6 * width / columns))  # numbers of three decimals have room
     return figure, list(grid.flat[:count])

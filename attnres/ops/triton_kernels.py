@@ -173,15 +173,18 @@ def forward_kernel(
 def _mean(sources, out, prior_out, prior_lse, scores, along, g, top, scale, n, t, row, inside, DTYPE, ALIGNED):
     """The mean over the softmax of the products of rows and gradient g: by the output if given, else by each row.
 
-    Each row's product is then left in `along`.
+    Each row's product is then left in `along`. The shares are divided by their sum: a large lse is rounded by so much
+    that they miss one by more than what is left of a gradient where one of them takes nearly all.
     """
     if len(out) > 0:
         mean = tl.sum(g * tl.load(out[0] + row, mask=inside, other=0.0).to(tl.float32))
     else:
         mean = tl.full((), 0.0, tl.float32)
+        shares = tl.full((), 0.0, tl.float32)
         if len(prior_out) > 0:
             before = tl.load(prior_out[0] + row, mask=inside, other=0.0).to(tl.float32)
-            mean = tl.exp(tl.load(prior_lse[0] + t) - top) * tl.sum(g * before)
+            shares = tl.exp(tl.load(prior_lse[0] + t) - top)
+            mean = shares * tl.sum(g * before)
         AHEAD: tl.constexpr = len(sources) > 1 or sources[0].dtype.element_ty == tl.int64  # not one source alone
         if AHEAD:
             following = load(sources, 0, row, inside, DTYPE, ALIGNED)  # [BLOCK]
@@ -193,8 +196,10 @@ def _mean(sources, out, prior_out, prior_lse, scores, along, g, top, scale, n, t
                 v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
             along_g = tl.sum(g * v)
             tl.store(along[0] + t * n + i, along_g)
-            mean += tl.exp(tl.load(scores + i) - top) * along_g
-        mean *= scale
+            p = tl.exp(tl.load(scores + i) - top)
+            mean += p * along_g
+            shares += p
+        mean *= scale / shares
         tl.debug_barrier()  # what follows is read by other threads than wrote it
     return mean
 

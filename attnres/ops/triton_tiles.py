@@ -213,11 +213,13 @@ def backward_kernel(
     along = (slopes + n * (1 + j))[None, :]  # [1, QUERIES]: of source 0
     lse = load(lses, j, t, real, tl.float32, False)
     mean = tl.zeros([QUERIES], tl.float32)
+    total = tl.where(real, 0.0, 1.0)  # [QUERIES]: the sum of the shares, as in triton_kernels._mean
     if len(outs) > 0:
         mean = _along(grad_outs, outs, t, j, real, D, CHANNELS, ALIGNED)
     elif len(prior_outs) > 0:
         share = tl.exp(load(prior_lses, j, t, real, tl.float32, False) - lse)
         mean = scale * share * _along(grad_outs, prior_outs, t, j, real, D, CHANNELS, ALIGNED)
+        total += tl.where(real, share, 0.0)
 
     for first in range(0, _stop(sources, n), ROWS):
         i = first + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
@@ -227,6 +229,9 @@ def backward_kernel(
         if len(outs) == 0:
             p = tl.exp(tl.load(scores + i, mask=there, other=float("-inf")) - lse[None, :])
             mean += tl.sum(p * along_g, 0)
+            total += tl.sum(p, 0)
+    if len(outs) == 0:
+        mean /= total
 
     tl.debug_barrier()  # what follows is read by other threads than wrote it, as below
     ds_sum = tl.zeros([QUERIES], tl.float32)

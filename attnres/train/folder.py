@@ -171,6 +171,14 @@ class RunFolder:
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self._summary, summary)
 
+    def reopen(self, begun: int, steps: int) -> str:
+        """Take back the summary of a run that has lost its end, and goes on from before it. Returns one line of it."""
+        if begun >= steps or not self._summary.is_file():
+            return ""
+        self._summary.unlink()
+        again = f"the steps from {begun} on are trained again" if begun else "it is trained again from the start"
+        return f"this run was done, and its last checkpoint is gone or damaged: {again}"
+
     def refuse_other(self, config: RunConfig, may_be_longer: bool = False) -> None:
         """Raise UsageError if the folder holds a run of another configuration, naming the fields, or no run but files.
 

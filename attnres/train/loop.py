@@ -75,8 +75,9 @@ def train(
         config: all that decides the result. A `model.vocab_size` below the corpus's is raised to it.
         folder: the run folder.
         listen: called with every record of metrics.jsonl as it is written, before them with {"kind": "start", "folder",
-            "connection", "parameters", "corpus", "step", "steps", "note" (what was done to go on with a shorter run, or
-            ""), "tokens_per_step"}, and for every checkpoint with {"kind": "saved", "step", "path"}.
+            "connection", "parameters", "corpus", "step", "steps", "note" (what was done to go on with a shorter run or
+            one that has lost its end, or ""), "tokens_per_step"}, and for every checkpoint with {"kind": "saved",
+            "step", "path"}.
         progress: handed to `open_corpus`.
         layout: in each of several processes (see `join_world`), how they share the work. All of them call this with the
             same arguments; only the first one writes and calls `listen`.
@@ -129,6 +130,7 @@ def _train(
         resumed = trainer.checkpoints(run.checkpoints.folder).newest_good()
         begun = resumed.step if resumed else 0
         if world.main:
+            note = note or run.reopen(begun, config.steps)
             run.checkpoints.clean(resumed)
             metrics = stack.enter_context(closing(Metrics(run.metrics, begun)))
         records = world.share(lambda: metrics.records)

@@ -365,6 +365,8 @@ def test_a_change_as_text_is_the_python_that_makes_it():
         (lambda: Scale(1, by=float("nan")), "by must be a number from -1e[+]15 to 1e[+]15"),
         (lambda: Pin(1, weight="1"), "weight must be a number from -1e[+]15"),
         (lambda: Off(0), "source 0 is the embedding"),
+        (lambda: Mute(3, tokens=[]), r"Mute\(3, tokens=\(\)\) changes nothing"),
+        (lambda: Mute(3, sites=()), r"Mute\(3, sites=\(\)\) changes nothing"),
         (lambda: Patch(3), "needs the ids of another prompt"),
     ],
 )
@@ -372,6 +374,14 @@ def test_bad_changes_are_refused_in_one_line(make, says):
     model = lab("block")
     with pytest.raises(UsageError, match=says), intervene(model, make()):
         pass
+
+
+@pytest.mark.parametrize(("token", "warned"), [(6, False), (7, True)])
+def test_a_change_behind_the_end_of_the_text_is_warned_of(caplog, token, warned):
+    model = lab("block")
+    with intervene(model, Mute(3, tokens=[token, 9])):
+        model(torch.zeros(1, 7, dtype=torch.int64))
+    assert ("no text in here had more than 7 tokens" in caplog.text) == warned
 
 
 def test_bad_models_are_refused():

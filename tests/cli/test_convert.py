@@ -140,6 +140,14 @@ def test_a_checkpoint_that_is_not_finite_itself_is_blamed_and_no_connection(plai
     assert [f.name for f in tmp_path.iterdir()] == ["plain"]
 
 
+@pytest.mark.parametrize("connection", ["nope", "block:size=1"])
+def test_a_name_that_is_none_is_refused_before_the_weights_are_read(plain, tmp_path, connection):
+    told = []
+    with pytest.raises(UsageError, match=r"unknown connection|has no option"):
+        convert(plain, tmp_path / "new", connection, step=told.append)
+    assert told == []
+
+
 @pytest.mark.parametrize(
     ("options", "message"), [("block_size=99", "block_size 99 is more than"), ("size=1", "has no option 'size'")]
 )

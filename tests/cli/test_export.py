@@ -165,7 +165,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, m
     assert "no folder" in refused(run, "--gguf", tmp_path / "none" / "k3.gguf")
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text(json.dumps({"model_type": "llama"}))
-    assert "is a llama: llama.cpp has attention over depth in Kimi K3 alone" in refused(
+    assert "is a model of type llama: llama.cpp has attention over depth in Kimi K3 alone" in refused(
         tmp_path / "llama", "--gguf", file
     )
     assert "--measure needs a run" in refused(run, "--checkpoint", tmp_path / "k3", "--measure", 5)

@@ -26,10 +26,20 @@ from attnres.train.sweep import Job, JobState
 )
 def test_the_time_left_counts_what_comes_later(later, said, monkeypatch):
     """At half of ten steps of cost 2, which took 30 s."""
-    clock = iter([0.0, 0.0, 30.0, 30.0, 30.0])
-    monkeypatch.setattr(_sweep_display, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert lines([(0.0, 0), (30.0, 5)], monkeypatch, later) == [f"5 of 10 steps, {said}"]
+
+
+def test_a_killed_run_that_falls_back_to_its_checkpoint_takes_no_time_back(monkeypatch):
+    """It had logged six steps and goes on from its second: two more took 30 s, so the six that are left take 90."""
+    assert lines([(0.0, 6), (10.0, 2), (30.0, 4)], monkeypatch) == ["4 of 10 steps, about 90 s left"]
+
+
+def lines(seen, monkeypatch, later=NOTHING):
+    """What is said of one run of ten steps that is at these steps at these seconds."""
+    now = 0.0
+    monkeypatch.setattr(_sweep_display, "time", SimpleNamespace(monotonic=lambda: now))
     file, job = io.StringIO(), Job("a", RunConfig(steps=10), Path("a"))
     display = _sweep_display.SweepDisplay(Console(file=file), [job], {"a": "a"}, lambda job: 2.0, later)
-    for step in (0, 5):
+    for now, step in seen:  # noqa: B007 the clock reads it
         display.watch([JobState(job, step)])
-    assert file.getvalue() == f"5 of 10 steps, {said}\n"
+    return file.getvalue().splitlines()

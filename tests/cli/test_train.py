@@ -103,6 +103,20 @@ def test_a_signal_while_modules_are_imported_ends_the_process(name, code, said):
     assert (done.returncode, done.stderr) == (code, f"attnres: {said}\n")
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_while_the_process_ends_is_nothing(number):
+    program = (
+        "import atexit, os, sys\n"
+        "import attnres.cli as cli\n"
+        f"atexit.register(lambda: os.kill(os.getpid(), {int(number)}))\n"
+        f"cli._command = lambda *_: lambda: os.kill(os.getpid(), {int(number)})\n"
+        "sys.argv = ['attnres', 'cost']\n"
+        "sys.exit(cli.main())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr.count("\n")) == (128 + number, 1), done.stderr
+
+
 def test_default_folder_tells_runs_apart_and_finds_them_again(small, tmp_path):
     for options in (["--seed", "1"], ["--seed", "2"], ["--optimizer.lr", "1e-3"], ["--seed", "1"]):
         assert main(["train", *small, "--steps", "2", *options]) == 0

@@ -36,10 +36,12 @@ def assert_all_close(actual, expected, rtol=1e-4, atol=1e-5):
 
 
 @every_variant
-def test_mixing_matrix_reproduces_every_input(variant):
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-13)])
+def test_mixing_matrix_reproduces_every_input(variant, dtype, tolerance):
+    """As exactly as the stream is: the connection's parameters are float32 all the same."""
     name, options = variant
     connection, sublayers = randomised(name, **options), make_sublayers()
-    x = torch.randn(2, 3, DIM)
+    x = torch.randn(2, 3, DIM, dtype=dtype)
     matrix = mixing_matrix(connection, x, sublayers, per_channel=True, per_read=True)
     sources, inputs = trace(connection, x, sublayers)
     reads = max(connection.reads(site) for site in range(SITES + 1))
@@ -47,7 +49,7 @@ def test_mixing_matrix_reproduces_every_input(variant):
     rebuilt = torch.einsum("btrlid,ibtd->lrbtd", matrix, torch.stack(sources))
     for site, read in enumerate(inputs):
         for which, h in enumerate(read if isinstance(read, tuple) else (read,)):
-            torch.testing.assert_close(rebuilt[site, which], h, rtol=1e-5, atol=1e-5 * h.abs().max().item())
+            torch.testing.assert_close(rebuilt[site, which], h, rtol=tolerance, atol=tolerance * h.abs().max().item())
     for site in range(SITES + 1):  # the mean is over the reads that a site has
         own = matrix[:, :, : connection.reads(site), site].mean(2)
         torch.testing.assert_close(mixing_matrix(connection, x, sublayers, per_channel=True)[:, :, site], own)

@@ -79,19 +79,44 @@ def leads(arm: str) -> str:
     return ", ".join(number(statistics.fmean(of_size.values()), 3, "+") for of_size in by_size)
 
 
-def ladder(arm: str) -> dict[str, list[float]]:
-    """By size, what an arm of the ladder is from the baseline, seed by seed."""
-    runs = record("ladder-16")["runs"]
+def ladder(arm: str, layers: int = 16) -> dict[str, list[float]]:
+    """By size, what an arm of a ladder is from the baseline, seed by seed."""
+    runs = record(f"ladder-{layers}")["runs"]
     sizes = dict.fromkeys(run["size"] for run in runs)
     return {size: list(differences([run for run in runs if run["size"] == size], arm).values()) for size in sizes}
 
 
-def ladder_row(arm: str) -> str:
-    leads = [
+def ladder_leads(arm: str, layers: int = 16) -> list[str]:
+    """By size, the mean of those and its standard error."""
+    return [
         f"{number(statistics.fmean(apart), 3, '+')} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
-        for apart in ladder(arm).values()
+        for apart in ladder(arm, layers).values()
     ]
-    return f"| `{arm}` | {' | '.join(leads)} | {' '.join(advantage(arm, '(ladder-16)'))} |"
+
+
+def grid_lead(arm: str, size: str) -> str:
+    """What an arm of 32 layers is from the baseline on the grid's seed, each at its best rate."""
+    tried = [run for run in record("ladder-32")["grid"] if run["size"] == size]
+    best, plain = (min(run["loss"] for run in tried if run["arm"] == name) for name in (arm, "residual"))
+    return number(best - plain, 3, "+")
+
+
+def ladder_row(arm: str) -> str:
+    leads = ladder_leads(arm)
+    needed = (" ".join(of) for of in (advantage(arm, "(ladder-16)"), by_clock(arm)[-1]))
+    return f"| `{arm}` | {' | '.join(leads)} | {' | '.join(needed)} |"
+
+
+def by_clock(arm: str) -> list[tuple[str, str]]:
+    """By size, what the baseline needs over an arm of the ladder in seconds, and the interval."""
+    of = [row["advantage in seconds"] for row in rows("Along the range", "(ladder-16)") if row["connection"] == arm]
+    return [(factor, interval) for factor, interval in (cell.split("x ") for cell in of)]
+
+
+def ladder_step(arm: str, size: str) -> str:
+    """What a step of an arm of the ladder takes over the baseline's."""
+    seconds = record("ladder-16")["step_times"]["seconds"][size]
+    return number(seconds[arm] / seconds["residual"], 2)
 
 
 def ladder_check(arm: str, size: str) -> list[str]:

@@ -31,6 +31,7 @@ from tests.docs.records import (
     bench,
     bench_tables,
     block_needs,
+    by_clock,
     candidates_lead,
     cell,
     cells,
@@ -39,12 +40,15 @@ from tests.docs.records import (
     dynamics,
     enlarged,
     gain,
+    grid_lead,
     judged,
     judged_row,
     kendall,
     ladder,
     ladder_check,
+    ladder_leads,
     ladder_row,
+    ladder_step,
     leads,
     number,
     period,
@@ -158,6 +162,7 @@ def claims() -> list[str]:
 
 LADDER_16 = "(ladder-16)"
 LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
+DEEP_AHEAD = ("block", "full", "rms-block", "interlayer")
 FAR_APART = (("full", "16x48"), ("interlayer", "16x32"))
 
 
@@ -165,11 +170,22 @@ def ladders() -> list[str]:
     """What the page says of the runs to the compute-optimal point."""
     checks = {arm: ladder_check(arm, "16x32") for arm in ("residual", *LADDER)}
     others = [float(change) for arm, of in checks.items() if arm != "residual" for change in of]
+    half_rate, _ = ladder_check("block", "16x48")
+    block = ladder("block")["16x48"][0]
+    steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x48")] for arm in LADDER}
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
     return [
         *map(ladder_row, LADDER),
+        f"`block` goes from {grid_lead('block', '32x12')} at 32x12 to {grid_lead('block', '32x16')} at 32x16",
+        *(f"`{arm}` from {grid_lead(arm, '32x12')} to {grid_lead(arm, '32x16')}" for arm in DEEP_AHEAD[1:]),
+        *(f"| `{arm}` | {ladder_leads(arm)[0]} | {ladder_leads(arm, 32)[0]} |" for arm in LADDER),
         f"at half of it `residual` ends at {checks['residual'][0]}",
         f"no arm but `residual` gains more than {number(-min(others), 3)}",
+        f"none but `block`: at half its rate it ends at {half_rate}, and with that is "
+        f"{number(-block - float(half_rate), 3)} below `residual` on that seed in place of {number(block, 3)} above it",
+        f"takes {steps['rms-block'][0]} times as long under `rms-block` as the plain one at width 16 and "
+        f"{steps['rms-block'][1]} times at width 48 (`block`: {' and '.join(steps['block'])}, "
+        f"`interlayer`: {' and '.join(steps['interlayer'])})",
         *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
     ]
 
@@ -279,7 +295,10 @@ def readings() -> list[str]:
         for arm in ("block", "rms-block")
     }
     needed = {arm: advantage(arm, LADDER_16) for arm in ("block", "rms-block")}
+    seconds = {arm: by_clock(arm)[-1] for arm in ("block", "rms-block")}
     return [
+        f"`block` is at {ladder_leads('block', 32)[0]}, `rms-block` at {ladder_leads('rms-block', 32)[0]} and "
+        f"`interlayer` at {ladder_leads('interlayer', 32)[0]} ([",
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
         f"needs {block} times the compute of `block`** for the same loss, 95% interval {interval}",
@@ -291,6 +310,8 @@ def readings() -> list[str]:
         f"{ends['block'][0]} to nothing.",
         f"needs {needed['rms-block'][0]} times the compute of `rms-block` for the same loss, 95% interval "
         f"{needed['rms-block'][1]}",
+        f"needs {seconds['rms-block'][0]} times the seconds of `rms-block` {seconds['rms-block'][1]} at width 48, and "
+        f"{seconds['block'][0]} times those of `block` {seconds['block'][1]}.",
         f"needs {needed['rms-block'][0]} times the compute of `rms-block` {needed['rms-block'][1]}, "
         f"{needed['block'][0]} times that of `block` {needed['block'][1]} (below)",
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
@@ -301,7 +322,7 @@ def readings() -> list[str]:
 LONGER = rows("Twice the tokens per step, 300 steps")
 
 NOT_OURS = {  # of settings and of other people
-    "models of 0.2 to 1.2 million",
+    "models of 0.05 to 1.2 million",
     "at 0.44 million",
     "at 0.02 to 0.03",
     "0.4 tokens per parameter",
@@ -364,8 +385,28 @@ def test_what_the_pages_say_of_the_ladder_is_so():
     assert means["block"] == sorted(means["block"]) and last["rms-block"] < 2 * last["rms-residual"]
     above = [arm for arm in LADDER if float(advantage(arm, LADDER_16)[1].strip("[").split(",")[0]) > 1]
     assert above == ["rms-block", "interlayer"]
+    factors = {arm: [float(factor) for factor, _ in by_clock(arm)] for arm in LADDER}
+    ends = {arm: [[float(end) for end in of.strip("[]").split(",")] for _, of in by_clock(arm)] for arm in LADDER}
+    assert all(of == sorted(of) for of in factors.values()) and all(of[-1][0] < 1 for of in ends.values())
+    assert max(high for _, high in ends["block"]) < 1
+    gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "16x48"))) < 0]
+    assert gains == ["block"]
     needed = " ".join(advantage("rms-block", LADDER_16)), " ".join(advantage("block", LADDER_16))
-    assert f"it is {needed[0]} for `rms-block` and {needed[1]} for `block`." in README
+    seconds = " and ".join(" ".join(by_clock(arm)[-1]) for arm in ("rms-block", "block"))
+    assert f"it is {needed[0]} for `rms-block` and {needed[1]} for `block`; in seconds {seconds}." in README
+
+
+def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
+    deep = {arm: ladder(arm, 32)["32x12"] for arm in LADDER}
+    ahead = tuple(arm for arm, apart in deep.items() if max(apart) < 0)
+    assert ahead == DEEP_AHEAD
+    assert f"end below `residual` in all {sum(len(deep[arm]) for arm in ahead)} pairs at 32x12" in EVIDENCE
+    assert all(statistics.fmean(deep[arm]) < statistics.fmean(ladder(arm)["16x16"]) for arm in ahead)
+    level = [of for arm in LADDER if arm not in ahead for of in (deep[arm], ladder(arm)["16x16"])]
+    assert min(map(statistics.fmean, level)) > -0.01
+    sizes = {run["size"]: run["parameters"] for layers in (16, 32) for run in record(f"ladder-{layers}")["runs"]}
+    assert f"{sizes['32x12']:,} parameters in the sublayers and {sizes['16x16']:,}, both" in EVIDENCE
+    assert round(8 * sizes["32x12"] / sizes["16x16"]) == 9
 
 
 def test_what_the_page_says_of_the_ladders_probes_is_so():

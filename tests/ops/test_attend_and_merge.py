@@ -244,3 +244,27 @@ def test_one_of_the_two_results_is_used(backend, used):
         return (b + y if used == "the sum" else plain([a, b + y], query)) + 0 * (a + query)
 
     assert_near(value_and_gradients(one_pass, *inputs), value_and_gradients(exact, *in_double(*inputs)))
+
+
+@both_backends
+@pytest.mark.parametrize("merges", [False, True])
+@pytest.mark.parametrize("number", [1, 3])
+def test_gradients_where_one_source_takes_nearly_all(backend, number, merges):
+    """At scores of 60 the lse is rounded by 2e-6, and what the other sources get is about 1e-3."""
+    dim, top = 33, torch.nn.functional.rms_norm(torch.randn(33), [33])
+    sources = [top.expand(4, dim), 0.88 * top + 0.47 * torch.randn(4, dim), torch.randn(4, dim)]
+    queries = [(60 - j) / dim * top for j in range(number)]
+
+    def operator(*tensors):
+        queries, sources, prior = tensors[:number], tensors[number:], ()
+        if merges:
+            first, sources = sources[:1], sources[1:]
+            outs, lses = attend(first, queries, (), (), 1e-6, F32, backend)
+            prior = (*outs, *lses)
+        return tuple(attend(sources, queries, (), prior, 1e-6, F32, backend)[0])
+
+    def exact(*tensors):
+        return tuple(plain(tensors[number:], query) for query in tensors[:number])
+
+    actual = value_and_gradients(operator, *queries, *sources)
+    assert_near(actual, value_and_gradients(exact, *in_double(*queries, *sources)), 3e-4)

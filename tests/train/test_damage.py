@@ -31,6 +31,19 @@ def test_a_finished_run_that_lost_something_is_made_whole(make_config, tmp_path,
     assert weights(tmp_path, 12) == expected and load_run(tmp_path).step == 12
 
 
+@pytest.mark.parametrize(
+    ("lost", "said"), [("checkpoints", "from the start"), ("checkpoints/step-00000012", "the steps from 8 on")]
+)
+def test_a_finished_run_that_lost_its_end_is_not_done_until_it_is_trained_again(make_config, tmp_path, lost, said):
+    config, told = make_config(steps=12), []
+    train(config, tmp_path)
+    shutil.rmtree(tmp_path / lost)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, lambda event: (told.append(event), stop_at(9)(event)))
+    assert not (tmp_path / "summary.json").exists()
+    assert said in told[0]["note"]
+
+
 @pytest.mark.parametrize("other", ["summary.json", "tokenizer.json"])
 def test_a_finished_run_that_lost_its_metrics_has_a_summary(make_config, tmp_path, capsys, other):
     config = make_config(steps=4)

@@ -261,8 +261,8 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
         for (int64_t j = 0; j < s; ++j) {
           const float lse = lse_data[j][t], grad_lse = grad_lses.empty() ? 0.f : grad_lse_data[j][t];
           std::memcpy(score + j * stride, r + n * (j + 1), sizeof(float) * n);
-          softmax_given_lse(score + j * stride, lse, n, p + j * stride);
-          const float prior_share = merges ? scale * std::exp(prior_lse[j][t] - lse) : 0.f;
+          const float prior_score = merges ? prior_lse[j][t] : -INFINITY;
+          const float prior_share = scale * softmax_given_lse(score + j * stride, prior_score, lse, n, p + j * stride);
           float mean = 0;
           if (!out.empty()) {
             dot<1>(out[j].read(t, grad_scratch + s * d), &grad[j], d, &mean);

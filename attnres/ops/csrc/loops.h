@@ -136,20 +136,34 @@ inline void spread(
 
 inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
 
-// p = exp(s - lse) over n entries; s, p: [padded n]
-inline void softmax_given_lse(const float* s, float lse, int64_t n, float* p) {
-  for (int64_t i = 0; i < n; i += kLanes) store(p + i, exp_nonpositive(load<Lanes>(s + i) - lse));
+// p = exp(s - top) over n entries; s, p: [padded n]
+inline void exps(const float* s, float top, int64_t n, float* p) {
+  for (int64_t i = 0; i < n; i += kLanes) store(p + i, exp_nonpositive(load<Lanes>(s + i) - top));
+}
+
+inline void scale_all(float factor, int64_t n, float* p) {
+  for (int64_t i = 0; i < n; i += kLanes) store(p + i, load<Lanes>(p + i) * factor);
+}
+
+// The softmax of n scores and another one, whose share it returns. A large lse is rounded by so much that the shares
+// miss one by more than what is left of a gradient where one of them takes nearly all: so they are scaled to it.
+inline float softmax_given_lse(const float* s, float other, float lse, int64_t n, float* p) {
+  exps(s, lse, n, p);
+  const float last = std::exp(other - lse);
+  float total = last;
+  for (int64_t i = 0; i < n; ++i) total += p[i];
+  scale_all(1 / total, n, p);
+  return last / total;
 }
 
 // scale * softmax where lse is not known yet: returns it.
 inline float softmax(const float* s, float scale, int64_t n, float* p) {
   float top = s[0];
   for (int64_t i = 1; i < n; ++i) top = s[i] > top ? s[i] : top;
-  softmax_given_lse(s, top, n, p);
+  exps(s, top, n, p);
   float total = 0;
   for (int64_t i = 0; i < n; ++i) total += p[i];
-  const float share = scale / total;
-  for (int64_t i = 0; i < n; i += kLanes) store(p + i, load<Lanes>(p + i) * share);
+  scale_all(scale / total, n, p);
   return top + std::log(total);
 }
 
