@@ -216,8 +216,8 @@ def replaced(model: Any, intervened: Intervened) -> Iterator[None]:
         else:
 
             def tell(holder: Any, _: Any, kwargs: dict[str, Any]) -> None:
-                cache = kwargs.get("past_key_values")
-                getattr(holder, name).first_position = int(cache.get_seq_length()) if cache is not None else 0
+                lengths = (int(value.get_seq_length()) for value in kwargs.values() if hasattr(value, "get_seq_length"))
+                getattr(holder, name).first_position = next(lengths, 0)
 
             undo.callback(holder.register_forward_pre_hook(tell, with_kwargs=True).remove)
         setattr(holder, name, intervened)

@@ -120,13 +120,13 @@ def decode_steps(model: Any, count: int) -> Callable[[], None]:
 
     prompt, cache = torch.randint(VOCABULARY, (1, PROMPT)), DynamicCache(config=model.config)
     with torch.no_grad():
-        model.eval()(prompt, past_key_values=cache, use_cache=True)
+        model.eval()(prompt, cache=cache, use_cache=True)
 
     @torch.no_grad()
     def step() -> None:
         model.eval()
         for _ in range(count):
-            model(prompt[:, -1:], past_key_values=cache, use_cache=True)
+            model(prompt[:, -1:], cache=cache, use_cache=True)
         cache.crop(-count)
 
     return step

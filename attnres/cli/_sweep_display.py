@@ -89,7 +89,8 @@ class SweepDisplay:
         pace = (time.monotonic() - self.began) / self.fresh
         unit, length = ("min", 60) if pace * left[1] > 90 else ("s", 1)
         amounts = dict.fromkeys(f"{pace * cost / length:.0f}" for cost in left)
-        return f"about {' to '.join(amounts)} {unit} left"
+        behind = " with the runs behind these" if self.later[1] else ""
+        return f"about {' to '.join(amounts)} {unit} left{behind}"
 
 
 def _note(states: Sequence[JobState]) -> str:

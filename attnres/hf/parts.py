@@ -90,9 +90,8 @@ class Layer(nn.Module):
         that has a gradient, such as gemma4's input per layer. Reentrant checkpointing loses, in silence, the gradient
         of a tensor inside a tuple, and goes twice over the graph behind one that is no argument."""
         arguments = {**dict(zip(self._code.parameters, args, strict=False)), **kwargs}
-        cached: dict[str, Any] = {
-            name: None for name in ("past_key_values", "layer_past") if arguments.get(name) is not None
-        }
+        # The cache by what it can do: transformers has renamed the argument, and models' own code has other names.
+        cached: dict[str, Any] = {name: None for name, value in arguments.items() if hasattr(value, "get_seq_length")}
         if arguments.get("use_cache"):
             cached["use_cache"] = False
 

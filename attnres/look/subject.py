@@ -349,6 +349,6 @@ class Decoder:
         start, self.length = self.length, self.length + len(ids)
         if hasattr(self.model, "new_caches"):
             return self.model.logits(self.model.hidden(tokens, self._caches, start)[0, -1])
-        out = self.model(input_ids=tokens, past_key_values=self._caches, use_cache=True, logits_to_keep=1)
-        self._caches = out.past_key_values
+        out = self.model(input_ids=tokens, cache=self._caches, use_cache=True, logits_to_keep=1)
+        self._caches = out.cache
         return cast(Tensor, out.logits[0, -1])

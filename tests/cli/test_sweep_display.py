@@ -19,9 +19,9 @@ from attnres.train.sweep import Job, JobState
     ("later", "said"),
     [
         (NOTHING, "about 30 s left"),
-        (Bounds(20, 20), "about 90 s left"),
-        (Bounds(0, 20), "about 30 to 90 s left"),
-        (Bounds(40, 100), "about 2 to 6 min left"),  # 150 to 330 s
+        (Bounds(20, 20), "about 90 s left with the runs behind these"),
+        (Bounds(0, 20), "about 30 to 90 s left with the runs behind these"),
+        (Bounds(40, 100), "about 2 to 6 min left with the runs behind these"),  # 150 to 330 s
     ],
 )
 def test_the_time_left_counts_what_comes_later(later, said, monkeypatch):

@@ -101,9 +101,9 @@ def test_trained_queries_cached_decoding_and_the_depth_matrix(name):
         whole = model(tokens, use_cache=False).logits
         first = model(tokens[:, :6], use_cache=True)
         rest = [first.logits]
-        cache = first.past_key_values
+        cache = first.cache
         for position in range(6, tokens.shape[1]):
-            step = model(tokens[:, position : position + 1], past_key_values=cache, use_cache=True)
+            step = model(tokens[:, position : position + 1], cache=cache, use_cache=True)
             rest.append(step.logits)
     torch.testing.assert_close(torch.cat(rest, 1), whole, rtol=1e-3, atol=1e-4 * whole.abs().max().item())
 

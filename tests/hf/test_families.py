@@ -97,7 +97,7 @@ def test_depth_matrix_cache_and_gradients(name):
     if FAMILIES[name][1] == CAUSAL:
         with torch.no_grad():
             start = model(inputs[:, :6], use_cache=True)
-            ends = [model(inputs[:, [t]], past_key_values=start.past_key_values, use_cache=True) for t in range(6, 11)]
+            ends = [model(inputs[:, [t]], cache=start.cache, use_cache=True) for t in range(6, 11)]
         steps = torch.cat([start.logits, *(end.logits for end in ends)], 1)
         torch.testing.assert_close(steps, whole.logits, rtol=1e-3, atol=1e-4 * whole.logits.abs().max().item())
 
@@ -120,8 +120,7 @@ def test_recomputation_keeps_what_layers_return_beside_their_hidden_states(name,
         return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
     expected = gradients()
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # its new name is not in older transformers
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    model.activation_checkpointing_enable({"use_reentrant": reentrant})
     model.enable_input_require_grads()
     torch.testing.assert_close(gradients(), expected, rtol=1e-4, atol=1e-6)
 

@@ -67,7 +67,7 @@ def test_trained_decoding_saving_pickling_and_gradients(tmp_path):
     with torch.no_grad():
         whole = model(tokens, use_cache=False).logits
         first = model(tokens[:, :6], use_cache=True)
-        rest = model(tokens[:, 6:], past_key_values=first.past_key_values, use_cache=True).logits
+        rest = model(tokens[:, 6:], cache=first.cache, use_cache=True).logits
     scale = whole.abs().max().item()
     torch.testing.assert_close(torch.cat([first.logits, rest], 1), whole, rtol=1e-3, atol=1e-4 * scale)
     model.save_pretrained(tmp_path)

@@ -218,13 +218,13 @@ def test_inkling2_is_transformers_model():
         after = layer.post_attention_convolution
         return lambda h: after(
             layer.self_attn(hidden_states=layer.input_layernorm(h), **call)[0],
-            past_key_values=None,
+            cache=None,
             conv_mask=call["conv_mask"],
         )
 
     def mlp(layer, call):
         return lambda h: layer.post_mlp_convolution(
-            layer.mlp(layer.post_attention_layernorm(h)), past_key_values=None, conv_mask=call["conv_mask"]
+            layer.mlp(layer.post_attention_layernorm(h)), cache=None, conv_mask=call["conv_mask"]
         )
 
     pairs = zip(model.layers, map(dict, calls), strict=True)

@@ -13,6 +13,7 @@ from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask, create_recurrent_attention_mask
 from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
+from transformers.utils.deprecation import deprecate_kwarg
 from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
@@ -99,6 +100,7 @@ class KimiK3Model(KimiK3PreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -106,7 +108,7 @@ class KimiK3Model(KimiK3PreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Any = None,
         position_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         **kwargs: Any,
@@ -114,15 +116,15 @@ class KimiK3Model(KimiK3PreTrainedModel):
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         embedded = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if use_cache and past_key_values is None:
-            past_key_values = DynamicCache(config=self.config)
+        if use_cache and cache is None:
+            cache = DynamicCache(config=self.config)
         masks = attention_mask
         if not isinstance(masks, dict):
             seen = {
                 "config": self.config,
                 "inputs_embeds": embedded,
                 "attention_mask": attention_mask,
-                "past_key_values": past_key_values,
+                "cache": cache,
                 "position_ids": position_ids,
             }
             masks = {
@@ -135,11 +137,11 @@ class KimiK3Model(KimiK3PreTrainedModel):
                 *values,
                 connection=self.connection,
                 attention_mask=masks[kind],
-                past_key_values=past_key_values,
+                cache=cache,
                 **kwargs,
             )
         hidden = self.norm(self.connection.readout(values))
-        return MoeModelOutputWithPast(last_hidden_state=hidden, past_key_values=past_key_values)
+        return MoeModelOutputWithPast(last_hidden_state=hidden, cache=cache)
 
 
 class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
@@ -179,13 +181,14 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
         nothing = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
         return (model, nothing) if told else model  # what does not fit was refused
 
+    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Any = None,
         position_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
@@ -196,7 +199,7 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            cache=cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             **kwargs,
@@ -208,7 +211,7 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
         return MoeCausalLMOutputWithPast(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            cache=outputs.cache,
             attentions=outputs.attentions,
             router_logits=outputs.router_logits,
         )

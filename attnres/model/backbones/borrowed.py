@@ -50,11 +50,15 @@ class Borrowed(Backbone):
     def sublayers(self, pre_norm: bool) -> list[nn.Module]:
         module, prefix = _modeling(self.config.backbone)
         make_layer = getattr(module, f"{prefix}DecoderLayer")
-        sublayers = []
+        kinds = self._kinds()
+        sublayers: list[nn.Module] = []
         for number in range(self.config.layers):
             layer = make_layer(self.theirs, number)
             norms = (layer.input_layernorm, layer.post_attention_layernorm) if pre_norm else (nn.Identity(),) * 2
-            sublayers.append(BorrowedSublayer(norms[0], layer.self_attn, number))
+            if kinds[number] == "linear_attention":
+                sublayers.append(LinearAttention(norms[0], layer.self_attn))
+            else:
+                sublayers.append(SoftmaxAttention(norms[0], layer.self_attn, number))
             sublayers.append(BorrowedSublayer(norms[1], layer.mlp))
         return sublayers
 
@@ -88,36 +92,49 @@ class Borrowed(Backbone):
         else:
             channels = 2 * (getattr(theirs, "head_dim", None) or self.config.head_dim)
         softmax = 2 * theirs.num_attention_heads * channels * (self.config.context + 1) / 2
-        kinds = getattr(theirs, "layer_types", None) or ["full_attention"] * self.config.layers
+        kinds = self._kinds()
         linear = kinds.count("linear_attention")
         state = theirs.linear_num_heads * theirs.linear_head_dim**2 if linear else 0
         return (len(kinds) - linear) * softmax + linear * 7 * state
 
+    def _kinds(self) -> list[str]:
+        """The kind of each layer's attention, as transformers calls it."""
+        return getattr(self.theirs, "layer_types", None) or ["full_attention"] * self.config.layers
+
 
 class BorrowedSublayer(nn.Module):
-    """y = block(norm(h)) for an attention or MLP of transformers and the norm before it.
+    """y = block(norm(h)) for an attention or MLP of transformers and the norm before it."""
 
-    Where there is a `layer` number the block is attention: KDA takes another cache argument than softmax attention, and
-    neither a mask nor positions.
-    """
-
-    def __init__(self, norm: nn.Module, block: nn.Module, layer: int | None = None) -> None:
+    def __init__(self, norm: nn.Module, block: nn.Module) -> None:
         super().__init__()
         self.norm = norm
         self.block = block
-        self.layer = layer
-        self.takes = frozenset(inspect.signature(block.forward).parameters)
 
     def forward(self, h: Tensor, context: Context) -> Tensor:
         x = self.norm(h)
-        y = self.block(x) if self.layer is None else self.block(x, **self._arguments(x.shape[1], context))
+        y = self.block(x, **self._arguments(x.shape[1], context))
         return y[0] if isinstance(y, tuple) else y
 
     def _arguments(self, time: int, context: Context) -> dict[str, Any]:
+        return {}
+
+
+class LinearAttention(BorrowedSublayer):
+    """KDA, which takes neither a mask nor positions."""
+
+    def _arguments(self, time: int, context: Context) -> dict[str, Any]:
+        return {"cache": context.caches}
+
+
+class SoftmaxAttention(BorrowedSublayer):
+    def __init__(self, norm: nn.Module, block: nn.Module, layer: int) -> None:
+        super().__init__(norm, block)
+        self.layer = layer
+        self.takes = frozenset(inspect.signature(block.forward).parameters)
+
+    def _arguments(self, time: int, context: Context) -> dict[str, Any]:
         cache = context.caches
-        if "cache_params" in self.takes:
-            return {"cache_params": cache}
-        arguments: dict[str, Any] = {"past_key_values": cache, "attention_mask": None}
+        arguments: dict[str, Any] = {"cache": cache, "attention_mask": None}
         if "position_embeddings" in self.takes:
             arguments["position_embeddings"] = context.cos[None], context.sin[None]
         more = cache is not None and time > 1

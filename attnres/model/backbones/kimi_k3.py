@@ -91,13 +91,13 @@ class KimiK3Attention(KimiLinearAttention):
         self.g_proj = nn.Linear(config.hidden_size, self.num_heads * self.v_head_dim, bias=False)
 
     def forward(
-        self, hidden_states: Tensor, attention_mask: Tensor | None, past_key_values: Any = None, **kwargs: Any
+        self, hidden_states: Tensor, attention_mask: Tensor | None, cache: Any = None, **kwargs: Any
     ) -> tuple[Tensor, Tensor | None]:
         queries = self._queries(hidden_states).unflatten(-1, (self.num_heads, self.qk_head_dim)).transpose(1, 2)
         latent, shared = self.kv_a_proj_with_mqa(hidden_states).split([self.kv_lora_rank, self.qk_rope_head_dim], -1)
         latent, shared = self.kv_a_layernorm(latent)[:, None], shared[:, None]
-        if past_key_values is not None:
-            latent, shared = past_key_values.update(latent, shared, self.layer_idx)
+        if cache is not None:
+            latent, shared = cache.update(latent, shared, self.layer_idx)
         keys, values = self.expand_kv(latent, shared)
         implementation: Any = self.config._attn_implementation
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
@@ -191,7 +191,7 @@ class KimiK3DecoderLayer(GradientCheckpointingLayer):
         *values: Tensor,
         connection: Connection,
         attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         **kwargs: Any,
     ) -> Values:
         """Carry what depth holds before this layer, values of the connection, over its two sublayers."""
@@ -199,8 +199,8 @@ class KimiK3DecoderLayer(GradientCheckpointingLayer):
         def attention(h: Tensor) -> Tensor:
             x = self.input_layernorm(h)
             if self.is_linear:
-                return self.self_attn(x, cache_params=past_key_values, attention_mask=attention_mask, **kwargs)
-            return self.self_attn(x, attention_mask, past_key_values, **kwargs)[0]
+                return self.self_attn(x, cache=cache, attention_mask=attention_mask, **kwargs)
+            return self.self_attn(x, attention_mask, cache, **kwargs)[0]
 
         def feed_forward(h: Tensor) -> Tensor:
             return self.mlp(self.post_attention_layernorm(h))
