@@ -125,7 +125,8 @@ def test_it_goes_on_where_its_folder_was_moved_and_keeps_what_its_record_has(swe
         (["residual", "block", "block@10"], "the arms block and block@10 are the same connection; give each once"),
         (["residual", "x0", "block", "block:total=true"], "the arms block and block:total=true are the same"),
         (["residual"], "give at least two arms"),
-        (["residual", "block@0"], "block@0"),
+        (["residual", "block@0"], "arm 'block@0': write NAME, or NAME@N"),
+        (["residual", "block@nan"], "arm 'block@nan': write NAME, or NAME@N"),
         (["residual", "blok"], "unknown connection"),
         (
             ["residual", "block", "--fractions", "1e308"],

@@ -89,10 +89,13 @@ def test_compile(name):
         model.zero_grad()
         logits = run(tokens, use_cache=False).logits  # gpt2's own loss logs, which is a graph break
         logits.square().mean().backward()
-        return logits, {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+        return {"logits": logits} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
     expected, found = step(model), step(torch.compile(model, fullgraph=True, backend="aot_eager"))
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():  # of magnitudes from 1e-4 to 80
+        atol = 2e-5 * tensor.abs().max().item()
+        torch.testing.assert_close(found[name], tensor, rtol=1e-4, atol=atol, msg=name)
 
 
 def test_bfloat16():

@@ -109,12 +109,14 @@ def plan(options: Options, out: Path) -> Plan:
 
 def parse_arm(text: str) -> Arm:
     """An arm written NAME:OPTION=VALUE,OPTION=VALUE@N, with the options by which it starts as the plain model."""
-    match = re.fullmatch(r"(.+?)(?:@(\d+(?:\.\d+)?))?", text)
-    if not match or (match[2] and not float(match[2])):
+    arm, at, factor = text.rpartition("@")
+    if not at or set(factor) & set("/:"):  # none, or one in the path of a connection's file
+        arm, at = text, ""
+    if at and not (re.fullmatch(r"\d+(\.\d+)?", factor) and float(factor)):
         raise UsageError(f"arm {text!r}: write NAME, or NAME@N for N times the model's learning rate")
-    rate = float(match[2]) if match[2] else Arm.rate
-    name = canonical_connection(match[1])
-    exact = canonical_connection(match[1], **with_exact_start(match[1], {}))
+    rate = float(factor) if at else Arm.rate
+    name = canonical_connection(arm)
+    exact = canonical_connection(arm, **with_exact_start(arm, {}))
     return Arm(name=name if rate == Arm.rate else f"{name}@{rate:.15g}", connection=exact, rate=rate)
 
 
