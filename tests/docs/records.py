@@ -94,13 +94,6 @@ def ladder_leads(arm: str, layers: int = 16) -> list[str]:
     ]
 
 
-def grid_lead(arm: str, size: str) -> str:
-    """What an arm of 32 layers is from the baseline on the grid's seed, each at its best rate."""
-    tried = [run for run in record("ladder-32")["grid"] if run["size"] == size]
-    best, plain = (min(run["loss"] for run in tried if run["arm"] == name) for name in (arm, "residual"))
-    return number(best - plain, 3, "+")
-
-
 def ladder_row(arm: str) -> str:
     leads = ladder_leads(arm)
     needed = (" ".join(of) for of in (advantage(arm, "(ladder-16)"), by_clock(arm)[-1]))

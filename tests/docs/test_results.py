@@ -40,7 +40,6 @@ from tests.docs.records import (
     dynamics,
     enlarged,
     gain,
-    grid_lead,
     judged,
     judged_row,
     kendall,
@@ -176,9 +175,7 @@ def ladders() -> list[str]:
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
     return [
         *map(ladder_row, LADDER),
-        f"`block` goes from {grid_lead('block', '32x12')} at 32x12 to {grid_lead('block', '32x16')} at 32x16",
-        *(f"`{arm}` from {grid_lead(arm, '32x12')} to {grid_lead(arm, '32x16')}" for arm in DEEP_AHEAD[1:]),
-        *(f"| `{arm}` | {ladder_leads(arm)[0]} | {ladder_leads(arm, 32)[0]} |" for arm in LADDER),
+        *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
         f"at half of it `residual` ends at {checks['residual'][0]}",
         f"no arm but `residual` gains more than {number(-min(others), 3)}",
         f"none but `block`: at half its rate it ends at {half_rate}, and with that is "
@@ -188,6 +185,11 @@ def ladders() -> list[str]:
         f"`interlayer`: {' and '.join(steps['interlayer'])})",
         *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
     ]
+
+
+def side_by_side(arm: str) -> str:
+    """An arm's leads at the smallest sizes of both ladders."""
+    return " | ".join(f"{lead} | {deep}" for lead, deep in zip(ladder_leads(arm), ladder_leads(arm, 32), strict=False))
 
 
 def ladder_probes() -> list[str]:
@@ -297,8 +299,8 @@ def readings() -> list[str]:
     needed = {arm: advantage(arm, LADDER_16) for arm in ("block", "rms-block")}
     seconds = {arm: by_clock(arm)[-1] for arm in ("block", "rms-block")}
     return [
-        f"`block` is at {ladder_leads('block', 32)[0]}, `rms-block` at {ladder_leads('rms-block', 32)[0]} and "
-        f"`interlayer` at {ladder_leads('interlayer', 32)[0]} ([",
+        f"`block` is at {ladder_leads('block', 32)[1]}, `rms-block` at {ladder_leads('rms-block', 32)[1]} and "
+        f"`interlayer` at {ladder_leads('interlayer', 32)[1]}, half as much again to nearly twice",
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
         f"needs {block} times the compute of `block`** for the same loss, 95% interval {interval}",
@@ -397,16 +399,21 @@ def test_what_the_pages_say_of_the_ladder_is_so():
 
 
 def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
-    deep = {arm: ladder(arm, 32)["32x12"] for arm in LADDER}
-    ahead = tuple(arm for arm, apart in deep.items() if max(apart) < 0)
+    deep = {arm: ladder(arm, 32) for arm in LADDER}
+    ahead = tuple(arm for arm, sizes in deep.items() if max(map(max, sizes.values())) < 0)
     assert ahead == DEEP_AHEAD
-    assert f"end below `residual` in all {sum(len(deep[arm]) for arm in ahead)} pairs at 32x12" in EVIDENCE
-    assert all(statistics.fmean(deep[arm]) < statistics.fmean(ladder(arm)["16x16"]) for arm in ahead)
-    level = [of for arm in LADDER if arm not in ahead for of in (deep[arm], ladder(arm)["16x16"])]
-    assert min(map(statistics.fmean, level)) > -0.01
+    pairs = sum(len(apart) for arm in ahead for apart in deep[arm].values())
+    assert f"end below `residual` in all {pairs} pairs at 32 layers" in EVIDENCE
+    means = {arm: [statistics.fmean(apart) for apart in sizes.values()] for arm, sizes in deep.items()}
+    shallow = {arm: [statistics.fmean(ladder(arm)[size]) for size in ("16x16", "16x24")] for arm in LADDER}
+    assert all(of < beside for arm in ahead for of, beside in zip(means[arm], shallow[arm], strict=True))
+    assert all(means[arm] == sorted(means[arm]) for arm in ahead)
+    assert min(mean for arm in LADDER if arm not in ahead for mean in means[arm] + shallow[arm]) > -0.02
+    assert all(1.4 < means[arm][1] / shallow[arm][1] < 1.9 for arm in ("block", "rms-block", "interlayer"))
     sizes = {run["size"]: run["parameters"] for layers in (16, 32) for run in record(f"ladder-{layers}")["runs"]}
-    assert f"{sizes['32x12']:,} parameters in the sublayers and {sizes['16x16']:,}, both" in EVIDENCE
-    assert round(8 * sizes["32x12"] / sizes["16x16"]) == 9
+    assert f"{sizes['32x12']:,} parameters in the sublayers at 32x12 and {sizes['16x16']:,} at 16x16" in EVIDENCE
+    assert f"{sizes['32x16']:,} at 32x16 and {sizes['16x24']:,} at 16x24" in EVIDENCE
+    assert 8 * sizes["32x12"] == 9 * sizes["16x16"] and 8 * sizes["16x24"] == 9 * sizes["32x16"]
 
 
 def test_what_the_page_says_of_the_ladders_probes_is_so():
