@@ -8,6 +8,7 @@ from typing import Any
 
 import transformers
 from safetensors import SafetensorError
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnres.errors import UsageError, first_line
 from attnres.hf import classes
@@ -57,7 +58,11 @@ def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> An
 
 def load_plain(folder: Path, **kwargs: Any) -> Any:
     """The model of a local folder without its connection. Every tensor of the plain model must be there and fit."""
-    return _loaded(_model_class(read_config(folder), folder), folder, **kwargs)
+    entries = read_config(folder)
+    cls, kind = _model_class(entries, folder), entries.get("model_type")
+    # exaone has llama's class: by its own configuration alone its tensors have one name in loading and in saving.
+    own = kind in CONFIG_MAPPING and cls in classes.auto_classes(CONFIG_MAPPING[kind]).values()
+    return _loaded(cls, folder, CONFIG_MAPPING[kind] if own else None, **kwargs)
 
 
 def loads_by_itself(entries: Mapping[str, Any]) -> bool:
@@ -65,8 +70,10 @@ def loads_by_itself(entries: Mapping[str, Any]) -> bool:
     return entries.get("model_type") == MODEL_TYPE
 
 
-def _loaded(cls: Any, folder: Path, **kwargs: Any) -> Any:
+def _loaded(cls: Any, folder: Path, config_class: Any = None, **kwargs: Any) -> Any:
     try:
+        if config_class is not None:
+            kwargs["config"] = config_class.from_pretrained(folder, local_files_only=True)
         model, info = cls.from_pretrained(
             folder, output_loading_info=True, local_files_only=True, ignore_mismatched_sizes=True, **kwargs
         )

@@ -338,7 +338,7 @@ def attached_config_class(plain: Any) -> Any:
 def registered_config_class(plain: Any) -> Any:
     """The same, known to transformers' auto classes, and its models with it."""
     attached = attached_config_class(plain)
-    for auto, cls in _auto_classes(plain).items():
+    for auto, cls in auto_classes(plain).items():
         made = attached_model_class(cls)
         # Not the auto class's own method: it wants a configuration for each class of models, and internlm3 has llama's.
         getattr(transformers, auto)._model_mapping.register(attached, made, exist_ok=True)
@@ -380,11 +380,11 @@ def attached_model_class(plain: Any) -> Any:
 
 def auto_map(plain: Any) -> dict[str, str]:
     """config.json's entry that says which class of the folder's code each of transformers' auto classes takes."""
-    classes = {"AutoConfig": plain, **_auto_classes(plain)}
+    classes = {"AutoConfig": plain, **auto_classes(plain)}
     return {auto: f"{CODE_FILE.removesuffix('.py')}.{PREFIX}{cls.__name__}" for auto, cls in classes.items()}
 
 
-def _auto_classes(plain: Any) -> dict[str, Any]:
+def auto_classes(plain: Any) -> dict[str, Any]:
     """The plain model's classes, by the auto class that chooses them."""
     mappings = {auto: getattr(transformers, auto)._model_mapping for auto in AUTO_CLASSES}
     with runnable_kernels():

@@ -48,6 +48,13 @@ def test_the_record_is_what_comes_of_trying(tmp_path, capsys):
     assert f"{len(chosen)} model types: " in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("model_type", ["exaone", "sarvam_moe"])
+def test_a_type_with_another_types_class_and_names_of_its_own(model_type):
+    """Loaded with the other's configuration it was saved under names that no class reads."""
+    trial = alone(survey.attempt, model_type, "AutoModelForCausalLM")
+    assert (trial.outcome, trial.why) == ("attaches", "")
+
+
 def test_every_type_is_in_the_record_once():
     if RECORD["versions"]["transformers"] == transformers.__version__:
         assert [row["model_type"] for row in RECORD["rows"]] == list(known_types())
