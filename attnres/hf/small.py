@@ -18,7 +18,7 @@ LARGEST = 30_000_000
 """Parameters of a model that is still small: some types have sizes under names that are not known here."""
 
 _SIZES: tuple[tuple[str, int], ...] = (
-    (r"vocab_size(_per_layer_input)?", VOCABULARY),
+    (r"(unpadded_)?vocab_size(_per_layer_input)?", VOCABULARY),
     (r"(num_(hidden_)?|n_|encoder_|decoder_|num_decoder_|num_encoder_)layers?", LAYERS),
     (r"hidden_size|d_model|n_embd|word_embed_proj_dim|embedding_size|dim_model|emb_dim|dim", 32),
     (r"(shared_)?(expert|moe)\w*(intermediate|ffn|hidden)\w*(size|dim)|expert_dim", 16),
