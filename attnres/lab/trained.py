@@ -116,6 +116,8 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
     """The run folders among and inside the given ones, in order. Raises UsageError where there is none."""
     found: list[Path] = []
     for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder}: no such folder; give run folders, or a folder that holds some")
         inside = _inside(folder)
         if not inside:
             raise UsageError(f"{folder}: no run there; give run folders, or a folder that holds some")

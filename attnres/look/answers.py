@@ -191,18 +191,22 @@ def remove(subject: Subject, request: m.Remove, piece: Piece) -> Steps:
     if len(seen.ids) < 2:
         raise UsageError("a loss needs a text of two tokens at least; write more")
     traced = seen.traced()
-    sites = sorted(set(request.sites or range(len(traced.sources))))
-    if not all(site in range(len(traced.sources)) for site in sites):
-        raise UsageError(f"sites are 0 to {len(traced.sources) - 1}")
-    if not all(source in range(len(traced.sources)) for source in request.sources or ()):
-        raise UsageError(f"sources are 0, the embedding, to {len(traced.sources) - 1}")
+    all_places = range(len(traced.sources))
+    sites = sorted(set(all_places if request.sites is None else request.sites))
+    if not sites or not set(sites) <= set(all_places):
+        raise UsageError(f"sites are 0 to {all_places[-1]}; give one or more")
+    readable = set(range(max(sites) + 1))
+    asked = readable if request.sources is None else set(request.sources)
+    if not asked <= set(all_places):
+        raise UsageError(f"sources are 0, the embedding, to {all_places[-1]}")
+    if not asked & readable:
+        raise UsageError(f"the sources that can be read there are 0 to {max(sites)}; give one or more")
     at = slice(None) if request.position is None else [seen.position(request.position)]
     weights = traced.weights[at][:, sites].abs()  # [T, site, source]
     sizes = traced.sources.square().mean(-1).sqrt().T[at][:, None] * weights
     largest_weight, largest = weights.mean(0).amax(0), sizes.mean(0).amax(0)
-    asked = request.sources or tuple(range(max(sites) + 1))
-    order = sorted((s for s in asked if s in range(max(sites) + 1)), key=lambda source: -float(largest[source]))
-    where = sites if request.sites else None, request.position
+    order = sorted(asked & readable, key=lambda source: -float(largest[source]))
+    where = None if request.sites is None else sites, request.position
     effects = removal_effects(seen.model, seen.ids, order, seen.changes, *where, DRAWS, lambda _: piece.check())
     for done, effect in enumerate(effects, 1):
         weight, size = float(largest_weight[effect.source]), float(largest[effect.source])

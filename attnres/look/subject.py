@@ -178,7 +178,7 @@ class RunSubject(Subject):
         if not steps:
             raise UsageError("the run has saved no checkpoint yet; wait for the first one")
         if asked is not None and asked not in steps:
-            raise UsageError(f"there is no checkpoint of step {asked}; there are {', '.join(map(str, steps))}")
+            raise UsageError(f"there is no checkpoint of step {asked}, but of {', '.join(map(str, steps))}")
         return steps[-1] if asked is None else asked
 
     def model(self, step: int) -> Any:

@@ -254,7 +254,7 @@ def test_bad_input_is_one_line(sweep, tmp_path, capsys):
     for arguments, message in (
         ([], "give run folders"),
         ([empty], "no run there"),
-        ([tmp_path / "nowhere"], "no run there"),
+        ([tmp_path / "nowhere"], "nowhere: no such folder"),
         ([done, "--tokens", "0"], "tokens must be a whole number of at least 1"),
         ([done, sweep.folder / "residual" / "seed-0" / "..", done], "both residual, seed 0"),
     ):

@@ -102,6 +102,10 @@ def test_removal_goes_through_all_sources(client):
     assert sorted(effect["source"] for effect in here) == [0, 1, 2]
     (refused,) = client.ask("remove", **view(), sources=[1, 99])
     assert refused["kind"] == "failure" and refused["message"] == "sources are 0, the embedding, to 4"
+    assert "give one or more" in client.one("remove", **view(), sites=[])["message"]
+    for sources in ([], [3]):
+        unread = client.one("remove", **view(), sites=[0, 1], sources=sources)["message"]
+        assert unread == "the sources that can be read there are 0 to 1; give one or more"
 
 
 def test_the_continuation_is_that_of_generate(client, runs):
