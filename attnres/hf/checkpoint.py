@@ -59,7 +59,7 @@ def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> An
 def load_plain(folder: Path, **kwargs: Any) -> Any:
     """The model of a local folder without its connection. Every tensor of the plain model must be there and fit."""
     entries = read_config(folder)
-    cls, kind = _model_class(entries, folder), entries.get("model_type")
+    cls, kind = _model_class(entries, folder), str(entries.get("model_type"))
     # exaone has llama's class: by its own configuration alone its tensors have one name in loading and in saving.
     own = kind in CONFIG_MAPPING and cls in classes.auto_classes(CONFIG_MAPPING[kind]).values()
     return _loaded(cls, folder, CONFIG_MAPPING[kind] if own else None, **kwargs)
