@@ -5,7 +5,8 @@
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 20 hours, of which the two smallest sizes took 6
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
-# alone. RUNS (runs) is where the runs lie, WORKERS (1) how many run at a time.
+# alone; results/begun/ has it with runs of a size that is not whole: copy it over the other first. RUNS (runs) is where
+# the runs lie, WORKERS (1) how many run at a time.
 set -euo pipefail
 
 layers=${1:?give the layers: 16 or 32}
