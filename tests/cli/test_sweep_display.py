@@ -36,10 +36,10 @@ def test_a_killed_run_that_falls_back_to_its_checkpoint_takes_no_time_back(monke
 
 def lines(seen, monkeypatch, later=NOTHING):
     """What is said of one run of ten steps that is at these steps at these seconds."""
-    now = 0.0
-    monkeypatch.setattr(_sweep_display, "time", SimpleNamespace(monotonic=lambda: now))
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(_sweep_display, "time", SimpleNamespace(monotonic=lambda: clock.now))
     file, job = io.StringIO(), Job("a", RunConfig(steps=10), Path("a"))
     display = _sweep_display.SweepDisplay(Console(file=file), [job], {"a": "a"}, lambda job: 2.0, later)
-    for now, step in seen:  # noqa: B007 the clock reads it
+    for clock.now, step in seen:
         display.watch([JobState(job, step)])
     return file.getvalue().splitlines()
