@@ -117,6 +117,8 @@ def _run_command(name: str, arguments: list[str]) -> int:
         commands = {known: _command(known, []) for known in command_names()}
         return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments], config=config)
     check_paths_named(arguments)
+    if name != "train" and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        raise UsageError(f"{name} runs in one process: start it without torchrun")
     helping = not {"-h", "--help"}.isdisjoint(arguments)
     with heard(_stop, stops), help_fitted(_description(name)) if helping else nullcontext():
         try:

@@ -151,10 +151,17 @@ def alone_at(record: Path) -> Iterator[None]:
 
 
 def check_paths_named(arguments: Sequence[str]) -> None:
-    """Raise UsageError on a `--data.paths` without any, as of a shell's empty variable: the default text is no answer.
+    """Raise UsageError on what a shell's empty variable leaves: an empty argument, which as a path is the working
+    folder, and a `--data.paths` without any, for which the default text is no answer.
 
-    With a dataset it takes back the paths of a recipe.
+    An empty prompt and empty paths of a text are answered as that. With a dataset `--data.paths` takes back the paths
+    of a recipe.
     """
+    flag = ""
+    for argument in arguments:
+        flag = argument.partition("=")[0] if argument.startswith("--") else flag
+        if argument == "" and flag not in ("--prompt", "--data.paths"):
+            raise UsageError(f"{flag or 'an argument'} is empty; was it a variable that is not set?")
     following = dict(zip(arguments, [*arguments[1:], "--"], strict=False))
     dataset = any(argument.partition("=")[0] == "--data.dataset" for argument in arguments)
     if following.get("--data.paths", "").startswith("--") and not dataset:

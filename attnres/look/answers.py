@@ -101,18 +101,33 @@ class Seen:
         return self.subject.remembered(key, make, max(2, min(KEPT_TRACES, KEPT_BYTES // (1 + size))))
 
 
+USED = {
+    "mute": ("source", "sites"),
+    "scale": ("source", "value", "sites"),
+    "pin": ("source", "value", "sites"),
+    "patch": ("source", "text", "sites"),
+    "off": ("source",),
+    "uniform": ("sites",),
+    "plain": ("sites",),
+}
+"""What each kind of change has a use for, beside its tokens."""
+
+
 def as_change(subject: Subject, change: m.Change) -> Change:
-    """The change of `attnres.analysis`. Raises UsageError on one that lacks something."""
-    source, value, sites, tokens = change.source, change.value, change.sites, change.tokens
-    if change.kind in ("mute", "scale", "pin", "patch", "off") and source is None:
-        raise UsageError(f"{change.kind} needs a source")
-    if change.kind in ("scale", "pin") and value is None:
-        raise UsageError(f"{change.kind} needs a value")
-    source, value = source or 0, value or 0.0
+    """The change of `attnres.analysis`. Raises UsageError on one that lacks something, or has what its kind ignores."""
+    used = USED[change.kind]
+    for name in ("source", "value", "text", "sites"):
+        given = getattr(change, name) is not None
+        if given and name not in used:
+            raise UsageError(f"{change.kind} takes no {name}")
+        if not given and name in used and name != "sites":
+            raise UsageError(f"{change.kind} needs a {name}")
+    source, value, text = change.source or 0, change.value or 0.0, change.text or ""
+    sites, tokens = change.sites, change.tokens
     if change.kind == "patch":
-        if len(change.text or "") > MAX_CHARACTERS:
+        if len(text) > MAX_CHARACTERS:
             raise UsageError(f"the other prompt is longer than {MAX_CHARACTERS:,} characters; shorten it")
-        ids = subject.encode(change.text or "")
+        ids = subject.encode(text)
         if not 1 <= len(ids) <= subject.context:
             raise UsageError(f"the other prompt has {len(ids)} tokens; give 1 to {subject.context}")
         return Patch(source, ids, sites, tokens)

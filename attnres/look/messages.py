@@ -26,7 +26,10 @@ Kind = Literal["mute", "scale", "pin", "patch", "off", "uniform", "plain"]
 
 @dataclass(frozen=True)
 class Change:
-    """One change of what depth reads, as `attnres.analysis.intervene` takes it; a list is applied in its order."""
+    """One change of what depth reads, as `attnres.analysis.intervene` takes it; a list is applied in its order.
+
+    What a kind has no use for is null.
+    """
 
     kind: Kind
     """mute, scale, pin, patch: of a source, where sites read it. off: a sublayer. uniform, plain: whole rows."""

@@ -66,6 +66,27 @@ def test_torchrun_is_told_of_every_end(monkeypatch, tmp_path, capsys):
         file.unlink()
 
 
+def test_only_training_takes_several_processes(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["cost"]) == 2
+    assert capsys.readouterr().err == "attnres: cost runs in one process: start it without torchrun\n"
+    monkeypatch.setenv("RANK", "1")
+    assert (cli.main(["cost"]), capsys.readouterr().err) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [("train", "an argument"), ("look a --port 1", "--port"), ("fit points.csv --figure", "--figure")],
+)
+def test_an_empty_argument_is_not_the_working_folder(arguments, what, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*arguments.split(), ""]) == 2
+    assert capsys.readouterr().err == f"attnres: {what} is empty; was it a variable that is not set?\n"
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_terminal_that_closes_is_a_signal_and_no_failure(monkeypatch, capsys):
     def end(*_):
         try:
@@ -76,6 +97,20 @@ def test_a_terminal_that_closes_is_a_signal_and_no_failure(monkeypatch, capsys):
     monkeypatch.setattr(cli, "_run", end)
     assert cli.main(["cost"]) == 129
     assert capsys.readouterr().err == "attnres: stopped by SIGHUP\n"
+
+
+def test_ctrl_c_while_the_commands_are_imported_is_no_traceback():
+    program = (
+        "import os, runpy, signal, sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name == 'attnres.cli._checks':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "runpy.run_module('attnres', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_reader_of_the_overview_may_go():

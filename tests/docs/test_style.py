@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from attnres.version import __version__
+
 PACKAGE = Path(__file__).parents[2] / "attnres"
 CODE = sorted(path for path in PACKAGE.rglob("*") if path.suffix in (".cpp", ".h", ".js", ".css"))
 NO_SENTENCE = ("Of ", "Be ", "From ")
@@ -18,6 +20,12 @@ NO_SENTENCE = ("Of ", "Be ", "From ")
 def test_lines_of_code_are_at_most_120_long(path):
     long = [number for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1) if len(line) > 120]
     assert not long
+
+
+def test_the_version_is_the_changelogs_newest():
+    heading = (PACKAGE.parent / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()[2]
+    version, _, unreleased = __version__.partition(".dev")
+    assert heading == f"## {version} (unreleased)" if unreleased else heading.startswith(f"## {version} ")
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:

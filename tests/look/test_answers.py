@@ -170,6 +170,10 @@ def test_an_empty_text_and_a_short_one(client):
     [
         ([{"kind": "mute"}], "mute needs a source"),
         ([{"kind": "pin", "source": 1}], "pin needs a value"),
+        ([{"kind": "patch", "source": 1}], "patch needs a text"),
+        ([{"kind": "uniform", "source": 1}], "uniform takes no source"),
+        ([{"kind": "off", "source": 1, "sites": [2]}], "off takes no sites"),
+        ([{"kind": "mute", "source": 1, "value": 0.5}], "mute takes no value"),
         ([{"kind": "pin", "source": 1, "value": 1e20}], "weight must be a number from -1e+15 to 1e+15, not 1e+20"),
         ([{"kind": "mute", "source": 9}], "sources are 0, the embedding, to 4"),
         ([{"kind": "mute", "source": 3, "sites": [1]}], "sites that can read it are 3 to 4"),
