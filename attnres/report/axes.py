@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import Formatter, LogLocator, MaxNLocator, NullFormatter
 
 from attnres.analysis.profile import sublayer_names
 from attnres.report.style import SIGNED_COLOURS, WEIGHT_COLOURS, arm_styles, colour_scale, depth_ticks
@@ -87,7 +87,7 @@ def depth_axis(axis: Axis, names: Sequence[str]) -> None:
     axis.set_ticks(places, labels=labels)
 
 
-def plain_log_ticks(axis: Axis, form: str = "{x:g}") -> None:
+def plain_log_ticks(axis: Axis, form: str | Formatter = "{x:g}") -> None:
     """Write a logarithmic axis' numbers out, of what is drawn by now: its own labels are mathtext, which is off."""
     low, high = axis.get_view_interval()
     several = LogLocator(subs=(1, 2, 5)) if high < 1e4 * low else LogLocator()

@@ -160,6 +160,7 @@ def claims() -> list[str]:
 
 
 LADDER_16 = "(ladder-16)"
+LADDER_32 = "(ladder-32)"
 LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
 DEEP_AHEAD = ("block", "full", "rms-block", "interlayer")
 FAR_APART = (("full", "16x48"), ("interlayer", "16x32"))
@@ -173,8 +174,11 @@ def ladders() -> list[str]:
     block = ladder("block")["16x48"][0]
     steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x48")] for arm in LADDER}
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
+    deep = {arm: " ".join(advantage(arm, LADDER_32)) for arm in LADDER}
     return [
         *map(ladder_row, LADDER),
+        f"is {deep['block']} times `block`'s operations, {deep['full']} for `full`, {deep['rms-block']} for "
+        f"`rms-block` and {deep['interlayer']} for `interlayer`.",
         *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
         f"at half of it `residual` ends at {checks['residual'][0]}",
         f"no arm but `residual` gains more than {number(-min(others), 3)}",
@@ -188,7 +192,7 @@ def ladders() -> list[str]:
 
 
 def side_by_side(arm: str) -> str:
-    """An arm's leads at the smallest sizes of both ladders."""
+    """An arm's leads at the sizes of both ladders."""
     return " | ".join(f"{lead} | {deep}" for lead, deep in zip(ladder_leads(arm), ladder_leads(arm, 32), strict=False))
 
 
@@ -301,6 +305,8 @@ def readings() -> list[str]:
     return [
         f"`block` is at {ladder_leads('block', 32)[1]}, `rms-block` at {ladder_leads('rms-block', 32)[1]} and "
         f"`interlayer` at {ladder_leads('interlayer', 32)[1]}, half as much again to nearly twice",
+        f"they are at {ladder_leads('block', 32)[2]}, {ladder_leads('rms-block', 32)[2]} and "
+        f"{ladder_leads('interlayer', 32)[2]}",
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
         f"needs {block} times the compute of `block`** for the same loss, 95% interval {interval}",
@@ -340,6 +346,7 @@ NOT_RESULTS = {
     "0.2 million parameters": "a setting",
     "0.44 million parameters": "a setting",
     "two fitted lines, 95% interval": "a level",
+    "within 0.01 of each other": "the ladder of 32 layers, checked below",
     "std 0.02": "a setting",
     "level with it at 0.02": "a setting",
     "by 0.03 to 0.06": "against results/ablation.json at commit 474e2ba",
@@ -403,17 +410,25 @@ def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
     ahead = tuple(arm for arm, sizes in deep.items() if max(map(max, sizes.values())) < 0)
     assert ahead == DEEP_AHEAD
     pairs = sum(len(apart) for arm in ahead for apart in deep[arm].values())
-    assert f"end below `residual` in all {pairs} pairs at 32 layers" in EVIDENCE
+    assert f"in all {pairs} pairs at 32 layers" in EVIDENCE
     means = {arm: [statistics.fmean(apart) for apart in sizes.values()] for arm, sizes in deep.items()}
-    shallow = {arm: [statistics.fmean(ladder(arm)[size]) for size in ("16x16", "16x24")] for arm in LADDER}
-    assert all(of < beside for arm in ahead for of, beside in zip(means[arm], shallow[arm], strict=True))
-    assert all(means[arm] == sorted(means[arm]) for arm in ahead)
+    shallow = {arm: [statistics.fmean(apart) for apart in ladder(arm).values()][:3] for arm in LADDER}
+    assert all(of < beside for arm in ahead for of, beside in zip(means[arm][:2], shallow[arm][:2], strict=True))
+    assert [arm for arm in ahead if means[arm][2] < shallow[arm][2]] == ["block", "full"]
+    assert all(0.25 < means[arm][2] / shallow[arm][2] < 0.4 for arm in ("rms-block", "interlayer"))
+    assert all(means[arm] == sorted(means[arm]) and means[arm][2] > means[arm][0] / 2 for arm in ahead)
+    largest = [means[arm][2] for arm in ahead]
+    assert max(largest) - min(largest) < 0.01
     assert min(mean for arm in LADDER if arm not in ahead for mean in means[arm] + shallow[arm]) > -0.02
     assert all(1.4 < means[arm][1] / shallow[arm][1] < 1.9 for arm in ("block", "rms-block", "interlayer"))
+    needed = {arm: advantage(arm, LADDER_32) for arm in LADDER}
+    assert all(float(low) < 1 < float(high) for _, of in needed.values() for low, high in [of.strip("[]").split(",")])
     sizes = {run["size"]: run["parameters"] for layers in (16, 32) for run in record(f"ladder-{layers}")["runs"]}
-    assert f"{sizes['32x12']:,} parameters in the sublayers at 32x12 and {sizes['16x16']:,} at 16x16" in EVIDENCE
-    assert f"{sizes['32x16']:,} at 32x16 and {sizes['16x24']:,} at 16x24" in EVIDENCE
-    assert 8 * sizes["32x12"] == 9 * sizes["16x16"] and 8 * sizes["16x24"] == 9 * sizes["32x16"]
+    beside = {"32x12": "16x16", "32x16": "16x24", "32x24": "16x32"}
+    said = [f"{sizes[of]:,}{{}} at {of} and {sizes[nearest]:,} at {nearest}" for of, nearest in beside.items()]
+    assert ", ".join(said).format(" parameters in the sublayers", "", "") in EVIDENCE
+    larger = (("32x12", "16x16"), ("16x24", "32x16"), ("32x24", "16x32"))
+    assert all(8 * sizes[large] == 9 * sizes[small] for large, small in larger)
 
 
 def test_what_the_page_says_of_the_ladders_probes_is_so():

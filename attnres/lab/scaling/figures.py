@@ -10,6 +10,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from attnres.analysis.powerlaw import Advantage, Fit, Point, fit_power_laws, fit_where_possible
 from attnres.files import write_bytes
@@ -140,7 +141,7 @@ def _iso_flop(axes: Axes, arms: Mapping[str, Mapping[float, Sequence[tuple[float
                 labelled.add(compute)
                 axes.annotate(f" {compute:.1e}", (sizes[-1], losses[-1]), fontsize=8, va="center")
     axes.set_xscale("log")
-    plain_log_ticks(axes.xaxis, "{x:.2g}")
+    plain_log_ticks(axes.xaxis, EngFormatter(sep=""))
     axes.set_title("equal compute, before decay\n(FLOPs at the lines)", loc="left")
     axes.set_xlabel("parameters of the sublayers")
     axes.set_ylabel("validation loss (nats per byte)")

@@ -103,7 +103,7 @@ def diverged(record: ScalingRecord) -> dict[str, int]:
     return {arm: sum(run.arm == arm and run.status == "diverged" for run in record.runs) for arm in record.arms}
 
 
-def iso_flop_curves(record: ScalingRecord, levels: int = 8) -> dict[str, dict[float, list[tuple[float, float]]]]:
+def iso_flop_curves(record: ScalingRecord, levels: int = 4) -> dict[str, dict[float, list[tuple[float, float]]]]:
     """arm -> compute -> [(parameters, loss)]: mean over seeds, read off the training curves at equal compute.
 
     Losses before the learning rate begins to decay, and so above those of a run that was made for that compute: good
