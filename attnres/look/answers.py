@@ -60,9 +60,7 @@ class Seen:
         if len(view.changes) > MAX_CHANGES:
             raise UsageError(f"there are {len(view.changes)} changes; take at most {MAX_CHANGES}")
         self.subject, self.view, self.piece = subject, view, piece
-        self.step = subject.step(view.step)
-        self.checksums = subject.checksums(self.step)
-        self.model = subject.model(self.step)
+        self.step, self.checksums, self.model = _loaded(subject, view.step)
         self.ids = subject.encode(view.text)
         self.most = min(subject.context, MAX_TOKENS)
         if len(self.ids) > self.most:
@@ -99,6 +97,18 @@ class Seen:
         key = ("trace", self.step, self.checksums, tuple(self.ids), tuple(map(str, held)), self.view.read)
         size = 4 * len(self.ids) * (told.vocabulary + sites * sites)  # far the most of it
         return self.subject.remembered(key, make, max(2, min(KEPT_TRACES, KEPT_BYTES // (1 + size))))
+
+
+def _loaded(subject: Subject, asked: int | None) -> tuple[int, str, Any]:
+    """The step that is meant, its checksums, its model; of the newest, which a run that goes on may have deleted
+    meanwhile, again."""
+    step = subject.step(asked)
+    try:
+        return step, subject.checksums(step), subject.model(step)
+    except UsageError:
+        if subject.step(asked) == step:
+            raise
+    return _loaded(subject, asked)
 
 
 USED = {

@@ -308,6 +308,23 @@ def test_a_run_that_trains_is_watched(tmp_path):
     assert next(line for line in rest if line["kind"] == "session")["models"][0]["steps"] == [6, 8]
 
 
+def test_the_newest_checkpoint_is_asked_for_again_where_the_run_has_deleted_it(tmp_path, monkeypatch):
+    run, question = train_small(tmp_path, "block", steps=8), {"text": "the brown dog"}
+    older, newer = sorted((run / "checkpoints").iterdir())
+    newer = newer.rename(tmp_path / newer.name)
+
+    def load(*arguments, **options):
+        if newer.exists():  # the run goes on between the choice and the reading
+            newer.rename(run / "checkpoints" / newer.name)
+            shutil.rmtree(older)
+        return load_run(*arguments, **options)
+
+    monkeypatch.setattr("attnres.look.subject.load_run", load)
+    with serving([RunSubject(run, "block")]) as client:
+        assert client.one("look", view={"model": 0, **question})["step"] == 8
+        assert "no checkpoint of step 6" in client.one("look", view={"model": 0, "step": 6, **question})["message"]
+
+
 def test_a_run_that_is_replaced_is_not_mixed_with_what_was_opened(tmp_path):
     run, question = train_small(tmp_path, "block"), {"view": {"model": 0, "text": "the brown dog"}}
     with serving([RunSubject(run, "block")]) as client:

@@ -44,6 +44,10 @@ def config_of(backbone: str, connection: str = "residual", **fields) -> Transfor
     return TransformerConfig(**{**sizes, **fields}, backbone=backbone, backbone_options=options, connection=connection)
 
 
+def with_options(backbone: str, **options) -> TransformerConfig:
+    return TransformerConfig(dim=32, layers=2, heads=2, context=40, backbone=backbone, backbone_options=options)
+
+
 def transformers_twin(model: Transformer) -> torch.nn.Module:
     """transformers' whole model with the weights of ours."""
     theirs = transformers.AutoModelForCausalLM.from_config(transformers_config(model.config))
@@ -198,6 +202,12 @@ def test_roles():
             "backbone mistral would attend to 8 tokens only; give backbone option sliding_window 256 or more",
         ),
         (lambda: TransformerConfig(backbone="llama", backbone_options={"head_dim": "x"}), "refuses these options"),
+        (lambda: with_options("llama", hidden_act="foo"), "refuses these options: KeyError: 'foo'"),
+        (lambda: with_options("llama", attention_dropout=5.0), "refuses these options: dropout probability"),
+        (lambda: with_options("qwen3_moe", **EXPERTS, num_experts=1), "refuses these options: .*out of range"),
+        (lambda: with_options("llama", hidden_size=64), "backbone llama has no option hidden_size; it takes"),
+        (lambda: with_options("llama", num_hidden_layers=7), "has no option num_hidden_layers; it takes"),
+        (lambda: with_options("llama", output_attentions=True), "has no option output_attentions; it takes"),
     ],
 )
 def test_what_it_refuses(make, message):

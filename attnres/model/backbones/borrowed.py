@@ -48,6 +48,16 @@ class Borrowed(Backbone):
             raise UsageError(f"unknown backbone {config.backbone!r}; choose lab or one of: {', '.join(MODEL_TYPES)}")
 
     def sublayers(self, pre_norm: bool) -> list[nn.Module]:
+        try:
+            sublayers = self._built(pre_norm)
+            self._try(sublayers)
+        except Exception as error:  # what their configuration takes their layers may not
+            if isinstance(error, MemoryError) or "memory" in str(error):
+                raise
+            raise _refused(self.config.backbone, error) from error
+        return sublayers
+
+    def _built(self, pre_norm: bool) -> list[nn.Module]:
         module, prefix = _modeling(self.config.backbone)
         make_layer = getattr(module, f"{prefix}DecoderLayer")
         kinds = self._kinds()
@@ -61,6 +71,17 @@ class Borrowed(Backbone):
                 sublayers.append(SoftmaxAttention(norms[0], layer.self_attn, number))
             sublayers.append(BorrowedSublayer(norms[1], layer.mlp))
         return sublayers
+
+    def _try(self, sublayers: list[nn.Module]) -> None:
+        """Let each sublayer see two tokens, so that what it cannot do is said before a run has a folder."""
+        time = min(2, self.config.context)
+        h = torch.zeros(1, time, self.config.dim)
+        if h.is_meta or torch.cuda.is_available():  # mixtures of experts look at numbers, and kernels of a GPU
+            return  # do not run where the model is built
+        cos, sin = self.angles()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout draws
+            for sublayer in sublayers:
+                sublayer(h, context=Context(cos[:time], sin[:time]))
 
     def angles(self) -> tuple[Tensor, Tensor]:
         module, prefix = _modeling(self.config.backbone)
@@ -166,18 +187,17 @@ def transformers_config(config: TransformerConfig) -> Any:
     }
     cls: Any = getattr(module, f"{prefix}Config")
     fields = {field.name for field in dataclasses.fields(cls)}
-    known = fields - NOT_SUBLAYERS
-    unknown = [option for option in config.backbone_options if option not in known]
+    takes = fields - NOT_SUBLAYERS - shared.keys() - {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    unknown = [option for option in config.backbone_options if option not in takes]
     if unknown:
-        takes = sorted(known - shared.keys() - {field.name for field in dataclasses.fields(PreTrainedConfig)})
-        raise UsageError(f"backbone {config.backbone} has no option {', '.join(unknown)}; it takes {', '.join(takes)}")
-    options = {name: value for name, value in shared.items() if name in known} | config.backbone_options
+        taken = ", ".join(sorted(takes))
+        raise UsageError(f"backbone {config.backbone} has no option {', '.join(unknown)}; it takes {taken}")
+    options = {name: value for name, value in shared.items() if name in fields} | config.backbone_options
     options |= dict.fromkeys(NOT_SUBLAYERS & fields)
     try:
         theirs = cls(**{name: list(v) if isinstance(v, tuple) else v for name, v in options.items()})
     except Exception as error:  # its checks raise many kinds
-        line = str(error).strip().splitlines()[-1].strip()
-        raise UsageError(f"backbone {config.backbone} refuses these options: {line}") from error
+        raise _refused(config.backbone, error) from error
     window = getattr(theirs, "sliding_window", None)
     if window is not None and window < config.context:
         raise UsageError(
@@ -187,6 +207,12 @@ def transformers_config(config: TransformerConfig) -> Any:
     theirs._attn_implementation = "sdpa"
     theirs._experts_implementation = "grouped_mm" if torch.cuda.is_available() else "eager"
     return theirs
+
+
+def _refused(backbone: str, error: Exception) -> UsageError:
+    *_, line = str(error).strip().splitlines() or [""]
+    kind = "" if line.strip().count(" ") else f"{type(error).__name__}: "  # a KeyError's line is a word alone
+    return UsageError(f"backbone {backbone} refuses these options: {kind}{line.strip()}")
 
 
 def _modeling(backbone: str) -> tuple[ModuleType, str]:
