@@ -47,7 +47,9 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
     for position in positions:
         if not 0 <= position < tokens.shape[1] - 1:
             raise UsageError(f"position {position} is not among the {tokens.shape[1] - 1} tokens that the model reads")
-    connection = model.connection
+    connection = getattr(model, "connection", None)
+    if connection is None:
+        raise UsageError("a depth profile needs the lab's Transformer; trace takes other models with a connection")
     sums: dict[str, Tensor] = {}
 
     def add(name: str, values: Tensor) -> None:

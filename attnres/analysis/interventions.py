@@ -190,6 +190,8 @@ def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, 
     holder, name = _place(model)
     connection, listed = getattr(holder, name), tuple(changes)
     for change in listed:
+        if not isinstance(change, Change):
+            raise UsageError(f"{change!r} is no change; give each by itself, such as Mute(3)")
         change.check(connection.sites)
     prompts = {change.ids for change in listed if isinstance(change, Patch)}
     others = {prompt: sources_of(model, prompt) for prompt in prompts}

@@ -158,7 +158,8 @@ class Block(TwoPhase):
         """Return the scores before the softmax, [sources, ..., heads]."""
         options = self.options
         if options.mixing == "static":
-            scores = widen(self._own(self.logits, site, read))
+            logits = self._own(self.logits, site, read)
+            scores = logits.to(torch.promote_types(logits.dtype, widen(sources[0]).dtype))
             token_axes = sources[0].ndim - 1
             return scores.reshape(len(sources), *[1] * token_axes, options.heads)
         query, newest = widen(self._own(self.query, site, read)), widen(sources[-1])

@@ -66,7 +66,7 @@ class Interlayer(TwoPhase):
         if not self._mixes(site):
             return ()
         shares = depth_weights(values, self.query[site], self.gain[site], self.eps)
-        return shares * len(values) if self.total else shares, SCALE * self.feed[site]
+        return shares * len(values) if self.total else shares, self._learned(self.feed[site], values[0])
 
     def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
         if not weights:
@@ -78,11 +78,14 @@ class Interlayer(TwoPhase):
         return h.to(values[0].dtype)
 
     def weigh_output(self, values: Values, weights: Weights, site: int, y: Tensor) -> Weights:
-        return output_weight(y, self.eps, None if self.gate is None else self.gate[site]), self._share_inside(site)
+        return output_weight(y, self.eps, None if self.gate is None else self.gate[site]), self._share_inside(site, y)
 
-    def _share_inside(self, site: int) -> Tensor | None:
+    def _share_inside(self, site: int, y: Tensor) -> Tensor | None:
         """c, by which an MLP reads the attention before it, if that is what comes behind the site."""
-        return None if self._mixes(site + 1) else 1 + SCALE * self.inner[site]
+        return None if self._mixes(site + 1) else 1 + self._learned(self.inner[site], y)
+
+    def _learned(self, number: Tensor, stream: Tensor) -> Tensor:
+        return SCALE * number.to(torch.promote_types(number.dtype, stream.dtype))
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         finished, total = self._open(values, site)
@@ -96,7 +99,7 @@ class Interlayer(TwoPhase):
             return Connection.absorb(self, values, weights, site, h, y)
         assert isinstance(h, Tensor)
         finished, total = self._open(values, site)
-        inside, dtype = self._share_inside(site), stream_dtype(values[0], y)
+        inside, dtype = self._share_inside(site, y), stream_dtype(values[0], y)
         sources = (*finished, add_normalised(y, total, self.eps, dtype=dtype))
         return sources if inside is None else (*sources, (h + inside * y).to(dtype))
 
@@ -134,4 +137,4 @@ class Interlayer(TwoPhase):
             (mixed,) = attend_outs(newest, queries, gains, prior, self.eps, widen(values[0]).dtype, scale=scale)
         else:  # phase 1 is not scaled: the other sites of the tile merge it
             mixed = scale * prior[0] if self.total else prior[0]
-        return (mixed + SCALE * self.feed[site] * values[0]).to(values[0].dtype)
+        return (mixed + self._learned(self.feed[site], values[0]) * values[0]).to(values[0].dtype)

@@ -241,7 +241,9 @@ class Decoder(Model):
     def _as_read(self, state: Any, site: int) -> Any:
         """The hidden states at a site: what its sublayer reads, which for the plain residual is the stream."""
         if not isinstance(state, tuple):
-            return state
+            if site:  # behind the final norm
+                return state
+            state = self.connection.start(state)
         with at_hand(self.connection):
             return mean_read(self.connection.mix(state.values if isinstance(state, Depth) else state, site)[1])
 

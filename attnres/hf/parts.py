@@ -35,6 +35,18 @@ class Depth(NamedTuple):
 
     values: Values
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Asked for by a final norm, where a model stops before its last layer, which reads depth out."""
+        raise StoppedEarly(
+            "an attached model was stopped before its last layer, where depth is read out: it takes no early exit and "
+            "all of its layers"
+        )
+
+
+class StoppedEarly(UsageError, AttributeError):
+    """No dtype either, for those who ask whether there is one."""
+
 
 class Layer(nn.Module):
     """A decoder layer whose sublayers are joined by the connection of its decoder.
@@ -179,6 +191,8 @@ def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
     finally:
         for hook in hooks:
             hook.remove()
+    if not calls:
+        raise UsageError("the model's layers are not those that attach makes; ask attnres.mixing_matrix or trace")
     sublayers = [
         sublayer
         for index, layer in enumerate(layers)

@@ -345,6 +345,15 @@ def test_the_matrix_under_changes_is_that_of_trace(make, options):
         mixing_matrix(model, tokens, **options)
 
 
+@pytest.mark.parametrize("wrong", [[Mute(1), Mute(2)], "x"])
+def test_what_is_no_change_is_refused(wrong):
+    with (
+        pytest.raises(UsageError, match=r"is no change; give each by itself, such as Mute\(3\)"),
+        intervene(lab("block"), wrong),
+    ):
+        pass
+
+
 def test_a_change_as_text_is_the_python_that_makes_it():
     for change in [change for changes in CASES.values() for change in changes] + [Noise(2, seed=3), *CHANGES]:
         assert eval(str(change), vars(attnres.analysis)) == change

@@ -106,6 +106,16 @@ def test_a_stream_of_another_dtype_than_the_parameters(variant, stream, sublayer
 
 
 @every_variant
+def test_a_float64_stream_has_float64_digits(variant):
+    """Parameters of float32 are as good there as the same numbers in float64."""
+    name, options = variant
+    connection, x = randomised(name, **options), torch.randn(2, 3, DIM, dtype=torch.float64)
+    sublayers = [lambda h, *_: torch.tanh(h)] * SITES
+    expected = whole(copy.deepcopy(connection).double(), sublayers)(x)
+    torch.testing.assert_close(whole(connection, sublayers)(x), expected, rtol=1e-12, atol=1e-12)
+
+
+@every_variant
 def test_shapes_without_numbers(variant):
     """On the meta device, where a large model is laid out before it has memory."""
     name, options = variant

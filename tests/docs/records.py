@@ -100,21 +100,22 @@ def ladder_row(arm: str) -> str:
     return f"| `{arm}` | {' | '.join(leads)} | {' | '.join(needed)} |"
 
 
-def by_clock(arm: str) -> list[tuple[str, str]]:
-    """By size, what the baseline needs over an arm of the ladder in seconds, and the interval."""
-    of = [row["advantage in seconds"] for row in rows("Along the range", "(ladder-16)") if row["connection"] == arm]
+def by_clock(arm: str, layers: int = 16) -> list[tuple[str, str]]:
+    """By size, what the baseline needs over an arm of a ladder in seconds, and the interval."""
+    along = rows("Along the range", f"(ladder-{layers})")
+    of = [row["advantage in seconds"] for row in along if row["connection"] == arm]
     return [(factor, interval) for factor, interval in (cell.split("x ") for cell in of)]
 
 
 def ladder_step(arm: str, size: str) -> str:
-    """What a step of an arm of the ladder takes over the baseline's."""
-    seconds = record("ladder-16")["step_times"]["seconds"][size]
+    """What a step of an arm of a ladder takes over the baseline's."""
+    seconds = record(f"ladder-{size.partition('x')[0]}")["step_times"]["seconds"][size]
     return number(seconds[arm] / seconds["residual"], 2)
 
 
 def ladder_check(arm: str, size: str) -> list[str]:
     """What half and twice the rate of one of the ladder's sizes give, from the loss at the rate itself."""
-    of = record("ladder-16")
+    of = record(f"ladder-{size.partition('x')[0]}")
     tried = [run for run in of["check"] if (run["arm"], run["size"]) == (arm, size)]
     tried.sort(key=lambda run: run.get("factor", 1.0))
     seed = tried[0]["seed"]

@@ -85,6 +85,28 @@ def test_every_connection(name, caplog):
     assert ("does not start as the plain residual" in caplog.text) == (name not in EXACT)
 
 
+@pytest.mark.parametrize("name", ["block", "hc", "interlayer", "x0"])
+def test_hidden_states_are_what_each_layer_reads(name):
+    """The first layer's too: not every rule reads the embedding as it is."""
+    model, tokens, read = attnres.hf.attach(make_model("llama"), name), make_tokens(), []
+    randomise(attnres.hf.connection_of(model))
+    for layer in model.model.layers:
+        layer.input_layernorm.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    with torch.no_grad():
+        states = model(tokens, output_hidden_states=True).hidden_states
+    for state, h in zip(states[:-1], read, strict=True):
+        torch.testing.assert_close(state, h, rtol=1e-4, atol=1e-4 * h.abs().max().item())
+
+
+def test_a_model_that_stops_before_its_last_layer_is_refused():
+    model, tokens = attnres.hf.attach(make_model("llama"), "block"), make_tokens()
+    with pytest.raises(UsageError, match="stopped before its last layer"):
+        model.generate(tokens[:1], max_new_tokens=3, do_sample=False, assistant_early_exit=1)
+    model.model.layers = model.model.layers[:2]
+    with pytest.raises(UsageError, match="stopped before its last layer"):
+        model(tokens)
+
+
 def test_a_start_that_differs_is_said_with_site_and_weight(caplog):
     attnres.hf.attach(make_model("llama"), "highway")
     assert "(site 1 reads source 0 with weight 0.881, not 1)" in caplog.text

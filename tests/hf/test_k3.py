@@ -16,6 +16,7 @@ from tests.hf.k3 import KimiK3Config, KimiK3ForCausalLM, small_k3, some_tokens
 
 transformers = pytest.importorskip("transformers")
 
+import attnres.hf  # noqa: E402
 from attnres.hf.k3 import from_transformer, load, save  # noqa: E402
 from attnres.hf.k3.mxfp4 import unpack  # noqa: E402
 from attnres.hf.k3.published import parts  # noqa: E402
@@ -160,6 +161,11 @@ def test_decoding_padding_and_each_kind_of_experts_give_the_same():
     assert (model(padded).logits[:, 5:] - whole).abs().max() > 0.1, "without the mask the padding is read"
     model.set_experts_implementation("eager")
     torch.testing.assert_close(model(tokens).logits, whole, rtol=1e-4, atol=1e-5)
+
+
+def test_its_depth_matrix_is_asked_for_where_it_can_be_said():
+    with pytest.raises(UsageError, match=r"not those that attach makes; ask attnres\.mixing_matrix or trace"):
+        attnres.hf.mixing_matrix(small_k3(), some_tokens(5)[None])
 
 
 def test_checkpointed_gradients_reach_every_parameter():
