@@ -114,13 +114,22 @@ def ladder_step(arm: str, size: str) -> str:
 
 
 def ladder_check(arm: str, size: str) -> list[str]:
-    """What half and twice the rate of one of the ladder's sizes give, from the loss at the rate itself."""
+    """What half and twice the rate of one of a ladder's sizes give, from the loss at the rate itself."""
+    half, at_rate, twice = _losses_at_rates(arm, size)
+    return [number(loss - at_rate, 3, "+") for loss in (half, twice)]
+
+
+def ladder_best(arm: str, size: str) -> str:
+    """How far an arm is below the baseline on the seed of that check, each at the best of its three rates."""
+    return number(min(_losses_at_rates("residual", size)) - min(_losses_at_rates(arm, size)), 3)
+
+
+def _losses_at_rates(arm: str, size: str) -> tuple[float, float, float]:
     of = record(f"ladder-{size.partition('x')[0]}")
     tried = [run for run in of["check"] if (run["arm"], run["size"]) == (arm, size)]
-    tried.sort(key=lambda run: run.get("factor", 1.0))
-    seed = tried[0]["seed"]
-    (at_rate,) = [run["loss"] for run in of["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, size, seed)]
-    return [number(run["loss"] - at_rate, 3, "+") for run in tried]
+    half, twice = sorted(tried, key=lambda run: run.get("factor", 1.0))
+    (at_rate,) = [run for run in of["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, size, half["seed"])]
+    return half["loss"], at_rate["loss"], twice["loss"]
 
 
 def readout(arm: str) -> str:

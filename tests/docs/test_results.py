@@ -44,6 +44,7 @@ from tests.docs.records import (
     judged_row,
     kendall,
     ladder,
+    ladder_best,
     ladder_check,
     ladder_leads,
     ladder_row,
@@ -149,6 +150,7 @@ def claims() -> list[str]:
         *searches(),
         *verdicts(),
         *ladders(),
+        *deep_ladder(),
         *ladder_probes(),
         f"gains {enlarged('rms-residual', 'std 1')} by it, `block` {enlarged('block', 'std 1')} and "
         f"`rms-block` {enlarged('rms-block', 'std 1')}.",
@@ -174,12 +176,8 @@ def ladders() -> list[str]:
     block = ladder("block")["16x48"][0]
     steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x48")] for arm in LADDER}
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
-    deep = {arm: " ".join(advantage(arm, LADDER_32)) for arm in LADDER}
     return [
         *map(ladder_row, LADDER),
-        f"is {deep['block']} times `block`'s operations, {deep['full']} for `full`, {deep['rms-block']} for "
-        f"`rms-block` and {deep['interlayer']} for `interlayer`.",
-        *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
         f"at half of it `residual` ends at {checks['residual'][0]}",
         f"no arm but `residual` gains more than {number(-min(others), 3)}",
         f"none but `block`: at half its rate it ends at {half_rate}, and with that is "
@@ -188,6 +186,30 @@ def ladders() -> list[str]:
         f"{steps['rms-block'][1]} times at width 48 (`block`: {' and '.join(steps['block'])}, "
         f"`interlayer`: {' and '.join(steps['interlayer'])})",
         *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
+    ]
+
+
+def deep_ladder() -> list[str]:
+    """What the page says of the ladder of 32 layers."""
+    needed = {arm: " ".join(advantage(arm, LADDER_32)) for arm in LADDER}
+    clock = {arm: " ".join(by_clock(arm, 32)[-1]) for arm in LADDER}
+    checks = {arm: ladder_check(arm, "32x24") for arm in ("residual", *LADDER)}
+    halves = sorted(float(half) for half, _ in checks.values())
+    gained = {arm: -float(twice) for arm, (_, twice) in checks.items()}
+    most = sorted(gained, key=gained.__getitem__, reverse=True)
+    gains = {arm: number(gained[arm], 3) for arm in most}
+    best = {arm: ladder_best(arm, "32x24") for arm in LADDER}
+    return [
+        *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
+        f"is {needed['block']} times `block`'s operations, {needed['full']} for `full`, {needed['rms-block']} for "
+        f"`rms-block` and {needed['interlayer']} for `interlayer`. By the clock it is {clock['block']}, "
+        f"{clock['full']}, {clock['rms-block']} and {clock['interlayer']} times: a step of `block` takes "
+        f"{ladder_step('block', '32x24')} times as long as the plain one at 32x24.",
+        f"every arm ends {number(halves[0], 3)} to {number(halves[-1], 3)} further up",
+        f"`{most[0]}` gains {gains[most[0]]}, `{most[1]}` {gains[most[1]]}, `{most[2]}` {gains[most[2]]} and no other "
+        f"more than {gains[most[3]]}",
+        f"`interlayer` is {best['interlayer']} below `residual`, `full` {best['full']}, `block` {best['block']} and "
+        f"`rms-block` {best['rms-block']}.",
     ]
 
 
