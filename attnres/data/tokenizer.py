@@ -9,7 +9,8 @@ import codecs
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -175,7 +176,8 @@ class LibraryTokenizer:
         self.separator = tuple(ends[:1] or self.encode("\n"))
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=special).ids
+        with _said():
+            return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=special).ids
 
     def spans(self, text: str, special: bool = False) -> list[tuple[int, int]]:
         return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=special).offsets
@@ -193,7 +195,8 @@ class LibraryTokenizer:
         return '"ByteLevel"' in json.dumps(json.loads(self._tokenizer.to_str())["decoder"])
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)  # uses all cores
+        with _said():
+            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)  # uses all cores
         return [np.array(encoding.ids, dtype=token_dtype(self.vocab_size)) for encoding in encodings]
 
     def count_lost(self, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> int:
@@ -212,6 +215,15 @@ class LibraryTokenizer:
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "tokenizers", "tokenizer": json.loads(self._tokenizer.to_str())}
+
+
+@contextmanager
+def _said() -> Iterator[None]:
+    """Say in one line what the tokenizer cannot encode, such as an unknown word without a token for those."""
+    try:
+        yield
+    except Exception as error:  # the library has no class of its own
+        raise UsageError(f"the tokenizer cannot encode the text: {first_line(error)}") from error
 
 
 class _LibraryStream:

@@ -36,7 +36,8 @@ class TransformerConfig:
     backbone: str = "lab"
     """Where the sublayers come from: the lab's own, or a model type of transformers such as kimi_linear (extra: hf)."""
     backbone_options: dict[str, Option | tuple[str, ...]] = field(default_factory=dict)
-    """Sizes that only the backbone of transformers has, under its own names, such as kv_lora_rank."""
+    """Sizes that only the backbone of transformers has, under its own names, such as kv_lora_rank; as a flag one at a
+    time: `--model.backbone-options num_experts 8 --model.backbone-options num_experts_per_tok 2`."""
     tied: bool = False
     """Use the embedding as the output head too."""
     embedding_std: float = 1.0

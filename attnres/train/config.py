@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
+
+from tyro.conf import UseAppendAction
 
 from attnres.data.config import DataConfig
 from attnres.errors import LARGEST_COUNT, UsageError, check_count, refuse_non_finite
@@ -72,7 +74,8 @@ class OptimizerConfig:
 class RunConfig:
     """Everything that decides a run's result, and what it writes on its way."""
 
-    model: TransformerConfig = field(default_factory=TransformerConfig)
+    # Of the backbone's options each has a flag of its own: of one that is given again the last would count alone.
+    model: Annotated[TransformerConfig, UseAppendAction] = field(default_factory=TransformerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     start_from: str | None = None

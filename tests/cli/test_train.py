@@ -141,6 +141,14 @@ def test_options_override_the_recipe(small, tmp_path):
     assert load_run("other").config.optimizer.lr == 0.5
 
 
+def test_each_option_of_a_backbone_has_a_flag_of_its_own(small, tmp_path):
+    pytest.importorskip("transformers")
+    given = (("num_experts", "4"), ("num_experts_per_tok", "2"), ("moe_intermediate_size", "16"))
+    options = [word for pair in given for word in ("--model.backbone-options", *pair)]
+    assert main(["train", "out", *small, "--steps", "2", "--model.backbone", "qwen3_moe", *options]) == 0
+    assert load_run("out").config.model.backbone_options == {name: int(value) for name, value in given}
+
+
 def test_a_connection_over_that_of_a_recipe(small, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from attnres.train import RunConfig\n"

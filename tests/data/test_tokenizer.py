@@ -114,3 +114,14 @@ def test_errors(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install -e '\.\[hf\]'"):
         load_tokenizer("gpt2")
+
+
+def test_a_tokenizer_without_its_unknown_token_is_one_line():
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0}, unk_token="[UNK]"))
+    says = r"the tokenizer cannot encode the text: .*\[UNK\]"
+    with pytest.raises(UsageError, match=says):  # a newline already
+        tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
+    with pytest.raises(UsageError, match=says):
+        words.encode_documents(["two"])

@@ -205,6 +205,8 @@ def test_roles():
         (lambda: with_options("llama", hidden_act="foo"), "refuses these options: KeyError: 'foo'"),
         (lambda: with_options("llama", attention_dropout=5.0), "refuses these options: dropout probability"),
         (lambda: with_options("qwen3_moe", **EXPERTS, num_experts=1), "refuses these options: .*out of range"),
+        (lambda: with_options("qwen3", layer_types=["sliding_attention", "full_attention"]), "not sliding_attention"),
+        (lambda: with_options("qwen3_moe", **{**EXPERTS, "moe_intermediate_size": 0}), "would have no number"),
         (lambda: with_options("llama", hidden_size=64), "backbone llama has no option hidden_size; it takes"),
         (lambda: with_options("llama", num_hidden_layers=7), "has no option num_hidden_layers; it takes"),
         (lambda: with_options("llama", output_attentions=True), "has no option output_attentions; it takes"),

@@ -59,6 +59,8 @@ class Borrowed(Backbone):
 
     def _built(self, pre_norm: bool) -> list[nn.Module]:
         module, prefix = _modeling(self.config.backbone)
+        if other := set(self._kinds()) - {"full_attention", "linear_attention"}:
+            raise ValueError(f"layer_types are full_attention and linear_attention here, not {min(other)}")
         make_layer = getattr(module, f"{prefix}DecoderLayer")
         kinds = self._kinds()
         sublayers: list[nn.Module] = []
@@ -70,6 +72,8 @@ class Borrowed(Backbone):
             else:
                 sublayers.append(SoftmaxAttention(norms[0], layer.self_attn, number))
             sublayers.append(BorrowedSublayer(norms[1], layer.mlp))
+        if empty := [name for each in sublayers for name, weight in each.named_parameters() if not weight.numel()]:
+            raise ValueError(f"{empty[0]} would have no number; give sizes of 1 or more")
         return sublayers
 
     def _try(self, sublayers: list[nn.Module]) -> None:
