@@ -180,7 +180,14 @@ def _held_out_bytes(split: Split, made: _Tokenized, tokens: np.ndarray, tokenize
             first, last = np.searchsorted(stops, (piece.start, piece.stop - 1), side="right")
             total += int(bytes_before[last + 1] - bytes_before[first])
         elif piece.held_out:  # the end of one document
-            total += tokenizer.count_bytes(tokens[piece.start : piece.stop - len(tokenizer.separator)]) + 1
+            separator = len(tokenizer.separator)
+            counted = tokenizer.count_bytes(tokens[piece.start : piece.stop - separator])
+            if made.lost:  # what comes back is not the text, but about as large a part of it
+                document = np.searchsorted(stops, piece.start, side="right")
+                first, last = stops[document] - made.lengths[document], stops[document] - separator
+                size = int(made.survey.sizes[document]) - 1
+                counted = round(counted * size / max(1, tokenizer.count_bytes(tokens[first:last])))
+            total += counted + 1
     return total
 
 

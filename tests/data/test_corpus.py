@@ -142,6 +142,20 @@ def test_bytes_per_token_where_a_document_is_cut(kind, open_, tmp_path):
     assert corpus.bytes_per_token == (1 if kind == "bytes" else size / len(corpus.validation))
 
 
+def test_bytes_are_those_of_the_text_where_the_tokenizer_does_not_give_it_back(open_, tmp_path):
+    """Without its decoder the library puts a space between tokens: more bytes than the cut document has."""
+    (tmp_path / "one.txt").write_text("déjà vu, " * 500, encoding="utf-8")
+    library_tokenizer().save(str(tmp_path / "good.json"))
+    expected = open_("one.txt", tokenizer=str(tmp_path / "good.json"))
+    library = json.loads((tmp_path / "good.json").read_text(encoding="utf-8"))
+    (tmp_path / "poor.json").write_text(json.dumps(library | {"decoder": None}), encoding="utf-8")
+    found = open_("one.txt", tokenizer=str(tmp_path / "poor.json"))
+    assert np.array_equal(found.validation, expected.validation)
+    given_back = len(found.tokenizer.decode(found.validation).encode()) / len(found.validation)
+    assert given_back > 1.2 * expected.bytes_per_token
+    assert found.bytes_per_token == pytest.approx(expected.bytes_per_token, rel=0.02)
+
+
 def test_a_tokenizer_that_loses_text_is_named(open_, tmp_path, caplog):
     write_documents(tmp_path / "documents", 10)
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "document": 1, ":": 2}, unk_token="[UNK]"))
