@@ -51,8 +51,8 @@ class Borrowed(Backbone):
         try:
             sublayers = self._built(pre_norm)
             self._try(sublayers)
-        except Exception as error:  # what their configuration takes their layers may not
-            if isinstance(error, MemoryError) or "memory" in str(error):
+        except Exception as error:  # layers check less in advance than their configuration, and in as many kinds
+            if isinstance(error, UsageError | MemoryError) or "memory" in str(error):
                 raise
             raise _refused(self.config.backbone, error) from error
         return sublayers
