@@ -139,12 +139,14 @@ def test_models_of_transformers(opened, saved_models):
 
 def downloads(page: Page, folder: Path, *buttons: str) -> list[Path]:
     page.browser.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(folder)})
+
+    def finished() -> list[Path]:  # beside them may lie what Chromium still writes, under names of its own
+        return sorted(file for file in folder.iterdir() if file.suffix in (".html", ".svg", ".png"))
+
     for count, button in enumerate(buttons, 1):
         page.click(button)
-        page.until(
-            lambda count=count: sum(file.suffix in (".html", ".svg", ".png") for file in folder.iterdir()) == count
-        )
-    return sorted(folder.iterdir())
+        page.until(lambda count=count: len(finished()) == count)
+    return finished()
 
 
 def values(page: Page) -> list[str]:
