@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from attnres.errors import LARGEST_COUNT, UsageError
-from attnres.files import LOCK, check_new_names, locked, remove_partial
+from attnres.files import LOCK, check_new_names, locked, read_json, remove_partial
 
 
 def is_figure(path: Path) -> bool:
@@ -58,7 +57,7 @@ def check_own_file(
 
 def _holds(path: Path, entries: Collection[str]) -> bool:
     try:
-        record = json.loads(path.read_bytes())
+        record = read_json(path.read_bytes())
     except ValueError:
         return False
     return isinstance(record, dict) and record.keys() >= set(entries)

@@ -61,8 +61,12 @@ def command(
         raise UsageError("there is nothing to write; give --gguf FILE or --checkpoint FOLDER")
     if gguf is None and type != "f32":
         raise UsageError(f"--type {type} is of the file of --gguf; give that, or leave --type out")
+    if measure is not None and gguf is None:
+        raise UsageError("--measure compares the file of --gguf; give that, or leave --measure out")
     check_output_file("--gguf", gguf, is_own=is_exported)
     check_output_folder("--checkpoint", checkpoint)
+    if gguf is not None and checkpoint is not None and gguf.absolute() == checkpoint.absolute():
+        raise UsageError(f"--gguf and --checkpoint are both {gguf}; one is a file and one a folder: give another name")
     check_at_least(1, measure=measure)
     if checkpoint is not None and checkpoint.exists():
         raise UsageError(f"--checkpoint {checkpoint} exists; give a new folder")
@@ -72,10 +76,13 @@ def command(
     with nullcontext() if checkpoint is None else added_folder(checkpoint) as partial:
         with working(console, "opening the model"):
             from attnres.hf.export import write_file, write_published
+            from attnres.hf.llamacpp import QUANTISED, load_library
 
+            if type in QUANTISED or measure is not None:
+                load_library()  # before the model is opened and written, which takes its time
             run, made, tokenizer = open_model(model, best)
-        if measure is not None and (run is None or gguf is None):
-            raise UsageError("--measure needs a run, whose validation text it takes, and --gguf")
+        if measure is not None and run is None:
+            raise UsageError(f"--measure takes a run's validation text, and {model} is no run; leave it out")
         text = None if measure is None or run is None else validation_text(run, measure)
         if partial is not None:
             write_published(made, partial, tokenizer, template)

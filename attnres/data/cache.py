@@ -17,7 +17,7 @@ from attnres.data.documents import Counts, Document, Documents, shorten
 from attnres.data.split import Piece, Split, Survey, split_documents
 from attnres.data.tokenizer import Tokenizer, token_dtype
 from attnres.errors import UsageError
-from attnres.files import locked, named_errors, new_folder, write_json
+from attnres.files import locked, named_errors, new_folder, read_json, write_json
 
 FORMAT = 4  # part of the key: raise it when the same text would give other files
 PARTS = ("train", "validation")
@@ -68,7 +68,7 @@ def _open(folder: Path, tokenizer: Tokenizer, progress: Progress, checked: bool 
     """The stored tokens, or None where there are none or they are damaged (sizes and checksums are compared)."""
     dtype = token_dtype(tokenizer.vocab_size)
     try:
-        record = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+        record = read_json((folder / "corpus.json").read_text(encoding="utf-8"))
         checksums = {part: str(record["sha256"][part]) for part in PARTS}
         expected = {part: int(record["tokens"][part]) * dtype.itemsize for part in PARTS}
         counts = Counts(**record["counts"])

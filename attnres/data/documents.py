@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import errno
 import glob
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from attnres.data.config import DataConfig
 from attnres.data.hub import hub_or_cache
 from attnres.errors import UsageError, first_line, install_command
-from attnres.files import LOCK
+from attnres.files import LOCK, read_json
 
 DATASET_FORMATS = {
     ".csv": "csv",
@@ -193,7 +192,7 @@ def _texts_of_lines(text: str, field: str) -> list[str]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = read_json(line)
         except ValueError:
             raise _BadContent(f"is not JSON in line {number}; mend it, or rename it to train on plain text") from None
         if not isinstance(record, dict):

@@ -5,7 +5,6 @@ transformers is imported where it is used: what a config.json refuses needs none
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 
 from attnres.data import Tokenizer, load_tokenizer, open_corpus, validation_batches
 from attnres.errors import UsageError
+from attnres.files import read_json
 from attnres.texttable import TextTable
 from attnres.train import Run, load_run
 from attnres.train.folder import RunFolder
@@ -69,7 +69,7 @@ def is_exported(file: Path) -> bool:
 def _model_type(folder: Path) -> str | None:
     """What transformers calls the model in the folder; None for a run, and for what is neither."""
     try:
-        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        entries = read_json((folder / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return entries.get("model_type") if isinstance(entries, dict) else None

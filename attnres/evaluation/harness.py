@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -16,6 +15,7 @@ import torch
 
 from attnres.data.hub import hub_or_cache
 from attnres.errors import UsageError, first_line, install_command
+from attnres.files import read_json
 from attnres.train import load_run
 
 SEED = 1234
@@ -176,7 +176,7 @@ def check_model(path: Path) -> None:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        return json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return read_json((path / "config.json").read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
     except ValueError as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors import SafetensorError
+from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnres.errors import UsageError, first_line
@@ -52,7 +53,8 @@ def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> An
     entries |= {"model_type": MODEL_TYPE, RECORD: {"connection": connection, "plain": plain}}
     cls = getattr(classes, PREFIX + _model_class(entries, folder).__name__)
     dtype = {name: kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs}  # "auto" is none
-    config, kwargs = classes.AttnResConfig.from_dict(entries, return_unused_kwargs=True, **kwargs)
+    with _refusals_of(folder):
+        config, kwargs = classes.AttnResConfig.from_dict(entries, return_unused_kwargs=True, **kwargs)
     return _loaded(cls, folder, config=config, **dtype, **kwargs)
 
 
@@ -71,27 +73,42 @@ def loads_by_itself(entries: Mapping[str, Any]) -> bool:
 
 
 def _loaded(cls: Any, folder: Path, config_class: Any = None, **kwargs: Any) -> Any:
-    try:
+    with _refusals_of(folder):
         if config_class is not None:
             kwargs["config"] = config_class.from_pretrained(folder, local_files_only=True)
         model, info = cls.from_pretrained(
             folder, output_loading_info=True, local_files_only=True, ignore_mismatched_sizes=True, **kwargs
         )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"{folder}: cannot be loaded: {first_line(error)}") from None
     refuse_differences(info, folder)
     return model
+
+
+@contextmanager
+def _refusals_of(folder: Path) -> Iterator[None]:
+    """Raise UsageError for what transformers raises on a config.json or weights that make no model."""
+    try:
+        yield
+    except Exception as error:  # a configuration and layers check their entries in many kinds, if at all
+        if isinstance(error, UsageError | MemoryError):
+            raise
+        line = first_line(error)
+        if isinstance(error, StrictDataclassError):  # its first line names the field alone
+            line = str(error).strip().splitlines()[-1].strip()
+        elif isinstance(error, KeyError):
+            line = f"nothing is known as {line!r}"
+        raise UsageError(f"{folder}: cannot be loaded: {line}") from None
 
 
 def _model_class(config: Mapping[str, Any], folder: Path) -> Any:
     """The plain model's class, which may be an attached model's too."""
     if {"config", "corpus"} <= config.keys():
         raise UsageError(f"{folder} is a run of attnres train; give the folder of a transformers checkpoint")
-    names = config.get("architectures") or []
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else names
     with runnable_kernels():
-        cls = getattr(transformers, names[0].removeprefix(PREFIX), None) if names else None  # imports its module
+        cls = getattr(transformers, name.removeprefix(PREFIX), None) if isinstance(name, str) else None  # imports it
     if not hasattr(cls, "from_pretrained"):
-        named = f"{names[0]!r}" if names else "none"
+        named = repr(name) if name else "none"
         raise UsageError(
             f"{folder / 'config.json'}: architectures must name a class of transformers {transformers.__version__}, "
             f"not {named}"

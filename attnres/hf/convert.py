@@ -141,7 +141,7 @@ def _random_inputs(model: Any) -> torch.Tensor:
         height, width = (side, side) if isinstance(side, int) else side
         return torch.randn(1, config.num_channels, height, width, generator=generator)
     text = config.get_text_config()
-    time = min(TOKENS, (getattr(text, "max_position_embeddings", None) or 2 * TOKENS) // 2)
+    time = min(TOKENS, ((getattr(text, "max_position_embeddings", None) or 2 * TOKENS) + 1) // 2)
     return torch.randint(text.vocab_size, (1, time), generator=generator)
 
 

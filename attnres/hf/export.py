@@ -13,7 +13,7 @@ from attnres.hf.gguf import TYPES, write_gguf
 from attnres.hf.gguf_vocabulary import byte_characters
 from attnres.hf.k3 import KimiK3ForCausalLM
 from attnres.hf.k3.published import save_into
-from attnres.hf.llamacpp import load_library, quantize
+from attnres.hf.llamacpp import quantize
 
 
 def write_file(
@@ -27,7 +27,6 @@ def write_file(
     if kind in TYPES:
         write_gguf(model, path, tokenizer, kind, chat_template=chat_template)
         return
-    load_library()  # before the first second of work
     with tempfile.TemporaryDirectory(dir=path.absolute().parent) as folder:
         whole = Path(folder) / "f32.gguf"
         write_gguf(model, whole, tokenizer, chat_template=chat_template)

@@ -21,7 +21,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origi
 
 from attnres.connections import file_digest
 from attnres.errors import UsageError
-from attnres.files import write_text
+from attnres.files import read_json, write_text
 from attnres.train.folder import RunFolder
 from attnres.train.jsonconfig import names_no_text
 
@@ -122,7 +122,7 @@ def write_record(path: Path, record: Stored) -> None:
 def read_record(path: Path, cls: type[S]) -> S:
     """Read a record. Raises UsageError if the file is none of that class, or a damaged one."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; run `attnres {cls.written_by}` first") from error
     except ValueError as error:
@@ -174,7 +174,7 @@ def kind_of(path: Path) -> str | None:
     """What a file says that it is a record of; None if it says nothing. Raises UsageError if it is cut or damaged."""
     try:
         content = path.read_bytes()
-        data = json.loads(content)
+        data = read_json(content)
     except OSError:
         return None
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import tyro
 
 from attnres.data import Corpus, open_corpus
 from attnres.errors import UsageError, check_count
+from attnres.files import read_json
 from attnres.lab.experiment import Progress
 from attnres.lab.outcome import has_learned, run_record_of
 from attnres.lab.record import header
@@ -137,7 +137,7 @@ def _inside(folder: Path) -> list[Path]:
 def _is_run(folder: Path) -> bool:
     """Whether config.json is a run's, or may have been: opening a damaged one says so. Other programs write some."""
     try:
-        record = json.loads((folder / "config.json").read_bytes())
+        record = read_json((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         return isinstance(error, ValueError)
     return isinstance(record, dict) and {"config", "corpus", "versions"} <= record.keys()

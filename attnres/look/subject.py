@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +20,7 @@ from attnres.analysis.interventions import connection_in, differs_by_channel
 from attnres.connections import Connection, make_connection, parse_connection
 from attnres.data import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
+from attnres.files import read_json
 from attnres.look.messages import Curve, Model
 from attnres.look.work import Worker
 from attnres.report.style import arm_styles
@@ -115,7 +115,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 def _is_of_transformers(path: Path) -> bool:
     try:
-        return "model_type" in json.loads((path / "config.json").read_text(encoding="utf-8"))
+        return "model_type" in read_json((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
         return False
 

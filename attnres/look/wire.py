@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from attnres.errors import UsageError
+from attnres.files import read_json
 from attnres.look.messages import Array
 
 T = TypeVar("T")
@@ -21,8 +22,8 @@ T = TypeVar("T")
 def decode(cls: type[T], body: bytes) -> T:
     """Read a request. Raises UsageError, naming the field, on anything that is not exactly one."""
     try:
-        data = json.loads(body)
-    except (ValueError, RecursionError):
+        data = read_json(body)
+    except ValueError:
         raise UsageError("the request is not JSON; reload the page") from None
     return cast(T, _read(cls, data, cls.__name__.lower()))
 

@@ -25,7 +25,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attnres.errors import UsageError, first_line
-from attnres.files import block_hashes, named_errors, new_folder, partial_folder, remove_folder, remove_partial, sha256
+from attnres.files import (
+    block_hashes,
+    named_errors,
+    new_folder,
+    partial_folder,
+    read_json,
+    remove_folder,
+    remove_partial,
+    sha256,
+)
 from attnres.model import TransformerConfig
 from attnres.train.jsonconfig import flat_fields, model_from_json, model_to_json
 
@@ -69,7 +78,7 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """Step, position in the data, validation loss, the model's configuration."""
-        return json.loads((self.path / STATE).read_text(encoding="utf-8"))
+        return read_json((self.path / STATE).read_text(encoding="utf-8"))
 
     def require(self, model: TransformerConfig, weights: Tensors) -> None:
         """Raise UsageError, naming what differs, unless this is a checkpoint of that model with those weights."""
@@ -106,7 +115,7 @@ class Checkpoint:
     def damage(self, hashes: Hashes = block_hashes) -> str | None:
         """What is wrong with the files, or None if they are as they were written."""
         try:
-            expected = json.loads((self.path / CHECKSUMS).read_text(encoding="utf-8"))
+            expected = read_json((self.path / CHECKSUMS).read_text(encoding="utf-8"))
             for name in FILES:
                 file, blocks = self.path / name, expected[name].startswith(BLOCKS)
                 if (checksum_of_blocks(hashes(file)) if blocks else sha256(file)) != expected[name]:
@@ -123,7 +132,7 @@ class Checkpoint:
 
     def weights_checksum(self) -> str:
         """By which the weights can be told from others, as they were written."""
-        return json.loads((self.path / CHECKSUMS).read_text(encoding="utf-8"))[MODEL]
+        return read_json((self.path / CHECKSUMS).read_text(encoding="utf-8"))[MODEL]
 
     def validation_loss(self) -> float:
         """Measured at this very step; infinite if it was not measured or cannot be read."""

@@ -32,6 +32,7 @@ from attnres.files import (
     check_new_names,
     is_partial,
     locked,
+    read_json,
     remove_folder,
     remove_partial,
     replacement,
@@ -128,7 +129,7 @@ class RunFolder:
         """The one that the run's corpus was made with. Raises UsageError if its file is gone or damaged."""
         path = self.path / TOKENIZER
         try:
-            return tokenizer_from_json(json.loads(path.read_text(encoding="utf-8")))
+            return tokenizer_from_json(read_json(path.read_text(encoding="utf-8")))
         except (FileNotFoundError, ValueError, UsageError) as error:
             what = "is gone" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
             raise UsageError(f"{path} {what}; without it the command that trained the run writes it anew") from error
@@ -161,7 +162,7 @@ class RunFolder:
         if self.record() is None:
             raise UsageError(f"{self.path}: the run's config.json is gone; choose another folder")
         try:
-            summary = json.loads(self._summary.read_text(encoding="utf-8"))
+            summary = read_json(self._summary.read_text(encoding="utf-8"))
         except ValueError:
             return None  # what it says is made anew from the last checkpoint
         newest = self.checkpoints.newest_good()
@@ -379,6 +380,6 @@ def _commit() -> str | None:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_json(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UsageError(f"{path}: not valid JSON ({error}); put a copy back, or choose another folder") from error

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attnres.files import write_text
+from attnres.files import read_json, write_text
 
 Record = dict[str, Any]
 
@@ -30,7 +30,7 @@ def read_metrics(path: Path) -> list[Record]:
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            record = json.loads(line)
+            record = read_json(line)
         except ValueError:
             record = None
         if _is_whole(record):

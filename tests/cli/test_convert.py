@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 import transformers
@@ -85,9 +87,10 @@ def test_a_vision_model_is_compared_on_pixels(tmp_path, size):
     torch.testing.assert_close(found, model(pixels).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_few_positions_are_enough(tmp_path):
+@pytest.mark.parametrize("positions", [1, 4])
+def test_few_positions_are_enough(tmp_path, positions):
     torch.manual_seed(0)
-    config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=4)
+    config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=positions)
     transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "short")
     assert convert(tmp_path / "short", tmp_path / "new").difference < 1e-5
 
@@ -126,6 +129,33 @@ def test_a_target_that_another_command_is_writing_or_has_written_stays(plain, tm
         convert(plain, tmp_path / "late", step=make_it)
     assert sorted(f.name for f in tmp_path.iterdir()) == ["late", "new", "new.partial", "plain"]
     assert [f.name for f in (tmp_path / "late").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "message"),
+    [
+        (
+            "num_hidden_layers",
+            "x",
+            "plain: cannot be loaded: TypeError: Field 'num_hidden_layers' expected int, got str",
+        ),
+        ("hidden_act", "nope", "plain: cannot be loaded: nothing is known as 'nope'"),
+        ("num_attention_heads", 0, "plain: cannot be loaded: integer modulo by zero"),
+        ("dtype", "float99", "plain: cannot be loaded: "),
+        ("architectures", [5], "architectures must name a class of transformers"),
+        ("architectures", 5, "architectures must name a class of transformers"),
+    ],
+)
+def test_a_config_that_makes_no_model_is_one_line(plain, tmp_path, capsys, entry, value, message):
+    config = json.loads((plain / "config.json").read_text())
+    (plain / "config.json").write_text(json.dumps(config | {entry: value}))
+    assert main(["convert", str(plain), str(tmp_path / "new")]) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert message in said
+    (plain / "config.json").write_text("[" * 100_000)
+    assert main(["convert", str(plain), str(tmp_path / "new")]) == 2
+    assert "config.json: not valid JSON (nested too deeply)" in capsys.readouterr().err
+    assert [f.name for f in tmp_path.iterdir()] == ["plain"]
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])

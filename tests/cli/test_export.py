@@ -52,6 +52,7 @@ def test_a_run_reaches_llama_cpp(run, tmp_path, capsys):
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.gguf", "b.gguf", "template.jinja"]
 
 
+@needs_llama_cpp
 def test_a_file_is_not_compared_on_another_text(run, tmp_path, capsys, monkeypatch):
     def changed(config):
         return replace(open_corpus(config), sha256="0" * 64)
@@ -168,9 +169,12 @@ def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, m
     assert "is a model of type llama: llama.cpp has attention over depth in Kimi K3 alone" in refused(
         tmp_path / "llama", "--gguf", file
     )
-    assert "--measure needs a run" in refused(run, "--checkpoint", tmp_path / "k3", "--measure", 5)
+    assert "give that, or leave --measure out" in refused(run, "--checkpoint", tmp_path / "k3", "--measure", 5)
+    assert "--gguf and --checkpoint are both" in refused(run, "--gguf", file, "--checkpoint", file)
     monkeypatch.setenv(llamacpp.VARIABLE, str(tmp_path))
     llamacpp.load_library.cache_clear()
-    assert "npm install" in refused(run, "--gguf", file, "--type", "q4_k_m")
+    for needs_it in (("--type", "q4_k_m"), ("--measure", 5)):
+        assert "npm install" in refused(run, "--gguf", file, *needs_it, "--checkpoint", tmp_path / "k3")
+    assert not (tmp_path / "k3").exists()
     llamacpp.load_library.cache_clear()
     assert not file.exists()

@@ -99,6 +99,18 @@ def test_asking_for_a_place_leaves_nothing_there(tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_json_nested_deeper_than_python_reads_is_a_file_of_someone_else(tmp_path, capsys):
+    deep = tmp_path / "deep.json"
+    deep.write_text("[" * 100_000 + '"kind"')
+    assert "there is another file, which would be lost" in said(capsys, "models", "--out", deep)
+    assert "deep.json: not valid JSON (nested too deeply)" in said(capsys, "report", tmp_path, "--out", tmp_path / "a")
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    assert "config.json: not valid JSON (nested too deeply)" in said(capsys, "generate", tmp_path)
+    assert "config.json: not valid JSON (nested too deeply)" in said(
+        capsys, "export", tmp_path, "--gguf", tmp_path / "g"
+    )
+
+
 def test_a_refused_command_leaves_no_folder(tmp_path, capsys, corpus):
     (tmp_path / "file").write_text("{")
     out = ("--out", tmp_path / "a" / "b")

@@ -255,6 +255,7 @@ def test_documents_with_the_separator_in_them_are_counted(open_, tmp_path, caplo
     ("content", "message"),
     [
         ('{"text": "a"}\nplain\n', "is not JSON in line 2; mend it"),
+        ('{"text": "a"}\n' + "[" * 100_000, "is not JSON in line 2; mend it"),
         ('{"body": "a"}\n', r"has no field 'text' in line 1; .* --data\.dataset-column"),
     ],
 )
