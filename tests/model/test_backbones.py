@@ -210,6 +210,10 @@ def test_roles():
         (lambda: with_options("llama", hidden_size=64), "backbone llama has no option hidden_size; it takes"),
         (lambda: with_options("llama", num_hidden_layers=7), "has no option num_hidden_layers; it takes"),
         (lambda: with_options("llama", output_attentions=True), "has no option output_attentions; it takes"),
+        (lambda: with_options("llama", initializer_range=0.5), "has no option initializer_range; it takes"),
+        (lambda: with_options("qwen3_moe", router_aux_loss_coef=1.0), "has no option router_aux_loss_coef; it takes"),
+        (lambda: with_options("mistral", head_dim=0), "backbone option head_dim must be at least 1, not 0"),
+        (lambda: with_options("qwen3_moe", num_experts_per_tok=0), "num_experts_per_tok must be at least 1, not 0"),
     ],
 )
 def test_what_it_refuses(make, message):

@@ -34,6 +34,12 @@ OWN = {"kimi_k3": ("attnres.model.backbones.kimi_k3", "KimiK3")}
 NOT_SUBLAYERS = {"attn_res_block_size"}
 """Entries of a model type's configuration that say what the lab's connection says."""
 
+UNUSED = {
+    *("initializer_range", "num_mtp_layers", "output_router_logits", "pretraining_tp", "router_aux_loss_coef"),
+    "use_cache",
+}
+"""Entries that say what the lab does itself, or does not have: weights before training, the loss, the cache."""
+
 
 class Borrowed(Backbone):
     """The decoder layers of one model type of transformers, each taken apart into its two sublayers."""
@@ -191,11 +197,16 @@ def transformers_config(config: TransformerConfig) -> Any:
     }
     cls: Any = getattr(module, f"{prefix}Config")
     fields = {field.name for field in dataclasses.fields(cls)}
-    takes = fields - NOT_SUBLAYERS - shared.keys() - {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    of_all = {field.name for field in dataclasses.fields(PreTrainedConfig)}
+    takes = fields - NOT_SUBLAYERS - UNUSED - shared.keys() - of_all
     unknown = [option for option in config.backbone_options if option not in takes]
     if unknown:
         taken = ", ".join(sorted(takes))
         raise UsageError(f"backbone {config.backbone} has no option {', '.join(unknown)}; it takes {taken}")
+    if none := [name for name in ("head_dim", "num_experts_per_tok") if config.backbone_options.get(name) == 0]:
+        raise UsageError(
+            f"backbone option {none[0]} must be at least 1, not 0"
+        )  # layers take their default, or no expert
     options = {name: value for name, value in shared.items() if name in fields} | config.backbone_options
     options |= dict.fromkeys(NOT_SUBLAYERS & fields)
     try:
