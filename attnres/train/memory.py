@@ -50,7 +50,8 @@ def check_fits(config: TransformerConfig) -> None:
     there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if 4 * total > there:
         needed = f"the weights of {total:,} parameters take {4 * total / 1e9:,.0f} GB"
-        raise UsageError(f"{needed}, and this machine has {there / 1e9:,.0f}; take a smaller dim or fewer layers")
+        own = "" if config.backbone == "lab" else ", or less in --model.backbone-options"  # those defaults are giants
+        raise UsageError(f"{needed}, and this machine has {there / 1e9:,.0f}; take a smaller dim or fewer layers{own}")
 
 
 def memory_kills() -> int:

@@ -63,3 +63,23 @@ def test_pruning_shows_attention_and_mlp_apart_and_the_cost_sorted():
     lowest = min(min(run["added"]) for run in record["runs"] if run["status"] == "done")
     assert min(2 * lowest, 0) - 0.001 < ordered.get_ylim()[0] < min(lowest, 0)  # no empty decades below zero
     assert pixels(figure) != pixels(costs(parsed(PruneRecord, record_of({"residual": 0.02, "block": 0.9}, seeds=2))))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(("runs", 1, "moments", 0, name) for name in ("output_rms", "input_rms", "gradient_rms", "entropy")),
+        *(("runs", 1, "moments", -1, "update"), ("runs", 1, "source_share"), ("runs", 1, "embedding_share")),
+        *(("runs", 1, "moments"), ("mean_matrix",), ("mean_matrix", 3)),
+    ],
+    ids=str,
+)
+def test_a_record_with_a_number_cut_out_is_damaged(place):
+    record = made_up_record(2)
+    parsed(DynamicsRecord, record)
+    numbers = record["arms"][1]
+    for step in place:
+        numbers = numbers[step]
+    del numbers[0]
+    with pytest.raises(ValueError, match=r"with numbers of .* missing or too many"):
+        parsed(DynamicsRecord, record)

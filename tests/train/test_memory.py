@@ -29,3 +29,9 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_made(dim, message):
     with pytest.raises(UsageError, match=message):
         check_fits(TransformerConfig(dim=dim, layers=2))
     check_fits(TransformerConfig())
+
+
+def test_a_backbone_of_its_own_default_size_says_what_makes_it_smaller():
+    pytest.importorskip("transformers")
+    with pytest.raises(UsageError, match="or less in --model.backbone-options"):
+        check_fits(TransformerConfig(backbone="kimi_k3"))

@@ -100,6 +100,24 @@ class DynamicsRecord(Record):
             for run in arm.runs:
                 if run.done and not (run.moments and run.source_share and run.embedding_share and run.ranks):
                     raise ValueError(f"with nothing measured of {arm.arm}, seed {run.seed}")
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        """Raise ValueError unless every run has as many numbers as the model has sources, the embedding included."""
+        done = [(arm.arm, run) for arm in self.arms for run in arm.runs if run.done]
+        sources = len(done[0][1].source_share) if done else 0
+        steps = [moment.step for moment in done[0][1].moments] if done else []
+        for arm, run in done:
+            found = {len(run.source_share), len(run.embedding_share)}
+            for moment in run.moments:
+                found |= {len(moment.output_rms), len(moment.input_rms), len(moment.gradient_rms), len(moment.entropy)}
+                found |= {len(moment.update) + 1} if moment.update else set()
+            if found != {sources} or [moment.step for moment in run.moments] != steps:
+                raise ValueError(f"with numbers of {arm}, seed {run.seed}, missing or too many")
+        for each in self.arms:
+            rows = [len(row) for row in each.mean_matrix or ()]
+            if rows and rows != list(range(1, sources + 1)):
+                raise ValueError(f"with numbers of {each.arm} under 'mean_matrix' missing or too many")
 
 
 Runs = Mapping[int, ProfiledRun]
