@@ -171,6 +171,8 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
                     "as the end of a field: write 1.5"
                 )
             try:
+                if "_" in f"{row['compute']}{row['loss']}{row.get('seed')}":
+                    raise ValueError("Python reads 1_0 as 10")
                 point = Point(
                     float(row["compute"]), float(row["loss"]), row.get("size") or "", int(row.get("seed") or 0)
                 )

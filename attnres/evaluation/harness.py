@@ -83,12 +83,21 @@ def load_tasks(names: Sequence[str]) -> Any:
         raise UsageError(
             f"lm-eval has no task {', '.join(map(repr, unknown))}; `lm-eval ls tasks` lists them, or give a .yaml file"
         )
-    try:
-        with hub_or_cache():
-            loaded = {name: manager.load([name]) for name in names}
-    except Exception as error:  # a task may run any code and read any data
-        raise UsageError(f"cannot load the tasks {', '.join(names)}: {first_line(error)}") from error
+    loaded = {}
+    for name in names:
+        try:
+            with hub_or_cache():
+                loaded[name] = manager.load([name])
+        except Exception as error:  # a task may run any code and read any data
+            raise UsageError(f"cannot load the task {name}: {_why(error)}") from error
     return _joined(loaded)
+
+
+def _why(error: Exception) -> str:
+    """The reason in one line: of YAML with its lines, and of data without a document in words."""
+    if hasattr(error, "problem_mark"):
+        return " ".join(str(error).split())
+    return "its data has no documents" if isinstance(error, StopIteration) else first_line(error)
 
 
 def _joined(loaded: dict[str, Any]) -> dict[str, dict[str, Any]]:

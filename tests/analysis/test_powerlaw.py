@@ -158,6 +158,7 @@ def test_a_weak_arm_leaves_the_others_their_fits():
         ("arm,compute,loss\na,1,2\na,10,1,5\n", "line 3: more fields than the first line has names"),
         ("arm,compute,loss,loss\na,1,2,3\n", "names the column loss more than once"),
         ("arm,compute,loss\na,one,2\n", "line 2: compute, loss and seed must be numbers"),
+        ("arm,compute,loss\na,1_0,2\n", "line 2: compute, loss and seed must be numbers"),
         ("arm,compute,loss\na,1,2\na,2,1.9\n", "too few for a fit"),
         ("arm,compute,loss,size\na,1,2,s\na,1,1.9,m\na,1,1.8,l\n", "1 different computes are too few for a fit"),
         ("arm,compute,loss,size\na,1,2,s\na,2,1.9,s\na,3,1.8,m\na,4,1.7,l\n", "size 's' is at computes from 1 to 2"),

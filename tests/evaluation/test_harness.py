@@ -305,7 +305,15 @@ def test_two_tasks_of_one_name(tasks, tmp_path):
 def test_task_without_its_data(tasks, tmp_path):
     broken = tmp_path / "broken.yaml"
     broken.write_text(Path(tasks["choice"]).read_text().replace("sums.jsonl", "nowhere.jsonl"))
-    with pytest.raises(UsageError, match=r"cannot load the tasks .*broken\.yaml: .*nowhere\.jsonl"):
+    with pytest.raises(UsageError, match=r"cannot load the task .*broken\.yaml: .*nowhere\.jsonl"):
+        load_tasks([tasks["text"], str(broken)])
+    data = next(Path(tasks["choice"]).parent.glob("sums.jsonl"))
+    (tmp_path / "empty.jsonl").touch()
+    broken.write_text(Path(tasks["choice"]).read_text().replace(str(data), str(tmp_path / "empty.jsonl")))
+    with pytest.raises(UsageError, match=r"broken\.yaml: its data has no documents"):
+        load_tasks([str(broken)])
+    broken.write_text("task: [\nb: c")
+    with pytest.raises(UsageError, match=r"broken\.yaml: while parsing a flow sequence .*line 1, column 7"):
         load_tasks([str(broken)])
 
 

@@ -33,5 +33,5 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_made(dim, message):
 
 def test_a_backbone_of_its_own_default_size_says_what_makes_it_smaller():
     pytest.importorskip("transformers")
-    with pytest.raises(UsageError, match="or less in --model.backbone-options"):
+    with pytest.raises(UsageError, match=r"or less in --model\.backbone-options"):
         check_fits(TransformerConfig(backbone="kimi_k3"))
