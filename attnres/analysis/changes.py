@@ -15,7 +15,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from numbers import Integral
+from typing import Any, NamedTuple, TypeGuard, cast
 
 import torch
 from torch import Tensor
@@ -64,11 +65,13 @@ class Change:
         for name in ("sites", "tokens"):
             if hasattr(self, name):
                 object.__setattr__(self, name, listed(name, getattr(self, name)))
+        if _is_index(source := getattr(self, "source", None)):
+            object.__setattr__(self, "source", int(source))  # a numpy number
 
     def check(self, connection_sites: int) -> None:
         """Raise UsageError unless it fits a connection of so many sites."""
         source = getattr(self, "source", 0)
-        if not isinstance(source, int) or isinstance(source, bool) or source not in range(connection_sites + 1):
+        if not _is_index(source) or source not in range(connection_sites + 1):
             raise UsageError(f"{self}: sources are 0, the embedding, to {connection_sites}")
         for site in getattr(self, "sites", None) or ():
             if site not in range(source, connection_sites + 1):
@@ -273,10 +276,15 @@ def listed(name: str, indices: Any) -> tuple[int, ...] | None:
     """List what `Indices` are; None stays None. Raises UsageError for what is no index."""
     if indices is None:
         return None
-    several = (indices,) if isinstance(indices, int) else tuple(indices)
-    if not all(isinstance(index, int) and not isinstance(index, bool) and 0 <= index < 2**31 for index in several):
+    given = indices.tolist() if hasattr(indices, "tolist") else indices  # a tensor's or array's
+    several = tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(_is_index(index) and 0 <= index < 2**31 for index in several):
         raise UsageError(f"{name} must be whole numbers from 0 on, not {indices!r}")
-    return several
+    return tuple(map(int, several))
+
+
+def _is_index(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def _check_number(name: str, value: object) -> None:

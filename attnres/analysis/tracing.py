@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,6 +61,10 @@ def trace(
         UsageError: as `intervene` does.
     """
     text = list_of_ids("tokens", tokens)
+    config = getattr(model, "config", None)
+    size = getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", math.inf)
+    if not all(0 <= each < size for each in text):
+        raise UsageError(f"tokens must be ids from 0 to {size - 1}, not {text}")
     rows: list[Tensor] = []
     last: list[Reading] = []
 

@@ -66,7 +66,8 @@ def read_anatomy(model: Any) -> Anatomy:
 
 def norm_of(decoder: nn.Module) -> nn.Module:
     """The final norm of a decoder, plain or attached. Raises UsageError if it has none, as post-norm models."""
-    norm = read_loop(decoder).norm
+    # A decoder that is made with its connection, as Kimi K3's, has no such loop.
+    norm = read_loop(decoder).norm if runs_layers(type(decoder)) else getattr(decoder, "norm", None)
     if norm is None:
         raise UsageError(f"no norm follows the layers of {type(decoder).__name__}")
     return norm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -358,6 +359,8 @@ def test_a_change_as_text_is_the_python_that_makes_it():
     for change in [change for changes in CASES.values() for change in changes] + [Noise(2, seed=3), *CHANGES]:
         assert eval(str(change), vars(attnres.analysis)) == change
     assert str(Mute(3, sites=8)) == "Mute(3, sites=(8,))" and str(Plain()) == "Plain()"
+    assert Mute(np.int64(3), sites=torch.tensor([3, 4]), tokens=np.arange(2)) == Mute(3, sites=[3, 4], tokens=[0, 1])
+    assert str(Mute(np.int64(3), sites=np.int64(4), tokens=torch.tensor(2))) == "Mute(3, sites=(4,), tokens=(2,))"
 
 
 @pytest.mark.parametrize(
@@ -369,6 +372,8 @@ def test_a_change_as_text_is_the_python_that_makes_it():
         (lambda: Mute(3, tokens=[10**30]), "tokens must be whole numbers from 0 on"),
         (lambda: Mute(1, sites=[True]), "sites must be whole numbers"),
         (lambda: Mute("embedding"), "sources are 0, the embedding, to 6"),
+        (lambda: Mute(3, sites=torch.tensor([0.5])), "sites must be whole numbers from 0 on"),
+        (lambda: Mute(3, sites="4"), "sites must be whole numbers from 0 on"),
         (lambda: Mute(1.0), "sources are 0, the embedding, to 6"),
         (lambda: Mute(True), "sources are 0, the embedding, to 6"),
         (lambda: Scale(1, by=float("nan")), "by must be a number from -1e[+]15 to 1e[+]15"),

@@ -11,6 +11,7 @@ from attnres import Transformer, TransformerConfig, UsageError, connection_names
 from attnres.analysis import Mute, Noise, Off, Patch, Pin, Scale, intervene
 from attnres.analysis.tracing import explain, removal_effects, trace
 from tests.depth import randomise
+from tests.hf.k3 import small_k3
 from tests.hf.models import CONFIGS, make_model
 
 TEXT = [3, 5, 1, 8, 8, 2, 13]
@@ -53,9 +54,9 @@ def test_every_connection_closes(connection, tied):
     torch.testing.assert_close(told.shares[-1].sum(), traced.logits[4, 2], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", [*CONFIGS, "kimi_k3"])
 def test_every_architecture_closes(name):
-    model = attached(name)
+    model = small_k3() if name == "kimi_k3" else attached(name)
     traced = trace(model, TEXT)
     torch.testing.assert_close(traced.logits, own_logits(model), rtol=1e-3, atol=2e-5)
     told = explain(model, traced, 4, target=2)
@@ -175,6 +176,10 @@ def test_what_is_not_there_is_refused():
     for wrong in (torch.tensor([TEXT]), "text", None, [0.5]):
         with pytest.raises(UsageError, match="tokens must be a list of ids of one text"):
             trace(model, wrong)
+    for other in (model, attnres.hf.attach(make_model("llama"), "block")):
+        for wrong in ([10**6], [-1], [3, 64]):
+            with pytest.raises(UsageError, match="tokens must be ids from 0 to"):
+                trace(other, wrong)
     with pytest.raises(UsageError, match="explain takes what trace returned"):
         explain(model, TEXT, 0, 0)
     base = attnres.hf.attach(make_model("llama").model, "block")
