@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -26,7 +27,7 @@ def stopped(stop: KeyboardInterrupt, out: Path, measured: Iterable[Path] = (), r
     record: the one that is written already, with nothing left but to draw it.
     """
     if record:
-        left = f"everything is measured and saved in {record}, and attnres report draws it"
+        left = f"everything is measured and saved in {record}, which attnres report {shlex.quote(str(record))} draws"
     elif any(out.glob("**/checkpoints/step-*")):
         left = "the runs are saved, and the same command goes on with them"
     elif any(file.exists() for file in measured):

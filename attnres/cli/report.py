@@ -2,12 +2,13 @@
 
     attnres report
     attnres report runs/ablate --out runs/page
+    attnres report results/ladder-16.json --out runs/page
     attnres report --tables
 
 Reads the JSON records that the lab's experiments (`attnres ablate`, `scaling`, `dynamics`, `prune` ..) wrote into a
 folder, under the names ablation.json, scaling.json, dynamics.json, prune.json .. and any others that they were given,
-and writes OUT/results.html, a section for each, and OUT/figures/*.png. With --tables it prints all tables as one
-Markdown document, as it stands in docs/TABLES.md.
+or one of them, and writes OUT/results.html, a section for each, and OUT/figures/*.png. With --tables it prints all
+tables as one Markdown document, as it stands in docs/TABLES.md.
 """
 
 from __future__ import annotations
@@ -34,15 +35,17 @@ def command(
     """Report.
 
     Args:
-        results: The folder of the records.
+        results: The folder of the records, or the file of one.
         out: Where to write.
         tables: Print the tables as Markdown and write nothing.
     """
     if not tables:
         check_output_folder("--out", out)
     if not results.exists():
-        raise UsageError(f"{results}: there is no such folder; give one that holds records")
+        raise UsageError(f"{results}: there is no such folder or file; give one that holds records")
     records = read_records(results)
+    if not records and results.is_file():
+        raise UsageError(f"{results}: no record of an experiment; give a file that one has written, or its folder")
     if not records:
         known = experiments()
         raise UsageError(

@@ -35,15 +35,16 @@ VARIANTS = {  # in the order in which a browser tries them; the last is for ever
 }
 
 
-def read_records(folder: Path) -> dict[str, Record]:
-    """The records in a folder by the names of their files, in the order of the page.
+def read_records(place: Path) -> dict[str, Record]:
+    """The records in a folder, or the one of a file, by the names of their files, in the order of the page.
 
     EXPERIMENT.json is that experiment's record; files of other names are records of what they say they are, and come
     behind it. What is none of an experiment is passed over.
     """
-    kinds = {path.stem: kind_of(path) for path in sorted(folder.glob("*.json"))}
+    files = {path.stem: path for path in (sorted(place.glob("*.json")) if place.is_dir() else [place])}
+    kinds = {name: kind_of(path) for name, path in files.items()}
     return {
-        name: read_record(folder / f"{name}.json", experiment.record)
+        name: read_record(files[name], experiment.record)
         for kind, experiment in experiments().items()
         for name in [kind, *(name for name, of in kinds.items() if of == kind and name not in experiments())]
         if name in kinds

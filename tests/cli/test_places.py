@@ -94,7 +94,9 @@ def test_a_run_whose_name_is_no_text(tmp_path, capsys, monkeypatch):
 
 
 def test_asking_for_a_place_leaves_nothing_there(tmp_path, capsys):
-    assert "nowhere: there is no such folder" in said(capsys, "report", tmp_path / "nowhere", "--out", tmp_path / "a")
+    assert "nowhere: there is no such folder or file" in said(
+        capsys, "report", tmp_path / "nowhere", "--out", tmp_path / "a"
+    )
     assert "no ablation.json" in said(capsys, "report", tmp_path, "--out", tmp_path / "a" / "b")
     assert list(tmp_path.iterdir()) == []
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from attnres.analysis.powerlaw import Point, fit_power_laws
@@ -142,6 +144,13 @@ def test_an_advantage_outside_of_what_was_measured_is_marked():
     assert "Extrapolated" not in scaling_table(*fit_power_laws({"a": near, "b": near}), "FLOPs").note
     table = scaling_table(*fit_power_laws({"a": near, "b": far}), "FLOPs")
     assert "Extrapolated for b, measured from 100 to 400." in table.note
+
+
+def test_a_bound_that_is_almost_none_is_not_written_in_a_hundred_digits(tmp_path, capsys):
+    points = "arm,compute,loss\na,1,3\na,10,2.5\na,100,2.2\nb,1,2.9\nb,10,2.5\nb,100,2.1\n"
+    (tmp_path / "points.csv").write_text(points)
+    assert main(["fit", str(tmp_path / "points.csv"), "--out", str(tmp_path)]) == 0
+    assert re.search(r"1\.64x \[0\.02, \d\.\de\+\d+\]", capsys.readouterr().out)
 
 
 def test_points_that_support_no_factor_are_fitted_and_told(tmp_path, capsys):

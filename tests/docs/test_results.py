@@ -14,6 +14,7 @@ from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.document import tables_page
 from attnres.lab.page import read_records
 from attnres.lab.record import read_record
+from attnres.model import TransformerConfig
 from tests.docs.records import (
     BLOCKS,
     COSTS,
@@ -405,6 +406,13 @@ def test_no_other_number_of_a_page_has_decimals(page, known):
         assert text in page
         rest = rest.replace(text, "")
     assert re.findall(r".{30}\d\.\d.{10}|\d+%.{10}", re.sub(r"^    .*$", "", rest, flags=re.MULTILINE)) == []
+
+
+def test_the_ladders_parameters_are_those_that_the_page_says():
+    assert "Parameters are counted as 12 dim² per layer; at width 16 and 32 there are a twelfth more" in EVIDENCE
+    for width, more in ((16, 13), (24, 12), (32, 13), (48, 12)):
+        model = TransformerConfig(dim=width, heads=1, layers=1)
+        assert 4 * width**2 + 3 * width * model.n_hidden == more * width**2
 
 
 def test_what_the_pages_say_of_the_ladder_is_so():

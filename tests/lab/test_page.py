@@ -74,6 +74,16 @@ def test_an_experiment_may_have_several_records(results, tmp_path, capsys):
     assert "record:" not in own and "## Does it last with scale?\n" in own
 
 
+def test_one_record_is_drawn_from_its_file(results, tmp_path, capsys):
+    one = (results / "scaling.json").rename(tmp_path / "mine.json")
+    assert main(["report", str(one), "--out", str(tmp_path / "out")]) == 0
+    assert f"mine: {tmp_path}" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} == {"mine-scaling.png"}
+    one.write_text('{"kind": "bench"}')
+    assert main(["report", str(one), "--out", str(tmp_path / "out")]) == 2
+    assert "mine.json: no record of an experiment; give a file that one has written" in capsys.readouterr().err
+
+
 def test_a_damaged_record_of_any_name_is_named(results, capsys):
     (results / "ladder-16.json").write_text(json.dumps(scaling() | {"arms": []}))
     assert main(["report", str(results)]) == 2

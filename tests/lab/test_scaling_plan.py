@@ -12,6 +12,7 @@ from attnres.lab.scaling.plan import Options, parse_size, planned
 from attnres.lab.scaling.plan import plan as make_plan
 from attnres.lab.scaling.record import ScalingRecord
 from attnres.model import Transformer, TransformerConfig
+from attnres.train import RunConfig
 from tests.lab.sample import parsed
 
 
@@ -21,6 +22,18 @@ def test_a_sizes_parameters_are_those_of_its_matrices():
     matrices = [p for p in model.sublayers.parameters() if p.ndim == 2]
     # the MLP's width is rounded, so that its three matrices are only about as large as 8 dim^2
     assert size.parameters == pytest.approx(sum(p.numel() for p in matrices), rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [{"hidden": 256}, {"kv_heads": 1}])
+def test_of_another_shape_they_are_counted(shape):
+    options = Options(sizes=("2x16", "2x32", "3x32"), config=RunConfig(model=TransformerConfig(**shape)))
+    plan = make_plan(options, Path("runs"))
+    for size in plan.sizes:
+        config = planned(plan, "full", size, 0).job.config
+        model = Transformer(config.model)
+        expected = sum(p.numel() for p in model.sublayers.parameters()) + size.dim  # and the norm behind them
+        assert size.parameters == expected
+        assert config.steps == pytest.approx(0.4 * size.parameters / config.tokens_per_step, abs=1)
 
 
 def test_heads_have_16_channels_unless_their_number_is_given():

@@ -205,6 +205,14 @@ def test_the_tables_have_the_range_and_the_rates():
     assert rates.rows[1][:5] == ("full", "x1", "x1", "x1", "x1") and rates.rows[1][5].startswith("x0.5: +7.0994, x2")
 
 
+@pytest.mark.parametrize(("tried", "shown"), [((0.5, 1.0, 2.0), "x1"), ((1.0, 2.0), "x1*"), ((0.25, 0.5, 1.0), "x1*")])
+def test_a_rate_at_the_edge_of_what_was_tried_is_marked(tried, shown):
+    done = {"arm": "full", "status": "done", "size": "2x16", "loss": 3.0, **UNUSED}
+    record = replace(a_record(), grid=tuple(SizedRun(**done, factor=factor) for factor in tried))
+    (table,) = (table for table in scaling_tables(record) if table.title == "Learning rates")
+    assert table.rows[1][1:4] == ("x1", shown, "x1") and "* still at the edge" in table.note
+
+
 def test_steps_timed_by_turns_count_before_the_runs_own():
     seconds = {f"{size}x16": {"residual": size**2 * 1.0, "full": size**2 * 4.0} for size in (1, 2, 4, 8)}
     times = StepTimes(seconds, "2026-11-23", "abc", {"cores": 2})

@@ -10,7 +10,7 @@ it on one seed, the best two on others too, none of them reported; then every ar
 to the first arm are paired. Every run is a one-thread process with a folder of its own; stop it with Ctrl-C or in any
 other way, and the same command goes on. A run that diverges is kept, marked, and left out of the means. Ends with
 tables, OUT/results.html and OUT/figures/. Arms that RECORD holds already, with the same options and as many seeds or
-more, are not run again; `attnres report OUT` draws from it.
+more, are not run again; `attnres report RECORD` draws from it.
 """
 
 from __future__ import annotations

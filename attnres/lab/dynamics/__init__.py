@@ -12,7 +12,7 @@ it, refute it, or do not decide, by a test over paired seeds.
 All checkpoints stay on the disk until the runs are profiled (12 MB each at the default size); what remains then is
 dynamics.json in every run's folder, and what --keep says. Those of runs that were in OUT already all stay. Stop it with
 Ctrl-C or in any other way, and the same command goes on. A run that diverges is kept, marked, and left out of the
-means. Ends with tables, OUT/results.html and OUT/figures/; `attnres report OUT` draws them again from RECORD.
+means. Ends with tables, OUT/results.html and OUT/figures/; `attnres report RECORD` draws them again from RECORD.
 """
 
 from __future__ import annotations

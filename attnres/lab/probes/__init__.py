@@ -8,7 +8,7 @@ Asks on held-out files for the next byte; for the kind of bracket that closes th
 indentation goes on; for names that were last seen half a window ago; and for text and random letters that come again in
 one window. Runs of one connection and several seeds make one row, and differences to the residual (or the first
 connection, where there is none) are paired by seed. Runs that are not finished, or that ended no lower than they began,
-are marked and left out. Ends with tables, OUT/results.html and OUT/figures/; `attnres report OUT` draws them from
+are marked and left out. Ends with tables, OUT/results.html and OUT/figures/; `attnres report RECORD` draws them from
 RECORD.
 """
 

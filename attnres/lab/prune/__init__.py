@@ -9,7 +9,7 @@ as taking the source out of the softmax: what mass a zero takes only scales the 
 norm. Runs of one connection and several seeds make one row, and differences to the residual (or the first connection,
 where there is none) are paired by seed. Runs that are not finished, or that ended no lower than they began, are marked
 and left out. What is measured stays in prune.json in every run's folder, so after Ctrl-C the same command goes on.
-Ends with tables, OUT/results.html and OUT/figures/; `attnres report OUT` draws them again from RECORD.
+Ends with tables, OUT/results.html and OUT/figures/; `attnres report RECORD` draws them again from RECORD.
 """
 
 from __future__ import annotations

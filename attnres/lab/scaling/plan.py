@@ -12,6 +12,8 @@ from pathlib import Path
 from attnres.errors import UsageError, check_count
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
+from attnres.model import TransformerConfig
+from attnres.model.counts import count_parameters
 from attnres.train import RunConfig
 from attnres.train.sweep import Job, default_workers
 
@@ -35,7 +37,8 @@ class Options:
     heads: int | None = None
     """Attention heads at every size. None: heads of 16 channels, of which a size's dim must then be a multiple."""
     tokens_per_parameter: float = 0.4
-    """Tokens of a run over the parameters of its sublayers."""
+    """Tokens of a run over the parameters of its sublayers that a token meets; of the lab's own sublayers these are
+    taken as 12 layers dim^2, a few percent less than they are."""
     seeds: int = 3
     """Paired seeds: seed, seed + 1, .."""
     grid: tuple[float, ...] = (1.0,)
@@ -85,7 +88,8 @@ def plan(options: Options, out: Path) -> Plan:
     check_count("checks", options.checks)
     if options.heads is not None:
         check_count("heads", options.heads)
-    sizes = sorted((parse_size(size, options.heads) for size in options.sizes), key=lambda size: size.parameters)
+    given = (parse_size(size, options.heads, options.config.model) for size in options.sizes)
+    sizes = sorted(given, key=lambda size: size.parameters)
     if len({size.name for size in sizes}) < len(sizes):
         raise UsageError("sizes: give each LAYERSxDIM once")
     if len(options.grid) > 1 and sizes[0].parameters == sizes[1].parameters:
@@ -109,20 +113,17 @@ class Size:
     layers: int
     dim: int
     heads: int
+    parameters: int
+    """The sublayers': what the number of tokens is in proportion to."""
     tokens_per_parameter: float | None = None
 
     @property
     def name(self) -> str:
         return f"{self.layers}x{self.dim}"
 
-    @property
-    def parameters(self) -> int:
-        """The sublayers' parameters, 12 dim^2 per transformer layer: what the number of tokens is in proportion to."""
-        return 12 * self.layers * self.dim**2
 
-
-def parse_size(text: str, heads: int | None = None) -> Size:
-    """Raises UsageError if it is no size, or its dim does not divide into the heads."""
+def parse_size(text: str, heads: int | None = None, model: TransformerConfig = DEFAULTS.model) -> Size:
+    """Raises UsageError if it is no size, or its dim does not divide into the heads. model: all but its size."""
     match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})(?:@(\d{1,6}(?:\.\d+)?))?", text)
     multiple = 2 * heads if heads else HEAD_DIM  # rotary positions turn pairs of channels
     if not match or int(match[2]) % multiple or (match[3] and not float(match[3])):
@@ -131,7 +132,21 @@ def parse_size(text: str, heads: int | None = None) -> Size:
             "per parameter"
         )
     layers, dim = int(match[1]), int(match[2])
-    return Size(layers, dim, heads or dim // HEAD_DIM, float(match[3]) if match[3] else None)
+    heads = heads or dim // HEAD_DIM
+    parameters = _parameters(dataclasses.replace(model, layers=layers, dim=dim, heads=heads))
+    return Size(layers, dim, heads, parameters, float(match[3]) if match[3] else None)
+
+
+def _parameters(model: TransformerConfig) -> int:
+    """How many parameters of the sublayers a token meets.
+
+    The lab's own have 12 dim^2 per layer, up to the width of the MLP, which is a multiple of 16: that is not counted,
+    so that sizes stand in the same proportion at every width.
+    """
+    if (model.backbone, model.hidden, model.kv_heads) == ("lab", None, None):
+        return 12 * model.layers * model.dim**2
+    counts = count_parameters(model)
+    return counts.active_without_embedding - counts.connection
 
 
 def sized(

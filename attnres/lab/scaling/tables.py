@@ -96,11 +96,12 @@ def rate_tables(record: ScalingRecord) -> list[TextTable]:
     checked = list(dict.fromkeys(run.size for run in record.check))
     rows = []
     for arm in record.arms:
-        rates = (f"x{factors[arm, size]:g}" if (arm, size) in factors else "" for size in sizes)
+        rates = (_rate(record, arm, size, factors.get((arm, size))) for size in sizes)
         rows.append((arm, *rates, *(_checked(record, arm, size) for size in checked)))
     note = (
         "Multiples of the default rates: chosen on a grid at the two smallest sizes, on a seed of its own, which goes "
-        "on where the best lies at its edge, and on the line through both from there on."
+        "on where the best lies at its edge, and on the line through both from there on. * still at the edge of what "
+        "was tried there: the best rate may lie beyond."
     )
     if checked:
         note += (
@@ -109,6 +110,13 @@ def rate_tables(record: ScalingRecord) -> list[TextTable]:
         )
     columns = ("connection", *sizes, *(f"check of {size}" for size in checked))
     return [TextTable("Learning rates", columns, tuple(rows), note)]
+
+
+def _rate(record: ScalingRecord, arm: str, size: str, factor: float | None) -> str:
+    if factor is None:
+        return ""
+    tried = {run.factor for run in record.grid if (run.arm, run.size) == (arm, size)}
+    return f"x{factor:g}" + "*" * (len(tried) > 1 and factor in (min(tried), max(tried)))
 
 
 def _checked(record: ScalingRecord, arm: str, size: str) -> str:
@@ -176,4 +184,9 @@ def _caveats(fits: Sequence[Fit], advantages: Sequence[Advantage], unit: str) ->
 def _factor_with_interval(advantage: Advantage | None) -> str:
     if advantage is None:
         return ""
-    return f"{advantage.factor:.2f}x [{advantage.interval[0]:.2f}, {advantage.interval[1]:.2f}]"
+    low, high = advantage.interval
+    return f"{_times(advantage.factor)}x [{_times(low)}, {_times(high)}]"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.2f}" if factor < 1000 else f"{factor:.1e}"
