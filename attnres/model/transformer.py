@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +42,22 @@ class Transformer(nn.Module):
         cos, sin = self.backbone.angles()
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
+        self.register_load_state_dict_post_hook(Transformer._refill)
         if seed is not None:
             initialise(self, config, seed)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move it, as `to` and `to_empty` do, of which the latter leaves nothing in a buffer that no state brings."""
+        super()._apply(fn, recurse)
+        self._refill()
+        return self
+
+    def _refill(self, *_: Any) -> None:
+        """Make the angles again, where the weights are by now: `load_state_dict(assign=True)` moves those alone."""
+        like = next((weight for weight in self.parameters() if not weight.is_meta), self.cos)
+        if not like.is_meta:
+            cos, sin = self.backbone.angles()
+            self.cos, self.sin = cos.to(like.device, self.cos.dtype), sin.to(like.device, self.sin.dtype)
 
     def new_caches(self, batch: int) -> Any:
         """What decoding `batch` sequences keeps between its steps, empty: for `hidden` and `bound_sublayers`."""

@@ -316,3 +316,21 @@ def test_a_backbone_that_reads_one_mixture_says_so():
     pytest.importorskip("transformers")
     with pytest.raises(UsageError, match="backbone llama read one mixture each; leave reads='one'"):
         Transformer(TransformerConfig(**SMALL, backbone="llama", connection="full:reads=qkv"))
+
+
+@pytest.mark.parametrize("backbone", ["lab", "llama"])
+def test_what_is_made_without_memory_and_loaded_is_the_same(backbone):
+    """No state brings the angles of rotary positions: they are made again where the weights come to be."""
+    if backbone != "lab":
+        pytest.importorskip("transformers")
+    config = TransformerConfig(vocab_size=16, dim=16, layers=2, heads=2, context=12, backbone=backbone)
+    model, tokens = Transformer(config).eval(), torch.arange(12)[None]
+    with torch.device("meta"):
+        moved, assigned = (Transformer(config, seed=None).eval() for _ in range(2))
+    moved.to_empty(device="cpu")
+    moved.cos.fill_(math.nan), moved.sin.fill_(math.nan)
+    moved.to_empty(device="cpu").load_state_dict(model.state_dict())
+    assigned.load_state_dict(model.state_dict(), assign=True)
+    for loaded in (moved, assigned):
+        torch.testing.assert_close(loaded(tokens), model(tokens), rtol=0, atol=0)
+    assert moved.bfloat16().cos.dtype == torch.bfloat16 and moved.double().cos.dtype == torch.float64
