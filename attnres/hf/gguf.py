@@ -96,14 +96,10 @@ def write_gguf(
         chat_template: what turns messages into a prompt, in Jinja.
 
     Raises:
-        UsageError: the gguf library is missing, or the tokenizer or the heads are such as llama.cpp does not have.
+        UsageError: the gguf library is missing, or the tokenizer or the model is such as llama.cpp does not have.
     """
     gguf = _library()
-    if model.config.linear_num_heads != (heads := model.config.num_attention_heads):
-        raise UsageError(
-            f"llama.cpp has one number of heads for both kinds of attention: linear_num_heads is "
-            f"{model.config.linear_num_heads}, num_attention_heads {heads}"
-        )
+    _check(model.config)
     dtype, gguf_type = TYPES[kind]
     vocabulary = None if tokenizer is None else vocabulary_of(tokenizer, model.config.vocab_size)
     if (eps := model.config.rms_norm_eps) != EXACT_EPS:
@@ -123,6 +119,27 @@ def write_gguf(
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
+
+
+def _check(config: KimiK3Config) -> None:
+    """Raise UsageError for what llama.cpp cannot load, or would run otherwise."""
+    config.published()  # the form that llama.cpp's architecture was made for
+    if config.linear_num_heads != config.num_attention_heads:
+        raise UsageError(
+            f"llama.cpp has one number of heads for both kinds of attention: linear_num_heads is "
+            f"{config.linear_num_heads}, num_attention_heads {config.num_attention_heads}"
+        )
+    if config.topk_group != config.n_group:
+        raise UsageError(
+            f"llama.cpp has no groups of experts in Kimi K3: topk_group, {config.topk_group}, must be n_group, "
+            f"{config.n_group}"
+        )
+    if len(set(config.layer_types or ())) < 2:
+        raise UsageError(
+            f"llama.cpp aborts on a Kimi K3 with one kind of attention: layer_types are all {config.layer_types[0]}"  # type: ignore[index]
+        )
+    if config.n_shared_experts < 1 and config.dense_layers < config.num_hidden_layers:
+        raise UsageError("llama.cpp has shared experts in every Kimi K3; n_shared_experts is 0")
 
 
 def gguf_tensors(model: KimiK3ForCausalLM) -> Iterator[tuple[str, Tensor]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnres.errors import UsageError
-from tests.hf.k3 import decided_tokens, small_k3, some_tokens
+from tests.hf.k3 import SIZES, KimiK3Config, KimiK3ForCausalLM, decided_tokens, small_k3, some_tokens
 
 pytest.importorskip("gguf", reason="the gguf library writes the files")
 
@@ -82,9 +82,30 @@ def test_narrower_types_stay_near(tmp_path):
     assert 1e-3 < largest["q8_0"] < 0.1 < largest["q4_k_m"] < 1
 
 
-def test_heads_that_llama_cpp_has_no_place_for_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="linear_num_heads is 3, num_attention_heads 2"):
-        write_gguf(small_k3(linear_num_heads=3), tmp_path / "k3.gguf")
+MIXED = ["dense", "sparse", "dense", "sparse", "sparse", "sparse"]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"linear_num_heads": 3}, "linear_num_heads is 3, num_attention_heads 2"),
+        ({"n_group": 2, "topk_group": 1}, "topk_group, 1, must be n_group, 2"),
+        ({"layer_types": ["full_attention"] * 6}, "layer_types are all full_attention"),
+        ({"num_hidden_layers": 1}, "layer_types are all full_attention"),
+        pytest.param(
+            *({"n_shared_experts": 0}, "n_shared_experts is 0"),
+            marks=pytest.mark.filterwarnings("ignore:Initializing zero-element tensors"),
+        ),
+        ({"mlp_layer_types": MIXED}, "published form has no place for this model's mlp_layer_types"),
+        ({"attention_bias": True}, "published form has no place for this model's attention_bias"),
+    ],
+    ids=str,
+)
+def test_what_llama_cpp_has_no_place_for_is_refused(tmp_path, sizes, message):
+    with torch.device("meta"):
+        model = KimiK3ForCausalLM(KimiK3Config(**SIZES | sizes))
+    with pytest.raises(UsageError, match=message):
+        write_gguf(model, tmp_path / "k3.gguf")
     assert not list(tmp_path.iterdir())
 
 
@@ -116,7 +137,7 @@ def test_texts_are_cut_as_the_tokenizer_cuts_them(tmp_path):
     bpe.train_from_iterator(texts * 3, trainer)
     tokenizer = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(bpe.to_str())})
     for made in (tokenizer, BYTES):
-        write_gguf(small_k3(vocab_size=320, num_hidden_layers=1), tmp_path / "k3.gguf", made)
+        write_gguf(small_k3(vocab_size=320, num_hidden_layers=2), tmp_path / "k3.gguf", made)
         with llamacpp.opened(tmp_path / "k3.gguf") as engine:
             assert [engine.tokenize(text) for text in texts] == [made.encode(text) for text in texts]
 

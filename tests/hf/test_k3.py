@@ -293,6 +293,19 @@ def rewrite(folder, change) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
+@pytest.mark.parametrize("sizes", [{"mlp_layer_types": ["dense", "sparse"] * 3}, {"attention_bias": True}], ids=str)
+def test_what_the_published_form_has_no_place_for_is_refused(tmp_path, sizes):
+    (entry,) = sizes
+    with pytest.raises(UsageError, match=f"Kimi K3's published form has no place for this model's {entry}"):
+        save(small_k3(**sizes), tmp_path / "k3")
+    assert not list(tmp_path.iterdir())
+
+
+def test_another_activation_is_refused():
+    with pytest.raises(UsageError, match="hidden_act of Kimi K3 is 'situ', not 'silu'"):
+        KimiK3Config(hidden_act="silu")
+
+
 def test_the_published_form_is_sharded_and_named_as_it_is(published):
     index = json.loads((published / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 5

@@ -119,7 +119,7 @@ def save(
     files: further files to put there, name to text, such as a tokenizer's.
 
     Raises:
-        UsageError: the folder is there, or another command is making it.
+        UsageError: the folder is there, another command is making it, or the form has no place for the model.
     """
     with added_folder(Path(folder)) as partial:
         save_into(partial, model, max_shard_size, files)
@@ -132,6 +132,7 @@ def save_into(
     files: Mapping[str, str] | None = None,
 ) -> None:
     """Write a checkpoint in the published form, experts unquantised, and further files, into an empty folder."""
+    content = model.config.published()
     tensors: dict[str, Tensor] = {}
     weights = model.state_dict()
     for name, part in parts(model).items():
@@ -144,7 +145,6 @@ def save_into(
             folder / "model.safetensors.index.json",
             {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename},
         )
-    content = model.config.published()
     dtype = str(model.dtype).removeprefix("torch.")
     write_json(folder / "config.json", {**content, "dtype": dtype})
     for file, text in (files or {}).items():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
 from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
 
 from attnres.errors import UsageError
@@ -32,6 +34,10 @@ SIZES = (
     *("initializer_range", "model_max_length", "bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"),
 )
 """Entries that config.json and `KimiK3Config` have by the same name."""
+
+
+UNPUBLISHED = {"attention_dropout", "output_router_logits", "pretraining_tp", "use_cache"}
+"""Entries that say how a model is trained or called, and not what it is."""
 
 
 @strict
@@ -71,6 +77,8 @@ class KimiK3Config(KimiLinearConfig):
             kinds = ("linear_attention", "full_attention")
             self.layer_types = [kinds[i % 4 == 3 or i == last] for i in range(self.num_hidden_layers)]
         super().__post_init__(**kwargs)
+        if self.hidden_act != FIXED["hidden_act"]:
+            raise UsageError(f"hidden_act of Kimi K3 is {FIXED['hidden_act']!r}, not {self.hidden_act!r}")
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -84,7 +92,18 @@ class KimiK3Config(KimiLinearConfig):
         return kinds.index("sparse") if "sparse" in kinds else self.num_hidden_layers  # type: ignore[return-value]
 
     def published(self) -> dict[str, Any]:
-        """Return the content of a config.json in the published form, which counts layers from 1."""
+        """Return the content of a config.json in the published form, which counts layers from 1.
+
+        Raises UsageError where that form has no place for what this model has, such as a bias in its attention.
+        """
+        content = self._published()
+        back = type(self).from_dict(content)
+        own = {field.name for field in fields(self)} - {field.name for field in fields(PreTrainedConfig)} - UNPUBLISHED
+        if lost := sorted(name for name in own if getattr(back, name) != getattr(self, name)):
+            raise UsageError(f"Kimi K3's published form has no place for this model's {', '.join(lost)}")
+        return content
+
+    def _published(self) -> dict[str, Any]:
         numbers = {
             kind: [i for i, own in enumerate(self.layer_types, 1) if own == kind]  # type: ignore[arg-type]
             for kind in ("linear_attention", "full_attention")
