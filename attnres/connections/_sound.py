@@ -1,4 +1,5 @@
-"""What every run asks of its rule before the first step: that it is linear where it must be and keeps tokens apart."""
+"""What every run asks of its rule before the first step: that it is linear where it must be, keeps tokens apart, and
+leaves what it is given as it is."""
 
 from __future__ import annotations
 
@@ -82,9 +83,35 @@ def check_apart(connection: Connection) -> None:
                 )
 
 
+def check_unchanged(connection: Connection) -> None:
+    """Raise UsageError if a step writes into what it was given, in training or behind `eval()`: who holds the values,
+    a sublayer's backward pass among them, would see others, with `.data` without a word.
+    """
+    for training in (False, True):
+        connection.train(training)
+        with torch.no_grad():
+            values = connection.start(noise((2, connection.dim), 0))
+            for site, sublayer in enumerate(random_sublayers(connection)):
+                given = [(value, value.clone()) for value in values]
+                values = connection.run(values, [_watched(sublayer, given)], site)
+                unchanged = all(torch.equal(tensor.nan_to_num(), before.nan_to_num()) for tensor, before in given)
+                require(unchanged, f"site {site} changes in place what it was given; make a new tensor")
+
+
+def _watched(sublayer: Sublayer, given: list[tuple[Tensor, Tensor]]) -> Sublayer:
+    """The sublayer, which keeps what it reads and returns, and a copy of each."""
+
+    def watched(*h: Tensor) -> Tensor:
+        y = sublayer(*h)
+        given.extend((tensor, tensor.clone()) for tensor in (*h, y))
+        return y
+
+    return watched
+
+
 def check_rule(connection: str, dim: int, sites: int) -> None:
-    """Raise UsageError unless the connection is linear where it must be and keeps tokens apart: on a small one with
-    random parameters. One of so many sites must get to its readout, too.
+    """Raise UsageError unless the connection is linear where it must be, keeps tokens apart and leaves what it is given
+    as it is: on a small one with random parameters. One of so many sites must get to its readout, too.
 
     dim: the width that it is meant for, taken where its options do not fit the small one's.
     """
@@ -99,6 +126,7 @@ def check_rule(connection: str, dim: int, sites: int) -> None:
         deep = make_connection(connection, small, sites)
         try:
             rule = randomised(make_connection(connection, small, SITES))
+            check_unchanged(rule)  # first: what it writes into looks as if it were not linear
             check_linear(rule)
             check_apart(rule)
             with torch.no_grad():

@@ -13,7 +13,7 @@ from attnres import Connection, UsageError, connection_names, make_connection
 from attnres.cli import main
 from attnres.connections import canonical_connection, connection_class
 from attnres.connections._check import compiled, findings
-from attnres.connections._sound import check_apart, check_linear, check_rule, randomised
+from attnres.connections._sound import check_apart, check_linear, check_rule, check_unchanged, randomised
 from attnres.train.folder import RunFolder
 from tests.connections import wrong_rules as wrong
 
@@ -223,6 +223,22 @@ def test_verdicts_are_all_that_attnres_check_says(mine, capsys):
     assert "takes it as one graph" in lines[-2] and "mat1 and mat2 shapes" in lines[-2]
     assert main(["check", "wrong.py:Untraced"]) == 1
     assert "changes nothing: Dynamo does not know how to trace" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", connection_names())
+def test_what_is_here_writes_into_nothing_that_it_is_given(name):
+    check_unchanged(randomised(make_connection(name, 48, 7)))
+
+
+@pytest.mark.parametrize("changed", ["values[0]", "values[0].data", "y", "h"])
+def test_a_rule_that_writes_into_what_it_is_given_is_refused(mine, changed):
+    """Through `.data` it trained to the end, on gradients that were wrong, without a word."""
+    steps = f"{changed}.mul_(2)", "return (values[0] + y,)"
+    scatter = "\n        ".join(["    def scatter(self, values, weights, site, h, y):", *steps])
+    (mine / "writes.py").write_text(f"{SOURCE}\n\nclass Writes(MyRule):\n{scatter}\n")
+    message = r"writes\.py:Writes: site 0 changes in place what it was given; make a new tensor"
+    with pytest.raises(UsageError, match=message):
+        check_rule("writes.py:Writes", 64, 4)
 
 
 def test_every_run_begins_with_the_check(mine):
