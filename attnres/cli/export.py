@@ -29,6 +29,7 @@ from attnres.evaluation.exported import (
     compare_exported,
     is_exported,
     open_model,
+    own_template,
     validation_text,
 )
 from attnres.files import added_folder
@@ -53,7 +54,8 @@ def command(
         type: Of the file's matrices; f32 gives the same logits, the others take less room. Those with a k want sizes in
             multiples of 256: llama.cpp takes a larger type where they are not.
         checkpoint: A new folder for the published form: sharded safetensors with Kimi K3's names.
-        chat_template: A Jinja file that turns messages into a prompt, for either.
+        chat_template: A Jinja file that turns messages into a prompt, for either; a checkpoint's own, if it has one,
+            is taken without this.
         measure: Compare the file in llama.cpp with the model on so many tokens of the run's validation text.
         best: Use the run's checkpoint of lowest validation loss instead of the newest.
     """
@@ -81,6 +83,7 @@ def command(
             if type in QUANTISED or measure is not None:
                 load_library()  # before the model is opened and written, which takes its time
             run, made, tokenizer = open_model(model, best)
+            template = own_template(model) if template is None else template
         if measure is not None and run is None:
             raise UsageError(f"--measure takes a run's validation text, and {model} is no run; leave it out")
         text = None if measure is None or run is None else validation_text(run, measure)
@@ -90,8 +93,12 @@ def command(
         print_line(console, f"{checkpoint}: {made.num_parameters():,} parameters in Kimi K3's form")
     if gguf is not None:
         write_file(made, gguf, type, tokenizer, template)
-        ids_only = "" if tokenizer else f"; {model} has no tokenizer, so llama.cpp takes and gives token ids alone"
-        print_line(console, f"{gguf}: {type}, {gguf.stat().st_size / 1e6:.2f} MB{ids_only}")
+        lacks = ""
+        if tokenizer is None:
+            lacks = f"; {model} has no tokenizer, so llama.cpp takes and gives token ids alone"
+        elif template is None:
+            lacks = "; no template for chats: --chat-template FILE gives one"
+        print_line(console, f"{gguf}: {type}, {gguf.stat().st_size / 1e6:.2f} MB{lacks}")
     if gguf is not None and text is not None:
         print_table(console, agreement_table(gguf, compare_exported(made, gguf, text)))
     return 0

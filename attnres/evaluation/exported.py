@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from attnres.data import Tokenizer, load_tokenizer, open_corpus, validation_batches
-from attnres.errors import UsageError
+from attnres.errors import UsageError, first_line
 from attnres.files import read_json
 from attnres.texttable import TextTable
 from attnres.train import Run, load_run
@@ -54,6 +54,22 @@ def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForC
         return run, from_transformer(run.model, run.tokenizer.end), run.tokenizer
     tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer.json").is_file() else None
     return None, KimiK3ForCausalLM.from_pretrained(folder), tokenizer
+
+
+def own_template(folder: Path) -> str | None:
+    """The Jinja that a checkpoint's folder has for turning messages into a prompt; of several the one named default.
+
+    Raises UsageError where transformers cannot read what is there.
+    """
+    if _model_type(folder) is None or not (folder / "tokenizer.json").is_file():
+        return None
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        template = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True).chat_template
+    except Exception as error:  # a tokenizer_config.json may hold anything
+        raise UsageError(f"{folder}: the tokenizer's files cannot be read: {first_line(error)}") from None
+    return template.get("default") if isinstance(template, dict) else template
 
 
 def is_exported(file: Path) -> bool:

@@ -203,6 +203,7 @@ def _open_model(path: Path, batch_size: int) -> Any:
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
 
+    from attnres.hf.causal import refuse_other_than_causal
     from attnres.hf.checkpoint import load, load_plain
     from attnres.hf.record import RECORD
 
@@ -218,10 +219,11 @@ def _open_model(path: Path, batch_size: int) -> Any:
         raise
     except Exception as error:  # transformers raises many kinds
         raise UsageError(f"{path}: cannot be loaded as a model of transformers: {first_line(error)}") from error
+    refuse_other_than_causal(model.eval(), path)
     _name_separator(tokenizer, model.config, path)
     model.get_input_embeddings().register_forward_pre_hook(_refuse_unknown_ids)
     wrap: Any = HFLM  # its decorator hides what it takes
-    return wrap(pretrained=model.to(device).eval(), tokenizer=tokenizer, batch_size=batch_size, device=device)
+    return wrap(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size, device=device)
 
 
 def _name_separator(tokenizer: Any, config: Any, path: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -243,6 +244,7 @@ class TransformersSubject(Subject):
     special = True  # as tokenizer(text)["input_ids"] of transformers
 
     def __init__(self, path: Path, name: str) -> None:
+        from attnres.hf.causal import refuse_other_than_causal
         from attnres.hf.checkpoint import load, load_plain
         from attnres.hf.folder import read_config
         from attnres.hf.record import RECORD
@@ -252,12 +254,13 @@ class TransformersSubject(Subject):
         super().__init__(path, name, load_tokenizer(str(path)))
         self.path = path
         self.attached = RECORD in read_config(path)
-        if self.attached:
-            self._model = load(path, trust_remote_code=True, use_safetensors=True).eval()
-        else:
+        opened = partial(load, trust_remote_code=True) if self.attached else load_plain
+        self._model = opened(path, use_safetensors=True).eval()
+        refuse_other_than_causal(self._model, path)
+        if not self.attached:
             from attnres.hf import attach
 
-            self._model = attach(load_plain(path, use_safetensors=True), "residual").eval()
+            attach(self._model, "residual")
         connection = connection_in(self._model)
         self._shape = shape_of(connection)
 

@@ -100,6 +100,37 @@ def test_a_checkpoint_has_the_tokenizer_of_bytes(run, tmp_path, capsys):
     assert "published has no tokenizer, so llama.cpp takes and gives token ids alone" in capsys.readouterr().out
 
 
+def test_a_checkpoint_keeps_its_chat_template(run, tmp_path, capsys):
+    import gguf
+
+    def template(file) -> str | None:
+        field = gguf.GGUFReader(str(file)).fields.get("tokenizer.chat_template")
+        return None if field is None else field.contents()
+
+    first, second, file = tmp_path / "first", tmp_path / "second", tmp_path / "k3.gguf"
+    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}")
+    given = ["--chat-template", str(tmp_path / "template.jinja")]
+    assert main(["export", str(run), "--checkpoint", str(first), *given]) == 0
+    assert main(["export", str(first), "--checkpoint", str(second), "--gguf", str(file)]) == 0
+    assert template(file) == (second / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
+    (tmp_path / "template.jinja").write_text("another")
+    assert main(["export", str(second), "--gguf", str(file), *given]) == 0 and template(file) == "another"
+    assert "no template" not in capsys.readouterr().out
+
+    (second / "chat_template.jinja").unlink()
+    record = json.loads((second / "tokenizer_config.json").read_text())
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "older files"}]
+    (second / "tokenizer_config.json").write_text(json.dumps(record | {"chat_template": named}))
+    assert main(["export", str(second), "--gguf", str(file)]) == 0 and template(file) == "older files"
+    (second / "tokenizer_config.json").write_text(json.dumps(record))
+    assert main(["export", str(second), "--gguf", str(file)]) == 0 and template(file) is None
+    assert "MB; no template for chats: --chat-template FILE gives one" in capsys.readouterr().out
+    (second / "tokenizer_config.json").write_text("{")
+    assert main(["export", str(second), "--gguf", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert "second: the tokenizer's files cannot be read: " in error and error.count("\n") == 1
+
+
 def test_a_type_is_of_the_gguf_file(tmp_path, capsys):
     assert main(["export", "run", "--checkpoint", str(tmp_path / "k3"), "--type", "q8_0"]) == 2
     assert capsys.readouterr().err == "attnres: --type q8_0 is of the file of --gguf; give that, or leave --type out\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import statistics
 from pathlib import Path
 
@@ -323,6 +324,15 @@ def test_answers_longer_than_the_context(run, tasks, tmp_path):
     long.write_text(Path(tasks["choice"]).read_text().replace("doc_to_choice: choices", choices))
     with pytest.raises(UsageError, match=r"the task asks for 31 tokens at once and the model's context is 24"):
         evaluate_model(run, load_tasks([str(long)]))
+
+
+def test_a_model_that_sees_ahead_is_refused(llama, tasks, tmp_path):
+    from attnres.hf.small import small_model
+
+    shutil.copytree(llama, tmp_path / "bert")
+    small_model("bert", "AutoModelForMaskedLM", vocab_size=256).save_pretrained(tmp_path / "bert")
+    with pytest.raises(UsageError, match="BertForMaskedLM sees the tokens behind each token"):
+        evaluate_model(tmp_path / "bert", load_tasks([tasks["choice"]]))
 
 
 def test_folder_of_neither_kind(tmp_path, tasks):

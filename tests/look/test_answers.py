@@ -226,6 +226,15 @@ def test_a_text_begins_as_the_tokenizer_of_transformers_begins_it(saved_models, 
         assert [line["kind"] for line in continued] == ["drawn", "drawn", "ended"]
 
 
+def test_a_model_that_sees_ahead_is_refused(saved_models, tmp_path):
+    from attnres.hf.small import small_model
+
+    small_model("bert", "AutoModelForMaskedLM", vocab_size=256).save_pretrained(tmp_path)
+    shutil.copy(saved_models[0] / "tokenizer.json", tmp_path)
+    with pytest.raises(UsageError, match="BertForMaskedLM sees the tokens behind each token"):
+        open_subjects([tmp_path])
+
+
 def test_nothing_is_unpickled_and_no_code_of_a_model_is_run(saved_models, tmp_path):
     """A folder may hold both; what opening it would do is leave a mark."""
     mark, folder = tmp_path / "mark", tmp_path / "model"

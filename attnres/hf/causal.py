@@ -1,0 +1,37 @@
+"""Whether a model predicts the next token, which is what a loss or a continuation takes for granted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnres.errors import UsageError
+
+ROUNDING = 1e-4
+"""Of the largest logit; expert layers add in another order where another token chose other experts."""
+
+
+@torch.no_grad()
+def refuse_other_than_causal(model: Any, folder: Path) -> None:
+    """Raise UsageError where a model's logits of one token depend on the tokens behind it, or are not a vocabulary's.
+
+    A masked language model such as bert loads and runs like a causal one, and its loss of a next token, which it saw,
+    looks like a good one. Classes and configurations do not tell: BertLMHeadModel is causal with `is_decoder` alone.
+
+    Args:
+        model: of transformers, in evaluation mode.
+        folder: where it is from, for the message.
+    """
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    tokens = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=model.device) % vocabulary
+    found = getattr(model(input_ids=tokens), "logits", None)
+    if found is None or found.ndim != 3:
+        raise UsageError(f"{folder}: {type(model).__name__} has no logits of a next token; give a language model")
+    noise = max(ROUNDING, 2 * torch.finfo(found.dtype).eps) * found.abs().max()
+    if (found[0, :-1] - found[1, :-1]).abs().max() > noise:
+        raise UsageError(
+            f"{folder}: {type(model).__name__} sees the tokens behind each token, so it predicts no next one; give a "
+            "causal language model"
+        )
