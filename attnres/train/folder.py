@@ -93,7 +93,10 @@ class RunFolder:
             return None
         record = _read_json(self._config)
         if not isinstance(record, dict) or not {"config", "corpus", "versions"} <= record.keys():
-            raise UsageError(f"{self._config}: not written by attnres train; choose another folder")
+            hint = "choose another folder"
+            if isinstance(record, dict) and "model_type" in record:
+                hint += "; this is a model of transformers, which attnres look and attnres eval take"
+            raise UsageError(f"{self._config}: not written by attnres train; {hint}")
         return record
 
     def config(self) -> RunConfig:

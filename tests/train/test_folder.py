@@ -79,6 +79,9 @@ def test_a_folder_that_is_no_run(make_config, tmp_path):
     for action in (lambda: load_run(tmp_path), lambda: train(make_config(), tmp_path)):
         with pytest.raises(UsageError, match="not written by attnres train"):
             action()
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UsageError, match="this is a model of transformers, which attnres look and attnres eval take"):
+        load_run(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UsageError, match="not valid JSON"):
         load_run(tmp_path)
