@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any, NamedTuple
@@ -216,15 +216,30 @@ def replaced(model: Any, intervened: Intervened) -> Iterator[None]:
             holder.bound_sublayers = MethodType(told, holder)
             undo.callback(delattr, holder, "bound_sublayers")
         else:
+            read: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
-            def tell(holder: Any, _: Any, kwargs: dict[str, Any]) -> None:
-                lengths = (int(value.get_seq_length()) for value in kwargs.values() if hasattr(value, "get_seq_length"))
-                getattr(holder, name).first_position = next(lengths, 0)
+            def tell(holder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                cache = next((value for value in kwargs.values() if hasattr(value, "get_seq_length")), None)
+                inputs = [*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
+                getattr(holder, name).first_position = 0 if cache is None else _length(cache, inputs, read)
 
             undo.callback(holder.register_forward_pre_hook(tell, with_kwargs=True).remove)
         setattr(holder, name, intervened)
         undo.callback(setattr, holder, name, inner)
         yield
+
+
+def _length(cache: Any, inputs: Iterable[Any], read: MutableMapping[Any, int]) -> int:
+    """How many tokens a cache of transformers holds before the forward pass of these inputs, the first that is there.
+
+    read: how many went into each of the caches that do not say so: recurrent states alone have no length.
+    """
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        before = read.get(cache, 0)
+        read[cache] = before + next(given for given in inputs if given is not None).shape[1]
+        return before
 
 
 def connection_in(model: Any) -> Connection:

@@ -265,4 +265,5 @@ def _advantage(arm: np.ndarray, baseline: np.ndarray, compute: float) -> np.ndar
 def _interval(draws: np.ndarray) -> Interval:
     with np.errstate(invalid="ignore"):  # between two infinite draws
         low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    return float(low), math.inf if np.isnan(high) else float(high)
+    low, high = (math.inf if np.isnan(end) else float(end) for end in (low, high))
+    return low, high

@@ -43,7 +43,7 @@ def command(
         model: The folder of a run, or of a model of transformers.
         tasks: Names of lm-eval's tasks, or .yaml files.
         beside: The folder of another model to compare it with, such as its plain twin.
-        shots: Examples before each question, where the task does not fix that.
+        shots: Examples before each question; a task whose own settings have none keeps none.
         limit: Only this many documents of each task.
         batch_size: Sequences at a time.
         out: A JSON file for the scores.

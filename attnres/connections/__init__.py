@@ -6,7 +6,6 @@ To add a connection, add one file here that defines one subclass of `Connection`
 from __future__ import annotations
 
 import difflib
-import hashlib
 import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.connections._connection import Connection, Sublayer, Values, Weights, check_sublayers, output_of
-from attnres.connections._files import class_of_file, classes_of, import_errors, making_errors
+from attnres.connections._files import class_of_file, classes_of, digest, import_errors, making_errors
 from attnres.connections._grammar import Option, parse_connection, print_connection
 from attnres.connections._groups import param_groups
 from attnres.connections._mixing import Unrolled, mixing_matrix
@@ -76,9 +75,12 @@ def connection_class(connection: str) -> type[Connection]:
 
 
 def file_digest(connection: str) -> str | None:
-    """Hash the file of a connection that is written FILE.py:CLASS; None for one of this folder."""
+    """Hash the file of a connection that is written FILE.py:CLASS; None for one of this folder.
+
+    What counts is the text that this process has run, where it has: an edit meanwhile changes nothing that it makes.
+    """
     file, colon, _ = parse_connection(connection)[0].rpartition(":")
-    return hashlib.sha256(Path(file).read_bytes()).hexdigest() if colon else None
+    return digest(file) if colon else None
 
 
 def from_anywhere(connection: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.util
 import inspect
 import sys
@@ -14,6 +15,9 @@ from zlib import crc32
 
 from attnres.connections._connection import Connection
 from attnres.errors import UsageError, first_line
+
+DIGEST = "__attnres_digest__"
+"""The name under which a file's module has the hash of the text that was run."""
 
 
 def class_of_file(file: str, name: str) -> type[Connection]:
@@ -88,16 +92,28 @@ def _module_name(path: Path) -> str:
     return f"attnres_connection_{path.stem}_{crc32(bytes(path)):08x}"
 
 
+def digest(file: str) -> str:
+    """Hash the file: as this process has run it, or, where it has not, as it is."""
+    loaded = sys.modules[_module_name(Path(file).resolve())] if is_loaded(file) else None
+    return getattr(loaded, DIGEST, None) or _hash(Path(file).read_bytes())
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
 @functools.cache
 def _module(path: Path) -> ModuleType:
     """Import the file once, so that its classes are the same for whoever asks."""
     name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # its name ends in .py, as the grammar asks
+    assert spec is not None  # its name ends in .py, as the grammar asks
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
         with import_errors(str(path)):
-            spec.loader.exec_module(module)
+            text = path.read_bytes()  # not by the loader, which may take bytecode of an edit of the same second
+            setattr(module, DIGEST, _hash(text))
+            exec(compile(text, path, "exec", dont_inherit=True), vars(module))
     except UsageError:
         del sys.modules[name]
         raise

@@ -85,7 +85,7 @@ class Interlayer(TwoPhase):
         return None if self._mixes(site + 1) else 1 + self._learned(self.inner[site], y)
 
     def _learned(self, number: Tensor, stream: Tensor) -> Tensor:
-        return SCALE * number.to(torch.promote_types(number.dtype, stream.dtype))
+        return SCALE * number.to(torch.promote_types(widen(number).dtype, stream.dtype))
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         finished, total = self._open(values, site)

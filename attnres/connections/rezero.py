@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from attnres.connections._connection import Connection, Values, Weights
+from attnres.connections._connection import Connection, Values, Weights, widen
 
 
 class ReZero(Connection):
@@ -21,7 +21,7 @@ class ReZero(Connection):
         self.alpha = nn.ParameterList(torch.zeros(1) for _ in range(sites))
 
     def weigh(self, values: Values, site: int) -> Weights:
-        return self.alpha[site] if site < self.sites else ()
+        return widen(self.alpha[site]) if site < self.sites else ()
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
         return values[0]

@@ -3,7 +3,7 @@
 from attnres.data.config import DataConfig
 from attnres.data.corpus import Corpus, check_length, in_bits, open_corpus
 from attnres.data.prefetch import Prefetch
-from attnres.data.sampler import Sampler, validation_batches
+from attnres.data.sampler import Sampler, validation_batches, validation_bytes_per_token
 from attnres.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer, tokenizer_from_json
 
 __all__ = [
@@ -19,4 +19,5 @@ __all__ = [
     "open_corpus",
     "tokenizer_from_json",
     "validation_batches",
+    "validation_bytes_per_token",
 ]

@@ -37,7 +37,7 @@ class Corpus:
     bytes_per_token: float
     """UTF-8 bytes of text per token of the validation part, a separator counting as one byte.
 
-    Its losses in nats per byte = nats per token / this.
+    A loss on some windows of that part is of `validation_bytes_per_token`.
     """
 
     @property

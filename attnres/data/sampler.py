@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 
 from attnres.data.corpus import Corpus, check_length
 from attnres.errors import UsageError
+
+COUNTED = 1 << 22
+"""Tokens at a time whose lengths are added up."""
 
 
 class Sampler:
@@ -115,3 +118,28 @@ def validation_batches(
         of_batch = starts[first : first + batch_size][own]
         windows = [corpus.validation[start : start + sequence + 1] for start in of_batch]
         yield np.array(windows, dtype=np.int64).reshape(len(windows), sequence + 1)
+
+
+def validation_bytes_per_token(corpus: Corpus, sequence: int, tokens: int) -> float:
+    """UTF-8 bytes of text per token that `validation_batches` asks for; nats per byte = nats per token / this.
+
+    It is the whole part's, times how much longer the tokens of these windows are by themselves than all of its.
+
+    Args:
+        corpus, sequence, tokens: as for `validation_batches`, whose errors this raises.
+    """
+    tokenizer = corpus.tokenizer
+    lengths = np.array([len(tokenizer.piece(token)) for token in range(tokenizer.vocab_size)])
+    if tokenizer.end is not None:
+        lengths[tokenizer.end] = 1
+    if (lengths == lengths[0]).all():  # bytes
+        return corpus.bytes_per_token
+    windows = [batch[:, 1:].ravel() for batch in validation_batches(corpus, sequence, COUNTED // sequence + 1, tokens)]
+    part = [corpus.validation[first : first + COUNTED] for first in range(0, len(corpus.validation), COUNTED)]
+    asked, whole = (_mean_length(lengths, chunks) for chunks in (windows, part))
+    return corpus.bytes_per_token * asked / whole
+
+
+def _mean_length(lengths: np.ndarray, chunks: Iterable[np.ndarray]) -> float:
+    counts = np.sum([np.bincount(chunk, minlength=len(lengths)) for chunk in chunks], axis=0)
+    return float(counts @ lengths / counts.sum())

@@ -82,7 +82,9 @@ class Tokenizer(Protocol):
         """The text of the ids. Never fails on ids below vocab_size: what is no valid UTF-8 becomes U+FFFD."""
         ...
 
-    def stream_decoder(self) -> StreamDecoder: ...
+    def stream_decoder(self, before: Sequence[int] = ()) -> StreamDecoder:
+        """A decoder of ids one by one. before: the ids that they go on from, whose text is not given out."""
+        ...
 
     def to_json(self) -> dict[str, Any]: ...
 
@@ -120,7 +122,7 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return b"".join(map(_bytes_of, ids)).decode("utf-8", errors="replace")
 
-    def stream_decoder(self) -> StreamDecoder:
+    def stream_decoder(self, before: Sequence[int] = ()) -> StreamDecoder:
         return _ByteStream()
 
     def to_json(self) -> dict[str, Any]:
@@ -210,8 +212,8 @@ class LibraryTokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids])
 
-    def stream_decoder(self) -> StreamDecoder:
-        return _LibraryStream(self)
+    def stream_decoder(self, before: Sequence[int] = ()) -> StreamDecoder:
+        return _LibraryStream(self, before)
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "tokenizers", "tokenizer": json.loads(self._tokenizer.to_str())}
@@ -232,9 +234,12 @@ class _LibraryStream:
     The library's own DecodeStream cannot give back an unfinished end, and raises on some sequences of invalid bytes.
     """
 
-    def __init__(self, tokenizer: LibraryTokenizer) -> None:
+    BEFORE = 8
+    """Ids before the first that its text may depend on: one word's last, and what of it belongs together."""
+
+    def __init__(self, tokenizer: LibraryTokenizer, before: Sequence[int]) -> None:
         self._tokenizer = tokenizer
-        self._shown: list[int] = []  # the ids of the last text given out: the context of the next
+        self._shown = list(before[-self.BEFORE :])  # then the ids of the last text given out: the context of the next
         self._pending: list[int] = []
 
     def feed(self, token: int) -> str:

@@ -123,7 +123,7 @@ def evaluate_model(
         path: a run folder, or a folder of transformers (attached or plain).
         tasks: what `load_tasks` returned.
         batch_size: of lm-eval's requests.
-        shots: examples before each question, where the task does not fix that.
+        shots: examples before each question; a task whose own settings have none keeps none.
         limit: only so many documents of each task, the first ones.
     """
     from lm_eval.evaluator import evaluate
@@ -185,7 +185,8 @@ def check_model(path: Path) -> None:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        return read_json((path / "config.json").read_text(encoding="utf-8"))
+        config = read_json((path / "config.json").read_text(encoding="utf-8"))
+        return config if isinstance(config, dict) else {}  # load_run says that it is none
     except FileNotFoundError:
         return {}
     except ValueError as error:

@@ -29,7 +29,7 @@ def generate(
 
     Args:
         model: the lab's transformer.
-        prompt: token ids, at least one and fewer than the model's context.
+        prompt: token ids, at least one and at most the model's context.
         max_new: how many tokens at most.
         temperature: of the softmax; 0 takes the likeliest token.
         top_k: only the k likeliest tokens; all if None.
@@ -37,7 +37,7 @@ def generate(
         seed: of the draws.
 
     Raises:
-        UsageError: an empty prompt, one that leaves no room in the context, or sampling options out of range.
+        UsageError: an empty prompt, one longer than the context, or sampling options out of range.
     """
     prompt = list_of_ids("the prompt", prompt)
     _check(model, prompt, max_new, temperature, top_k, top_p, seed)

@@ -36,10 +36,11 @@ class Continuation:
         self.drawn = 0
         """New tokens so far."""
         self._tokenizer, self._stops, self._asked = tokenizer, tuple(stops), tokens
-        self._ids = generate(model, tokenizer.encode(prompt), tokens, **sampling)
+        self._prompt = tokenizer.encode(prompt)
+        self._ids = generate(model, self._prompt, tokens, **sampling)
 
     def __iter__(self) -> Iterator[str]:
-        decoder, held = self._tokenizer.stream_decoder(), ""
+        decoder, held = self._tokenizer.stream_decoder(self._prompt), ""
         for token in self._ids:
             self.drawn += 1
             if token == self._tokenizer.end:

@@ -20,7 +20,7 @@ from attnres.report.runs import comparison_report
 from attnres.report.write import PAGE
 from attnres.texttable import TextTable
 from attnres.train import RunConfig, load_recipe
-from attnres.train.folder import RunFolder
+from attnres.train.folder import RunFolder, evaluated_bytes_per_token
 from attnres.train.sweep import Job, JobState, failures, refuse_other_texts, require_done
 
 UNIT = NATS_PER_BYTE
@@ -125,7 +125,7 @@ def run_comparison(
     require_done(states)
     refuse_other_texts(jobs, corpus)
     finished = finished_runs(plan, states)
-    rows = compare_runs(finished, corpus.bytes_per_token)
+    rows = compare_runs(finished, evaluated_bytes_per_token(corpus, config))
     write_comparison(out / RECORD, rows, states)
     found = finding(rows, UNIT) or "No seed was finished by every connection, so nothing can be compared."
     progress.say(f"\n{found}")

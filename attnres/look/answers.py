@@ -250,7 +250,7 @@ def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
     if not seen.ids:
         raise UsageError("the text is empty; write something to go on from")
     tokenizer = subject.tokenizer
-    stream, generator = tokenizer.stream_decoder(), torch.Generator().manual_seed(request.seed)
+    stream, generator = tokenizer.stream_decoder(seen.ids), torch.Generator().manual_seed(request.seed)
     decoder = Decoder(seen.model)
     connection = prepared(seen.model, seen.changes, lambda *_: piece.check())
     new = seen.ids

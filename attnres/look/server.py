@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
@@ -23,6 +24,7 @@ from attnres.look.prepare import Preparation
 from attnres.look.subject import RunSubject, Subject
 from attnres.look.wire import decode, encode
 from attnres.look.work import Piece, Steps
+from attnres.signals import STOPS, heard
 from attnres.version import __version__
 
 MAX_BODY = 1_000_000
@@ -155,6 +157,8 @@ def make_app(microscope: Microscope, host: str, token: str) -> Guard:
             return Lines(microscope.answer(name, await _body(request)), microscope.closing)
         except UsageError as error:
             return _failure(400, str(error))
+        except ClientDisconnect:
+            return Response(status_code=400)  # which nobody reads
         except OverflowError:
             return _failure(413, f"the request is larger than {MAX_BODY:,} bytes; shorten the text")
 
@@ -224,6 +228,13 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
         super().__init__(config)
         self._closing = closing
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """As uvicorn does, which leaves SIGHUP to end the process between two lines of an answer."""
+        hang_up = [number for number in STOPS if number not in (signal.SIGINT, signal.SIGTERM)]
+        with super().capture_signals(), heard(lambda number: self.handle_exit(number, None), hang_up):
+            yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing.set()

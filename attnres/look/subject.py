@@ -257,6 +257,8 @@ class TransformersSubject(Subject):
         opened = partial(load, trust_remote_code=True) if self.attached else load_plain
         self._model = opened(path, use_safetensors=True).eval()
         refuse_other_than_causal(self._model, path)
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            tensor.data = tensor.data.clone()  # else it is the file's memory, and changes with what is written there
         if not self.attached:
             from attnres.hf import attach
 

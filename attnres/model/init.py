@@ -26,7 +26,8 @@ whatever their connection: paired comparisons start from the same point.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
@@ -39,6 +40,15 @@ Role = Literal["embedding", "head", "matrix", "experts", "gain", "other", "conne
 
 HEAD_STD = 0.02
 OUTPUTS = ("out.weight", "o_proj.weight", ".down_proj.weight", "experts.down_proj", "routed_expert_up_proj.weight")
+
+
+@contextmanager
+def seeded(seed: int | None) -> Iterator[None]:
+    """What a connection's own file draws for its start in this block comes from the seed alone; None: from wherever."""
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.default_generator.manual_seed(seed)
+        yield
 
 
 def initialise(

@@ -14,7 +14,7 @@ from attnres.connections import Sublayer, Unrolled, Values, make_connection
 from attnres.errors import UsageError
 from attnres.model.backbones import Context, make_backbone
 from attnres.model.config import TransformerConfig
-from attnres.model.init import HEAD_STD, initialise
+from attnres.model.init import HEAD_STD, initialise, seeded
 
 
 class Transformer(nn.Module):
@@ -32,7 +32,8 @@ class Transformer(nn.Module):
         self.config = config
         self.checkpointing = False
         self.backbone = make_backbone(config)
-        self.connection = make_connection(config.connection, config.dim, config.sites)
+        with seeded(seed):
+            self.connection = make_connection(config.connection, config.dim, config.sites)
         if any(self.connection.reads(site) > self.backbone.reads[site % 2] for site in range(config.sites)):
             raise UsageError(f"the sublayers of backbone {config.backbone} read one mixture each; leave reads='one'")
         self.embedding = nn.Embedding(config.vocab_size, config.dim)

@@ -13,7 +13,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from attnres.connections import Connection, make_connection
 from attnres.model import Transformer, TransformerConfig
-from attnres.model.init import initialise
+from attnres.model.init import initialise, seeded
 
 T = TypeVar("T", bound=Transformer)
 
@@ -46,7 +46,7 @@ def materialise(whole: Transformer, parts: Sequence[Transformer], seed: int, dev
             put(own, value)
 
     initialise(whole, whole.config, seed, give)
-    for name, value in _start_of_connection(whole.config, held).items():
+    for name, value in _start_of_connection(whole.config, held, seed).items():
         put(held[name], value)
 
 
@@ -59,7 +59,7 @@ def put(weight: Tensor, full: Tensor) -> None:
     weight.copy_(full)
 
 
-def _start_of_connection(config: TransformerConfig, wanted: Container[str]) -> Mapping[str, nn.Parameter]:
+def _start_of_connection(config: TransformerConfig, wanted: Container[str], seed: int) -> Mapping[str, nn.Parameter]:
     """The wanted parameters of the connection as its own file starts them; of the others never two at a time."""
 
     def make() -> Connection:
@@ -69,7 +69,8 @@ def _start_of_connection(config: TransformerConfig, wanted: Container[str]) -> M
     with _at_registration(lambda module, name, parameter: registered.append(parameter)), torch.device("meta"):
         names = {parameter: f"connection.{name}" for name, parameter in make().named_parameters()}
     order = iter(registered)
-    with _at_registration(lambda *which: None if names[next(order)] in wanted else _on_meta(*which)):
+    keep = _at_registration(lambda *which: None if names[next(order)] in wanted else _on_meta(*which))
+    with keep, seeded(seed):
         started = make()
     return {f"connection.{name}": p for name, p in started.named_parameters() if not p.is_meta}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +16,23 @@ from attnres.parallel.cache import CrossStageCache
 from attnres.parallel.chunk import ChunkModel
 from attnres.parallel.plan import ChunkPlan, Held
 from attnres.torch_private import PipelineStageBase, grad_fn_or_grad_acc
+
+RandomState = tuple[Tensor, Tensor | None]
+"""Of the CPU's generator and of the device's, if that is another."""
+
+
+def random_state(device: torch.device) -> RandomState:
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+@contextmanager
+def as_drawn_before(state: RandomState, device: torch.device) -> Iterator[None]:
+    """Draw from that state on in the block; what is drawn behind it goes on as if nothing had been."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.set_rng_state(state[0])
+        if state[1] is not None:
+            torch.cuda.set_rng_state(state[1], device)
+        yield
 
 
 class ChunkRunner(PipelineStageBase):
@@ -48,6 +67,8 @@ class ChunkRunner(PipelineStageBase):
         self._splits = splits and not isinstance(module, FSDPModule)
         self.cache = cache
         self.traffic = traffic
+        self._random_states: dict[int, RandomState] = {}
+        """Of the chunks' forward passes that are to be made again: sublayers may draw, as dropout does."""
         self._outbox: dict[int, list[Tensor]] = {}
         self._inbox: dict[int, list[Tensor]] = {}
         self._returned: dict[int, list[Tensor]] = {}
@@ -83,6 +104,8 @@ class ChunkRunner(PipelineStageBase):
             return super().forward_maybe_with_nosync(*args, **kwargs)
 
     def forward_one_chunk(self, fwd_chunk_id: int, args: tuple, kwargs: Any = None, save_forward_output: bool = True):
+        if self.recompute and self.has_backward:
+            self._random_states[fwd_chunk_id] = random_state(self.device)
         output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
         if not self.is_last:
             for held, made in zip(self.plan.made, output, strict=True):
@@ -118,7 +141,8 @@ class ChunkRunner(PipelineStageBase):
             return
         if self.recompute:
             _, inputs = self.fwd_cache[bwd_chunk_id]
-            self.fwd_cache[bwd_chunk_id] = self.submod(*inputs), inputs
+            with as_drawn_before(self._random_states.pop(bwd_chunk_id), self.device):
+                self.fwd_cache[bwd_chunk_id] = self.submod(*inputs), inputs
         # What cannot be split makes all gradients in the input pass, and the bubble is filled less.
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward or not self._splits, last_backward)
         if loss is not None:

@@ -22,7 +22,7 @@ from attnres.errors import UsageError
 from attnres.report.comparison import NATS_PER_BYTE
 from attnres.report.data import ArmReport, Curve, ReportData, TokenText
 from attnres.train import Run, RunConfig, load_run, read_metrics
-from attnres.train.folder import RunFolder
+from attnres.train.folder import RunFolder, evaluated_bytes_per_token
 
 COMPARISON_TITLE = "Residual connections side by side"
 RUN_TITLE = "Depth in "
@@ -51,7 +51,7 @@ def comparison_report(
             profile = depth_profile(run.model, tokens, positions)
             record = RunFolder(run.folder).record()
         description = f"{len(runs)} seeds; depth of seed {min(runs)}" if len(runs) > 1 else ""
-        arms.append(ArmReport(name, description, curves_of(runs, corpus.bytes_per_token), profile))
+        arms.append(ArmReport(name, description, curves_of(runs, evaluated_bytes_per_token(corpus, config)), profile))
     return ReportData(
         title=COMPARISON_TITLE,
         subtitle=f"{config.model.layers} transformer layers of width {config.model.dim}, {config.steps} steps of "

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
@@ -46,6 +47,9 @@ from attnres.train.optimizers import make_optimizers
 from attnres.train.tensorfile import Rows, Shape, TensorFile, shape_of
 from attnres.train.trainer import COUNT, Trainer, forward_backward, token_losses
 
+OF_PROCESS = "rng/"
+"""How the names of random-number states begin, of which each process has its own."""
+
 
 class DistributedTrainer(Trainer):
     """A `Trainer` in each process of a world. Its methods are collective: all processes call them in the same order."""
@@ -57,6 +61,7 @@ class DistributedTrainer(Trainer):
         self.world = world
         self.layout = world.layout
         super().__init__(config, corpus)
+        self._seed_draws(0)
         # Of a sharded tensor all of it.
         own = sum(parameter.numel() for parameter in self.model.parameters() if parameter is not self._tied_copy)
         self._parameter_count = round(self.world.sum(torch.tensor(float(own), dtype=torch.float64)).item())
@@ -170,12 +175,24 @@ class DistributedTrainer(Trainer):
         with checkpoint.readable(OPTIMIZER), safe_open(checkpoint.path / OPTIMIZER, "pt") as file:
             for key in file.keys():  # noqa: SIM118 not a dict
                 name, _, entry = key.rpartition("/")
+                if name == self._own_state:
+                    optimizer[f"rng/{entry}"] = file.get_tensor(key)
                 if name in weights:
                     optimizer[key] = file.get_tensor(key) if entry == COUNT else _read(file, key, weights[name])
         self.restore(model, optimizer, checkpoint.state())
 
+    @property
+    def _process(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return dist.get_rank()
+
     def _random_state(self) -> dict[str, Tensor]:
-        return {}  # nothing here draws after the start; each process would have its own
+        states = super()._random_state()
+        return {key.replace("rng", self._own_state): state for key, state in states.items()}
+
+    @property
+    def _own_state(self) -> str:
+        """Where its random-number state is: each process has its own, which means nothing among another number."""
+        return f"{OF_PROCESS}{dist.get_rank()}-of-{dist.get_world_size()}"
 
     def _is_finite(self, tensor: Tensor) -> bool:
         return super()._is_finite(local(tensor))
@@ -244,7 +261,7 @@ class DistributedCheckpoints(Checkpoints):
             if isinstance(tensor, DTensor):
                 if not is_copy(tensor):
                     rows[name] = Rows(first_row(tensor), local(tensor))
-            elif self.world.data_rank == 0:
+            elif self.world.data_rank == 0 or name.startswith(OF_PROCESS):
                 rows[name] = Rows(0, tensor)
         return rows
 

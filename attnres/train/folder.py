@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from attnres.connections import file_digest, from_anywhere, parse_connection
-from attnres.data import Corpus, Tokenizer, tokenizer_from_json
+from attnres.data import Corpus, Tokenizer, tokenizer_from_json, validation_bytes_per_token
 from attnres.errors import UsageError
 from attnres.files import (
     LOCK,
@@ -324,6 +324,11 @@ def fit_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
 
 
+def evaluated_bytes_per_token(corpus: Corpus, config: RunConfig) -> float:
+    """Of the text that a run is validated on; its loss in nats per byte = nats per token / this."""
+    return validation_bytes_per_token(corpus, config.model.context, config.validation_tokens)
+
+
 def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
     return {
         "config": config_to_json(config),
@@ -334,7 +339,7 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
             "description": corpus.description,
             "sha256": corpus.sha256,
             "vocab_size": corpus.vocab_size,
-            "bytes_per_token": corpus.bytes_per_token,
+            "bytes_per_token": evaluated_bytes_per_token(corpus, config),
             "train_tokens": len(corpus.train),
             "validation_tokens": len(corpus.validation),
         },

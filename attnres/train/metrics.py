@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from attnres.files import read_json, write_text
+from attnres.files import named_errors, read_json, write_text
 
 Record = dict[str, Any]
 
@@ -96,7 +96,8 @@ class Metrics(Records):
         Raises FileNotFoundError where the run's folder was moved or deleted: a checkpoint would bring half of it back.
         """
         self.path.stat()
-        os.fsync(self._file.fileno())
+        with named_errors(self.path):
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         self._file.close()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnres.connections import file_digest
 from attnres.data import Corpus
 from attnres.errors import UsageError
 from attnres.train.config import RunConfig
@@ -87,7 +88,7 @@ def run_jobs(
         if RunFolder(state.job.folder).summary() is not None:
             state.status = "done"
         state.refresh()
-    _refuse_two_texts(states)
+    _refuse_changes(states)
     _refuse_two_starts(states)
     waiting = [state for state in states if state.status != "done"]
     _check_needs([state.job.config for state in waiting])
@@ -110,12 +111,15 @@ def run_jobs(
         finally:
             _stop([worker.process for worker in running])
     watch(states)
-    _refuse_two_texts(states)
+    _refuse_changes(states)
     return states
 
 
-def _refuse_two_texts(states: Sequence[JobState]) -> None:
-    """Raise UsageError where runs that are done have read two texts under one name: their losses do not compare."""
+def _refuse_changes(states: Sequence[JobState]) -> None:
+    """Raise UsageError where runs that are done had two texts or two rules under one name: they do not compare.
+
+    Each worker reads the text, and the file of a connection, as they are when it starts.
+    """
     first: dict[str, tuple[Path, str]] = {}
     for state in states:
         folder = state.job.folder
@@ -127,6 +131,12 @@ def _refuse_two_texts(states: Sequence[JobState]) -> None:
             raise UsageError(
                 f"the text has changed between the runs {other} and {folder}; remove those of the old text, or restore "
                 "it and remove those of the new, and repeat the command"
+            )
+        connection = state.job.config.model.connection
+        if record.get("connection_file") not in (None, file_digest(connection)):
+            raise UsageError(
+                f"the file of {connection} has changed: {folder} is not of the text that this command began with; "
+                "remove the runs of the other text, and repeat the command"
             )
 
 

@@ -7,6 +7,7 @@ model is built and where its forward and backward passes happen.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections import defaultdict
@@ -28,6 +29,7 @@ from attnres.model.flops import matrix_flops
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.config import RunConfig
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
+from attnres.train.folder import evaluated_bytes_per_token
 from attnres.train.jsonconfig import model_to_json
 from attnres.train.memory import check_fits
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
@@ -94,6 +96,9 @@ class Trainer:
         self.waited_seconds = 0.0
         """How long it has waited for other processes at the end of its passes: the slowest one waits least."""
 
+    _process = 0
+    """The number of this process among those of the run."""
+
     def _build(self) -> tuple[Any, list[Optimizer]]:
         if self.device.type == "cpu":
             check_fits(self.config.model)
@@ -109,6 +114,11 @@ class Trainer:
     def _own_rows(self) -> range:
         """The rows of each batch that this process computes."""
         return range(self.config.batch_size)
+
+    @functools.cached_property
+    def bytes_per_token(self) -> float:
+        """Of the text that is validated on."""
+        return evaluated_bytes_per_token(self.corpus, self.config)
 
     @property
     def parameters(self) -> int:
@@ -214,12 +224,19 @@ class Trainer:
         for owner, names in zip(self.optimizers, self._names(), strict=True):
             entries = {index: saved[name] for index, name in enumerate(names) if name in saved}
             owner.load_state_dict({"state": entries, "param_groups": owner.state_dict()["param_groups"]})
-        if "rng/cpu" in optimizer:  # several processes have none that is worth keeping
+        if "rng/cpu" in optimizer:
             torch.set_rng_state(optimizer["rng/cpu"])
+        else:  # of a run on other processes
+            self._seed_draws(state["step"])
         if self.device.type == "cuda" and "rng/cuda" in optimizer:
             torch.cuda.set_rng_state(optimizer["rng/cuda"], self.device)
         self.sampler.restore(state["sampler"])
         self.step = state["step"]
+
+    def _seed_draws(self, step: int) -> None:
+        """Seed what is drawn in training from that step on, such as dropout's masks."""
+        seed = np.random.SeedSequence((self.config.seed, step, self._process)).generate_state(1, np.uint64)
+        torch.manual_seed(int(seed[0]))
 
     def _names(self) -> list[list[str]]:
         """The names of each optimizer's parameters, in its own order."""

@@ -17,6 +17,7 @@ from attnres import Connection, Transformer, TransformerConfig, UsageError, conn
 from attnres.analysis import Change, Mute, Noise, Off, Patch, Pin, Plain, Scale, Uniform, intervene
 from attnres.analysis.interventions import Intervened, sources_of
 from attnres.connections import output_of
+from attnres.hf.small import small_model
 from attnres.model import parameter_roles
 from tests.depth import DIM, VARIANTS, make_sublayers, randomise, randomised, variant_id
 from tests.hf.models import make_model
@@ -219,6 +220,24 @@ def test_generate_of_transformers_is_changed_at_the_same_positions(connection):
     torch.testing.assert_close(torch.cat(out.logits), direct, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         assert not torch.allclose(logits_of(model, out.sequences[0].tolist())[3:-1], direct, atol=1e-2)
+
+
+@pytest.mark.parametrize("kind", ["mamba", "falcon_mamba"])
+def test_generate_with_recurrent_states_alone_is_changed_at_the_same_positions(kind):
+    """Their cache does not say how many tokens it has seen."""
+    torch.manual_seed(0)
+    model = attnres.hf.attach(small_model(kind).eval(), "block", block_size=2)
+    tokens = torch.tensor([[3, 5, 1, 8], [7, 7, 2, 9]])
+    changes = [Scale(1, by=3.0, tokens=[1, 5, 6]), Mute(2, tokens=[0, 4])]
+    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
+    with torch.no_grad(), intervene(model, *changes):
+        out = model.generate(tokens, output_logits=True, **options)
+        direct = model(out.sequences).logits[:, 3:-1]
+        again = model.generate(tokens, output_logits=True, **options)
+    torch.testing.assert_close(torch.stack(out.logits, 1), direct, rtol=1e-4, atol=1e-5)
+    assert torch.equal(out.sequences, again.sequences)
+    with torch.no_grad():
+        assert (model(out.sequences).logits[:, 3:-1] - direct).abs().max() > 1e-4
 
 
 def logits_step_by_step(model, tokens: list[int]) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from attnres.connections import _files
 from attnres.train import train
 from attnres.train.loop import Diverged
 from attnres.train.sweep import JobState
@@ -30,6 +31,13 @@ def run_jobs_here(jobs, workers, watch):
         state.refresh()
         watch(states)
     return states
+
+
+def forget_rules() -> None:
+    """Be as a new process, which runs the files of connections as they are by then."""
+    _files._module.cache_clear()
+    for name in [name for name in sys.modules if name.startswith("attnres_connection_")]:
+        del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

@@ -146,6 +146,23 @@ def test_more_seeds_are_added_and_none_is_lost(tmp_path, ablate, corpus):
     assert seeds(1) == [[0, 1], [0, 1]] and read_record(record, AblationRecord) == written
 
 
+def test_a_run_that_lost_its_metrics_is_reported_all_the_same(tmp_path, ablate, corpus):
+    """How long it took is then not known."""
+    record = tmp_path / "r.json"
+    options = [*STEPS, *corpus, "--seeds", "1", "--grid", "1", "--embedding-stds", "1", "--out", tmp_path]
+    assert ablate("residual", "full", *options, "--record", record)[0] == 0
+    before = read_record(record, AblationRecord)
+    next(tmp_path.rglob("metrics.jsonl")).unlink()
+    record.unlink()
+    code, told = ablate("residual", "full", *options, "--record", record)
+    assert code == 0, told.err
+    again = read_record(record, AblationRecord)
+    assert [[run.loss for run in cell.runs] for cell in again.cells] == [
+        [run.loss for run in cell.runs] for cell in before.cells
+    ]
+    assert 0 < again.hours < before.hours
+
+
 def test_a_tuning_run_that_was_killed_is_made_up_for(tmp_path, ablate, corpus, monkeypatch):
     """The better of two rates is killed while it is tried: the other one is reported, until the same command again."""
 

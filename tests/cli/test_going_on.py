@@ -13,7 +13,7 @@ from attnres.cli import main
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.record import read_record, write_record
 from attnres.lab.scaling.record import ScalingRecord
-from tests.cli.conftest import run_jobs_here
+from tests.cli.conftest import forget_rules, run_jobs_here
 
 SMALL = [*("--model.context", "16", "--batch-size", "1", "--validation-tokens", "32")]
 SIZES = ["--sizes", "1x16", "2x16", "1x32", "--tokens-per-parameter", "0.01", "--seeds", "1", "--grid", "0.5", "1"]
@@ -157,13 +157,14 @@ def test_what_each_size_has_of_its_own_makes_no_other_sweep(machine, attnres, tm
     assert code == 0 and not machine.trained, told
 
 
-def test_a_record_from_before_sweeps_were_kept_is_begun_anew(machine, attnres, tmp_path, undisturbed):
+def test_a_record_from_before_sweeps_were_kept_is_not_replaced(machine, attnres, tmp_path, undisturbed):
     write_record(tmp_path / "record.json", undisturbed)
     content = json.loads((tmp_path / "record.json").read_text())
     (tmp_path / "record.json").write_text(json.dumps({k: v for k, v in content.items() if k != "sweep"}))
-    machine.stop_at = 2
-    attnres("scaling", "full", *SIZES)
-    assert len(machine.trained) == 2
+    before = (tmp_path / "record.json").read_bytes()
+    code, told = attnres("scaling", "full", *SIZES)
+    assert code == 2 and "is from before a sweep's settings were kept" in told and not machine.trained
+    assert (tmp_path / "record.json").read_bytes() == before
 
 
 EXPERIMENTS = {
@@ -182,6 +183,7 @@ def test_a_rule_whose_file_has_changed_is_refused(command, machine, attnres, tmp
     code, told = attnres(command, "mine.py:Mine", *options)
     assert code == 0, told
     Path("mine.py").write_text(RULE + "\n# another one\n")
+    forget_rules()
     machine.trained.clear()
     code, told = attnres(command, "mine.py:Mine", *options)
     assert code == 2 and "the file of mine.py:Mine has changed since its runs in" in told and not machine.trained
@@ -189,6 +191,7 @@ def test_a_rule_whose_file_has_changed_is_refused(command, machine, attnres, tmp
     code, told = attnres(command, "full", "mine.py:Mine", *options)
     assert code == 2 and "has changed since" in told, "an arm that a call did not name keeps its file's hash"
     Path("mine.py").write_text(RULE)
+    forget_rules()
     assert attnres(command, "full", "mine.py:Mine", *options)[0] == 0
 
 

@@ -76,6 +76,23 @@ def test_steps_of_all_arms_are_timed_by_turns_when_asked(tmp_path, corpus, capsy
     assert read_record(record_path, ScalingRecord).step_times == timed.step_times
 
 
+def test_a_grid_with_a_run_that_failed_ends_in_one_line_each(tmp_path, corpus, capsys, monkeypatch):
+    def failing(jobs, workers, watch):
+        states = run_jobs_here(jobs, workers, watch)
+        for state in states:
+            if "full, 1x16, lr x2" in state.job.name:
+                state.status, state.error = "failed", "killed"
+        return states
+
+    monkeypatch.setattr("attnres.cli._terminal.run_jobs", failing)
+    options = [*SMALL, *corpus, "--grid", "1", "2", "--out", str(tmp_path), "--record", str(tmp_path / "record.json")]
+    assert main(["scaling", "residual", "full", *options]) == 1
+    told = capsys.readouterr()
+    assert "full, 1x16, lr x2, seed 1000: killed" in told.err
+    assert "chosen when all of these runs are done; the same command tries them again" in told.out
+    assert read_record(tmp_path / "record.json", ScalingRecord).runs == ()
+
+
 def test_the_papers_curves_from_a_file(tmp_path, capsys):
     options = ["--unit", "PFLOP/s-days", "--out", str(tmp_path)]
     assert main(["fit", "results/paper-scaling.csv", *options]) == 0

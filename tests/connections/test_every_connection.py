@@ -297,6 +297,18 @@ def test_bfloat16_keeps_the_stream_dtype_and_stays_close(variant):
 
 
 @every_variant
+def test_maths_is_in_float32_with_parameters_in_bfloat16(variant):
+    """As after `model.bfloat16()`: of the same numbers as parameters the same comes out."""
+    name, options = variant
+    connection = randomised(name, **options)
+    with torch.no_grad():
+        for parameter in connection.parameters():
+            parameter.copy_(parameter.bfloat16())
+    x, narrow = torch.randn(2, 3, DIM).bfloat16(), copy.deepcopy(connection).bfloat16()
+    assert torch.equal(whole(narrow, make_sublayers())(x), whole(connection, make_sublayers())(x))
+
+
+@every_variant
 def test_autocast_leaves_the_connection_alone(variant):
     """Matrix products inside a connection stay in float32 under autocast; only the sublayers are rounded."""
     name, options = variant

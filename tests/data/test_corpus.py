@@ -13,7 +13,14 @@ import numpy as np
 import pytest
 import tokenizers
 
-from attnres.data import Corpus, DataConfig, check_length, open_corpus
+from attnres.data import (
+    Corpus,
+    DataConfig,
+    check_length,
+    open_corpus,
+    validation_batches,
+    validation_bytes_per_token,
+)
 from attnres.errors import UsageError
 from tests.data.text import documents_of, library_tokenizer, write_documents
 
@@ -130,6 +137,23 @@ def test_bytes_per_token_are_those_of_the_validation_part(open_, tmp_path):
     corpus = open_("documents", tokenizer=str(tmp_path / "tokenizer.json"), validation_fraction=0.03)
     texts = [text for text in corpus.tokenizer.decode(corpus.validation).split("\n") if text]
     assert corpus.bytes_per_token == sum(len(text.encode()) + 1 for text in texts) / len(corpus.validation)
+
+
+@pytest.mark.parametrize("tokens", [24, 96, 10**6])
+@pytest.mark.parametrize("kind", ["bytes", "bpe:300"])
+def test_bytes_per_token_of_what_is_evaluated(kind, tokens, open_, tmp_path):
+    """A few windows of Latin and Chinese text are of one of them, and their mean is not the whole part's."""
+    (tmp_path / "documents").mkdir()
+    for i in range(12):
+        (tmp_path / "documents" / f"{i:02}.txt").write_text(f"{i} latin words " * 20)
+        (tmp_path / "documents" / f"{i:02}.zh.txt").write_text(f"{i}残差连接的深度" * 20, encoding="utf-8")
+    corpus = open_("documents", tokenizer=kind, validation_fraction=0.3)
+    asked = np.concatenate([batch[:, 1:].ravel() for batch in validation_batches(corpus, 24, 4, tokens)])
+    bytes_ = sum(1 if token == corpus.tokenizer.end else len(corpus.tokenizer.piece(token)) for token in asked.tolist())
+    found = validation_bytes_per_token(corpus, 24, tokens)
+    assert found == pytest.approx(bytes_ / len(asked), rel=1e-12)
+    if kind != "bytes":
+        assert (abs(found / corpus.bytes_per_token - 1) < 0.05) == (tokens == 10**6)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "library"])

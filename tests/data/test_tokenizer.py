@@ -20,8 +20,8 @@ LIBRARY = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(lib
 both = pytest.mark.parametrize("tokenizer", [BYTES, LIBRARY], ids=["bytes", "library"])
 
 
-def stream(tokenizer, ids) -> list[str]:
-    decoder = tokenizer.stream_decoder()
+def stream(tokenizer, ids, before=()) -> list[str]:
+    decoder = tokenizer.stream_decoder(before)
     return [*map(decoder.feed, ids), decoder.finish()]
 
 
@@ -62,6 +62,21 @@ def test_stream_keeps_the_spaces_of_word_tokenizers():
     words = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
     assert stream(words, [0, 1, 2, 0]) == ["one", " two", "s", " one", ""]
     assert words.decode([0, 1, 2, 0]) == "one twos one"
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 20, 21])
+def test_a_stream_goes_on_from_the_ids_before_it(at):
+    """The first word behind a prompt has its space, and the rest of a word has none."""
+    ids = [0, 1, 2, 0] * 6
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁one": 0, "▁two": 1, "s": 2}, unk_token="s"))
+    library.decoder = tokenizers.decoders.Metaspace()
+    for tokenizer in (tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())}), LIBRARY):
+        text = tokenizer.decode(ids[:at]) + "".join(stream(tokenizer, ids[at:], ids[:at]))
+        assert text == tokenizer.decode(ids)
+    pieces = tokenizers.Tokenizer(tokenizers.models.WordPiece({"the": 0, "cat": 1, "##s": 2}, unk_token="the"))
+    pieces.decoder = tokenizers.decoders.WordPiece()
+    words = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(pieces.to_str())})
+    assert "".join(stream(words, [2, 0], [0, 1])) == "s the" and "".join(stream(words, [1], [0])) == " cat"
 
 
 def test_lone_surrogates_do_not_fail():

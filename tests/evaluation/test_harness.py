@@ -13,7 +13,7 @@ import torch
 
 from attnres.errors import UsageError
 from attnres.evaluation import Score, compare_models, evaluate_model, load_tasks
-from attnres.evaluation.harness import jackknife
+from attnres.evaluation.harness import check_model, jackknife
 from attnres.evaluation.record import score_record
 from attnres.files import write_json
 from attnres.generate import generate
@@ -339,6 +339,10 @@ def test_folder_of_neither_kind(tmp_path, tasks):
     (tmp_path / "config.json").write_text('{"model_type": "no_such_type"}')
     with pytest.raises(UsageError, match=r"config\.json: architectures must name a class of transformers"):
         evaluate_model(tmp_path, load_tasks([tasks["choice"]]))
+    for other in ("null", "5", "[]"):
+        (tmp_path / "config.json").write_text(other)
+        with pytest.raises(UsageError, match="not written by attnres train; choose another folder"):
+            check_model(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"config\.json: not valid JSON"):
         evaluate_model(tmp_path, load_tasks([tasks["choice"]]))

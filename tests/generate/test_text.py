@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, cast
 
 import pytest
+import tokenizers
 
 from attnres import UsageError
-from attnres.data.tokenizer import ByteTokenizer
+from attnres.data.tokenizer import ByteTokenizer, tokenizer_from_json
 from attnres.generate import Continuation
 
 
@@ -47,6 +49,16 @@ def test_ids_that_no_text_has_are_no_character():
 
 def test_pieces_come_as_soon_as_they_are_certain(monkeypatch):
     assert continued(monkeypatch, "abcd", 4, ("cx",))[0][:4] == ["a", "b", "", "cd"]
+
+
+def test_a_text_goes_on_where_the_prompt_ends(monkeypatch):
+    """With a tokenizer of words, whose text of the first token depends on what stands before it."""
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"▁one": 0, "▁two": 1}, unk_token="▁one"))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    library.decoder = tokenizers.decoders.Metaspace()
+    words = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
+    monkeypatch.setattr("attnres.generate.text.generate", lambda *_, **__: iter([0, 1]))
+    assert "".join(Continuation(cast(Any, None), words, "one two", 2)) == " one two"
 
 
 def test_an_empty_stop_is_refused():

@@ -310,3 +310,14 @@ def test_a_query_s_map_has_a_group_of_its_own():
     assert {id(p) for p in groups["channel maps"]["params"]} == {id(p) for p in connection.query_map}
     assert (groups["channel maps"]["lr"], groups["channel maps"]["weight_decay"]) == (1 / connection.dim, 0.0)
     assert groups["connection"]["lr"] == 1.0 and len(groups["connection"]["params"]) == 2 * len(connection.query_map)
+
+
+def test_attaching_takes_no_part_in_the_default_device():
+    model = make_model("llama")
+    torch.set_default_device("meta")
+    try:
+        attnres.hf.attach(model, "block", block_size=2)
+    finally:
+        torch.set_default_device(None)
+    assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
+    assert model(torch.tensor([[1, 2, 3]])).logits.isfinite().all()

@@ -256,6 +256,7 @@ def test_the_lab_trains_it_and_it_becomes_a_model_of_transformers():
             torch.nn.init.normal_(parameter)
         made = from_transformer(model, end_token=0)
         assert made.config.eos_token_id == 0
+        assert not made.config.tie_word_embeddings, "a tied head goes out as one of its own, 0.02 times the embedding"
         torch.testing.assert_close(made(tokens).logits, model(tokens), rtol=1e-4, atol=1e-5)
         logits = model(tokens)
         for parameter in made.parameters():

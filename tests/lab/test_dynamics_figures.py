@@ -6,7 +6,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from attnres.lab.dynamics import figures
+from attnres.lab.dynamics import EXPERIMENT, figures
 from attnres.lab.dynamics.record import DynamicsRecord
 from attnres.lab.prune.figures import costs
 from attnres.lab.prune.record import PruneRecord
@@ -39,6 +39,14 @@ def test_an_arm_without_runs_is_left_out(name):
     record["arms"][1]["runs"] = [{"seed": 0, "status": "diverged", "error": "loss is nan"}]
     record["arms"][1]["mean_matrix"] = None
     pixels(getattr(figures, name)(parsed(DynamicsRecord, record)))
+
+
+def test_without_any_run_there_is_no_figure():
+    record = made_up_record(2)
+    for arm in record["arms"]:
+        arm |= {"runs": [{"seed": 0, "status": "diverged", "error": "loss is nan"}], "mean_matrix": None}
+    made = parsed(DynamicsRecord, record)
+    assert [picture.draw(made, narrow) for picture in EXPERIMENT.pictures for narrow in (False, True)] == [None] * 10
 
 
 def test_lines_are_means_over_seeds():

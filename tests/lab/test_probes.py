@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from attnres import Transformer, TransformerConfig
 from attnres.cli import main
 from attnres.lab.probes.claims import statements
 from attnres.lab.probes.record import ProbesRecord
@@ -139,6 +140,18 @@ def test_the_command(sweep, tmp_path, capsys):
     assert all(0 <= share <= 1 for run in record.runs for share in run.right)
     assert "What runs get right" in capsys.readouterr().out
     assert (tmp_path / "figures" / "probes.png").exists()
+
+
+def test_a_vocabulary_may_have_room_for_more_than_bytes():
+    """Its further ids are no answer, however likely."""
+    config = TransformerConfig(dim=16, heads=1, layers=1, context=64, vocab_size=300)
+    torch.manual_seed(0)
+    model = Transformer(config).eval()
+    with torch.no_grad():
+        model.head.weight[256:] += 10 * model.head.weight[:44]
+    text = np.random.default_rng(0).integers(32, 127, (4, 65))
+    asked = [task for task in tasks(text) if task.asked.any()]
+    assert all(0 <= share <= 1 for share in shares_right(model, asked))
 
 
 @pytest.mark.parametrize(

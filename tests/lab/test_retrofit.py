@@ -94,6 +94,17 @@ def test_tables_tell_cost_and_where_a_grid_ended():
     assert shown.rows[0][0] == "ends below the plain twin after 5% more"
 
 
+def test_the_loss_before_is_of_the_plain_models_that_are_done():
+    data = retrofit({})
+    data["plain"][0] |= {"status": "failed", "loss": math.nan}
+    first, *_ = retrofit_tables(parsed(RetrofitRecord, data))
+    assert "seeds; 1.8000 before." in first.note, "of seeds 1 to 3 alone"
+    for one in data["plain"]:
+        one |= {"status": "failed", "loss": math.nan}
+    first, *_ = retrofit_tables(parsed(RetrofitRecord, data))
+    assert "over seeds. lr:" in first.note
+
+
 def test_all_rates_of_an_arm_are_listed():
     data = retrofit({})
     data["runs"][0]["factor"] = 1.0

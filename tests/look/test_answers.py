@@ -226,6 +226,19 @@ def test_a_text_begins_as_the_tokenizer_of_transformers_begins_it(saved_models, 
         assert [line["kind"] for line in continued] == ["drawn", "drawn", "ended"]
 
 
+def test_a_model_keeps_the_weights_that_it_was_opened_with(saved_models, tmp_path):
+    """Whatever is written over the file, as by cp; a file cut short would end the process."""
+    shutil.copytree(saved_models[0], tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    (subject,) = open_subjects([tmp_path / "model"])
+    before = {name: tensor.clone() for name, tensor in subject.model(0).state_dict().items()}
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        opened.write(b"\0" * (file.stat().st_size // 2))
+        opened.truncate(4096)
+    assert all(torch.equal(before[name], tensor) for name, tensor in subject.model(0).state_dict().items())
+
+
 def test_a_model_that_sees_ahead_is_refused(saved_models, tmp_path):
     from attnres.hf.small import small_model
 

@@ -107,10 +107,11 @@ def test_losses_of_other_tokens_are_compared_by_bytes(opened, runs, saved_models
         page.type(TEXT)
         page.choose("Put beside it", MODEL)
         page.until(lambda: page.all(".between p"))
-        told = page.find(".between p").text
-        assert told.startswith(
-            f"mean loss {page.loss():.3f} → {page.loss(1):.3f} nats per byte, as their tokens differ"
-        )
+        for text in (TEXT, "é déjà", "深い", "é"):  # tokens are bytes: of a first character the first alone is given
+            page.type(text)
+            told = page.find(".between p").text
+            losses = f"{page.loss():.3f} → {page.loss(1):.3f}"
+            assert told.startswith(f"mean loss {losses} nats per byte, as their tokens differ")
         page.browser.get("about:blank")
 
 

@@ -400,6 +400,35 @@ def test_the_command_prints_an_address_and_ends_with_ctrl_c(runs):
         client.session()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_the_middle_of_an_answer_ends_it(runs, number):
+    process, line = start(runs[0], "--no-browser")
+    port, token = re.findall(r":(\d+)/\?token=([\w-]+)", line)[0]
+    from tests.look.runs import Client
+
+    reading = Client(int(port), token).open("POST", "/api/continue", {**VIEW, "count": 80})
+    assert reading.readline()
+    process.send_signal(number)
+    assert reading.read() is not None, "the stream has its end"
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (0, "", "")
+
+
+def test_a_client_that_goes_in_the_middle_of_a_request_is_no_error(runs):
+    process, line = start(runs[0], "--no-browser")
+    port, token = re.findall(r":(\d+)/\?token=([\w-]+)", line)[0]
+    from tests.look.runs import Client
+
+    for _ in range(2):
+        with socket.create_connection(("127.0.0.1", int(port))) as connection:
+            head = f"POST /api/look HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nX-Attnres-Token: {token}\r\n"
+            connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{}}".encode())
+            time.sleep(0.3)
+    assert Client(int(port), token).session()["models"]
+    process.send_signal(signal.SIGINT)
+    assert process.communicate(timeout=60) == ("", "")
+
+
 def test_bad_arguments_are_said_in_one_line(runs, client, tmp_path, capsys, monkeypatch):
     from attnres.cli import main
 

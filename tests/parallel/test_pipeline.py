@@ -149,6 +149,39 @@ def test_zero_bubble_checkpoints_whole_chunks(ranks):
     assert calls == {0: 4, 2: 4, 4: 4, 6: 2}
 
 
+def gradients_with_dropout(group: dist.ProcessGroup, case: Case) -> dict[str, Tensor]:
+    pipeline = make_pipeline(group, case)
+    for chunk in pipeline.chunks:
+        chunk.train()
+    torch.manual_seed(7)
+    pipeline.forward_backward(case.batches(0))
+    return {name: parameter.grad for name, parameter in pipeline.named_parameters() if parameter.grad is not None}
+
+
+@each_layout(LAYOUTS[1:])
+def test_what_is_recomputed_draws_what_it_drew(ranks, layout):
+    pytest.importorskip("transformers")
+    dropout = (("attention_dropout", 0.5),)
+    case = Case(dtype=torch.float32, layers=4, backbone="llama", backbone_options=dropout, **layout)
+    plain = ranks.run(gradients_with_dropout, case, ranks=case.ranks)
+    again = ranks.run(gradients_with_dropout, replace(case, checkpointing=True), ranks=case.ranks)
+    none = ranks.run(gradients_with_dropout, replace(case, backbone_options=()), ranks=case.ranks)
+    for expected, found, other in zip(plain, again, none, strict=True):
+        assert expected.keys() == found.keys()
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+        assert any((expected[name] - other[name]).abs().max() > 1e-4 for name in expected), "dropout does something"
+
+
+@pytest.mark.parametrize("backbone", ["qwen3_moe", "kimi_linear"])
+def test_experts_under_autocast(ranks, backbone):
+    """They are added up in float32, and the plan says bfloat16 of every sublayer."""
+    pytest.importorskip("transformers")
+    autocast = {"dtype": torch.float32, "precision": torch.bfloat16}
+    case = Case(2, 2, "interleaved-1f1b", 2, "block", layers=4, backbone=backbone, **autocast)
+    outcomes = ranks.run(run_case, case, ranks=2)
+    assert outcomes[0].losses[0] == pytest.approx(reference(case)[0][0], rel=2e-2)
+
+
 @each_layout()
 def test_float32_is_bitwise_where_the_order_of_sums_is_the_same(ranks, layout):
     """A stream has one reader per site, so cutting it changes no sum."""

@@ -1,11 +1,14 @@
 """Sublayers of transformers on shards: what is gathered, for how long and in what, and the gradients of it."""
 
+import copy
 import dataclasses
 
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from attnres.model import Transformer, TransformerConfig
+from attnres.parallel.build import materialise, skeleton
 from attnres.parallel.layout import Layout
 from tests.model.test_backbones import config_of
 from tests.train.many import make_trainer
@@ -69,3 +72,39 @@ def test_gradients_are_those_of_one_process(make_kimi_config, pair, layout, chec
         assert loss == pytest.approx(expected_loss, rel=2e-6)
         assert list(found) == list(expected)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+DRAWN = """
+import torch
+from torch import nn
+from attnres.connections import Connection
+
+class Drawn(Connection):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.a = nn.ParameterList(1 + 0.1 * torch.randn(1) for _ in range(sites))
+
+    def weigh(self, values, site):
+        return self.a[site] if site < self.sites else ()
+
+    def gather(self, values, weights, site):
+        return values[0]
+
+    def scatter(self, values, weights, site, h, y):
+        return ((values[0] + weights * y).to(values[0].dtype),)
+"""
+
+
+def test_a_rule_whose_start_is_drawn_starts_alike_wherever_it_is_made(tmp_path):
+    """From the seed alone, and not from what was drawn before it or is made elsewhere."""
+    (tmp_path / "rule.py").write_text(DRAWN)
+    config = TransformerConfig(vocab_size=32, dim=16, layers=2, heads=2, connection=f"{tmp_path / 'rule.py'}:Drawn")
+    one, again, other = Transformer(config, 0), Transformer(config, 0), Transformer(config, 1)
+    whole = skeleton(Transformer, config)
+    part = copy.deepcopy(whole)
+    materialise(whole, [part], 0, torch.device("cpu"))
+    expected = one.state_dict()
+    for made in (again, part):
+        assert all(torch.equal(expected[name], tensor) for name, tensor in made.state_dict().items())
+    assert len({number.item() for number in one.connection.a}) == 4
+    assert not torch.equal(one.connection.a[0], other.connection.a[0])

@@ -32,6 +32,7 @@ def from_transformer(model: Transformer, end_token: int | None = None) -> KimiK3
     theirs = transformers_config(config)
     theirs.attn_res_block_size = block_size_of(model.connection, config.norm_eps)
     theirs.eos_token_id = end_token
+    theirs.tie_word_embeddings = False  # a tied head is the embedding times a number, so it goes out as its own
     with torch.device("meta"):
         made = KimiK3ForCausalLM(theirs)
     copies = {name: tensor.clone() for name, tensor in _renamed(model)}

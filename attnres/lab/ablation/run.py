@@ -177,4 +177,4 @@ def _recorded(trial: Trial, state: JobState) -> TrialRun:
 
 def _seconds(runs: Iterable[TrialRun]) -> float:
     """Add up the seconds of computing in all runs that were timed."""
-    return sum(run.step_seconds * run.curve[-1][0] for run in runs if run.step_seconds is not None)
+    return sum(run.step_seconds * run.curve[-1][0] for run in runs if run.step_seconds is not None and run.curve)

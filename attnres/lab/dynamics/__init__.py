@@ -39,10 +39,10 @@ EXPERIMENT = Experiment(
     claims=statements,
     tables=dynamics_tables,
     pictures=(
-        Picture("dynamics-depth", "magnitudes over depth at the last step", figures.depth),
-        Picture("dynamics-weights", "depth weights of every connection", figures.weights),
-        Picture("dynamics-training", "magnitudes and entropy over training", figures.training),
-        Picture("dynamics-ranks", "ranks of the depth mixing matrix", figures.ranks),
-        Picture("dynamics-matrices", "depth mixing matrices", figures.matrices),
+        Picture("dynamics-depth", "magnitudes over depth at the last step", figures.where_done(figures.depth)),
+        Picture("dynamics-weights", "depth weights of every connection", figures.where_done(figures.weights)),
+        Picture("dynamics-training", "magnitudes and entropy over training", figures.where_done(figures.training)),
+        Picture("dynamics-ranks", "ranks of the depth mixing matrix", figures.where_done(figures.ranks)),
+        Picture("dynamics-matrices", "depth mixing matrices", figures.where_done(figures.matrices)),
     ),
 )

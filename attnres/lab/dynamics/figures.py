@@ -23,7 +23,14 @@ from attnres.texttable import visible
 Series = Callable[[ProfiledRun], Sequence[float] | np.ndarray]
 """What reads numbers over depth off one run of the record."""
 
+Draw = Callable[[DynamicsRecord, bool], Figure]
+
 ATTENTION, MLP = slice(0, None, 2), slice(1, None, 2)
+
+
+def where_done(draw: Draw) -> Callable[[DynamicsRecord, bool], Figure | None]:
+    """The same figure, and none of a record without a run that came to its end."""
+    return lambda record, narrow: draw(record, narrow) if any(done_runs(arm.runs) for arm in record.arms) else None
 
 
 def depth(record: DynamicsRecord, narrow: bool = False) -> Figure:

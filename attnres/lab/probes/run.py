@@ -20,6 +20,7 @@ from attnres.lab.trained import plan as plan_runs
 from attnres.model import Transformer
 from attnres.train import load_run
 
+BYTES = 256
 BATCH = 16
 """Windows at a time."""
 
@@ -78,7 +79,7 @@ def shares_right(model: Transformer, asked: Sequence[Task]) -> tuple[float, ...]
     for windows in {id(task.windows): task.windows for task in asked}.values():  # one pass for all that is asked there
         for first in range(0, len(windows), BATCH):
             tokens = torch.from_numpy(windows[first : first + BATCH])
-            probabilities = model(tokens[:, :-1]).softmax(-1)
+            probabilities = model(tokens[:, :-1]).softmax(-1)[..., :BYTES]  # a vocabulary may have room for more
             for task in asked:
                 if task.windows is windows:
                     places = torch.from_numpy(task.asked[first : first + BATCH])

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnres.data import Corpus, validation_batches
+from attnres.data import Corpus, validation_batches, validation_bytes_per_token
 from attnres.errors import UsageError
 from attnres.lab.prune.record import Pruned
 from attnres.lab.record import read_record, write_record
@@ -89,7 +89,7 @@ def pruned(run: Trained, corpus: Corpus, tokens: int, watch: Callable[[float], N
     began = time.perf_counter()
     model = load_run(run.folder.path).model
     loss, added = added_losses(model, batches, lambda done: watch(done / len(batches)))
-    per_byte = corpus.bytes_per_token
+    per_byte = validation_bytes_per_token(corpus, run.config.model.context, tokens)
     measured = Pruned(
         tokens=tokens,
         step=step,

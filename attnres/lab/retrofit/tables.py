@@ -41,9 +41,11 @@ def _after(record: RetrofitRecord, fraction: float) -> TextTable:
         )
         for arm in record.arms
     )
-    before = statistics.fmean(run.loss for run in record.plain if run.seed in {one.seed for one in runs})
+    seeds = {run.seed for run in runs}
+    plain = [run.loss for run in done_runs(record.plain) if run.seed in seeds]
+    before = f"; {number(statistics.fmean(plain), '.4f')} before" if plain else ""
     note = (
-        f"nats per byte, mean ± standard error over seeds; {number(before, '.4f')} before. lr: multiple of the rates "
+        f"nats per byte, mean ± standard error over seeds{before}. lr: multiple of the rates "
         "of the plain model's training"
     )
     note += ", chosen on a seed of its own; * at the edge of what was tried." if record.tuning else "."

@@ -13,6 +13,8 @@ from attnres.lab.tuning import MOST_BEYOND, TUNING_SEED, beyond
 
 Rates = dict[str, dict[str, float]]
 """arm -> size -> the multiple of both learning rates."""
+CHECKED_AT = (0.5, 2.0)
+"""What a size's rate is multiplied by where it is checked."""
 
 
 def grid_runs(plan: Plan) -> list[Planned]:
@@ -47,7 +49,7 @@ def check_runs(plan: Plan, size: Size, rates: Rates) -> list[Planned]:
     return [
         planned(plan, arm, size, seed, rounded(rates[arm][size.name] * by))
         for arm in plan.options.arms
-        for by in (0.5, 2)
+        for by in CHECKED_AT
         if size in plan.checked
     ]
 

@@ -10,12 +10,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from attnres.data import Corpus, check_length, open_corpus
+from attnres.errors import UsageError
 from attnres.lab.ahead import Ahead
 from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import command, files_of, header, read_record, refuse_other_sweep, write_record
 from attnres.lab.scaling.plan import Plan, Planned, planned, sized
-from attnres.lab.scaling.rates import check_runs, chosen_rates, grid_runs, phases, seed_runs, wider_runs
+from attnres.lab.scaling.rates import (
+    CHECKED_AT,
+    Rates,
+    check_runs,
+    chosen_rates,
+    grid_runs,
+    phases,
+    rounded,
+    seed_runs,
+    wider_runs,
+)
 from attnres.lab.scaling.record import ScalingRecord, SizedRun, StepTimes, Sweep
 from attnres.lab.steptime import ROUNDS, WARM_UP, median_steps
 from attnres.lab.tuning import MOST_BEYOND
@@ -33,7 +44,9 @@ PARTS: tuple[Part, ...] = ("grid", "runs", "check")
 def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
     """Go from the smallest size to the largest. What the file holds of this sweep is not trained again.
 
-    It gets what is done after every phase, and where the sweep is stopped. Raises UsageError if it is another sweep's.
+    A grid is whole before a rate is chosen from it: where one of its runs failed, nothing behind it is trained.
+    The file gets what is done after every phase, and where the sweep is stopped. Raises UsageError if it is another
+    sweep's.
     """
     options = plan.options
     with progress.during("opening the corpus"):
@@ -43,8 +56,13 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
     progress.say(f"{sweep.ahead.announced()}, {options.workers} at a time: {plan.out}")
     grid = sweep.train("grid", grid_runs(plan))
     for _ in range(MOST_BEYOND):
-        grid += sweep.train("grid", wider_runs(plan, grid))
+        if not sweep.failed:
+            grid += sweep.train("grid", wider_runs(plan, grid))
+    if sweep.failed:
+        note = "Learning rates are chosen when all of these runs are done; the same command tries them again."
+        return Ended(sweep.record(), failures(sweep.failed), (note,))
     rates = chosen_rates(plan, grid)
+    sweep.leave_out_other(rates)
     for size in plan.sizes:
         sweep.train("runs", seed_runs(plan, size, rates))
         sweep.train("check", check_runs(plan, size, rates))
@@ -56,8 +74,10 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended[ScalingRecord]:
 def earlier(file: Path, sweep: Sweep, plan: Plan, text: str) -> ScalingRecord | None:
     """The record that is there already, if a sweep can go on with it. Raises UsageError if it is another sweep's."""
     record = read_record(file, ScalingRecord) if file.exists() else None
-    if record is None or record.sweep is None:
+    if record is None:
         return None
+    if record.sweep is None:
+        raise UsageError(f"{file} is from before a sweep's settings were kept; choose another --record and --out")
     arms, smallest = plan.options.arms, {size.name for size in plan.sizes[:2]}
     there = {run.size: run.steps for run in (*record.grid, *record.runs, *record.check)}
     here = {size.name: planned(plan, arms[0], size, 0).job.config.steps for size in plan.sizes}
@@ -80,6 +100,12 @@ def earlier(file: Path, sweep: Sweep, plan: Plan, text: str) -> ScalingRecord | 
             "pair of smallest sizes": (smallest | {run.size for run in record.grid}, smallest),
         },
     )
+    if plan.options.time_steps:
+        there = [*record.arms, *dict.fromkeys(run.size for run in record.runs)]
+        if missing := [name for name in there if name not in {*arms, *here}]:
+            raise UsageError(
+                f"--time-steps times all that {file} has by turns; name {', '.join(missing)} in the command, too"
+            )
     return record
 
 
@@ -121,6 +147,17 @@ class _Sweep:
             require_done(states)
             self._keep(part, zip(missing, states, strict=True))
         return [self.ran[part][_key(part, one)] for one in runs]
+
+    def leave_out_other(self, rates: Rates) -> None:
+        """Leave out the record's runs of these sizes at other rates: a mean is of runs at one rate."""
+        for part, of in self.ran.items():
+            for key, run in list(of.items()):
+                rate = rates.get(run.arm, {}).get(run.size)
+                if rate is None or part == "grid":
+                    continue
+                if run.factor not in ([rate] if part == "runs" else [rounded(rate * by) for by in CHECKED_AT]):
+                    self.progress.say(f"{run.arm}, {run.size}, seed {run.seed}: left out, it ran at x{run.factor:g}")
+                    del of[key]
 
     def time_steps(self, corpus: Corpus) -> None:
         """Time the steps of all arms, size by size, and write the record."""

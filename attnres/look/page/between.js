@@ -16,10 +16,18 @@ export function figureOf(model, name, description = "") {
 
 const minus = (b, a) => (a === null || b === null ? null : b - a);
 
-// Over the bytes of the text that are predicted: those behind the first token.
+const bytesOf = (text) => new TextEncoder().encode(text).length;
+
+// How many bytes of the text a token is: of a character that several share, its own part.
+function ownBytes({ text: shown, start, stop }, text) {
+  const covered = Array.from(text).slice(start, stop).join("");
+  return covered === shown || !covered ? bytesOf(covered) : bytesOf(shown.replace(/<[0-9A-F]{2}>/g, "."));
+}
+
+// Over the bytes of the text that are predicted: all but the first token's.
 function lossPerByte({ picture: { tokens, mean_loss: loss }, text }) {
-  const bytes = new TextEncoder().encode(Array.from(text).slice(tokens[0].stop).join("")).length;
-  return loss === null || !bytes ? null : (loss * (tokens.length - 1)) / bytes;
+  const bytes = bytesOf(text) - ownBytes(tokens[0], text);
+  return loss === null || bytes <= 0 ? null : (loss * (tokens.length - 1)) / bytes;
 }
 
 // Draws B against A, the second side against the first.

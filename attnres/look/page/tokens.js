@@ -66,7 +66,8 @@ export function tokenStrip(parent, select) {
   function add(message) {
     if (!message) { drawn.forEach((element) => element.remove()); drawn = []; return; }
     const others = message.likeliest.map(({ text, probability }) => `${quoted(text)} ${percent(probability)}`);
-    const element = html("span", { className: "token drawn", role: "option",
+    const piece = PIECE.test(message.token.text) ? "piece " : "";
+    const element = html("span", { className: `token ${piece}drawn`, role: "option",
       ariaLabel: `generated: ${quoted(message.token.text)}, ${percent(message.probability)} likely\n` +
         `likeliest: ${others.join(", ")}` }, shownText(message.token.text));
     element.setAttribute("aria-selected", "false");

@@ -144,10 +144,16 @@ class BorrowedSublayer(nn.Module):
     def forward(self, h: Tensor, context: Context) -> Tensor:
         x = self.norm(h)
         y = self.block(x, **self._arguments(x.shape[1], context))
-        return y[0] if isinstance(y, tuple) else y
+        return _as_a_product(y[0] if isinstance(y, tuple) else y)
 
     def _arguments(self, time: int, context: Context) -> dict[str, Any]:
         return {}
+
+
+def _as_a_product(y: Tensor) -> Tensor:
+    """In the dtype that autocast gives products, in which most sublayers end: experts are added up in another."""
+    kind = y.device.type
+    return y.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else y
 
 
 class LinearAttention(BorrowedSublayer):
