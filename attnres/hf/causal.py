@@ -10,7 +10,7 @@ import torch
 from attnres.errors import UsageError
 
 ROUNDING = 1e-4
-"""Of the largest logit; expert layers add in another order where another token chose other experts."""
+"""A share of the largest logit: expert layers add in another order where another token chose other experts."""
 
 
 @torch.no_grad()

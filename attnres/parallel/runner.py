@@ -18,7 +18,7 @@ from attnres.parallel.plan import ChunkPlan, Held
 from attnres.torch_private import PipelineStageBase, grad_fn_or_grad_acc
 
 RandomState = tuple[Tensor, Tensor | None]
-"""Of the CPU's generator and of the device's, if that is another."""
+"""The states of the CPU's generator and of the device's, if that is another."""
 
 
 def random_state(device: torch.device) -> RandomState:
@@ -68,7 +68,7 @@ class ChunkRunner(PipelineStageBase):
         self.cache = cache
         self.traffic = traffic
         self._random_states: dict[int, RandomState] = {}
-        """Of the chunks' forward passes that are to be made again: sublayers may draw, as dropout does."""
+        """Before each forward pass that is to be made again: sublayers may draw, as dropout does."""
         self._outbox: dict[int, list[Tensor]] = {}
         self._inbox: dict[int, list[Tensor]] = {}
         self._returned: dict[int, list[Tensor]] = {}

@@ -117,7 +117,7 @@ class Trainer:
 
     @functools.cached_property
     def bytes_per_token(self) -> float:
-        """Of the text that is validated on."""
+        """UTF-8 bytes per token of the text that is validated on."""
         return evaluated_bytes_per_token(self.corpus, self.config)
 
     @property
