@@ -1,13 +1,11 @@
 #!/usr/bin/env bash
 # The ladder of docs/EVIDENCE.md: every rule at sizes up to a million parameters, at the compute-optimal point, on a CPU.
 #
-#     recipes/ladder.sh 16          # 16 layers of width 16 to 64: by an estimate 16 hours of one core with AVX-512
+#     recipes/ladder.sh 16          # 16 layers of width 16 to 64: 24 hours of one core with AVX-512
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: by an estimate 24; the three smallest sizes took 9
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
-# alone. results/begun/ has the record of a ladder whose next size is not whole, apart from those that documents read:
-# copied over the one in results/ the same command goes on with it. RUNS (runs) is where the runs lie, WORKERS (1) how
-# many run at a time.
+# alone. RUNS (runs) is where the runs lie, WORKERS (1) how many run at a time.
 set -euo pipefail
 
 layers=${1:?give the layers: 16 or 32}

@@ -11,6 +11,11 @@ from pathlib import Path
 
 from scipy.stats import t
 
+from attnres.analysis.powerlaw import fit_where_possible
+from attnres.lab.record import read_record
+from attnres.lab.scaling.fit import final_points
+from attnres.lab.scaling.record import ScalingRecord
+
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 EVIDENCE = (ROOT / "docs" / "EVIDENCE.md").read_text(encoding="utf-8")
@@ -122,6 +127,14 @@ def ladder_check(arm: str, size: str) -> list[str]:
 def ladder_best(arm: str, size: str) -> str:
     """How far an arm is below the baseline on the seed of that check, each at the best of its three rates."""
     return number(min(_losses_at_rates("residual", size)) - min(_losses_at_rates(arm, size)), 3)
+
+
+def beside_line(arm: str, size: str) -> float:
+    """How far the losses of a size of the ladder of 16 layers lie above the arm's fitted line, as a share of them."""
+    points = final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord))
+    (line,) = [fit for fit in fit_where_possible(points)[0] if fit.arm == arm]
+    of_size = [point for point in points[arm] if point.size == size]
+    return statistics.fmean(math.log(point.loss / line.loss(point.compute)) for point in of_size)
 
 
 def _losses_at_rates(arm: str, size: str) -> tuple[float, float, float]:
