@@ -325,7 +325,7 @@ def fit_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
 
 
 def evaluated_bytes_per_token(corpus: Corpus, config: RunConfig) -> float:
-    """UTF-8 bytes per token of the text that a run is validated on; its loss in nats per byte = nats per token / this."""
+    """UTF-8 bytes per token of the text that a run is validated on; loss in nats per byte = nats per token / this."""
     return validation_bytes_per_token(corpus, config.model.context, config.validation_tokens)
 
 
