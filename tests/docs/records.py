@@ -23,6 +23,7 @@ READING = (ROOT / "docs" / "RESULTS.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TABLES = (ROOT / "docs" / "TABLES.md").read_text(encoding="utf-8")
 STD_1, STD_002 = "embedding std 1, nats per byte", "embedding std 0.02, nats per byte"
+ATTENDING = ("block", "full", "rms-block", "interlayer")
 BLOCKS = ("block", *(f"block:block_size={size}" for size in (2, 8, 16)))
 
 
@@ -304,6 +305,20 @@ def probed(claim: str, arm: str, section: str = "") -> str:
     table = iter(rows("What a lead is worth", section))
     next(row for row in table if row["claim, connection"].startswith(claim))
     return next(row["value"] for row in table if row["claim, connection"] == arm)
+
+
+def answers(name: str) -> dict:
+    """Loss and share of right answers of a record's 21 models, the baseline's first, and how far they spread."""
+    of = record(name)
+    runs = sorted(of["runs"], key=lambda run: run["arm"] != "residual")
+    arms = [[run["loss"] for run in runs if run["arm"] == arm] for arm in dict.fromkeys(run["arm"] for run in runs)]
+    assert [len(losses) for losses in arms] == 7 * [3]
+    return {
+        "loss": [run["loss"] for run in runs],
+        **{task["name"]: [run["right"][i] for run in runs] for i, task in enumerate(of["tasks"])},
+        "within": statistics.fmean(statistics.variance(losses) for losses in arms) ** 0.5,
+        "between": statistics.stdev(statistics.fmean(losses) for losses in arms),
+    }
 
 
 def period() -> str:
