@@ -15,7 +15,11 @@ const llama = await getLlama({ gpu: false, build: "never", maxThreads: Number(pr
 const model = await llama.loadModel({ modelPath: path });
 const context = await model.createContext({ contextSize: Number(size) });
 
-async function answer({ messages, max_tokens = 256, temperature = 0 }) {
+async function answer({ messages, max_tokens = 256, temperature = 0 }, signal) {
+  if (!Array.isArray(messages) || !messages.length || messages.some((one) => typeof one?.content !== "string"))
+    throw new Error("messages must be a list of at least one {role, content}, each content a string");
+  if (!Number.isInteger(max_tokens) || max_tokens < 1)
+    throw new Error(`max_tokens must be a whole number of at least 1, not ${max_tokens}`);
   const history = messages.slice(0, -1).map(({ role, content }) =>
     role === "assistant" ? { type: "model", response: [content] } : { type: role, text: content });
   const sequence = context.getSequence();
@@ -23,7 +27,7 @@ async function answer({ messages, max_tokens = 256, temperature = 0 }) {
   try {
     session.setChatHistory(history);
     const { responseText: content, stopReason } = await session.promptWithMeta(
-      messages.at(-1).content, { maxTokens: max_tokens, temperature });
+      messages.at(-1).content, { maxTokens: max_tokens, temperature, signal });
     const finish_reason = stopReason === "maxTokens" ? "length" : "stop";
     const choice = { index: 0, message: { role: "assistant", content }, finish_reason };
     return { object: "chat.completion", model: basename(path), choices: [choice] };
@@ -35,8 +39,10 @@ async function answer({ messages, max_tokens = 256, temperature = 0 }) {
 async function reply(request, response) {
   const send = (code, value) => response.writeHead(code, { "content-type": "application/json" }).end(JSON.stringify(value));
   if (request.method !== "POST" || request.url !== "/v1/chat/completions") return send(404, { error: "not found" });
+  const left = new AbortController();
+  response.on("close", () => left.abort()); // nobody waits for the rest of it
   try {
-    send(200, await answer(await json(request)));
+    send(200, await answer(await json(request), left.signal));
   } catch (error) {
     send(400, { error: { message: String(error.message) } });
   }

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
 from attnres.analysis.interventions import Reading, prepared, replaced
@@ -158,7 +158,7 @@ def explain(
         leaf = normed.detach().requires_grad_()
         logits = head(leaf)
         (rows,) = torch.autograd.grad(logits[:, target].sum(), leaf)
-    shares = (_scaled(norm, h, normed.float(), parts) * rows.float()[:, None]).sum(-1)
+    shares = (_scaled(norm, h, parts) * rows.float()[:, None]).sum(-1)
     logits = logits.detach().float()
     sizes = parts.square().mean(-1).sqrt()
     return Explanation(torch.stack(weights), sizes, shares, logits, logits[:, target] - shares.sum(-1))
@@ -173,19 +173,37 @@ def readout_parts(model: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Ten
     return of_transformers(model)
 
 
-def _scaled(norm: Callable[[Tensor], Tensor], h: Tensor, normed: Tensor, parts: Tensor) -> Tensor:
-    """The parts [L + 1, L + 1, dim] of inputs h [L + 1, dim] under the norm's scale for h, without its bias."""
-    if isinstance(norm, nn.LayerNorm):
-        deviation = torch.sqrt(h.var(-1, unbiased=False) + norm.eps)[:, None, None]
-        gain = 1.0 if norm.weight is None else norm.weight.float()
-        return gain * (parts - parts.mean(-1, keepdim=True)) / deviation
-    # Any RMS norm is gain * h times one number per token. What it makes of ones is the gain, up to one more number,
-    # which the division below takes out again; so the eps and the gain's form need not be known.
-    ones = torch.ones_like(h[:1], dtype=next(iter(norm.parameters()), h).dtype)
-    gain = norm(ones).float()  # type: ignore[attr-defined]
-    ungained = gain * h
-    number = (normed * ungained).sum(-1) / ungained.square().sum(-1).clamp_min(torch.finfo(h.dtype).tiny)
-    return gain * parts * number[:, None, None]
+def _scaled(norm: Callable[[Tensor], Tensor], h: Tensor, parts: Tensor) -> Tensor:
+    """The parts [L + 1, L + 1, dim] of inputs h [L + 1, dim] under the norm's scale for h, without its bias.
+
+    The norm is gain * c(h) times one number per token + bias, with c(h) = h (RMS norms) or h less its mean (layer
+    norms). All is asked of the norm itself, whose classes write gain and eps in many ways.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    dtype = next(iter(norm.parameters()), h).dtype  # type: ignore[attr-defined]
+
+    def without_bias(v: Tensor) -> Tensor:
+        return (norm(v.to(dtype)).float() - norm(-v.to(dtype)).float()) / 2
+
+    alternating = torch.ones_like(h[:1])
+    alternating[:, 1::2] = -1
+    answer = without_bias(alternating)
+    centres = without_bias(torch.ones_like(h[:1])).abs().max() < 1e-3 * answer.abs().max()
+
+    def centred(v: Tensor) -> Tensor:
+        return v - v.mean(-1, keepdim=True) if centres else v
+
+    # Up to a number, which the division takes out again. In an odd width the mean is not 0, and no entry becomes 0.
+    gain = answer / centred(alternating)
+    ungained, normed = gain * centred(h), without_bias(h)
+    size = ungained.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(h.dtype).tiny)
+    unit = ungained / size
+    number = (normed * unit).sum(-1, keepdim=True) / unit.square().sum(-1, keepdim=True).clamp_min(0.5) / size
+    if ((normed - ungained * number).norm(dim=-1) > 0.05 * normed.norm(dim=-1)).any():
+        raise UsageError(f"explain knows RMS norms and layer norms, and the final {type(norm).__name__} is neither")
+    return gain * centred(parts) * number[..., None]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from attnres.connections._grammar import Option
 from attnres.errors import UsageError
@@ -86,6 +86,13 @@ def _signature(connection: Connection) -> str:
 def sign(connection: Connection, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
     """Say whose state it is: a Full has the parameters of a Block, and means something else by them."""
     metadata["connection"] = _signature(connection)
+    if hasattr(connection, SIGNATURE):  # written anew: `to_empty` and averages of weights change what a model has
+        state[prefix + SIGNATURE] = _as_tensor(connection).to(connection.get_buffer(SIGNATURE))
+
+
+def _as_tensor(connection: Connection) -> Tensor:
+    """The signature's bytes, as floats: in a mean of several states whole numbers of 8 bits would overflow."""
+    return torch.tensor(list(_signature(connection).encode()), dtype=torch.float32)
 
 
 def sign_by_tensor(connection: Connection) -> None:
@@ -93,8 +100,7 @@ def sign_by_tensor(connection: Connection) -> None:
 
     Safetensors, and with them PEFT's adapters, keep tensors alone, and not what `sign` wrote.
     """
-    text = torch.frombuffer(bytearray(_signature(connection).encode()), dtype=torch.uint8)
-    connection.register_buffer(SIGNATURE, text)
+    connection.register_buffer(SIGNATURE, _as_tensor(connection))
 
 
 def _signature_in(state: Mapping[str, Any], prefix: str, metadata: Mapping[str, Any]) -> str | None:
@@ -102,7 +108,7 @@ def _signature_in(state: Mapping[str, Any], prefix: str, metadata: Mapping[str, 
     tensor = state.get(prefix + SIGNATURE)
     if tensor is None or tensor.is_meta:
         return metadata.get("connection")
-    return bytes(tensor.to(torch.uint8).tolist()).decode(errors="replace")
+    return bytes(tensor.double().round().to(torch.uint8).tolist()).decode(errors="replace")
 
 
 def leave_out_unused(connection: Connection, state: Any, prefix: str, *_: Any) -> None:
@@ -121,15 +127,16 @@ def refuse_other(connection: Connection, state: Any, prefix: str, metadata: dict
     """
     here = _signature(connection)
     (kind, own), (other, theirs) = _parts(here), _parts(_signature_in(state, prefix, metadata) or here)
-    by_tensor = state.pop(prefix + SIGNATURE, None) is not None
+    by_tensor = state.pop(prefix + SIGNATURE, None)
     names = {prefix + name for name, _ in connection.named_parameters()}
     others = names != {key for key in state if key.startswith(prefix)}
     signed = hasattr(connection, SIGNATURE)
     if signed:
-        state[prefix + SIGNATURE] = connection.get_buffer(SIGNATURE)
-    if others and not by_tensor:
+        own_tensor = _as_tensor(connection).to(connection.get_buffer(SIGNATURE).dtype)
+        state[prefix + SIGNATURE] = own_tensor if by_tensor is None else own_tensor.to(by_tensor.device)
+    if others and by_tensor is None:
         return
-    if signed and not by_tensor and "connection" not in metadata:
+    if signed and by_tensor is None and "connection" not in metadata:
         log.warning(
             "the state does not say of which connection it is, and is taken for that of %s; the config.json beside a "
             "checkpoint says it",

@@ -36,6 +36,8 @@ class DataConfig:
     def __post_init__(self) -> None:
         if not 0 < self.validation_fraction <= 0.5:
             raise UsageError(f"validation_fraction must be above 0 and at most 0.5, not {self.validation_fraction}")
+        if isinstance(self.paths, str):
+            raise UsageError(f"paths must be a tuple of files or folders, such as ({self.paths!r},), not a string")
         if "" in self.paths:  # as of a shell's empty variable; it would be the working folder
             raise UsageError("paths must name files or folders, and one of them is empty")
         if self.paths and self.dataset == DEFAULT_DATASET:

@@ -12,10 +12,10 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """llama.cpp's kinds of token."""
 
 # How a text is cut before BPE joins bytes, as tokenizer.json says it and as llama.cpp calls it.
-_GPT2 = "gpt-2"
+_GPT2, _LLAMA3 = "gpt-2", "llama-bpe"
 _EXPRESSIONS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+": "llama-bpe",
+    r"\s+(?!\S)|\s+": _LLAMA3,
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+": "qwen2",
 }
@@ -69,6 +69,7 @@ def _from_library(record: dict[str, Any], end: int | None) -> Vocabulary:
         if model.get(option):
             raise UsageError(f"llama.cpp's BPE has no {option}, and this tokenizer's is {model[option]!r}; train anew")
     splitting = _splitting(record.get("pre_tokenizer"))
+    _check_joining(record, splitting)
     ids = dict(model["vocab"])
     kinds = dict.fromkeys(ids.values(), NORMAL)
     for added in record.get("added_tokens", []):
@@ -82,6 +83,30 @@ def _from_library(record: dict[str, Any], end: int | None) -> Vocabulary:
     types = [kinds.get(token, UNUSED) for token in range(count)]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
     return Vocabulary(tokens, types, merges, splitting, end)
+
+
+def _check_joining(record: dict[str, Any], splitting: str) -> None:
+    """Raise UsageError where llama.cpp would join the bytes of a text to other tokens."""
+    model = record["model"]
+    if model.get("dropout"):
+        raise UsageError("llama.cpp has no dropout of merges, and this tokenizer draws at random; take its dropout out")
+    if (unknown := model.get("unk_token")) and (missing := set(byte_characters()) - set(model["vocab"])):
+        raise UsageError(
+            f"llama.cpp leaves out the {len(missing)} bytes for which this tokenizer has no token but {unknown!r}; "
+            "train with ByteLevel's initial alphabet"
+        )
+    whole = splitting == _LLAMA3  # there llama.cpp takes a piece that is a token as it is, however tokens are joined
+    if bool(model.get("ignore_merges")) != whole:
+        from tokenizers.models import BPE
+
+        added = {token["content"] for token in record.get("added_tokens", [])}
+        merges: Any = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
+        joined = BPE(vocab=model["vocab"], merges=merges)
+        if unmade := [name for name in model["vocab"] if name not in added and len(joined.tokenize(name)) > 1]:
+            raise UsageError(
+                f"llama.cpp would find {'whole tokens' if whole else 'the parts of tokens'} such as {unmade[0]!r}, "
+                f"which no merges make; train with ignore_merges {str(whole).lower()} on this expression"
+            )
 
 
 def _splitting(pre: dict[str, Any] | None) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from attnres.connections import canonical_connection
 from attnres.errors import UsageError, check_count
+from attnres.lab.arms import arm_folder
 from attnres.train import RunConfig
 
 Arms = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")]
@@ -34,13 +36,19 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
 
 
 def refuse_equal_arms(arms: Sequence[str], identities: Sequence[object]) -> None:
-    """Raise UsageError if two arms are the same, by what stands for each of them, or there are fewer than two."""
+    """Raise UsageError if two arms are the same, by what stands for each of them, or there are fewer than two, or two
+    would have one folder."""
     for index, identity in enumerate(identities):
         if identity in identities[:index]:
             first = arms[identities.index(identity)]
             raise UsageError(f"the arms {first} and {arms[index]} are the same connection; give each once")
     if len(arms) < 2:
         raise UsageError("give at least two arms; the first is the baseline")
+    folders: dict[Path, str] = {}
+    for arm, identity in zip(arms, identities, strict=True):
+        other = folders.setdefault(arm_folder(Path(), identity if isinstance(identity, str) else arm), arm)
+        if other != arm:
+            raise UsageError(f"the arms {other} and {arm} would have one folder for their runs; rename a file")
 
 
 def check_seeds(seeds: int, workers: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from attnres.connections import file_digest
 from attnres.connections._sound import check_rule
 from attnres.data import Corpus, check_length, in_bits, open_corpus
 from attnres.errors import UsageError
@@ -107,7 +108,12 @@ def _train(
     progress: Callable[[str, int, int], None] | None,
 ) -> dict[str, Any]:
     world.agree(
-        {"configuration": json.dumps(config_to_json(config)), "code": code_digest(), "torch": torch.__version__}
+        {
+            "configuration": json.dumps(config_to_json(config)),
+            "connection's file": file_digest(config.model.connection) or "",
+            "code": code_digest(),
+            "torch": torch.__version__,
+        }
     )
     run.refuse_other(config, may_be_longer=True)
     if (summary := world.share(run.summary)) is not None and summary["steps"] == config.steps:

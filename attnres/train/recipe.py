@@ -10,6 +10,7 @@ from pathlib import Path
 
 from attnres.errors import UsageError
 from attnres.train.config import RunConfig
+from attnres.train.jsonconfig import config_from_json, config_to_json
 
 
 def load_recipe(path: str | Path) -> RunConfig:
@@ -40,7 +41,10 @@ def load_recipe(path: str | Path) -> RunConfig:
     config = getattr(module, "config", None)
     if not isinstance(config, RunConfig):
         raise UsageError(f"{path}: a recipe must define config = RunConfig(...) (from attnres.train)")
-    return config
+    try:
+        return config_from_json(config_to_json(config))  # a run folder keeps it as JSON: it must say the same there
+    except UsageError as error:
+        raise UsageError(f"{path}: {error}") from error
 
 
 @contextmanager

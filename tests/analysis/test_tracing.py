@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 
 import attnres.hf
 from attnres import Transformer, TransformerConfig, UsageError, connection_names, mixing_matrix
 from attnres.analysis import Mute, Noise, Off, Patch, Pin, Scale, intervene
-from attnres.analysis.tracing import explain, removal_effects, trace
+from attnres.analysis.tracing import _scaled, explain, removal_effects, trace
 from tests.depth import randomise
 from tests.hf.k3 import small_k3
 from tests.hf.models import CONFIGS, make_model
@@ -52,6 +53,54 @@ def test_every_connection_closes(connection, tied):
     torch.testing.assert_close(told.weights, traced.weights[4])
     torch.testing.assert_close(told.logits[-1], traced.logits[4], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(told.shares[-1].sum(), traced.logits[4, 2], rtol=1e-4, atol=1e-5)
+
+
+class Halves(torch.nn.Module):
+    """An RMS norm of each half: no one number scales a token."""
+
+    def forward(self, h):
+        return F.rms_norm(h.unflatten(-1, (2, -1)), (h.shape[-1] // 2,)).flatten(-2)
+
+
+@pytest.mark.parametrize("kind", ["cohere", "olmo", "nemotron"])
+@pytest.mark.parametrize("width", [32, 40])
+def test_final_norms_that_subtract_the_mean_or_write_their_gain_otherwise(kind, width):
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48}
+    config = transformers.AutoConfig.for_model(kind, vocab_size=16, hidden_size=width, pad_token_id=None, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    norm, head = model.model.norm, model.lm_head.weight.detach().double()
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.uniform_(0.5, 2)
+    attnres.hf.attach(model, "residual")
+    traced = trace(model, TEXT)
+    told = explain(model, traced, 4, 2)
+    sources = traced.sources[:, 4].double()
+    h = sources.sum(0)
+    deviation = (h.var(unbiased=False) + 1e-5).sqrt()
+    gain = {"cohere": lambda: norm.weight, "olmo": lambda: 1.0, "nemotron": lambda: norm.weight + 1}[kind]()
+    row = head[2] * getattr(config, "logit_scale", 1.0) * torch.as_tensor(gain).detach().double()
+    shares = ((sources - sources.mean(-1, keepdim=True)) * row).sum(-1) / deviation
+    torch.testing.assert_close(told.shares[-1].double(), shares, rtol=1e-4, atol=1e-5)
+    bias = (norm.bias.double() * head[2]).sum().item() if kind == "nemotron" else 0.0
+    assert told.rest[-1].item() == pytest.approx(bias, abs=1e-5)
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e12])
+def test_a_layer_norm_of_odd_width_scales_small_and_large_inputs(size):
+    norm = torch.nn.LayerNorm(5, eps=1e-12)
+    h = size * torch.randn(2, 5)
+    with torch.no_grad():
+        norm.weight.uniform_(-2, 2), norm.bias.normal_()
+        parts = torch.stack([h / 4, 3 * h / 4], dim=1)
+        torch.testing.assert_close(_scaled(norm, h, parts).sum(1), norm(h) - norm.bias, rtol=1e-4, atol=1e-5)
+
+
+def test_a_final_norm_of_another_kind_is_refused():
+    model = lab("block")
+    model.norm = Halves()
+    with pytest.raises(UsageError, match="explain knows RMS norms and layer norms, and the final Halves is neither"):
+        explain(model, trace(model, TEXT), 4, 2)
 
 
 @pytest.mark.parametrize("name", [*CONFIGS, "kimi_k3"])

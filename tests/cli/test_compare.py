@@ -143,6 +143,17 @@ def test_arms_carry_options():
         arm_model("full:heads", TransformerConfig())
 
 
+def test_rules_that_would_share_a_folder_are_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rule = "from attnres.connections.block import Block\n\n\nclass My(Block):\n    pass\n"
+    (tmp_path / "rules").mkdir()
+    for place in ("rules/r.py", "rules_r.py"):
+        (tmp_path / place).write_text(rule)
+    assert main(["compare", "residual", "rules/r.py:My", "rules_r.py:My", "--out", "out"]) == 2
+    assert "rules/r.py:My and rules_r.py:My would have one folder for their runs" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -8,6 +8,7 @@ import re
 import runpy
 import socket
 import subprocess
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -90,9 +91,22 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
             port = int(address.split(":")[2].removesuffix("/v1"))
             with socket.create_connection(("127.0.0.1", port)) as client:  # one that is gone before it has asked
                 client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99\r\n\r\n{")
-            with pytest.raises(urllib.error.HTTPError, match="400") as refused:
-                urllib.request.urlopen(f"{address}/chat/completions", b"{")
-            refused.value.close()
+            for bad, why in (
+                (b"{", ""),
+                (b"{}", "messages must be a list"),
+                (json.dumps({"messages": messages, "max_tokens": 0}).encode(), "max_tokens must be a whole number"),
+            ):
+                with pytest.raises(urllib.error.HTTPError, match="400") as refused:
+                    urllib.request.urlopen(f"{address}/chat/completions", bad)
+                assert why in refused.value.read().decode()
+                refused.value.close()
+            endless = json.dumps({"messages": messages, "max_tokens": 10**6}).encode()
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(endless)}\r\n\r\n"
+            with socket.create_connection(("127.0.0.1", port)) as client:  # and one that goes while it is answered
+                client.sendall(head.encode() + endless)
+                time.sleep(1)
+            with urllib.request.urlopen(f"{address}/chat/completions", body, timeout=30) as response:
+                assert json.load(response)["choices"]
         finally:
             server.terminate()
 

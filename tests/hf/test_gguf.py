@@ -200,6 +200,36 @@ def test_expressions_are_accepted_where_they_isolate(behavior, invert):
             vocabulary_of(made, 1)
 
 
+@pytest.mark.parametrize("expression", [None, *_EXPRESSIONS])
+def test_tokens_that_no_merges_make_are_refused_where_llama_cpp_treats_them_otherwise(expression):
+    vocabulary = {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4, "<x>": 5}
+    level = {"type": "ByteLevel", "add_prefix_space": False}
+    if expression:
+        split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
+        level = {"type": "Sequence", "pretokenizers": [split, {**level, "use_regex": False}]}
+    whole = _EXPRESSIONS.get(expression) == "llama-bpe"
+    added = [{"id": 5, "content": "<x>", "special": True}]
+    for ignore in (False, True):
+        for merges in (["a b"], ["a b", ["ab", "c"]]):
+            model = {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": ignore}
+            made = byte_level({"model": model, "pre_tokenizer": level, "added_tokens": added})
+            if ignore == whole or len(merges) == 2:
+                vocabulary_of(made, 6)
+            else:
+                found = "whole tokens" if whole else "the parts of tokens"
+                with pytest.raises(
+                    UsageError, match=f"find {found} such as 'abc', .* ignore_merges {str(whole).lower()}"
+                ):
+                    vocabulary_of(made, 6)
+
+
+def test_bytes_without_a_token_and_dropout_are_refused():
+    with pytest.raises(UsageError, match=r"leaves out the 255 bytes .* no token but '<unk>'"):
+        vocabulary_of(byte_level({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<unk>"}}), 1)
+    with pytest.raises(UsageError, match="no dropout of merges"):
+        vocabulary_of(byte_level({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.1}}), 1)
+
+
 @needs_llama_cpp
 def test_what_llama_cpp_says_reaches_the_reader(tmp_path):
     (tmp_path / "no.gguf").write_bytes(b"not a model")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import warnings
 import zlib
@@ -245,6 +246,48 @@ def test_peft_lora_with_trained_queries(tmp_path):
         torch.testing.assert_close(again(tokens).logits, end)
         with pytest.raises(UsageError, match="the state is that of block_size=3, and this connection is block_size=2"):
             PeftModel.from_pretrained(attnres.hf.attach(make_model("llama"), "block", block_size=2), tmp_path)
+
+
+def mean_of(states):
+    return {name: sum(state[name] for state in states) / len(states) for name in states[0]}
+
+
+def moving_mean(states):
+    return {name: 0.9999 * old + (1 - 0.9999) * states[1][name] for name, old in states[0].items()}
+
+
+@pytest.mark.parametrize("average", [mean_of, moving_mean])
+def test_states_averaged_by_hand_load_and_others_are_still_refused(average):
+    states = [attached().state_dict() for _ in range(3)]
+    averaged = average(states)
+    for _ in range(3):
+        averaged = moving_mean([averaged, states[1]])
+    attached().load_state_dict(averaged)
+    with pytest.raises(UsageError, match="the state is that of block_size=3, and this connection is block_size=2"):
+        attnres.hf.attach(make_model("llama"), "block", block_size=2).load_state_dict(averaged)
+
+
+def test_a_moving_mean_kept_in_a_copy_loads():
+    model = attached()
+    mean = copy.deepcopy(model)
+    with torch.no_grad():
+        for _ in range(200):
+            for kept, new in zip(mean.state_dict().values(), model.state_dict().values(), strict=True):
+                kept.copy_(0.9999 * kept + (1 - 0.9999) * new)
+    attached().load_state_dict(mean.state_dict())
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_model_that_was_emptied_and_filled_says_whose_its_state_is(assign):
+    good = attached().state_dict()
+    model = attached().to("meta")
+    model = model if assign else model.to_empty(device="cpu")
+    if not assign:
+        attnres.hf.connection_of(model).made_as.fill_(7)  # what the memory held
+    model.load_state_dict(good, assign=assign)
+    assert not attnres.hf.connection_of(model).made_as.is_meta
+    attached().load_state_dict(model.state_dict())
+    assert all(torch.equal(mine, good[name]) for name, mine in model.state_dict().items())
 
 
 @pytest.fixture

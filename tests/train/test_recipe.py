@@ -59,6 +59,12 @@ def test_what_is_installed_below_a_recipes_folder_is_imported_once(tmp_path, mon
         assert sys.modules.pop(name)
 
 
+DATA = (
+    "from pathlib import Path\nimport numpy as np\nfrom attnres.data import DataConfig\n"
+    "from attnres.train import OptimizerConfig, RunConfig\nconfig = RunConfig(data="
+)
+
+
 @pytest.mark.parametrize(
     "content, message",
     [
@@ -67,6 +73,11 @@ def test_what_is_installed_below_a_recipes_folder_is_imported_once(tmp_path, mon
         ("def (", "SyntaxError"),
         ("import nothing_of_this_name", "ModuleNotFoundError"),
         ("from attnres.train import RunConfig\nconfig = RunConfig(steps=0)", "steps"),
+        (f"{DATA}DataConfig(paths=(Path('a'),)))", "field data.paths must be str, not PosixPath"),
+        (f"{DATA}DataConfig(paths='a'))", r"paths must be a tuple of files or folders, such as \('a',\), not a string"),
+        (f"{DATA}DataConfig(cache=Path('a')))", "field data.cache must be str"),
+        (f"{DATA}DataConfig(), start_from=Path('a'))", "field start_from must be str"),
+        (f"{DATA}DataConfig(), optimizer=OptimizerConfig(lr=np.float32(0.01)))", "field optimizer.lr must be float"),
     ],
 )
 def test_bad_recipe(tmp_path, content, message):

@@ -241,6 +241,15 @@ def test_a_folder_that_is_not_shared_is_refused_before_the_first_step(make_confi
     assert not list(tmp_path.rglob("config.json"))
 
 
+def machines(folder: Path) -> tuple[Path, Path]:
+    """Two folders with two rules in one file's name, as machines have whose checkouts differ."""
+    for rank in range(2):
+        (folder / f"machine-{rank}").mkdir()
+        rule = f"from attnres.connections.block import Block\n\n\nclass My(Block):\n    rank = {rank}\n"
+        (folder / f"machine-{rank}" / "rule.py").write_text(rule)
+    return folder / "machine-0", folder / "machine-1"
+
+
 @pytest.mark.timeout(LIMIT)
 def test_bad_input_is_one_line_from_one_process(make_config, tmp_path, port):
     config = make_config(batch_size=4, accumulate=2)
@@ -264,6 +273,9 @@ def test_bad_input_is_one_line_from_one_process(make_config, tmp_path, port):
         module.write("# a later commit\n")
     newer = said(["--recipe", one], ["--recipe", one], folders=(None, changed.parent))
     assert "process 1 differs from process 0 in its code" in newer
+    own = ["--recipe", one, "--model.connection", "rule.py:My"]
+    rules = said(own, own, folders=machines(tmp_path))
+    assert "process 1 differs from process 0 in its connection's file" in rules
     missing = said(["--recipe", one, "--timeout", 2], size=2)
     assert "has not met all the others within 2 s" in missing
     with socket.socket() as taken:
