@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
 from attnres.analysis.interventions import Reading, prepared, replaced
@@ -126,7 +126,8 @@ def explain(
         target: an id.
 
     Raises:
-        UsageError: a position or target that is not there, or a model without a known readout.
+        UsageError: a position or target that is not there, or a model without a known readout: its final norm is
+            neither an RMS norm nor a layer norm.
     """
     if not isinstance(traced, Trace):
         raise UsageError("explain takes what trace returned: explain(model, trace(model, tokens), position, target)")
@@ -164,7 +165,7 @@ def explain(
     return Explanation(torch.stack(weights), sizes, shares, logits, logits[:, target] - shares.sum(-1))
 
 
-def readout_parts(model: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+def readout_parts(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     """The final norm of a model, and what makes logits of what that returns."""
     if isinstance(model, Transformer):
         return model.norm, model.unembed
@@ -173,7 +174,7 @@ def readout_parts(model: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Ten
     return of_transformers(model)
 
 
-def _scaled(norm: Callable[[Tensor], Tensor], h: Tensor, parts: Tensor) -> Tensor:
+def _scaled(norm: nn.Module, h: Tensor, parts: Tensor) -> Tensor:
     """The parts [L + 1, L + 1, dim] of inputs h [L + 1, dim] under the norm's scale for h, without its bias.
 
     The norm is gain * c(h) times one number per token + bias, with c(h) = h (RMS norms) or h less its mean (layer
@@ -182,7 +183,7 @@ def _scaled(norm: Callable[[Tensor], Tensor], h: Tensor, parts: Tensor) -> Tenso
     Raises:
         UsageError: it is neither.
     """
-    dtype = next(iter(norm.parameters()), h).dtype  # type: ignore[attr-defined]
+    dtype = next(iter(norm.parameters()), h).dtype
 
     def without_bias(v: Tensor) -> Tensor:
         return (norm(v.to(dtype)).float() - norm(-v.to(dtype)).float()) / 2

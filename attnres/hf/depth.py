@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from attnres.connections import mixing_matrix as connection_mixing_matrix
 from attnres.errors import UsageError
@@ -39,7 +39,7 @@ def mixing_matrix(model: Any, input_ids: Tensor, per_channel: bool = False, **in
     return connection_mixing_matrix(connection, embedding, sublayers, per_channel)
 
 
-def readout_parts(model: Any) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+def readout_parts(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     """What an attached model does with its readout: the final norm, and all that makes logits of what it returns.
 
     The second runs the model's own forward with the decoder left out, so that scales, biases and caps are its own.
