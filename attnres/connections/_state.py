@@ -92,7 +92,7 @@ def sign(connection: Connection, state: Any, prefix: str, metadata: dict[str, An
 
 def _as_tensor(connection: Connection) -> Tensor:
     """The signature's bytes, as floats: in a mean of several states whole numbers of 8 bits would overflow."""
-    return torch.tensor(list(_signature(connection).encode()), dtype=torch.float32)
+    return torch.tensor(list(_signature(connection).encode()), dtype=torch.float32, device="cpu")
 
 
 def sign_by_tensor(connection: Connection) -> None:
