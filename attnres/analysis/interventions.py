@@ -188,6 +188,8 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
 def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, reading: None) -> Intervened:
     """The model's connection under changes, with the sources that they need of other prompts. Raises as `intervene`."""
     holder, name = _place(model)
+    if isinstance(changes, Change):
+        raise UsageError(f"changes are a list: write [{changes}]")
     connection, listed = getattr(holder, name), tuple(changes)
     for change in listed:
         if not isinstance(change, Change):

@@ -374,6 +374,11 @@ def test_what_is_no_change_is_refused(wrong):
         pass
 
 
+def test_one_change_without_a_list_is_refused():
+    with pytest.raises(UsageError, match=r"^changes are a list: write \[Mute\(1\)\]$"):
+        attnres.analysis.trace(lab("block"), [1, 2], Mute(1))
+
+
 def test_a_change_as_text_is_the_python_that_makes_it():
     for change in [change for changes in CASES.values() for change in changes] + [Noise(2, seed=3), *CHANGES]:
         assert eval(str(change), vars(attnres.analysis)) == change

@@ -118,6 +118,61 @@ def test_it_goes_on_where_its_folder_was_moved_and_keeps_what_its_record_has(swe
     assert read_record(moved / "retrofit.json", RetrofitRecord) == after
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_no_rate_is_chosen_without_a_run_that_failed(sweep, when, tmp_path, monkeypatch, capsys):
+    """Which would be another one's, and train a set of runs that the whole grid's rate has no use for."""
+    out, options = sweep
+    moved = tmp_path / "moved"
+    shutil.copytree(out, moved)
+    if when == "before":
+        (moved / "retrofit.json").unlink()
+    record = (moved / "retrofit.json").read_bytes() if when == "after" else None
+    monkeypatch.chdir(tmp_path)
+
+    def failing(jobs, workers, watch):
+        states = run_jobs_here(jobs, workers, watch)
+        for state in states:
+            if "block, 25% more, lr x0.5" in state.job.name:
+                state.status, state.error = "failed", "killed"
+        return states
+
+    monkeypatch.setattr("attnres.cli._terminal.run_jobs", failing)
+    assert main(["retrofit", *ARMS, *options[:-1], "moved"]) == 2
+    told = capsys.readouterr().err
+    assert "block, lr x0.5, seed 1000: killed; a rate is chosen when the whole grid is done" in told
+    there = (moved / "retrofit.json").read_bytes() if (moved / "retrofit.json").exists() else None
+    assert there == record
+
+
+def test_seeds_that_are_not_run_again_stay_at_the_rate_of_the_others(sweep, tmp_path, monkeypatch, capsys):
+    """Where the grid was run anew elsewhere and its best is another; and a run that fails takes nothing's place."""
+    out, options = sweep
+    moved = tmp_path / "moved"
+    shutil.copytree(out, moved)
+    file = moved / "retrofit.json"
+    before = read_record(file, RetrofitRecord)
+    parts = json.loads(file.read_text())
+    for run in parts["runs"]:
+        if (run["arm"], run["fraction"]) == ("block", 0.25):
+            run["factor"] *= 8
+    file.write_text(json.dumps(parts))
+    monkeypatch.chdir(tmp_path)
+
+    def failing(jobs, workers, watch):
+        states = run_jobs_here(jobs, workers, watch)
+        for state in states:
+            if state.job.name.startswith("residual, 25% more") and state.job.name.endswith("seed 0"):
+                state.status, state.error = "failed", "killed"
+        return states
+
+    monkeypatch.setattr("attnres.cli._terminal.run_jobs", failing)
+    assert main(["retrofit", *ARMS[:2], *options[:-1], "moved", "--fractions", "0.25", "--seeds", "1"]) == 1
+    assert "block, 25%, seed 1: left out, it ran at x" in capsys.readouterr().out
+    after = read_record(file, RetrofitRecord)
+    moved_on = ("block", 0.25, 1)
+    assert set(after.runs) == {run for run in before.runs if (run.arm, run.fraction, run.seed) != moved_on}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.lab.ahead import Ahead, Phase
 from attnres.lab.experiment import Ended, Progress, steps_of
-from attnres.lab.outcome import Outcome, outcome_of, run_record_of
+from attnres.lab.outcome import AnyOutcome, Outcome, outcome_of, run_record_of
 from attnres.lab.record import files_of, header, read_record, refuse_other_sweep, write_record
 from attnres.lab.retrofit.plan import Plan, Trial, percent, plain_run, trial
 from attnres.lab.retrofit.record import Arm, ArmRecord, PlainRun, RetrofitRecord, TrialRun
@@ -22,13 +22,12 @@ from attnres.train.folder import FREE_FIELDS, fit_vocabulary
 from attnres.train.jsonconfig import flat_fields
 from attnres.train.sweep import Job, JobState, failures, require_done
 
-T = TypeVar("T")
-
 
 def run(plan: Plan, file: Path, progress: Progress) -> Ended[RetrofitRecord]:
     """Go from the shortest further training to the longest. From the first on the file holds what is done.
 
-    It keeps what it has of other arms, shares and seeds. Raises UsageError if it is another sweep's.
+    It keeps what it has of other arms, shares and seeds. Raises UsageError if it is another sweep's, or before a rate
+    would be chosen without a run that failed: what is done until then is in the file.
     """
     options = plan.options
     with progress.during("opening the corpus"):
@@ -65,8 +64,15 @@ def _common(config: RunConfig) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in (*FREE_FIELDS, "seed")}
 
 
-def _joined(key: Callable[[Any], Any], before: Sequence[T], new: Sequence[T]) -> tuple[T, ...]:
-    return tuple({key(one): one for one in (*before, *new)}.values())
+def _joined(
+    key: Callable[[AnyOutcome], Any], before: Iterable[AnyOutcome], new: Iterable[AnyOutcome]
+) -> tuple[AnyOutcome, ...]:
+    """One run for each key: the new one, unless it failed where there was a result."""
+    joined = {key(run): run for run in before}
+    joined |= {
+        key(run): run for run in new if run.status != "failed" or not (key(run) in joined and joined[key(run)].done)
+    }
+    return tuple(joined.values())
 
 
 class _Retrofit:
@@ -75,6 +81,7 @@ class _Retrofit:
     def __init__(self, plan: Plan, progress: Progress, vocabulary: int, before: RetrofitRecord | None) -> None:
         self.plan, self.progress = plan, progress
         self.before = before
+        self.runs_before = list(before.runs) if before else []
         self.states: list[JobState] = []
         self.plain: list[PlainRun] = []
         self.tuning: list[TrialRun] = []
@@ -123,6 +130,11 @@ class _Retrofit:
         for _ in range(1 + MOST_BEYOND):
             trials = [self._trial(arm, fraction, s, f) for s in seeds for arm in wanted for f in wanted[arm]]
             for ended in self._train_trials(trials, f"tuning for {percent(fraction)}"):
+                if ended.status == "failed":
+                    raise UsageError(
+                        f"{ended.arm}, lr x{ended.factor:g}, seed {ended.seed}: {ended.error}; a rate is chosen when "
+                        "the whole grid is done: repeat the command"
+                    )
                 tried[ended.arm].append(ended)
             following = {arm: beyond(tried[arm.name]) for arm in wanted}
             wanted = {arm: [factor] for arm, factor in following.items() if factor is not None}
@@ -138,6 +150,12 @@ class _Retrofit:
         ]
         if not trials:
             raise UsageError("no rate of --grid trains any arm; give smaller ones")
+        for run in self.runs_before[:]:
+            if run.fraction == fraction and factors.get(run.arm, run.factor) != run.factor:
+                self.progress.say(
+                    f"{run.arm}, {percent(fraction)}, seed {run.seed}: left out, it ran at x{run.factor:g}"
+                )
+                self.runs_before.remove(run)
         self.runs += self._train_trials(trials, f"{percent(fraction)} more steps")
 
     def _train_trials(self, trials: Sequence[Trial], what: str) -> list[TrialRun]:
@@ -160,7 +178,7 @@ class _Retrofit:
         before, options = self.before, self.plan.options
         plain = _joined(lambda run: run.seed, before.plain if before else (), self.plain)
         tuning = _joined(lambda run: (*_trial(run), run.factor), before.tuning if before else (), self.tuning)
-        runs = _joined(_trial, before.runs if before else (), self.runs)
+        runs = _joined(_trial, self.runs_before, self.runs)
         everything: list[Outcome] = [*plain, *tuning, *runs]
         seconds = sum((one.step_seconds or 0.0) * one.curve[-1][0] for one in everything if one.curve)
         first = next(state.job.folder for state in self.states if state.status == "done")
@@ -168,7 +186,7 @@ class _Retrofit:
         return RetrofitRecord(
             **header(run_record_of(first), seconds, [one.commit for one in everything]),
             files=files or None,
-            arms=_joined(lambda arm: arm.name, before.arms if before else (), self.arms),
+            arms=tuple({arm.name: arm for arm in (*(before.arms if before else ()), *self.arms)}.values()),
             fractions=tuple(sorted({one.fraction for one in runs})),
             plain=plain,
             tuning=tuning,
