@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +80,7 @@ def _from_library(record: dict[str, Any], end: int | None) -> Vocabulary:
             raise UsageError(f"llama.cpp would find the added token {added['content']!r} without its {flags[0]}")
         ids[added["content"]] = added["id"]
         kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+    _check_added(record.get("added_tokens", []))
     names = {token: name for name, token in ids.items()}
     count = 1 + max(names)
     tokens = [names.get(token, f"[PAD{token}]") for token in range(count)]
@@ -107,6 +111,37 @@ def _check_joining(record: dict[str, Any], splitting: str) -> None:
                 f"llama.cpp would find {'whole tokens' if whole else 'the parts of tokens'} such as {unmade[0]!r}, "
                 f"which no merges make; train with ignore_merges {str(whole).lower()} on this expression"
             )
+
+
+def _check_added(added: Sequence[Mapping[str, Any]]) -> None:
+    """Raise UsageError where llama.cpp would find other added tokens in a text in which two of them overlap.
+
+    tokenizers looks from left to right, first for those that it does not normalize; llama.cpp looks for one token
+    after the other, the longest first.
+    """
+    kept = {token["content"]: not token.get("normalized", not token["special"]) for token in added}
+    for one, other in itertools.permutations(kept, 2):
+        overlaps = [one + other[n:] for n in range(1, min(len(one), len(other))) if one.endswith(other[:n])]
+        stages = [[name for name in (one, other) if kept[name] is first] for first in (True, False)]
+        longest = [[name] for name in sorted((one, other), key=lambda name: len(name.encode()), reverse=True)]
+        for text in [other, *overlaps] if one in other else overlaps:
+            ours, theirs = _cut(text, stages), _cut(text, longest)
+            if ours != theirs:
+                raise UsageError(
+                    f"llama.cpp would find {' '.join(map(repr, theirs))} in {text!r} and this tokenizer finds "
+                    f"{' '.join(map(repr, ours))}; its added tokens {one!r} and {other!r} must not overlap"
+                )
+
+
+def _cut(text: str, stages: Iterable[Sequence[str]]) -> list[str]:
+    """A text by the tokens in it, those of the first stage first; of several at one place the longest."""
+    pieces, found = [text], set[str]()
+    for stage in filter(None, stages):
+        names = sorted(stage, key=len, reverse=True)
+        expression = re.compile(f"({'|'.join(map(re.escape, names))})")
+        pieces = [part for piece in pieces for part in ([piece] if piece in found else expression.split(piece)) if part]
+        found |= set(stage)
+    return pieces
 
 
 def _splitting(pre: dict[str, Any] | None) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 
 import pytest
 import torch
@@ -15,7 +17,7 @@ pytest.importorskip("gguf", reason="the gguf library writes the files")
 from attnres.data import tokenizer_from_json
 from attnres.hf import llamacpp
 from attnres.hf.gguf import write_gguf
-from attnres.hf.gguf_vocabulary import _EXPRESSIONS, vocabulary_of
+from attnres.hf.gguf_vocabulary import _EXPRESSIONS, byte_characters, vocabulary_of
 
 BYTES = tokenizer_from_json({"kind": "bytes"})
 needs_llama_cpp = pytest.mark.skipif(
@@ -186,6 +188,35 @@ def test_added_tokens_that_take_more_or_less_than_themselves_are_refused(flag):
     token = {"id": 1, "content": "<x>", "special": False, flag: True}
     with pytest.raises(UsageError, match=f"the added token '<x>' without its {flag}"):
         vocabulary_of(byte_level({"added_tokens": [token]}), 2)
+
+
+@needs_llama_cpp
+def test_added_tokens_are_found_alike_or_refused(tmp_path):
+    """Every set of three of these, in every text that two of a set make where they overlap."""
+    library = pytest.importorskip("tokenizers")
+    names = ["aab", "ba", "abaa", "c", "  ", "   ", "    "]
+    alphabet = {character: index for index, character in enumerate(byte_characters())}
+    texts = [*map("".join, itertools.product("abc", repeat=5)), *(" " * n for n in range(12))]
+    accepted = refused = 0
+    for three, normalized in itertools.product(itertools.combinations(names, 3), ([0, 0, 0], [1, 1, 1], [0, 1, 0])):
+        bpe = library.Tokenizer(library.models.BPE(alphabet, []))
+        bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        bpe.add_tokens(
+            [library.AddedToken(name, normalized=bool(n)) for name, n in zip(three, normalized, strict=True)]
+        )
+        tokenizer = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(bpe.to_str())})
+        try:
+            vocabulary_of(tokenizer, 259)
+        except UsageError as error:
+            assert re.match("llama.cpp would find .* its added tokens .* must not overlap", str(error))
+            refused += 1
+            continue
+        accepted += 1
+        if accepted % 4 == 1:
+            write_gguf(small_k3(vocab_size=259, num_hidden_layers=2), tmp_path / "k3.gguf", tokenizer)
+            with llamacpp.opened(tmp_path / "k3.gguf") as engine:
+                assert [engine.tokenize(text) for text in texts] == [tokenizer.encode(text) for text in texts]
+    assert (accepted, refused) == (69, 36)  # as many as differ in llama.cpp where none is refused
 
 
 @pytest.mark.parametrize(("behavior", "invert"), [("Isolated", False), ("Removed", False), ("Isolated", True)])
