@@ -249,6 +249,12 @@ class Noise(Change):
     sites: Indices = None
     tokens: Indices = None
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _is_index(self.seed) or not abs(self.seed) < 2**31:
+            raise UsageError(f"seed must be a whole number below 2**31, not {self.seed!r}")
+        object.__setattr__(self, "seed", int(self.seed))
+
     def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
         vector = row.vectors[self.source]
         direction = self._directions(made, vector.shape[-1]).to(vector)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MethodType
@@ -18,7 +19,7 @@ from attnres.connections._connection import Mixture
 from attnres.connections._mixing import unrolled
 from attnres.connections._reads import mixture
 from attnres.connections._state import refuse_other
-from attnres.errors import UsageError
+from attnres.errors import UsageError, list_of_ids
 
 log = logging.getLogger("attnres")
 
@@ -139,6 +140,11 @@ class Intervened(Connection):
             vector = change.enter(source, vector, change.where(made.positions), made)
         return vector
 
+    def warn_of_what_changed_nothing(self) -> None:
+        for change in self.changes:
+            if 0 < self.seen <= min(getattr(change, "tokens", None) or (0,)):
+                log.warning("%s changed nothing: no text in here had more than %d tokens", change, self.seen)
+
     def _tag(self, index: int, like: Tensor) -> Tensor:
         dtype = torch.promote_types(like.dtype, torch.float32)
         tag = torch.zeros(self.sites + 1, *like.shape[:-1], self._channels, dtype=dtype, device=like.device)
@@ -156,7 +162,8 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
     Everything that runs the model then runs it so: its forward and backward pass, `attnres.generate`, `generate` of
     transformers. Sites are 0 .. L-1 for the sublayers and L for the readout; source 0 is the embedding and source i + 1
     the output of sublayer i. Changes are made in the order given, each on what those before it left. Positions of
-    tokens count from the start of the text, those already in a cache of keys and values included. A deep copy that is
+    tokens count from the start of the text, those already in a cache of keys and values included, and so is the padding
+    of a batch: they are its columns. A deep copy that is
     made meanwhile has the changes for good; a state dict has none. `mixing_matrix` and `depth_profile` refuse a model
     under changes: `trace` takes them as an argument.
 
@@ -175,26 +182,28 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
             at no site or token. One whose tokens lay behind the end of every text is a warning when the `with` ends.
     """
     intervened = prepared(model, changes)
-    for change in intervened.changes:
-        if () in (getattr(change, "sites", None), getattr(change, "tokens", None)):
-            raise UsageError(f"{change} changes nothing; leave out the empty list, and it is all of them")
     with replaced(model, intervened):
         yield model
-    for change in intervened.changes:
-        if 0 < intervened.seen <= min(getattr(change, "tokens", None) or (0,)):
-            log.warning("%s changed nothing: no text in here had more than %d tokens", change, intervened.seen)
+    intervened.warn_of_what_changed_nothing()
+
+
+def as_changes(changes: Any) -> tuple[Change, ...]:
+    """List changes. Raises UsageError for one without a list; `prepared` looks at each."""
+    if isinstance(changes, Change) or not isinstance(changes, Iterable):
+        raise UsageError(f"changes are a list: write [{changes if isinstance(changes, Change) else 'Mute(3)'}]")
+    return tuple(changes)
 
 
 def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, reading: None) -> Intervened:
     """The model's connection under changes, with the sources that they need of other prompts. Raises as `intervene`."""
     holder, name = _place(model)
-    if isinstance(changes, Change):
-        raise UsageError(f"changes are a list: write [{changes}]")
-    connection, listed = getattr(holder, name), tuple(changes)
+    connection, listed = getattr(holder, name), as_changes(changes)
     for change in listed:
         if not isinstance(change, Change):
             raise UsageError(f"{change!r} is no change; give each by itself, such as Mute(3)")
         change.check(connection.sites)
+        if () in (getattr(change, "sites", None), getattr(change, "tokens", None)):
+            raise UsageError(f"{change} changes nothing; leave out the empty list, and it is all of them")
     prompts = {change.ids for change in listed if isinstance(change, Patch)}
     others = {prompt: sources_of(model, prompt) for prompt in prompts}
     return Intervened(connection, listed, others, watch)
@@ -260,11 +269,22 @@ def differs_by_channel(connection: Connection) -> bool:
     return max(widths) > 1
 
 
+def ids_for(model: Any, name: str, tokens: Any) -> list[int]:
+    """List the ids of one text for the model. name: what the message calls them. Raises UsageError for others."""
+    text = list_of_ids(name, tokens)
+    config = getattr(model, "config", None)
+    size = getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", math.inf)
+    if not all(0 <= each < size for each in text):
+        raise UsageError(f"{name} must be ids from 0 to {size - 1}, not {text}")
+    return text
+
+
 @torch.no_grad()
 def sources_of(model: Any, tokens: Iterable[int]) -> list[Tensor]:
     """The sources v_0 .. v_L of one text, [time, dim] each, of the model as it is."""
     weight = next(model.parameters())
-    connection, x, sublayers = unrolled(model, torch.tensor([list(tokens)], device=weight.device))
+    ids = ids_for(model, "prompt", tokens)
+    connection, x, sublayers = unrolled(model, torch.tensor([ids], device=weight.device))
     sources = [x]
 
     def recorded(sublayer: Sublayer) -> Sublayer:
@@ -308,6 +328,8 @@ def _device(connection: Connection) -> torch.device:
 
 def _place(model: Any) -> tuple[Any, str]:
     """The module that holds the model's connection, and the attribute."""
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"give a model, a torch.nn.Module, and not {model!r:.40}")
     found = list({(id(holder), name): (holder, name) for holder, name in _places(model)}.values())
     if len(found) != 1:
         how = "it must hold one, which attnres.hf.attach puts into a transformers model"

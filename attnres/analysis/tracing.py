@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from numbers import Integral
+from typing import Any, SupportsIndex
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
-from attnres.analysis.interventions import Reading, prepared, replaced
-from attnres.errors import UsageError, list_of_ids
+from attnres.analysis.interventions import Reading, as_changes, ids_for, prepared, replaced
+from attnres.errors import UsageError
 from attnres.model import Transformer
 
 OnSite = Callable[[int], None]
@@ -47,7 +49,7 @@ def trace(
     read: int | None = None,
     on_site: OnSite = lambda site: None,
 ) -> Trace:
-    """Pass one text through a model and keep what its depth does.
+    """Pass one text through a model and keep what its depth does, without dropout, whatever mode the model is in.
 
     Args:
         model: the lab's Transformer, or a transformers model with a connection attached.
@@ -60,11 +62,8 @@ def trace(
     Raises:
         UsageError: as `intervene` does.
     """
-    text = list_of_ids("tokens", tokens)
-    config = getattr(model, "config", None)
-    size = getattr(getattr(config, "get_text_config", lambda: config)(), "vocab_size", math.inf)
-    if not all(0 <= each < size for each in text):
-        raise UsageError(f"tokens must be ids from 0 to {size - 1}, not {text}")
+    _check_read(read)
+    text = ids_for(model, "tokens", tokens)
     rows: list[Tensor] = []
     last: list[Reading] = []
 
@@ -76,10 +75,37 @@ def trace(
 
     connection = prepared(model, changes, watch)
     ids = torch.tensor(text, device=next(model.parameters()).device)
-    with replaced(model, connection):
+    with replaced(model, connection), _without_dropout(model):
         out = model(ids[None])
+    connection.warn_of_what_changed_nothing()
     logits = out if isinstance(out, Tensor) else out.logits
     return Trace(ids, torch.cat(last[0].sources).float(), torch.stack(rows, 1), logits[0])
+
+
+@contextmanager
+def _without_dropout(model: nn.Module) -> Iterator[None]:
+    """Let a model be in evaluation mode meanwhile: what is drawn is no effect of a change."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def _check_read(read: int | None) -> None:
+    if read is not None and (isinstance(read, bool) or not isinstance(read, Integral) or read < 0):
+        raise UsageError(f"read must be None or the number of a read, from 0 on, not {read!r}")
+
+
+def _index(value: Any, count: int, are: str) -> int:
+    """A whole number below `count`, one of numpy's or torch's too."""
+    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
+        with suppress(TypeError):  # a tensor of several numbers, or of none whole
+            if 0 <= (index := operator.index(value)) < count:
+                return index
+    raise UsageError(f"{are} 0 to {count - 1}, not {value!r}")
 
 
 def _one_read(reading: Reading, read: int | None) -> tuple[Tensor, Tensor]:
@@ -131,10 +157,9 @@ def explain(
     """
     if not isinstance(traced, Trace):
         raise UsageError("explain takes what trace returned: explain(model, trace(model, tokens), position, target)")
-    if not 0 <= position < len(traced.tokens):
-        raise UsageError(f"the text has tokens 0 to {len(traced.tokens) - 1}, not {position}")
-    if not 0 <= target < traced.logits.shape[-1]:
-        raise UsageError(f"the model's ids are 0 to {traced.logits.shape[-1] - 1}, not {target}")
+    _check_read(read)
+    position = _index(position, len(traced.tokens), "the text has tokens")
+    target = _index(target, traced.logits.shape[-1], "the model's ids are")
     norm, head = readout_parts(model)
     inputs: list[Tensor] = []
     weights: list[Tensor] = []
@@ -242,16 +267,28 @@ def removal_effects(
         at: the positions at which it is removed; all of them if None.
         seeds: how many random vectors.
         on_site: as for `trace`.
+
+    Raises:
+        UsageError: as `trace` does, or where nothing would be removed.
     """
-    if len(tokens) < 2:
+    text = ids_for(model, "tokens", tokens)
+    if len(text) < 2:
         raise UsageError("a loss needs a text of two tokens at least")
-    held, asked, places = tuple(changes), listed("sites", sites), listed("at", at)
+    held, removed = as_changes(changes), listed("sources", sources)
+    asked, places = listed("sites", sites), listed("at", at)
+    if removed is None or isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 0:
+        raise UsageError(f"sources must be whole numbers and seeds one from 0 on, not {sources!r} and {seeds!r}")
+    if asked == () or (places is not None and min(places, default=len(text)) >= len(text)):
+        raise UsageError(f"nothing would be removed: sites={sites!r}, at={at!r}, in a text of {len(text)} tokens")
 
     def loss(*more: Change) -> float:
-        return float(trace(model, tokens, [*held, *more], on_site=on_site).losses.mean())
+        return float(trace(model, text, [*held, *more], on_site=on_site).losses.mean())
 
     before = loss()
-    for source in sources:
+    for source in removed:
         reading = None if asked is None else tuple(site for site in asked if site >= source)
+        if reading == ():
+            yield Effect(source, 0.0, (0.0,) * seeds)
+            continue
         random = tuple(loss(Noise(source, seed, reading, places)) - before for seed in range(seeds))
         yield Effect(source, loss(Mute(source, reading, places)) - before, random)

@@ -170,10 +170,25 @@ def bound_sublayers(
 
 
 def run_whole(model: Any, inputs: Tensor, **others: Any) -> Any:
-    """Call a model of transformers on its main input, be it tokens or pixels, and let it keep no cache."""
+    """Call a model of transformers on its main input, be it tokens or pixels, and let it keep no cache.
+
+    Raises UsageError for tokens that it cannot embed.
+    """
+    if model.main_input_name == "input_ids":
+        _check_tokens(inputs, model.config.get_text_config().vocab_size)
     if hasattr(model.config, "use_cache"):
         others["use_cache"] = False
     return model(**{model.main_input_name: inputs}, **others)
+
+
+def _check_tokens(tokens: Any, vocab_size: int) -> None:
+    whole = isinstance(tokens, Tensor) and tokens.dtype in (torch.int64, torch.int32)
+    if not whole or tokens.ndim != 2 or not tokens.numel():
+        what = f"{tokens.dtype} {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise UsageError(f"tokens must be a tensor [batch, time] of int64, not {what}")
+    least, most = int(tokens.min()), int(tokens.max())
+    if least < 0 or most >= vocab_size:
+        raise UsageError(f"tokens must be 0 to {vocab_size - 1}, not {least} to {most}")
 
 
 def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:

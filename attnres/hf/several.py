@@ -36,7 +36,7 @@ class Several:
     """A piece that takes all mixtures of its site: f(carried, layer, (h, *more), *args, **kwargs) -> y."""
 
     prefix: Piece
-    """What the layer does to h before it gives it to the module."""
+    """What the layer makes of h before it gives it to the module."""
     piece: Piece
 
     def function(self, carried: Any, layer: nn.Module, reads: Sequence[Tensor], *args: Any, **kwargs: Any) -> Tensor:
@@ -83,13 +83,27 @@ def several(piece: Any, module: str) -> Several:
         for node in ast.walk(statement):
             match node:
                 case ast.Call(func=ast.Attribute(value=ast.Name("self"), attr=attribute)) if attribute == module:
-                    if stream in names(node, ast.Load):
+                    arguments = [*node.args, *(keyword.value for keyword in node.keywords)]
+                    given = [argument for argument in arguments if stream in names(argument, ast.Load)]
+                    if len(given) == 1 and isinstance(statement, ast.Assign | ast.Return):
                         prefix = copy.deepcopy(piece.tree)
-                        prefix.body[place:] = [ast.Return(ast.Name(stream, ast.Load()))]
+                        prefix.body[place:] = [ast.Return(copy.deepcopy(given[0]))]
+                        _refuse_more_than_norms(prefix, module)
                         node.keywords.append(ast.keyword(_READS, ast.Name(_READS, ast.Load())))
                         _add_argument(tree)
                         return Several(Piece.compiled(prefix, piece.home), Piece.compiled(tree, piece.home))
     raise Unreadable(f"its {module} is not given the hidden states")
+
+
+def _refuse_more_than_norms(prefix: ast.FunctionDef, module: str) -> None:
+    """Raise Unreadable where a part of the layer is called with more than one tensor, a cache perhaps.
+
+    The prefix runs once for every mixture.
+    """
+    for node in ast.walk(prefix):
+        match node:
+            case ast.Call(func=ast.Attribute(value=ast.Name("self"), attr=other)) if len(node.args + node.keywords) > 1:
+                raise Unreadable(f"it calls {other} before {module}")
 
 
 @functools.cache

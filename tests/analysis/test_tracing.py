@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ import transformers
 import attnres.hf
 from attnres import Transformer, TransformerConfig, UsageError, connection_names, mixing_matrix
 from attnres.analysis import Mute, Noise, Off, Patch, Pin, Scale, intervene
-from attnres.analysis.tracing import _scaled, explain, removal_effects, trace
+from attnres.analysis.tracing import Effect, _scaled, explain, removal_effects, trace
 from tests.depth import randomise
 from tests.hf.k3 import small_k3
 from tests.hf.models import CONFIGS, make_model
@@ -214,12 +215,85 @@ def test_models_of_any_depth(layers):
     assert told.shares.shape == (2 * layers + 1,) * 2 and told.rest.abs().max() < 1e-4
 
 
+def test_dropout_is_off_whatever_mode_the_model_is_in():
+    """Its noise is as large as effects are."""
+    config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
+    model = attnres.hf.attach(transformers.GPT2LMHeadModel(config), "block").train()
+    model.transformer.drop.eval()
+    modes = [module.training for module in model.modules()]
+    noisy = next(removal_effects(model, TEXT, [2], seeds=1)), trace(model, TEXT).logits
+    assert [module.training for module in model.modules()] == modes and True in modes and False in modes
+    with pytest.raises(ZeroDivisionError):
+        trace(model, TEXT, on_site=lambda site: site // (site - site))
+    assert [module.training for module in model.modules()] == modes
+    model.eval()
+    assert noisy[0] == next(removal_effects(model, TEXT, [2], seeds=1))
+    assert torch.equal(noisy[1], trace(model, TEXT).logits)
+
+
+def test_a_source_that_no_site_asked_can_read_costs_nothing():
+    effects = list(removal_effects(lab("full"), TEXT, [2, 5], sites=4, seeds=1))
+    assert effects[0].removed != 0 and effects[1] == Effect(5, 0.0, (0.0,))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"sites": []}, r"nothing would be removed: sites=\[\]"),
+        ({"at": []}, r"nothing would be removed: .* at=\[\], in a text of 7 tokens"),
+        ({"at": 7}, "nothing would be removed"),
+        ({"sources": None}, "sources must be whole numbers and seeds one from 0 on, not None and 3"),
+        ({"sources": [1.5]}, "sources must be whole numbers"),
+        ({"seeds": -1}, "seeds one from 0 on"),
+        ({"seeds": 1.5}, "seeds one from 0 on"),
+        ({"changes": Off(2)}, r"changes are a list: write \[Off\(2\)\]"),
+        ({"changes": 3}, "changes are a list"),
+        ({"tokens": None}, "tokens must be a list of ids"),
+        ({"tokens": [99, 1]}, "tokens must be ids from 0 to 15"),
+        ({"model": None}, "give a model, a torch.nn.Module, and not None"),
+    ],
+)
+def test_nothing_to_remove_is_refused(options, message):
+    with pytest.raises(UsageError, match=message):
+        list(removal_effects(**{"model": lab("full"), "tokens": TEXT, "sources": [1], **options}))
+
+
+def test_a_change_behind_the_text_is_warned_of(caplog):
+    trace(lab("full"), TEXT, [Mute(1, tokens=99)])
+    assert "Mute(1, tokens=(99,)) changed nothing: no text in here had more than 7 tokens" in caplog.text
+    with pytest.raises(UsageError, match="changes nothing; leave out the empty list"):
+        trace(lab("full"), TEXT, [Mute(1, sites=[])])
+    with pytest.raises(UsageError, match="prompt must be ids from 0 to 63"):
+        trace(attached("llama"), TEXT, [Patch(1, prompt=[64])])
+    for seed in "a", 1.5, None, 2**70, True:
+        with pytest.raises(UsageError, match="seed must be a whole number"):
+            Noise(1, seed=seed)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [torch.tensor([1, 2]), torch.rand(1, 3), torch.tensor([[64]]), torch.tensor([[-1]]), torch.ones(1, 0).int()],
+)
+def test_tokens_that_an_attached_model_has_not_are_one_line(wrong):
+    for matrix in mixing_matrix, attnres.hf.mixing_matrix:
+        with pytest.raises(UsageError, match=r"^tokens must be"):
+            matrix(attached("llama"), wrong)
+    with pytest.raises(UsageError, match=r"^tokens must be"):
+        attnres.hf.mixing_matrix(attached("llama"), [1, 2])
+
+
 def test_what_is_not_there_is_refused():
     model = lab("block")
     traced = trace(model, TEXT)
-    for position, target in ((7, 0), (-1, 0), (0, 16), (0, -1)):
+    for position, target in ((7, 0), (-1, 0), (0, 16), (0, -1), (1.0, 3), (1, 3.0), ("a", 3), (1, None), (True, 3)):
         with pytest.raises(UsageError):
             explain(model, traced, position, target)
+    expected = explain(model, traced, 3, 2).shares
+    for position, target in ((np.int64(3), torch.tensor(2)), (torch.tensor(3), np.int32(2))):
+        assert torch.equal(explain(model, traced, position, target).shares, expected)
+    for read in ("a", 1.0, True, -1):
+        with pytest.raises(UsageError, match="read must be None or the number of a read"):
+            trace(model, TEXT, read=read)
     with pytest.raises(UsageError, match="two tokens"):
         next(removal_effects(model, [3], [0]))
     for wrong in (torch.tensor([TEXT]), "text", None, [0.5]):

@@ -9,6 +9,7 @@ import torch
 
 import attnres.hf
 from attnres import Connection, UsageError
+from attnres.hf.small import small_inputs, small_model, spread_weights
 from tests.depth import randomise
 from tests.hf.models import make_model, make_tokens
 
@@ -105,6 +106,26 @@ def test_refused_and_left_as_it_was(name, reads, why):
             attnres.hf.attach(model, "block", reads=reads)
         assert "\n" not in str(error.value) and str(error.value).endswith("leave reads='one'")
         assert torch.equal(model(tokens).logits, before)
+
+
+def test_what_is_done_within_the_call_of_attention_is_done_to_every_mixture():
+    """lfm2 calls self_attn(hidden_states=operator_norm(hidden_states), ..)."""
+    torch.manual_seed(0)
+    model = small_model("lfm2", layer_types=["full_attention"] * 4)
+    spread_weights(model)
+    tokens = small_inputs(model)
+    with torch.no_grad():
+        plain = model(tokens).logits
+        attached = attnres.hf.attach(model, "full", reads="qkv")(tokens).logits
+    torch.testing.assert_close(attached, plain, rtol=0, atol=1e-5 * plain.abs().max().item())
+
+
+def test_a_part_with_a_cache_is_not_run_for_every_mixture():
+    """falcon_h1 has a mamba before its attention, which advanced its state three times per token."""
+    model = small_model("falcon_h1")
+    with pytest.raises(UsageError, match=r"mixtures of their own: it calls mamba before self_attn; leave reads='one'"):
+        attnres.hf.attach(model, "full", reads="qkv")
+    attnres.hf.attach(model, "full")
 
 
 def test_experts_do_not_keep_attention_from_reading_several():
