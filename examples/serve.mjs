@@ -5,12 +5,17 @@
 //
 // llama.cpp does the work, through npm's node-llama-cpp (docs/DEPLOY.md). Requests wait for each other.
 
+import { existsSync } from "node:fs";
 import { createServer } from "node:http";
 import { basename } from "node:path";
 import { json } from "node:stream/consumers";
 import { getLlama, LlamaChatSession } from "node-llama-cpp";
 
 const [path, port = "8080", size = "512"] = process.argv.slice(2);
+if (!path || !existsSync(path)) {
+  console.error(path ? `${path}: there is no such file` : "usage: node examples/serve.mjs FILE.gguf [PORT] [CONTEXT]");
+  process.exit(2);
+}
 const llama = await getLlama({ gpu: false, build: "never", maxThreads: Number(process.env.THREADS ?? 0) }); // 0: no limit
 const model = await llama.loadModel({ modelPath: path });
 const context = await model.createContext({ contextSize: Number(size) });

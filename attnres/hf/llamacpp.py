@@ -23,7 +23,7 @@ from attnres.files import replacement
 
 PACKAGE = "@node-llama-cpp/linux-x64@3.22.1"
 VARIABLE = "ATTNRES_LLAMA_CPP"
-INSTALL = f"npm install --no-save --no-package-lock {PACKAGE}"
+INSTALL = f"npm install --no-save --no-package-lock --omit=optional {PACKAGE}"
 
 QUANTISED = {"q8_0": 7, "q6_k": 18, "q5_k_m": 17, "q4_k_m": 15, "q4_0": 2}
 """Types that llama.cpp makes of a file, by its numbers. Those with _k need matrices of rows in multiples of 256."""
@@ -200,6 +200,11 @@ def find_library() -> Path | None:
 def load_library() -> Any:
     """Load llama.cpp and declare what is used of it. Raises UsageError where there is none."""
     folder = find_library()
+    if folder is None and (named := os.environ.get(VARIABLE)):
+        raise UsageError(
+            f"{VARIABLE}={named}: no libllama.* lies in that folder; name the one that holds it, such as "
+            f"node_modules/@node-llama-cpp/linux-x64/bins/linux-x64, or unset it and fetch llama.cpp with: {INSTALL}"
+        )
     if folder is None:
         raise UsageError(f"llama.cpp is not here; fetch it with: {INSTALL} (or name its folder in {VARIABLE})")
     parts = {name: ctypes.CDLL(str(_file(folder, name)), ctypes.RTLD_GLOBAL) for name in ("ggml-base", "ggml", "llama")}

@@ -96,15 +96,19 @@ def judged(
     ]
 
 
-def summary(found: Sequence[Statement]) -> str:
-    """Under each claim that was decided for some connection: for which it is shown, for which refuted."""
+def summary(found: Sequence[Statement], first: Callable[[str], bool] = lambda claim: True) -> str:
+    """Under each claim that was decided for some connection: for which it is shown, for which refuted.
+
+    first: the claims that are named alone where one of them was decided.
+    """
+    decided = [one for one in found if one.reading != "not decided"]
+    decided = [one for one in decided if first(one.claim)] or decided
     parts = []
-    for claim in dict.fromkeys(statement.claim for statement in found):
+    for claim in dict.fromkeys(statement.claim for statement in decided):
         arms = {
-            reading: [one.arm for one in found if (one.claim, one.reading) == (claim, reading)]
+            reading: [one.arm for one in decided if (one.claim, one.reading) == (claim, reading)]
             for reading in ("shown", "refuted")
         }
         said = [f"{reading} for {', '.join(names)}" for reading, names in arms.items() if names]
-        if said:
-            parts.append(f"{claim} ({'; '.join(said)})")
+        parts.append(f"{claim} ({'; '.join(said)})")
     return f"Decided: {'; '.join(parts)}." if parts else "These runs decide nothing."

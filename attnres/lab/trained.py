@@ -126,8 +126,12 @@ def find_runs(folders: Sequence[Path]) -> list[Path]:
 
 
 def _inside(folder: Path) -> list[Path]:
-    found = []
-    for name, below, _ in os.walk(folder):
+    found, seen = [], set[str]()
+    for name, below, _ in os.walk(folder, followlinks=True):
+        if (real := os.path.realpath(name)) in seen:
+            below.clear()  # a link to what was gone through, perhaps to a folder above
+            continue
+        seen.add(real)
         if _is_run(Path(name)):
             found.append(Path(name))
             below.clear()  # steps-N in it are ends that it had before it went on

@@ -40,7 +40,9 @@ class Preparation:
         self._stopping = False
 
     def begin(self) -> None:
-        """Train, unless it has begun."""
+        """Train, unless it has begun; what failed, as where another process was at it, is tried again."""
+        if self._error is not None and not self._thread.is_alive():
+            self._error, self._thread = None, threading.Thread(target=self._train, name="training", daemon=True)
         if self._thread.ident is None:
             self._thread.start()
 

@@ -70,11 +70,12 @@ class OptimizerConfig:
             raise UsageError("warmup and decay are shares of the steps: at least 0 each and at most 1 together")
 
 
+# Each of the backbone's options has a flag of its own: of one that is given again the last would count alone. Said out
+# here, because tyro takes a comment at a field for its help.
 @dataclass(frozen=True)
 class RunConfig:
     """Everything that decides a run's result, and what it writes on its way."""
 
-    # Of the backbone's options each has a flag of its own: of one that is given again the last would count alone.
     model: Annotated[TransformerConfig, UseAppendAction] = field(default_factory=TransformerConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

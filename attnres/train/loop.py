@@ -68,9 +68,9 @@ def train(
 ) -> dict[str, Any]:
     """Start the run in `folder`, or go on with the one that is there, and return its summary when it is done.
 
-    A run that is done already only returns its summary. With one thread the result is bit-equal however often the run
-    was stopped on its way. Given more steps than the run in the folder has, it goes on from the last checkpoint before
-    the learning rate fell (see `RunFolder.extend`).
+    A run that is done already only returns its summary, unless its text is there and has changed. With one thread the
+    result is bit-equal however often the run was stopped on its way. Given more steps than the run in the folder has,
+    it goes on from the last checkpoint before the learning rate fell (see `RunFolder.extend`).
 
     Args:
         config: all that decides the result. A `model.vocab_size` below the corpus's is raised to it.
@@ -116,9 +116,17 @@ def _train(
         }
     )
     run.refuse_other(config, may_be_longer=True)
-    if (summary := world.share(run.summary)) is not None and summary["steps"] == config.steps:
-        return summary
-    corpus = _open_corpus(config, world, progress)
+    done = world.share(run.summary)
+    done = done if done is not None and done["steps"] == config.steps else None
+    try:
+        corpus = _open_corpus(config, world, progress)
+    except UsageError:
+        if done is None:
+            raise
+        return done  # and of what it was made is not needed any more
+    if done is not None:
+        run.refuse_other_text(corpus, "choose another folder")
+        return done
     world.agree({"corpus": corpus.sha256})
     check_length(corpus, config.model.context)
     config = fit_vocabulary(config, corpus.vocab_size)

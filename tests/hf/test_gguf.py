@@ -271,6 +271,10 @@ def test_what_llama_cpp_says_reaches_the_reader(tmp_path):
 def test_without_llama_cpp_it_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setenv(llamacpp.VARIABLE, str(tmp_path))
     llamacpp.load_library.cache_clear()
-    with pytest.raises(UsageError, match=r"npm install .*@node-llama-cpp/linux-x64@3.22.1"):
+    with pytest.raises(UsageError, match=r"no libllama.* lies in that folder; .* fetch llama.cpp with: npm"):
+        llamacpp.load_library()
+    monkeypatch.delenv(llamacpp.VARIABLE)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError, match=r"is not here; fetch it with: npm install .*@node-llama-cpp/linux-x64@3.22.1"):
         llamacpp.load_library()
     llamacpp.load_library.cache_clear()

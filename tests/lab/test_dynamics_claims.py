@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from attnres.lab.claims import Statement, judged
+from attnres.lab.claims import Statement, judged, summary
 from attnres.lab.dynamics.claims import (
     early_sink,
     embedding_excess,
+    finding,
     log_growth,
     log_range,
     periodicity,
@@ -199,6 +200,25 @@ def test_a_made_up_record_is_read_as_it_was_made():
     assert found["the embedding is a sink", "residual"] == "refuted"
     assert found["depth weights sharpen in training", "block"] == "shown"
     assert found["depth weights sharpen in training", "residual"] == "refuted"
+
+
+def test_what_a_record_rounds_off_is_no_effect():
+    """The plain residual's shares are equal, and with four digits off by the same in every seed."""
+    record = made_up_record()
+    equal = [float(f"{share:.4g}") for share in uniform_shares(SITES + 1)]
+    for run in record["arms"][0]["runs"]:
+        run["source_share"] = equal
+    found = [one for one in statements(parsed(DynamicsRecord, record)) if one.claim.endswith("is a sink")]
+    assert {(one.value, one.p_value, one.reading) for one in found if one.arm == "residual"} == {(0.0, 1.0, "refuted")}
+
+
+def test_the_finding_names_what_else_was_decided_where_nothing_is_of_h():
+    record = parsed(DynamicsRecord, made_up_record())
+    assert finding(record).startswith("Decided: h grows with depth (shown for residual")
+    assert "sharpen" not in finding(record)
+    open_, shown = Statement("h grows", "arm", 0.5, 0.3, 3, 0.2, 1), Statement("y grows", "arm", 0.5, 0.05, 3, 0.01, 1)
+    assert summary([open_, shown], lambda claim: claim.startswith("h ")) == "Decided: y grows (shown for arm)."
+    assert summary([]) == "These runs decide nothing."
 
 
 def test_runs_that_diverged_do_not_count():

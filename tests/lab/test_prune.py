@@ -269,6 +269,13 @@ def test_runs_are_found_in_folders_of_any_depth(sweep):
     assert find_runs([sweep.planned[0].job.folder] * 2) == [sweep.planned[0].job.folder]
 
 
+def test_runs_behind_links_are_found_once(sweep, tmp_path):
+    run = sweep.planned[0].job.folder
+    (tmp_path / "linked").symlink_to(run)
+    (tmp_path / "round").symlink_to(tmp_path)
+    assert find_runs([tmp_path]) == [tmp_path / "linked"]
+
+
 def test_what_lies_in_a_run_or_is_another_programs_is_no_run(sweep, tmp_path):
     """steps-N is the end that a run had before it went on; the config.json beside it is of a transformers model."""
     run = tmp_path / "checkpoints" / "block" / "seed-0"

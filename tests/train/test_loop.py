@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import attnres
+from attnres.data import DataConfig
 from attnres.errors import UsageError
 from attnres.signals import STOPS
 from attnres.train import Interrupted, load_run, read_metrics, train
@@ -61,12 +62,18 @@ def test_a_run_writes_everything(make_config, tmp_path):
     )
 
 
-def test_a_finished_run_only_returns_its_summary(make_config, tmp_path, monkeypatch):
-    config = make_config(steps=2)
-    summary = train(config, tmp_path)
-    monkeypatch.setattr("attnres.train.loop.open_corpus", lambda *_, **__: pytest.fail("not needed"))
-    events = []
-    assert train(config, tmp_path, events.append) == summary
+def test_a_finished_run_only_returns_its_summary_unless_its_text_has_changed(make_config, tmp_path):
+    text, run = tmp_path / "text.txt", tmp_path / "run"
+    data = DataConfig(paths=(str(text),), cache=str(tmp_path / "cache"))
+    config = dataclasses.replace(make_config(steps=2), data=data)
+    text.write_text("all work and no play\n" * 400)
+    summary, events = train(config, run), []
+    assert train(config, run, events.append) == summary
+    text.write_text("another text, as long\n" * 400)
+    with pytest.raises(UsageError, match="the corpus has changed since this run began"):
+        train(config, run, events.append)
+    text.unlink()
+    assert train(config, run, events.append) == summary
     assert events == []
 
 

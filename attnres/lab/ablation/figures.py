@@ -80,7 +80,8 @@ def tuning(record: AblationRecord, narrow: bool = False) -> Figure | None:
     factors = sorted({run.factor for cell in record.cells for run in cell.tuning})
     if not factors:
         return None
-    size = (1.3 + 1.0 * len(factors), 1.0 + 0.27 * len(arms))
+    names = 0.06 * max(len(visible(arm)) for arm in arms)  # inches
+    size = (names / len(stds) + 0.6 + 1.0 * len(factors), 1.0 + 0.27 * len(arms))
     figure, axes_of_all = panels(len(stds), len(stds), size, narrow, sharey=True)
     image, clipped = None, False
     for axes, std in zip(axes_of_all, stds, strict=True):

@@ -14,7 +14,7 @@ from attnres.analysis.rank import effective_rank, semiseparable_rank
 from attnres.connections import Connection, Sublayer, mixing_matrix
 from attnres.data import Corpus, validation_batches
 from attnres.errors import UsageError
-from attnres.lab.dynamics.record import Moment, Profiles, Ranks
+from attnres.lab.dynamics.record import DIGITS, Moment, Profiles, Ranks
 from attnres.lab.record import read_record, write_record
 from attnres.model import Transformer, parameter_roles
 from attnres.train import RunConfig
@@ -31,8 +31,6 @@ RANK_TOKENS, RANK_CHANNELS = 8, 4
 
 PROFILES = "dynamics.json"
 """The file in a run's folder that outlives its checkpoints."""
-
-DIGITS = 4
 
 EVERY = 10**9
 """The `keep` of the runs that the command trains: every checkpoint stays until it is profiled. By it they are told from

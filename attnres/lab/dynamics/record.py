@@ -11,6 +11,9 @@ from attnres.lab.record import Record, Stored
 
 Numbers = tuple[float, ...]
 
+DIGITS = 4
+"""Those that are kept of a number."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:

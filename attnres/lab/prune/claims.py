@@ -67,4 +67,4 @@ def prune_statements(record: PruneRecord) -> list[Statement]:
 
 def finding(record: PruneRecord) -> str:
     """Whether sublayers are less redundant."""
-    return summary([found for found in prune_statements(record) if not found.claim.endswith("mean")])
+    return summary(prune_statements(record), first=lambda claim: not claim.endswith("mean"))
