@@ -99,9 +99,9 @@ def rate_tables(record: ScalingRecord) -> list[TextTable]:
         rates = (_rate(record, arm, size, factors.get((arm, size))) for size in sizes)
         rows.append((arm, *rates, *(_checked(record, arm, size) for size in checked)))
     note = (
-        "Multiples of the default rates: chosen on a grid at the two smallest sizes, on a seed of its own, which goes "
-        "on where the best lies at its edge, and on the line through both from there on. * still at the edge of what "
-        "was tried there: the best rate may lie beyond."
+        "Multiples of the default rates: at the two smallest sizes the lowest point of a parabola through a grid, on a "
+        "seed of its own, which goes on where the best lies at its edge, and on the line through both from there on. * "
+        "still at the edge of what was tried there: the best rate may lie beyond."
     )
     if checked:
         note += (
