@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from attnres.analysis.comparison import LEAST_MEMORY, SIGNIFICANCE, WIDEST, Comparison
 from attnres.analysis.profile import SEEN, DepthProfile
 from attnres.data import in_bits
@@ -107,7 +109,8 @@ def sink_table(profiles: Sequence[tuple[str, DepthProfile]]) -> TextTable:
     rows = []
     for arm, profile in profiles:
         sinks = [f"{name} {excess:.1f}x ({share:.0%})" for name, share, excess in profile.sinks(3)]
-        rows.append((arm, *(sinks or ["none"]), *[""] * (3 - max(1, len(sinks)))))
+        nothing = "none" if np.isfinite(profile.source_share).all() else "weights are not finite"
+        rows.append((arm, *(sinks or [nothing]), *[""] * (3 - max(1, len(sinks)))))
     note = (
         "Share of the weight of the sites that can see the source, over an equal share, and the share itself; of the "
         f"sources that at least {SEEN:.0%} of the sites can see: the few sites behind the last ones read them anyhow."

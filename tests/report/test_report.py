@@ -232,6 +232,8 @@ def test_seeds_step_times_that_are_far_apart_are_withheld():
 def test_a_connection_that_cannot_choose_has_no_sinks():
     even = dataclasses.replace(profile(), mean_share=np.tril(np.ones((7, 7))) / np.arange(1, 8)[:, None])
     assert sink_table([("residual", even)]).rows == (("residual", "none", "", ""),)
+    broken = dataclasses.replace(even, mean_share=np.full((7, 7), np.nan))
+    assert sink_table([("full", broken)]).rows == (("full", "weights are not finite", "", ""),)
 
 
 def test_inconsistent_data_is_refused():
