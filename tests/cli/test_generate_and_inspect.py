@@ -73,11 +73,12 @@ def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capsys):
     assert "not a run folder" in capsys.readouterr().err
 
 
-def test_a_comparison_is_no_run_but_holds_some(comparison, capsys):
+def test_a_comparison_is_no_run_but_holds_some(comparison, tmp_path, capsys):
     assert main(["generate", str(comparison[0]), "--prompt", "x"]) == 2
     assert "give one of its runs, such as " in capsys.readouterr().err
-    assert main(["generate", str(comparison[0].parent), "--prompt", "x"]) == 2
-    assert f"such as {comparison[0]}/" in capsys.readouterr().err  # as deep as scaling's
+    (tmp_path / "deeper").symlink_to(comparison[0])
+    assert main(["generate", str(tmp_path), "--prompt", "x"]) == 2
+    assert f"such as {tmp_path / 'deeper'}/" in capsys.readouterr().err  # as deep as scaling's
 
 
 def test_inspect_writes_a_page_beside_the_run_or_where_told(comparison, tmp_path, capsys):
