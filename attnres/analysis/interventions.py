@@ -163,9 +163,8 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
     transformers. Sites are 0 .. L-1 for the sublayers and L for the readout; source 0 is the embedding and source i + 1
     the output of sublayer i. Changes are made in the order given, each on what those before it left. Positions of
     tokens count from the start of the text, those already in a cache of keys and values included, and so is the padding
-    of a batch: they are its columns. A deep copy that is
-    made meanwhile has the changes for good; a state dict has none. `mixing_matrix` and `depth_profile` refuse a model
-    under changes: `trace` takes them as an argument.
+    of a batch: they are its columns. A deep copy that is made meanwhile has the changes for good; a state dict has
+    none. `mixing_matrix` and `depth_profile` refuse a model under changes: `trace` takes them as an argument.
 
     Args:
         model: the lab's Transformer, a transformers model with a connection attached, or any module that holds one
@@ -279,13 +278,24 @@ def ids_for(model: Any, name: str, tokens: Any) -> list[int]:
     return text
 
 
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Let a model be in evaluation mode meanwhile: what is drawn is no effect of a change."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
 @torch.no_grad()
 def sources_of(model: Any, tokens: Iterable[int]) -> list[Tensor]:
-    """The sources v_0 .. v_L of one text, [time, dim] each, of the model as it is."""
+    """The sources v_0 .. v_L of one text, [time, dim] each, of the model as it is but for its dropout."""
     weight = next(model.parameters())
     ids = ids_for(model, "prompt", tokens)
-    connection, x, sublayers = unrolled(model, torch.tensor([ids], device=weight.device))
-    sources = [x]
+    sources: list[Tensor] = []
 
     def recorded(sublayer: Sublayer) -> Sublayer:
         def call(*reads: Tensor) -> Tensor:
@@ -294,7 +304,10 @@ def sources_of(model: Any, tokens: Iterable[int]) -> list[Tensor]:
 
         return call
 
-    connection.run(connection.start(x), [recorded(sublayer) for sublayer in sublayers])
+    with without_dropout(model):
+        connection, x, sublayers = unrolled(model, torch.tensor([ids], device=weight.device))
+        sources.append(x)
+        connection.run(connection.start(x), [recorded(sublayer) for sublayer in sublayers])
     return [source[0] for source in sources]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, SupportsIndex
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
-from attnres.analysis.interventions import Reading, as_changes, ids_for, prepared, replaced
+from attnres.analysis.interventions import Reading, as_changes, ids_for, prepared, replaced, without_dropout
 from attnres.errors import UsageError
 from attnres.model import Transformer
 
@@ -75,23 +75,11 @@ def trace(
 
     connection = prepared(model, changes, watch)
     ids = torch.tensor(text, device=next(model.parameters()).device)
-    with replaced(model, connection), _without_dropout(model):
+    with replaced(model, connection), without_dropout(model):
         out = model(ids[None])
     connection.warn_of_what_changed_nothing()
     logits = out if isinstance(out, Tensor) else out.logits
     return Trace(ids, torch.cat(last[0].sources).float(), torch.stack(rows, 1), logits[0])
-
-
-@contextmanager
-def _without_dropout(model: nn.Module) -> Iterator[None]:
-    """Let a model be in evaluation mode meanwhile: what is drawn is no effect of a change."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _check_read(read: int | None) -> None:

@@ -221,14 +221,15 @@ def test_dropout_is_off_whatever_mode_the_model_is_in():
     model = attnres.hf.attach(transformers.GPT2LMHeadModel(config), "block").train()
     model.transformer.drop.eval()
     modes = [module.training for module in model.modules()]
-    noisy = next(removal_effects(model, TEXT, [2], seeds=1)), trace(model, TEXT).logits
+    swap = [Patch(2, prompt=[7, 7, 1])]
+    noisy = next(removal_effects(model, TEXT, [2], seeds=1)), trace(model, TEXT, swap).logits
     assert [module.training for module in model.modules()] == modes and True in modes and False in modes
     with pytest.raises(ZeroDivisionError):
         trace(model, TEXT, on_site=lambda site: site // (site - site))
     assert [module.training for module in model.modules()] == modes
     model.eval()
     assert noisy[0] == next(removal_effects(model, TEXT, [2], seeds=1))
-    assert torch.equal(noisy[1], trace(model, TEXT).logits)
+    assert torch.equal(noisy[1], trace(model, TEXT, swap).logits)
 
 
 def test_a_source_that_no_site_asked_can_read_costs_nothing():

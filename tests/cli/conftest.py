@@ -4,6 +4,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,19 @@ def run_jobs_here(jobs, workers, watch):
         state.refresh()
         watch(states)
     return states
+
+
+def run_jobs_but(fails: Callable[[str], bool]) -> Callable[..., list[JobState]]:
+    """`run_jobs_here`, after which those of such names are said to have failed."""
+
+    def run(jobs, workers, watch):
+        states = run_jobs_here(jobs, workers, watch)
+        for state in states:
+            if fails(state.job.name):
+                state.status, state.error = "failed", "killed"
+        return states
+
+    return run
 
 
 def forget_rules() -> None:

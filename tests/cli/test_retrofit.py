@@ -13,7 +13,7 @@ from attnres.lab.retrofit.claims import lost_at_start
 from attnres.lab.retrofit.record import RetrofitRecord
 from attnres.model.flops import training_flops
 from attnres.train import config_from_json
-from tests.cli.conftest import TINY, run_jobs_here
+from tests.cli.conftest import TINY, run_jobs_but, run_jobs_here
 
 ARMS = ("residual", "block", "block@1", "delta:block_size=2")
 SMALL = [*TINY, "--model.heads", "2", "--model.backbone", "lab", "--steps", "32", "--optimizer.warmup", "0"]
@@ -129,13 +129,7 @@ def test_no_rate_is_chosen_without_a_run_that_failed(sweep, when, tmp_path, monk
     record = (moved / "retrofit.json").read_bytes() if when == "after" else None
     monkeypatch.chdir(tmp_path)
 
-    def failing(jobs, workers, watch):
-        states = run_jobs_here(jobs, workers, watch)
-        for state in states:
-            if "block, 25% more, lr x0.5" in state.job.name:
-                state.status, state.error = "failed", "killed"
-        return states
-
+    failing = run_jobs_but(lambda name: "block, 25% more, lr x0.5" in name)
     monkeypatch.setattr("attnres.cli._terminal.run_jobs", failing)
     assert main(["retrofit", *ARMS, *options[:-1], "moved"]) == 2
     told = capsys.readouterr().err
@@ -158,13 +152,7 @@ def test_seeds_that_are_not_run_again_stay_at_the_rate_of_the_others(sweep, tmp_
     file.write_text(json.dumps(parts))
     monkeypatch.chdir(tmp_path)
 
-    def failing(jobs, workers, watch):
-        states = run_jobs_here(jobs, workers, watch)
-        for state in states:
-            if state.job.name.startswith("residual, 25% more") and state.job.name.endswith("seed 0"):
-                state.status, state.error = "failed", "killed"
-        return states
-
+    failing = run_jobs_but(lambda name: name.startswith("residual, 25% more") and name.endswith("seed 0"))
     monkeypatch.setattr("attnres.cli._terminal.run_jobs", failing)
     assert main(["retrofit", *ARMS[:2], *options[:-1], "moved", "--fractions", "0.25", "--seeds", "1"]) == 1
     assert "block, 25%, seed 1: left out, it ran at x" in capsys.readouterr().out

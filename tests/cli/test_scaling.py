@@ -14,7 +14,7 @@ from attnres.lab.scaling.record import ScalingRecord
 from attnres.lab.scaling.tables import scaling_table
 from attnres.model.flops import training_flops
 from attnres.train import RunConfig
-from tests.cli.conftest import run_jobs_here
+from tests.cli.conftest import run_jobs_but, run_jobs_here
 from tests.lab.sample import parsed
 
 SMALL = [*("--sizes", "1x16", "2x16", "1x32", "--tokens-per-parameter", "0.02", "--seeds", "2")]
@@ -77,13 +77,7 @@ def test_steps_of_all_arms_are_timed_by_turns_when_asked(tmp_path, corpus, capsy
 
 
 def test_a_grid_with_a_run_that_failed_ends_in_one_line_each(tmp_path, corpus, capsys, monkeypatch):
-    def failing(jobs, workers, watch):
-        states = run_jobs_here(jobs, workers, watch)
-        for state in states:
-            if "full, 1x16, lr x2" in state.job.name:
-                state.status, state.error = "failed", "killed"
-        return states
-
+    failing = run_jobs_but(lambda name: "full, 1x16, lr x2" in name)
     monkeypatch.setattr("attnres.cli._terminal.run_jobs", failing)
     options = [*SMALL, *corpus, "--grid", "1", "2", "--out", str(tmp_path), "--record", str(tmp_path / "record.json")]
     assert main(["scaling", "residual", "full", *options]) == 1
