@@ -8,6 +8,7 @@ import re
 import runpy
 import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -127,3 +128,11 @@ def test_the_notebook_runs():
     pictures = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(pictures) == 1, "one picture, which every step replaces"
     assert any("nats per byte" in output.get("text", "") for output in outputs)
+
+
+def test_a_corpus_needs_a_folder_s_name(tmp_path):
+    command = [sys.executable, str(EXAMPLES / "chat_corpus.py")]
+    for wrong in ([], ["--help"], ["one", "two"]):
+        done = subprocess.run([*command, *wrong], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 1 and "python examples/chat_corpus.py runs/text" in done.stderr
+    assert not list(tmp_path.iterdir())

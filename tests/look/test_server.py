@@ -369,6 +369,18 @@ def test_with_nothing_given_a_pair_is_trained_first(tmp_path):
     preparation.stop()
 
 
+def test_a_pair_that_another_process_was_training_is_tried_again(tmp_path):
+    jobs = [Job("residual", small_config(tmp_path, "residual"), tmp_path / "residual")]
+    preparation = Preparation(jobs)
+    jobs[0].folder.mkdir()
+    (jobs[0].folder / "notes.txt").write_text("in the way")
+    with serving([], preparation) as client:
+        assert "holds files and no run" in client.ask("prepare")[-1]["message"]
+        (jobs[0].folder / "notes.txt").unlink()
+        assert [model["name"] for model in client.ask("prepare")[-1]["models"]] == ["residual"]
+    preparation.stop()
+
+
 def start(*arguments: str | Path) -> tuple[subprocess.Popen[str], str]:
     """`attnres look` as a user starts it, and its address."""
     process = subprocess.Popen(
