@@ -165,6 +165,21 @@ def test_the_text_goes_on_token_by_token_and_can_be_kept(opened, client):
     assert not opened.find("#keep").is_displayed()
 
 
+def test_what_is_kept_ends_before_bytes_that_are_no_characters(opened, client):
+    drawn = client.ask("continue", view={"model": 0, "text": TEXT}, count=40, temperature=5.0)
+    text = "".join(line["text"] for line in drawn)
+    kept = text.split("\N{REPLACEMENT CHARACTER}")[0]
+    assert 0 < len(kept) < len(text)
+    opened.find("#temperature").clear()
+    opened.find("#temperature").send_keys("5")
+    opened.find("#continue").click()
+    opened.until(lambda: opened.find(".status").text.endswith("what is before them can be kept."))
+    opened.find("#keep").click()
+    opened.until(lambda: not opened.all(".token.drawn"))
+    opened.settled()
+    assert opened.find("#text").get_property("value") == TEXT + kept
+
+
 def test_empty_odd_and_huge_texts(opened):
     opened.type("")
     assert opened.find(".strip").text == "no tokens: the text is empty"

@@ -107,7 +107,7 @@ function shared(chosen) {
 function redraw(all = true) {
   if (all) sides.forEach((side) => side.render());
   changing.update();
-  keep.hidden = !current().drawn;
+  keep.hidden = !current().keepable();
   columnChoice.hidden = sides.every((side) => side.isWide());
   against(between, sides, state.metric, shared);
   remember();
@@ -183,7 +183,7 @@ async function carryOn() {
   await Promise.all(sides.map((side) => side.carryOn(most, heat)));
   delete going.dataset.running;
   going.textContent = "Continue the text";
-  keep.hidden = !current().drawn;
+  keep.hidden = !current().keepable();
 }
 function newSide(spec) {
   const usual = { model: session.models[0].id, step: null, text: null, read: null, changes: [] };

@@ -211,16 +211,20 @@ export class Side {
       this.expects(message.likeliest, { actual: message.token.id, note: "drawn" });
       before = message.token.text;
     });
-    if (done) this.say(end);
+    if (this.drawn !== this.keepable()) end += " Some of its bytes are no characters: what is before them can be kept.";
+    if (done) this.say(end.trim());
   }
   #forgetDrawn() {
     this.drawn = "";
     this.strip.add(null);
   }
+  // What was drawn, up to a byte that no text stands for: written as a text, it would be other tokens.
+  keepable() { return this.drawn.split("\uFFFD", 1)[0]; }
   // Make what was generated a part of the text.
   keepDrawn() {
-    if (this.spec.text === null) { this.app.write(this.app.text() + this.drawn); return; }
-    this.ownText.value += this.drawn;
+    const kept = this.keepable();
+    if (this.spec.text === null) { this.app.write(this.app.text() + kept); return; }
+    this.ownText.value += kept;
     this.ownText.dispatchEvent(new Event("input"));
   }
 
