@@ -106,7 +106,7 @@ class RunFolder:
             raise UsageError(f"{self.path}: there is no such folder; give one that train wrote")
         if record is None:
             # ARM/seed-N, as compare writes them; scaling has the size between, and the rate of a grid.
-            levels = (sorted(self.path.glob(f"{above}/seed-*/config.json")) for above in ("*", "*/*", "*/*/*"))
+            levels = (sorted(self.path.glob(f"{above}seed-*/config.json")) for above in ("", "*/", "*/*/", "*/*/*/"))
             runs = next(filter(None, levels), None)
             hint = f"give one of its runs, such as {runs[0].parent}" if runs else "give a folder that train wrote"
             raise UsageError(f"{self.path}: not a run folder (it has no config.json); {hint}")

@@ -79,6 +79,8 @@ def test_a_comparison_is_no_run_but_holds_some(comparison, tmp_path, capsys):
     (tmp_path / "deeper").symlink_to(comparison[0])
     assert main(["generate", str(tmp_path), "--prompt", "x"]) == 2
     assert f"such as {tmp_path / 'deeper'}/" in capsys.readouterr().err  # as deep as scaling's
+    assert main(["inspect", str(comparison[0] / "residual")]) == 2
+    assert f"such as {comparison[0] / 'residual' / 'seed-0'}" in capsys.readouterr().err
 
 
 def test_inspect_writes_a_page_beside_the_run_or_where_told(comparison, tmp_path, capsys):

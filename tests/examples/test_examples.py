@@ -21,6 +21,11 @@ from attnres.data import load_tokenizer, tokenizer_from_json
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
+needs_node = pytest.mark.skipif(
+    not (EXAMPLES.parent / "node_modules" / "node-llama-cpp").is_dir(),
+    reason="npm's node-llama-cpp is not here: docs/DEPLOY.md",
+)
+
 
 def test_every_example_is_tested():
     assert {path.name for path in EXAMPLES.iterdir() if path.is_file()} == {
@@ -67,10 +72,7 @@ def test_a_corpus_of_small_talk(tmp_path):
     assert tokenizer.encode(prompt)[-1] == tokenizer.encode(text)[len(tokenizer.encode(prompt)) - 1]
 
 
-@pytest.mark.skipif(
-    not (EXAMPLES.parent / "node_modules" / "node-llama-cpp").is_dir(),
-    reason="npm's node-llama-cpp is not here: docs/DEPLOY.md",
-)
+@needs_node
 def test_a_server_that_speaks_openais_protocol(tmp_path):
     pytest.importorskip("gguf")
     from attnres.hf.gguf import write_gguf
@@ -114,6 +116,14 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
                 assert json.load(response)["choices"]
         finally:
             server.terminate()
+
+
+@needs_node
+@pytest.mark.parametrize(("path", "said"), [("nope.gguf", "nope.gguf: there is no such file"), (None, "usage: node ")])
+def test_the_server_says_what_it_needs(path, said):
+    command = ["node", str(EXAMPLES / "serve.mjs"), *([path] if path else [])]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert ended.returncode == 2 and ended.stderr.startswith(said) and ended.stderr.count("\n") == 1
 
 
 def test_the_notebook_runs():
