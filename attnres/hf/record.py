@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-from attnres.connections import canonical_connection, parse_connection
+from attnres.connections import canonical_connection, file_digest, parse_connection
 from attnres.connections._files import is_loaded
 from attnres.errors import UsageError
 
@@ -18,6 +18,9 @@ class would take the record for its configuration."""
 CHECKSUM = "checksum"
 """What config.json has beside those two, of the connection as it stands there: another `block_size` put in its place
 fits the same tensors, and makes another model of them. Folders of before have none."""
+
+FILE = "connection_file"
+"""And of a connection FILE.py:CLASS the hash of that file's text: what it says decides what the tensors mean, too."""
 
 
 def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str:
@@ -42,6 +45,11 @@ def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str
             f"config.json: {connection} is not the connection that these tensors were saved with; put that back, or "
             f'remove "{CHECKSUM}" from "{RECORD}" if you mean it'
         )
+    if record.get(FILE) not in (None, file_digest(connection)):
+        raise UsageError(
+            f"config.json: {file_of(connection)} is not the file that these tensors were saved with; restore it, or "
+            f'remove "{FILE}" from "{RECORD}" if they mean the same under it'
+        )
     return canonical
 
 
@@ -57,7 +65,9 @@ def read_record(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def written_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record as config.json has it."""
-    return {**record, CHECKSUM: _checksum(record["connection"])}
+    connection = record["connection"]
+    of_file = {FILE: file_digest(connection)} if (file := file_of(connection)) and is_loaded(file) else {}
+    return {**record, **of_file, CHECKSUM: _checksum(connection)}
 
 
 def file_of(connection: str) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attnres.errors import UsageError
-from attnres.train import read_metrics
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import JobState
 
@@ -55,10 +54,9 @@ def done_runs(runs: Iterable[AnyOutcome]) -> list[AnyOutcome]:
 def outcome_of(path: Path, state: JobState) -> Outcome:
     """How the run in that folder ended."""
     folder = RunFolder(path)
-    evaluations = [record for record in read_metrics(folder.metrics) if record["kind"] == "eval"]
     run_record = folder.record() or {"corpus": {}, "versions": {}}  # a run that failed at once has no folder
     bytes_per_token = (run_record["corpus"] or {}).get("bytes_per_token", 1.0)
-    curve = tuple((record["step"], record["loss"] / bytes_per_token) for record in evaluations)
+    curve = tuple((record["step"], record["loss"] / bytes_per_token) for record in folder.evaluations())
     end: dict[str, Any] = {"curve": curve, "commit": run_record["versions"].get("commit")}
     if state.status != "done":
         return Outcome(status="diverged" if state.diverged else "failed", error=state.error, **end)

@@ -16,7 +16,7 @@ from attnres.files import read_json
 from attnres.lab.experiment import Progress
 from attnres.lab.outcome import has_learned, run_record_of
 from attnres.lab.record import header
-from attnres.train import RunConfig, config_to_json, read_metrics
+from attnres.train import RunConfig, config_to_json
 from attnres.train.folder import FREE_FIELDS, RunFolder
 from attnres.train.jsonconfig import flat_fields
 
@@ -174,7 +174,7 @@ def _status(folder: RunFolder) -> str:
     summary = folder.summary()
     if summary is None:
         return "unfinished"
-    evaluations = [record["loss"] for record in read_metrics(folder.metrics) if record["kind"] == "eval"]
+    evaluations = [record["loss"] for record in folder.evaluations()]
     return "done" if has_learned(evaluations, summary["validation_loss"]) else "diverged"
 
 

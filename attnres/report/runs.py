@@ -21,7 +21,7 @@ from attnres.data import Corpus, Tokenizer, open_corpus, validation_batches
 from attnres.errors import UsageError
 from attnres.report.comparison import NATS_PER_BYTE
 from attnres.report.data import ArmReport, Curve, ReportData, TokenText
-from attnres.train import Run, RunConfig, load_run, read_metrics
+from attnres.train import Run, RunConfig, load_run
 from attnres.train.folder import RunFolder, evaluated_bytes_per_token
 
 COMPARISON_TITLE = "Residual connections side by side"
@@ -137,7 +137,7 @@ def curves_of(runs: Mapping[int, Path], bytes_per_token: float) -> list[Curve]:
     """The validation losses of an arm's runs by seed, in nats per byte."""
     curves = []
     for seed, folder in runs.items():
-        records = [record for record in read_metrics(folder / "metrics.jsonl") if record["kind"] == "eval"]
+        records = RunFolder(folder).evaluations()
         losses = [record["loss"] / bytes_per_token for record in records]
         curves.append(Curve(seed, [record["step"] for record in records], losses))
     return curves

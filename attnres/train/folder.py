@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import logging
 import os
 import platform
 import shutil
@@ -41,8 +42,11 @@ from attnres.files import (
 from attnres.train.checkpoint import Checkpoint, Checkpoints, read_chosen
 from attnres.train.config import RunConfig
 from attnres.train.jsonconfig import config_from_json, config_to_json, flat_fields
+from attnres.train.metrics import Record, read_metrics
 from attnres.train.optimizers import last_stable_step, warm_step
 from attnres.version import __version__
+
+log = logging.getLogger(__name__)
 
 TOKENIZER = "tokenizer.json"
 
@@ -171,6 +175,16 @@ class RunFolder:
         newest = self.checkpoints.newest_good()
         whole = newest is not None and isinstance(summary, dict) and newest.step == summary.get("steps")
         return summary if whole and (self.path / TOKENIZER).is_file() else None
+
+    def evaluations(self) -> list[Record]:
+        """The evaluations so far, in order. One warning where those of a finished run do not reach its end."""
+        found = [record for record in read_metrics(self.metrics) if record["kind"] == "eval"]
+        record = self.record()
+        if record is not None and self._summary.is_file():
+            last = record["config"]["steps"]
+            if not found or found[-1]["step"] != last:
+                log.warning("%s: no loss of step %d, the run's last; curves lack what is missing", self.metrics, last)
+        return found
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         write_json(self._summary, summary)

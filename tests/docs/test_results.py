@@ -194,8 +194,26 @@ def ladders() -> list[str]:
         *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
         f"`block` is {largest['block']} below `residual`, `full` {largest['full']}, `rms-block` {largest['rms-block']} "
         f"and `interlayer` {largest['interlayer']}",
+        shown_along_the_range(),
+        f"at 16x64 itself `rms-block` and `block` end {apart_at_the_largest()} apart, where their lines are "
+        f"{advantage('rms-block', LADDER_16)[0]} and {advantage('block', LADDER_16)[0]} from `residual`'s",
         beside_lines(),
     ]
+
+
+def shown_along_the_range() -> str:
+    """Where on its lines an arm's advantage in operations has an interval above 1."""
+    rules = {}
+    for row in rows("Along the range", LADDER_16):
+        interval = row["advantage in operations"].split("x ")[1]
+        if float(interval.strip("[").split(",")[0]) > 1:
+            rules.setdefault(row["connection"], []).append(f"{row['size']} {interval}")
+    return " and ".join(f"`{arm}` at {' and '.join(sizes)}" for arm, sizes in rules.items())
+
+
+def apart_at_the_largest() -> str:
+    of = [statistics.fmean(ladder(arm)["16x64"]) for arm in ("block", "rms-block")]
+    return number(of[0] - of[1], 3)
 
 
 def beside_lines() -> str:
@@ -361,7 +379,8 @@ def readings() -> list[str]:
         f"{ladder_leads('interlayer', 32)[2]}",
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
-        f"needs {block} times the compute of `block`** for the same loss, 95% interval {interval}",
+        f"needs {block} times the compute of `block`** for the same loss, on lines through six sizes at 0.4 tokens per "
+        f"parameter, 95% interval {interval}",
         f"`full` it is {full}** {wide}",
         f"it is {sizes[1]} at the second size of six and {sizes[-1]} at the largest",
         f"ends {plain} lower; `block` is then {block_then} below it, `rms-residual` {normed} and `rms-block` {both} ",
@@ -373,7 +392,8 @@ def readings() -> list[str]:
         f"needs {seconds['rms-block'][0]} times the seconds of `rms-block` {seconds['rms-block'][1]} at width 64, and "
         f"{seconds['block'][0]} times those of `block` {seconds['block'][1]}.",
         f"needs {needed['rms-block'][0]} times the compute of `rms-block` {needed['rms-block'][1]}, "
-        f"{needed['block'][0]} times that of `block` {needed['block'][1]} (below)",
+        f"{needed['block'][0]} times that of `block` {needed['block'][1]}, on such lines again; at the largest "
+        f"size itself these two end {apart_at_the_largest()} apart (below)",
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
     ]
@@ -461,8 +481,10 @@ def test_what_the_pages_say_of_the_ladder_is_so():
         assert float(found.strip("[").split(",")[0]) < 1
     gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "16x48"))) < 0]
     assert gains == ["block"]
+    of_both = ((README, "the two"), (READING, "these two"))
     needed = " ".join(advantage("rms-block", LADDER_16)), " ".join(advantage("block", LADDER_16))
     seconds = " and ".join(" ".join(by_clock(arm)[-1]) for arm in ("rms-block", "block"))
+    assert all(f"itself {who} end {apart_at_the_largest()} apart" in page for page, who in of_both)
     assert f"it is {needed[0]} for `rms-block` and {needed[1]} for `block`; in seconds {seconds}." in README
 
 
@@ -529,6 +551,17 @@ def test_every_seed_is_below_the_baseline_where_the_page_says_so():
     for arm, std in (*both, *((arm, 1.0) for arm in (*BLOCKS, "full:query=input", "rms-residual"))):
         runs = [{**run, "arm": name} for name in (arm, "residual") for run in cells()[name, std]["runs"]]
         assert max(differences(runs, arm).values()) < 0
+
+
+def test_where_short_trainings_are_sure_is_what_the_pages_say():
+    runs = record("scaling")["runs"]
+
+    def apart(arm: str, size: str) -> list[float]:
+        return list(differences([run for run in runs if run["size"] == size], arm).values())
+
+    assert all(max(apart(arm, "16x64")) < 0 for arm in ("block", "full"))
+    assert [sum(value > 0 for value in apart(arm, "16x32")) for arm in ("block", "full")] == [2, 1]
+    assert "two of three seeds of `block` end above the plain residual and one of `full`" in READING
 
 
 def test_what_is_decided_of_all_arms_is_what_the_reading_says():

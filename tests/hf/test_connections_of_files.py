@@ -120,6 +120,27 @@ def test_a_trusted_file_is_run(others):
     assert same(model, attnres.hf.load(folder, trust_remote_code=True)) and ran(file)
 
 
+def test_a_file_that_has_changed_is_refused(others, tmp_path):
+    model, folder, file = others
+    file.write_text(SOURCE.replace("pass", "def readout(self, values):\n        return 2 * super().readout(values)"))
+    for load in (AutoModelForCausalLM.from_pretrained, attnres.hf.load):
+        with pytest.raises(UsageError, match=f"{re.escape(str(file))} is not the file that these tensors were saved"):
+            load(folder, trust_remote_code=True)
+    edit_config(folder, lambda config: config["attnres"].pop("connection_file"))
+    again = attnres.hf.load(folder, trust_remote_code=True)
+    assert not same(model, again)
+    again.save_pretrained(tmp_path / "again")
+    assert same(again, attnres.hf.load(tmp_path / "again"))
+
+
+def test_a_configuration_that_nobody_has_run_keeps_the_files_hash(others, tmp_path):
+    _, folder, file = others
+    saved = read_config(folder)["attnres"]["connection_file"]
+    file.write_text(f"{SOURCE}\n# another text\n")
+    AutoConfig.from_pretrained(folder, trust_remote_code=False).save_pretrained(tmp_path / "again")
+    assert read_config(tmp_path / "again")["attnres"]["connection_file"] == saved and not ran(file)
+
+
 def test_a_trusted_folder_is_loaded_by_the_auto_class(others, tmp_path):
     model, folder, file = others
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)

@@ -13,6 +13,7 @@ from attnres.data import load_tokenizer
 from attnres.errors import UsageError
 from attnres.files import sha256
 from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
+from attnres.train.folder import RunFolder
 from attnres.train.trainer import Trainer
 from tests.data.text import library_tokenizer
 from tests.disk import files_up_to
@@ -139,6 +140,17 @@ def test_a_record_without_the_numbers_of_its_kind_is_a_damaged_line(tmp_path, ca
     (tmp_path / "metrics.jsonl").write_text(f'{good}\n{damaged}\n{{"kind": "processes", "step": 3}}\n')
     assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 1, 3]
     assert caplog.messages == [f"{tmp_path / 'metrics.jsonl'}: 1 damaged lines are left out, the first is line 3"]
+
+
+def test_a_finished_run_without_its_last_losses_says_so(make_config, tmp_path, caplog):
+    train(make_config(steps=8), tmp_path / "run")
+    run, metrics = RunFolder(tmp_path / "run"), tmp_path / "run" / "metrics.jsonl"
+    whole = run.evaluations()
+    assert whole[-1]["step"] == 8 and not caplog.messages
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join(line for line in lines if '"step": 8,' not in line))
+    assert run.evaluations() == whole[:-1]
+    assert caplog.messages == [f"{metrics}: no loss of step 8, the run's last; curves lack what is missing"]
 
 
 def rewrite_checksums(checkpoint):

@@ -84,7 +84,8 @@ def _measure(run: RunFolder, config: RunConfig, tokens: Tensor, steps: tuple[int
     if missing := [step for step in steps[1:] if step not in found]:
         raise UsageError(
             f"{run.checkpoints.folder}: no checkpoint of step {missing[0]}, which the dynamics need; repeat the "
-            "--save-every that the run was trained with, or delete its folder to train it again"
+            "--save-every that the run was trained with, or delete its folder to train it again: of a run that another "
+            "command trained the last --keep checkpoints alone are there"
         )
     measured = []
     for before, step in zip((None, *steps), steps, strict=False):
