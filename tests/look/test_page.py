@@ -19,6 +19,7 @@ from attnres import load_run
 from attnres.report.html import script
 from attnres.report.style import colour_scale
 from tests.look.pages import TEXT, Page, mean_loss
+from tests.look.runs import numbers
 
 
 def test_typing_shows_tokens_their_loss_and_what_may_follow(opened, runs):
@@ -29,6 +30,16 @@ def test_typing_shows_tokens_their_loss_and_what_may_follow(opened, runs):
     with torch.no_grad():
         likely = run.model(torch.tensor([run.tokenizer.encode(TEXT)]))[0, -1].softmax(-1).max()
     assert opened.find(".next li").text.split("\n")[-1] == f"{float(f'{100 * likely:.2g}'):g}%"
+
+
+def test_sources_that_are_read_alike_are_named_with_their_range(opened, client):
+    opened.choose("Model", 1)
+    opened.find(".strip").send_keys(Keys.HOME)
+    opened.settled()
+    row = numbers(client.one("look", view={"model": 1, "text": TEXT})["weights"])[0, -5:]  # the readout's
+    low, high = (f"{weight:.2g}" for weight in (min(row), max(row)))
+    assert low < high and max(row) < 1.1 * min(row)
+    assert opened.sentence().endswith(f"readout reads all 5 sources alike, {low} to {high} of each.")
 
 
 def test_keys_go_through_tokens_sites_and_sources(opened):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from urllib.parse import quote, unquote
 
 import pytest
@@ -111,7 +112,31 @@ def test_losses_of_other_tokens_are_compared_by_bytes(opened, runs, saved_models
             page.type(text)
             told = page.find(".between p").text
             losses = f"{page.loss():.3f} → {page.loss(1):.3f}"
-            assert told.startswith(f"mean loss {losses} nats per byte, as their tokens differ")
+            assert told.startswith(f"mean loss {losses} nats per byte of the last {len(text.encode()) - 1} byte")
+        page.browser.get("about:blank")
+
+
+def test_other_tokens_are_compared_over_the_bytes_that_both_predict(opened, runs, saved_models, tmp_path):
+    """A first token of three bytes is given; to the model of bytes two of them are not."""
+    shutil.copytree(saved_models[0], tmp_path / "merged")
+    file = tmp_path / "merged" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    unused = sorted(vocabulary, key=vocabulary.__getitem__)[-2:]
+    merged = dict(zip(("sh", "sho"), map(vocabulary.pop, unused), strict=True))
+    tokenizer["model"] |= {"vocab": vocabulary | merged, "merges": [["s", "h"], ["sh", "o"]]}
+    file.write_text(json.dumps(tokenizer))
+    text = "shop, shore"
+    with serving(open_subjects([runs[0], tmp_path / "merged"])) as client:
+        seen = [client.one("look", view={"model": model, "text": text}) for model in (0, 1)]
+        assert [len(picture["tokens"]) for picture in seen] == [len(text), len(text) - 4]
+        behind = [sum(picture["loss"][first:]) / (len(text) - 3) for picture, first in zip(seen, (3, 1), strict=True)]
+        page = Page(opened.browser, address(client))
+        page.type(text)
+        page.choose("Put beside it", MODEL)
+        page.until(lambda: page.all(".between p"))
+        told = page.find(".between p").text
+        assert told.startswith(f"mean loss {behind[0]:.3f} → {behind[1]:.3f} nats per byte of the last 8 bytes, which ")
         page.browser.get("about:blank")
 
 

@@ -2,7 +2,7 @@
 
 import { matrixFigure } from "../../report/charts/cells.js";
 import { html } from "../../report/charts/dom.js";
-import { nats, signed } from "./texts.js";
+import { nats, plural, signed } from "./texts.js";
 import { tokenStrip } from "./tokens.js";
 
 // What matrixFigure needs of a model, with a label every so many layers.
@@ -24,10 +24,21 @@ function ownBytes({ text: shown, start, stop }, text) {
   return covered === shown || !covered ? bytesOf(covered) : bytesOf(shown.replace(/<[0-9A-F]{2}>/g, "."));
 }
 
-// Over the bytes of the text that are predicted: all but the first token's.
-function lossPerByte({ picture: { tokens, mean_loss: loss }, text }) {
-  const bytes = bytesOf(text) - ownBytes(tokens[0], text);
-  return loss === null || bytes <= 0 ? null : (loss * (tokens.length - 1)) / bytes;
+// Nats per byte, from the first place behind a token of either: what stands before it, one of them may not predict.
+function lossesPerByte(sides) {
+  const ends = sides.map(({ picture: { tokens }, text }) => {
+    let at = 0;
+    return tokens.map((token) => (at += ownBytes(token, text)));
+  });
+  const common = sides[0].text === sides[1].text ? ends[0].find((end) => ends[1].includes(end)) : null;
+  const found = sides.map(({ picture: { loss }, text }, side) => {
+    const from = common === null ? ends[side][0] : common, bytes = bytesOf(text) - from;
+    const counted = loss.filter((_, i) => i > 0 && ends[side][i - 1] >= from);
+    const whole = bytes > 0 && !counted.includes(null);
+    return { bytes, loss: whole ? counted.reduce((sum, each) => sum + each, 0) / bytes : null };
+  });
+  const where = common === null ? "" : ` of the last ${plural(found[0].bytes, "byte")}, which both predict`;
+  return { losses: found.map(({ loss }) => loss), unit: `byte${where}, as their tokens differ` };
 }
 
 // Draws B against A, the second side against the first.
@@ -38,11 +49,12 @@ export function against(parent, [first, second], metric, choose) {
   if (parent.hidden) return;
   const same = a.tokens.length === b.tokens.length && a.tokens.every(({ id, text }, i) =>
     id === b.tokens[i].id && text === b.tokens[i].text);
-  const [before, after] = same ? [a.mean_loss, b.mean_loss] : [first, second].map(lossPerByte);
+  const { losses: [before, after], unit } = same ? { losses: [a.mean_loss, b.mean_loss], unit: "token" }
+    : lossesPerByte([first, second]);
   parent.append(html("h2", {}, "B against A"));
   if (before !== null && after !== null)
-    parent.append(html("p", {}, `mean loss ${nats(before)} → ${nats(after)} nats per ` +
-      `${same ? "token" : "byte, as their tokens differ"} (${signed(after - before)})`));
+    parent.append(html("p", {}, `mean loss ${nats(before)} → ${nats(after)} nats per ${unit} ` +
+      `(${signed(after - before)})`));
   if (same) {
     const strip = tokenStrip(parent, (position) => choose({ position }));
     strip.strip.ariaLabel = "Difference of the losses, token by token";

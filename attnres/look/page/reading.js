@@ -101,8 +101,10 @@ export class Reading {
   // [who, does what]
   sentence(site) {
     const { sites, sources } = this.model, row = this.weights[site], parts = this.#most(site);
-    if (parts.length > 3 && parts[0].share < 1.1 * parts.at(-1).share)
-      return [sites[site], `reads all ${parts.length} sources alike, ${number(row[0])} of each.`];
+    if (parts.length > 3 && parts[0].share < 1.1 * parts.at(-1).share) {
+      const ends = new Set([Math.min(...row), Math.max(...row)].map((weight) => number(weight, 2)));
+      return [sites[site], `reads all ${parts.length} sources alike, ${[...ends].join(" to ")} of each.`];
+    }
     const first = parts.slice(0, 3).map(({ source }) => `${number(row[source], 2)} of ${sources[source]}`).join(", ");
     const others = parts.length > 3 ? ` and less of ${plural(parts.length - 3, "other source")}` : "";
     return [sites[site], `reads ${first}${others}.`];
