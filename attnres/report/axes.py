@@ -140,7 +140,7 @@ def draw_depth_matrix(axes: Axes, matrix: np.ndarray, title: str = "", names: Se
     shown = np.ma.masked_where(np.triu(np.ones_like(matrix), 1) > 0, matrix)
     colours = SIGNED_COLOURS if low < 0 else WEIGHT_COLOURS
     image = axes.imshow(shown, cmap=colours, vmin=low, vmax=high, interpolation="nearest")
-    clipped = np.nanmax(np.abs(np.tril(matrix)[1:]), initial=0) > high * 1.001
+    clipped = np.nanmax(np.abs(np.tril(matrix)), initial=0) > high * 1.001
     bar = axes.figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.9, aspect=28, pad=0.02)
     ticks = [low, (low + high) / 2, high]
     labels = [f"{tick:.2g}" for tick in ticks]

@@ -46,3 +46,12 @@ def test_a_model_s_matrix_is_averaged_over_its_tokens():
 def test_what_cannot_be_drawn_is_refused_in_one_line(arguments, message):
     with pytest.raises(UsageError, match=message):
         plot_depth_matrix(*arguments)
+
+
+def test_a_colour_that_stands_for_more_says_so():
+    """The scale leaves out site 0, which can but read the embedding."""
+    thirds = np.tril(np.ones((3, 3))) / np.arange(1, 4)[:, None]
+    bar = plot_depth_matrix(thirds).axes[1]
+    assert [tick.get_text() for tick in bar.get_xticklabels()] == ["0", "0.25", "≥ 0.5"]
+    bar = plot_depth_matrix(np.tril(np.ones((3, 3)))).axes[1]
+    assert [tick.get_text() for tick in bar.get_xticklabels()] == ["0", "0.5", "1"]

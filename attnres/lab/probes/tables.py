@@ -23,5 +23,6 @@ def probes_tables(record: ProbesRecord) -> list[TextTable]:
     tables = [TextTable("What runs get right", columns, tuple(rows), note)]
     shown = (
         f"{DECIDED} and the difference is at least {NEGLIGIBLE:g}; refuted, too, where its 95% interval is within that."
+        " A difference that is the same in every seed decides nothing."
     )
     return tables + statement_tables("What a lead is worth", statements(record), shown)

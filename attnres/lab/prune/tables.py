@@ -24,6 +24,7 @@ def prune_tables(record: PruneRecord) -> list[TextTable]:
     tables = [TextTable("Loss added by switching one sublayer off", (*columns, "runs"), tuple(rows), note)]
     shown = (
         f"{DECIDED} and the difference is at least {NEGLIGIBLE_LOSS} nats per byte, or {NEGLIGIBLE} in share and "
-        "Gini; refuted too where its 95% interval lies within that."
+        "Gini; refuted too where its 95% interval lies within that. A share that differs by as much in every seed "
+        "decides nothing."
     )
     return tables + statement_tables("Are sublayers less redundant?", prune_statements(record), shown)

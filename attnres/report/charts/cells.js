@@ -70,7 +70,7 @@ export function colourBar(chart, scale, clipped, left, top, width) {
 }
 
 export const isClipped = (matrix, scale) =>
-  matrix.slice(1).some((row) => row.some((value) => Math.abs(value) > scale[1] * 1.001));
+  matrix.some((row) => row.some((value) => Math.abs(value) > scale[1] * 1.001));
 
 // arm: {name, description, sites, sources, siteTicks, sourceTicks}; options: {upward, select({site, source})}
 export function matrixFigure(parent, arm, matrix, scale, { upward = false, select } = {}) {
