@@ -7,6 +7,17 @@ name that lm-eval knows, or a .yaml file of your own, whose data may be local:
     attnres eval runs/compare/block/seed-0 --beside runs/compare/residual/seed-0 --tasks tasks/brackets.yaml
     attnres eval converted/ --beside original/ --tasks arc_easy --shots 5 --limit 200 --out scores.json
 
+The loss on texts of your own, in bits per byte, is a task, too. Where held.jsonl has a line {"text": ..} for each:
+
+    task: held
+    dataset_path: json
+    dataset_kwargs: {data_files: {test: held.jsonl}}
+    test_split: test
+    output_type: loglikelihood_rolling
+    doc_to_text: ""
+    doc_to_target: "{{text}}"
+    metric_list: [{metric: bits_per_byte}]
+
 Scores come with their standard errors. With --beside, differences are paired by document, so that their standard error
 is usually far smaller than the scores' own. Needs: pip install -e '.[eval]'.
 """

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 
 import pytest
 
@@ -22,6 +23,19 @@ def test_a_run_beside_its_twin(attnres, run, plain_run, tasks, tmp_path):  # noq
         assert difference["value"] == score["value"] - other["value"]
         assert f"{score['value']:.4f} ±{score['error']:.4f}" in done.stdout
         assert f"{difference['value']:+.4f}" in done.stdout
+
+
+def test_the_task_that_help_shows(run, tmp_path, monkeypatch):  # noqa: F811
+    from attnres.cli import eval as command
+
+    shown = (command.__doc__ or "").partition("for each:\n\n")[2].partition("\n\n")[0]
+    (tmp_path / "held.yaml").write_text(textwrap.dedent(shown))
+    texts = ["a text", "and another one, of several windows of that model"]
+    (tmp_path / "held.jsonl").write_text("".join(f"{json.dumps({'text': text})}\n" for text in texts))
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", str(run), "--tasks", "held.yaml", "--out", "scores.json"]) == 0
+    (score,) = json.loads((tmp_path / "scores.json").read_text())["scores"]
+    assert score["metric"] == "bits_per_byte" and 4 < score["value"] < 12
 
 
 @pytest.mark.parametrize(
