@@ -59,11 +59,18 @@ def comparison_report(
         f"embedding std {config.model.embedding_std:g}",
         arms=arms,
         results=rows,
-        provenance=provenance(record or {}),
+        provenance=provenance(_common(record or {})),
         tokens=token_texts(tokens, positions, corpus.tokenizer),
         unit=NATS_PER_BYTE,
         curve_label="validation loss",
     )
+
+
+def _common(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The record of one run of a comparison without what its configuration alone has: the connection and the seed."""
+    config = {name: value for name, value in record.get("config", {}).items() if name != "seed"}
+    model = {name: value for name, value in config.get("model", {}).items() if name != "connection"}
+    return {**record, "config": {**config, "model": model}}
 
 
 def run_report(run: Run, prompt: str | None = None) -> ReportData:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from html import escape
+from html import escape, unescape
 
 import pytest
 
@@ -39,6 +39,8 @@ def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
     assert block["difference_error"] == pytest.approx(abs(pairs[0] - pairs[1]) / 2)
     assert list(block["differences"].values()) == pytest.approx(pairs) and block["decided"] is (block["p_value"] < 0.05)
     page = (out / "report.html").read_text()
+    configuration = unescape(page).partition("<dt>configuration")[2].partition("</dd>")[0]
+    assert '"layers"' in configuration and '"seed"' not in configuration and '"connection"' not in configuration
     assert escape(record["finding"]) in page
     assert "<script>alert(1)" not in page and "block:block_size=2" in page
     assert (out / "figures").is_dir() and any((out / "figures").glob("*.png"))
