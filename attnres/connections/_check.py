@@ -50,6 +50,26 @@ def findings(make: Make) -> Iterator[tuple[str, str | None]]:
         yield (check.__doc__ or "").rstrip("."), problem
 
 
+def travels(make: Make) -> None:
+    """start and scatter return a tuple of tensors, and the readout can be weighed as the site behind the last one."""
+    connection = make(SITES)
+    values = connection.start(noise((2, DIM), 0))
+    _require_tuple("start", values)
+    for site, sublayer in enumerate(random_sublayers(connection)):
+        weights, h = connection.mix(values, site)
+        values = connection.absorb(values, weights, site, h, output_of(sublayer, h))
+        _require_tuple("scatter", values)
+    try:
+        connection.readout(values)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"the readout, site {SITES} of {SITES} sublayers, fails: {told(error)}") from error
+
+
+def _require_tuple(method: str, values: Any) -> None:
+    found = type(values).__name__
+    require(isinstance(values, tuple), f"{method} returns a {found}; one value is written (value,), with its comma")
+
+
 def starts(make: Make) -> None:
     """A new one is in float32, and gives finite outputs and gradients, whatever the shape."""
     for shape in ((2, 3), (0, 4), ()):
@@ -233,6 +253,7 @@ def saved(make: Make) -> None:
 
 
 CHECKS = (
+    travels,
     starts,
     any_depth,
     linear,

@@ -36,6 +36,8 @@ def _checks():
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
+        (wrong.NoTuple, "scatter returns a Tensor; one value is written (value,), with its comma"),
+        (wrong.NoReadout, "the readout, site 7 of 7 sublayers, fails: IndexError"),
         (wrong.BentGather, "gather is not linear at site 0"),
         (wrong.Seven, "with 8 it fails: IndexError"),
         (wrong.BentScatter, "scatter is not linear at site 0"),

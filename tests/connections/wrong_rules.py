@@ -25,6 +25,16 @@ class Decay(Connection):
         return ((weights * values[0] + y).to(values[0].dtype),)
 
 
+class NoTuple(Decay):
+    def scatter(self, values, weights, site, h, y):
+        return weights * values[0] + y
+
+
+class NoReadout(Decay):
+    def weigh(self, values, site):
+        return self.decay[site]
+
+
 class BentGather(Decay):
     def gather(self, values, weights, site):
         return torch.tanh(values[0])
