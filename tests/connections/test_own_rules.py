@@ -43,6 +43,8 @@ def _checks():
         (wrong.BentScatter, "scatter is not linear at site 0"),
         (wrong.ReadsTheNext, "what a token reads depends on other tokens of its text, or on other texts"),
         (wrong.ReadsTheOneBefore, "what a token reads depends on other tokens of its text, or on other texts"),
+        (wrong.TurnsTheText, "what a token reads depends on other tokens of its text, or on other texts"),
+        (wrong.TurnsTheBatch, "what a token reads depends on other tokens of its text, or on other texts"),
         (wrong.ReadsTheBatch, "what a token reads depends on other tokens of its text, or on other texts"),
         (wrong.ReadsTheNextInUse, "what a token reads depends on other tokens of its text, or on other texts"),
         (wrong.CountsPlaces, "what a token reads depends on its place in the text, or on how much text there is"),

@@ -55,6 +55,16 @@ class ReadsTheOneBefore(Decay):
         return 1 + torch.tanh(torch.roll(values[0], 1, -2)) if site < self.sites and values[0].dim() > 1 else 1
 
 
+class TurnsTheText(Decay):
+    def weigh(self, values, site):
+        return 1 + torch.tanh(values[0].flip(-2)) if site < self.sites and values[0].dim() > 1 else 1
+
+
+class TurnsTheBatch(Decay):
+    def weigh(self, values, site):
+        return 1 + torch.tanh(values[0].flip(0)) if site < self.sites and values[0].dim() > 1 else 1
+
+
 class ReadsTheBatch(Decay):
     def weigh(self, values, site):
         return 1 + torch.tanh(values[0].mean(0)) if site < self.sites and values[0].dim() > 1 else 1

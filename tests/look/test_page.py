@@ -283,6 +283,13 @@ def test_each_of_several_reads_can_be_seen(opened):
     assert opened.loss() == loss and '"read":1' in unquote(opened.browser.current_url)
 
 
+def test_the_last_colour_says_that_it_stands_for_more(opened):
+    assert not any(text.text.startswith("≥") for text in opened.all("svg.depth .unit"))  # residual's are all 1
+    opened.choose("Model", 1)
+    opened.settled()
+    assert any(text.text.startswith("≥ 0.") for text in opened.all("svg.depth .unit"))  # the first site reads with 1
+
+
 def test_the_scale_of_colours_is_that_of_the_figures(browser):
     """The page computes its own, report/style.py that of figures and reports."""
     browser.get("about:blank")

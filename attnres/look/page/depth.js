@@ -3,7 +3,7 @@
 // Rows go upwards: row 0 is the embedding (source 0), row r the sublayer whose input is site r - 1 and whose output is
 // source r, and the last row is the readout (site L). All columns and the matrix stand on the same rows.
 
-import { cells, gradient, shares } from "../../report/charts/cells.js";
+import { cells, gradient, isClipped, scaleEnds, shares } from "../../report/charts/cells.js";
 import { number, svg } from "../../report/charts/dom.js";
 import { interactive } from "../../report/charts/tooltip.js";
 
@@ -224,10 +224,10 @@ export function depthPicture(parent, select, key) {
       height: box.rowHeight, class: "marker" }, chart);
   }
   function legend(x, y, width) {
-    const [low, high] = view.scale;
+    const [lowest, highest] = scaleEnds(view.scale, isClipped(view.matrix, view.scale));
     gradient(chart, view.scale, { x: x + 26, y, width: width - 52, height: 8 });
-    svg("text", { x: x + 22, y: y + 8, "text-anchor": "end", class: "unit" }, chart, number(low, 2));
-    svg("text", { x: x + width - 22, y: y + 8, class: "unit" }, chart, number(high, 2));
+    svg("text", { x: x + 22, y: y + 8, "text-anchor": "end", class: "unit" }, chart, lowest);
+    svg("text", { x: x + width - 22, y: y + 8, class: "unit" }, chart, highest);
   }
   return { update, chart };
 }

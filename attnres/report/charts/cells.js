@@ -61,13 +61,16 @@ export function gradient(chart, scale, { x, y, width, height }) {
 export function colourBar(chart, scale, clipped, left, top, width) {
   const [low, high] = scale;
   gradient(chart, scale, { x: left, y: top, width, height: 10 });
-  const labels = [
-    [0, low, clipped && low < 0 ? "≤ " : ""], [0.5, (low + high) / 2, ""], [1, high, clipped ? "≥ " : ""]];
-  for (const [at, value, sign] of labels) {
+  const [lowest, highest] = scaleEnds(scale, clipped);
+  for (const [at, text] of [[0, lowest], [0.5, number((low + high) / 2, 2)], [1, highest]]) {
     const anchor = ["start", "middle", "end"][at * 2];
-    svg("text", { x: left + at * width, y: top + 24, "text-anchor": anchor }, chart, sign + number(value, 2));
+    svg("text", { x: left + at * width, y: top + 24, "text-anchor": anchor }, chart, text);
   }
 }
+
+// What the first and the last colour stand for.
+export const scaleEnds = ([low, high], clipped) =>
+  [(clipped && low < 0 ? "≤ " : "") + number(low, 2), (clipped ? "≥ " : "") + number(high, 2)];
 
 export const isClipped = (matrix, scale) =>
   matrix.some((row) => row.some((value) => Math.abs(value) > scale[1] * 1.001));
