@@ -19,26 +19,43 @@ if (!path || !existsSync(path)) {
 const llama = await getLlama({ gpu: false, build: "never", maxThreads: Number(process.env.THREADS ?? 0) }); // 0: no limit
 const model = await llama.loadModel({ modelPath: path });
 const context = await model.createContext({ contextSize: Number(size) });
+const sequence = context.getSequence(); // one for all: given back, it is free only a little later
 
-async function answer({ messages, max_tokens = 256, temperature = 0 }, signal) {
-  if (!Array.isArray(messages) || !messages.length || messages.some((one) => typeof one?.content !== "string"))
-    throw new Error("messages must be a list of at least one {role, content}, each content a string");
-  if (!Number.isInteger(max_tokens) || max_tokens < 1)
-    throw new Error(`max_tokens must be a whole number of at least 1, not ${max_tokens}`);
+// What a request asks for. Throws an Error that says what is wrong with it.
+function asked(body) {
+  const { messages, max_tokens, temperature, stream } = body ?? {}, most = max_tokens ?? 256, heat = temperature ?? 0;
+  const roles = ["system", "user", "assistant"], whole = (one) => roles.includes(one?.role) && typeof one.content === "string";
+  if (!Array.isArray(messages) || !messages.length || !messages.every(whole))
+    throw new Error(`messages must be a list of at least one {role, content}: a role of ${roles.join(", ")}, content a string`);
+  if (!Number.isInteger(most) || most < 1) throw new Error(`max_tokens must be a whole number of at least 1, not ${most}`);
+  if (!Number.isFinite(heat) || heat < 0) throw new Error(`temperature must be a number of at least 0, not ${heat}`);
+  if (stream) throw new Error("there are no streams here; leave out stream");
+  return { messages, maxTokens: most, temperature: heat };
+}
+
+async function answer({ messages, maxTokens, temperature }, signal) {
+  signal.throwIfAborted();
+  await sequence.clearHistory();
   const history = messages.slice(0, -1).map(({ role, content }) =>
     role === "assistant" ? { type: "model", response: [content] } : { type: role, text: content });
-  const sequence = context.getSequence();
   const session = new LlamaChatSession({ contextSequence: sequence, systemPrompt: "" });
   try {
     session.setChatHistory(history);
     const { responseText: content, stopReason } = await session.promptWithMeta(
-      messages.at(-1).content, { maxTokens: max_tokens, temperature, signal });
+      messages.at(-1).content, { maxTokens, temperature, signal });
     const finish_reason = stopReason === "maxTokens" ? "length" : "stop";
     const choice = { index: 0, message: { role: "assistant", content }, finish_reason };
     return { object: "chat.completion", model: basename(path), choices: [choice] };
   } finally {
-    session.dispose({ disposeSequence: true });
+    session.dispose({ disposeSequence: false });
   }
+}
+
+let last = Promise.resolve();
+function inTurn(work) {
+  const done = last.then(work);
+  last = done.catch(() => {});
+  return done;
 }
 
 async function reply(request, response) {
@@ -47,12 +64,12 @@ async function reply(request, response) {
   const left = new AbortController();
   response.on("close", () => left.abort()); // nobody waits for the rest of it
   try {
-    send(200, await answer(await json(request), left.signal));
+    const what = asked(await json(request)); // whoever sends slowly holds up nobody
+    send(200, await inTurn(() => answer(what, left.signal)));
   } catch (error) {
     send(400, { error: { message: String(error.message) } });
   }
 }
 
-let last = Promise.resolve();
-const server = createServer((request, response) => { last = last.then(() => reply(request, response)); });
+const server = createServer(reply);
 server.listen(Number(port), "127.0.0.1", () => console.log(`http://127.0.0.1:${server.address().port}/v1`));

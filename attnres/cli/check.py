@@ -30,9 +30,13 @@ def command(connection: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metav
     asked_for = ("weigh", "gather", "scatter")
     if missing := [name for name in asked_for if getattr(type(made), name) is getattr(Connection, name)]:
         raise UsageError(f"{type(made).__name__} defines no {' and no '.join(missing)}; see CONTRIBUTING.md")
-    console, wrong = Output(), 0
+    console, wrong, told = Output(), 0, set[str]()
     for asked, problem in findings(lambda sites: make_connection(connection, DIM, sites)):
-        wrong += problem is not None
-        print_line(console, f"{'ok' if problem is None else 'NO'}  {asked}" + (f": {problem}" if problem else ""))
+        if problem is None:
+            print_line(console, f"ok  {asked}")
+            continue
+        wrong += 1
+        print_line(console, f"NO  {asked}: {'as above' if problem in told else problem}")
+        told.add(problem)
     print_line(console, f"{connection} keeps the protocol" if not wrong else f"{wrong} checks found something wrong")
     return 1 if wrong else 0

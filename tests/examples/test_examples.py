@@ -12,6 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,12 +102,27 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
             for bad, why in (
                 (b"{", ""),
                 (b"{}", "messages must be a list"),
+                (b"null", "messages must be a list"),
+                (
+                    json.dumps({"messages": [{"role": "usr", "content": "Hi"}]}).encode(),
+                    "a role of system, user, assistant",
+                ),
                 (json.dumps({"messages": messages, "max_tokens": 0}).encode(), "max_tokens must be a whole number"),
+                (json.dumps({"messages": messages, "temperature": "0.5"}).encode(), "temperature must be a number"),
+                (json.dumps({"messages": messages, "stream": True}).encode(), "there are no streams here"),
             ):
                 with pytest.raises(urllib.error.HTTPError, match="400") as refused:
                     urllib.request.urlopen(f"{address}/chat/completions", bad)
                 assert why in refused.value.read().decode()
                 refused.value.close()
+
+            def ask(_: int) -> str:
+                with urllib.request.urlopen(f"{address}/chat/completions", body, timeout=60) as response:
+                    return json.load(response)["choices"][0]["message"]["content"]
+
+            with socket.create_connection(("127.0.0.1", port)) as slow, ThreadPoolExecutor() as clients:
+                slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99\r\n\r\n{")
+                assert set(clients.map(ask, range(4))) == {choice["message"]["content"]}
             endless = json.dumps({"messages": messages, "max_tokens": 10**6}).encode()
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(endless)}\r\n\r\n"
             with socket.create_connection(("127.0.0.1", port)) as client:  # and one that goes while it is answered
