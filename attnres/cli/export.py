@@ -72,7 +72,7 @@ def command(
     check_at_least(1, measure=measure)
     if checkpoint is not None and checkpoint.exists():
         raise UsageError(f"--checkpoint {checkpoint} exists; give a new folder")
-    template = None if chat_template is None else read_text("--chat-template", chat_template)
+    template = None if chat_template is None else _template(chat_template)
     check_exportable(model)
     console = Output()
     with nullcontext() if checkpoint is None else added_folder(checkpoint) as partial:
@@ -102,3 +102,21 @@ def command(
     if gguf is not None and text is not None:
         print_table(console, agreement_table(gguf, compare_exported(made, gguf, text)))
     return 0
+
+
+def _template(path: Path) -> str:
+    """Read a chat template. Raises UsageError for a text that is none."""
+    import jinja2
+    import jinja2.meta
+
+    text = read_text("--chat-template", path)
+    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
+    try:
+        names = jinja2.meta.find_undeclared_variables(environment.parse(text))
+    except jinja2.TemplateSyntaxError as error:
+        if "unknown tag" in str(error):  # engines have tags of their own, as transformers' generation
+            return text
+        raise UsageError(f"--chat-template {path}, line {error.lineno}: {error.message}; mend the template") from error
+    if "messages" not in names:
+        raise UsageError(f"--chat-template {path}: no chat template, because it uses no messages")
+    return text

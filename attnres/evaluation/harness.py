@@ -166,12 +166,16 @@ def _difference(score: Score, other: Score) -> Difference:
 def jackknife(aggregate: Callable[[Sequence[Any]], float], samples: Sequence[Any]) -> float | None:
     """Standard error of aggregate(samples), by leaving out one of at most GROUPS groups of samples at a time.
 
-    With as many groups as samples, that of a mean is exactly stdev / sqrt(n). Source: Tukey 1958; Shao & Tu 1995.
+    With as many groups as samples, that of a mean is exactly stdev / sqrt(n). None of one sample, or where all text
+    is in one group. Source: Tukey 1958; Shao & Tu 1995.
     """
     groups = min(len(samples), GROUPS)
     if groups < 2:
         return None
-    without = [aggregate([s for i, s in enumerate(samples) if i % groups != group]) for group in range(groups)]
+    try:
+        without = [aggregate([s for i, s in enumerate(samples) if i % groups != group]) for group in range(groups)]
+    except ZeroDivisionError:
+        return None
     return math.sqrt((groups - 1) * statistics.pvariance(without))
 
 

@@ -24,6 +24,8 @@ def refuse_other_than_causal(model: Any, folder: Path) -> None:
         model: of transformers, in evaluation mode.
         folder: where it is from, for the message.
     """
+    if model.config.is_encoder_decoder:
+        raise UsageError(f"{folder}: {type(model).__name__} is an encoder-decoder; give a causal language model")
     vocabulary = model.get_input_embeddings().weight.shape[0]
     tokens = torch.tensor([[3, 4, 5, 6], [3, 4, 5, 7]], device=model.device) % vocabulary
     found = getattr(model(input_ids=tokens), "logits", None)

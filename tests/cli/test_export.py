@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from attnres.cli import main
+from attnres.cli.export import _template
 from attnres.data import open_corpus
 from attnres.files import added_folder
 from attnres.train import load_recipe, train
@@ -113,8 +114,8 @@ def test_a_checkpoint_keeps_its_chat_template(run, tmp_path, capsys):
     assert main(["export", str(run), "--checkpoint", str(first), *given]) == 0
     assert main(["export", str(first), "--checkpoint", str(second), "--gguf", str(file)]) == 0
     assert template(file) == (second / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
-    (tmp_path / "template.jinja").write_text("another")
-    assert main(["export", str(second), "--gguf", str(file), *given]) == 0 and template(file) == "another"
+    (tmp_path / "template.jinja").write_text(another := "another{{ messages }}")
+    assert main(["export", str(second), "--gguf", str(file), *given]) == 0 and template(file) == another
     assert "no template" not in capsys.readouterr().out
 
     (second / "chat_template.jinja").unlink()
@@ -129,6 +130,28 @@ def test_a_checkpoint_keeps_its_chat_template(run, tmp_path, capsys):
     assert main(["export", str(second), "--gguf", str(file)]) == 2
     error = capsys.readouterr().err
     assert "second: the tokenizer's files cannot be read: " in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{% for m in messages %}\n{{ m.content ", ", line 2: unexpected end of template"),
+        ("", ": no chat template, because it uses no messages"),
+        ('{"version": "1.0"}', ": no chat template, because it uses no messages"),
+    ],
+)
+def test_what_is_no_template_is_refused(text, message, run, tmp_path, capsys):
+    file = tmp_path / "template.jinja"
+    file.write_text(text)
+    assert main(["export", str(run), "--gguf", str(tmp_path / "k3.gguf"), "--chat-template", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"attnres: --chat-template {file}{message}") and error.count("\n") == 1
+    assert not (tmp_path / "k3.gguf").exists()
+
+
+def test_a_template_may_have_an_engines_own_tags(tmp_path):
+    (tmp_path / "own").write_text(own := "{% generation %}{{ messages[0].content }}{% endgeneration %}")
+    assert _template(tmp_path / "own") == own
 
 
 def test_a_type_is_of_the_gguf_file(tmp_path, capsys):

@@ -271,6 +271,10 @@ def test_a_tokenizer_without_an_eos_token_takes_the_models(llama, tasks, tmp_pat
     assert [score.samples for score in evaluate_model(tmp_path, loaded)] == [score.samples for score in scores]
 
 
+def test_the_jackknife_of_one_document_with_text_is_none():
+    assert jackknife(lambda samples: 1 / sum(samples), [0, 2]) is None
+
+
 def test_the_jackknife_of_many_documents_leaves_out_groups():
     values = torch.randn(5000, generator=torch.Generator().manual_seed(0)).tolist()
     assert jackknife(statistics.fmean, values) == pytest.approx(1 / math.sqrt(5000), rel=0.15)
