@@ -24,7 +24,7 @@ function ownBytes({ text: shown, start, stop }, text) {
   return covered === shown || !covered ? bytesOf(covered) : bytesOf(shown.replace(/<[0-9A-F]{2}>/g, "."));
 }
 
-// Nats per byte, from the first place behind a token of either: what stands before it, one of them may not predict.
+// Nats per byte, from the first place where tokens of both end: what stands before it, one of them may not predict.
 function lossesPerByte(sides) {
   const ends = sides.map(({ picture: { tokens }, text }) => {
     let at = 0;
