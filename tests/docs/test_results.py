@@ -90,8 +90,8 @@ def claims() -> list[str]:
     entropies = {number(dynamics(arm, "trained"), 2) for arm in ("block", "full")}
     assert "(2.0101 and" in TABLES and len(entropies) == 1
     return [
-        f"ends {number(-float(cell(STD_1, 'block', 'difference to residual')), 2)} nats per byte below",
-        f"was run, {number(-float(largest), 2)} of that is left",
+        f"end {number(-float(cell(STD_1, 'block', 'difference to residual')), 2)} nats per byte below",
+        f"of such short runs, {number(-float(largest), 2)} of that is left",
         f"`block` is at {gain('block')} and `full` at {gain('full')}",
         f"{number(min(hc), 2)} to {number(max(hc), 2)} below the baseline at std 1",
         f"Kendall's tau {number(tau_1, 2, '+')}, p = {number(p_1, 2)}",
