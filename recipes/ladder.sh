@@ -2,18 +2,32 @@
 # The ladder of docs/EVIDENCE.md: every rule at sizes up to a million parameters, at the compute-optimal point, on a CPU.
 #
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 64: 24 hours of one core with AVX-512
+#     recipes/ladder.sh 16-20       # then width 64 on from 10 tokens per parameter to the others' 20: 12 hours
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: by an estimate 24; the three smallest sizes took 9
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
-# alone. RUNS (runs) is where the runs lie, WORKERS (1) how many run at a time.
+# alone, but for 16-20, which needs the runs. RUNS (runs) is where the runs lie, WORKERS (1) how many run at a time.
 set -euo pipefail
 
-layers=${1:?give the layers: 16 or 32}
-case $layers in
+ladder=${1:?give the layers: 16 or 32, or 16-20}
+runs=${RUNS:-runs}
+checks=2
+case $ladder in
     16) sizes=(16x16 16x24 16x32 16x48@10 16x64@10) ;;
+    16-20)
+        sizes=(16x16 16x24 16x32 16x64)
+        checks=1
+        if [ ! -d "$runs/ladder-16-20" ]; then
+            [ -d "$runs/ladder-16" ] || { echo "$runs/ladder-16 is not there; train it first: $0 16" >&2; exit 2; }
+            rm -rf "$runs/ladder-16-20.partial"
+            cp -r "$runs/ladder-16" "$runs/ladder-16-20.partial"
+            mv "$runs/ladder-16-20.partial" "$runs/ladder-16-20"
+        fi
+        python recipes/longer.py 7680 "$runs"/ladder-16-20/*/16x64/lr-0.5/seed-*
+        ;;
     32) sizes=(32x12 32x16 32x24@10 32x32@10) ;;
-    *) echo "$layers: the ladder has 16 or 32 layers" >&2; exit 2 ;;
+    *) echo "$ladder: the ladder has 16 or 32 layers, or is 16-20" >&2; exit 2 ;;
 esac
 exec python -m attnres scaling residual rms-residual block full rms-block delta:block_size=4 interlayer \
-    --sizes "${sizes[@]}" --heads 1 --tokens-per-parameter 20 --grid 1 2 4 --checks 2 --seeds 3 --batch-size 8 \
-    --workers "${WORKERS:-1}" --out "${RUNS:-runs}/ladder-$layers" --record "results/ladder-$layers.json"
+    --sizes "${sizes[@]}" --heads 1 --tokens-per-parameter 20 --grid 1 2 4 --checks "$checks" --seeds 3 --batch-size 8 \
+    --workers "${WORKERS:-1}" --out "$runs/ladder-$ladder" --record "results/ladder-$ladder.json"

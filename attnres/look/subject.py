@@ -27,7 +27,7 @@ from attnres.look.work import Worker
 from attnres.report.style import arm_styles
 from attnres.train import load_run
 from attnres.train.checkpoint import CHECKSUMS
-from attnres.train.folder import FREE_FIELDS, RunFolder
+from attnres.train.folder import FREE_FIELDS, LONGER_FIELDS, RunFolder
 from attnres.train.jsonconfig import flat_fields
 from attnres.train.metrics import read_metrics
 
@@ -233,7 +233,7 @@ def _identity(record: Mapping[str, Any] | None) -> Any:
     if record is None:
         return None
     fields = flat_fields(record["config"])
-    for name in (*FREE_FIELDS, "steps"):
+    for name in (*FREE_FIELDS, *LONGER_FIELDS):
         fields.pop(name, None)
     return record["corpus"].get("sha256"), fields
 

@@ -55,6 +55,8 @@ OWN = (LOCK, TOKENIZER, "checkpoints")
 
 FREE_FIELDS = ("device", "save_every", "keep", "tensorboard", "data.cache")
 """What may change when a run goes on: it decides where and how often something is written, not the weights."""
+LONGER_FIELDS = ("steps", "evaluate_every")
+"""What else may change where a run gets more steps."""
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -200,7 +202,7 @@ class RunFolder:
     def refuse_other(self, config: RunConfig, may_be_longer: bool = False) -> None:
         """Raise UsageError if the folder holds a run of another configuration, naming the fields, or no run but files.
 
-        may_be_longer: more steps than the run there has are no difference.
+        may_be_longer: more steps than the run there has, evaluated as often as wanted, are no difference.
         """
         try:
             str(self.path).encode()
@@ -215,11 +217,11 @@ class RunFolder:
         if stored["start_from"] != given["start_from"] and config.start_from and "start" in record:
             same = RunFolder(config.start_from).weights() == record["start"]  # the weights count, not what leads there
             given["start_from"] = stored["start_from"] if same else given["start_from"]
+        longer = LONGER_FIELDS if may_be_longer and given["steps"] > stored["steps"] else ()
         differing = [
             f"{name} is {stored.get(name, 'not set')!r} there and {given.get(name, 'not set')!r} here"
             for name in {**stored, **given}
-            if name not in FREE_FIELDS and stored.get(name) != given.get(name)
-            if not (name == "steps" and may_be_longer and given[name] > stored[name])
+            if name not in (*FREE_FIELDS, *longer) and stored.get(name) != given.get(name)
         ]
         if differing:
             raise UsageError(

@@ -85,18 +85,18 @@ def leads(arm: str) -> str:
     return ", ".join(number(statistics.fmean(of_size.values()), 3, "+") for of_size in by_size)
 
 
-def ladder(arm: str, layers: int = 16) -> dict[str, list[float]]:
+def ladder(arm: str, of: str = "16") -> dict[str, list[float]]:
     """By size, what an arm of a ladder is from the baseline, seed by seed."""
-    runs = record(f"ladder-{layers}")["runs"]
+    runs = record(f"ladder-{of}")["runs"]
     sizes = dict.fromkeys(run["size"] for run in runs)
     return {size: list(differences([run for run in runs if run["size"] == size], arm).values()) for size in sizes}
 
 
-def ladder_leads(arm: str, layers: int = 16) -> list[str]:
+def ladder_leads(arm: str, of: str = "16") -> list[str]:
     """By size, the mean of those and its standard error."""
     return [
         f"{number(statistics.fmean(apart), 3, '+')} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
-        for apart in ladder(arm, layers).values()
+        for apart in ladder(arm, of).values()
     ]
 
 
@@ -106,11 +106,17 @@ def ladder_row(arm: str) -> str:
     return f"| `{arm}` | {' | '.join(leads)} | {' | '.join(needed)} |"
 
 
-def by_clock(arm: str, layers: int = 16) -> list[tuple[str, str]]:
+def by_clock(arm: str, of: str = "16") -> list[tuple[str, str]]:
     """By size, what the baseline needs over an arm of a ladder in seconds, and the interval."""
-    along = rows("Along the range", f"(ladder-{layers})")
-    of = [row["advantage in seconds"] for row in along if row["connection"] == arm]
-    return [(factor, interval) for factor, interval in (cell.split("x ") for cell in of)]
+    along = rows("Along the range", f"(ladder-{of})")
+    cells = [row["advantage in seconds"] for row in along if row["connection"] == arm]
+    return [(factor, interval) for factor, interval in (cell.split("x ") for cell in cells)]
+
+
+def twice_the_tokens_row(arm: str) -> str:
+    """At 16x64: leads after 10 and 20 tokens per parameter, and what the baseline needs on lines through the latter."""
+    needed = (" ".join(of) for of in (advantage(arm, "(ladder-16-20)"), by_clock(arm, "16-20")[-1]))
+    return f"| `{arm}` | {ladder_leads(arm)[-1]} | {ladder_leads(arm, '16-20')[-1]} | {' | '.join(needed)} |"
 
 
 def ladder_step(arm: str, size: str) -> str:

@@ -226,7 +226,7 @@ def beside_lines() -> str:
 def deep_ladder() -> list[str]:
     """What the page says of the ladder of 32 layers."""
     needed = {arm: " ".join(advantage(arm, LADDER_32)) for arm in LADDER}
-    clock = {arm: " ".join(by_clock(arm, 32)[-1]) for arm in LADDER}
+    clock = {arm: " ".join(by_clock(arm, "32")[-1]) for arm in LADDER}
     checks = {arm: ladder_check(arm, "32x24") for arm in ("residual", *LADDER)}
     halves = sorted(float(half) for half, _ in checks.values())
     gained = {arm: -float(twice) for arm, (_, twice) in checks.items()}
@@ -249,7 +249,9 @@ def deep_ladder() -> list[str]:
 
 def side_by_side(arm: str) -> str:
     """An arm's leads at the sizes of both ladders."""
-    return " | ".join(f"{lead} | {deep}" for lead, deep in zip(ladder_leads(arm), ladder_leads(arm, 32), strict=False))
+    return " | ".join(
+        f"{lead} | {deep}" for lead, deep in zip(ladder_leads(arm), ladder_leads(arm, "32"), strict=False)
+    )
 
 
 def ladder_probes() -> list[str]:
@@ -373,10 +375,10 @@ def readings() -> list[str]:
     needed = {arm: advantage(arm, LADDER_16) for arm in two}
     seconds = {arm: by_clock(arm)[-1] for arm in two}
     return [
-        f"`block` is at {ladder_leads('block', 32)[1]}, `rms-block` at {ladder_leads('rms-block', 32)[1]} and "
-        f"`interlayer` at {ladder_leads('interlayer', 32)[1]}, half as much again to nearly twice",
-        f"they are at {ladder_leads('block', 32)[2]}, {ladder_leads('rms-block', 32)[2]} and "
-        f"{ladder_leads('interlayer', 32)[2]}",
+        f"`block` is at {ladder_leads('block', '32')[1]}, `rms-block` at {ladder_leads('rms-block', '32')[1]} and "
+        f"`interlayer` at {ladder_leads('interlayer', '32')[1]}, half as much again to nearly twice",
+        f"they are at {ladder_leads('block', '32')[2]}, {ladder_leads('rms-block', '32')[2]} and "
+        f"{ladder_leads('interlayer', '32')[2]}",
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
         f"needs {block} times the compute of `block`** for the same loss, on lines through six sizes at 0.4 tokens per "
@@ -489,7 +491,7 @@ def test_what_the_pages_say_of_the_ladder_is_so():
 
 
 def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
-    deep = {arm: ladder(arm, 32) for arm in LADDER}
+    deep = {arm: ladder(arm, "32") for arm in LADDER}
     ahead = tuple(arm for arm, sizes in deep.items() if max(map(max, sizes.values())) < 0)
     assert ahead == AHEAD
     pairs = sum(len(apart) for arm in ahead for apart in deep[arm].values())

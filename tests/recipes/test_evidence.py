@@ -61,3 +61,19 @@ def test_attnres_understands_the_ladder(run_script, layers, monkeypatch, tmp_pat
         main(arguments)
     assert module == "attnres" and planned[0].dataset == "torch"
     assert after("--record", arguments) == f"results/ladder-{layers}.json"
+
+
+def test_the_ladders_largest_size_goes_on_from_a_copy_of_its_runs(run_script, tmp_path):
+    refused, calls = run_script("ladder.sh", "16-20", RUNS=str(tmp_path))
+    assert (
+        refused.returncode == 2 and not calls and f"{tmp_path}/ladder-16 is not there; train it first" in refused.stderr
+    )
+    for arm in ("block", "residual"):
+        (tmp_path / "ladder-16" / arm / "16x64" / "lr-0.5" / "seed-0").mkdir(parents=True)
+    for _ in range(2):
+        done, [longer, scaling] = run_script("ladder.sh", "16-20", RUNS=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        copies = [f"{tmp_path}/ladder-16-20/{arm}/16x64/lr-0.5/seed-0" for arm in ("block", "residual")]
+        assert longer == ["recipes/longer.py", "7680", *copies]
+        assert after("--out", scaling) == f"{tmp_path}/ladder-16-20"
+        assert after("--record", scaling) == "results/ladder-16-20.json"
