@@ -150,6 +150,10 @@ def draw_depth_matrix(axes: Axes, matrix: np.ndarray, title: str = "", names: Se
     bar.set_ticks(ticks, labels=labels)
     axes.set_title(textwrap.fill(visible(title), 34), fontweight="bold")
     axes.set_xlabel("source (layer)")
+    sites, sources = np.nonzero(~np.isfinite(np.tril(matrix)))
+    if sites.size:
+        axes.plot(sources, sites, "x", color=ink(), markersize=150 / len(matrix), clip_on=False)
+        axes.set_xlabel("source (layer); x: not a finite number")
     axes.set_ylabel("site that reads (layer)")
     depth_axis(axes.xaxis, ("embedding", *names))
     depth_axis(axes.yaxis, (*names, "readout"))

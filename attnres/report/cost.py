@@ -178,7 +178,8 @@ def _number(value: Fraction | int) -> str:
 
 
 def _milliseconds(seconds: float, digits: int = 1) -> str:
-    return f"{1e3 * seconds:,.{digits}f}" if seconds < 1e6 else f"{1e3 * seconds:.3g}"
+    fits = 10 ** (1 - digits) <= 1e3 * seconds < 1e9
+    return f"{1e3 * seconds:,.{digits}f}" if fits else f"{1e3 * seconds:.3g}"
 
 
 def _size(count: float) -> str:

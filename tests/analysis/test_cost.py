@@ -27,6 +27,7 @@ from attnres.cli import main
 from attnres.connections import make_connection
 from attnres.errors import UsageError
 from attnres.parallel.schedule import chunk_sites, even_cuts
+from attnres.report.cost import _milliseconds
 
 
 def test_memory_traffic_is_the_specifications_table():
@@ -264,3 +265,14 @@ def test_a_plan_refuses_more_chunks_than_sublayers():
     with pytest.raises(UsageError, match=r"5 chunks .* more than 4 sublayers"):
         Plan(layers=4, block_size=2, pipeline=5, virtual=1)
     assert Plan(layers=10, block_size=4, pipeline=3, virtual=1).sites == [range(3), range(3, 6), range(6, 10)]
+
+
+def test_short_times_have_digits():
+    """Of a small model every time was 0.00 ms."""
+    assert [_milliseconds(seconds, 2) for seconds in (2.349e-3, 0.1e-3, 2.11e-5, 0.0)] == [
+        "2.35",
+        "0.10",
+        "0.0211",
+        "0",
+    ]
+    assert [_milliseconds(seconds) for seconds in (1.2345, 1.63e-4, 2e6)] == ["1,234.5", "0.163", "2e+09"]

@@ -55,3 +55,13 @@ def test_a_colour_that_stands_for_more_says_so():
     assert [tick.get_text() for tick in bar.get_xticklabels()] == ["0", "0.25", "≥ 0.5"]
     bar = plot_depth_matrix(np.tril(np.ones((3, 3)))).axes[1]
     assert [tick.get_text() for tick in bar.get_xticklabels()] == ["0", "0.5", "1"]
+
+
+def test_what_is_not_finite_is_marked():
+    """It is drawn as the paper, and so is what lies above the diagonal, where there is nothing."""
+    matrix = np.tril(np.ones((3, 3)))
+    assert "finite" not in plot_depth_matrix(matrix).axes[0].get_xlabel()
+    matrix[2, 1] = np.nan
+    axes = plot_depth_matrix(matrix).axes[0]
+    assert axes.get_xlabel() == "source (layer); x: not a finite number"
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[1.0, 2.0]]]
