@@ -225,6 +225,8 @@ def test_verdicts_are_all_that_attnres_check_says(mine, capsys):
     assert done.returncode == 1 and not done.stderr, done.stderr
     assert all(line.startswith(("ok  ", "NO  ")) for line in lines[:-1]) and "something wrong" in lines[-1]
     assert "takes it as one graph" in lines[-2] and "mat1 and mat2 shapes" in lines[-2]
+    faults = [line.partition(": ")[2] for line in lines[:-1]]
+    assert "as above" in faults and len([said for said in faults if "2x48 and 5x5" in said]) == 2  # each told once
     assert main(["check", "wrong.py:Untraced"]) == 1
     assert "changes nothing: Dynamo does not know how to trace" in capsys.readouterr().out
 
