@@ -2,7 +2,7 @@
 # The ladder of docs/EVIDENCE.md: every rule at sizes up to a million parameters, at the compute-optimal point, on a CPU.
 #
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 64: 24 hours of one core with AVX-512
-#     recipes/ladder.sh 16-20       # then width 64 on from 10 tokens per parameter to the others' 20: 12 hours
+#     recipes/ladder.sh 16-20       # then width 64 on from 10 tokens per parameter to the others' 20: 11 hours
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: by an estimate 24; the three smallest sizes took 9
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json

@@ -119,6 +119,36 @@ def twice_the_tokens_row(arm: str) -> str:
     return f"| `{arm}` | {ladder_leads(arm)[-1]} | {ladder_leads(arm, '16-20')[-1]} | {' | '.join(needed)} |"
 
 
+def needed_at_16x64(arm: str) -> str:
+    """How many times an arm's operations the baseline needs for its loss after 20 tokens per parameter.
+
+    By a line through the baseline's own losses after 10 and 20, over the logarithm of operations, seed by seed; the
+    mean of the logarithms and its 95% interval.
+    """
+    logs = []
+    for seed in range(3):
+        (before, fewer), (after, more) = (_run_of_16x64(of, "residual", seed) for of in ("16", "16-20"))
+        loss, used = _run_of_16x64("16-20", arm, seed)
+        slope = (after - before) / math.log(more / fewer)
+        logs.append((loss - after) / slope + math.log(more / used))
+    return _interval(logs)
+
+
+def _run_of_16x64(of: str, arm: str, seed: int) -> tuple[float, float]:
+    """The loss and the operations of a run of one of the ladders."""
+    (run,) = [
+        run for run in record(f"ladder-{of}")["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, "16x64", seed)
+    ]
+    return run["loss"], run["tokens"] * run["flops_per_token"]
+
+
+def _interval(logs: list[float]) -> str:
+    """The exponential of a mean and of its 95% interval."""
+    mean, reach = statistics.fmean(logs), t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
+    low, times, high = (number(math.exp(value), 2) for value in (mean - reach, mean, mean + reach))
+    return f"{times} [{low}, {high}]"
+
+
 def ladder_step(arm: str, size: str) -> str:
     """What a step of an arm of a ladder takes over the baseline's."""
     seconds = record(f"ladder-{size.partition('x')[0]}")["step_times"]["seconds"][size]
@@ -251,10 +281,7 @@ def block_needs(depth: str, length: str) -> str:
     steps = [record(f"verdict-{depth}-{name}")["sweep"]["config"]["steps"] for name in ("short", "long")]
     ours, theirs = (losses_of(f"{depth}-{length}", arm) for arm in ("interlayer", "block"))
     slope = {seed: (long[seed] - short[seed]) / math.log(steps[1] / steps[0]) for seed in short}
-    logs = [(ours[seed] - theirs[seed]) / slope[seed] for seed in slope]
-    mean, reach = statistics.fmean(logs), t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
-    low, times, high = (number(math.exp(value), 2) for value in (mean - reach, mean, mean + reach))
-    return f"{times} [{low}, {high}]"
+    return _interval([(ours[seed] - theirs[seed]) / slope[seed] for seed in slope])
 
 
 def slower(setting: str) -> str:

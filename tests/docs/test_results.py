@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 
@@ -54,6 +55,7 @@ from tests.docs.records import (
     ladder_row,
     ladder_step,
     leads,
+    needed_at_16x64,
     number,
     period,
     probed,
@@ -69,6 +71,7 @@ from tests.docs.records import (
     searched_scale,
     slower,
     span,
+    twice_the_tokens_row,
 )
 
 
@@ -154,6 +157,7 @@ def claims() -> list[str]:
         *searches(),
         *verdicts(),
         *ladders(),
+        *twice_the_tokens(),
         *deep_ladder(),
         *ladder_probes(),
         f"gains {enlarged('rms-residual', 'std 1')} by it, `block` {enlarged('block', 'std 1')} and "
@@ -166,6 +170,7 @@ def claims() -> list[str]:
 
 
 LADDER_16 = "(ladder-16)"
+LADDER_16_20 = "(ladder-16-20)"
 LADDER_32 = "(ladder-32)"
 LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
 AHEAD = ("block", "full", "rms-block", "interlayer")
@@ -221,6 +226,20 @@ def beside_lines() -> str:
     plain, block = ([100 * beside_line(arm, size) for size in ("16x48", "16x64")] for arm in ("residual", "block"))
     above = f"ends {number(plain[0], 1)}% above its own line and Block {number(block[0], 1)}%"
     return f"{above}, at 16x64 {number(-plain[1], 1)}% and {number(-block[1], 1)}% below it"
+
+
+def twice_the_tokens() -> list[str]:
+    """What the page says of 16x64 after 20 tokens per parameter."""
+    then, now = (sorted(-statistics.fmean(ladder(arm, of)["16x64"]) for arm in AHEAD) for of in ("16", "16-20"))
+    needed = {arm: needed_at_16x64(arm) for arm in AHEAD}
+    return [
+        *map(twice_the_tokens_row, LADDER),
+        f"by {number(now[0], 3)} to {number(now[-1], 3)} in place of {number(then[0], 3)} to {number(then[-1], 3)}",
+        f"for `rms-block` it is {advantage('rms-block', LADDER_16_20)[0]} in place of "
+        f"{advantage('rms-block', LADDER_16)[0]}",
+        f"it is {needed['rms-block']} for `rms-block`, {needed['block']} for `block`, {needed['full']} for `full` and "
+        f"{needed['interlayer']} for `interlayer`",
+    ]
 
 
 def deep_ladder() -> list[str]:
@@ -372,8 +391,9 @@ def readings() -> list[str]:
     block_then, normed, both = (enlarged(arm).split()[0].lstrip("-") for arm in ("block", "rms-residual", "rms-block"))
     two = ("block", "rms-block")
     of_sizes = {arm: [number(-statistics.fmean(of), 3) for of in ladder(arm).values()] for arm in two}
-    needed = {arm: advantage(arm, LADDER_16) for arm in two}
-    seconds = {arm: by_clock(arm)[-1] for arm in two}
+    longer = {arm: number(-statistics.fmean(ladder(arm, "16-20")["16x64"]), 3) for arm in two}
+    needed = {arm: advantage(arm, LADDER_16_20) for arm in two}
+    seconds = {arm: by_clock(arm, "16-20")[-1] for arm in two}
     return [
         f"`block` is at {ladder_leads('block', '32')[1]}, `rms-block` at {ladder_leads('rms-block', '32')[1]} and "
         f"`interlayer` at {ladder_leads('interlayer', '32')[1]}, half as much again to nearly twice",
@@ -390,12 +410,12 @@ def readings() -> list[str]:
         f"`rms-block` is {of_sizes['rms-block'][0]} below it at the smallest size, {of_sizes['rms-block'][3]} at the "
         f"fourth and {of_sizes['rms-block'][4]} at the largest, `block` {of_sizes['block'][0]}, level with it and "
         f"{of_sizes['block'][4]}.",
-        f"by {of_sizes['rms-block'][4]} under `rms-block` and {of_sizes['block'][4]} under `block`",
+        f"by {of_sizes['rms-block'][4]} under `rms-block` and {of_sizes['block'][4]} under `block` after 10, by "
+        f"{longer['rms-block']} and {longer['block']} after 20.",
         f"needs {seconds['rms-block'][0]} times the seconds of `rms-block` {seconds['rms-block'][1]} at width 64, and "
         f"{seconds['block'][0]} times those of `block` {seconds['block'][1]}.",
         f"needs {needed['rms-block'][0]} times the compute of `rms-block` {needed['rms-block'][1]}, "
-        f"{needed['block'][0]} times that of `block` {needed['block'][1]}, on such lines again; at the largest "
-        f"size itself these two end {apart_at_the_largest()} apart (below)",
+        f"{needed['block'][0]} times that of `block` {needed['block'][1]}, on such lines again",
         f"(`block@1`) is at {retrofit('20%', 'block@1')}, after 100% at {retrofit('100%', 'block@1')}",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
     ]
@@ -420,6 +440,7 @@ NOT_RESULTS = {
     "0.2 million parameters": "a setting",
     "0.79 million parameters": "a setting",
     "two fitted lines, 95% interval": "a level",
+    "these four sizes, 95% interval": "the same",
     "within 0.01 of each other": "the ladder of 32 layers, checked below",
     "std 0.02": "a setting",
     "level with it at 0.02": "a setting",
@@ -483,11 +504,44 @@ def test_what_the_pages_say_of_the_ladder_is_so():
         assert float(found.strip("[").split(",")[0]) < 1
     gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "16x48"))) < 0]
     assert gains == ["block"]
-    of_both = ((README, "the two"), (READING, "these two"))
-    needed = " ".join(advantage("rms-block", LADDER_16)), " ".join(advantage("block", LADDER_16))
-    seconds = " and ".join(" ".join(by_clock(arm)[-1]) for arm in ("rms-block", "block"))
-    assert all(f"itself {who} end {apart_at_the_largest()} apart" in page for page, who in of_both)
-    assert f"it is {needed[0]} for `rms-block` and {needed[1]} for `block`; in seconds {seconds}." in README
+
+
+def test_what_the_page_says_of_twice_the_tokens_is_so():
+    runs = {of: {run_of(run): run for run in record(f"ladder-{of}")["runs"]} for of in ("16", "16-20")}
+    went_on = {key: run for key, run in runs["16-20"].items() if run["size"] == "16x64"}
+    assert len(went_on) == 21 and {run["steps"] for run in went_on.values()} == {7680}
+    for key, run in runs["16-20"].items():
+        until = 2688 * 2048 if key in went_on else math.inf
+        longer, shorter = ([point for point in of["curve"] if point[0] <= until] for of in (run, runs["16"][key]))
+        assert longer == shorter, "what came before is not of the same run"
+    then, now = ({arm: ladder(arm, of)["16x64"] for arm in LADDER} for of in ("16", "16-20"))
+    assert max(apart for arm in AHEAD for apart in now[arm]) < 0
+    closer = [after > before for arm in AHEAD for before, after in zip(then[arm], now[arm], strict=True)]
+    assert (sum(closer), len(closer)) == (10, 12) and "ten of these 12 pairs are closer than they were" in EVIDENCE
+    assert min(now["rms-residual"]) > 0 and abs(statistics.fmean(now["delta:block_size=4"])) < 0.005
+    of_operations = {arm: ends(advantage(arm, LADDER_16_20)[1]) for arm in LADDER}
+    of_seconds = {arm: [ends(interval) for _, interval in by_clock(arm, "16-20")] for arm in LADDER}
+    assert all(low < 1 for low, _ in of_operations.values())
+    assert all(intervals[-1][0] < 1 < intervals[-1][1] for intervals in of_seconds.values())
+    slower = [arm for arm, intervals in of_seconds.items() if max(high for _, high in intervals[:3]) < 1]
+    assert slower == ["block", "full", "delta:block_size=4"]
+    two = ("rms-block", "block")
+    needed = " and ".join(f"{' '.join(advantage(arm, LADDER_16_20))} for `{arm}`" for arm in two)
+    seconds = " and ".join(" ".join(by_clock(arm, "16-20")[-1]) for arm in two)
+    leads = {arm: number(-statistics.fmean(now[arm]), 3) for arm in AHEAD}
+    assert f"it is {needed}; in seconds {seconds}." in README
+    assert f"`rms-block` ends {leads['rms-block']} below the plain residual and `block` {leads['block']}." in README
+    assert f"0.03 after 10 and by {min(leads.values())} to {max(leads.values())} after 20" in README
+    assert "ends below its plain twin still, by less than after 10 in ten of 12 pairs" in READING
+
+
+def ends(interval: str) -> tuple[float, float]:
+    low, high = map(float, interval.strip("[]").split(","))
+    return low, high
+
+
+def run_of(run: dict) -> tuple[str, str, int]:
+    return run["arm"], run["size"], run["seed"]
 
 
 def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
