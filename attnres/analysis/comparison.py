@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import numpy as np
+
+Run = TypeVar("Run")
 
 SIGNIFICANCE = 0.05
 """A difference is decided where its corrected p-value is below this."""
@@ -115,11 +118,14 @@ def _median_and_range(ratios: Sequence[float]) -> tuple[float, tuple[float, floa
     return float(np.median(ratios)), (min(ratios), max(ratios))
 
 
-def on_common_seeds(summaries: Mapping[str, Mapping[int, Mapping]]) -> dict[str, dict[int, Mapping]]:
-    """Keep the seeds that every arm with a finished run has, so that means and differences are of the same runs."""
-    finished = [set(runs) for runs in summaries.values() if runs]
+def on_common_seeds(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, dict[int, Run]]:
+    """Keep the seeds that every arm with a finished run has, so that means and differences are of the same runs.
+
+    runs: what there is of each finished run, by arm and seed.
+    """
+    finished = [set(of_arm) for of_arm in runs.values() if of_arm]
     common = set.intersection(*finished) if finished else set()
-    return {arm: {seed: run for seed, run in runs.items() if seed in common} for arm, runs in summaries.items()}
+    return {arm: {seed: run for seed, run in of_arm.items() if seed in common} for arm, of_arm in runs.items()}
 
 
 def finding(rows: Sequence[Comparison], unit: str) -> str:

@@ -26,7 +26,7 @@ from attnres.train.sweep import Job, JobState, failures, refuse_other_texts, req
 UNIT = NATS_PER_BYTE
 
 RECORD = "comparison.json"
-OWN = (RECORD, PAGE, "figures", LOCK)
+OWN = (RECORD, PAGE, "figures")
 """What a comparison's folder holds beside a folder of runs for each arm."""
 
 ARMS = ("residual", "x0", "block", "full")
@@ -92,9 +92,12 @@ def plan_comparison(arms: Sequence[str], config: RunConfig, out: Path, seeds: in
 
 
 def _refuse_foreign_files(out: Path) -> None:
+    """A comparison's folder is new, empty or one of runs, among which other experiments may have left their records."""
     paths = sorted(out.iterdir()) if out.is_dir() else []
+    if any(any(path.glob("seed-*")) for path in paths):
+        return
     foreign = [
-        path.name for path in paths if not (path.name in OWN or is_partial(path.name) or any(path.glob("seed-*")))
+        path.name for path in paths if not (path.name in OWN or is_partial(path.name) or path.name.endswith(LOCK))
     ]
     if foreign:
         more = ", .." if len(foreign) > 3 else ""

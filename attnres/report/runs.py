@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnres.analysis import depth_profile
-from attnres.analysis.comparison import Comparison
+from attnres.analysis.comparison import Comparison, on_common_seeds
 from attnres.data import Corpus, Tokenizer, open_corpus, validation_batches
 from attnres.errors import UsageError
 from attnres.report.comparison import NATS_PER_BYTE
@@ -37,21 +37,22 @@ TEXT_AROUND = 40
 def comparison_report(
     finished: Mapping[str, Mapping[int, Path]], rows: Sequence[Comparison], config: RunConfig, corpus: Corpus
 ) -> ReportData:
-    """The page of a comparison: its result, every curve, and the depth of each arm's first run.
+    """The page of a comparison: its result, and the curves and depth of what that rests on, the seeds of all arms.
 
-    finished: the run folders by arm and seed.
+    finished: the run folders by arm and seed. Where no seed is common there are no curves.
     """
     tokens = validation_tokens(corpus, config)
     positions = chosen_positions(tokens)
     arms, record = [], None
-    for name, runs in finished.items():
-        profile = None
+    for name, compared in on_common_seeds(finished).items():
+        profile, description, runs = None, "", compared or finished[name]
         if runs:
             run = load_run(runs[min(runs)])
             profile = depth_profile(run.model, tokens, positions)
             record = RunFolder(run.folder).record()
-        description = f"{len(runs)} seeds; depth of seed {min(runs)}" if len(runs) > 1 else ""
-        arms.append(ArmReport(name, description, curves_of(runs, evaluated_bytes_per_token(corpus, config)), profile))
+            description = _seeds_shown(len(compared), len(finished[name]), min(runs))
+        curves = curves_of(compared, evaluated_bytes_per_token(corpus, config))
+        arms.append(ArmReport(name, description, curves, profile))
     return ReportData(
         title=COMPARISON_TITLE,
         subtitle=f"{config.model.layers} transformer layers of width {config.model.dim}, {config.steps} steps of "
@@ -64,6 +65,13 @@ def comparison_report(
         unit=NATS_PER_BYTE,
         curve_label="validation loss",
     )
+
+
+def _seeds_shown(compared: int, finished: int, first: int) -> str:
+    """Which of an arm's runs a page shows; nothing where there is one alone."""
+    if compared == finished:
+        return f"{compared} seeds; depth of seed {first}" if compared > 1 else ""
+    return f"{compared} of its {finished} finished seeds, those that all have; depth of seed {first}"
 
 
 def _common(record: Mapping[str, Any]) -> dict[str, Any]:

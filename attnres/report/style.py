@@ -91,26 +91,27 @@ def colour_scale(matrices: np.ndarray) -> tuple[float, float]:
 def summarise(curves: Sequence[Curve], points: int = 150) -> dict[str, np.ndarray]:
     """steps, mean, low and high over the seeds of loss curves, averaged over neighbouring steps to at most `points`.
 
-    A seed that has no finite loss near a step is left out there; where no seed has one the values are NaN.
+    All of the same seeds, because seeds differ by more than what is compared: between the finite losses that it has a
+    seed's line is straight, and where one has not begun or has ended the values are NaN.
     """
     steps = np.unique(np.concatenate([np.asarray(curve.steps, dtype=np.float64) for curve in curves]))
     group_size = max(1, -(-len(steps) // points))
-    groups = -(-len(steps) // group_size)
-    per_seed = np.full((len(curves), groups), np.nan)
-    for row, curve in zip(per_seed, curves, strict=True):
-        losses = np.asarray(curve.losses, dtype=np.float64)
-        finite = np.isfinite(losses)
-        group = np.searchsorted(steps, np.asarray(curve.steps)[finite]) // group_size
-        count = np.bincount(group, minlength=groups)
-        total = np.bincount(group, losses[finite], minlength=groups)
-        row[count > 0] = total[count > 0] / count[count > 0]
-    seen = np.isfinite(per_seed)
-    empty = ~seen.any(0)
-    mean = np.where(seen, per_seed, 0).sum(0) / np.where(empty, np.nan, seen.sum(0))
-    low = np.where(empty, np.nan, np.where(seen, per_seed, np.inf).min(0, initial=np.inf))
-    high = np.where(empty, np.nan, np.where(seen, per_seed, -np.inf).max(0, initial=-np.inf))
-    at = np.array([part.mean() for part in np.array_split(steps, range(group_size, len(steps), group_size))])
-    return {"steps": at, "mean": mean, "low": low, "high": high}
+    starts = np.arange(0, len(steps), group_size)
+    lines = np.array([_line(curve, steps) for curve in curves])
+    of_all = np.isfinite(lines).all(0)
+    count = np.add.reduceat(of_all.astype(float), starts)
+    per_seed = np.add.reduceat(np.where(of_all, lines, 0), starts, axis=1) / np.where(count, count, np.nan)
+    at = np.add.reduceat(steps, starts) / np.diff(starts, append=len(steps))
+    return {"steps": at, "mean": per_seed.mean(0), "low": per_seed.min(0), "high": per_seed.max(0)}
+
+
+def _line(curve: Curve, steps: np.ndarray) -> np.ndarray:
+    """The losses of a run at the steps, on straight lines between those that it has; NaN before and after them."""
+    losses = np.asarray(curve.losses, dtype=np.float64)
+    finite = np.isfinite(losses)
+    if not finite.any():
+        return np.full(len(steps), np.nan)
+    return np.interp(steps, np.asarray(curve.steps)[finite], losses[finite], left=np.nan, right=np.nan)
 
 
 def paired_differences(arm: ArmReport, baseline: ArmReport) -> list[Curve]:

@@ -9,12 +9,17 @@ import time
 from contextlib import suppress
 from html import escape, unescape
 
+import numpy as np
 import pytest
 
 from attnres import TransformerConfig, UsageError
+from attnres.analysis import depth_profile
 from attnres.cli import main
+from attnres.data import open_corpus
 from attnres.lab.arms import arm_model
-from attnres.lab.comparison import plan_comparison
+from attnres.lab.comparison import compare_runs, plan_comparison
+from attnres.report import write_report
+from attnres.report.runs import comparison_report, validation_tokens
 from attnres.train import RunConfig, load_run, read_metrics
 from attnres.train.folder import RunFolder
 from tests.cli.conftest import TINY
@@ -80,6 +85,41 @@ def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys, comparison, cor
     assert "holds files and no comparison (notes.txt); give a new or empty folder" in error and error.count("\n") == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "notes.txt"]
     plan_comparison(["residual", "hc"], RunConfig(), comparison[0], 1)  # other arms may join the finished ones
+
+
+def test_a_folder_that_other_experiments_share_is_a_comparisons_still(tmp_path):
+    """As the tutorial's dynamics of its comparison, after which the comparison was refused for ever."""
+    (tmp_path / ".dynamics.json.lock").touch()  # all that is left where dynamics itself was refused
+    plan_comparison(["residual", "full"], RunConfig(), tmp_path, 1)
+    (tmp_path / "residual" / "seed-0").mkdir(parents=True)
+    (tmp_path / "results.html").touch()
+    plan_comparison(["residual", "full"], RunConfig(), tmp_path, 1)
+
+
+def test_the_page_is_of_the_seeds_that_the_tables_are_of(comparison, tmp_path):
+    """Where a run was lost a curve of other seeds than its neighbour's showed their difference as the rules'."""
+    out, _ = comparison
+    runs = {arm: {seed: out / arm / f"seed-{seed}" for seed in (0, 1)} for arm in ("residual", "block_block_size-2")}
+    config = load_run(runs["residual"][0]).config
+    corpus = open_corpus(config.data)
+
+    def page(finished):
+        return comparison_report(finished, compare_runs(finished, 1.0), config, corpus)
+
+    assert [arm.description for arm in page(runs).arms] == ["2 seeds; depth of seed 0"] * 2
+    lost = page({"residual": runs["residual"], "block": {1: runs["block_block_size-2"][1]}})
+    assert [[curve.seed for curve in arm.curves] for arm in lost.arms] == [[1], [1]]
+    shown = "1 of its 2 finished seeds, those that all have; depth of seed 1"
+    assert [arm.description for arm in lost.arms] == [shown, ""]
+    np.testing.assert_array_equal(lost.arms[0].profile.output_rms, depth_of(runs["residual"][1], corpus))
+    none = page({"residual": {0: runs["residual"][0]}, "block": {1: runs["block_block_size-2"][1]}})
+    assert [arm.curves for arm in none.arms] == [[], []] and all(arm.profile for arm in none.arms)
+    assert write_report(none, tmp_path).is_file()
+
+
+def depth_of(folder, corpus):
+    run = load_run(folder)
+    return depth_profile(run.model, validation_tokens(corpus, run.config)).output_rms
 
 
 def test_a_failed_arm_is_named_and_the_rest_is_shown(tmp_path, attnres, corpus):

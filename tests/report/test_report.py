@@ -248,11 +248,15 @@ def test_inconsistent_data_is_refused():
 
 
 def test_curves_are_summarised_over_seeds():
-    spread = summarise([Curve(0, [10, 20, 30], [3.0, 2.0, math.nan]), Curve(1, [10, 20], [5.0, math.nan])])
-    np.testing.assert_array_equal(spread["steps"], [10, 20, 30])
-    np.testing.assert_array_equal(spread["mean"], [4, 2, math.nan])
-    np.testing.assert_array_equal(spread["low"], [3, 2, math.nan])
-    np.testing.assert_array_equal(spread["high"], [5, 2, math.nan])
+    """Of the same seeds everywhere: a seed that ended early would let the others' level pass for a change."""
+    cut = [Curve(0, [10, 20, 30, 40], [3.0, 2.0, 1.0, math.nan]), Curve(1, [0, 10, 30], [9.0, 5.0, 4.0])]
+    spread = summarise(cut)
+    np.testing.assert_array_equal(spread["steps"], [0, 10, 20, 30, 40])
+    np.testing.assert_array_equal(spread["mean"], [math.nan, 4, 3.25, 2.5, math.nan])
+    np.testing.assert_array_equal(spread["low"], [math.nan, 3, 2, 1, math.nan])
+    np.testing.assert_array_equal(spread["high"], [math.nan, 5, 4.5, 4, math.nan])
+    np.testing.assert_array_equal(summarise(cut, points=2)["mean"], [3.625, 2.5])
+    assert np.isnan(summarise([*cut, Curve(2, [], [])])["mean"]).all()
     thinned = summarise([Curve(0, range(10), range(10))], points=4)
     np.testing.assert_array_equal(thinned["steps"], [1, 4, 7, 9])
     np.testing.assert_array_equal(thinned["mean"], [1, 4, 7, 9])
