@@ -90,8 +90,18 @@ def test_tables_tell_cost_and_where_a_grid_ended():
     assert "steps" not in first.columns
     assert [row[3] for row in first.rows] == ["x0.5*"] * 3, "the lowest that was tried is the best"
     assert arms.rows[0][2] == "", "the plain twin has no connection's parameters"
-    assert arms.rows[1] == ("block", "block:total=true", "10x", "+0.000000", "1.100", "1.20")
+    assert arms.rows[1] == ("block", "block:total=true", "10x", "+0.000000", "1.100", "1.20 [1.20, 1.20]")
     assert shown.rows[0][0] == "ends below the plain twin after 5% more"
+
+
+def test_a_step_time_that_seeds_do_not_agree_on_is_withheld():
+    """As where other work met the one arm and not its twin."""
+    data = retrofit({})
+    of_block = [run for run in data["runs"] if (run["arm"], run["fraction"]) == ("block", 1.0)]
+    of_block[0]["step_seconds"] = 0.17
+    assert retrofit_tables(parsed(RetrofitRecord, data))[2].rows[1][-1] == "1.20 [1.20, 1.70]"
+    of_block[0]["step_seconds"] = 0.19
+    assert retrofit_tables(parsed(RetrofitRecord, data))[2].rows[1][-1] == "withheld"
 
 
 def test_the_loss_before_is_of_the_plain_models_that_are_done():

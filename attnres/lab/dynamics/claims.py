@@ -15,13 +15,15 @@ import numpy as np
 
 from attnres.analysis.comparison import holm
 from attnres.lab.claims import Statement, judged, paired, summary
-from attnres.lab.dynamics.record import DIGITS, DynamicsRecord, Moment, ProfiledRun, Runs
+from attnres.lab.dynamics.record import DynamicsRecord, Moment, ProfiledRun, Runs
 from attnres.lab.outcome import done_runs
 from attnres.model import sublayer_name
 
 PERMUTATIONS = 2000
 LEAST_SHARE = 1e-12
 """Less has no logarithm to compare."""
+ROUNDED_OFF = 5e-4
+"""What records of four digits, as they once were, round off at most, over the number itself."""
 
 Measure = Callable[[ProfiledRun], float]
 """What reads a number off one run of the record."""
@@ -68,11 +70,11 @@ def uniform_shares(sources: int) -> np.ndarray:
 
 
 def log_shares(run: ProfiledRun) -> np.ndarray:
-    """[source]: ln of the mean share over the share under equal division, 0 where they agree in the digits recorded."""
+    """[source]: ln of the mean share over the share under equal division, 0 where they agree in four digits."""
     shares = np.asarray(run.source_share, dtype=np.float64)
     uniform = uniform_shares(len(shares))
-    # What a record rounds off is the same in every seed, and a test without spread would find it significant.
-    equal = np.isclose(shares, uniform, rtol=0.5 * 10.0 ** (1 - DIGITS), atol=0)
+    # What four digits round off is the same in every seed, and a test without spread would find it significant.
+    equal = np.isclose(shares, uniform, rtol=ROUNDED_OFF, atol=0)
     return np.where(equal, 0.0, np.log(np.maximum(shares, LEAST_SHARE) / uniform))
 
 

@@ -11,8 +11,8 @@ from attnres.lab.record import Record, Stored
 
 Numbers = tuple[float, ...]
 
-DIGITS = 4
-"""Those that are kept of a number."""
+DIGITS = 7
+"""Those that are kept of a number: float32's, because seeds may agree to within what fewer would round off."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from attnres.analysis.comparison import WIDEST
 from attnres.lab.claims import NEGLIGIBLE
 from attnres.lab.outcome import done_runs
 from attnres.lab.retrofit.claims import differences, losses, lost_at_start, statements
@@ -82,20 +83,24 @@ def _arms(record: RetrofitRecord) -> TextTable:
         )
     note = (
         "connection's lr: over the model's. lost: loss before the first step minus the plain model's, the largest of "
-        "all seeds. Operations: of one training step, over the plain twin's. Step time: median over the longest runs, "
-        "over the plain twin's; other work on the machine blurs it."
+        "all seeds. Operations: of one training step, over the plain twin's. Step time: of the longest runs, over the "
+        "plain twin's of the same seed, median [lowest, highest]; other work on the machine blurs it, and where these "
+        f"are more than {WIDEST:g} times apart it is withheld."
     )
     columns = ("connection", "as attached", "connection's lr", "lost at the start", "operations", "step time")
     return TextTable("What the arms are and cost", columns, tuple(rows), note)
 
 
 def _step_time(record: RetrofitRecord, arm: str) -> str:
-    longest = record.fractions[-1]
-    medians = []
-    for name in (arm, record.arms[0].name):
-        of_arm = [run for run in done_runs(record.runs) if (run.arm, run.fraction) == (name, longest)]
-        seconds = [run.step_seconds for run in of_arm if run.step_seconds]
-        if not seconds:
-            return ""
-        medians.append(statistics.median(seconds))
-    return f"{medians[0] / medians[1]:.2f}"
+    longest = [run for run in done_runs(record.runs) if run.fraction == record.fractions[-1]]
+    seconds = {(run.arm, run.seed): run.step_seconds for run in longest if run.step_seconds}
+    plain = record.arms[0].name
+    ratios = [
+        of / seconds[plain, seed] for (name, seed), of in seconds.items() if name == arm and (plain, seed) in seconds
+    ]
+    if not ratios or arm == plain:
+        return "1.00" if ratios else ""
+    if max(ratios) > WIDEST * min(ratios):
+        return "withheld"
+    spread = f" [{min(ratios):.2f}, {max(ratios):.2f}]" if len(ratios) > 1 else ""
+    return f"{statistics.median(ratios):.2f}{spread}"
