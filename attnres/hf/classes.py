@@ -17,6 +17,7 @@ tokenizers, the conversion of checkpoints and more.
 from __future__ import annotations
 
 import copy
+import copyreg
 import functools
 import json
 import sys
@@ -332,8 +333,8 @@ def attached_config_class(plain: Any) -> Any:
     """The class of configuration of an attached model."""
     if issubclass(plain, Config):
         return plain
-    names = {"__module__": __name__, "model_type": MODEL_TYPE, "base_model_pp_plan": None, "plain": plain}
-    return type(PREFIX + plain.__name__, (Config, plain), names)
+    names = {"model_type": MODEL_TYPE, "base_model_pp_plan": None, "plain": plain}
+    return type(PREFIX + plain.__name__, (Config, plain), {**_own(plain), **names})
 
 
 @functools.cache
@@ -359,7 +360,7 @@ def attached_model_class(plain: Any) -> Any:
     if issubclass(plain, Model):
         return plain
     names: dict[str, Any] = {
-        "__module__": __name__,
+        **_own(plain),
         "config_class": attached_config_class(plain.config_class),
         "_keep_in_fp32_modules_strict": {*(plain._keep_in_fp32_modules_strict or ()), CONNECTION},
         # What `save_pretrained` leaves out.
@@ -378,6 +379,31 @@ def attached_model_class(plain: Any) -> Any:
         return self._with_states_as_read(plain.forward(self, *args, **kwargs))
 
     return type(PREFIX + plain.__name__, (Decoder, plain), {**names, "forward": forward})
+
+
+def _own(plain: Any) -> dict[str, Any]:
+    """What the attached classes have of their own. Pickled by the plain class: transformers does not export every one,
+    and those that it does not, such as OPTDecoder, `__getattr__` below does not find."""
+    return {"__module__": __name__, "_made_of": plain, "__reduce__": _reduce}
+
+
+def _reduce(made: Any) -> tuple[Any, ...]:
+    if "_made_of" in vars(type(made)):
+        return _new, (type(made)._made_of,), made.__getstate__()
+    return copyreg.__newobj__, (type(made),), made.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _new(plain: Any) -> Any:
+    cls = _attached(plain)
+    return cls.__new__(cls)
+
+
+def _attached(plain: Any) -> Any:
+    """The attached class, of a configuration or a model, with all that transformers looks up of it."""
+    if issubclass(plain, PreTrainedConfig):
+        return registered_config_class(plain)
+    registered_config_class(plain.config_class)  # generic heads look their base model up by it
+    return attached_model_class(plain)
 
 
 def auto_map(plain: Any) -> dict[str, str]:
@@ -409,10 +435,7 @@ def __getattr__(name: str) -> Any:
         plain = getattr(transformers, name.removeprefix(PREFIX), None)
     if plain is None:
         raise AttributeError(f"transformers {transformers.__version__} has no class {name.removeprefix(PREFIX)}")
-    if issubclass(plain, PreTrainedConfig):
-        return registered_config_class(plain)
-    registered_config_class(plain.config_class)  # generic heads look their base model up by it
-    return attached_model_class(plain)
+    return _attached(plain)
 
 
 AutoConfig.register(MODEL_TYPE, AttnResConfig, exist_ok=True)
