@@ -157,7 +157,7 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
         raise UsageError(f"{path}: it cannot be read ({error.strerror}); give a CSV file of points") from None
     rows = csv.DictReader(io.StringIO(text, newline=""))
     with _csv_errors(path, rows):
-        columns = rows.fieldnames or ()
+        rows.fieldnames = columns = [name.strip() for name in rows.fieldnames or ()]
         if missing := {"arm", "compute", "loss"} - set(columns):
             raise UsageError(
                 f"{path}: the first line must name the columns arm, compute, loss; missing: {sorted(missing)}"
@@ -174,7 +174,10 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
                 if "_" in f"{row['compute']}{row['loss']}{row.get('seed')}":
                     raise ValueError("Python reads 1_0 as 10")
                 point = Point(
-                    float(row["compute"]), float(row["loss"]), row.get("size") or "", int(row.get("seed") or 0)
+                    float(row["compute"]),
+                    float(row["loss"]),
+                    (row.get("size") or "").strip(),
+                    int(row.get("seed") or 0),
                 )
             except (TypeError, ValueError):
                 raise UsageError(f"{path}, line {rows.line_num}: compute, loss and seed must be numbers") from None

@@ -38,5 +38,8 @@ def command(connection: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metav
         wrong += 1
         print_line(console, f"NO  {asked}: {'as above' if problem in told else problem}")
         told.add(problem)
-    print_line(console, f"{connection} keeps the protocol" if not wrong else f"{wrong} checks found something wrong")
+    print_line(
+        console,
+        f"{connection} keeps the protocol" if not wrong else f"{wrong} check{'s' * (wrong != 1)} found something wrong",
+    )
     return 1 if wrong else 0

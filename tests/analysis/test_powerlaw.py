@@ -176,3 +176,8 @@ def test_bad_input_is_one_line(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(UsageError, match=message):
         fit_power_laws(read_points(path))
+
+
+def test_spaces_around_fields_are_no_part_of_them(tmp_path):
+    (tmp_path / "points.csv").write_text("arm, compute , loss, size\nfull , 1, 2.5, 8x16\nfull,2, 2.0 ,8x32\n")
+    assert read_points(tmp_path / "points.csv") == {"full": [Point(1.0, 2.5, "8x16"), Point(2.0, 2.0, "8x32")]}
