@@ -11,7 +11,7 @@ import pytest
 from attnres.errors import UsageError
 from attnres.lab.ahead import Ahead
 from attnres.lab.scaling.figures import scaling_law
-from attnres.lab.scaling.fit import advantages_at_sizes, axes_of, finding, paired_lead
+from attnres.lab.scaling.fit import advantages_at_sizes, axes_of, final_points, finding, paired_lead
 from attnres.lab.scaling.plan import MOST_TOKENS, Options, Plan, Planned, parse_size, plan
 from attnres.lab.scaling.rates import (
     best,
@@ -247,6 +247,19 @@ def test_a_weak_arm_has_a_blank_fit_and_a_note():
     assert finding(record) == "No compute advantage is given: no other connection has a fit."
     figure = scaling_law(record)
     assert figure and len(figure.axes[0].lines) == 2, "the line and the points of one arm"
+
+
+def test_fits_are_of_the_same_seeds():
+    """A seed that one arm alone has lost moved its line by what seeds differ, and called that the arm's."""
+    record = a_record()
+    lost = ("full", "8x16", 0)
+    without = replace(record, runs=tuple(run for run in record.runs if (run.arm, run.size, run.seed) != lost))
+    seeds = {(arm, point.size, point.seed) for arm, points in final_points(without).items() for point in points}
+    every = {(arm, point.size, point.seed) for arm, points in final_points(record).items() for point in points}
+    assert every - seeds == {("residual", "8x16", 0), lost}
+    law, *_ = scaling_tables(without)
+    assert [row[1] for row in law.rows] == ["11", "11"] and law.note.endswith("seed at their size: 1.")
+    assert "left out" not in scaling_tables(record)[0].note
 
 
 def test_a_weak_baseline_leaves_the_other_fits_without_advantages():

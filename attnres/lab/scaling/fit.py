@@ -8,17 +8,31 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 
+from attnres.analysis.comparison import on_common_seeds
 from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, fit_where_possible
 from attnres.lab.scaling.record import ScalingRecord, SizedRun
 
 
-def final_points(record: ScalingRecord) -> dict[str, list[Point]]:
-    """The final loss of every run that was finished, by arm, the baseline first; compute in operations."""
-    curves: dict[str, list[Point]] = {record.arms[0]: []}
+def compared_runs(record: ScalingRecord) -> list[SizedRun]:
+    """The finished runs of those seeds that at their size every arm with one has.
+
+    Seeds differ by more than arms do: where one arm has lost a run, means over what is left would not compare.
+    """
+    of_sizes: dict[str, dict[str, dict[int, SizedRun]]] = {}
     for run in record.runs:
         if run.done:
-            compute = run.flops_per_token * run.tokens
-            curves.setdefault(run.arm, []).append(Point(compute, run.loss, run.size, run.seed))
+            of_sizes.setdefault(run.size, {}).setdefault(run.arm, {})[run.seed] = run
+    compared = [on_common_seeds(of_size) for of_size in of_sizes.values()]
+    kept = {(run.arm, run.size, run.seed) for arms in compared for seeds in arms.values() for run in seeds.values()}
+    return [run for run in record.runs if run.done and (run.arm, run.size, run.seed) in kept]
+
+
+def final_points(record: ScalingRecord) -> dict[str, list[Point]]:
+    """The final loss of every run that is compared, by arm, the baseline first; compute in operations."""
+    curves: dict[str, list[Point]] = {record.arms[0]: []}
+    for run in compared_runs(record):
+        compute = run.flops_per_token * run.tokens
+        curves.setdefault(run.arm, []).append(Point(compute, run.loss, run.size, run.seed))
     return curves
 
 
@@ -130,10 +144,10 @@ def iso_flop_curves(record: ScalingRecord, levels: int = 4) -> dict[str, dict[fl
 
 
 def _by_size(record: ScalingRecord, arm: str | None = None) -> dict[str, list[SizedRun]]:
-    """size -> its finished runs, with curves over operations that end before the learning rate decays."""
+    """size -> its runs that are compared, with curves over operations that end before the learning rate decays."""
     groups: dict[str, list[SizedRun]] = {}
-    for run in record.runs:
-        if run.done and arm in (None, run.arm):
+    for run in compared_runs(record):
+        if arm in (None, run.arm):
             steady = (1 - record.config["optimizer"]["decay"]) * run.tokens
             curve = tuple((run.flops_per_token * tokens, loss) for tokens, loss in run.curve if tokens <= steady)
             if curve:  # a run of a few steps may have no loss before that

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, fit_where_possible
@@ -31,6 +32,10 @@ EXTRAPOLATED = 1.5
 def scaling_tables(record: ScalingRecord) -> list[TextTable]:
     points = final_points(record)
     laws = [scaling_table(*fit_where_possible(points), "FLOPs", diverged(record), points)] if fitted(record) else []
+    left_out = sum(run.done for run in record.runs) - sum(map(len, points.values()))
+    if left_out:
+        note = f" Finished runs left out, because an arm lacks their seed at their size: {left_out}."
+        laws = [dataclasses.replace(law, note=law.note + note) for law in laws]
     return [*laws, *([along_table(record)] if record.runs else []), *step_tables(record), *rate_tables(record)]
 
 
