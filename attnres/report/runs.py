@@ -30,6 +30,8 @@ RUN_TITLE = "Depth in "
 
 PROFILE_SEQUENCES = 4
 CHOSEN_TOKENS = 8
+MOST_BYTES = 4
+"""Of a character in UTF-8."""
 TEXT_AROUND = 40
 """Characters shown before and after a chosen token."""
 
@@ -138,14 +140,24 @@ def chosen_positions(tokens: Tensor) -> tuple[int, ...]:
 
 def token_texts(tokens: Tensor, positions: Sequence[int], tokenizer: Tokenizer) -> list[TokenText]:
     ids = tokens[0].tolist()
-    return [
-        TokenText(
-            before=tokenizer.decode(ids[:position])[-TEXT_AROUND:],
-            token=tokenizer.decode([ids[position]]),
-            after=tokenizer.decode(ids[position + 1 :])[:TEXT_AROUND],
-        )
-        for position in positions
-    ]
+    return [_token_text(ids, position, tokenizer) for position in positions]
+
+
+def _token_text(ids: Sequence[int], position: int, tokenizer: Tokenizer) -> TokenText:
+    """A token in its text; one that is no whole character, as a byte of most scripts, as "ж [2 of 2]"."""
+    windows = (
+        (start, start + length)
+        for length in range(1, MOST_BYTES + 1)
+        for start in range(max(0, position - length + 1), position + 1)
+    )
+    whole = (window for window in windows if "\ufffd" not in tokenizer.decode(ids[slice(*window)]))
+    start, end = next(whole, (position, position + 1))
+    part = f" [{position - start + 1} of {end - start}]" if end - start > 1 else ""
+    return TokenText(
+        before=tokenizer.decode(ids[:start])[-TEXT_AROUND:],
+        token=tokenizer.decode(ids[start:end]) + part,
+        after=tokenizer.decode(ids[end:])[:TEXT_AROUND],
+    )
 
 
 def curves_of(runs: Mapping[int, Path], bytes_per_token: float) -> list[Curve]:

@@ -12,13 +12,15 @@ from html.parser import HTMLParser
 import matplotlib.image
 import numpy as np
 import pytest
+import torch
 
 from attnres import UsageError
 from attnres.analysis.comparison import Comparison, compare_arms, finding
+from attnres.data.tokenizer import ByteTokenizer
 from attnres.report import ArmReport, Curve, ReportData, TokenText, write_report
 from attnres.report.comparison import result_tables, sink_table
 from attnres.report.page import json_for_script, page, payload
-from attnres.report.runs import provenance
+from attnres.report.runs import provenance, token_texts
 from attnres.report.style import colour_scale, depth_ticks, paired_differences, summarise
 from attnres.texttable import visible
 from tests.report.sample import ATTACK, curves, profile, report, results
@@ -290,3 +292,18 @@ def test_depth_ticks_name_layers():
 
 def test_hidden_characters_become_visible():
     assert visible("a\n\t\x00b\x7f\u202e\ud800é漢") == "a⏎␉␀b[U+007F][U+202E][U+D800]é漢"
+
+
+def test_a_byte_of_a_character_is_shown_as_a_part_of_it():
+    tokenizer = ByteTokenizer()
+    ids = torch.tensor([tokenizer.encode("a жы€b")])
+    texts = [(of.before, of.token, of.after) for of in token_texts(ids, (0, 2, 3, 7, 9), tokenizer)]
+    assert texts == [
+        ("", "a", " жы€b"),
+        ("a ", "ж [1 of 2]", "ы€b"),
+        ("a ", "ж [2 of 2]", "ы€b"),
+        ("a жы", "€ [2 of 3]", "b"),
+        ("a жы€", "b", ""),
+    ]
+    (cut,) = token_texts(ids[:, :7], (6,), tokenizer)
+    assert (cut.before, cut.token, cut.after) == ("a жы", "\ufffd", "")
