@@ -31,7 +31,7 @@ RUN_TITLE = "Depth in "
 PROFILE_SEQUENCES = 4
 CHOSEN_TOKENS = 8
 MOST_BYTES = 4
-"""Of a character in UTF-8."""
+"""The longest character of UTF-8."""
 TEXT_AROUND = 40
 """Characters shown before and after a chosen token."""
 

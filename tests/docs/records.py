@@ -100,6 +100,12 @@ def ladder_leads(arm: str, of: str = "16") -> list[str]:
     ]
 
 
+def ladder_begun(arm: str) -> list[str]:
+    """What an arm of the ladder of 32 layers is from the baseline at 32x32, whose seeds are not all done."""
+    runs = [run for run in record("begun/ladder-32")["runs"] if run["size"] == "32x32"]
+    return [number(apart, 3, "+") for _, apart in sorted(differences(runs, arm).items())]
+
+
 def ladder_row(arm: str) -> str:
     leads = ladder_leads(arm)
     needed = (" ".join(of) for of in (advantage(arm, "(ladder-16)"), by_clock(arm)[-1]))
