@@ -23,14 +23,21 @@ const sequence = context.getSequence(); // one for all: given back, it is free o
 
 // What a request asks for. Throws an Error that says what is wrong with it.
 function asked(body) {
-  const { messages, max_tokens, temperature, stream } = body ?? {}, most = max_tokens ?? 256, heat = temperature ?? 0;
+  const { messages, max_tokens, temperature, ...others } = body ?? {}, most = max_tokens ?? 256, heat = temperature ?? 0;
   const roles = ["system", "user", "assistant"], whole = (one) => roles.includes(one?.role) && typeof one.content === "string";
   if (!Array.isArray(messages) || !messages.length || !messages.every(whole))
     throw new Error(`messages must be a list of at least one {role, content}: a role of ${roles.join(", ")}, content a string`);
+  if (messages.at(-1).role !== "user") throw new Error("the last of messages must be the user's, which is answered");
   if (!Number.isInteger(most) || most < 1) throw new Error(`max_tokens must be a whole number of at least 1, not ${most}`);
   if (!Number.isFinite(heat) || heat < 0) throw new Error(`temperature must be a number of at least 0, not ${heat}`);
-  if (stream) throw new Error("there are no streams here; leave out stream");
+  if (others.stream) throw new Error("there are no streams here; leave out stream");
+  if (others.stop || (others.n ?? 1) !== 1) throw new Error("there is one answer, to its end; leave out stop and n");
   return { messages, maxTokens: most, temperature: heat };
+}
+
+function tokensOf(wrapper, history) {
+  const { contextText } = wrapper.generateContextState({ chatHistory: [...history, { type: "model", response: [] }] });
+  return contextText.tokenize(model.tokenizer).length;
 }
 
 async function answer({ messages, maxTokens, temperature }, signal) {
@@ -38,11 +45,15 @@ async function answer({ messages, maxTokens, temperature }, signal) {
   await sequence.clearHistory();
   const history = messages.slice(0, -1).map(({ role, content }) =>
     role === "assistant" ? { type: "model", response: [content] } : { type: role, text: content });
-  const session = new LlamaChatSession({ contextSequence: sequence, systemPrompt: "" });
+  const session = new LlamaChatSession({ contextSequence: sequence, systemPrompt: "" }), text = messages.at(-1).content;
   try {
     session.setChatHistory(history);
+    const room = context.contextSize - 2 - tokensOf(session.chatWrapper, [...history, { type: "user", text }]);
+    // Left to itself llama.cpp's caller cuts what does not fit, and the model answers something else.
+    const strategy = () => { throw new Error(`the messages do not fit the context of ${context.contextSize} tokens`); };
+    if (room < 1) strategy();
     const { responseText: content, stopReason } = await session.promptWithMeta(
-      messages.at(-1).content, { maxTokens, temperature, signal });
+      text, { maxTokens: Math.min(maxTokens, room), temperature, signal, contextShift: { strategy } });
     const finish_reason = stopReason === "maxTokens" ? "length" : "stop";
     const choice = { index: 0, message: { role: "assistant", content }, finish_reason };
     return { object: "chat.completion", model: basename(path), choices: [choice] };

@@ -96,6 +96,11 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
                 answer = json.load(response)
             (choice,) = answer["choices"]
             assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "length"
+            said, long = {"role": "assistant", "content": "Yes"}, [{"role": "user", "content": "Hi! " * 130}]
+            nearly = json.dumps({"messages": [{"role": "user", "content": "Hi! " * 120}]}).encode()
+            with urllib.request.urlopen(f"{address}/chat/completions", nearly) as response:
+                (choice_of_few,) = json.load(response)["choices"]
+            assert choice_of_few["finish_reason"] == "length" and len(choice_of_few["message"]["content"]) < 32
             port = int(address.split(":")[2].removesuffix("/v1"))
             with socket.create_connection(("127.0.0.1", port)) as client:  # one that is gone before it has asked
                 client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99\r\n\r\n{")
@@ -110,6 +115,11 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
                 (json.dumps({"messages": messages, "max_tokens": 0}).encode(), "max_tokens must be a whole number"),
                 (json.dumps({"messages": messages, "temperature": "0.5"}).encode(), "temperature must be a number"),
                 (json.dumps({"messages": messages, "stream": True}).encode(), "there are no streams here"),
+                (json.dumps({"messages": messages, "stop": ["."]}).encode(), "leave out stop and n"),
+                (json.dumps({"messages": messages, "n": 2}).encode(), "leave out stop and n"),
+                (json.dumps({"messages": [*messages, said]}).encode(), "the last of messages must be the user's"),
+                (json.dumps({"messages": long}).encode(), "the messages do not fit the context of 512 tokens"),
+                (json.dumps({"messages": [*long, said, *messages]}).encode(), "do not fit the context"),
             ):
                 with pytest.raises(urllib.error.HTTPError, match="400") as refused:
                     urllib.request.urlopen(f"{address}/chat/completions", bad)
