@@ -103,12 +103,12 @@ def open_subjects(paths: Sequence[Path]) -> list[Subject]:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The ends of the paths that tell them apart: seed-0, or those of two connections by the folders above them."""
+    """The ends of the paths that tell them apart: of one run seed-0, and of several what is above the seed, too."""
     places = [path.resolve() for path in paths]
     for number, place in enumerate(places):
         if place in places[:number]:
             raise UsageError(f"{paths[number]} is given twice; give each run or model once")
-    parts = 1
+    parts = 2 if len(places) > 1 and any(place.name.startswith("seed-") for place in places) else 1
     while len({place.parts[-parts:] for place in places}) < len(places):
         parts += 1
     return [str(Path(*place.parts[-parts:])) for place in places]

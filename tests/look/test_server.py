@@ -467,12 +467,13 @@ def test_bad_arguments_are_said_in_one_line(runs, client, tmp_path, capsys, monk
 
 
 def test_two_runs_of_one_name_are_told_apart(tmp_path, runs):
-    folders = [tmp_path / name for name in ("1/a/seed-0", "1/b/seed-0", "2/b/seed-0")]
+    folders = [tmp_path / name for name in ("1/a/seed-0", "1/b/seed-0", "2/b/seed-0", "1/c/seed-1")]
     for folder in folders:
         shutil.copytree(runs[0], folder)
     for opened, names in (
         (folders[:1], ["seed-0"]),
         (folders[:2], ["a/seed-0", "b/seed-0"]),
-        (folders, ["1/a/seed-0", "1/b/seed-0", "2/b/seed-0"]),
+        (folders[:3], ["1/a/seed-0", "1/b/seed-0", "2/b/seed-0"]),
+        ([folders[0], folders[3]], ["a/seed-0", "c/seed-1"]),
     ):
         assert [subject.name for subject in open_subjects(opened)] == names
