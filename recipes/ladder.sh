@@ -23,7 +23,7 @@ case $ladder in
             cp -r "$runs/ladder-16" "$runs/ladder-16-20.partial"
             mv "$runs/ladder-16-20.partial" "$runs/ladder-16-20"
         fi
-        python recipes/longer.py 7680 "$runs"/ladder-16-20/*/16x64/lr-0.5/seed-*
+        python recipes/ladder/longer.py 7680 "$runs"/ladder-16-20/*/16x64/lr-0.5/seed-*
         ;;
     32) sizes=(32x12 32x16 32x24@10 32x32@10) ;;
     *) echo "$ladder: the ladder has 16 or 32 layers, or is 16-20" >&2; exit 2 ;;

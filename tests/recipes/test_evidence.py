@@ -74,6 +74,6 @@ def test_the_ladders_largest_size_goes_on_from_a_copy_of_its_runs(run_script, tm
         done, [longer, scaling] = run_script("ladder.sh", "16-20", RUNS=str(tmp_path))
         assert done.returncode == 0, done.stderr
         copies = [f"{tmp_path}/ladder-16-20/{arm}/16x64/lr-0.5/seed-0" for arm in ("block", "residual")]
-        assert longer == ["recipes/longer.py", "7680", *copies]
+        assert longer == ["recipes/ladder/longer.py", "7680", *copies]
         assert after("--out", scaling) == f"{tmp_path}/ladder-16-20"
         assert after("--record", scaling) == "results/ladder-16-20.json"

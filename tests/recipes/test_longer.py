@@ -1,4 +1,4 @@
-"""recipes/longer.py: finished runs go on to more steps."""
+"""recipes/ladder/longer.py: finished runs go on to more steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig, read_metrics, train
 
-LONGER = Path(__file__).parents[2] / "recipes" / "longer.py"
+LONGER = Path(__file__).parents[2] / "recipes" / "ladder" / "longer.py"
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Runs that are done go on to more steps: what `recipes/ladder.sh 16-20` does with the largest size.
 
-    python recipes/longer.py 7680 runs/ladder-16-20/*/16x64/lr-0.5/seed-*
+    python recipes/ladder/longer.py 7680 runs/ladder-16-20/*/16x64/lr-0.5/seed-*
 
 Each goes on from its last checkpoint before the learning rate fell, evaluated and saved after every tenth of its steps,
 one after the other on one thread. Stop it in any way; the same command goes on.
@@ -43,6 +43,6 @@ if __name__ == "__main__":
     try:
         main(int(sys.argv[1]), sys.argv[2:])
     except (IndexError, ValueError):
-        sys.exit("usage: python recipes/longer.py STEPS RUN ..")
+        sys.exit("usage: python recipes/ladder/longer.py STEPS RUN ..")
     except (UsageError, RunStopped, Interrupted) as error:
         sys.exit(f"attnres: {error}")
