@@ -383,6 +383,7 @@ def test_a_pair_that_another_process_was_training_is_tried_again(tmp_path):
 
 def start(*arguments: str | Path) -> tuple[subprocess.Popen[str], str]:
     """`attnres look` as a user starts it, and its address."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # as in a terminal: it would inherit that of nohup pytest
     process = subprocess.Popen(
         [sys.executable, "-m", "attnres", "look", *map(str, arguments)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -390,6 +391,7 @@ def start(*arguments: str | Path) -> tuple[subprocess.Popen[str], str]:
         stderr=subprocess.PIPE,
         text=True,
     )
+    signal.signal(signal.SIGHUP, before)
     assert process.stdout is not None
     return process, process.stdout.readline()
 
