@@ -100,13 +100,11 @@ def ladder_leads(arm: str, of: str = "16") -> list[str]:
     ]
 
 
-def ladder_begun(arm: str) -> list[str]:
-    """What an arm of the ladder of 32 layers is from the baseline at 32x32, on the seeds that all arms have so far."""
-    of = record("begun/ladder-32")
-    runs = [run for run in of["runs"] if run["size"] == "32x32"]
-    seeds = [{run["seed"] for run in runs if run["arm"] == name} for name in of["arms"]]
-    apart = differences(runs, arm)
-    return [number(apart[seed], 3, "+") for seed in sorted(set.intersection(*seeds))]
+def ladder_begun(arm: str) -> str:
+    """What an arm of the ladder of 32 layers is from the baseline at 32x32, on the seeds that it has so far."""
+    runs = [run for run in record("begun/ladder-32")["runs"] if run["size"] == "32x32"]
+    *others, last = [number(apart, 3, "+") for _, apart in sorted(differences(runs, arm).items())]
+    return f"{', '.join(others)} and {last}"
 
 
 def ladder_row(arm: str) -> str:

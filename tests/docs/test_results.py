@@ -253,11 +253,11 @@ def deep_ladder() -> list[str]:
     most = sorted(gained, key=gained.__getitem__, reverse=True)
     gains = {arm: number(gained[arm], 3) for arm in most}
     best = {arm: ladder_best(arm, "32x24") for arm in LADDER}
-    begun = {arm: " and ".join(ladder_begun(arm)) for arm in LADDER}
+    begun = {arm: ladder_begun(arm) for arm in LADDER}
     return [
-        f"`block` ends at {begun['block']}, `full` at {begun['full']}, `rms-block` at {begun['rms-block']}, "
-        f"`interlayer` at {begun['interlayer']} from the plain residual, "
-        f"`rms-residual` at {begun['rms-residual']}, Delta Block at {begun['delta:block_size=4']}.",
+        f"`rms-block` ends at {begun['rms-block']} and `interlayer` at {begun['interlayer']} from the plain residual",
+        f"`block` at {begun['block']}, `full` at {begun['full']}, `rms-residual` at {begun['rms-residual']}, "
+        f"Delta Block at {begun['delta:block_size=4']}.",
         *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
         f"is {needed['block']} times `block`'s operations, {needed['full']} for `full`, {needed['rms-block']} for "
         f"`rms-block` and {needed['interlayer']} for `interlayer`. By the clock it is {clock['block']}, "
