@@ -40,9 +40,9 @@ def _say_note(record: dict) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3 or not sys.argv[1].isdecimal():
+        sys.exit("usage: python recipes/ladder/longer.py STEPS RUN ..")
     try:
         main(int(sys.argv[1]), sys.argv[2:])
-    except (IndexError, ValueError):
-        sys.exit("usage: python recipes/ladder/longer.py STEPS RUN ..")
     except (UsageError, RunStopped, Interrupted) as error:
         sys.exit(f"attnres: {error}")
