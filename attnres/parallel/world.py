@@ -36,6 +36,12 @@ T = TypeVar("T")
 SEE_SECONDS = 10.0
 """How long a network file system may take to show one machine what another has written."""
 
+ASK_SECONDS = 5.0
+"""How much later than the first process another one may come to an error that all have, and find it said."""
+
+ASKED = "attnres/asked"
+"""The store's key that counts the processes which have asked whether to say an error."""
+
 
 class Lost(UsageError):
     """Another process of the run is gone or does not answer. The message says what was heard of it."""
@@ -241,13 +247,15 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
     try:
         yield world
     except UsageError as error:
+        _outlast_launcher()
         error.speaker = _first_to_speak(store)
+        if rank == 0:
+            _wait_for_askers(store, size)
         raise
     except Exception as error:
         if not _is_lost(error):
             raise
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which must not come before the message
+        _outlast_launcher()
         lost = Lost(f"process {rank} of {size} has lost another one ({_heard(error)})")
         lost.speaker = _first_to_speak(store)
         raise lost from error
@@ -277,12 +285,25 @@ def code_digest(root: Path = Path(__file__).parents[1]) -> str:
     return f"{__version__} {digest.hexdigest()}"
 
 
+def _outlast_launcher() -> None:
+    """Ignore torchrun's SIGTERM, which must not come before the message."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
 def _first_to_speak(store: Any) -> bool:
     """Whether no other process has asked this before: the one that ends a run says why, the others follow silently."""
     try:
-        return store.add("attnres/spoken", 1) == 1
+        return store.add(ASKED, 1) == 1
     except Exception:  # there is no store, or the process that kept it is gone and may not have said anything
         return True
+
+
+def _wait_for_askers(store: Any, size: int) -> None:
+    """Keep the store, which ends with this process, until the others that end with the same error have asked it."""
+    deadline = time.monotonic() + ASK_SECONDS  # one that does not end with it, but waits for this one, never asks
+    while store.add(ASKED, 0) < size and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 # What gloo, NCCL and the store say when a process is gone or silent. They share no exception type.

@@ -241,6 +241,31 @@ def test_a_folder_that_is_not_shared_is_refused_before_the_first_step(make_confi
     assert not list(tmp_path.rglob("config.json"))
 
 
+LATE = """
+import os, time
+from attnres.parallel import world
+plain = world._first_to_speak
+
+def late(store):
+    time.sleep(2 * int(os.environ["RANK"]))
+    return plain(store)
+
+world._first_to_speak = late
+"""
+
+
+@pytest.mark.timeout(LIMIT)
+def test_a_process_that_comes_late_to_an_error_of_all_finds_it_said(make_config, tmp_path, port):
+    """The first process keeps what they agree by, and was gone with it when the second asked."""
+    path = recipe(tmp_path, make_config(batch_size=4))
+    path.write_text(LATE + path.read_text())
+    (tmp_path / "notes.txt").touch()
+    ended = by_hand([[tmp_path, "--recipe", path]] * 2, port)
+    assert [code for code, _, _ in ended] == [2, 2], ended
+    lines = [line for _, error, _ in ended for line in error.splitlines() if "attnres: " in line]
+    assert len(lines) == 1 and "holds files and no run" in lines[0], ended
+
+
 def machines(folder: Path) -> tuple[Path, Path]:
     """Two folders with two rules in one file's name, as machines have whose checkouts differ."""
     for rank in range(2):
