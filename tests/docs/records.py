@@ -11,11 +11,6 @@ from pathlib import Path
 
 from scipy.stats import t
 
-from attnres.analysis.powerlaw import fit_where_possible
-from attnres.lab.record import read_record
-from attnres.lab.scaling.fit import final_points
-from attnres.lab.scaling.record import ScalingRecord
-
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 EVIDENCE = (ROOT / "docs" / "EVIDENCE.md").read_text(encoding="utf-8")
@@ -23,7 +18,6 @@ READING = (ROOT / "docs" / "RESULTS.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TABLES = (ROOT / "docs" / "TABLES.md").read_text(encoding="utf-8")
 STD_1, STD_002 = "embedding std 1, nats per byte", "embedding std 0.02, nats per byte"
-ATTENDING = ("block", "full", "rms-block", "interlayer")
 BLOCKS = ("block", *(f"block:block_size={size}" for size in (2, 8, 16)))
 
 
@@ -85,108 +79,11 @@ def leads(arm: str) -> str:
     return ", ".join(number(statistics.fmean(of_size.values()), 3, "+") for of_size in by_size)
 
 
-def ladder(arm: str, of: str = "16") -> dict[str, list[float]]:
-    """By size, what an arm of a ladder is from the baseline, seed by seed."""
-    runs = record(f"ladder-{of}")["runs"]
-    sizes = dict.fromkeys(run["size"] for run in runs)
-    return {size: list(differences([run for run in runs if run["size"] == size], arm).values()) for size in sizes}
-
-
-def ladder_leads(arm: str, of: str = "16") -> list[str]:
-    """By size, the mean of those and its standard error."""
-    return [
-        f"{number(statistics.fmean(apart), 3, '+')} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
-        for apart in ladder(arm, of).values()
-    ]
-
-
-def ladder_begun(arm: str) -> str:
-    """What an arm of the ladder of 32 layers is from the baseline at 32x32, on the seeds that it has so far."""
-    runs = [run for run in record("begun/ladder-32")["runs"] if run["size"] == "32x32"]
-    *others, last = [number(apart, 3, "+") for _, apart in sorted(differences(runs, arm).items())]
-    return f"{', '.join(others)} and {last}"
-
-
-def ladder_row(arm: str) -> str:
-    leads = ladder_leads(arm)
-    needed = (" ".join(of) for of in (advantage(arm, "(ladder-16)"), by_clock(arm)[-1]))
-    return f"| `{arm}` | {' | '.join(leads)} | {' | '.join(needed)} |"
-
-
-def by_clock(arm: str, of: str = "16") -> list[tuple[str, str]]:
-    """By size, what the baseline needs over an arm of a ladder in seconds, and the interval."""
-    along = rows("Along the range", f"(ladder-{of})")
-    cells = [row["advantage in seconds"] for row in along if row["connection"] == arm]
-    return [(factor, interval) for factor, interval in (cell.split("x ") for cell in cells)]
-
-
-def twice_the_tokens_row(arm: str) -> str:
-    """At 16x64: leads after 10 and 20 tokens per parameter, and what the baseline needs on lines through the latter."""
-    needed = (" ".join(of) for of in (advantage(arm, "(ladder-16-20)"), by_clock(arm, "16-20")[-1]))
-    return f"| `{arm}` | {ladder_leads(arm)[-1]} | {ladder_leads(arm, '16-20')[-1]} | {' | '.join(needed)} |"
-
-
-def needed_at_16x64(arm: str) -> str:
-    """How many times an arm's operations the baseline needs for its loss after 20 tokens per parameter.
-
-    By a line through the baseline's own losses after 10 and 20, over the logarithm of operations, seed by seed; the
-    mean of the logarithms and its 95% interval.
-    """
-    logs = []
-    for seed in range(3):
-        (before, fewer), (after, more) = (_run_of_16x64(of, "residual", seed) for of in ("16", "16-20"))
-        loss, used = _run_of_16x64("16-20", arm, seed)
-        slope = (after - before) / math.log(more / fewer)
-        logs.append((loss - after) / slope + math.log(more / used))
-    return _interval(logs)
-
-
-def _run_of_16x64(of: str, arm: str, seed: int) -> tuple[float, float]:
-    """The loss and the operations of a run of one of the ladders."""
-    (run,) = [
-        run for run in record(f"ladder-{of}")["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, "16x64", seed)
-    ]
-    return run["loss"], run["tokens"] * run["flops_per_token"]
-
-
-def _interval(logs: list[float]) -> str:
+def factor_of(logs: list[float]) -> str:
     """The exponential of a mean and of its 95% interval."""
     mean, reach = statistics.fmean(logs), t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
     low, times, high = (number(math.exp(value), 2) for value in (mean - reach, mean, mean + reach))
     return f"{times} [{low}, {high}]"
-
-
-def ladder_step(arm: str, size: str) -> str:
-    """What a step of an arm of a ladder takes over the baseline's."""
-    seconds = record(f"ladder-{size.partition('x')[0]}")["step_times"]["seconds"][size]
-    return number(seconds[arm] / seconds["residual"], 2)
-
-
-def ladder_check(arm: str, size: str) -> list[str]:
-    """What half and twice the rate of one of a ladder's sizes give, from the loss at the rate itself."""
-    half, at_rate, twice = _losses_at_rates(arm, size)
-    return [number(loss - at_rate, 3, "+") for loss in (half, twice)]
-
-
-def ladder_best(arm: str, size: str) -> str:
-    """How far an arm is below the baseline on the seed of that check, each at the best of its three rates."""
-    return number(min(_losses_at_rates("residual", size)) - min(_losses_at_rates(arm, size)), 3)
-
-
-def beside_line(arm: str, size: str) -> float:
-    """How far the losses of a size of the ladder of 16 layers lie above the arm's fitted line, as a share of them."""
-    points = final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord))
-    (line,) = [fit for fit in fit_where_possible(points)[0] if fit.arm == arm]
-    of_size = [point for point in points[arm] if point.size == size]
-    return statistics.fmean(math.log(point.loss / line.loss(point.compute)) for point in of_size)
-
-
-def _losses_at_rates(arm: str, size: str) -> tuple[float, float, float]:
-    of = record(f"ladder-{size.partition('x')[0]}")
-    tried = [run for run in of["check"] if (run["arm"], run["size"]) == (arm, size)]
-    half, twice = sorted(tried, key=lambda run: run.get("factor", 1.0))
-    (at_rate,) = [run for run in of["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, size, half["seed"])]
-    return half["loss"], at_rate["loss"], twice["loss"]
 
 
 def readout(arm: str) -> str:
@@ -288,7 +185,7 @@ def block_needs(depth: str, length: str) -> str:
     steps = [record(f"verdict-{depth}-{name}")["sweep"]["config"]["steps"] for name in ("short", "long")]
     ours, theirs = (losses_of(f"{depth}-{length}", arm) for arm in ("interlayer", "block"))
     slope = {seed: (long[seed] - short[seed]) / math.log(steps[1] / steps[0]) for seed in short}
-    return _interval([(ours[seed] - theirs[seed]) / slope[seed] for seed in slope])
+    return factor_of([(ours[seed] - theirs[seed]) / slope[seed] for seed in slope])
 
 
 def slower(setting: str) -> str:

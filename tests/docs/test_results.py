@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import statistics
 
@@ -15,9 +14,17 @@ from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.document import tables_page
 from attnres.lab.page import read_records
 from attnres.lab.record import read_record
-from attnres.model import TransformerConfig
+from tests.docs.ladders import (
+    LADDER_16_20,
+    by_clock,
+    deep_ladder,
+    ladder,
+    ladder_leads,
+    ladder_probes,
+    ladders,
+    twice_the_tokens,
+)
 from tests.docs.records import (
-    ATTENDING,
     BLOCKS,
     COSTS,
     EVIDENCE,
@@ -30,13 +37,10 @@ from tests.docs.records import (
     TABLES,
     adds,
     advantage,
-    answers,
     apart_at,
     bench,
     bench_tables,
-    beside_line,
     block_needs,
-    by_clock,
     candidates_lead,
     cell,
     cells,
@@ -48,15 +52,7 @@ from tests.docs.records import (
     judged,
     judged_row,
     kendall,
-    ladder,
-    ladder_begun,
-    ladder_best,
-    ladder_check,
-    ladder_leads,
-    ladder_row,
-    ladder_step,
     leads,
-    needed_at_16x64,
     number,
     period,
     probed,
@@ -72,7 +68,6 @@ from tests.docs.records import (
     searched_scale,
     slower,
     span,
-    twice_the_tokens_row,
 )
 
 
@@ -167,145 +162,6 @@ def claims() -> list[str]:
         f"`rms-block` at {enlarged('rms-block')}, each",
         f"gets {probed('next byte', 'block')} more of all next bytes right than `residual`, and "
         f"{probed('names', 'block')} more of those in names",
-    ]
-
-
-LADDER_16 = "(ladder-16)"
-LADDER_16_20 = "(ladder-16-20)"
-LADDER_32 = "(ladder-32)"
-LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
-AHEAD = ("block", "full", "rms-block", "interlayer")
-"""Attention over depth in the ladders, but for Delta Block."""
-FAR_APART = (("full", "16x48"), ("interlayer", "16x32"))
-
-
-def ladders() -> list[str]:
-    """What the page says of the runs to the compute-optimal point."""
-    checks = {arm: ladder_check(arm, "16x32") for arm in ("residual", *LADDER)}
-    others = [float(change) for arm, of in checks.items() if arm != "residual" for change in of]
-    half_rate, _ = ladder_check("block", "16x48")
-    block = ladder("block")["16x48"][0]
-    steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x64")] for arm in LADDER}
-    largest = {arm: number(-statistics.fmean(ladder(arm)["16x64"]), 3) for arm in AHEAD}
-    seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
-    return [
-        *map(ladder_row, LADDER),
-        f"at half of it `residual` ends at {checks['residual'][0]}",
-        f"no arm but `residual` gains more than {number(-min(others), 3)}",
-        f"none but `block`: at half its rate it ends at {half_rate}, and with that is "
-        f"{number(-block - float(half_rate), 3)} below `residual` on that seed in place of {number(block, 3)} above it",
-        f"takes {steps['rms-block'][0]} times as long under `rms-block` as the plain one at width 16 and "
-        f"{steps['rms-block'][1]} times at width 64 (`block`: {' and '.join(steps['block'])}, "
-        f"`interlayer`: {' and '.join(steps['interlayer'])})",
-        *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
-        f"`block` is {largest['block']} below `residual`, `full` {largest['full']}, `rms-block` {largest['rms-block']} "
-        f"and `interlayer` {largest['interlayer']}",
-        shown_along_the_range(),
-        f"at 16x64 itself `rms-block` and `block` end {apart_at_the_largest()} apart, where their lines are "
-        f"{advantage('rms-block', LADDER_16)[0]} and {advantage('block', LADDER_16)[0]} from `residual`'s",
-        beside_lines(),
-    ]
-
-
-def shown_along_the_range() -> str:
-    """Where on its lines an arm's advantage in operations has an interval above 1."""
-    rules = {}
-    for row in rows("Along the range", LADDER_16):
-        interval = row["advantage in operations"].split("x ")[1]
-        if float(interval.strip("[").split(",")[0]) > 1:
-            rules.setdefault(row["connection"], []).append(f"{row['size']} {interval}")
-    return " and ".join(f"`{arm}` at {' and '.join(sizes)}" for arm, sizes in rules.items())
-
-
-def apart_at_the_largest() -> str:
-    of = [statistics.fmean(ladder(arm)["16x64"]) for arm in ("block", "rms-block")]
-    return number(of[0] - of[1], 3)
-
-
-def beside_lines() -> str:
-    """Where the plain residual and Block end at the two largest sizes, beside their own fitted lines."""
-    plain, block = ([100 * beside_line(arm, size) for size in ("16x48", "16x64")] for arm in ("residual", "block"))
-    above = f"ends {number(plain[0], 1)}% above its own line and Block {number(block[0], 1)}%"
-    return f"{above}, at 16x64 {number(-plain[1], 1)}% and {number(-block[1], 1)}% below it"
-
-
-def twice_the_tokens() -> list[str]:
-    """What the page says of 16x64 after 20 tokens per parameter."""
-    then, now = (sorted(-statistics.fmean(ladder(arm, of)["16x64"]) for arm in AHEAD) for of in ("16", "16-20"))
-    needed = {arm: needed_at_16x64(arm) for arm in AHEAD}
-    return [
-        *map(twice_the_tokens_row, LADDER),
-        f"by {number(now[0], 3)} to {number(now[-1], 3)} in place of {number(then[0], 3)} to {number(then[-1], 3)}",
-        f"for `rms-block` it is {advantage('rms-block', LADDER_16_20)[0]} in place of "
-        f"{advantage('rms-block', LADDER_16)[0]}",
-        f"it is {needed['rms-block']} for `rms-block`, {needed['block']} for `block`, {needed['full']} for `full` and "
-        f"{needed['interlayer']} for `interlayer`",
-    ]
-
-
-def deep_ladder() -> list[str]:
-    """What the page says of the ladder of 32 layers."""
-    needed = {arm: " ".join(advantage(arm, LADDER_32)) for arm in LADDER}
-    clock = {arm: " ".join(by_clock(arm, "32")[-1]) for arm in LADDER}
-    checks = {arm: ladder_check(arm, "32x24") for arm in ("residual", *LADDER)}
-    halves = sorted(float(half) for half, _ in checks.values())
-    gained = {arm: -float(twice) for arm, (_, twice) in checks.items()}
-    most = sorted(gained, key=gained.__getitem__, reverse=True)
-    gains = {arm: number(gained[arm], 3) for arm in most}
-    best = {arm: ladder_best(arm, "32x24") for arm in LADDER}
-    begun = {arm: ladder_begun(arm) for arm in LADDER}
-    return [
-        f"`rms-block` ends at {begun['rms-block']} and `interlayer` at {begun['interlayer']} from the plain residual",
-        f"`block` at {begun['block']}, `full` at {begun['full']}, `rms-residual` at {begun['rms-residual']}, "
-        f"Delta Block at {begun['delta:block_size=4']}.",
-        *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
-        f"is {needed['block']} times `block`'s operations, {needed['full']} for `full`, {needed['rms-block']} for "
-        f"`rms-block` and {needed['interlayer']} for `interlayer`. By the clock it is {clock['block']}, "
-        f"{clock['full']}, {clock['rms-block']} and {clock['interlayer']} times: a step of `block` takes "
-        f"{ladder_step('block', '32x24')} times as long as the plain one at 32x24.",
-        f"every arm ends {number(halves[0], 3)} to {number(halves[-1], 3)} further up",
-        f"`{most[0]}` gains {gains[most[0]]}, `{most[1]}` {gains[most[1]]}, `{most[2]}` {gains[most[2]]} and no other "
-        f"more than {gains[most[3]]}",
-        f"`interlayer` is {best['interlayer']} below `residual`, `full` {best['full']}, `block` {best['block']} and "
-        f"`rms-block` {best['rms-block']}.",
-    ]
-
-
-def side_by_side(arm: str) -> str:
-    """An arm's leads at the sizes of both ladders."""
-    return " | ".join(
-        f"{lead} | {deep}" for lead, deep in zip(ladder_leads(arm), ladder_leads(arm, "32"), strict=False)
-    )
-
-
-def ladder_probes() -> list[str]:
-    """What the page says of what the ladder's largest models can do."""
-
-    def points(task: str, arm: str) -> str:
-        return probed(task, arm, "(probes-ladder)")
-
-    def larger(arm: str, task: str = "copying") -> str:
-        return probed(task, arm, "(probes-ladder-64)")
-
-    small, large = (answers(name) for name in ("probes-ladder", "probes-ladder-64"))
-    copied = statistics.correlation(small["loss"], small["copying"])
-    next_byte = [larger(arm, "next byte").split()[0] for arm in ATTENDING]
-    return [
-        f"`rms-block` gets {points('names', 'rms-block')} more of the bytes",
-        f"and {points('copying', 'rms-block')} more of a text that comes again; `interlayer` gets "
-        f"{points('names', 'interlayer')} and {points('copying', 'interlayer')}.",
-        f"({points('next byte', 'rms-block')} and {points('next byte', 'interlayer')})",
-        *(
-            f"of the names `residual` has {statistics.fmean(of['names'][:3]):.3f} right, {told} 21 models lie between "
-            f"{min(of['names']):.3f} and {max(of['names']):.3f}"
-            for of, told in ((small, "and the"), (large, "the"))
-        ),
-        f"`block` gets {larger('block')} more of a text that comes again, `full` {larger('full')}, `interlayer` "
-        f"{larger('interlayer')} and `rms-block` {larger('rms-block')}, each",
-        f"these four get {min(next_byte)} to {max(next_byte)} more right",
-        f"(r = {copied:.2f}), and seeds of one rule spread as widely, with a standard deviation of "
-        f"{small['within']:.3f}, as the rules' means do, with {small['between']:.3f}; at 16x64 it is "
-        f"{large['within']:.3f} against {large['between']:.3f}.",
     ]
 
 
@@ -483,121 +339,6 @@ def test_no_other_number_of_a_page_has_decimals(page, known):
         assert text in page
         rest = rest.replace(text, "")
     assert re.findall(r".{30}\d\.\d.{10}|\d+%.{10}", re.sub(r"^    .*$", "", rest, flags=re.MULTILINE)) == []
-
-
-def test_the_ladders_parameters_are_those_that_the_page_says():
-    assert "Parameters are counted as 12 dim² per layer; at width 16 and 32 there are a twelfth more" in EVIDENCE
-    assert "at 64 a forty-eighth" in EVIDENCE
-    for width, more in ((16, 13), (24, 12), (32, 13), (48, 12), (64, 12.25)):
-        model = TransformerConfig(dim=width, heads=1, layers=1)
-        assert 4 * width**2 + 3 * width * model.n_hidden == more * width**2
-
-
-def test_what_the_pages_say_of_the_ladder_is_so():
-    pairs = [apart for arm in ("rms-block", "interlayer") for of_size in ladder(arm).values() for apart in of_size]
-    assert max(pairs) < 0 and f"In all {len(pairs)} pairs" in EVIDENCE and f"in all {len(pairs)} pairs" in READING
-    means = {arm: [statistics.fmean(apart) for apart in ladder(arm).values()] for arm in LADDER}
-    every = [apart for arm in AHEAD for of_size in ladder(arm).values() for apart in of_size]
-    below = f"{sum(apart < 0 for apart in every)} of {len(every)}"
-    assert all(f"{below} pairs" in page for page in (READING, README)) and f"`full` {below}." in EVIDENCE
-    last = {arm: of[-1] for arm, of in means.items()}
-    for arm in ("rms-block", "interlayer"):
-        assert means[arm][3] == min(means[arm]) and 0.25 < last[arm] / means[arm][3] < 0.4
-    assert all(max(ladder(arm)["16x64"]) < 0 and round(last[arm], 2) == -0.03 for arm in AHEAD)
-    assert all(abs(last[arm]) < 0.01 for arm in LADDER if arm not in AHEAD)
-    for found in (*(advantage(arm, LADDER_16)[1] for arm in LADDER), *(by_clock(arm)[-1][1] for arm in LADDER)):
-        assert float(found.strip("[").split(",")[0]) < 1
-    gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "16x48"))) < 0]
-    assert gains == ["block"]
-
-
-def test_what_the_page_says_of_twice_the_tokens_is_so():
-    runs = {of: {run_of(run): run for run in record(f"ladder-{of}")["runs"]} for of in ("16", "16-20")}
-    went_on = {key: run for key, run in runs["16-20"].items() if run["size"] == "16x64"}
-    assert len(went_on) == 21 and {run["steps"] for run in went_on.values()} == {7680}
-    for key, run in runs["16-20"].items():
-        until = 2688 * 2048 if key in went_on else math.inf
-        longer, shorter = ([point for point in of["curve"] if point[0] <= until] for of in (run, runs["16"][key]))
-        assert longer == shorter, "what came before is not of the same run"
-    then, now = ({arm: ladder(arm, of)["16x64"] for arm in LADDER} for of in ("16", "16-20"))
-    assert max(apart for arm in AHEAD for apart in now[arm]) < 0
-    closer = [after > before for arm in AHEAD for before, after in zip(then[arm], now[arm], strict=True)]
-    assert (sum(closer), len(closer)) == (10, 12) and "ten of these 12 pairs are closer than they were" in EVIDENCE
-    assert min(now["rms-residual"]) > 0 and abs(statistics.fmean(now["delta:block_size=4"])) < 0.005
-    of_operations = {arm: ends(advantage(arm, LADDER_16_20)[1]) for arm in LADDER}
-    of_seconds = {arm: [ends(interval) for _, interval in by_clock(arm, "16-20")] for arm in LADDER}
-    assert all(low < 1 for low, _ in of_operations.values())
-    assert all(intervals[-1][0] < 1 < intervals[-1][1] for intervals in of_seconds.values())
-    slower = [arm for arm, intervals in of_seconds.items() if max(high for _, high in intervals[:3]) < 1]
-    assert slower == ["block", "full", "delta:block_size=4"]
-    two = ("rms-block", "block")
-    needed = " and ".join(f"{' '.join(advantage(arm, LADDER_16_20))} for `{arm}`" for arm in two)
-    seconds = " and ".join(" ".join(by_clock(arm, "16-20")[-1]) for arm in two)
-    leads = {arm: number(-statistics.fmean(now[arm]), 3) for arm in AHEAD}
-    assert f"it is {needed}; in seconds {seconds}." in README
-    assert f"`rms-block` ends {leads['rms-block']} below the plain residual and `block` {leads['block']}." in README
-    assert f"0.03 after 10 and by {min(leads.values())} to {max(leads.values())} after 20" in README
-    assert "ends below its plain twin still, by less than after 10 in ten of 12 pairs" in READING
-
-
-def ends(interval: str) -> tuple[float, float]:
-    low, high = map(float, interval.strip("[]").split(","))
-    return low, high
-
-
-def run_of(run: dict) -> tuple[str, str, int]:
-    return run["arm"], run["size"], run["seed"]
-
-
-def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
-    deep = {arm: ladder(arm, "32") for arm in LADDER}
-    ahead = tuple(arm for arm, sizes in deep.items() if max(map(max, sizes.values())) < 0)
-    assert ahead == AHEAD
-    pairs = sum(len(apart) for arm in ahead for apart in deep[arm].values())
-    assert f"in all {pairs} pairs at 32 layers" in EVIDENCE
-    means = {arm: [statistics.fmean(apart) for apart in sizes.values()] for arm, sizes in deep.items()}
-    shallow = {arm: [statistics.fmean(apart) for apart in ladder(arm).values()][:3] for arm in LADDER}
-    assert all(of < beside for arm in ahead for of, beside in zip(means[arm][:2], shallow[arm][:2], strict=True))
-    assert [arm for arm in ahead if means[arm][2] < shallow[arm][2]] == ["block", "full"]
-    assert all(0.25 < means[arm][2] / shallow[arm][2] < 0.4 for arm in ("rms-block", "interlayer"))
-    assert all(means[arm] == sorted(means[arm]) and means[arm][2] > means[arm][0] / 2 for arm in ahead)
-    largest = [means[arm][2] for arm in ahead]
-    assert max(largest) - min(largest) < 0.01
-    assert min(mean for arm in LADDER if arm not in ahead for mean in means[arm] + shallow[arm]) > -0.02
-    assert all(1.4 < means[arm][1] / shallow[arm][1] < 1.9 for arm in ("block", "rms-block", "interlayer"))
-    needed = {arm: advantage(arm, LADDER_32) for arm in LADDER}
-    assert all(float(low) < 1 < float(high) for _, of in needed.values() for low, high in [of.strip("[]").split(",")])
-    sizes = {run["size"]: run["parameters"] for layers in (16, 32) for run in record(f"ladder-{layers}")["runs"]}
-    beside = {"32x12": "16x16", "32x16": "16x24", "32x24": "16x32"}
-    said = [f"{sizes[of]:,}{{}} at {of} and {sizes[nearest]:,} at {nearest}" for of, nearest in beside.items()]
-    assert ", ".join(said).format(" parameters in the sublayers", "", "") in EVIDENCE
-    larger = (("32x12", "16x16"), ("16x24", "32x16"), ("32x24", "16x32"))
-    assert all(8 * sizes[large] == 9 * sizes[small] for large, small in larger)
-
-
-def test_what_the_page_says_of_the_ladders_probes_is_so():
-    apart = {}
-    for name in ("probes-ladder", "probes-ladder-64"):
-        of = record(name)
-        right = {(run["arm"], run["seed"]): run["right"] for run in of["runs"]}
-        for i, task in enumerate(of["tasks"]):
-            for arm, _ in right:
-                gaps = [right[arm, seed][i] - right["residual", seed][i] for seed in range(3)]
-                apart[name, arm, task["name"]] = gaps
-    ahead = [("probes-ladder", arm, task) for arm in ("rms-block", "interlayer") for task in ("names", "copying")]
-    ahead += [("probes-ladder", arm, "next byte") for arm in ("rms-block", "interlayer")]
-    ahead += [("probes-ladder-64", arm, task) for arm in ATTENDING for task in ("copying", "next byte")]
-    assert all(min(apart[place]) > 0 for place in ahead)
-    means = {place: statistics.fmean(gaps) for place, gaps in apart.items()}
-    assert all(abs(mean) < 0.01 for (*_, task), mean in means.items() if task in ("brackets", "indentation"))
-    assert all(mean < 0.01 for (name, _, task), mean in means.items() if (name[-2:], task) == ("64", "names"))
-    readings = {
-        name: [row for row in rows("What a lead is worth", f"({name})") if row["reading"] == "shown"]
-        for name in ("probes-ladder", "probes-ladder-64")
-    }
-    assert [row["claim, connection"] for row in readings["probes-ladder"]] == []
-    assert [row["claim, connection"] for row in readings["probes-ladder-64"]] == ["block", "full", "interlayer"]
-    assert statistics.fmean(answers("probes-ladder-64")["induction"]) < 0.2
 
 
 def test_the_candidate_is_ahead_in_every_seed_where_the_page_says_so():

@@ -1,0 +1,257 @@
+"""Numbers of the ladders' records, and what docs/EVIDENCE.md says in them."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from attnres.analysis.powerlaw import fit_where_possible
+from attnres.lab.record import read_record
+from attnres.lab.scaling.fit import final_points
+from attnres.lab.scaling.record import ScalingRecord
+from tests.docs.records import (
+    RESULTS,
+    advantage,
+    answers,
+    differences,
+    factor_of,
+    number,
+    probed,
+    record,
+    rows,
+)
+
+LADDER_16 = "(ladder-16)"
+LADDER_16_20 = "(ladder-16-20)"
+LADDER_32 = "(ladder-32)"
+LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
+AHEAD = ("block", "full", "rms-block", "interlayer")
+"""Attention over depth in the ladders, but for Delta Block."""
+FAR_APART = (("full", "16x48"), ("interlayer", "16x32"))
+
+
+def ladder(arm: str, of: str = "16") -> dict[str, list[float]]:
+    """By size, what an arm of a ladder is from the baseline, seed by seed."""
+    runs = record(f"ladder-{of}")["runs"]
+    sizes = dict.fromkeys(run["size"] for run in runs)
+    return {size: list(differences([run for run in runs if run["size"] == size], arm).values()) for size in sizes}
+
+
+def ladder_leads(arm: str, of: str = "16") -> list[str]:
+    """By size, the mean of those and its standard error."""
+    return [
+        f"{number(statistics.fmean(apart), 3, '+')} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
+        for apart in ladder(arm, of).values()
+    ]
+
+
+def ladder_begun(arm: str) -> str:
+    """What an arm of the ladder of 32 layers is from the baseline at 32x32, on the seeds that it has so far."""
+    runs = [run for run in record("begun/ladder-32")["runs"] if run["size"] == "32x32"]
+    *others, last = [number(apart, 3, "+") for _, apart in sorted(differences(runs, arm).items())]
+    return f"{', '.join(others)} and {last}"
+
+
+def ladder_row(arm: str) -> str:
+    leads = ladder_leads(arm)
+    needed = (" ".join(of) for of in (advantage(arm, "(ladder-16)"), by_clock(arm)[-1]))
+    return f"| `{arm}` | {' | '.join(leads)} | {' | '.join(needed)} |"
+
+
+def by_clock(arm: str, of: str = "16") -> list[tuple[str, str]]:
+    """By size, what the baseline needs over an arm of a ladder in seconds, and the interval."""
+    along = rows("Along the range", f"(ladder-{of})")
+    cells = [row["advantage in seconds"] for row in along if row["connection"] == arm]
+    return [(factor, interval) for factor, interval in (cell.split("x ") for cell in cells)]
+
+
+def twice_the_tokens_row(arm: str) -> str:
+    """At 16x64: leads after 10 and 20 tokens per parameter, and what the baseline needs on lines through the latter."""
+    needed = (" ".join(of) for of in (advantage(arm, "(ladder-16-20)"), by_clock(arm, "16-20")[-1]))
+    return f"| `{arm}` | {ladder_leads(arm)[-1]} | {ladder_leads(arm, '16-20')[-1]} | {' | '.join(needed)} |"
+
+
+def needed_at_16x64(arm: str) -> str:
+    """How many times an arm's operations the baseline needs for its loss after 20 tokens per parameter.
+
+    By a line through the baseline's own losses after 10 and 20, over the logarithm of operations, seed by seed; the
+    mean of the logarithms and its 95% interval.
+    """
+    logs = []
+    for seed in range(3):
+        (before, fewer), (after, more) = (_run_of_16x64(of, "residual", seed) for of in ("16", "16-20"))
+        loss, used = _run_of_16x64("16-20", arm, seed)
+        slope = (after - before) / math.log(more / fewer)
+        logs.append((loss - after) / slope + math.log(more / used))
+    return factor_of(logs)
+
+
+def _run_of_16x64(of: str, arm: str, seed: int) -> tuple[float, float]:
+    """The loss and the operations of a run of one of the ladders."""
+    (run,) = [
+        run for run in record(f"ladder-{of}")["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, "16x64", seed)
+    ]
+    return run["loss"], run["tokens"] * run["flops_per_token"]
+
+
+def ladder_step(arm: str, size: str) -> str:
+    """What a step of an arm of a ladder takes over the baseline's."""
+    seconds = record(f"ladder-{size.partition('x')[0]}")["step_times"]["seconds"][size]
+    return number(seconds[arm] / seconds["residual"], 2)
+
+
+def ladder_check(arm: str, size: str) -> list[str]:
+    """What half and twice the rate of one of a ladder's sizes give, from the loss at the rate itself."""
+    half, at_rate, twice = _losses_at_rates(arm, size)
+    return [number(loss - at_rate, 3, "+") for loss in (half, twice)]
+
+
+def ladder_best(arm: str, size: str) -> str:
+    """How far an arm is below the baseline on the seed of that check, each at the best of its three rates."""
+    return number(min(_losses_at_rates("residual", size)) - min(_losses_at_rates(arm, size)), 3)
+
+
+def beside_line(arm: str, size: str) -> float:
+    """How far the losses of a size of the ladder of 16 layers lie above the arm's fitted line, as a share of them."""
+    points = final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord))
+    (line,) = [fit for fit in fit_where_possible(points)[0] if fit.arm == arm]
+    of_size = [point for point in points[arm] if point.size == size]
+    return statistics.fmean(math.log(point.loss / line.loss(point.compute)) for point in of_size)
+
+
+def _losses_at_rates(arm: str, size: str) -> tuple[float, float, float]:
+    of = record(f"ladder-{size.partition('x')[0]}")
+    tried = [run for run in of["check"] if (run["arm"], run["size"]) == (arm, size)]
+    half, twice = sorted(tried, key=lambda run: run.get("factor", 1.0))
+    (at_rate,) = [run for run in of["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, size, half["seed"])]
+    return half["loss"], at_rate["loss"], twice["loss"]
+
+
+def ladders() -> list[str]:
+    """What the page says of the runs to the compute-optimal point."""
+    checks = {arm: ladder_check(arm, "16x32") for arm in ("residual", *LADDER)}
+    others = [float(change) for arm, of in checks.items() if arm != "residual" for change in of]
+    half_rate, _ = ladder_check("block", "16x48")
+    block = ladder("block")["16x48"][0]
+    steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x64")] for arm in LADDER}
+    largest = {arm: number(-statistics.fmean(ladder(arm)["16x64"]), 3) for arm in AHEAD}
+    seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
+    return [
+        *map(ladder_row, LADDER),
+        f"at half of it `residual` ends at {checks['residual'][0]}",
+        f"no arm but `residual` gains more than {number(-min(others), 3)}",
+        f"none but `block`: at half its rate it ends at {half_rate}, and with that is "
+        f"{number(-block - float(half_rate), 3)} below `residual` on that seed in place of {number(block, 3)} above it",
+        f"takes {steps['rms-block'][0]} times as long under `rms-block` as the plain one at width 16 and "
+        f"{steps['rms-block'][1]} times at width 64 (`block`: {' and '.join(steps['block'])}, "
+        f"`interlayer`: {' and '.join(steps['interlayer'])})",
+        *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
+        f"`block` is {largest['block']} below `residual`, `full` {largest['full']}, `rms-block` {largest['rms-block']} "
+        f"and `interlayer` {largest['interlayer']}",
+        shown_along_the_range(),
+        f"at 16x64 itself `rms-block` and `block` end {apart_at_the_largest()} apart, where their lines are "
+        f"{advantage('rms-block', LADDER_16)[0]} and {advantage('block', LADDER_16)[0]} from `residual`'s",
+        beside_lines(),
+    ]
+
+
+def shown_along_the_range() -> str:
+    """Where on its lines an arm's advantage in operations has an interval above 1."""
+    rules = {}
+    for row in rows("Along the range", LADDER_16):
+        interval = row["advantage in operations"].split("x ")[1]
+        if float(interval.strip("[").split(",")[0]) > 1:
+            rules.setdefault(row["connection"], []).append(f"{row['size']} {interval}")
+    return " and ".join(f"`{arm}` at {' and '.join(sizes)}" for arm, sizes in rules.items())
+
+
+def apart_at_the_largest() -> str:
+    of = [statistics.fmean(ladder(arm)["16x64"]) for arm in ("block", "rms-block")]
+    return number(of[0] - of[1], 3)
+
+
+def beside_lines() -> str:
+    """Where the plain residual and Block end at the two largest sizes, beside their own fitted lines."""
+    plain, block = ([100 * beside_line(arm, size) for size in ("16x48", "16x64")] for arm in ("residual", "block"))
+    above = f"ends {number(plain[0], 1)}% above its own line and Block {number(block[0], 1)}%"
+    return f"{above}, at 16x64 {number(-plain[1], 1)}% and {number(-block[1], 1)}% below it"
+
+
+def twice_the_tokens() -> list[str]:
+    """What the page says of 16x64 after 20 tokens per parameter."""
+    then, now = (sorted(-statistics.fmean(ladder(arm, of)["16x64"]) for arm in AHEAD) for of in ("16", "16-20"))
+    needed = {arm: needed_at_16x64(arm) for arm in AHEAD}
+    return [
+        *map(twice_the_tokens_row, LADDER),
+        f"by {number(now[0], 3)} to {number(now[-1], 3)} in place of {number(then[0], 3)} to {number(then[-1], 3)}",
+        f"for `rms-block` it is {advantage('rms-block', LADDER_16_20)[0]} in place of "
+        f"{advantage('rms-block', LADDER_16)[0]}",
+        f"it is {needed['rms-block']} for `rms-block`, {needed['block']} for `block`, {needed['full']} for `full` and "
+        f"{needed['interlayer']} for `interlayer`",
+    ]
+
+
+def deep_ladder() -> list[str]:
+    """What the page says of the ladder of 32 layers."""
+    needed = {arm: " ".join(advantage(arm, LADDER_32)) for arm in LADDER}
+    clock = {arm: " ".join(by_clock(arm, "32")[-1]) for arm in LADDER}
+    checks = {arm: ladder_check(arm, "32x24") for arm in ("residual", *LADDER)}
+    halves = sorted(float(half) for half, _ in checks.values())
+    gained = {arm: -float(twice) for arm, (_, twice) in checks.items()}
+    most = sorted(gained, key=gained.__getitem__, reverse=True)
+    gains = {arm: number(gained[arm], 3) for arm in most}
+    best = {arm: ladder_best(arm, "32x24") for arm in LADDER}
+    begun = {arm: ladder_begun(arm) for arm in LADDER}
+    return [
+        f"`rms-block` ends at {begun['rms-block']} and `interlayer` at {begun['interlayer']} from the plain residual",
+        f"`block` at {begun['block']}, `full` at {begun['full']}, `rms-residual` at {begun['rms-residual']}, "
+        f"Delta Block at {begun['delta:block_size=4']}.",
+        *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
+        f"is {needed['block']} times `block`'s operations, {needed['full']} for `full`, {needed['rms-block']} for "
+        f"`rms-block` and {needed['interlayer']} for `interlayer`. By the clock it is {clock['block']}, "
+        f"{clock['full']}, {clock['rms-block']} and {clock['interlayer']} times: a step of `block` takes "
+        f"{ladder_step('block', '32x24')} times as long as the plain one at 32x24.",
+        f"every arm ends {number(halves[0], 3)} to {number(halves[-1], 3)} further up",
+        f"`{most[0]}` gains {gains[most[0]]}, `{most[1]}` {gains[most[1]]}, `{most[2]}` {gains[most[2]]} and no other "
+        f"more than {gains[most[3]]}",
+        f"`interlayer` is {best['interlayer']} below `residual`, `full` {best['full']}, `block` {best['block']} and "
+        f"`rms-block` {best['rms-block']}.",
+    ]
+
+
+def side_by_side(arm: str) -> str:
+    """An arm's leads at the sizes of both ladders."""
+    return " | ".join(
+        f"{lead} | {deep}" for lead, deep in zip(ladder_leads(arm), ladder_leads(arm, "32"), strict=False)
+    )
+
+
+def ladder_probes() -> list[str]:
+    """What the page says of what the ladder's largest models can do."""
+
+    def points(task: str, arm: str) -> str:
+        return probed(task, arm, "(probes-ladder)")
+
+    def larger(arm: str, task: str = "copying") -> str:
+        return probed(task, arm, "(probes-ladder-64)")
+
+    small, large = (answers(name) for name in ("probes-ladder", "probes-ladder-64"))
+    copied = statistics.correlation(small["loss"], small["copying"])
+    next_byte = [larger(arm, "next byte").split()[0] for arm in AHEAD]
+    return [
+        f"`rms-block` gets {points('names', 'rms-block')} more of the bytes",
+        f"and {points('copying', 'rms-block')} more of a text that comes again; `interlayer` gets "
+        f"{points('names', 'interlayer')} and {points('copying', 'interlayer')}.",
+        f"({points('next byte', 'rms-block')} and {points('next byte', 'interlayer')})",
+        *(
+            f"of the names `residual` has {statistics.fmean(of['names'][:3]):.3f} right, {told} 21 models lie between "
+            f"{min(of['names']):.3f} and {max(of['names']):.3f}"
+            for of, told in ((small, "and the"), (large, "the"))
+        ),
+        f"`block` gets {larger('block')} more of a text that comes again, `full` {larger('full')}, `interlayer` "
+        f"{larger('interlayer')} and `rms-block` {larger('rms-block')}, each",
+        f"these four get {min(next_byte)} to {max(next_byte)} more right",
+        f"(r = {copied:.2f}), and seeds of one rule spread as widely, with a standard deviation of "
+        f"{small['within']:.3f}, as the rules' means do, with {small['between']:.3f}; at 16x64 it is "
+        f"{large['within']:.3f} against {large['between']:.3f}.",
+    ]

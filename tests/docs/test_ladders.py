@@ -1,0 +1,125 @@
+"""What the documents say of the ladders in words is so."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from attnres.model import TransformerConfig
+from tests.docs.ladders import AHEAD, LADDER, LADDER_16, LADDER_16_20, LADDER_32, by_clock, ladder, ladder_check
+from tests.docs.records import EVIDENCE, READING, README, advantage, answers, number, record, rows
+
+
+def test_the_ladders_parameters_are_those_that_the_page_says():
+    assert "Parameters are counted as 12 dim² per layer; at width 16 and 32 there are a twelfth more" in EVIDENCE
+    assert "at 64 a forty-eighth" in EVIDENCE
+    for width, more in ((16, 13), (24, 12), (32, 13), (48, 12), (64, 12.25)):
+        model = TransformerConfig(dim=width, heads=1, layers=1)
+        assert 4 * width**2 + 3 * width * model.n_hidden == more * width**2
+
+
+def test_what_the_pages_say_of_the_ladder_is_so():
+    pairs = [apart for arm in ("rms-block", "interlayer") for of_size in ladder(arm).values() for apart in of_size]
+    assert max(pairs) < 0 and f"In all {len(pairs)} pairs" in EVIDENCE and f"in all {len(pairs)} pairs" in READING
+    means = {arm: [statistics.fmean(apart) for apart in ladder(arm).values()] for arm in LADDER}
+    every = [apart for arm in AHEAD for of_size in ladder(arm).values() for apart in of_size]
+    below = f"{sum(apart < 0 for apart in every)} of {len(every)}"
+    assert all(f"{below} pairs" in page for page in (READING, README)) and f"`full` {below}." in EVIDENCE
+    last = {arm: of[-1] for arm, of in means.items()}
+    for arm in ("rms-block", "interlayer"):
+        assert means[arm][3] == min(means[arm]) and 0.25 < last[arm] / means[arm][3] < 0.4
+    assert all(max(ladder(arm)["16x64"]) < 0 and round(last[arm], 2) == -0.03 for arm in AHEAD)
+    assert all(abs(last[arm]) < 0.01 for arm in LADDER if arm not in AHEAD)
+    for found in (*(advantage(arm, LADDER_16)[1] for arm in LADDER), *(by_clock(arm)[-1][1] for arm in LADDER)):
+        assert float(found.strip("[").split(",")[0]) < 1
+    gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "16x48"))) < 0]
+    assert gains == ["block"]
+
+
+def test_what_the_page_says_of_twice_the_tokens_is_so():
+    runs = {of: {run_of(run): run for run in record(f"ladder-{of}")["runs"]} for of in ("16", "16-20")}
+    went_on = {key: run for key, run in runs["16-20"].items() if run["size"] == "16x64"}
+    assert len(went_on) == 21 and {run["steps"] for run in went_on.values()} == {7680}
+    for key, run in runs["16-20"].items():
+        until = 2688 * 2048 if key in went_on else math.inf
+        longer, shorter = ([point for point in of["curve"] if point[0] <= until] for of in (run, runs["16"][key]))
+        assert longer == shorter, "what came before is not of the same run"
+    then, now = ({arm: ladder(arm, of)["16x64"] for arm in LADDER} for of in ("16", "16-20"))
+    assert max(apart for arm in AHEAD for apart in now[arm]) < 0
+    closer = [after > before for arm in AHEAD for before, after in zip(then[arm], now[arm], strict=True)]
+    assert (sum(closer), len(closer)) == (10, 12) and "ten of these 12 pairs are closer than they were" in EVIDENCE
+    assert min(now["rms-residual"]) > 0 and abs(statistics.fmean(now["delta:block_size=4"])) < 0.005
+    of_operations = {arm: ends(advantage(arm, LADDER_16_20)[1]) for arm in LADDER}
+    of_seconds = {arm: [ends(interval) for _, interval in by_clock(arm, "16-20")] for arm in LADDER}
+    assert all(low < 1 for low, _ in of_operations.values())
+    assert all(intervals[-1][0] < 1 < intervals[-1][1] for intervals in of_seconds.values())
+    slower = [arm for arm, intervals in of_seconds.items() if max(high for _, high in intervals[:3]) < 1]
+    assert slower == ["block", "full", "delta:block_size=4"]
+    two = ("rms-block", "block")
+    needed = " and ".join(f"{' '.join(advantage(arm, LADDER_16_20))} for `{arm}`" for arm in two)
+    seconds = " and ".join(" ".join(by_clock(arm, "16-20")[-1]) for arm in two)
+    leads = {arm: number(-statistics.fmean(now[arm]), 3) for arm in AHEAD}
+    assert f"it is {needed}; in seconds {seconds}." in README
+    assert f"`rms-block` ends {leads['rms-block']} below the plain residual and `block` {leads['block']}." in README
+    assert f"0.03 after 10 and by {min(leads.values())} to {max(leads.values())} after 20" in README
+    assert "ends below its plain twin still, by less than after 10 in ten of 12 pairs" in READING
+
+
+def ends(interval: str) -> tuple[float, float]:
+    low, high = map(float, interval.strip("[]").split(","))
+    return low, high
+
+
+def run_of(run: dict) -> tuple[str, str, int]:
+    return run["arm"], run["size"], run["seed"]
+
+
+def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
+    deep = {arm: ladder(arm, "32") for arm in LADDER}
+    ahead = tuple(arm for arm, sizes in deep.items() if max(map(max, sizes.values())) < 0)
+    assert ahead == AHEAD
+    pairs = sum(len(apart) for arm in ahead for apart in deep[arm].values())
+    assert f"in all {pairs} pairs at 32 layers" in EVIDENCE
+    means = {arm: [statistics.fmean(apart) for apart in sizes.values()] for arm, sizes in deep.items()}
+    shallow = {arm: [statistics.fmean(apart) for apart in ladder(arm).values()][:3] for arm in LADDER}
+    assert all(of < beside for arm in ahead for of, beside in zip(means[arm][:2], shallow[arm][:2], strict=True))
+    assert [arm for arm in ahead if means[arm][2] < shallow[arm][2]] == ["block", "full"]
+    assert all(0.25 < means[arm][2] / shallow[arm][2] < 0.4 for arm in ("rms-block", "interlayer"))
+    assert all(means[arm] == sorted(means[arm]) and means[arm][2] > means[arm][0] / 2 for arm in ahead)
+    largest = [means[arm][2] for arm in ahead]
+    assert max(largest) - min(largest) < 0.01
+    assert min(mean for arm in LADDER if arm not in ahead for mean in means[arm] + shallow[arm]) > -0.02
+    assert all(1.4 < means[arm][1] / shallow[arm][1] < 1.9 for arm in ("block", "rms-block", "interlayer"))
+    needed = {arm: advantage(arm, LADDER_32) for arm in LADDER}
+    assert all(float(low) < 1 < float(high) for _, of in needed.values() for low, high in [of.strip("[]").split(",")])
+    sizes = {run["size"]: run["parameters"] for layers in (16, 32) for run in record(f"ladder-{layers}")["runs"]}
+    beside = {"32x12": "16x16", "32x16": "16x24", "32x24": "16x32"}
+    said = [f"{sizes[of]:,}{{}} at {of} and {sizes[nearest]:,} at {nearest}" for of, nearest in beside.items()]
+    assert ", ".join(said).format(" parameters in the sublayers", "", "") in EVIDENCE
+    larger = (("32x12", "16x16"), ("16x24", "32x16"), ("32x24", "16x32"))
+    assert all(8 * sizes[large] == 9 * sizes[small] for large, small in larger)
+
+
+def test_what_the_page_says_of_the_ladders_probes_is_so():
+    apart = {}
+    for name in ("probes-ladder", "probes-ladder-64"):
+        of = record(name)
+        right = {(run["arm"], run["seed"]): run["right"] for run in of["runs"]}
+        for i, task in enumerate(of["tasks"]):
+            for arm, _ in right:
+                gaps = [right[arm, seed][i] - right["residual", seed][i] for seed in range(3)]
+                apart[name, arm, task["name"]] = gaps
+    ahead = [("probes-ladder", arm, task) for arm in ("rms-block", "interlayer") for task in ("names", "copying")]
+    ahead += [("probes-ladder", arm, "next byte") for arm in ("rms-block", "interlayer")]
+    ahead += [("probes-ladder-64", arm, task) for arm in AHEAD for task in ("copying", "next byte")]
+    assert all(min(apart[place]) > 0 for place in ahead)
+    means = {place: statistics.fmean(gaps) for place, gaps in apart.items()}
+    assert all(abs(mean) < 0.01 for (*_, task), mean in means.items() if task in ("brackets", "indentation"))
+    assert all(mean < 0.01 for (name, _, task), mean in means.items() if (name[-2:], task) == ("64", "names"))
+    readings = {
+        name: [row for row in rows("What a lead is worth", f"({name})") if row["reading"] == "shown"]
+        for name in ("probes-ladder", "probes-ladder-64")
+    }
+    assert [row["claim, connection"] for row in readings["probes-ladder"]] == []
+    assert [row["claim, connection"] for row in readings["probes-ladder-64"]] == ["block", "full", "interlayer"]
+    assert statistics.fmean(answers("probes-ladder-64")["induction"]) < 0.2
