@@ -81,7 +81,8 @@ def survey(model_types: Sequence[str]) -> Iterator[Trial]:
     """Try model types one after the other. Raises UsageError for a type that transformers does not have."""
     known = known_types()
     if unknown := [name for name in model_types if name not in known]:
-        raise UsageError(f"transformers {transformers.__version__} has no model type {unknown[0]!r} of those tried")
+        names = ", ".join(map(repr, unknown))
+        raise UsageError(f"transformers {transformers.__version__} has no model type {names} of those tried")
     for model_type in model_types:
         try:
             yield alone(attempt, model_type, known[model_type])

@@ -71,6 +71,6 @@ def test_other_logits_are_a_failure_and_exit_code_1(monkeypatch, capsys):
     assert asdict(trial).keys() == RECORD["rows"][0].keys()
 
 
-def test_an_unknown_type_is_refused_before_any_work(capsys):
-    assert main(["models", "llama", "lama"]) == 2
-    assert "has no model type 'lama'" in capsys.readouterr().err
+def test_unknown_types_are_refused_before_any_work(capsys):
+    assert main(["models", "lama", "llama", "brt"]) == 2
+    assert "has no model type 'lama', 'brt' of" in capsys.readouterr().err
