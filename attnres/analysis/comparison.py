@@ -157,7 +157,7 @@ def decided_sides(rows: Sequence[Comparison]) -> str:
         ("above", [row for row in decided if (row.difference or 0) > 0]),
     ):
         if of_side:
-            arms = [f"{row.arm} ({row.difference:+.4f}, {p_text(row.p_value)})" for row in of_side]
+            arms = [f"{row.arm} ({row.difference:+z.4f}, {p_text(row.p_value)})" for row in of_side]
             clauses.append(f"{_listed(arms)} {'ends' if len(of_side) == 1 else 'end'} {side} {rows[0].arm}")
     return " and ".join(clauses)
 
@@ -172,10 +172,10 @@ def p_text(p_value: float | None) -> str:
 def _undecided(tested: Sequence[Comparison], baseline: str, unit: str) -> str:
     seeds = max(len(row.differences) for row in tested)
     low, high = tested[0], tested[-1]
-    span = f"difference to {baseline}, {low.difference:+.4f} ({low.arm})"
+    span = f"difference to {baseline}, {low.difference:+z.4f} ({low.arm})"
     if low is not high:
-        span = f"differences to {baseline}, from {low.difference:+.4f} ({low.arm}) to "
-        span += f"{high.difference:+.4f} ({high.arm})"
+        span = f"differences to {baseline}, from {low.difference:+z.4f} ({low.arm}) to "
+        span += f"{high.difference:+z.4f} ({high.arm})"
     return f"With {seeds} seed{'s' * (seeds != 1)} nothing is decided: the {span} {unit}, may be chance."
 
 

@@ -43,9 +43,11 @@ from attnres.hf.loop import runs_layers
 from attnres.hf.parts import (
     CONNECTION,
     MLP,
+    STOPPED_EARLY,
     Attention,
     Depth,
     Layer,
+    StoppedEarly,
     Wide,
     attached_class,
     attached_layers,
@@ -187,6 +189,13 @@ class Model:
         signatures = {name for name, _ in model.named_buffers() if name.endswith(f"{CONNECTION}.{SIGNATURE}")}
         model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *signatures}
         super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
+
+    def _get_candidate_generator(self, generation_config: Any, *inputs: Any, **kwargs: Any) -> Any:
+        """Refuse to draft by early exit before transformers sets num_hidden_layers for it: after an error it leaves the
+        configuration so, and what is saved with it does not load."""
+        if generation_config.assistant_early_exit is not None:
+            raise StoppedEarly(STOPPED_EARLY)
+        return super()._get_candidate_generator(generation_config, *inputs, **kwargs)  # type: ignore[misc]
 
     def _init_weights(self, module: nn.Module) -> None:
         if not isinstance(module, Wide):  # a connection's parts start as it made them

@@ -38,14 +38,17 @@ class Depth(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """Asked for by a final norm, where a model stops before its last layer, which reads depth out."""
-        raise StoppedEarly(
-            "an attached model was stopped before its last layer, where depth is read out: it takes no early exit and "
-            "all of its layers"
-        )
+        raise StoppedEarly(STOPPED_EARLY)
 
 
 class StoppedEarly(UsageError, AttributeError):
     """No dtype either, for those who ask whether there is one."""
+
+
+STOPPED_EARLY = (
+    "an attached model was stopped before its last layer, where depth is read out: it takes no early exit and all of "
+    "its layers"
+)
 
 
 class Layer(nn.Module):

@@ -95,6 +95,10 @@ def compared(**differences):
             {"b": [-0.1]},
             "With 1 seed nothing is decided: the difference to a, -0.1000 (b) nats per byte, may be chance.",
         ),
+        (
+            {"b": [-0.00001]},
+            "With 1 seed nothing is decided: the difference to a, +0.0000 (b) nats per byte, may be chance.",
+        ),
         ({}, ""),
     ],
 )

@@ -102,6 +102,7 @@ def test_a_model_that_stops_before_its_last_layer_is_refused():
     model, tokens = attnres.hf.attach(make_model("llama"), "block"), make_tokens()
     with pytest.raises(UsageError, match="stopped before its last layer"):
         model.generate(tokens[:1], max_new_tokens=3, do_sample=False, assistant_early_exit=1)
+    assert model.generate(tokens[:1], max_new_tokens=3, do_sample=False).shape[1] == tokens.shape[1] + 3
     model.model.layers = model.model.layers[:2]
     with pytest.raises(UsageError, match="stopped before its last layer"):
         model(tokens)

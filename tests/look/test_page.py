@@ -213,14 +213,14 @@ def test_empty_odd_and_huge_texts(opened):
     opened.type("👩‍👩‍👧 नि ﷽")  # joiners, a vowel sign, a ligature: every byte is a token
     assert len(opened.all(".strip .token")) == len("👩‍👩‍👧 नि ﷽".encode())
     opened.type("x" * 97)
-    assert "97 tokens" in opened.find(".status.wrong").text
+    assert "97 tokens" in opened.find(".status.wrong").text and opened.all(".side.stale")  # of the text before
     opened.type("word " * 10_000)
     assert "characters" in opened.find(".status.wrong").text
     opened.type("word " * 300_000)
     assert "larger than" in opened.find(".status.wrong").text
     assert [entry["message"].partition("status of ")[2][:3] for entry in opened.browser.get_log("browser")] == ["413"]
     opened.type(TEXT)
-    assert not opened.all(".status.wrong")
+    assert not opened.all(".status.wrong, .side.stale")
 
 
 def test_a_number_must_be_written(opened):

@@ -191,7 +191,7 @@ def statements(record: DynamicsRecord) -> list[Statement]:
     found += _periodic(record)
     found += judged("depth weights sharpen in training", -1, _each(arms, sharpening))
     untrained = {arm: statistics.fmean(map(embedding_excess_at_start, runs.values())) for arm, runs in arms.items()}
-    details = {arm: f"{excess:+.3f} untrained" for arm, excess in untrained.items()}
+    details = {arm: f"{excess:+z.3f} untrained" for arm, excess in untrained.items()}
     found += judged("the embedding is a sink", 1, _each(arms, embedding_excess), details)
     sinks = {arm: early_sink(list(runs.values())) for arm, runs in arms.items()}
     details = {arm: source_name(source) for arm, (_, source) in sinks.items()}

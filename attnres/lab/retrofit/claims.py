@@ -66,7 +66,7 @@ def finding(record: RetrofitRecord) -> str:
     parts = []
     for fraction in record.fractions:
         if found := _below_the_twin(record, fraction):
-            shown = [f"{one.arm} ({one.value:+.4f} ± {one.error:.4f})" for one in found if one.reading == "shown"]
+            shown = [f"{one.arm} ({one.value:+z.4f} ± {one.error:.4f})" for one in found if one.reading == "shown"]
             parts.append(f"after {percent(fraction)} for {', '.join(shown) or f'none of {len(found)} arms'}")
     if not parts:
         return "No arm has a run beside its plain twin's."

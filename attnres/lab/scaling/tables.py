@@ -131,7 +131,7 @@ def _checked(record: ScalingRecord, arm: str, size: str) -> str:
         if not tried.done:
             parts.append(f"x{tried.factor:g}: {tried.status}")
         elif (place := (tried.size, tried.seed)) in at_rate:
-            parts.append(f"x{tried.factor:g}: {tried.loss - at_rate[place]:+.4f}")
+            parts.append(f"x{tried.factor:g}: {tried.loss - at_rate[place]:+z.4f}")
     return ", ".join(parts)
 
 

@@ -112,6 +112,7 @@ export class Side {
     const controller = this.work[kind] = new AbortController();
     this.asking += 1;
     this.#mark();
+    let refused = false;
     try {
       await ask(kind, body, (message) => {
         if (message.kind !== "progress") receive(message);
@@ -124,6 +125,7 @@ export class Side {
       if (error instanceof Lost) this.app.lost();
       else if (error instanceof Failed) {
         this.say(error.message, true);
+        refused = true;
         if (kind === "look") this.#unanswered();
         this.app.renew();
       } else throw error;
@@ -131,7 +133,8 @@ export class Side {
     } finally {
       this.asking -= 1;
       this.#mark();
-      if (kind === "look" && this.work.look === controller) this.root.classList.remove("stale");
+      // A refused text or change leaves the picture of what was before: dimmed, for it is not of what is written.
+      if (kind === "look" && this.work.look === controller) this.root.classList.toggle("stale", refused);
     }
   }
   #mark() { this.root.setAttribute("aria-busy", this.asking > 0 || this.soon !== null); }
