@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnres import make_connection, mixing_matrix, param_groups
+from attnres import UsageError, make_connection, mixing_matrix, param_groups
 
 SIDE, PATCH, CLASSES = 16, 4, 8
 
@@ -94,4 +94,7 @@ def main(connection: str, steps: int = 100) -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "full")
+    try:
+        main(sys.argv[1] if len(sys.argv) > 1 else "full")
+    except UsageError as error:
+        sys.exit(f"{error}\n\n{__doc__}")

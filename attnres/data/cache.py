@@ -19,7 +19,7 @@ from attnres.data.tokenizer import Tokenizer, token_dtype
 from attnres.errors import UsageError
 from attnres.files import locked, named_errors, new_folder, read_json, write_json
 
-FORMAT = 4  # part of the key: raise it when the same text would give other files
+FORMAT = 5  # part of the key: raise it when the same text would give other files
 PARTS = ("train", "validation")
 BATCH = 1 << 20  # characters that are tokenized at a time
 CHUNK = 1 << 24  # bytes that are hashed at a time
@@ -204,6 +204,11 @@ def _warnings(split: Split, made: _Tokenized) -> list[str]:
         found.append(
             "what ends documents (a zero byte, or the tokenizer's end-of-text token) stands in the text of "
             f"{made.torn:,} of {made.counts.documents:,} documents, where a model takes it for their end"
+        )
+    if split.whole == 1:
+        found.append(
+            f"validation is one of {made.counts.documents:,} documents, so its losses say little of texts unlike it; "
+            "more documents or a larger validation fraction hold out more"
         )
     if split.cut is not None:
         copies = f", and {split.repeated:,} repeated documents are left out" if split.repeated else ""

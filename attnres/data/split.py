@@ -23,6 +23,8 @@ class Split(NamedTuple):
     """What `split_documents` decided."""
 
     pieces: list[Piece]
+    whole: int
+    """How many whole documents are held out."""
     cut: int | None = None
     """The number of the document whose end is held out, where whole ones could not be."""
     repeated: int = 0
@@ -98,7 +100,8 @@ def split_documents(hashes: np.ndarray, sizes: np.ndarray, lengths: np.ndarray, 
         [
             Piece(int(start), int(stop), bool(side))
             for start, stop, side in zip(starts, stops[last], held[last], strict=True)
-        ]
+        ],
+        int(held.sum()),
     )
 
 
@@ -120,4 +123,4 @@ def _cut(hashes: np.ndarray, lengths: np.ndarray, stops: np.ndarray, fraction: f
             cut -= max(1, min(round(fraction * int(lengths[kept].sum())), stop - start - 1))
         add(start, cut, False)
         add(cut, stop, True)
-    return Split(pieces, longest, len(hashes) - len(kept))
+    return Split(pieces, 0, longest, len(hashes) - len(kept))

@@ -181,7 +181,7 @@ def test_bytes_are_those_of_the_text_where_the_tokenizer_does_not_give_it_back(o
 
 
 def test_a_tokenizer_that_loses_text_is_named(open_, tmp_path, caplog):
-    write_documents(tmp_path / "documents", 10)
+    write_documents(tmp_path / "documents", 40)
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "document": 1, ":": 2}, unk_token="[UNK]"))
     library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     library.save(str(tmp_path / "tokenizer.json"))
@@ -189,7 +189,7 @@ def test_a_tokenizer_that_loses_text_is_named(open_, tmp_path, caplog):
         caplog.clear()
         open_("documents", tokenizer=str(tmp_path / "tokenizer.json"))
         (line,) = caplog.messages
-        assert line.startswith("the tokenizer loses text of 10 of 10 documents") and "\n" not in line
+        assert line.startswith("the tokenizer loses text of 40 of 40 documents") and "\n" not in line
     library_tokenizer().save(str(tmp_path / "good.json"))
     caplog.clear()
     open_("documents", tokenizer=str(tmp_path / "good.json"))
@@ -220,8 +220,20 @@ def test_text_with_a_mark_of_its_encoding_is_read(open_, tmp_path):
         open_("odd.txt")
 
 
-def test_files_that_are_left_out_are_named(open_, tmp_path, caplog):
+def test_validation_of_one_document_is_said(open_, tmp_path, caplog):
     write_documents(tmp_path / "documents", 10)
+    for _ in ("built", "from the cache"):
+        caplog.clear()
+        open_("documents")
+        (line,) = caplog.messages
+        assert line.startswith("validation is one of 10 documents")
+    caplog.clear()
+    open_("documents", validation_fraction=0.2)
+    assert not caplog.messages
+
+
+def test_files_that_are_left_out_are_named(open_, tmp_path, caplog):
+    write_documents(tmp_path / "documents", 40)
     for name in "abcd":
         (tmp_path / "documents" / name).write_bytes("é".encode("latin-1"))
     open_("documents")
@@ -268,11 +280,11 @@ def test_a_byte_order_mark_is_no_part_of_json(open_, tmp_path):
 
 @pytest.mark.parametrize(("tokenizer", "end"), [("bytes", "\0"), ("bpe:260", "<|endoftext|>")])
 def test_documents_with_the_separator_in_them_are_counted(open_, tmp_path, caplog, tokenizer, end):
-    for i in range(20):
+    for i in range(40):
         (tmp_path / f"{i:02}.txt").write_text(f"{i} one{end * (i < 3)}two " * 20)
     open_("*.txt", tokenizer=tokenizer)
     (line,) = caplog.messages
-    assert "in the text of 3 of 20 documents" in line and "\n" not in line
+    assert "in the text of 3 of 40 documents" in line and "\n" not in line
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def split(docs, fraction):
 
 @given(docs=documents, fraction=st.floats(0.001, 0.999))
 def test_pieces_cover_all_tokens_once_in_order(docs, fraction):
-    pieces, cut, repeated = split(docs, fraction)
+    pieces, whole, cut, repeated = split(docs, fraction)
     assert all(a.stop <= b.start for a, b in pairwise(pieces))
     assert all(piece.start < piece.stop for piece in pieces)
     kept = range(len(docs)) if cut is None else [i for i, (h, _) in enumerate(docs) if h not in dict(docs[:i])]
@@ -29,6 +29,8 @@ def test_pieces_cover_all_tokens_once_in_order(docs, fraction):
     covered = [token for piece in pieces for token in range(piece.start, piece.stop)]
     assert covered == [token for i in kept for token in range(starts[i], starts[i + 1])]
     assert repeated == len(docs) - len(kept)
+    held_out = {token for piece in pieces if piece.held_out for token in range(piece.start, piece.stop)}
+    assert whole == (sum(int(starts[i]) in held_out for i in kept) if cut is None else 0)
     if sum(docs[i][1] for i in kept) > len(kept):  # some document can be cut
         assert {piece.held_out for piece in pieces} == {False, True}
 
@@ -75,6 +77,7 @@ def test_a_copy_of_the_cut_document_is_left_out():
     """Otherwise all of the held-out end would be in the training part."""
     assert split([(5, 1000), (3, 10), (5, 1000), (3, 10)], 0.05) == (
         [(0, 950, False), (950, 1000, True), (1000, 1010, False)],
+        0,
         0,
         2,
     )

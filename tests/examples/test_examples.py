@@ -56,6 +56,13 @@ def test_a_vision_transformer_of_ones_own(capsys):
     assert len(share) == 9 and share[0] == 100 > share[-1]
 
 
+@pytest.mark.parametrize("example", ["gpt.py", "vit.py"])
+def test_what_is_no_connection_is_said(example, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [example, "--help"])
+    with pytest.raises(SystemExit, match=rf"--help(.|\n)*python examples/{example}\n"):
+        runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+
+
 def test_a_corpus_of_small_talk(tmp_path):
     example = runpy.run_path(str(EXAMPLES / "chat_corpus.py"))
     example["main"](tmp_path)

@@ -246,7 +246,9 @@ def test_a_weak_arm_has_a_blank_fit_and_a_note():
     assert {row[3:] for row in along.rows} == {("", "")} and "one of both lines is missing" in along.note
     assert finding(record) == "No compute advantage is given: no other connection has a fit."
     figure = scaling_law(record)
-    assert figure and len(figure.axes[0].lines) == 2, "the line and the points of one arm"
+    assert figure
+    drawn = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].lines if line.get_linestyle() != "None"}
+    assert drawn["residual"] > 1 and drawn["full"] == 0, "in the legend, for the other panels, and without a line"
 
 
 def test_fits_are_of_the_same_seeds():
@@ -282,6 +284,19 @@ def test_a_baseline_that_does_not_fall_leaves_advantages_blank():
     assert law.note.endswith("given: the 95% interval of residual's exponent is not all above 0.")
     assert {row[3:] for row in along.rows} == {("", "")} and finding(replace(record, runs=rising)) in law.note
     assert scaling_law(replace(record, runs=rising)) is not None
+
+
+def test_a_panel_without_anything_says_why():
+    record = a_record()
+    short = replace(record, runs=tuple(replace(run, curve=run.curve[-1:]) for run in record.runs))
+    weak = only(short, "full", "1x16", "2x16")
+    figure = scaling_law(weak)
+    assert figure
+    *_, advantages, iso = figure.axes
+    assert [axes.texts[0].get_text().partition(":")[0] for axes in (advantages, iso)] == ["none", "none"]
+    assert not advantages.lines[0].get_xdata().size  # the legend's alone
+    whole = scaling_law(record)
+    assert whole and not whole.axes[2].texts
 
 
 def test_the_check_is_held_against_its_own_seed():

@@ -66,15 +66,14 @@ def write_fit(points: Mapping[str, Sequence[Point]], unit: str, folder: Path) ->
 
 
 def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit], unit: str) -> None:
-    styles = line_styles(list(points))
-    for fit in fits:
-        style = styles[fit.arm]
-        computes = np.array([point.compute for point in points[fit.arm]])
-        line = np.geomspace(computes.min(), computes.max(), 50)
-        axes.plot(line, [fit.loss(c) for c in line], label=legend_label(fit.arm), **style)
-        axes.plot(
-            computes, [point.loss for point in points[fit.arm]], "o", color=style["color"], markersize=3.5, alpha=0.6
-        )
+    styles, lines = line_styles(list(points)), {fit.arm: fit for fit in fits}
+    for arm, of_arm in points.items():
+        style, fit = styles[arm], lines.get(arm)
+        computes = np.array([point.compute for point in of_arm])
+        line = np.geomspace(computes.min(), computes.max(), 50) if fit else np.array([])
+        losses = [fit.loss(compute) for compute in line] if fit else []
+        axes.plot(line, losses, label=legend_label(arm), **style)  # in the legend of all panels without a fit, too
+        axes.plot(computes, [point.loss for point in of_arm], "o", color=style["color"], markersize=3.5, alpha=0.6)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -106,7 +105,8 @@ def _differences(axes: Axes, record: ScalingRecord) -> None:
 
 def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str, float]) -> None:
     styles = line_styles([advantage.arm for advantage in advantages])
-    axes.axvline(1, color=ink(), linewidth=1)
+    if advantages:
+        axes.axvline(1, color=ink(), linewidth=1)
     for index, advantage in enumerate(advantages):
         low, high = advantage.interval
         colour = styles[advantage.arm]["color"]
@@ -126,7 +126,15 @@ def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str,
         axes.set_xlabel(f"times the compute that {visible(advantages[0].baseline)}\nneeds for the same loss")
         axes.legend(frameon=False, loc="upper right")
     else:
-        axes.text(0.5, 0.5, "none: see the table", transform=axes.transAxes, ha="center", va="bottom")
+        _say(axes, "none: see the table")
+
+
+def _say(axes: Axes, why: str) -> None:
+    """In place of what cannot be drawn, and of axes that would count nothing."""
+    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks([])
+        axis.set_ticks([], minor=True)
 
 
 def _iso_flop(axes: Axes, arms: Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]) -> None:
@@ -147,3 +155,5 @@ def _iso_flop(axes: Axes, arms: Mapping[str, Mapping[float, Sequence[tuple[float
     axes.set_ylabel("validation loss (nats per byte)")
     axes.margins(x=0.15)
     axes.grid(alpha=0.25)
+    if not any(arms.values()):
+        _say(axes, "none: no level that two sizes\nreach before decay")
