@@ -3,7 +3,7 @@
 #
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 64: 24 hours of one core with AVX-512
 #     recipes/ladder.sh 16-20       # then width 64 on from 10 tokens per parameter to the others' 20: 11 hours
-#     recipes/ladder.sh 32          # 32 layers of width 12 to 32: by an estimate 24; the three smallest sizes took 9
+#     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 16 hours
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
 # alone, but for 16-20, which needs the runs. RUNS (runs) is where the runs lie, WORKERS (1) how many run at a time.
@@ -25,7 +25,10 @@ case $ladder in
         fi
         python recipes/ladder/longer.py 7680 "$runs"/ladder-16-20/*/16x64/lr-0.5/seed-*
         ;;
-    32) sizes=(32x12 32x16 32x24@10 32x32@10) ;;
+    32)
+        sizes=(32x12 32x16 32x24@10 32x32@10)
+        checks=1
+        ;;
     *) echo "$ladder: the ladder has 16 or 32 layers, or is 16-20" >&2; exit 2 ;;
 esac
 exec python -m attnres scaling residual rms-residual block full rms-block delta:block_size=4 interlayer \

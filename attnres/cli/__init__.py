@@ -198,9 +198,11 @@ def _said(error: OSError) -> str:
 def _fail(message: str, code: int, printed: bool = True) -> int:
     """Say why the command ends, to torchrun too, where it has started this process; return the exit code."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        from attnres.parallel.world import tell_launcher
+        from attnres.parallel.world import give_way, tell_launcher
 
         tell_launcher(message)
+        if not printed:
+            give_way()
     if not printed:
         return code
     try:

@@ -36,7 +36,7 @@ from attnres.cli._run_display import RunDisplay
 from attnres.cli._tables import Output
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
-from attnres.parallel.world import is_main, tell_launcher
+from attnres.parallel.world import give_way, is_main, tell_launcher
 from attnres.signals import exit_code
 from attnres.train import ONE_PROCESS, Interrupted, RunConfig, RunStopped, load_recipe, train
 from attnres.train.folder import default_folder
@@ -77,6 +77,9 @@ def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
             return display.fail(str(stop), exit_code(stop)) if is_main() else exit_code(stop)
         except RunStopped as error:
             tell_launcher(str(error))
-            return display.fail(str(error), 1) if error.to_be_printed else 1
+            if error.to_be_printed:
+                return display.fail(str(error), 1)
+            give_way()
+            return 1
     display.done(summary, folder)
     return 0

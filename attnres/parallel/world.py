@@ -191,6 +191,13 @@ def tell_launcher(message: str) -> None:
             write_text(Path(path), json.dumps({"message": {"message": message, "extraInfo": more}}))
 
 
+def give_way() -> None:
+    """Let another process say what this one has to say, too: torchrun ends all of them as soon as one ends."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's, when that one has ended
+        time.sleep(ASK_SECONDS)
+
+
 def _stop_with_launcher() -> None:
     """Save and stop when torchrun is gone: nobody would start, watch or end this process any more."""
     launcher = os.getppid()

@@ -45,11 +45,18 @@ def ladder_leads(arm: str, of: str = "16") -> list[str]:
     ]
 
 
-def ladder_begun(arm: str) -> str:
-    """What an arm of the ladder of 32 layers is from the baseline at 32x32, on the seeds that it has so far."""
-    runs = [run for run in record("begun/ladder-32")["runs"] if run["size"] == "32x32"]
-    *others, last = [number(apart, 3, "+") for _, apart in sorted(differences(runs, arm).items())]
+def ladder_seeds(arm: str, size: str) -> str:
+    """What an arm of a ladder is from the baseline at a size, in every seed."""
+    *others, last = [number(apart, 3, "+") for apart in ladder(arm, size.partition("x")[0])[size]]
     return f"{', '.join(others)} and {last}"
+
+
+def ladder_spread(size: str) -> tuple[str, str]:
+    """The standard deviation of the seeds of one arm of a ladder at a size, pooled, and that of the arms' means."""
+    runs = [run for run in record(f"ladder-{size.partition('x')[0]}")["runs"] if run["size"] == size]
+    arms = [[run["loss"] for run in runs if run["arm"] == arm] for arm in ("residual", *LADDER)]
+    within = statistics.fmean(statistics.variance(losses) for losses in arms) ** 0.5
+    return number(within, 3), number(statistics.stdev(statistics.fmean(losses) for losses in arms), 3)
 
 
 def ladder_row(arm: str) -> str:
@@ -201,16 +208,17 @@ def deep_ladder() -> list[str]:
     most = sorted(gained, key=gained.__getitem__, reverse=True)
     gains = {arm: number(gained[arm], 3) for arm in most}
     best = {arm: ladder_best(arm, "32x24") for arm in LADDER}
-    begun = {arm: ladder_begun(arm) for arm in LADDER}
+    seeds = {arm: ladder_seeds(arm, "32x32") for arm in AHEAD}
+    within, between = ladder_spread("32x32")
     return [
-        f"`rms-block` ends at {begun['rms-block']} and `interlayer` at {begun['interlayer']} from the plain residual",
-        f"`block` at {begun['block']}, `full` at {begun['full']}, `rms-residual` at {begun['rms-residual']}, "
-        f"Delta Block at {begun['delta:block_size=4']}.",
+        f"`interlayer` ends at {seeds['interlayer']} from the plain residual, `rms-block` at {seeds['rms-block']}, "
+        f"`block` at {seeds['block']}, `full` at {seeds['full']}.",
+        f"seeds of one rule have a standard deviation of {within}, the rules' means one of {between}",
         *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
         f"is {needed['block']} times `block`'s operations, {needed['full']} for `full`, {needed['rms-block']} for "
         f"`rms-block` and {needed['interlayer']} for `interlayer`. By the clock it is {clock['block']}, "
         f"{clock['full']}, {clock['rms-block']} and {clock['interlayer']} times: a step of `block` takes "
-        f"{ladder_step('block', '32x24')} times as long as the plain one at 32x24.",
+        f"{ladder_step('block', '32x32')} times as long as the plain one at 32x32.",
         f"every arm ends {number(halves[0], 3)} to {number(halves[-1], 3)} further up",
         f"`{most[0]}` gains {gains[most[0]]}, `{most[1]}` {gains[most[1]]}, `{most[2]}` {gains[most[2]]} and no other "
         f"more than {gains[most[3]]}",

@@ -16,6 +16,7 @@ from attnres.lab.page import read_records
 from attnres.lab.record import read_record
 from tests.docs.ladders import (
     LADDER_16_20,
+    LADDER_32,
     by_clock,
     deep_ladder,
     ladder,
@@ -255,11 +256,18 @@ def readings() -> list[str]:
     longer = {arm: number(-statistics.fmean(ladder(arm, "16-20")["16x64"]), 3) for arm in two}
     needed = {arm: advantage(arm, LADDER_16_20) for arm in two}
     seconds = {arm: by_clock(arm, "16-20")[-1] for arm in two}
+    deep_needs = {arm: advantage(arm, LADDER_32) for arm in ("interlayer", "block", "full")}
+    deep = [
+        ([ladder_leads(arm, "32")[place] for arm in ("block", "rms-block", "interlayer")], then)
+        for place, then in ((2, "below the plain residual in every seed still"), (3, "where one seed of `block`"))
+    ]
     return [
         f"`block` is at {ladder_leads('block', '32')[1]}, `rms-block` at {ladder_leads('rms-block', '32')[1]} and "
         f"`interlayer` at {ladder_leads('interlayer', '32')[1]}, half as much again to nearly twice",
-        f"they are at {ladder_leads('block', '32')[2]}, {ladder_leads('rms-block', '32')[2]} and "
-        f"{ladder_leads('interlayer', '32')[2]}",
+        *(f"they are at {', '.join(of[:2])} and {of[2]}, {then}" for of, then in deep),
+        f"needs {deep_needs['interlayer'][0]} times the compute of `interlayer` {deep_needs['interlayer'][1]}, "
+        f"{deep_needs['block'][0]} times that of `block` {deep_needs['block'][1]}, and {deep_needs['full'][0]} times "
+        f"that of `full` {deep_needs['full'][1]}, which loses at every size",
         f"`rms-block` ends {leads_of['rms-block']} below `residual` and `rms-full` {leads_of['rms-full']};",
         f"`block` gives {leads_of['block']}.",
         f"needs {block} times the compute of `block`** for the same loss, on lines through six sizes at 0.4 tokens per "
@@ -302,11 +310,12 @@ NOT_RESULTS = {
     "0.79 million parameters": "a setting",
     "two fitted lines, 95% interval": "a level",
     "these four sizes, 95% interval": "the same",
-    "within 0.01 of each other": "the ladder of 32 layers, checked below",
+    "within 0.01 of each other": "the ladder of 32 layers, checked in test_ladders.py",
+    "within 0.02 of it": "the same",
     "std 0.02": "a setting",
     "level with it at 0.02": "a setting",
     "by 0.03 to 0.06": "against results/ablation.json at commit 474e2ba",
-    "ended 0.288 above": "the same",
+    "ended 0.288 above": "against the same",
     "5% more steps": "a setting",
     "after 20%": "a setting",
     "after 100%": "a setting",

@@ -228,6 +228,17 @@ def test_what_is_wrong_is_the_last_that_torchrun_says(make_config, tmp_path):
 
 
 @pytest.mark.timeout(LIMIT)
+def test_torchrun_does_not_end_the_process_that_has_to_say_why(make_config, tmp_path):
+    """The others ended at once, and the first one with them if it came later."""
+    path = recipe(tmp_path, make_config(batch_size=4))
+    path.write_text('import os, time\ntime.sleep(2 * (os.environ["RANK"] == "0"))\n' + path.read_text())
+    run = torchrun(tmp_path / "run", "--recipe", path, "--shard", 3, processes=2)
+    _, error = run.communicate(timeout=LIMIT)
+    assert run.returncode == 1
+    assert len([line for line in error.splitlines() if line.startswith("attnres: ")]) == 1, error
+
+
+@pytest.mark.timeout(LIMIT)
 def test_a_folder_that_is_not_shared_is_refused_before_the_first_step(make_config, tmp_path, port):
     """Two machines that have different disks at the same path: nothing that they wrote could be joined."""
     config = recipe(tmp_path, make_config(batch_size=4))
