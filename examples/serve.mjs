@@ -23,7 +23,8 @@ const sequence = context.getSequence(); // one for all: given back, it is free o
 
 // What a request asks for. Throws an Error that says what is wrong with it.
 function asked(body) {
-  const { messages, max_tokens, temperature, ...others } = body ?? {}, most = max_tokens ?? 256, heat = temperature ?? 0;
+  const { messages, max_tokens, max_completion_tokens, temperature, top_p, seed, ...others } = body ?? {};
+  const most = max_completion_tokens ?? max_tokens ?? 256, heat = temperature ?? 0; // the first is the newer name
   const roles = ["system", "user", "assistant"], whole = (one) => roles.includes(one?.role) && typeof one.content === "string";
   if (!Array.isArray(messages) || !messages.length || !messages.every(whole))
     throw new Error(`messages must be a list of at least one {role, content}: a role of ${roles.join(", ")}, content a string`);
@@ -31,8 +32,10 @@ function asked(body) {
   if (!Number.isInteger(most) || most < 1) throw new Error(`max_tokens must be a whole number of at least 1, not ${most}`);
   if (!Number.isFinite(heat) || heat < 0) throw new Error(`temperature must be a number of at least 0, not ${heat}`);
   if (others.stream) throw new Error("there are no streams here; leave out stream");
-  if (others.stop || (others.n ?? 1) !== 1) throw new Error("there is one answer, to its end; leave out stop and n");
-  return { messages, maxTokens: most, temperature: heat };
+  if (others.stop?.length || (others.n ?? 1) !== 1) throw new Error("there is one answer, to its end; leave out stop and n");
+  for (const [name, given] of Object.entries({ top_p, seed }))
+    if (!Number.isFinite(given ?? 0)) throw new Error(`${name} must be a number, not ${given}`);
+  return { messages, maxTokens: most, temperature: heat, topP: top_p ?? undefined, seed: seed ?? undefined };
 }
 
 function tokensOf(wrapper, history) {
@@ -40,7 +43,7 @@ function tokensOf(wrapper, history) {
   return contextText.tokenize(model.tokenizer).length;
 }
 
-async function answer({ messages, maxTokens, temperature }, signal) {
+async function answer({ messages, maxTokens, ...sampling }, signal) {
   signal.throwIfAborted();
   await sequence.clearHistory();
   const history = messages.slice(0, -1).map(({ role, content }) =>
@@ -53,7 +56,7 @@ async function answer({ messages, maxTokens, temperature }, signal) {
     const strategy = () => { throw new Error(`the messages do not fit the context of ${context.contextSize} tokens`); };
     if (room < 1) strategy();
     const { responseText: content, stopReason } = await session.promptWithMeta(
-      text, { maxTokens: Math.min(maxTokens, room), temperature, signal, contextShift: { strategy } });
+      text, { maxTokens: Math.min(maxTokens, room), ...sampling, signal, contextShift: { strategy } });
     const finish_reason = stopReason === "maxTokens" ? "length" : "stop";
     const choice = { index: 0, message: { role: "assistant", content }, finish_reason };
     return { object: "chat.completion", model: basename(path), choices: [choice] };

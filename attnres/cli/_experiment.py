@@ -18,7 +18,7 @@ from attnres.lab import load_experiment
 from attnres.lab.experiment import Experiment
 from attnres.lab.page import PAGE, TITLE, figure_names, write_results
 from attnres.lab.record import Record, read_record, write_record
-from attnres.lab.trained import Plan
+from attnres.lab.trained import Plan, refuse_to_lose
 from attnres.texttable import duration
 
 
@@ -50,6 +50,8 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
     terminal, began = Terminal(Output()), time.monotonic()
     plan = chosen.plan(options, out)
     file = record_file(out / f"{name}.json" if record is None else record, out, chosen.record)
+    if record is not None and file.exists() and chosen.runs:
+        refuse_to_lose(file, read_record(file, chosen.record), chosen.runs(plan))
     saved = None
     try:
         with alone_in(out), alone_at(file):

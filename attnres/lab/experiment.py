@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from attnres.lab.ahead import NOTHING, Bounds
 from attnres.lab.record import Record
 from attnres.texttable import TextTable
+from attnres.train import RunConfig
 from attnres.train.sweep import Job, JobState
 
 Options = TypeVar("Options")
@@ -103,6 +104,8 @@ class Experiment(Generic[Options, Plan, R]):
     """(options, the folder of all runs) -> what will be run. Raises UsageError on bad options; writes nothing."""
     run: Callable[[Plan, Path, Progress], Ended[R]]
     """(plan, the record's file, which may hold an earlier record) -> what it gave. A call that was stopped goes on."""
+    runs: Callable[[Plan], Mapping[tuple[str, int], RunConfig]] | None = None
+    """plan -> by arm and seed the runs of which the record is written anew; None where `run` goes on with a record."""
     record: type[R]
     title: str
     question: str

@@ -73,6 +73,11 @@ class Record(Stored):
     """The checksum of the weights that the first of the runs began with, if it had another run's."""
 
     @property
+    def measured(self) -> set[tuple[str, int]]:
+        """(arm, seed) of each run in it, where the record is written anew from its runs and not gone on with."""
+        return set()
+
+    @property
     def origin(self) -> dict[str, str]:
         """What was run, when and on what, to be shown."""
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import tyro
 
 from attnres.data import Corpus, open_corpus
+from attnres.data.documents import shorten
 from attnres.errors import UsageError, check_count
 from attnres.files import read_json
 from attnres.lab.experiment import Progress
 from attnres.lab.outcome import has_learned, run_record_of
-from attnres.lab.record import header
-from attnres.train import RunConfig, config_to_json
+from attnres.lab.record import Record, header
+from attnres.train import RunConfig, config_from_json, config_to_json
 from attnres.train.folder import FREE_FIELDS, RunFolder
 from attnres.train.jsonconfig import flat_fields
 
@@ -110,6 +111,23 @@ def plan(options: Options, out: Path) -> Plan:
         first = planned.runs[0]
         raise UsageError(f"no run is finished: {first.folder.path} is {first.status}")
     return planned
+
+
+def configs(plan: Plan) -> dict[tuple[str, int], RunConfig]:
+    """The configuration of each run, by arm and seed."""
+    return {(run.arm, run.config.seed): run.config for run in plan.runs}
+
+
+def refuse_to_lose(path: Path, record: Record, runs: Mapping[tuple[str, int], RunConfig]) -> None:
+    """Raise UsageError if the file's record holds what one of these runs, which would replace it, does not."""
+    instead = "which would be lost; choose another --record, or delete it"
+    # A run's vocabulary is its text's, and until then that of the options.
+    differing = set(_differing(config_from_json(record.config), next(iter(runs.values())))) - {"model.vocab_size"}
+    if differing:
+        raise UsageError(f"{path} holds runs of another configuration ({', '.join(sorted(differing))}), {instead}")
+    if lost := sorted(record.measured - runs.keys()):
+        names = shorten([f"{arm} seed {seed}" for arm, seed in lost])
+        raise UsageError(f"{path} holds runs that this command leaves out ({names}), {instead}")
 
 
 def find_runs(folders: Sequence[Path]) -> list[Path]:

@@ -48,7 +48,8 @@ def test_generate_reads_standard_input_and_says_where_the_context_ended(comparis
     )
     printed = capsys.readouterr()
     assert printed.out.startswith("def \N{REPLACEMENT CHARACTER}")
-    assert "context of 32 tokens is full" in printed.err and printed.err.count("\n") == 1
+    not_text, full = printed.err.splitlines()
+    assert "the prompt is not UTF-8 at its byte 4" in not_text and "context of 32 tokens is full" in full
 
 
 def test_generate_needs_a_prompt_from_somewhere(comparison, capsys, monkeypatch):

@@ -121,6 +121,7 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
                 ),
                 (json.dumps({"messages": messages, "max_tokens": 0}).encode(), "max_tokens must be a whole number"),
                 (json.dumps({"messages": messages, "temperature": "0.5"}).encode(), "temperature must be a number"),
+                (json.dumps({"messages": messages, "top_p": "0.5"}).encode(), "top_p must be a number"),
                 (json.dumps({"messages": messages, "stream": True}).encode(), "there are no streams here"),
                 (json.dumps({"messages": messages, "stop": ["."]}).encode(), "leave out stop and n"),
                 (json.dumps({"messages": messages, "n": 2}).encode(), "leave out stop and n"),
@@ -132,6 +133,14 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
                     urllib.request.urlopen(f"{address}/chat/completions", bad)
                 assert why in refused.value.read().decode()
                 refused.value.close()
+
+            def drawn(**given: object) -> str:
+                given = {"messages": messages, "temperature": 1, "stop": [], **given}
+                with urllib.request.urlopen(f"{address}/chat/completions", json.dumps(given).encode()) as response:
+                    return json.load(response)["choices"][0]["message"]["content"]
+
+            assert len(drawn(max_completion_tokens=2)) < len(drawn(max_tokens=12, seed=3))
+            assert drawn(max_tokens=12, seed=3) == drawn(max_tokens=12, seed=3) != drawn(max_tokens=12, seed=4)
 
             def ask(_: int) -> str:
                 with urllib.request.urlopen(f"{address}/chat/completions", body, timeout=60) as response:

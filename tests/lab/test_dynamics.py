@@ -220,6 +220,19 @@ def test_the_command_writes_a_record_and_goes_on_from_its_folder(sweep, tmp_path
     assert main([*arguments, str(tmp_path / "second.json")]) == 0
     again = json.loads((tmp_path / "second.json").read_text())
     assert again["arms"] == json.loads((tmp_path / "first.json").read_text())["arms"]
+    # A record that is kept by name is not replaced by one of less.
+    capsys.readouterr()
+    others = ["dynamics", "residual", "block:block_size=3", *sweep.options, "--record", str(tmp_path / "first.json")]
+    for more, told in (
+        (
+            ["--out", str(tmp_path / "runs")],
+            "holds runs that this command leaves out (hc:streams=2 seed 0, hc:streams=2 seed 1)",
+        ),
+        (["--out", str(tmp_path / "o"), "--steps", "4"], "holds runs of another configuration (steps), which would be"),
+    ):
+        assert main([*others, *more]) == 2 and told in capsys.readouterr().err
+    assert json.loads((tmp_path / "first.json").read_text())["arms"] == again["arms"]
+    assert main([*arguments, str(tmp_path / "first.json")]) == 0
     capsys.readouterr()
     assert main([*arguments, str(tmp_path / "third.json"), "--save-every", "3"]) == 2
     assert "repeat the --save-every" in capsys.readouterr().err and not (tmp_path / "third.json").exists()

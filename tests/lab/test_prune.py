@@ -245,6 +245,10 @@ def test_the_command_measures_once_and_marks_what_is_not_finished(sweep, tmp_pat
     assert main(arguments) == 0 and kept.stat().st_mtime_ns == before
     again = json.loads((tmp_path / "prune.json").read_text())
     assert again["runs"] == record["runs"]
+    fewer = ["prune", str(folder / "residual" / "seed-0"), *arguments[3:]]
+    capsys.readouterr()
+    assert main(fewer) == 2 and "this command leaves out (" in capsys.readouterr().err
+    assert json.loads((tmp_path / "prune.json").read_text())["runs"] == record["runs"]
 
 
 def test_bad_input_is_one_line(sweep, tmp_path, capsys):

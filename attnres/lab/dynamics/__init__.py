@@ -29,6 +29,7 @@ EXPERIMENT = Experiment(
     options=run.Options,
     plan=run.plan,
     run=run.run,
+    runs=lambda plan: {(one.arm, one.seed): one.job.config for one in plan.runs},
     record=DynamicsRecord,
     title="What does depth do?",
     question=(

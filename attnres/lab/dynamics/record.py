@@ -97,6 +97,10 @@ class DynamicsRecord(Record):
     arms: tuple[Arm, ...]
     """The first is the baseline."""
 
+    @property
+    def measured(self) -> set[tuple[str, int]]:
+        return {(arm.arm, run.seed) for arm in self.arms for run in arm.runs}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for arm in self.arms:

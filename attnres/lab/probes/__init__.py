@@ -19,6 +19,7 @@ from attnres.lab.probes import figures, run
 from attnres.lab.probes.claims import finding, statements
 from attnres.lab.probes.record import ProbesRecord
 from attnres.lab.probes.tables import probes_tables
+from attnres.lab.trained import configs
 
 EXPERIMENT = Experiment(
     command="probe",
@@ -26,6 +27,7 @@ EXPERIMENT = Experiment(
     options=run.ProbeOptions,
     plan=run.plan,
     run=run.run,
+    runs=configs,
     record=ProbesRecord,
     title="What is a lead worth?",
     question="How often models are right, on held-out text and on texts that are made of it.",

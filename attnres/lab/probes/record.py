@@ -48,6 +48,10 @@ class ProbesRecord(Record):
     tasks: tuple[Asked, ...]
     runs: tuple[ProbedRun, ...]
 
+    @property
+    def measured(self) -> set[tuple[str, int]]:
+        return {(run.arm, run.seed) for run in self.runs}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for run in self.runs:

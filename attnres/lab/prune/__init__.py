@@ -19,7 +19,7 @@ from attnres.lab.prune import figures, run
 from attnres.lab.prune.claims import finding, prune_statements
 from attnres.lab.prune.record import PruneRecord
 from attnres.lab.prune.tables import prune_tables
-from attnres.lab.trained import Options, plan
+from attnres.lab.trained import Options, configs, plan
 
 EXPERIMENT = Experiment(
     command="prune",
@@ -27,6 +27,7 @@ EXPERIMENT = Experiment(
     options=Options,
     plan=plan,
     run=run.run,
+    runs=configs,
     record=PruneRecord,
     title="What is a sublayer worth?",
     question="Each sublayer left out in turn: the validation loss that this adds.",

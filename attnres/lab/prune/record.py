@@ -57,6 +57,10 @@ class PruneRecord(Record):
     baseline: str
     runs: tuple[PrunedRun, ...]
 
+    @property
+    def measured(self) -> set[tuple[str, int]]:
+        return {(run.arm, run.seed) for run in self.runs}
+
     def __post_init__(self) -> None:
         super().__post_init__()
         sublayers = max(len(run.added) for run in self.runs)
