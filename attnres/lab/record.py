@@ -22,8 +22,9 @@ from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origi
 from attnres.connections import file_digest
 from attnres.errors import UsageError
 from attnres.files import read_json, write_text
+from attnres.train import RunConfig, config_to_json
 from attnres.train.folder import RunFolder
-from attnres.train.jsonconfig import names_no_text
+from attnres.train.jsonconfig import flat_fields, names_no_text
 
 THE_DEFAULT_THEN = "the default then and --data.dataset stdlib now"
 """Said of the text of records whose configuration names none."""
@@ -168,6 +169,12 @@ def refuse_other_sweep(
     for arm, digest in (record.files or {}).items():
         if arm in arms and file_digest(arm) != digest:
             raise UsageError(f"the file of {arm} has changed since its runs in {path}; restore it, {instead}")
+
+
+def config_pairs(there: RunConfig, here: RunConfig) -> dict[str, tuple[Any, Any]]:
+    """Each field of two configurations, as `refuse_other_sweep` compares it."""
+    one, two = flat_fields(config_to_json(there)), flat_fields(config_to_json(here))
+    return {name: (one.get(name), two.get(name)) for name in {**one, **two}}
 
 
 def files_of(arms: Iterable[str]) -> dict[str, str]:

@@ -16,10 +16,9 @@ from attnres.errors import UsageError, check_count
 from attnres.files import read_json
 from attnres.lab.experiment import Progress
 from attnres.lab.outcome import has_learned, run_record_of
-from attnres.lab.record import Record, header
-from attnres.train import RunConfig, config_from_json, config_to_json
+from attnres.lab.record import Record, config_pairs, header
+from attnres.train import RunConfig, config_from_json
 from attnres.train.folder import FREE_FIELDS, RunFolder
-from attnres.train.jsonconfig import flat_fields
 
 MAY_DIFFER = (
     *FREE_FIELDS,
@@ -197,8 +196,8 @@ def _status(folder: RunFolder) -> str:
 
 
 def _differing(first: RunConfig, other: RunConfig) -> list[str]:
-    one, two = flat_fields(config_to_json(first)), flat_fields(config_to_json(other))
-    differing = [name for name in {**one, **two} if name not in MAY_DIFFER and one.get(name) != two.get(name)]
+    pairs = config_pairs(first, other)
+    differing = [name for name, (there, here) in pairs.items() if name not in MAY_DIFFER and there != here]
     if bool(first.start_from) != bool(other.start_from):
         differing.append("start_from")
     return differing

@@ -140,7 +140,7 @@ def test_an_arm_joins_a_scaling_record(machine, attnres, tmp_path, undisturbed):
         (["--sizes", "1x16", "3x16", "1x32"], "another pair of smallest sizes"),
         (["--grid", "0.5", "1", "2"], "another grid"),
         (["--heads", "1"], "another heads"),
-        (["--optimizer.lr", "0.5"], "another config"),
+        (["--optimizer.lr", "0.5"], "another --optimizer.lr"),
     ],
 )
 def test_another_scaling_sweeps_record_is_refused(options, what, machine, attnres, tmp_path, undisturbed):

@@ -23,7 +23,7 @@ from attnres.lab.ablation.record import AblationRecord, Cell, CellRecord, Sweep,
 from attnres.lab.ahead import Ahead
 from attnres.lab.experiment import Ended, Progress, steps_of
 from attnres.lab.outcome import outcome_of, run_record_of
-from attnres.lab.record import files_of, header, read_record, refuse_other_sweep
+from attnres.lab.record import config_pairs, files_of, header, read_record, refuse_other_sweep
 from attnres.lab.tuning import choose
 from attnres.texttable import duration
 from attnres.train import config_from_json, config_to_json
@@ -90,7 +90,7 @@ def earlier(file: Path, sweep: Sweep, arms: Sequence[str], text: str) -> Ablatio
         arms,
         text,
         {
-            "config": (config_from_json(dict(record.sweep.config)), config_from_json(dict(sweep.config))),
+            **config_pairs(config_from_json(dict(record.sweep.config)), config_from_json(dict(sweep.config))),
             "grid": (record.sweep.grid, sweep.grid),
             "tuning_seeds": (record.sweep.tuning_seeds, sweep.tuning_seeds),
             "wider": (record.sweep.wider, sweep.wider),

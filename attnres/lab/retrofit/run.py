@@ -12,14 +12,13 @@ from attnres.errors import UsageError
 from attnres.lab.ahead import Ahead, Phase
 from attnres.lab.experiment import Ended, Progress, steps_of
 from attnres.lab.outcome import AnyOutcome, Outcome, outcome_of, run_record_of
-from attnres.lab.record import files_of, header, read_record, refuse_other_sweep, write_record
+from attnres.lab.record import config_pairs, files_of, header, read_record, refuse_other_sweep, write_record
 from attnres.lab.retrofit.plan import Plan, Trial, percent, plain_run, trial
 from attnres.lab.retrofit.record import Arm, ArmRecord, PlainRun, RetrofitRecord, TrialRun
 from attnres.lab.tuning import MOST_BEYOND, beyond, choose
 from attnres.model.flops import training_flops
-from attnres.train import RunConfig, config_from_json, config_to_json
+from attnres.train import config_from_json
 from attnres.train.folder import FREE_FIELDS, fit_vocabulary
-from attnres.train.jsonconfig import flat_fields
 from attnres.train.sweep import Job, JobState, failures, require_done
 
 
@@ -50,18 +49,13 @@ def earlier(file: Path, plan: Plan, corpus: Corpus) -> RetrofitRecord | None:
         return None
     record, options = read_record(file, RetrofitRecord), plan.options
     there, here = config_from_json(dict(record.config)), fit_vocabulary(plain_run(plan, 0).config, corpus.vocab_size)
-    pairs: dict[str, tuple[Any, Any]] = {"config": (_common(there), _common(here))}
+    own = (*FREE_FIELDS, "seed")  # of each plain model
+    pairs = {name: pair for name, pair in config_pairs(there, here).items() if name not in own}
     pairs["seed"] = min(run.seed for run in record.plain), options.config.seed
     if record.grid:
         pairs |= {"grid": (record.grid, options.grid), "tuning_seeds": (record.tuning_seeds, options.tuning_seeds)}
     refuse_other_sweep(file, record, [arm.connection for arm in plan.arms], corpus.sha256, pairs)
     return record
-
-
-def _common(config: RunConfig) -> dict[str, Any]:
-    """What the plain models of all seeds have in common."""
-    fields = flat_fields(config_to_json(config))
-    return {name: value for name, value in fields.items() if name not in (*FREE_FIELDS, "seed")}
 
 
 def _joined(

@@ -14,7 +14,7 @@ from attnres.errors import UsageError
 from attnres.lab.ahead import Ahead
 from attnres.lab.experiment import Ended, Progress
 from attnres.lab.outcome import outcome_of, run_record_of
-from attnres.lab.record import command, files_of, header, read_record, refuse_other_sweep, write_record
+from attnres.lab.record import command, config_pairs, files_of, header, read_record, refuse_other_sweep, write_record
 from attnres.lab.scaling.plan import Plan, Planned, planned, sized
 from attnres.lab.scaling.rates import (
     CHECKED_AT,
@@ -93,7 +93,7 @@ def earlier(file: Path, sweep: Sweep, plan: Plan, text: str) -> ScalingRecord | 
         arms,
         text,
         {
-            "config": (in_common(record.sweep), in_common(sweep)),
+            **config_pairs(in_common(record.sweep), in_common(sweep)),
             "grid": (record.sweep.grid, sweep.grid),
             "heads": (record.sweep.heads, sweep.heads),
             "tokens_per_parameter": (here | there, there | here),
