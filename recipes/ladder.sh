@@ -2,11 +2,11 @@
 # The ladder of docs/EVIDENCE.md: every rule at sizes up to a million parameters, at the compute-optimal point, on a CPU.
 #
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 64: 24 hours of one core with AVX-512
-#     recipes/ladder.sh 16-20       # then width 64 on from 10 tokens per parameter to the others' 20: 11 hours
+#     recipes/ladder.sh 16-20       # width 64 to the others' 20 tokens per parameter: 11 hours behind those of 16
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 16 hours
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
-# alone, but for 16-20, which needs the runs. RUNS (runs) is where the runs lie, WORKERS (1) how many run at a time.
+# alone. 16-20 goes on from the runs of 16 where they are. RUNS (runs) is where runs lie, WORKERS (1) how many at a time.
 set -euo pipefail
 
 ladder=${1:?give the layers: 16 or 32, or 16-20}
@@ -17,13 +17,12 @@ case $ladder in
     16-20)
         sizes=(16x16 16x24 16x32 16x64)
         checks=1
-        if [ ! -d "$runs/ladder-16-20" ]; then
-            [ -d "$runs/ladder-16" ] || { echo "$runs/ladder-16 is not there; train it first: $0 16" >&2; exit 2; }
+        if [ ! -d "$runs/ladder-16-20" ] && [ -d "$runs/ladder-16" ]; then
             rm -rf "$runs/ladder-16-20.partial"
             cp -r "$runs/ladder-16" "$runs/ladder-16-20.partial"
             mv "$runs/ladder-16-20.partial" "$runs/ladder-16-20"
         fi
-        python recipes/ladder/longer.py 7680 "$runs"/ladder-16-20/*/16x64/lr-0.5/seed-*
+        python recipes/ladder/twice.py "$runs/ladder-16-20" results/ladder-16-20.json 16x64
         ;;
     32)
         sizes=(32x12 32x16 32x24@10 32x32@10)

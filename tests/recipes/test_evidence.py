@@ -64,16 +64,14 @@ def test_attnres_understands_the_ladder(run_script, layers, monkeypatch, tmp_pat
 
 
 def test_the_ladders_largest_size_goes_on_from_a_copy_of_its_runs(run_script, tmp_path):
-    refused, calls = run_script("ladder.sh", "16-20", RUNS=str(tmp_path))
-    assert (
-        refused.returncode == 2 and not calls and f"{tmp_path}/ladder-16 is not there; train it first" in refused.stderr
-    )
+    twice = ["recipes/ladder/twice.py", f"{tmp_path}/ladder-16-20", "results/ladder-16-20.json", "16x64"]
+    done, [first, _] = run_script("ladder.sh", "16-20", RUNS=str(tmp_path))
+    assert done.returncode == 0 and first == twice and not list(tmp_path.glob("ladder*")), "from nothing"
     for arm in ("block", "residual"):
         (tmp_path / "ladder-16" / arm / "16x64" / "lr-0.5" / "seed-0").mkdir(parents=True)
     for _ in range(2):
-        done, [longer, scaling] = run_script("ladder.sh", "16-20", RUNS=str(tmp_path))
-        assert done.returncode == 0, done.stderr
-        copies = [f"{tmp_path}/ladder-16-20/{arm}/16x64/lr-0.5/seed-0" for arm in ("block", "residual")]
-        assert longer == ["recipes/ladder/longer.py", "7680", *copies]
+        done, [first, scaling] = run_script("ladder.sh", "16-20", RUNS=str(tmp_path))
+        assert done.returncode == 0 and first == twice, done.stderr
+        assert {path.parts[-4] for path in tmp_path.glob("ladder-16-20/*/16x64/lr-0.5/seed-0")} == {"block", "residual"}
         assert after("--out", scaling) == f"{tmp_path}/ladder-16-20"
         assert after("--record", scaling) == "results/ladder-16-20.json"
