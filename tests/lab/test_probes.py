@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from attnres import Transformer, TransformerConfig
 from attnres.cli import main
 from attnres.lab.probes.claims import statements
+from attnres.lab.probes.figures import gained
 from attnres.lab.probes.record import ProbesRecord
 from attnres.lab.probes.run import commonest, shares_right
 from attnres.lab.probes.tables import probes_tables
@@ -119,6 +120,17 @@ def test_claims_are_on_paired_shares():
     block, x0 = statements(record)
     assert (block.reading, x0.reading) == ("shown", "refuted") and block.value == pytest.approx(0.051)
     assert probes_tables(record)[0].rows[0] == ("(commonest answer)", "", "0.2500", "")
+
+
+def test_a_task_without_any_difference_has_an_axis_of_points():
+    runs = [
+        {"arm": arm, "seed": seed, "status": "done", "loss": 2.0, "right": [0.5, 0.1 * (arm == "block")]}
+        for arm in ("residual", "block")
+        for seed in range(2)
+    ]
+    asked = [{"name": name, "what": "text", "places": 7, "commonest": 0.25} for name in ("brackets", "copying")]
+    figure = gained(parsed(ProbesRecord, {"tokens": 64, "baseline": "residual", "tasks": asked, "runs": runs}))
+    assert figure and figure.axes[0].get_xlim() == (-1, 1) and figure.axes[1].get_xlim()[1] > 5
 
 
 def test_a_signal_while_the_page_is_drawn_does_not_say_that_nothing_was_saved(sweep, tmp_path, capsys, monkeypatch):

@@ -30,6 +30,8 @@ def gained(record: ProbesRecord, narrow: bool = False) -> Figure | None:
             axes.plot(points, [y] * len(points), "o", color=colour, alpha=0.45, markersize=4, markeredgewidth=0)
             mean, error = statistics.fmean(points), standard_error(points)
             axes.errorbar(mean, y, xerr=error, fmt="|", color=colour, markersize=9, capsize=2)
+        if not any(map(any, of_arms.values())):
+            axes.set_xlim(-1, 1)  # of its own it would be as wide as rounding
         axes.set_title(task.name, loc="left")
         axes.set_xlabel(f"points above {visible(record.baseline)}")
         axes.set_yticks(range(len(arms), 0, -1), labels=[visible(arm) for arm in arms])
