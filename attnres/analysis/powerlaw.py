@@ -23,6 +23,9 @@ SAME_COMPUTE = 1.5
 LARGEST = 1e100
 """No compute or loss is larger, and none smaller than its inverse: fits and figures keep their digits there."""
 RESAMPLES = 2000
+"""How many are drawn where not all are taken."""
+MOST_RESAMPLES = 50_000
+"""Up to so many, those of six sizes, all are taken."""
 CONFIDENCE = 0.95
 
 Interval = tuple[float, float]
@@ -83,8 +86,8 @@ def fit_power_laws(
     make it less. There are no advantages over a first arm whose exponent's interval is not all above 0. The intervals
     hold 95% of a bootstrap of the residuals of the n sizes, widened by sqrt(n / (n - 2)) for the two fitted numbers and
     by t / z, Student's 97.5% quantile of n - 2 degrees of freedom over the normal one: three residuals say little of
-    how far they scatter. Where all arms have the same sizes a resample draws the same ones for every arm, so that what
-    a size or its seeds do to all arms alike cancels in the comparison.
+    how far they scatter. Where all arms have the same sizes a resample takes the same ones for every arm, so that what
+    a size or its seeds do to all arms alike cancels in the comparison; of up to six sizes every resample is taken once.
 
     Raises:
         UsageError: too few sizes, a compute or loss that has no logarithm, one size at several computes, or a baseline
@@ -120,7 +123,7 @@ def fit_where_possible(
     picks = None
     for arm, (x, y) in means.items():
         if picks is None or not paired:
-            picks = generator.integers(0, len(x), (RESAMPLES, len(x)))
+            picks = _resamples(len(x), generator, paired)
         draws[arm] = _resampled(x, y, lines[arm], picks)
 
     fits = []
@@ -247,6 +250,13 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     centred = x - x.mean()
     exponent = -(y @ centred) / (centred @ centred)
     return np.stack([y.mean(-1) + exponent * x.mean(), exponent])
+
+
+def _resamples(sizes: int, generator: np.random.Generator, paired: bool) -> np.ndarray:
+    """Which residual each size has in each resample: int [resamples, sizes]. Of unpaired arms each has its own."""
+    if paired and sizes**sizes <= MOST_RESAMPLES:
+        return np.indices(sizes * (sizes,)).reshape(sizes, -1).T
+    return generator.integers(0, sizes, (RESAMPLES, sizes))
 
 
 def _resampled(x: np.ndarray, y: np.ndarray, line: np.ndarray, picks: np.ndarray) -> np.ndarray:

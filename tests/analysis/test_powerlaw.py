@@ -1,5 +1,7 @@
 """Power-law fits: the paper's published curves, scipy as an oracle, coverage of the intervals, bad input."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -74,6 +76,24 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say(computes, seeds, pa
         held.append(fits[0].exponent_interval[0] <= 0.06 <= fits[0].exponent_interval[1])
         held += [one.interval[0] <= truth <= one.interval[1] for one in advantages]
     assert 0.91 < np.mean(held) < 0.99
+
+
+def test_intervals_of_few_sizes_are_of_every_resample_and_no_draw():
+    generator = np.random.default_rng(4)
+    points = {arm: curve(2.0, 0.06, [1, 4, 16, 64], 0.01, generator) for arm in ("base", "arm")}
+    fits, (advantage,) = fit_power_laws(points)
+    assert (fits, [advantage]) == fit_power_laws(points, seed=1)
+    x, widened = np.log([1, 4, 16, 64]), np.sqrt(4 / 2) * stats.t.ppf(0.975, 2) / stats.norm.ppf(0.975)
+    lines = {}
+    for arm, of_arm in points.items():
+        y = np.log([point.loss for point in of_arm])
+        fitted = np.polyval(np.polyfit(x, y, 1), x)
+        picks = itertools.product(widened * (y - fitted), repeat=4)
+        lines[arm] = np.array([np.polyfit(x, fitted + residuals, 1) for residuals in picks])
+    assert fits[0].exponent_interval == pytest.approx(np.percentile(-lines["base"][:, 0], [2.5, 97.5]))
+    (slope, level), (of_arm, at_one) = lines["base"].T, lines["arm"].T
+    factors = np.exp((of_arm * x[-1] + at_one - level) / slope - x[-1])
+    assert advantage.interval == pytest.approx(np.percentile(factors, [2.5, 97.5]))
 
 
 def test_what_a_size_does_to_all_arms_cancels():
