@@ -112,7 +112,11 @@ def test_it_goes_on_where_its_folder_was_moved_and_keeps_what_its_record_has(swe
     assert (after.runs, after.tuning, after.plain) == (before.runs, before.tuning, before.plain)
     assert (after.arms, after.fractions) == (before.arms, before.fractions)
     capsys.readouterr()
-    for option, value, what in ("--steps", "36", "config"), ("--grid", "1", "grid"), ("--seed", "3", "seed"):
+    for option, value, what in (
+        ("--steps", "36", "steps and another --evaluate-every"),
+        ("--grid", "1", "grid"),
+        ("--seed", "3", "seed"),
+    ):
         assert main(["retrofit", *ARMS[:2], *fewer, option, value]) == 2
         assert f"holds a sweep with another {what}; repeat its options" in capsys.readouterr().err
     assert read_record(moved / "retrofit.json", RetrofitRecord) == after

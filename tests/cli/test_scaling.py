@@ -161,7 +161,7 @@ def test_a_bound_that_is_almost_none_is_not_written_in_a_hundred_digits(tmp_path
     points = "arm,compute,loss\na,1,3\na,10,2.5\na,100,2.2\nb,1,2.9\nb,10,2.5\nb,100,2.1\n"
     (tmp_path / "points.csv").write_text(points)
     assert main(["fit", str(tmp_path / "points.csv"), "--out", str(tmp_path)]) == 0
-    assert re.search(r"1\.64x \[0\.02, \d\.\de\+\d+\]", capsys.readouterr().out)
+    assert re.search(r"1\.64x \[0\.06, \d\.\de\+\d+\]", capsys.readouterr().out)
 
 
 def test_points_that_support_no_factor_are_fitted_and_told(tmp_path, capsys):
