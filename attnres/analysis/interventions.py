@@ -73,10 +73,13 @@ class Intervened(Connection):
         self.watch = watch
         self._drawn: dict[Noise, Tensor] = {}
         self._channels = _tag_channels(inner)
-        self.first_position = 0
-        """Where the tokens stand that `start` is given next: behind kept keys and values come the last ones."""
+        self.first_position: int | None = None
+        """Where the tokens stand that `start` is given next: behind kept keys and values come the last ones. None where
+        nobody says it, and they are taken for the first."""
         self.seen = 0
         """How many tokens the longest text had."""
+        self._single = False
+        """Whether there was one token alone after a longer text, and nobody to say where it stands."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the inner connection's, so that a model saves the same under changes as without."""
@@ -93,8 +96,10 @@ class Intervened(Connection):
             state_dict[f"{prefix}inner.{key.removeprefix(prefix)}"] = state_dict.pop(key)
 
     def start(self, x: Tensor) -> Values:
-        behind = self.first_position + x.shape[-2]
-        positions, self.seen = torch.arange(self.first_position, behind, device=x.device), max(self.seen, behind)
+        self._single |= self.first_position is None and x.shape[-2] == 1 < self.seen
+        first = self.first_position or 0
+        behind = first + x.shape[-2]
+        positions, self.seen = torch.arange(first, behind, device=x.device), max(self.seen, behind)
         x = self._entering(0, x, Made(positions, self.others, self._drawn))
         return (x, *self.inner.start(x), *self.inner.start(self._tag(0, x)), positions)
 
@@ -140,10 +145,16 @@ class Intervened(Connection):
             vector = change.enter(source, vector, change.where(made.positions), made)
         return vector
 
-    def warn_of_what_changed_nothing(self) -> None:
+    def warn(self) -> None:
         for change in self.changes:
             if 0 < self.seen <= min(getattr(change, "tokens", None) or (0,)):
                 log.warning("%s changed nothing: no text in here had more than %d tokens", change, self.seen)
+            if self._single and (isinstance(change, Noise | Patch) or getattr(change, "tokens", None) is not None):
+                log.warning(
+                    "%s took each call's tokens for the first of a text: a model of one's own says how many its cache "
+                    "holds by an argument with get_seq_length()",
+                    change,
+                )
 
     def _tag(self, index: int, like: Tensor) -> Tensor:
         dtype = torch.promote_types(like.dtype, torch.float32)
@@ -163,8 +174,10 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
     transformers. Sites are 0 .. L-1 for the sublayers and L for the readout; source 0 is the embedding and source i + 1
     the output of sublayer i. Changes are made in the order given, each on what those before it left. Positions of
     tokens count from the start of the text, those already in a cache of keys and values included, and so is the padding
-    of a batch: they are its columns. A deep copy that is made meanwhile has the changes for good; a state dict has
-    none. `mixing_matrix` and `depth_profile` refuse a model under changes: `trace` takes them as an argument.
+    of a batch: they are its columns. A module of one's own says what its cache holds by an argument that has
+    `get_seq_length`, as transformers' caches do; else they count from the start of each call. A deep copy that is made
+    meanwhile has the changes for good; a state dict has none. `mixing_matrix` and `depth_profile` refuse a model under
+    changes: `trace` takes them as an argument.
 
     Args:
         model: the lab's Transformer, a transformers model with a connection attached, or any module that holds one
@@ -178,12 +191,13 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
 
     Raises:
         UsageError: no connection in the model or several, changes inside changes, or a change that does not fit or is
-            at no site or token. One whose tokens lay behind the end of every text is a warning when the `with` ends.
+            at no site or token. One whose tokens lay behind the end of every text is a warning when the `with` ends,
+            and so is one that depends on positions which nobody told.
     """
     intervened = prepared(model, changes)
     with replaced(model, intervened):
         yield model
-    intervened.warn_of_what_changed_nothing()
+    intervened.warn()
 
 
 def as_changes(changes: Any) -> tuple[Change, ...]:
@@ -229,9 +243,10 @@ def replaced(model: Any, intervened: Intervened) -> Iterator[None]:
             read: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
             def tell(holder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                cache = next((value for value in kwargs.values() if hasattr(value, "get_seq_length")), None)
+                given = (*args, *kwargs.values())
+                cache = next((value for value in given if hasattr(value, "get_seq_length")), None)
                 inputs = [*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
-                getattr(holder, name).first_position = 0 if cache is None else _length(cache, inputs, read)
+                getattr(holder, name).first_position = None if cache is None else _length(cache, inputs, read)
 
             undo.callback(holder.register_forward_pre_hook(tell, with_kwargs=True).remove)
         setattr(holder, name, intervened)

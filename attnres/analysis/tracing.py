@@ -77,7 +77,7 @@ def trace(
     ids = torch.tensor(text, device=next(model.parameters()).device)
     with replaced(model, connection), without_dropout(model):
         out = model(ids[None])
-    connection.warn_of_what_changed_nothing()
+    connection.warn()
     logits = out if isinstance(out, Tensor) else out.logits
     return Trace(ids, torch.cat(last[0].sources).float(), torch.stack(rows, 1), logits[0])
 

@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 
 import attnres.analysis
@@ -420,6 +420,55 @@ def test_a_change_behind_the_end_of_the_text_is_warned_of(caplog, token, warned)
     with intervene(model, Mute(3, tokens=[token, 9])):
         model(torch.zeros(1, 7, dtype=torch.int64))
     assert ("no text in here had more than 7 tokens" in caplog.text) == warned
+
+
+class OwnModel(nn.Module):
+    """A model of one's own; each token is by itself, so that a cache needs to count alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(10, DIM)
+        self.sublayers = nn.ModuleList(nn.Sequential(nn.RMSNorm(DIM), nn.Linear(DIM, DIM)) for _ in range(SITES))
+        self.connection = attnres.make_connection("block", DIM, sites=SITES)
+
+    def forward(self, tokens: Tensor, cache: object = None) -> Tensor:
+        values = self.connection.run(self.connection.start(self.embed(tokens)), self.sublayers)
+        return self.connection.readout(values)
+
+
+class Counted:
+    length = 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+
+@pytest.mark.parametrize("change", [Mute(3, tokens=[0, 5]), Noise(2)], ids=str)
+def test_a_model_of_ones_own_tells_what_its_cache_holds_or_is_warned_of(change, caplog):
+    torch.manual_seed(0)
+    model, tokens = OwnModel(), torch.arange(9)[None]
+
+    @torch.no_grad()
+    def steps(cache: Counted | None) -> Tensor:
+        made = []
+        for part in tokens.split([4, 1, 1, 1, 1, 1], 1):
+            made.append(model(part, cache))
+            if cache:
+                cache.length += part.shape[1]
+        return torch.cat(made, 1)
+
+    with torch.no_grad(), intervene(model, change):
+        whole, told = model(tokens), steps(Counted())
+    torch.testing.assert_close(told, whole)
+    assert not caplog.text
+    with intervene(model, change):
+        untold = steps(None)
+    assert f"{change} took each call's tokens for the first of a text" in caplog.text
+    assert (untold - whole)[:, 4:].abs().max() > 1e-3
+    caplog.clear()
+    with intervene(model, Mute(3)):
+        steps(None)
+    assert not caplog.text, "it depends on no position"
 
 
 def test_bad_models_are_refused():
