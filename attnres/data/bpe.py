@@ -59,7 +59,7 @@ def _learn(documents: Documents, size: int, fraction: float, progress: Progress)
     if held is None:
         raise UsageError(
             "too few documents of different text to hold whole ones out, so no training part to learn byte pairs "
-            "from; give more files (or rows), or a tokenizer that is trained already"
+            "from; give more files (or rows), a larger validation_fraction, or a tokenizer that is trained already"
         )
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
