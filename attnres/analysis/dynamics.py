@@ -48,7 +48,7 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
         if not 0 <= position < tokens.shape[1] - 1:
             raise UsageError(f"position {position} is not among the {tokens.shape[1] - 1} tokens that the model reads")
     connection = getattr(model, "connection", None)
-    if connection is None:
+    if connection is None or not hasattr(model, "bound_sublayers"):
         raise UsageError("a depth profile needs the lab's Transformer; trace takes other models with a connection")
     sums: dict[str, Tensor] = {}
 

@@ -129,8 +129,9 @@ def _refuse_changes(states: Sequence[JobState]) -> None:
         other, text = first.setdefault(repr(state.job.config.data), (folder, record["corpus"]["sha256"]))
         if record["corpus"]["sha256"] != text:
             raise UsageError(
-                f"the text has changed between the runs {other} and {folder}; remove those of the old text, or restore "
-                "it and remove those of the new, and repeat the command"
+                f"the text has changed between the runs {other}, whose text has a hash that begins with {text:.8}, and "
+                f"{folder}, {record['corpus']['sha256']:.8}; remove those of the old text, or restore it and remove "
+                "those of the new, and repeat the command"
             )
         connection = state.job.config.model.connection
         if record.get("connection_file") not in (None, file_digest(connection)):

@@ -220,7 +220,10 @@ def test_bad_input_is_named(tokens):
     for wrong in (tokens.float(), tokens.tolist()):
         with pytest.raises(UsageError, match=r"needs tokens \[batch, time\] of int64"):
             depth_profile(model, wrong)
-    with pytest.raises(UsageError, match="needs the lab's Transformer; trace takes other models"):
-        depth_profile(torch.nn.Linear(2, 2), tokens)
+    own = torch.nn.Module()
+    own.connection = model.connection
+    for other in (torch.nn.Linear(2, 2), own):
+        with pytest.raises(UsageError, match="needs the lab's Transformer; trace takes other models"):
+            depth_profile(other, tokens)
     with pytest.raises(UsageError, match="position 6 is not among the 6 tokens"):
         depth_profile(model, tokens, positions=[6])

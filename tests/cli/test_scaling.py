@@ -155,6 +155,9 @@ def test_an_advantage_outside_of_what_was_measured_is_marked():
     assert "Extrapolated" not in scaling_table(*fit_power_laws({"a": near, "b": near}), "FLOPs").note
     table = scaling_table(*fit_power_laws({"a": near, "b": far}), "FLOPs")
     assert "Extrapolated for b, measured from 100 to 400." in table.note
+    better = [Point(c, 1.5 * c**-0.1) for c in (1, 2, 4)]
+    table = scaling_table(*fit_power_laws({"a": near, "b": better}), "FLOPs")
+    assert table.note.endswith(" a is extrapolated to what it would need for b."), "17 times its largest compute"
 
 
 def test_a_bound_that_is_almost_none_is_not_written_in_a_hundred_digits(tmp_path, capsys):

@@ -89,7 +89,9 @@ def test_runs_that_read_two_texts_under_one_name_are_refused(make_config, tmp_pa
         jobs.append(Job(f"seed {seed}", config, tmp_path / f"seed-{seed}"))
         train(config, jobs[-1].folder)
     assert [state.status for state in run_jobs(jobs[:1], 1)] == ["done"]
-    with pytest.raises(UsageError, match=r"the text has changed between the runs .*seed-0 and .*seed-1; remove those"):
+    with pytest.raises(
+        UsageError, match=r"the text has changed between the runs .*seed-0, whose text has a hash .*seed-1, "
+    ):
         run_jobs(jobs, 1)
 
 

@@ -183,6 +183,9 @@ def _caveats(fits: Sequence[Fit], advantages: Sequence[Advantage], unit: str) ->
         low, high = fit.computes
         if not low <= at <= EXTRAPOLATED * high:
             text += f" Extrapolated for {fit.arm}, measured from {low:.3g} to {high:.3g}."
+    beyond = [advantage.arm for advantage in advantages if advantage.factor * at > EXTRAPOLATED * fits[0].computes[1]]
+    if beyond and at <= EXTRAPOLATED * fits[0].computes[1]:
+        text += f" {fits[0].arm} is extrapolated to what it would need for {', '.join(beyond)}."
     return text
 
 
