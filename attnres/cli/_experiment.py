@@ -50,7 +50,7 @@ def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, 
     terminal, began = Terminal(Output()), time.monotonic()
     plan = chosen.plan(options, out)
     file = record_file(out / f"{name}.json" if record is None else record, out, chosen.record)
-    if record is not None and file.exists() and chosen.runs:
+    if chosen.runs and file.exists() and (record is not None or not chosen.kept):
         refuse_to_lose(file, read_record(file, chosen.record), chosen.runs(plan))
     saved = None
     try:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from attnres.errors import UsageError
+from attnres.hf.attach import connection_of
 from attnres.hf.depth import mixing_matrix
 
 log = logging.getLogger("attnres")
@@ -49,11 +50,12 @@ def depth_change(model: Any, changed: Any, input_ids: Tensor) -> DepthChange:
         The differences. More than `MOVED` at any site is a warning too.
 
     Raises:
-        UsageError: a model without a connection, or two that differ in sites.
+        UsageError: a model without a connection, or two with different ones.
     """
+    one, other = (f"{type(c).__name__}({c.extra_repr()})" for c in map(connection_of, (model, changed)))
+    if one != other:
+        raise UsageError(f"the models have different connections, {one} and {other}; give a model and its changed twin")
     p, q = (mixing_matrix(each, input_ids).flatten(0, 1).abs() for each in (model, changed))
-    if p.shape != q.shape:
-        raise UsageError("the models have another number of sublayers; give a model and its changed twin")
     moved, margins, noise = [], [], []
     for site in range(1, p.shape[-1]):
         ours, theirs = p[:, site, : site + 1], q[:, site, : site + 1]

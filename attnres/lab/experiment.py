@@ -106,6 +106,8 @@ class Experiment(Generic[Options, Plan, R]):
     """(plan, the record's file, which may hold an earlier record) -> what it gave. A call that was stopped goes on."""
     runs: Callable[[Plan], Mapping[tuple[str, int], RunConfig]] | None = None
     """plan -> by arm and seed the runs of which the record is written anew; None where `run` goes on with a record."""
+    kept: bool = True
+    """Whether what is measured of a run stays in its folder, too, so that the record is made again in a moment."""
     record: type[R]
     title: str
     question: str

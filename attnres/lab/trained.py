@@ -119,7 +119,7 @@ def configs(plan: Plan) -> dict[tuple[str, int], RunConfig]:
 
 def refuse_to_lose(path: Path, record: Record, runs: Mapping[tuple[str, int], RunConfig]) -> None:
     """Raise UsageError if the file's record holds what one of these runs, which would replace it, does not."""
-    instead = "which would be lost; choose another --record, or delete it"
+    instead = "which would be lost; choose another --record (or --out), or delete it"
     # A run's vocabulary is its text's, and until then that of the options.
     differing = set(_differing(config_from_json(record.config), next(iter(runs.values())))) - {"model.vocab_size"}
     if differing:

@@ -149,6 +149,9 @@ def test_depth_change_is_the_same_noise_from_either_side():
     there, back = attnres.hf.depth_change(model, moved, tokens), attnres.hf.depth_change(moved, model, tokens)
     assert there.moved == pytest.approx(back.moved) and there.moved > 0
     assert there.score_noise > 0 and there.margin == 0
+    other = attnres.hf.attach(make_model("llama"), "full").eval()
+    with pytest.raises(UsageError, match=r"different connections, Block\(.*block_size=2\) and Full\("):
+        attnres.hf.depth_change(model, other, tokens)
 
 
 def test_against_sublayers_written_by_hand():

@@ -152,6 +152,9 @@ def test_the_command(sweep, tmp_path, capsys):
     assert all(0 <= share <= 1 for run in record.runs for share in run.right)
     assert "What runs get right" in capsys.readouterr().out
     assert (tmp_path / "figures" / "probes.png").exists()
+    fewer = ["probe", str(sweep.planned[0].job.folder), "--tokens", "256", "--out", str(tmp_path)]
+    assert main(fewer) == 2 and "holds runs that this command leaves out (" in capsys.readouterr().err
+    assert read_record(tmp_path / "probes.json", ProbesRecord) == record
 
 
 def test_a_vocabulary_may_have_room_for_more_than_bytes():

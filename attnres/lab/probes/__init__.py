@@ -28,6 +28,7 @@ EXPERIMENT = Experiment(
     plan=run.plan,
     run=run.run,
     runs=configs,
+    kept=False,
     record=ProbesRecord,
     title="What is a lead worth?",
     question="How often models are right, on held-out text and on texts that are made of it.",
