@@ -254,7 +254,6 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
     try:
         yield world
     except UsageError as error:
-        _outlast_launcher()
         error.speaker = _first_to_speak(store)
         if rank == 0:
             _wait_for_askers(store, size)
@@ -262,7 +261,8 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
     except Exception as error:
         if not _is_lost(error):
             raise
-        _outlast_launcher()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which must not come before the message
         lost = Lost(f"process {rank} of {size} has lost another one ({_heard(error)})")
         lost.speaker = _first_to_speak(store)
         raise lost from error
@@ -292,12 +292,6 @@ def code_digest(root: Path = Path(__file__).parents[1]) -> str:
     return f"{__version__} {digest.hexdigest()}"
 
 
-def _outlast_launcher() -> None:
-    """Ignore torchrun's SIGTERM, which must not come before the message."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
 def _first_to_speak(store: Any) -> bool:
     """Whether no other process has asked this before: the one that ends a run says why, the others follow silently."""
     try:
@@ -309,8 +303,9 @@ def _first_to_speak(store: Any) -> bool:
 def _wait_for_askers(store: Any, size: int) -> None:
     """Keep the store, which ends with this process, until the others that end with the same error have asked it."""
     deadline = time.monotonic() + ASK_SECONDS  # one that does not end with it, but waits for this one, never asks
-    while store.add(ASKED, 0) < size and time.monotonic() < deadline:
-        time.sleep(0.02)
+    with suppress(RuntimeError):  # torchrun's store, which is gone with it
+        while store.add(ASKED, 0) < size and time.monotonic() < deadline:
+            time.sleep(0.02)
 
 
 # What gloo, NCCL and the store say when a process is gone or silent. They share no exception type.
