@@ -1,4 +1,4 @@
-"""The ladder's models of 10 tokens per parameter, trained to 20: what `recipes/ladder.sh 16-20` does with two sizes.
+"""The ladder's models of 10 tokens per parameter, trained to 20: what `recipes/ladder.sh 16-20` does.
 
     python recipes/ladder/twice.py runs/ladder-16-20 results/ladder-16-20.json 16x48 16x64
 
