@@ -31,6 +31,8 @@ class Outcome:
     """(step, validation loss)"""
     commit: str | None = None
     """The commit of its code."""
+    gpu: str | None = None
+    """What it was trained on; None for a CPU."""
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -54,10 +56,11 @@ def done_runs(runs: Iterable[AnyOutcome]) -> list[AnyOutcome]:
 def outcome_of(path: Path, state: JobState) -> Outcome:
     """How the run in that folder ended."""
     folder = RunFolder(path)
-    run_record = folder.record() or {"corpus": {}, "versions": {}}  # a run that failed at once has no folder
+    run_record = folder.record() or {"corpus": {}, "versions": {}, "machine": {}}  # one that failed at once has none
     bytes_per_token = (run_record["corpus"] or {}).get("bytes_per_token", 1.0)
     curve = tuple((record["step"], record["loss"] / bytes_per_token) for record in folder.evaluations())
     end: dict[str, Any] = {"curve": curve, "commit": run_record["versions"].get("commit")}
+    end["gpu"] = run_record["machine"].get("gpu")
     if state.status != "done":
         return Outcome(status="diverged" if state.diverged else "failed", error=state.error, **end)
     summary = folder.summary()
