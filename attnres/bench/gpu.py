@@ -6,7 +6,7 @@ Without such a device every row says "not measured"; there is no estimate.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -63,7 +63,7 @@ GOALS = (OPERATOR, PHASE_1, MERGE, STACK, FORWARD, BACKWARD, MEMORY, DECODE)
 """The single operator moves the same bytes for everybody; what several sites share is ours to win."""
 
 
-def measure(setting: Setting) -> list[Row]:
+def measure(setting: Setting) -> Iterable[Row]:
     device = device_here()
     if device is None:
         return [goal.row("one H100/H200-class GPU") for goal in GOALS]
@@ -77,16 +77,22 @@ def device_here() -> torch.device | None:
     return torch.device("cpu") if interpreted() else None
 
 
-def measure_on(device: torch.device, sizes: Sizes, setting: Setting) -> list[Row]:
-    """Measure on a device of any kind, so that all of this can be tested without a GPU."""
+def measure_on(device: torch.device, sizes: Sizes, setting: Setting) -> Iterator[Row]:
+    """Measure on a device of any kind, so that all of this can be tested without a GPU.
+
+    What every width has comes first and the deepest stacks last: most of the time goes into compiling the others, and
+    a bench that is stopped keeps its rows.
+    """
     where = name_of(device)
     copied = copy_bandwidth(device)
-    rows = []
+    yield decode_row(device, sizes, where, setting)
     for dim in sizes.dims:
-        rows += _operator_rows(device, dim, sizes, where, copied, setting)
-        rows += _phase_rows(device, dim, sizes, where, setting)
-        rows += _stack_rows(device, dim, sizes, where, setting)
-    return [*rows, decode_row(device, sizes, where, setting)]
+        yield from _operator_rows(device, dim, sizes, where, copied, setting)
+    for sublayers in sizes.sublayers:
+        for dim in sizes.dims:
+            yield from _stack_rows(device, dim, sublayers, sizes, where, setting)
+    for dim in sizes.dims:
+        yield from _phase_rows(device, dim, sizes, where, setting)
 
 
 def name_of(device: torch.device) -> str:
@@ -118,19 +124,20 @@ def _phase_rows(device: torch.device, dim: int, sizes: Sizes, where: str, settin
     yield _over_the_next(MERGE, shape, where, phases.compare_merge(shape, setting))
 
 
-def _stack_rows(device: torch.device, dim: int, sizes: Sizes, where: str, setting: Setting) -> Iterator[Row]:
+def _stack_rows(
+    device: torch.device, dim: int, sublayers: int, sizes: Sizes, where: str, setting: Setting
+) -> Iterator[Row]:
     tokens = sizes.stack_elements // dim // sizes.batch
     for kind in ("identity", "SwiGLU"):
-        for sublayers in sizes.sublayers:
-            shape = stack.Shape(kind, sublayers, dim, sizes.batch, tokens, sizes.block_size, torch.bfloat16, device)
-            # One compiled reader sees every number of sources of the stack.
-            with compiler_config.patch(recompile_limit=sublayers):
-                result = stack.compare(shape, setting)
-            yield _over_the_next(STACK, shape, where, result)
-            if kind == "SwiGLU":
-                ours, plain = result.peaks.get("attnres"), stack.residual_peak_bytes(shape)
-                details = {"residual, peak MB": plain / 1e6} if plain else {}
-                yield MEMORY.row(where, f", {shape}", ours / plain if ours and plain else None, details)
+        shape = stack.Shape(kind, sublayers, dim, sizes.batch, tokens, sizes.block_size, torch.bfloat16, device)
+        # One compiled reader sees every number of sources of the stack.
+        with compiler_config.patch(recompile_limit=sublayers):
+            result = stack.compare(shape, setting)
+        yield _over_the_next(STACK, shape, where, result)
+        if kind == "SwiGLU":
+            ours, plain = result.peaks.get("attnres"), stack.residual_peak_bytes(shape)
+            details = {"residual, peak MB": plain / 1e6} if plain else {}
+            yield MEMORY.row(where, f", {shape}", ours / plain if ours and plain else None, details)
 
 
 def _over_the_next(goal: Goal, shape: object, where: str, result: Comparison) -> Row:

@@ -23,6 +23,9 @@ trainer on one core: tokens per second and its share of the core's peak) run whe
 and backward, in every dtype and at awkward sizes, against float64; then it measures the table, and leaves both in
 bench-gpu.json. If something is wrong it says what, exits with 1 and measures nothing.
 
+Stopped, a bench prints and writes the rows that it has: `timeout -s INT 300 attnres bench gpu --out bench-gpu.json`
+measures for five minutes.
+
 Every row of the CPU says which instruction set its kernel has; ATTNRES_MARCH chooses another (attnres/ops/cpu.py).
 """
 
@@ -37,7 +40,7 @@ import torch
 import tyro
 
 from attnres.bench import gpu_check
-from attnres.bench.measure import Setting
+from attnres.bench.measure import Row, Setting
 from attnres.bench.parts import BY_DEFAULT, Part, measure_parts
 from attnres.bench.record import details, ratio_table, write_record
 from attnres.cli._checks import check_at_least, check_output_file, check_output_folder, check_own_file
@@ -86,18 +89,24 @@ def command(
     torch.set_num_threads(threads or cores)
     torch.manual_seed(0)
     console = Output()
-    with working(console, "measuring") as tell:
-        setting = Setting(rounds, quick, tell)
-        checks = gpu_check.measure(setting) if check else []
-        right = gpu_check.passed(checks)
-        rows = measure_parts(parts or BY_DEFAULT, setting) if right else {}
-    measured = [*checks, *(row for part in rows.values() for row in part)]
-    print_table(console, ratio_table(measured))
-    print_line(console, details(measured))
-    if out is not None:
-        write_record(out, measured, setting)
+    checks: list[Row] = []
+    rows: list[tuple[Part, Row]] = []
+    try:
+        with working(console, "measuring") as tell:
+            setting = Setting(rounds, quick, tell)
+            checks += gpu_check.measure(setting) if check else []
+            right = gpu_check.passed(checks)
+            for part_and_row in measure_parts(parts or BY_DEFAULT, setting) if right else ():
+                rows.append(part_and_row)
+    finally:  # stopped, too: a GPU is lent for minutes
+        measured = [*checks, *(row for _, row in rows)]
+        if measured:
+            print_table(console, ratio_table(measured))
+            print_line(console, details(measured))
+            if out is not None:
+                write_record(out, measured, setting)
     if figures is not None:
         from attnres.report.curves import draw_curves
 
-        draw_curves([asdict(row) for row in rows["curves"]], figures)
+        draw_curves([asdict(row) for part, row in rows if part == "curves"], figures)
     return 0 if right else 1

@@ -171,7 +171,7 @@ def require(condition: bool, problem: str) -> None:
 
 
 def noise(shape: tuple[int, ...] | torch.Size, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
 
 
 def _reads(h: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:

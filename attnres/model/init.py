@@ -67,7 +67,7 @@ def initialise(
         # Drawn on the CPU in float32, so that a seed gives one model on every device and in every dtype.
         put(weight, torch.randn(weight.shape, generator=generator) * std)
 
-    with torch.no_grad():
+    with torch.no_grad(), torch.device("cpu"):  # also inside a block of another device
         for name, parameter in model.named_parameters():
             role = role_of(name)
             if role == "embedding":

@@ -42,11 +42,14 @@ def table_kernel(table, tensors):
 
 @triton.jit
 def _address(tensors, i):
-    """The address of tensor i, or of each i of a block; after the last tensor that of any."""
+    """The address of tensor i, or of each i of a block; after the last tensor that of any.
+
+    One for all where there is a single tensor: Triton 3.6 fails on what `_pointer` says of a block of the same ones.
+    """
     if tensors[0].dtype.element_ty == tl.int64:
         address = tl.load(tensors[0] + 2 * i)
     else:
-        address = tensors[len(tensors) - 1].to(tl.int64, bitcast=True) + 0 * i  # a block if i is one
+        address = tensors[len(tensors) - 1].to(tl.int64, bitcast=True)
         for k in tl.static_range(len(tensors) - 1):
             address = tl.where(i == k, tensors[k].to(tl.int64, bitcast=True), address)
     return address
@@ -67,6 +70,7 @@ def _pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 def load(tensors, i, offset, inside, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """Read offsets of tensor i, or of each of a block of i, as stored (float32 if DTYPE is None: several)."""
     address = _address(tensors, i)
+    offset += 0 * i  # a block if i is one
     if DTYPE is None:
         kind = tl.load(tensors[0] + 2 * i + 1)
         v = tl.load(_pointer(address, tl.float32, ALIGNED) + offset, mask=inside & (kind == 0), other=0.0)
@@ -85,6 +89,7 @@ def load(tensors, i, offset, inside, DTYPE: tl.constexpr, ALIGNED: tl.constexpr)
 def store(tensors, i, offset, inside, v, DTYPE: tl.constexpr, ALIGNED: tl.constexpr):
     """Write v to offsets of tensor i, or of each of a block of i, rounded to its dtype. DTYPE None: several."""
     address = _address(tensors, i)
+    offset += 0 * i
     if DTYPE is None:
         kind = tl.load(tensors[0] + 2 * i + 1)
         tl.store(_pointer(address, tl.float32, ALIGNED) + offset, v, mask=inside & (kind == 0))

@@ -75,7 +75,7 @@ class ReplayedTrainer(Trainer):
 def train_at_once(jobs: Sequence[Job]) -> list[float]:
     """Train all of them in threads; return their validation losses.
 
-    Everything is captured before anything runs: no other call may reach the GPU meanwhile.
+    Everything is captured before anything runs: nothing else may reach the GPU meanwhile.
     """
     corpus = open_corpus(jobs[0].config.data)
     trainers = {}
@@ -85,12 +85,13 @@ def train_at_once(jobs: Sequence[Job]) -> list[float]:
         print(f"ready: {job.name}", flush=True)
 
     def train_one(job: Job) -> float:
-        on_own_stream = torch.cuda.stream(torch.cuda.Stream()) if torch.cuda.is_available() else nullcontext()
-        with on_own_stream:
+        with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else nullcontext():
             loss = train(job.config, job.folder)["validation_loss"]
         print(f"done: {job.name}: validation loss {loss:.4f}", flush=True)
         return loss
 
+    if on_gpu := torch.cuda.is_available():
+        torch.cuda.synchronize()  # no stream waits for another
     ordinary = loop._trainer
     loop._trainer = lambda config, *_, **__: trainers[repr(config)]
     try:

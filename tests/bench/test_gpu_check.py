@@ -78,6 +78,18 @@ def test_what_is_wrong_is_recorded_and_nothing_is_measured(monkeypatch, tmp_path
     assert "RuntimeError: no" in capsys.readouterr().out
 
 
+def test_what_was_measured_before_a_stop_is_kept(monkeypatch, tmp_path, capsys):
+    def measured(setting):
+        yield Row("decode", "gpu", "1", "-", 0.5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu, "measure", measured)
+    out = tmp_path / "gpu.json"
+    assert main(["bench", "gpu", "--out", str(out)]) == 130
+    assert [row["what"] for row in json.loads(out.read_text())["rows"]] == ["decode"]
+    assert "decode" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(("ratio", "right"), [(1.0, True), (1.01, False), (None, False), (float("nan"), False)])
 def test_what_passes(ratio, right):
     assert gpu_check.passed([Row("", "", "1", "-", 0.1), Row("", "", "1", "-", ratio)]) == right

@@ -144,9 +144,9 @@ def test_a_stack_that_does_not_run_at_its_size_or_in_no_graph_stops_no_other(mon
 
 def test_every_row_of_the_gpu_without_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    rows = gpu.measure(SETTING)
+    rows = list(gpu.measure(SETTING))
     assert len(rows) == len(gpu.GOALS) and {row.measured for row in rows} == {"not measured"}
-    measured = gpu.measure_on(CPU, gpu.QUICK, SETTING)
+    measured = list(gpu.measure_on(CPU, gpu.QUICK, SETTING))
     assert {row.what.partition(", ")[0] for row in measured} == {row.what.partition(", ")[0] for row in rows}
     for row in measured:
         assert (row.ratio is None) == ("peak memory" in row.what), "a CPU does not count what a step allocates"

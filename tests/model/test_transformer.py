@@ -13,6 +13,7 @@ from torch import nn
 from attnres import Transformer, TransformerConfig, UsageError, connection_names, mixing_matrix
 from attnres.model import parameter_roles
 from attnres.model.backbones._normed import normed_linear
+from attnres.model.init import initialise
 from tests.depth import randomise
 
 SMALL = {"vocab_size": 50, "dim": 24, "layers": 3, "heads": 4, "context": 32}
@@ -334,3 +335,20 @@ def test_what_is_made_without_memory_and_loaded_is_the_same(backbone):
     for loaded in (moved, assigned):
         torch.testing.assert_close(loaded(tokens), model(tokens), rtol=0, atol=0)
     assert moved.bfloat16().cos.dtype == torch.bfloat16 and moved.double().cos.dtype == torch.float64
+
+
+def test_weights_are_drawn_on_the_cpu_inside_a_block_of_another_device():
+    config, drawn = TransformerConfig(dim=32, layers=2, heads=2), []
+    with torch.device("meta"):
+        initialise(Transformer(config), config, 0, put=lambda weight, values: drawn.append(values))
+    assert drawn and {values.device.type for values in drawn} == {"cpu"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_model_made_on_a_gpu_is_the_cpus():
+    config = TransformerConfig(dim=32, layers=2, heads=2)
+    with torch.device("cuda"):
+        model = Transformer(config)
+    for ours, theirs in zip(model.parameters(), Transformer(config).parameters(), strict=True):
+        assert ours.device.type == "cuda" and torch.equal(ours.cpu(), theirs)

@@ -61,6 +61,14 @@ def test_every_form_compiles_for_an_h100(dtypes):
 
 
 @compiles
+@pytest.mark.parametrize(("queries", "merges"), [(8, False), (3, True), (33, False)])
+def test_lists_of_one_tensor_compile(queries, merges):
+    """Triton 3.6 once failed on them: of one source, and of the one query that is left of 33."""
+    for launch in both_ways(kernels.Call(64, queries, 1, merges)):
+        kernels.resources(launch, "sm_90")
+
+
+@compiles
 @pytest.mark.parametrize("sources", [(1,), (2, 9, 16), (17, 32, 40)], ids=["one", "arguments", "table"])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_one_build_for_any_number_of_sources_and_tokens(sources, queries):
