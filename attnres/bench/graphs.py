@@ -33,7 +33,11 @@ def captured(step: Run, device: torch.device, pool: Any = None) -> Run:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, pool=pool):
         step()
-    return graph.replay
+
+    def replay(step: Run = step) -> None:  # held: the graph reads and writes its tensors where they are
+        graph.replay()
+
+    return replay
 
 
 def peak_bytes(step: Run, device: torch.device) -> int | None:

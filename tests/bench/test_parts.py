@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
+import weakref
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -213,6 +215,17 @@ def test_a_step_is_captured_and_its_memory_counted(monkeypatch):
     assert len(runs) == graphs.WARM_UP + 1, "a replay launches what was captured and runs no Python"
     assert graphs.peak_bytes(lambda: None, cuda) == 64 and graphs.peak_bytes(lambda: None, CPU) is None
     assert graphs.captured(replay, CPU) is replay and graphs.new_pool(CPU) is None
+
+
+def test_a_captured_step_keeps_the_tensors_that_its_graph_reads(monkeypatch):
+    FakeGPU(monkeypatch)
+    tokens = torch.zeros(3)
+    kept = weakref.ref(tokens)
+    replay = graphs.captured(lambda tokens=tokens: tokens.add_(1), torch.device("cuda"))
+    del tokens
+    gc.collect()
+    assert kept() is not None
+    replay()
 
 
 @pytest.mark.gpu

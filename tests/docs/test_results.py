@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from attnres.bench import gpu
-from attnres.bench.measure import NOT_MEASURED
+from attnres.bench.measure import NOT_MEASURED, Row
 from attnres.lab.ablation.claims import finding
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.document import tables_page
@@ -437,13 +437,33 @@ def test_the_bench_is_its_record():
     assert sorted(tuple(row[1:]) for row in shown) == sorted(measured)
 
 
-def test_the_gpu_s_rows_are_those_that_the_bench_would_measure():
-    """Until results/bench-gpu.json exists, which then has the numbers."""
-    shown = [row for row in bench_tables("On a GPU") if row[-1] == NOT_MEASURED]
+def test_the_gpu_s_rows_are_those_of_its_record():
+    shown = [row for row in bench_tables("On a GPU") if len(row) == 4 and row[1] not in ("must", "---")]
     assert [tuple(row[1:3]) for row in shown] == [(goal.must, goal.aim) for goal in gpu.GOALS]
+    checks = [row for row in bench("-gpu") if "worst error over what is allowed" in row["what"]]
+    rows = bench("-gpu")[len(checks) :]
     for row, goal in zip(shown, gpu.GOALS, strict=True):
         assert row[0].split(" (")[0] in goal.what.removesuffix(", bf16")
-    assert not (ROOT / "results" / "bench-gpu.json").exists()
+        of_goal = (one for one in rows if one["what"].startswith(goal.what) and one["ratio"] != NOT_MEASURED)
+        assert row[-1] == next((Row(**one).measured for one in of_goal), NOT_MEASURED)
+    text = (ROOT / "docs" / "PERFORMANCE.md").read_text(encoding="utf-8")
+    assert all(row["ratio"] <= 1 for row in checks)
+    assert f"all {sum(len(row['details']) for row in checks)} cases of the check pass" in text
+    assert f"the worst at {max(row['ratio'] for row in checks):.2f} of what it may be off" in text
+    *_, operator, _, backward = rows
+    taken = {name: f"{value:.2f}" for name, value in operator["details"].items() if name.endswith(", ms")}
+    fla, gluon = "fla-core", "fla-core, Gluon"
+    level_0 = ", checkpoint level 0"
+    assert (
+        f"ours {taken['attnres, ms']}; fla-core {taken[fla + level_0 + ', ms']} with checkpoint level 0 and "
+        f"{taken[fla + ', ms']} with 1, in Gluon {taken[gluon + level_0 + ', ms']} and {taken[gluon + ', ms']}; "
+        f"torch.compile of the reference {taken['compiled reference, ms']}; "
+    ) in text
+    assert (
+        min(operator["details"], key=lambda name: operator["details"][name] if name in taken else 1e9) == "attnres, ms"
+    )
+    copied = backward["details"]["copy bandwidth, GB/s"] / 1e3
+    assert f"A plain copy moves {copied:.2f} TB/s there" in text
 
 
 def test_the_other_targets_are_their_record():

@@ -36,6 +36,13 @@ def test_losses_are_per_byte(finished):
     assert per_byte.curve == tuple((step, loss / 4) for step, loss in per_token.curve)
 
 
+def test_a_run_says_what_it_was_trained_on(finished):
+    folder, state = finished
+    assert outcome_of(folder, state).gpu is None
+    edit(folder / "config.json", lambda record: record["machine"].update(gpu="NVIDIA H200"))
+    assert outcome_of(folder, state).gpu == "NVIDIA H200"
+
+
 def test_a_run_that_ends_no_lower_than_it_began_has_diverged(finished):
     folder, state = finished
     assert outcome_of(folder, state).status == "done"
