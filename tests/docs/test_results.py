@@ -462,6 +462,7 @@ def test_the_gpu_s_rows_are_those_of_its_record():
     assert (
         min(operator["details"], key=lambda name: operator["details"][name] if name in taken else 1e9) == "attnres, ms"
     )
+    assert f"on an H200 it is {operator['ratio']:.2f} times as fast as the fastest other package" in README
     copied = backward["details"]["copy bandwidth, GB/s"] / 1e3
     assert f"A plain copy moves {copied:.2f} TB/s there" in text
 
