@@ -20,5 +20,6 @@ def arm_model(arm: str, model: TransformerConfig) -> TransformerConfig:
 
 
 def arm_folder(out: Path, arm: str) -> Path:
-    """Name an arm's folder. A connection's own file is told by all of its path."""
-    return out / arm.translate(str.maketrans(":,/=", "___-"))
+    """Name an arm's folder. A connection's own file is told by all of its path, without a name that hides."""
+    named = arm.lstrip(".")
+    return out / ("_" * (len(arm) - len(named)) + named.translate(str.maketrans(":,/=", "___-")))

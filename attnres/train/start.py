@@ -38,9 +38,9 @@ def begin_with(model: Transformer, folder: str, tokenizer: Tokenizer) -> None:
         UsageError: the folder is no run, or one of another model or other tokens.
     """
     run = load_run(folder)
-    _require_same(model.config, run)
-    if run.tokenizer.to_json() != tokenizer.to_json():
+    if run.tokenizer.to_json() != tokenizer.to_json():  # before the model, whose vocabulary follows from it
         raise UsageError(f"{run.folder} has another tokenizer than this run's text; give the same --data.tokenizer")
+    _require_same(model.config, run)
     weights = run.model.state_dict()
     if run.config.model.connection != model.config.connection:
         kept = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(f"{CONNECTION}.")}

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnres.errors import UsageError
+from attnres.lab.arms import arm_folder
 from attnres.lab.scaling.fit import final_points
 from attnres.lab.scaling.plan import Options, parse_size, planned
 from attnres.lab.scaling.plan import plan as make_plan
@@ -57,3 +58,9 @@ def test_points_are_the_finished_runs_in_operations():
     }
     ((point,),) = final_points(parsed(ScalingRecord, record)).values()
     assert (point.compute, point.loss, point.size, point.seed) == (700.0, 2.0, "3x32", 0)
+
+
+def test_no_folder_of_an_arm_hides_and_no_two_are_one(tmp_path):
+    arms = ["rule.py:Rule", "./rule.py:Rule", "../rule.py:Rule", "/rule.py:Rule", "../../rule.py:Rule"]
+    names = [arm_folder(tmp_path, arm).name for arm in arms]
+    assert len(set(names)) == len(arms) and not any(name.startswith(".") for name in names)

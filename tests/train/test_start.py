@@ -159,11 +159,12 @@ def test_another_tokenizer_is_refused(plain, tmp_path):
     from tokenizers.models import WordLevel
 
     path = tmp_path / "tokenizer.json"
-    Tokenizer(WordLevel({str(number): number for number in range(257)}, unk_token="0")).save(str(path))
-    config = with_model(plain[1], vocab_size=load_run(plain[0]).config.model.vocab_size)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(path)))
-    with pytest.raises(UsageError, match=r"another tokenizer than this run's text; give the same --data.tokenizer"):
-        started(config)
+    Tokenizer(WordLevel({str(number): number for number in range(300)}, unk_token="0")).save(str(path))
+    for vocab_size in (load_run(plain[0]).config.model.vocab_size, 300):  # 300: what training raises it to
+        config = with_model(plain[1], vocab_size=vocab_size)
+        config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(path)))
+        with pytest.raises(UsageError, match=r"another tokenizer than this run's text; give the same --data.tokenizer"):
+            started(config)
 
 
 def test_several_processes_refuse_it(plain):
