@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# The ladder of docs/EVIDENCE.md: every rule at sizes up to a million parameters, at the compute-optimal point, on a CPU.
+# The ladder of docs/EVIDENCE.md: every rule up to a million parameters, trained to the compute-optimal point on a CPU.
 #
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 64: 24 hours of one core with AVX-512
-#     recipes/ladder.sh 16-20       # width 64 to the others' 20 tokens per parameter: 11 hours behind those of 16
+#     recipes/ladder.sh 16-20       # width 48 and 64 to the others' 20 tokens per parameter: 16 hours behind 16
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 16 hours
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
@@ -15,14 +15,14 @@ checks=2
 case $ladder in
     16) sizes=(16x16 16x24 16x32 16x48@10 16x64@10) ;;
     16-20)
-        sizes=(16x16 16x24 16x32 16x64)
+        sizes=(16x16 16x24 16x32 16x48 16x64)
         checks=1
         if [ ! -d "$runs/ladder-16-20" ] && [ -d "$runs/ladder-16" ]; then
             rm -rf "$runs/ladder-16-20.partial"
             cp -r "$runs/ladder-16" "$runs/ladder-16-20.partial"
             mv "$runs/ladder-16-20.partial" "$runs/ladder-16-20"
         fi
-        python recipes/ladder/twice.py "$runs/ladder-16-20" results/ladder-16-20.json 16x64
+        python recipes/ladder/twice.py "$runs/ladder-16-20" results/ladder-16-20.json 16x48 16x64
         ;;
     32)
         sizes=(32x12 32x16 32x24@10 32x32@10)

@@ -73,12 +73,13 @@ def by_clock(arm: str, of: str = "16") -> list[tuple[str, str]]:
 
 
 def twice_the_tokens_row(arm: str) -> str:
-    """At 16x64: leads after 10 and 20 tokens per parameter, and what the baseline needs on lines through the latter."""
+    """Leads at 16x48 and 16x64 after 10 and 20 tokens per parameter; what the baseline needs on lines of the latter."""
+    leads = zip(ladder_leads(arm)[3:], ladder_leads(arm, "16-20")[3:], strict=True)
     needed = (" ".join(of) for of in (advantage(arm, "(ladder-16-20)"), by_clock(arm, "16-20")[-1]))
-    return f"| `{arm}` | {ladder_leads(arm)[-1]} | {ladder_leads(arm, '16-20')[-1]} | {' | '.join(needed)} |"
+    return f"| `{arm}` | {' | '.join(lead for pair in leads for lead in pair)} | {' | '.join(needed)} |"
 
 
-def needed_at_16x64(arm: str) -> str:
+def needed_at(size: str, arm: str) -> str:
     """How many times an arm's operations the baseline needs for its loss after 20 tokens per parameter.
 
     By a line through the baseline's own losses after 10 and 20, over the logarithm of operations, seed by seed; the
@@ -86,18 +87,17 @@ def needed_at_16x64(arm: str) -> str:
     """
     logs = []
     for seed in range(3):
-        (before, fewer), (after, more) = (_run_of_16x64(of, "residual", seed) for of in ("16", "16-20"))
-        loss, used = _run_of_16x64("16-20", arm, seed)
+        (before, fewer), (after, more) = (_loss_and_operations(of, "residual", size, seed) for of in ("16", "16-20"))
+        loss, used = _loss_and_operations("16-20", arm, size, seed)
         slope = (after - before) / math.log(more / fewer)
         logs.append((loss - after) / slope + math.log(more / used))
     return factor_of(logs)
 
 
-def _run_of_16x64(of: str, arm: str, seed: int) -> tuple[float, float]:
+def _loss_and_operations(of: str, arm: str, size: str, seed: int) -> tuple[float, float]:
     """The loss and the operations of a run of one of the ladders."""
-    (run,) = [
-        run for run in record(f"ladder-{of}")["runs"] if (run["arm"], run["size"], run["seed"]) == (arm, "16x64", seed)
-    ]
+    runs = record(f"ladder-{of}")["runs"]
+    (run,) = [run for run in runs if (run["arm"], run["size"], run["seed"]) == (arm, size, seed)]
     return run["loss"], run["tokens"] * run["flops_per_token"]
 
 
@@ -118,9 +118,9 @@ def ladder_best(arm: str, size: str) -> str:
     return number(min(_losses_at_rates("residual", size)) - min(_losses_at_rates(arm, size)), 3)
 
 
-def beside_line(arm: str, size: str) -> float:
-    """How far the losses of a size of the ladder of 16 layers lie above the arm's fitted line, as a share of them."""
-    points = final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord))
+def beside_line(arm: str, size: str, of: str = "16") -> float:
+    """How far the losses of a size of a ladder lie above the arm's fitted line, as a share of them."""
+    points = final_points(read_record(RESULTS / f"ladder-{of}.json", ScalingRecord))
     (line,) = [fit for fit in fit_where_possible(points)[0] if fit.arm == arm]
     of_size = [point for point in points[arm] if point.size == size]
     return statistics.fmean(math.log(point.loss / line.loss(point.compute)) for point in of_size)
@@ -185,16 +185,16 @@ def beside_lines() -> str:
 
 
 def twice_the_tokens() -> list[str]:
-    """What the page says of 16x64 after 20 tokens per parameter."""
+    """What the page says of 16x48 and 16x64 after 20 tokens per parameter."""
     then, now = (sorted(-statistics.fmean(ladder(arm, of)["16x64"]) for arm in AHEAD) for of in ("16", "16-20"))
-    needed = {arm: needed_at_16x64(arm) for arm in AHEAD}
+    smaller, needed = ({arm: needed_at(size, arm) for arm in AHEAD} for size in ("16x48", "16x64"))
     return [
         *map(twice_the_tokens_row, LADDER),
-        f"by {number(now[0], 3)} to {number(now[-1], 3)} in place of {number(then[0], 3)} to {number(then[-1], 3)}",
-        f"for `rms-block` it is {advantage('rms-block', LADDER_16_20)[0]} in place of "
-        f"{advantage('rms-block', LADDER_16)[0]}",
-        f"it is {needed['rms-block']} for `rms-block`, {needed['block']} for `block`, {needed['full']} for `full` and "
-        f"{needed['interlayer']} for `interlayer`",
+        f"{number(now[0], 3)} to {number(now[-1], 3)} are left of {number(then[0], 3)} to {number(then[-1], 3)}",
+        f"`residual` needs {' '.join(advantage('rms-block', LADDER_16_20))} times the operations of `rms-block`",
+        f"it is {smaller['rms-block']} for `rms-block`, {smaller['block']} for `block`, {smaller['full']} for `full` "
+        f"and {smaller['interlayer']} for `interlayer` at 16x48, and {needed['rms-block']}, {needed['block']}, "
+        f"{needed['full']} and {needed['interlayer']} at 16x64",
     ]
 
 

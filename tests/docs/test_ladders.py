@@ -7,9 +7,23 @@ import statistics
 
 from scipy.stats import ttest_1samp
 
+from attnres.analysis.powerlaw import fit_where_possible
+from attnres.lab.record import read_record
+from attnres.lab.scaling.fit import final_points
+from attnres.lab.scaling.record import ScalingRecord
 from attnres.model import TransformerConfig
-from tests.docs.ladders import AHEAD, LADDER, LADDER_16, LADDER_16_20, LADDER_32, by_clock, ladder, ladder_check
-from tests.docs.records import EVIDENCE, READING, README, advantage, answers, number, record, rows
+from tests.docs.ladders import (
+    AHEAD,
+    LADDER,
+    LADDER_16,
+    LADDER_16_20,
+    LADDER_32,
+    beside_line,
+    by_clock,
+    ladder,
+    ladder_check,
+)
+from tests.docs.records import EVIDENCE, READING, README, RESULTS, advantage, answers, number, record, rows
 
 
 def test_the_ladders_parameters_are_those_that_the_page_says():
@@ -26,7 +40,7 @@ def test_what_the_pages_say_of_the_ladder_is_so():
     means = {arm: [statistics.fmean(apart) for apart in ladder(arm).values()] for arm in LADDER}
     every = [apart for arm in AHEAD for of_size in ladder(arm).values() for apart in of_size]
     below = f"{sum(apart < 0 for apart in every)} of {len(every)}"
-    assert all(f"{below} pairs" in page for page in (READING, README)) and f"`full` {below}." in EVIDENCE
+    assert f"`full` {below}." in EVIDENCE
     last = {arm: of[-1] for arm, of in means.items()}
     for arm in ("rms-block", "interlayer"):
         assert means[arm][3] == min(means[arm]) and 0.25 < last[arm] / means[arm][3] < 0.4
@@ -40,31 +54,89 @@ def test_what_the_pages_say_of_the_ladder_is_so():
 
 def test_what_the_page_says_of_twice_the_tokens_is_so():
     runs = {of: {run_of(run): run for run in record(f"ladder-{of}")["runs"]} for of in ("16", "16-20")}
-    went_on = {key: run for key, run in runs["16-20"].items() if run["size"] == "16x64"}
-    assert len(went_on) == 21 and {run["steps"] for run in went_on.values()} == {7680}
+    steps = {
+        size: {run["steps"] for run in runs["16-20"].values() if run["size"] == size} for size in ("16x48", "16x64")
+    }
+    assert steps == {"16x48": {4320}, "16x64": {7680}} and len(runs["16-20"]) == 105
+    before_it_falls, moved = {"16x48": 1512 * 2048, "16x64": 2688 * 2048}, []
     for key, run in runs["16-20"].items():
-        until = 2688 * 2048 if key in went_on else math.inf
+        until = before_it_falls.get(run["size"], math.inf)
         longer, shorter = ([point for point in of["curve"] if point[0] <= until] for of in (run, runs["16"][key]))
-        assert longer == shorter, "what came before is not of the same run"
-    then, now = ({arm: ladder(arm, of)["16x64"] for arm in LADDER} for of in ("16", "16-20"))
-    assert max(apart for arm in AHEAD for apart in now[arm]) < 0
-    closer = [after > before for arm in AHEAD for before, after in zip(then[arm], now[arm], strict=True)]
+        apart = max(abs(a - b) for (_, a), (_, b) in zip(longer, shorter, strict=True))
+        if run["size"] == "16x48":
+            moved.append(apart)
+        else:
+            assert longer == shorter, "what came before is not of the same run"
+    assert f"{moved.count(0.0)} of 21 runs have the losses of the first time" in EVIDENCE
+    assert f"leave them by up to {number(max(moved), 2)}" in EVIDENCE
+    then, now = ({arm: ladder(arm, of) for arm in LADDER} for of in ("16", "16-20"))
+    every = [apart for arm in AHEAD for of_size in now[arm].values() for apart in of_size]
+    assert max(every) < 0 and f"in all {len(every)} pairs" in EVIDENCE
+    assert all(f"still do in all {len(every)} pairs" in page for page in (READING, README))
+    of_arms = [(then[arm]["16x64"], now[arm]["16x64"]) for arm in AHEAD]
+    closer = [after > before for of_arm in of_arms for before, after in zip(*of_arm, strict=True)]
     assert (sum(closer), len(closer)) == (10, 12) and "ten of these 12 pairs are closer than they were" in EVIDENCE
-    assert min(now["rms-residual"]) > 0 and abs(statistics.fmean(now["delta:block_size=4"])) < 0.005
-    of_operations = {arm: ends(advantage(arm, LADDER_16_20)[1]) for arm in LADDER}
+    assert "by less than after 10 in ten of 12 pairs" in READING
+    middle = {
+        of: sorted(statistics.fmean(leads[arm]["16x48"]) for arm in AHEAD) for of, leads in (("10", then), ("20", now))
+    }
+    said = [number(value, 3, "+") for of in ("20", "10") for value in (middle[of][-1], middle[of][0])]
+    assert "The four are at {} to {} there, where after 10 they were at {} to {};".format(*said) in EVIDENCE
+    spreads = [number(spread_without_delta(list(of.values())), 3) for of in (runs["16-20"], runs["16"])]
+    assert "have a standard deviation of {}, where it was {}.".format(*spreads) in EVIDENCE
+    assert min(now["rms-residual"]["16x64"]) > 0 and abs(statistics.fmean(now["rms-residual"]["16x48"])) < 0.005
+    delta = now["delta:block_size=4"]
+    assert abs(statistics.fmean(delta["16x64"])) < 0.005
+    assert "its seeds lie at {}, {} and {}".format(*(number(apart, 3, "+") for apart in delta["16x48"])) in EVIDENCE
+    assert [arm for arm in LADDER if ends(advantage(arm, LADDER_16_20)[1])[0] > 1] == ["rms-block"]
+    sizes = list(delta)
+    above = {
+        arm: [s for s, found in zip(sizes, along(arm, LADDER_16_20), strict=True) if ends(found)[0] > 1]
+        for arm in LADDER
+    }
+    assert {arm: of for arm, of in above.items() if of} == {
+        "block": ["16x32"],
+        "rms-block": ["16x32", "16x48"],
+        "interlayer": ["16x24", "16x32", "16x48"],
+    }
     of_seconds = {arm: [ends(interval) for _, interval in by_clock(arm, "16-20")] for arm in LADDER}
-    assert all(low < 1 for low, _ in of_operations.values())
-    assert all(intervals[-1][0] < 1 < intervals[-1][1] for intervals in of_seconds.values())
-    slower = [arm for arm, intervals in of_seconds.items() if max(high for _, high in intervals[:3]) < 1]
-    assert slower == ["block", "full", "delta:block_size=4"]
+    assert all(low < 1 for intervals in of_seconds.values() for low, _ in intervals)
+    slower = {arm: [s for s, (_, high) in zip(sizes, of, strict=True) if high < 1] for arm, of in of_seconds.items()}
+    assert slower == {
+        "rms-residual": ["16x32"],
+        "block": sizes[:4],
+        "full": sizes,
+        "rms-block": sizes[:3],
+        "delta:block_size=4": sizes,
+        "interlayer": [],
+    }
+    lines = {size: [100 * beside_line(arm, size, "16-20") for arm in ("residual", *LADDER)] for size in before_it_falls}
+    below, beyond = sorted(-of for of in lines["16x48"]), sorted(lines["16x64"])
+    assert (
+        f"all seven end {below[0]:.1f} to {below[-1]:.1f}% below theirs at 16x48 and {beyond[0]:.1f} to "
+        f"{beyond[-1]:.1f}% above at 16x64"
+    ) in EVIDENCE
+    points = final_points(read_record(RESULTS / "ladder-16-20.json", ScalingRecord))
+    four = {arm: [point for point in of if point.size != "16x48"] for arm, of in points.items()}
+    (found,) = [found for found in fit_where_possible(four)[1] if found.arm == "rms-block"]
+    without = f"{found.factor:.2f} [{found.interval[0]:.2f}, {found.interval[1]:.2f}]"
+    assert f"Four sizes without 16x48 gave {without} for `rms-block`." in EVIDENCE
     two = ("rms-block", "block")
     needed = " and ".join(f"{' '.join(advantage(arm, LADDER_16_20))} for `{arm}`" for arm in two)
     seconds = " and ".join(" ".join(by_clock(arm, "16-20")[-1]) for arm in two)
-    leads = {arm: number(-statistics.fmean(now[arm]), 3) for arm in AHEAD}
+    leads = {arm: number(-statistics.fmean(now[arm]["16x64"]), 3) for arm in AHEAD}
     assert f"it is {needed}; in seconds {seconds}." in README
     assert f"`rms-block` ends {leads['rms-block']} below the plain residual and `block` {leads['block']}." in README
-    assert f"0.03 after 10 and by {min(leads.values())} to {max(leads.values())} after 20" in README
-    assert "ends below its plain twin still, by less than after 10 in ten of 12 pairs" in READING
+    assert (
+        f"at the largest size by {min(leads.values())} to {max(leads.values())}, where it was 0.03 after 10" in README
+    )
+
+
+def spread_without_delta(runs: list[dict]) -> float:
+    """The standard deviation of the seeds of one arm at 16x48, pooled over all arms but Delta Block."""
+    arms = [arm for arm in ("residual", *LADDER) if arm != "delta:block_size=4"]
+    losses = [[run["loss"] for run in runs if (run["arm"], run["size"]) == (arm, "16x48")] for arm in arms]
+    return statistics.fmean(map(statistics.variance, losses)) ** 0.5
 
 
 def ends(interval: str) -> tuple[float, float]:
@@ -113,9 +185,9 @@ def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
     assert sizes["32x32"] / sizes["32x12"] < 8
 
 
-def along(arm: str) -> list[str]:
-    """The intervals of an arm of the ladder of 32 layers in operations, by size."""
-    of_arm = [row for row in rows("Along the range", LADDER_32) if row["connection"] == arm]
+def along(arm: str, of: str = LADDER_32) -> list[str]:
+    """The intervals of an arm of a ladder in operations, by size."""
+    of_arm = [row for row in rows("Along the range", of) if row["connection"] == arm]
     return [row["advantage in operations"].partition("x ")[2] for row in of_arm]
 
 

@@ -63,8 +63,8 @@ def test_attnres_understands_the_ladder(run_script, layers, monkeypatch, tmp_pat
     assert after("--record", arguments) == f"results/ladder-{layers}.json"
 
 
-def test_the_ladders_largest_size_goes_on_from_a_copy_of_its_runs(run_script, tmp_path):
-    twice = ["recipes/ladder/twice.py", f"{tmp_path}/ladder-16-20", "results/ladder-16-20.json", "16x64"]
+def test_the_ladders_largest_sizes_go_on_from_a_copy_of_their_runs(run_script, tmp_path):
+    twice = ["recipes/ladder/twice.py", f"{tmp_path}/ladder-16-20", "results/ladder-16-20.json", "16x48", "16x64"]
     done, [first, _] = run_script("ladder.sh", "16-20", RUNS=str(tmp_path))
     assert done.returncode == 0 and first == twice and not list(tmp_path.glob("ladder*")), "from nothing"
     for arm in ("block", "residual"):
