@@ -80,8 +80,8 @@ def device_here() -> torch.device | None:
 def measure_on(device: torch.device, sizes: Sizes, setting: Setting) -> Iterator[Row]:
     """Measure on a device of any kind, so that all of this can be tested without a GPU.
 
-    What every width has comes first and the deepest stacks last: most of the time goes into compiling the others, and
-    a bench that is stopped keeps its rows.
+    The decode step and the operator at every width come first: most of the time goes into compiling the others, and a
+    bench that is stopped keeps its rows.
     """
     where = name_of(device)
     copied = copy_bandwidth(device)
