@@ -49,10 +49,6 @@ NAMES = {
     "TorchDispatchMode": Private("torch.utils._python_dispatch", "TorchDispatchMode", "counting operations"),
     "compiler_config": Private("torch._dynamo", "config", "a recompile limit that suits a benchmark"),
     "adjust_lr": Private("torch.optim._muon", "_adjust_lr", "Muon on stacked and on cut matrices"),
-    "foreach_lerp": Private("torch", "_foreach_lerp", "Muon's momentum in one launch for many matrices"),
-    "foreach_lerp_": Private("torch", "_foreach_lerp_", "Muon's momentum in one launch for many matrices"),
-    "foreach_mul_": Private("torch", "_foreach_mul_", "Muon's weight decay in one launch for many matrices"),
-    "foreach_add_": Private("torch", "_foreach_add_", "Muon's update in one launch for many matrices"),
     "PipelineStageBase": Private(
         "torch.distributed.pipelining.stage",
         "_PipelineStageBase",

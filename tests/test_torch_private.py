@@ -210,23 +210,3 @@ def test_times_changed():
         x.add_(1)
         assert torch_private.times_changed([made_here, x]) == before // 2 + 2, MOVED
     assert torch_private.times_changed([x, made_here]) == before // 2 + 2, MOVED
-
-
-def test_foreach_is_each_by_itself():
-    def numbers() -> list[torch.Tensor]:
-        generator = torch.Generator().manual_seed(0)
-        return [torch.randn(3, 5, generator=generator), torch.randn(7, generator=generator)]
-
-    ends = [x * 3 - 1 for x in numbers()]
-    assert all(map(torch.equal, torch_private.foreach_lerp(numbers(), ends, 0.3), map(_lerp, numbers(), ends))), MOVED
-    x = numbers()
-    torch_private.foreach_lerp_(x, ends, 0.3)
-    assert all(map(torch.equal, x, map(_lerp, numbers(), ends))), MOVED
-    torch_private.foreach_mul_(x, 0.7)
-    torch_private.foreach_add_(x, ends, alpha=-0.1)
-    for changed, start, end in zip(x, numbers(), ends, strict=True):
-        assert torch.equal(changed, _lerp(start, end).mul_(0.7).add_(end, alpha=-0.1)), MOVED
-
-
-def _lerp(start: torch.Tensor, end: torch.Tensor) -> torch.Tensor:
-    return start.lerp(end, 0.3)

@@ -12,7 +12,7 @@ from attnres.torch_private import cpu_multiplies_bfloat16
 
 def orthogonalise(
     matrices: Sequence[Tensor], coefficients: tuple[float, float, float], steps: int, eps: float
-) -> Tensor:
+) -> Sequence[Tensor]:
     """Newton-Schulz on matrices of one shape (arXiv 2502.16982), each of whose results is bfloat16, as in torch.
 
     X <- a X + (b X X^T + c (X X^T)^2) X from X / max(|X|_F, eps), `steps` times.
@@ -21,7 +21,7 @@ def orthogonalise(
     as slow at it as at float32; products are float32's there, rounded to bfloat16 where bfloat16's would be, and
     differ from torch's as sums in another order do.
 
-    Returns: the matrices, stacked, in bfloat16.
+    Returns: matrices of that shape in bfloat16.
     """
     a, b, c = coefficients
     tall = matrices[0].shape[0] > matrices[0].shape[1]
@@ -36,4 +36,4 @@ def orthogonalise(
     for _ in range(steps):
         gram = rounded(x @ x.mT)
         x = rounded(torch.baddbmm(x, rounded(torch.baddbmm(gram, gram, gram, beta=b, alpha=c)), x, beta=a))
-    return (x.mT if tall else x).bfloat16()
+    return (x.mT if tall else x).bfloat16().unbind()
