@@ -219,8 +219,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return float(np.mean(values)) if values else None
 
 
-def t_quantile(degrees: int) -> float:
-    """Student's t of so many degrees of freedom that 95% of values lie within, on both sides of 0."""
+def t_quantile(degrees: int, share: float = 0.95) -> float:
+    """Student's t of so many degrees of freedom that this share of values lies within, on both sides of 0."""
     from scipy.stats import t  # half a second, which most commands need not wait for
 
-    return float(t.ppf(0.975, degrees))
+    return float(t.ppf((1 + share) / 2, degrees))

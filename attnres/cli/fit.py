@@ -6,8 +6,8 @@
 Reads a CSV with the columns arm, compute, loss and, if you like, size and seed; the first arm is the baseline. Runs of
 one size (of one compute, where sizes have no names) are one point. Fits L = A C^-a in log space, and says how many
 times the compute the first arm needs for the others' loss, with 95% bootstrap intervals over the sizes, which are
-paired where all arms have the same. Ends with a table and OUT/figures/scaling-fit.png; `attnres scaling` trains such
-points first.
+paired where all arms have the same; of several arms also with those for all of them at once. Ends with a table and
+OUT/figures/scaling-fit.png; `attnres scaling` trains such points first.
 """
 
 from __future__ import annotations

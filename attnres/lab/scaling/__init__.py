@@ -6,10 +6,11 @@
 
 Trains every connection at every size on tokens in proportion to the parameters, fits L = A C^-a in log space, and says
 how many times the compute the first connection needs for the others' loss, along the range and with 95% bootstrap
-intervals. With --grid every arm gets its own learning rates. Every run has a folder of its own; stop it with Ctrl-C or
-in any other way, and the same command goes on. RECORD has what is done after every phase and where the sweep was
-stopped, and is all that another machine needs to go on with it. Ends with a table, OUT/results.html and OUT/figures/;
-`attnres report RECORD` draws them again from RECORD, and `attnres fit` fits points from anywhere.
+intervals, of each and of all at once. With --grid every arm gets its own learning rates. Every run has a folder of its
+own; stop it with Ctrl-C or in any other way, and the same command goes on. RECORD has what is done after every phase
+and where the sweep was stopped, and is all that another machine needs to go on with it. Ends with a table,
+OUT/results.html and OUT/figures/; `attnres report RECORD` draws them again from RECORD, and `attnres fit` fits points
+from anywhere.
 """
 
 from __future__ import annotations

@@ -107,15 +107,23 @@ def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str,
     styles = line_styles([advantage.arm for advantage in advantages])
     if advantages:
         axes.axvline(1, color=ink(), linewidth=1)
+    several = len(advantages) > 1
     for index, advantage in enumerate(advantages):
         low, high = advantage.interval
         colour = styles[advantage.arm]["color"]
         bounded = math.isfinite(high)
-        axes.plot([low, high if bounded else advantage.factor], [index, index], color=colour, linewidth=1.6)
+        axes.plot([low, high if bounded else advantage.factor], [index, index], color=colour, linewidth=2.4)
         axes.plot(advantage.factor, index, "o" if bounded else ">", color=colour)  # an arrow: no upper bound
         if advantage.arm in paper:
             axes.plot(paper[advantage.arm], index, **PAPER_MARK)
-    axes.plot([], [], "o-", color=ink(), label=f"{'ours' if paper else 'fit'} and 95% interval")
+    axes.plot([], [], "o-", color=ink(), linewidth=2.4, label=f"{'ours' if paper else 'fit'} and 95% interval")
+    if several:
+        axes.margins(x=0.2)
+        axes.set_xlim(axes.get_xlim())  # what holds for all at once may be ten times as wide, and ends at the frame
+        for index, advantage in enumerate(advantages):
+            ends = np.clip(advantage.joint, *axes.get_xlim())
+            axes.plot(ends, [index, index], color=styles[advantage.arm]["color"], linewidth=0.8)
+        axes.plot([], [], color=ink(), linewidth=0.8, label=f"95% for all {len(advantages)} at once")
     if any(advantage.arm in paper for advantage in advantages):
         axes.plot([], [], **PAPER_MARK, label="paper")
     axes.set_yticks(range(len(advantages)), labels=[legend_label(advantage.arm) for advantage in advantages])

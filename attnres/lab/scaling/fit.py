@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from attnres.analysis.comparison import on_common_seeds
@@ -122,8 +123,8 @@ def iso_flop_curves(record: ScalingRecord, levels: int = 4) -> dict[str, dict[fl
 
     Losses before the learning rate begins to decay, and so above those of a run that was made for that compute: good
     for comparing sizes and arms with each other at one level, not for a fit. A size counts at a level if its runs reach
-    it before that; a level is kept if two sizes do. Levels are spaced evenly in log compute, between what the smallest
-    and the largest model have used by then under the arm that uses least.
+    it before that; a level is kept if two sizes do, and not for one of several arms alone. Levels are spaced evenly in
+    log compute, between what the smallest and the largest model have used by then under the arm that uses least.
     """
     totals = sorted(min(run.curve[-1][0] for run in group) for group in _by_size(record).values())
     if len(totals) < 2:
@@ -140,7 +141,9 @@ def iso_flop_curves(record: ScalingRecord, levels: int = 4) -> dict[str, dict[fl
                     points.append((float(group[0].parameters), sum(filter(None, losses)) / len(losses)))
             if len(points) > 1:
                 arms.setdefault(arm, {})[compute] = sorted(points)
-    return arms
+    reached = Counter(itertools.chain.from_iterable(arms.values()))
+    fewest = min(2, len(record.arms))
+    return {arm: {level: of[level] for level in of if reached[level] >= fewest} for arm, of in arms.items()}
 
 
 def _by_size(record: ScalingRecord, arm: str | None = None) -> dict[str, list[SizedRun]]:

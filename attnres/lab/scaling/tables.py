@@ -150,8 +150,15 @@ def scaling_table(
     counts |= {arm: 0 for arm in lost if arm not in counts}
     baseline = next(iter(counts))
     factors = {advantage.arm: advantage for advantage in advantages}
+    several = len(advantages) > 1
     rows = tuple(
-        (arm, f"{count}{lost.get(arm, '')}", *_line(lines.get(arm)), _factor_with_interval(factors.get(arm)))
+        (
+            arm,
+            f"{count}{lost.get(arm, '')}",
+            *_line(lines.get(arm)),
+            _factor_with_interval(factors.get(arm)),
+            *([_interval(factors[arm].joint) if arm in factors else ""] if several else []),
+        )
         for arm, count in counts.items()
     )
     note = f"C in {unit}; a line through the means of the sizes, 95% bootstrap intervals over them."
@@ -161,7 +168,8 @@ def scaling_table(
     if len(counts) > 1 and not advantages:
         note += f" {why_no_advantage(baseline, fits)}"
     columns = ("connection", "runs", "A", "a", f"compute advantage over {baseline}")
-    return TextTable("L = A C^-a", columns, rows, note)
+    joint = (f"all {len(advantages)} at once",) if several else ()
+    return TextTable("L = A C^-a", (*columns, *joint), rows, note)
 
 
 def _line(fit: Fit | None) -> tuple[str, str]:
@@ -179,6 +187,8 @@ def _caveats(fits: Sequence[Fit], advantages: Sequence[Advantage], unit: str) ->
         return ""
     at = advantages[0].compute
     text = f" Compute advantage: at C = {at:.3g} {unit}."
+    if (count := len(advantages)) > 1:
+        text += f" All {count} at once: its interval at 1 - 5% / {count} (Bonferroni)."
     for fit in fits:
         low, high = fit.computes
         if not low <= at <= EXTRAPOLATED * high:
@@ -192,8 +202,12 @@ def _caveats(fits: Sequence[Fit], advantages: Sequence[Advantage], unit: str) ->
 def _factor_with_interval(advantage: Advantage | None) -> str:
     if advantage is None:
         return ""
-    low, high = advantage.interval
-    return f"{_times(advantage.factor)}x [{_times(low)}, {_times(high)}]"
+    return f"{_times(advantage.factor)}x {_interval(advantage.interval)}"
+
+
+def _interval(ends: tuple[float, float]) -> str:
+    low, high = ends
+    return f"[{_times(low)}, {_times(high)}]"
 
 
 def _times(factor: float) -> str:
