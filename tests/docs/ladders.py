@@ -8,6 +8,7 @@ import statistics
 from attnres.analysis.powerlaw import fit_where_possible
 from attnres.lab.record import read_record
 from attnres.lab.scaling.fit import final_points
+from attnres.lab.scaling.rates import best
 from attnres.lab.scaling.record import ScalingRecord
 from tests.docs.records import (
     RESULTS,
@@ -15,6 +16,7 @@ from tests.docs.records import (
     answers,
     differences,
     factor_of,
+    joint,
     number,
     probed,
     record,
@@ -113,6 +115,19 @@ def ladder_check(arm: str, size: str) -> list[str]:
     return [number(loss - at_rate, 3, "+") for loss in (half, twice)]
 
 
+def line_of_rates(arm: str, size: str) -> str:
+    """The multiple of the default rates that the line through an arm's two smallest sizes leads to, unbounded."""
+    of = record(f"ladder-{size.partition('x')[0]}")
+    parameters = {run["size"]: run["parameters"] for run in of["runs"]}
+    sizes = list(parameters)[:2]
+    rates = []
+    for smallest in sizes:
+        grid = [run for run in of["grid"] if (run["arm"], run["size"]) == (arm, smallest)]
+        rates.append(math.log(best({run.get("factor", 1.0): run["loss"] for run in grid})))
+    x = [math.log(parameters[name]) for name in (*sizes, size)]
+    return number(math.exp(rates[0] + (rates[1] - rates[0]) * (x[2] - x[0]) / (x[1] - x[0])), 2)
+
+
 def ladder_best(arm: str, size: str) -> str:
     """How far an arm is below the baseline on the seed of that check, each at the best of its three rates."""
     return number(min(_losses_at_rates("residual", size)) - min(_losses_at_rates(arm, size)), 3)
@@ -143,8 +158,14 @@ def ladders() -> list[str]:
     steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x64")] for arm in LADDER}
     largest = {arm: number(-statistics.fmean(ladder(arm)["16x64"]), 3) for arm in AHEAD}
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
+    rates = {arm: line_of_rates(arm, "16x64") for arm in ("residual", "rms-block", "interlayer")}
     return [
         *map(ladder_row, LADDER),
+        f"`rms-block` is at {joint('rms-block', LADDER_16)} at the largest size and `interlayer` at "
+        f"{joint('interlayer', LADDER_16)}.",
+        f"for `residual` lowest: to {rates['residual']} of the default at 16x64, for `rms-block` to "
+        f"{rates['rms-block']} and for `interlayer` to {rates['interlayer']}. At 16x48 half of that rate leaves "
+        f"`residual` {ladder_check('residual', '16x48')[0].lstrip('+')} further up;",
         f"at half of it `residual` ends at {checks['residual'][0]}",
         f"no arm but `residual` gains more than {number(-min(others), 3)}",
         f"none but `block`: at half its rate it ends at {half_rate}, and with that is "
@@ -195,7 +216,23 @@ def twice_the_tokens() -> list[str]:
         f"it is {smaller['rms-block']} for `rms-block`, {smaller['block']} for `block`, {smaller['full']} for `full` "
         f"and {smaller['interlayer']} for `interlayer` at 16x48, and {needed['rms-block']}, {needed['block']}, "
         f"{needed['full']} and {needed['interlayer']} at 16x64",
+        f"at 16x64 it is {needed_at('16x64', 'delta:block_size=4')} for Delta Block and "
+        f"{needed_at('16x64', 'rms-residual')} for `rms-residual`, a loss.",
+        f"Where the intervals of all six are to hold at once it is {joint('rms-block', LADDER_16_20)}.",
+        f"The lines put `rms-block` {below_on_lines('rms-block', '16x64')} below `residual` at 16x64, where its runs "
+        f"end {number(-statistics.fmean(ladder('rms-block', '16-20')['16x64']), 3)} below.",
     ]
+
+
+def below_on_lines(arm: str, size: str) -> str:
+    """How far an arm's line is below the baseline's at a size after 20 tokens per parameter, at the compute of each."""
+    points = final_points(read_record(RESULTS / "ladder-16-20.json", ScalingRecord))
+    lines = {fit.arm: fit for fit in fit_where_possible(points)[0]}
+    losses = [
+        lines[name].loss(next(point.compute for point in points[name] if point.size == size))
+        for name in ("residual", arm)
+    ]
+    return number(losses[0] - losses[1], 3)
 
 
 def deep_ladder() -> list[str]:
@@ -219,6 +256,7 @@ def deep_ladder() -> list[str]:
         f"`rms-block` and {needed['interlayer']} for `interlayer`. By the clock it is {clock['block']}, "
         f"{clock['full']}, {clock['rms-block']} and {clock['interlayer']} times: a step of `block` takes "
         f"{ladder_step('block', '32x32')} times as long as the plain one at 32x32.",
+        f"none leaves out 1; that of `full` is {joint('full', LADDER_32)}.",
         f"every arm ends {number(halves[0], 3)} to {number(halves[-1], 3)} further up",
         f"`{most[0]}` gains {gains[most[0]]}, `{most[1]}` {gains[most[1]]}, `{most[2]}` {gains[most[2]]} and no other "
         f"more than {gains[most[3]]}",
@@ -244,6 +282,7 @@ def ladder_probes() -> list[str]:
         return probed(task, arm, "(probes-ladder-64)")
 
     small, large = (answers(name) for name in ("probes-ladder", "probes-ladder-64"))
+    right = {arm: larger_right("induction", arm) for arm in ("residual", *LADDER)}
     copied = statistics.correlation(small["loss"], small["copying"])
     next_byte = [larger(arm, "next byte").split()[0] for arm in AHEAD]
     return [
@@ -262,4 +301,16 @@ def ladder_probes() -> list[str]:
         f"(r = {copied:.2f}), and seeds of one rule spread as widely, with a standard deviation of "
         f"{small['within']:.3f}, as the rules' means do, with {small['between']:.3f}; at 16x64 it is "
         f"{large['within']:.3f} against {large['between']:.3f}.",
+        f"`residual` has {right['residual']} of them right, `block` {right['block']} and `rms-residual` "
+        f"{right['rms-residual']}, each fewer in every seed, `interlayer` {right['interlayer']} and `rms-block` "
+        f"{right['rms-block']}, fewer in two of three, and `full` {right['full']} and Delta Block "
+        f"{right['delta:block_size=4']}. Of the names Delta Block gets fewer right in every seed, "
+        f"{larger_right('names', 'delta:block_size=4')}.",
     ]
+
+
+def larger_right(task: str, arm: str) -> str:
+    """What share of a task the models of 16x64 get right under an arm."""
+    of = record("probes-ladder-64")
+    (place,) = [i for i, one in enumerate(of["tasks"]) if one["name"] == task]
+    return number(statistics.fmean(run["right"][place] for run in of["runs"] if run["arm"] == arm), 3)

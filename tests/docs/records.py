@@ -102,6 +102,12 @@ def advantage(arm: str, section: str = "") -> tuple[str, str]:
     return factor, f"[{low}, {high}]"
 
 
+def joint(arm: str, section: str) -> str:
+    """The interval of an arm's compute advantage where those of all six arms are to hold at once."""
+    (row,) = [row for row in rows("L = A C^-a", section) if row["connection"] == arm]
+    return row["all 6 at once"]
+
+
 def removable(arm: str) -> str:
     return number(100 * float(number(prune(arm, "removable"), 4)), 0) + "%"
 
