@@ -1,4 +1,4 @@
-"""Whether everything that runs on a GPU is right: each operator and each rule, forward and backward, against float64.
+"""Whether what runs on a GPU is right: operators and rules of attention over depth, both ways, against float64.
 
 `attnres bench gpu --check` does this first: a speed says nothing before. Each row is one path, and its details are the
 cases tried: the worst of the relative errors in norm, over outputs and all gradients, divided by what is allowed. Under

@@ -19,9 +19,9 @@ connections and operators adds to importing torch), `targets` (the CPU kernel co
 machine's own, in float32 and bfloat16), `look` (how long `attnres look` takes to answer) and `lab` (a step of the lab's
 trainer on one core: tokens per second and its share of the core's peak) run when they are named.
 
-`gpu --check` is the first command on a new GPU: in about two minutes it holds every operator and every rule, forward
-and backward, in every dtype and at awkward sizes, against float64; then it measures the table, and leaves both in
-bench-gpu.json. If something is wrong it says what, exits with 1 and measures nothing.
+`gpu --check` is the first command on a new GPU: in a few minutes it holds every operator, forward and backward, in
+every dtype and at awkward sizes, and nine forms of the rules of attention over depth against float64; then it measures
+the table, and leaves both in bench-gpu.json. If something is wrong it says what, exits with 1 and measures nothing.
 
 Stopped, a bench prints and writes the rows that it has: `timeout -s INT 300 attnres bench gpu --out bench-gpu.json`
 measures for five minutes.

@@ -420,6 +420,10 @@ def test_the_retrofits_advice_is_its_record():
     assert all(statistics.fmean(gains(arm, share)) < 0.01 for arm in names for share in of["fractions"])
     assert all(statistics.fmean(gains(arm, 1.0)) < 0 for arm in names if arm != "x0")
     assert sum(gain > 0 for gain in gains("x0", 1.0)) == 2 and len(seeds) == 3
+    rules = [gains(arm, share) for arm in names if arm != "x0" for share in of["fractions"]]
+    assert not any(min(of_cell) > 0 for of_cell in rules), "the guide says that none is ahead in all three seeds"
+    assert (sum(max(of_cell) < 0 for of_cell in rules), len(rules)) == (11, 24) and "eleven of the 24 cells" in guide
+    assert f"{of['date']}, commit {of['commits'][0][:7]}, {of['hours']:.1f} hours" in guide
     for arm in ("block", "full", "rms-block"):
         assert all(statistics.fmean(gains(f"{arm}@1", share, over=arm)) > 0 for share in of["fractions"])
     operations = {arm: cell("What the arms are and cost", arm, "operations") for arm in ("block", "full")}
@@ -474,6 +478,16 @@ def test_the_gpu_s_rows_are_those_of_its_record():
         f"{taken[fla + ', ms']} with 1, in Gluon {taken[gluon + level_0 + ', ms']} and {taken[gluon + ', ms']}; "
         f"torch.compile of the reference {taken['compiled reference, ms']}; "
     ) in text
+    assert (
+        "the stacked form {} and {} compiled, {} and {} eager.".format(
+            *(
+                taken[f"{form}{made}, ms"]
+                for form in ("compiled stacked", "stacked")
+                for made in (", its stack given", "")
+            )
+        )
+        in text
+    )
     assert (
         min(operator["details"], key=lambda name: operator["details"][name] if name in taken else 1e9) == "attnres, ms"
     )
