@@ -478,22 +478,46 @@ def test_the_gpu_s_rows_are_those_of_its_record():
         f"{taken[fla + ', ms']} with 1, in Gluon {taken[gluon + level_0 + ', ms']} and {taken[gluon + ', ms']}; "
         f"torch.compile of the reference {taken['compiled reference, ms']}; "
     ) in text
-    assert (
-        "the stacked form {} and {} compiled, {} and {} eager.".format(
-            *(
-                taken[f"{form}{made}, ms"]
-                for form in ("compiled stacked", "stacked")
-                for made in (", its stack given", "")
-            )
-        )
-        in text
-    )
+    forms = [f"{form}{made}, ms" for form in ("compiled stacked", "stacked") for made in (", its stack given", "")]
+    stacked = [f"{operator['details'][name]:.3g}" for name in forms]
+    assert "the stacked form {} and {} compiled, {} and {} eager.".format(*stacked) in text
     assert (
         min(operator["details"], key=lambda name: operator["details"][name] if name in taken else 1e9) == "attnres, ms"
     )
     assert f"on an H200 it is {operator['ratio']:.2f} times as fast as the fastest other package" in README
     copied = backward["details"]["copy bandwidth, GB/s"] / 1e3
     assert f"A plain copy moves {copied:.2f} TB/s there" in text
+
+
+def compiled(call: str, direction: str, kernel: str) -> list[str]:
+    """The numbers of a kernel of a call on sm_90: warps, registers, programs, spilled, .., issue cycles and kB."""
+    of = f"{call}, {direction}: "
+    (row,) = [row for row in bench("-kernels") if row["what"].startswith(of) and "sm_90" in row["where"]]
+    (text,) = [text for name, text in row["details"].items() if name.endswith(f" {kernel}_kernel")]
+    return re.findall(r"[\d.]+", text)
+
+
+def test_the_kernels_counts_are_their_record():
+    text = (ROOT / "docs" / "PERFORMANCE.md").read_text(encoding="utf-8")
+    kernels = ("forward", "forward"), ("backward", "backward"), ("backward", "key_gradients")
+    for direction, kernel in kernels:
+        of = [compiled(f"attention of 8 queries over 9 sources, d {d}", direction, kernel) for d in (1024, 4096, 7168)]
+        programs = [numbers[2] for numbers in of]
+        programs = programs[0] if len(set(programs)) == 1 else ", ".join(programs)
+        cycles, kilobytes = (", ".join(numbers[place] for numbers in of) for place in (-2, -1))
+        assert f"| {programs} | {cycles} | {kilobytes} |" in text
+    single, merge = (
+        compiled(f"{call}, d 1024", "backward", "backward")[-2]
+        for call in ("attention of 1 queries over 9 sources", "sum and merge of 1 queries over 1 sources")
+    )
+    assert f"{int(single):,} issue cycles per token over nine sources" in text
+    assert f"and {merge} in a sum and merge" in text
+    assert all(
+        " 0 bytes spilled" in told
+        for row in bench("-kernels")
+        for told in map(str, row["details"].values())
+        if "spilled" in told
+    )
 
 
 def test_the_other_targets_are_their_record():
