@@ -14,7 +14,7 @@ class MHC(ManifoldStreams):
     """H_res = Sinkhorn(exp(a_res mat(u P_res) + b_res)), 20 steps; H_pre and H_post as in the family.
 
     Each step normalises the columns, then the rows. b_res = 0 on and -8 off the diagonal at the start, which is within
-    1e-3 of the identity. Source: Xie et al. 2025 (2512.24880).
+    2e-3 of the identity. Source: Xie et al. 2025 (2512.24880).
     """
 
     def __init__(self, dim: int, sites: int, streams: int = 4, eps: float = 1e-6) -> None:

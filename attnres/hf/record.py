@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from attnres.connections import canonical_connection, file_digest, parse_connection
+from attnres.connections import canonical_connection, file_digest, from_anywhere, parse_connection
 from attnres.connections._files import is_loaded
 from attnres.errors import UsageError
 
@@ -28,7 +29,8 @@ def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str
 
     Raises:
         UsageError: a damaged record, one that is not as it was saved, or a connection FILE.py:CLASS of a file that this
-            process has not run: whoever reads a folder need not want to run what it names. `trusted` says that they do.
+            process has not run: whoever reads a folder need not want to run what it names. `trusted` says that they do;
+            then one of a file that is not there.
     """
     record = _sound_record(config)
     connection = record["connection"]
@@ -38,6 +40,11 @@ def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str
             f"config.json names a connection of the file {file}, which is not run unasked; if you trust it, call "
             f"attnres.connections.connection_class({connection!r}) first, "
             "or attnres.hf.load(folder, trust_remote_code=True)"
+        )
+    if not _may_be_run(connection) and not Path(file := file_of(connection)).is_file():
+        raise UsageError(
+            f"config.json names a connection of the file {file}, which is not there, seen from {Path.cwd()}; where it "
+            "is elsewhere, write its path there"
         )
     canonical = canonical_connection(connection, **record.get("options", {}))
     if record.get(CHECKSUM) not in (None, _checksum(connection), _checksum(canonical)):
@@ -64,10 +71,11 @@ def read_record(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written_record(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record as config.json has it."""
+    """The record as config.json has it, with the whole path of a file that this process has run."""
     connection = record["connection"]
-    of_file = {FILE: file_digest(connection)} if (file := file_of(connection)) and is_loaded(file) else {}
-    return {**record, **of_file, CHECKSUM: _checksum(connection)}
+    if (file := file_of(connection)) and is_loaded(file):
+        record = {**record, "connection": from_anywhere(connection), FILE: file_digest(connection)}
+    return {**record, CHECKSUM: _checksum(connection)}
 
 
 def file_of(connection: str) -> str:
