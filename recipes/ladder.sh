@@ -3,7 +3,7 @@
 #
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 64: 24 hours of one core with AVX-512
 #     recipes/ladder.sh 16-20       # width 48 and 64 to the others' 20 tokens per parameter: 16 hours behind 16
-#     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 16 hours
+#     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 18 hours
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
 # alone. 16-20 goes on from the runs of 16 where they are. RUNS (runs) is where runs lie, WORKERS (1) how many at a time.
@@ -26,7 +26,6 @@ case $ladder in
         ;;
     32)
         sizes=(32x12 32x16 32x24@10 32x32@10)
-        checks=1
         ;;
     *) echo "$ladder: the ladder has 16 or 32 layers, or is 16-20" >&2; exit 2 ;;
 esac

@@ -244,7 +244,10 @@ def deep_ladder() -> list[str]:
     gained = {arm: -float(twice) for arm, (_, twice) in checks.items()}
     most = sorted(gained, key=gained.__getitem__, reverse=True)
     gains = {arm: number(gained[arm], 3) for arm in most}
-    best = {arm: ladder_best(arm, "32x24") for arm in LADDER}
+    best = {size: {arm: ladder_best(arm, size) for arm in LADDER} for size in ("32x24", "32x32")}
+    largest = {arm: [float(change) for change in ladder_check(arm, "32x32")] for arm in ("residual", *LADDER)}
+    further_up = sorted(largest[arm][0] for arm in LADDER)
+    plain_half, plain_twice = (number(change, 3) for change in largest["residual"])
     seeds = {arm: ladder_seeds(arm, "32x32") for arm in AHEAD}
     within, between = ladder_spread("32x32")
     return [
@@ -260,8 +263,15 @@ def deep_ladder() -> list[str]:
         f"every arm ends {number(halves[0], 3)} to {number(halves[-1], 3)} further up",
         f"`{most[0]}` gains {gains[most[0]]}, `{most[1]}` {gains[most[1]]}, `{most[2]}` {gains[most[2]]} and no other "
         f"more than {gains[most[3]]}",
-        f"`interlayer` is {best['interlayer']} below `residual`, `full` {best['full']}, `block` {best['block']} and "
-        f"`rms-block` {best['rms-block']}.",
+        "`interlayer` is {interlayer} below `residual`, `full` {full}, `block` {block} and `rms-block` "
+        "{rms-block}.".format(**best["32x24"]),
+        "`interlayer` is {interlayer} below `residual`, `block` {block}, `rms-block` {rms-block} and `full` "
+        "{full}.".format(**best["32x32"]),
+        f"where the line of `residual` leads to {line_of_rates('residual', '32x32')} of it; on one seed half of that "
+        f"rate leaves `residual` {plain_half} further up, twice it {plain_twice}, and the other arms "
+        f"{number(further_up[0], 3)} to {number(further_up[-1], 3)} further up at half of it.",
+        f"At twice the rate `interlayer` gains {number(-largest['interlayer'][1], 3)} and `rms-block` "
+        f"{number(-largest['rms-block'][1], 3)}, and no other gains.",
     ]
 
 

@@ -211,6 +211,8 @@ def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
     }
     gained = {arm: -float(ladder_check(arm, "32x24")[1]) for arm in ("residual", "full")}
     assert gained["full"] > gained["residual"] > 0
+    gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "32x32"))) < 0]
+    assert gains == ["rms-block", "interlayer"]
     sizes = {run["size"]: run["parameters"] for layers in (16, 32) for run in record(f"ladder-{layers}")["runs"]}
     beside = {"32x12": "16x16", "32x16": "16x24", "32x24": "16x32", "32x32": "16x48"}
     said = [f"{sizes[of]:,}{{}} at {of} and {sizes[nearest]:,} at {nearest}" for of, nearest in beside.items()]
