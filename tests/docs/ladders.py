@@ -159,16 +159,17 @@ def ladders() -> list[str]:
     largest = {arm: number(-statistics.fmean(ladder(arm)["16x64"]), 3) for arm in AHEAD}
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
     rates = {arm: line_of_rates(arm, "16x64") for arm in ("residual", "rms-block", "interlayer")}
-    checked = {arm: _losses_at_rates(arm, "16x64") for arm in ("residual", "rms-block")}
-    at_half, at_rate, _ = (number(checked["residual"][i] - checked["rms-block"][i], 3) for i in range(3))
-    assert at_half == at_rate, "the page says that the lead stays"
-    changes = [ladder_check(arm, "16x64") for arm in checked]
+    two = ("block", "rms-block")
+    checked = {arm: _losses_at_rates(arm, "16x64") for arm in ("residual", "block", "rms-block")}
+    at_half, at_rate = ([number(checked["residual"][i] - checked[arm][i], 3) for arm in two] for i in (0, 1))
+    assert at_half == at_rate, "the page says that the leads stay"
+    half, twice = zip(*(ladder_check(arm, "16x64") for arm in checked), strict=True)
     return [
         *map(ladder_row, LADDER),
         f"`rms-block` is at {joint('rms-block', LADDER_16)} at the largest size and `interlayer` at "
         f"{joint('interlayer', LADDER_16)}.",
-        f"gives `residual` {changes[0][0]} and `rms-block` {changes[1][0]}, so that the lead between them stays "
-        f"{at_rate}, and twice it {changes[0][1]} and {changes[1][1]}.",
+        f"gives `residual` {half[0]}, `block` {half[1]} and `rms-block` {half[2]}, so that the leads stay "
+        f"{at_rate[0]} and {at_rate[1]}, and twice it {twice[0]}, {twice[1]} and {twice[2]}.",
         f"for `residual` lowest: to {rates['residual']} of the default at 16x64, for `rms-block` to "
         f"{rates['rms-block']} and for `interlayer` to {rates['interlayer']}. At 16x48 half of that rate leaves "
         f"`residual` {ladder_check('residual', '16x48')[0].lstrip('+')} further up, at 16x64",
