@@ -107,7 +107,6 @@ def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str,
     styles = line_styles([advantage.arm for advantage in advantages])
     if advantages:
         axes.axvline(1, color=ink(), linewidth=1)
-    several = len(advantages) > 1
     for index, advantage in enumerate(advantages):
         low, high = advantage.interval
         colour = styles[advantage.arm]["color"]
@@ -117,7 +116,7 @@ def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str,
         if advantage.arm in paper:
             axes.plot(paper[advantage.arm], index, **PAPER_MARK)
     axes.plot([], [], "o-", color=ink(), linewidth=2.4, label=f"{'ours' if paper else 'fit'} and 95% interval")
-    if several:
+    if len(advantages) > 1:
         axes.margins(x=0.2)
         axes.set_xlim(axes.get_xlim())  # what holds for all at once may be ten times as wide, and ends at the frame
         for index, advantage in enumerate(advantages):
