@@ -1,0 +1,106 @@
+"""recipes/ladder/on_gpu.py: the trainer's own steps, as one graph each where there is a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from attnres.data import open_corpus
+from attnres.train import RunConfig, loop, train
+from attnres.train.folder import fit_vocabulary
+from attnres.train.trainer import NonFinite, Trainer
+from tests.recipes.test_twice import config as config
+from tests.train.conftest import weights
+
+ROOT = Path(__file__).parents[2]
+ON_GPU = ROOT / "recipes" / "ladder" / "on_gpu.py"
+RECORD = ROOT / "results" / "ladder-16.json"
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.fixture
+def recipe() -> dict:
+    return runpy.run_path(str(ON_GPU))
+
+
+def of_rule(config: RunConfig, rule: str, device: str) -> RunConfig:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    model = dataclasses.replace(config.model, connection=rule)
+    return dataclasses.replace(config, model=model, batch_size=2, device=device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", ["residual", "block", "delta:block_size=2"])
+def test_steps_are_the_trainers(recipe, config, rule, device):
+    config = of_rule(config, rule, device)
+    corpus = open_corpus(config.data)
+    config = fit_vocabulary(config, corpus.vocab_size)
+    ours, theirs = recipe["GraphTrainer"](config, corpus), Trainer(config, corpus)
+    for step in range(config.steps):
+        made, expected = ours.train_step(), theirs.train_step()
+        assert made["lr"] == expected["lr"]
+        for name in ("loss", "grad_norm"):
+            assert made[name] == pytest.approx(expected[name], rel=1e-4), f"{name} at step {step}"
+    state, expected_state = (
+        {(name, key): tensor for name, key, tensor in trainer._optimizer_state()} for trainer in (ours, theirs)
+    )
+    assert state.keys() == expected_state.keys()
+    for key, other in expected_state.items():
+        assert (state[key] - other).norm() <= 2e-3 * other.norm() + 1e-6, key
+    for (name, one), other in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
+        assert (one - other).norm() <= 2e-3 * other.norm() + 1e-6, name
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_stopped_run_goes_on(recipe, config, device, monkeypatch, tmp_path):
+    config = of_rule(config, "block", device)
+    monkeypatch.setattr(loop, "_trainer", lambda config, corpus, world, resumes: recipe["GraphTrainer"](config, corpus))
+    whole = train(config, tmp_path / "whole")["validation_loss"]
+
+    def stop(event: dict) -> None:
+        if event["kind"] == "saved" and event["step"] == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "stopped", stop)
+    assert train(config, tmp_path / "stopped")["validation_loss"] == pytest.approx(whole, rel=1e-5)
+    if device == "cpu":
+        assert weights(tmp_path / "stopped", 10) == weights(tmp_path / "whole", 10)
+
+
+def test_what_is_not_finite_stops_the_run(recipe, config):
+    config = of_rule(config, "residual", "cpu")
+    corpus = open_corpus(config.data)
+    trainer = recipe["GraphTrainer"](fit_vocabulary(config, corpus.vocab_size), corpus)
+    trainer.train_step()
+    with torch.no_grad():
+        trainer.model.norm.weight.fill_(float("nan"))
+    with pytest.raises(NonFinite, match="step 2"):
+        trainer.train_step()
+
+
+def test_the_runs_are_the_ladders_at_its_rates(recipe, tmp_path):
+    runs = recipe["runs_of"](tmp_path, RECORD, ["16x80@10", "16x96@10"])
+    assert len(runs) == 42 and {run.seed for run in runs} == {0, 1, 2}
+    made = {
+        (run.size.name, run.job.config.steps, run.job.config.batch_size, run.job.config.optimizer.lr) for run in runs
+    }
+    assert made == {("16x80", 6000, 8, 0.01), ("16x96", 8640, 8, 0.01)}
+    assert runs[0].job.folder == tmp_path / "residual" / "16x80" / "lr-0.5" / "seed-0"
+
+
+def test_bad_arguments_are_refused_in_one_line(tmp_path):
+    def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([sys.executable, ON_GPU, *map(str, arguments)], capture_output=True, text=True)
+
+    assert "python recipes/ladder/on_gpu.py" in ran().stderr
+    refused = ran(tmp_path, RECORD, "16x81")
+    assert refused.returncode == 1 and refused.stderr.startswith("attnres: size '16x81'")
+    assert refused.stderr.count("\n") == 1
