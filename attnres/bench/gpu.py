@@ -80,14 +80,16 @@ def device_here() -> torch.device | None:
 def measure_on(device: torch.device, sizes: Sizes, setting: Setting) -> Iterator[Row]:
     """Measure on a device of any kind, so that all of this can be tested without a GPU.
 
-    The decode step and the operator at every width come first: most of the time goes into compiling the others, and a
-    bench that is stopped keeps its rows.
+    What needs no others comes first: most of the time goes into compiling them, and a bench that is stopped keeps its
+    rows.
     """
     where = name_of(device)
     copied = copy_bandwidth(device)
     yield decode_row(device, sizes, where, setting)
     for dim in sizes.dims:
-        yield from _operator_rows(device, dim, sizes, where, copied, setting)
+        yield from _bandwidth_rows(_operator_shape(device, dim, sizes), where, copied, setting)
+    for dim in sizes.dims:
+        yield _operator_row(_operator_shape(device, dim, sizes), where, setting)
     for sublayers in sizes.sublayers:
         for dim in sizes.dims:
             yield from _stack_rows(device, dim, sublayers, sizes, where, setting)
@@ -99,15 +101,19 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def _operator_rows(
-    device: torch.device, dim: int, sizes: Sizes, where: str, copied: float, setting: Setting
-) -> Iterator[Row]:
+def _operator_shape(device: torch.device, dim: int, sizes: Sizes) -> operator.Shape:
     tokens = sizes.operator_elements // dim // sizes.batch
-    shape = operator.Shape(sizes.batch, tokens, dim, sizes.sources, torch.bfloat16, device)
-    others, missing = readers.packages(device)
+    return operator.Shape(sizes.batch, tokens, dim, sizes.sources, torch.bfloat16, device)
+
+
+def _operator_row(shape: operator.Shape, where: str, setting: Setting) -> Row:
+    others, missing = readers.packages(shape.device)
     result = operator.compare(shape, {**readers.plain(), **others}, setting, missing, given_stacked=True)
-    yield _over_the_next(OPERATOR, shape, where, result)
-    peak = peak_bandwidth(device)
+    return _over_the_next(OPERATOR, shape, where, result)
+
+
+def _bandwidth_rows(shape: operator.Shape, where: str, copied: float, setting: Setting) -> Iterator[Row]:
+    peak = peak_bandwidth(shape.device)
     for goal, reached in zip((FORWARD, BACKWARD), bytes_per_second(shape, setting).values(), strict=True):
         details: dict[str, float | str] = {
             "GB/s": reached / 1e9,

@@ -18,7 +18,7 @@ import os
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -98,6 +98,10 @@ class GraphTrainer(Trainer):
             raise NonFinite(f"step {self.step + 1}: the loss is {loss}, the gradient norm is {norm}")
         self.step += 1
         return {"loss": loss, "lr": share * self.config.optimizer.lr, "grad_norm": norm}
+
+    def evaluate(self, before_each: Callable[[], None] = lambda: None) -> float:
+        with torch.compiler.set_stance("force_eager"):  # compiled code for so few batches would come too late
+            return super().evaluate(before_each)
 
     def _advance(self) -> None:
         """One step from the batch in `_tokens` at the share in `_share` of the learning rates."""

@@ -158,7 +158,7 @@ def test_every_row_of_the_gpu_without_a_gpu(monkeypatch):
 
 
 def test_peers_take_part_with_and_without_their_stack():
-    operators, *_ = gpu._operator_rows(CPU, 32, gpu.QUICK, "cpu", 1e10, SETTING)
+    operators = gpu._operator_row(gpu._operator_shape(CPU, 32, gpu.QUICK), "cpu", SETTING)
     phase_1, merge = gpu._phase_rows(CPU, 32, gpu.QUICK, "cpu", SETTING)
     timed = {name.removesuffix(", ms") for name in operators.details if name.endswith(", ms")}
     assert timed >= {"attnres", "compiled reference", "stacked", "stacked, its stack given", "fla-core"}
