@@ -7,7 +7,7 @@ import statistics
 
 from attnres.analysis.powerlaw import fit_where_possible
 from attnres.lab.record import read_record
-from attnres.lab.scaling.fit import final_points
+from attnres.lab.scaling.fit import axes_of, final_points
 from attnres.lab.scaling.rates import best
 from attnres.lab.scaling.record import ScalingRecord
 from tests.docs.records import (
@@ -76,7 +76,7 @@ def by_clock(arm: str, of: str = "16") -> list[tuple[str, str]]:
 
 def twice_the_tokens_row(arm: str) -> str:
     """Leads at 16x48 and 16x64 after 10 and 20 tokens per parameter; what the baseline needs on lines of the latter."""
-    leads = zip(ladder_leads(arm)[3:], ladder_leads(arm, "16-20")[3:], strict=True)
+    leads = zip(ladder_leads(arm)[3:5], ladder_leads(arm, "16-20")[3:], strict=True)
     needed = (" ".join(of) for of in (advantage(arm, "(ladder-16-20)"), by_clock(arm, "16-20")[-1]))
     return f"| `{arm}` | {' | '.join(lead for pair in leads for lead in pair)} | {' | '.join(needed)} |"
 
@@ -101,6 +101,49 @@ def _loss_and_operations(of: str, arm: str, size: str, seed: int) -> tuple[float
     runs = record(f"ladder-{of}")["runs"]
     (run,) = [run for run in runs if (run["arm"], run["size"], run["seed"]) == (arm, size, seed)]
     return run["loss"], run["tokens"] * run["flops_per_token"]
+
+
+def needed_at_the_largest(arm: str, by_line: bool = False, axis: str = "operations") -> list[float]:
+    """How many times what an arm uses at 16x80 the baseline needs for its loss there: logarithms, seed by seed.
+
+    On a line through the baseline's own losses at 16x64 and 16x80 over the logarithm of what it uses, or, `by_line`,
+    with the exponent of its fitted line.
+    """
+    points = axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
+    exponent = next(fit.exponent for fit in fit_where_possible(points)[0] if fit.arm == "residual")
+    of = {(name, point.size, point.seed): point for name in points for point in points[name]}
+    logs = []
+    for seed in range(3):
+        smaller, plain = of["residual", "16x64", seed], of["residual", "16x80", seed]
+        ours = of[arm, "16x80", seed]
+        slope = (plain.loss - smaller.loss) / math.log(plain.compute / smaller.compute)
+        further = math.log(plain.loss / ours.loss) / exponent if by_line else (ours.loss - plain.loss) / slope
+        logs.append(further + math.log(plain.compute / ours.compute))
+    return logs
+
+
+def largest_of_16() -> list[str]:
+    """What the page says of what 16x80 saves."""
+    two, line = (
+        {arm: factor_of(needed_at_the_largest(arm, by_line)) for arm in (*AHEAD, "delta:block_size=4", "rms-residual")}
+        for by_line in (False, True)
+    )
+    joints = [factor_of(needed_at_the_largest("block", by), len(LADDER)).partition(" ")[2] for by in (False, True)]
+    clock = [factor_of(needed_at_the_largest("block", by, "seconds")) for by in (False, True)]
+    others = [arm for arm in AHEAD if arm != "block"]
+    for by in (False, True):
+        lows = [factor_of(needed_at_the_largest(arm, by), len(LADDER)).split("[")[1].split(",")[0] for arm in others]
+        assert max(map(float, lows)) < 1, "the page says that every other reaches below 1"
+    return [
+        f"needs {two['block']} times the operations of `block`, {two['full']} for `full`, {two['rms-block']} for "
+        f"`rms-block` and {two['interlayer']} for `interlayer`, on a line",
+        f"and {line['block']}, {line['full']}, {line['rms-block']} and {line['interlayer']} with the slope",
+        f"that of `block` is {joints[0]} and {joints[1]}, and every other reaches below 1. Delta Block is at "
+        f"{two['delta:block_size=4'][:4]} and {line['delta:block_size=4'][:4]}, `rms-residual` at "
+        f"{two['rms-residual'][:4]} and {line['rms-residual'][:4]}.",
+        f"In seconds they are {clock[0]} and {clock[1]} for `block`: a step of it takes "
+        f"{ladder_step('block', '16x80')} times as long",
+    ]
 
 
 def ladder_step(arm: str, size: str) -> str:
@@ -155,10 +198,10 @@ def ladders() -> list[str]:
     others = [float(change) for arm, of in checks.items() if arm != "residual" for change in of]
     half_rate, _ = ladder_check("block", "16x48")
     block = ladder("block")["16x48"][0]
-    steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x64")] for arm in LADDER}
-    largest = {arm: number(-statistics.fmean(ladder(arm)["16x64"]), 3) for arm in AHEAD}
+    steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x80")] for arm in LADDER}
+    largest = {size: [number(-statistics.fmean(ladder(arm)[size]), 3) for arm in AHEAD] for size in ("16x64", "16x80")}
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
-    rates = {arm: line_of_rates(arm, "16x64") for arm in ("residual", "rms-block", "interlayer")}
+    rates = {arm: line_of_rates(arm, "16x80") for arm in ("residual", "rms-block", "interlayer")}
     two = ("block", "rms-block")
     checked = {arm: _losses_at_rates(arm, "16x64") for arm in ("residual", "block", "rms-block")}
     at_half, at_rate = ([number(checked["residual"][i] - checked[arm][i], 3) for arm in two] for i in (0, 1))
@@ -166,11 +209,12 @@ def ladders() -> list[str]:
     half, twice = zip(*(ladder_check(arm, "16x64") for arm in checked), strict=True)
     return [
         *map(ladder_row, LADDER),
-        f"`rms-block` is at {joint('rms-block', LADDER_16)} at the largest size and `interlayer` at "
-        f"{joint('interlayer', LADDER_16)}.",
+        f"`rms-block` is at {joint('rms-block', LADDER_16)} at the largest size, `interlayer` at "
+        f"{joint('interlayer', LADDER_16)} and `block` at {joint('block', LADDER_16)}.",
+        *largest_of_16(),
         f"gives `residual` {half[0]}, `block` {half[1]} and `rms-block` {half[2]}, so that the leads stay "
         f"{at_rate[0]} and {at_rate[1]}, and twice it {twice[0]}, {twice[1]} and {twice[2]}.",
-        f"for `residual` lowest: to {rates['residual']} of the default at 16x64, for `rms-block` to "
+        f"for `residual` lowest: to {rates['residual']} of the default at 16x80, for `rms-block` to "
         f"{rates['rms-block']} and for `interlayer` to {rates['interlayer']}. At 16x48 half of that rate leaves "
         f"`residual` {ladder_check('residual', '16x48')[0].lstrip('+')} further up, at 16x64",
         f"at half of it `residual` ends at {checks['residual'][0]}",
@@ -178,13 +222,14 @@ def ladders() -> list[str]:
         f"none but `block`: at half its rate it ends at {half_rate}, and with that is "
         f"{number(-block - float(half_rate), 3)} below `residual` on that seed in place of {number(block, 3)} above it",
         f"takes {steps['rms-block'][0]} times as long under `rms-block` as the plain one at width 16 and "
-        f"{steps['rms-block'][1]} times at width 64 (`block`: {' and '.join(steps['block'])}, "
+        f"{steps['rms-block'][1]} times at width 80 (`block`: {' and '.join(steps['block'])}, "
         f"`interlayer`: {' and '.join(steps['interlayer'])})",
         *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
-        f"`block` is {largest['block']} below `residual`, `full` {largest['full']}, `rms-block` {largest['rms-block']} "
-        f"and `interlayer` {largest['interlayer']}",
-        shown_along_the_range(),
-        f"at 16x64 itself `rms-block` and `block` end {apart_at_the_largest()} apart, where their lines are "
+        "at 16x64 `block` is {} below `residual`, `full` {}, `rms-block` {} and `interlayer` {}, at 16x80 {}, {}, {} "
+        "and {}, each in every seed.".format(*largest["16x64"], *largest["16x80"]),
+        f"whose seeds lie at {ladder_seeds('block', '16x80')}.",
+        f"of the smaller sizes' those of {shown_along_the_range()} do not",
+        f"At 16x80 itself `rms-block` and `block` end {apart_at_the_largest()} apart, where their lines are "
         f"{advantage('rms-block', LADDER_16)[0]} and {advantage('block', LADDER_16)[0]} from `residual`'s",
         beside_lines(),
     ]
@@ -197,19 +242,27 @@ def shown_along_the_range() -> str:
         interval = row["advantage in operations"].split("x ")[1]
         if float(interval.strip("[").split(",")[0]) > 1:
             rules.setdefault(row["connection"], []).append(f"{row['size']} {interval}")
-    return " and ".join(f"`{arm}` at {' and '.join(sizes)}" for arm, sizes in rules.items())
+    named = [f"`{arm}` at {', '.join(sizes)}" for arm, sizes in rules.items()]
+    return f"{', of '.join(named[:-1])} and of {named[-1]}"
 
 
 def apart_at_the_largest() -> str:
-    of = [statistics.fmean(ladder(arm)["16x64"]) for arm in ("block", "rms-block")]
-    return number(of[0] - of[1], 3)
+    of = [statistics.fmean(ladder(arm)["16x80"]) for arm in ("block", "rms-block")]
+    return number(abs(of[0] - of[1]), 3)
 
 
 def beside_lines() -> str:
-    """Where the plain residual and Block end at the two largest sizes, beside their own fitted lines."""
-    plain, block = ([100 * beside_line(arm, size) for size in ("16x48", "16x64")] for arm in ("residual", "block"))
-    above = f"ends {number(plain[0], 1)}% above its own line and Block {number(block[0], 1)}%"
-    return f"{above}, at 16x64 {number(-plain[1], 1)}% and {number(-block[1], 1)}% below it"
+    """Where the plain residual and Block end at the three largest sizes, beside their own fitted lines."""
+    (plain, block), *others = [
+        [number(abs(100 * beside_line(arm, size)), 1) for arm in ("residual", "block")]
+        for size in ("16x48", "16x64", "16x80")
+    ]
+    (plain_64, block_64), (plain_80, block_80) = others
+    assert [beside_line("block", size) > 0 for size in ("16x48", "16x64", "16x80")] == [True, False, True]
+    return (
+        f"the plain residual ends {plain}% above its own line and Block {block}%, at 16x64 they end {plain_64}% and "
+        f"{block_64}% below, and at 16x80 {plain_80}% and {block_80}% above."
+    )
 
 
 def twice_the_tokens() -> list[str]:

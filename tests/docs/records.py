@@ -79,9 +79,10 @@ def leads(arm: str) -> str:
     return ", ".join(number(statistics.fmean(of_size.values()), 3, "+") for of_size in by_size)
 
 
-def factor_of(logs: list[float]) -> str:
-    """The exponential of a mean and of its 95% interval."""
-    mean, reach = statistics.fmean(logs), t.ppf(0.975, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
+def factor_of(logs: list[float], at_once: int = 1) -> str:
+    """The exponential of a mean and of its 95% interval; at_once: of how many that hold together (Bonferroni)."""
+    mean, quantile = statistics.fmean(logs), 1 - 0.025 / at_once
+    reach = t.ppf(quantile, len(logs) - 1) * statistics.stdev(logs) / len(logs) ** 0.5
     low, times, high = (number(math.exp(value), 2) for value in (mean - reach, mean, mean + reach))
     return f"{times} [{low}, {high}]"
 

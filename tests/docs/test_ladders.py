@@ -23,14 +23,27 @@ from tests.docs.ladders import (
     by_clock,
     ladder,
     ladder_check,
+    needed_at_the_largest,
 )
-from tests.docs.records import EVIDENCE, READING, README, RESULTS, advantage, answers, joint, number, record, rows
+from tests.docs.records import (
+    EVIDENCE,
+    READING,
+    README,
+    RESULTS,
+    advantage,
+    answers,
+    factor_of,
+    joint,
+    number,
+    record,
+    rows,
+)
 
 
 def test_the_ladders_parameters_are_those_that_the_page_says():
     assert "Parameters are counted as 12 dim² per layer; at width 16 and 32 there are a twelfth more" in EVIDENCE
-    assert "at 64 a forty-eighth" in EVIDENCE
-    for width, more in ((16, 13), (24, 12), (32, 13), (48, 12), (64, 12.25)):
+    assert "at 80 a thirtieth, at 64 a forty-eighth" in EVIDENCE
+    for width, more in ((16, 13), (24, 12), (32, 13), (48, 12), (64, 12.25), (80, 12.4)):
         model = TransformerConfig(dim=width, heads=1, layers=1)
         assert 4 * width**2 + 3 * width * model.n_hidden == more * width**2
 
@@ -42,20 +55,62 @@ def test_what_the_pages_say_of_the_ladder_is_so():
     every = [apart for arm in AHEAD for of_size in ladder(arm).values() for apart in of_size]
     below = f"{sum(apart < 0 for apart in every)} of {len(every)}"
     assert f"`full` {below}." in EVIDENCE
-    last = {arm: of[-1] for arm, of in means.items()}
     for arm in ("rms-block", "interlayer"):
-        assert means[arm][3] == min(means[arm]) and 0.25 < last[arm] / means[arm][3] < 0.4
-    assert all(max(ladder(arm)["16x64"]) < 0 and round(last[arm], 2) == -0.03 for arm in AHEAD)
-    assert all(abs(last[arm]) < 0.01 for arm in LADDER if arm not in AHEAD)
+        at_16x48, at_16x64, at_16x80 = means[arm][3:]
+        assert at_16x48 == min(means[arm])
+        assert 0.28 < at_16x64 / at_16x48 < 0.38 and 0.18 < at_16x80 / at_16x48 < 0.22
+    for size, about in (("16x64", -0.03), ("16x80", -0.02)):
+        last = {arm: statistics.fmean(ladder(arm)[size]) for arm in LADDER}
+        assert all(max(ladder(arm)[size]) < 0 and abs(last[arm] - about) < 0.006 for arm in AHEAD)
+        assert all(abs(last[arm]) < 0.01 for arm in LADDER if arm not in AHEAD)
+    assert (decided("16", "16x64"), decided("16", "16x80")) == (["interlayer"], ["block"])
+    assert "three seeds decide for `interlayer` alone at 16x64 and for `block` alone at 16x80" in EVIDENCE
+    assert "decide for `interlayer` alone at 16x64 and for `block` alone at 16x80" in READING
+    closer = [
+        after > before
+        for arm in AHEAD
+        for before, after in zip(ladder(arm)["16x64"], ladder(arm)["16x80"], strict=True)
+    ]
+    assert (sum(closer), len(closer)) == (11, 12) and "in eleven of 12 pairs, which three seeds do not" in EVIDENCE
+    shrinks = [ttest_rel(ladder(arm)["16x80"], ladder(arm)["16x64"]).pvalue for arm in AHEAD]
+    assert min(shrinks) > 0.05
+    shares = {size: [share(arm, size) for arm in AHEAD] for size in ("16x64", "16x80")}
+    assert all(after < before for before, after in zip(*shares.values(), strict=True))
     for found in (*(advantage(arm, LADDER_16)[1] for arm in LADDER), *(by_clock(arm)[-1][1] for arm in LADDER)):
-        assert float(found.strip("[").split(",")[0]) < 1
+        assert ends(found)[0] < 1
     gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "16x48"))) < 0]
     assert gains == ["block"]
     assert ladder("full")["16x48"][0] == min(ladder("full")["16x48"]), "the seed of the check is the best of three"
-    assert decided("16", "16x64") == ["interlayer"] and "three seeds decide for `interlayer` alone" in EVIDENCE
     slower = {arm: [ends(interval)[1] < 1 for _, interval in by_clock(arm)] for arm in LADDER}
-    assert [arm for arm in LADDER if slower[arm][:3] == [True] * 3] == ["block", "full", "delta:block_size=4"]
-    assert not any(any(of[3:]) or (any(of) and not all(of[:3])) for of in slower.values())
+    assert {arm: sum(of) for arm, of in slower.items() if any(of)} == {"block": 4, "full": 4, "delta:block_size=4": 4}
+    assert not any(any(of[4:]) for of in slower.values())
+
+
+def test_what_the_pages_say_of_the_largest_size_is_so():
+    ranges = [
+        [factor_of(needed_at_the_largest("block", by_line, axis)).split()[0] for by_line in (True, False)]
+        for axis in ("operations", "seconds")
+    ]
+    operations, seconds = (" to ".join(sorted(of)) for of in ranges)
+    leads = {arm: number(-statistics.fmean(ladder(arm)["16x80"]), 3) for arm in AHEAD}
+    assert f"`block` ends {leads['block']} below in each of three seeds" in README
+    assert f"needs {operations} times its operations, by the slope that one takes, and {seconds} times its" in README
+    assert f"at width 80 by {min(leads.values())} to {max(leads.values())}, decided for `block`" in README
+    assert f"saves compute, by {operations}, as one reads it" in EVIDENCE
+
+
+def share(arm: str, size: str) -> float:
+    """An arm's lead as a share of the baseline's loss."""
+    losses = [run["loss"] for run in record("ladder-16")["runs"] if (run["arm"], run["size"]) == ("residual", size)]
+    return -statistics.fmean(ladder(arm)[size]) / statistics.fmean(losses)
+
+
+def test_the_largest_size_was_trained_on_a_gpu_and_no_other():
+    of = record("ladder-16")["runs"]
+    on_gpu = [run for run in of if run.get("gpu")]
+    assert {run["size"] for run in on_gpu} == {"16x80"} and len(on_gpu) == 21
+    assert {run["gpu"] for run in on_gpu} == {"NVIDIA H100 80GB HBM3"} and len({run["commit"] for run in on_gpu}) == 1
+    assert {run["steps"] for run in on_gpu} == {6000} and {run["parameters"] for run in on_gpu} == {1_228_800}
 
 
 def decided(of: str, size: str) -> list[str]:
