@@ -509,6 +509,21 @@ def test_the_gpu_s_rows_are_those_of_its_record():
     assert f"A plain copy moves {copied:.2f} TB/s there" in text
 
 
+def test_the_h100_s_rows_are_those_of_its_record():
+    text = (ROOT / "docs" / "PERFORMANCE.md").read_text(encoding="utf-8")
+    decode, *shares = bench("-gpu-h100")
+    for dim, forward, backward in zip((1024, 2048, 4096), shares[::2], shares[1::2], strict=True):
+        assert f"d {dim}, 9 sources" in forward["what"] and f"d {dim}, 9 sources" in backward["what"]
+        assert f"| {dim} | {Row(**forward).measured} | {Row(**backward).measured} |" in text
+    taken = decode["details"]
+    block, residual = taken["block, ms"], taken["residual, ms"]
+    slower = Row(**decode).measured
+    assert text.count(slower) == 3 and f"**A decode step takes {slower} longer with Block** (must 2%)" in text
+    assert f"{block:.2f} ms for {residual:.2f}, so {1e3 * (block - residual) / 49:.0f} us at each of 49" in text
+    copied, clocked = (shares[0]["details"][f"{of} bandwidth, GB/s"] / 1e3 for of in ("copy", "peak"))
+    assert f"a plain copy at {copied:.2f} TB/s of {clocked:.2f}" in text
+
+
 def compiled(call: str, direction: str, kernel: str) -> list[str]:
     """The numbers of a kernel of a call on sm_90: warps, registers, programs, spilled, .., issue cycles and kB."""
     of = f"{call}, {direction}: "
