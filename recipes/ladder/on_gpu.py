@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -45,7 +46,8 @@ LAUNCHED = 3
 class GraphTrainer(Trainer):
     """A trainer of one batch per step whose steps are replays of one CUDA graph; on a CPU they are made as they are.
 
-    A learning rate is a tensor here, because a graph keeps numbers as they were.
+    A learning rate is a tensor here, because a graph keeps numbers as they were. The GPU's default stream takes no
+    capture: make and run it on another.
     """
 
     def __init__(self, *arguments, **options) -> None:
@@ -87,14 +89,15 @@ class GraphTrainer(Trainer):
         elif self.device.type == "cuda" and self._launched == LAUNCHED:
             self._graph = torch.cuda.CUDAGraph()
             here = torch.cuda.current_stream()
-            with torch.cuda.graph(self._graph, stream=here, capture_error_mode="thread_local"):  # a thread pins batches
+            # Of this thread alone: another one pins the next batch meanwhile.
+            with torch.cuda.graph(self._graph, stream=here, capture_error_mode="thread_local"):
                 self._advance()
             self._graph.replay()
         else:
             self._advance()
             self._launched += 1
         loss, norm = self._numbers.tolist()
-        if not norm < float("inf") or loss != loss:
+        if not (math.isfinite(loss) and math.isfinite(norm)):  # the last checkpoint is good, these weights are not
             raise NonFinite(f"step {self.step + 1}: the loss is {loss}, the gradient norm is {norm}")
         self.step += 1
         return {"loss": loss, "lr": share * self.config.optimizer.lr, "grad_norm": norm}
@@ -110,7 +113,8 @@ class GraphTrainer(Trainer):
         parameters = [parameter for parameter in self._learned if parameter.grad is not None]
         norm = self.total_norm([p.grad for p in parameters if p.grad is not None])
         self._numbers.copy_(torch.stack([loss.detach(), norm]))
-        torch.nn.utils.clip_grads_with_norm_(parameters, self.config.optimizer.clip, norm)
+        if self.config.optimizer.clip:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.config.optimizer.clip, norm)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 torch.mul(self._share, group["peak_lr"], out=group["lr"])
@@ -184,6 +188,8 @@ def main(out: Path, record: Path, sizes: Sequence[str], only: str = "") -> None:
     runs: dict[str, list[Planned]] = defaultdict(list)
     for run in runs_of(out, record, sizes):
         runs[f"{run.arm}/{run.seed}"].append(run)
+    if not torch.cuda.is_available():
+        raise UsageError("torch finds no GPU here; recipes/ladder.sh trains on a CPU")
     if not only:
         command = [sys.executable, __file__, str(out), str(record), *sizes]
         processes = [subprocess.Popen(command, env=os.environ | {"ONLY": name}) for name in runs]

@@ -6,6 +6,7 @@ import dataclasses
 import runpy
 import subprocess
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -36,15 +37,23 @@ def of_rule(config: RunConfig, rule: str, device: str) -> RunConfig:
     return dataclasses.replace(config, model=model, batch_size=2, device=device)
 
 
+def own_stream(device: str) -> AbstractContextManager:
+    """As the recipe has it: nothing can be captured on the default one."""
+    return torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext()
+
+
 @pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("clip", [1.0, 0.0])
 @pytest.mark.parametrize("rule", ["residual", "block", "delta:block_size=2"])
-def test_steps_are_the_trainers(recipe, config, rule, device):
+def test_steps_are_the_trainers(recipe, config, rule, clip, device):
     config = of_rule(config, rule, device)
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, clip=clip))
     corpus = open_corpus(config.data)
     config = fit_vocabulary(config, corpus.vocab_size)
-    ours, theirs = recipe["GraphTrainer"](config, corpus), Trainer(config, corpus)
-    for step in range(config.steps):
-        made, expected = ours.train_step(), theirs.train_step()
+    with own_stream(device):
+        ours, theirs = recipe["GraphTrainer"](config, corpus), Trainer(config, corpus)
+        steps = [(ours.train_step(), theirs.train_step()) for _ in range(config.steps)]
+    for step, (made, expected) in enumerate(steps):
         assert made["lr"] == expected["lr"]
         for name in ("loss", "grad_norm"):
             assert made[name] == pytest.approx(expected[name], rel=1e-4), f"{name} at step {step}"
@@ -62,15 +71,18 @@ def test_steps_are_the_trainers(recipe, config, rule, device):
 def test_a_stopped_run_goes_on(recipe, config, device, monkeypatch, tmp_path):
     config = of_rule(config, "block", device)
     monkeypatch.setattr(loop, "_trainer", lambda config, corpus, world, resumes: recipe["GraphTrainer"](config, corpus))
-    whole = train(config, tmp_path / "whole")["validation_loss"]
+    with own_stream(device):
+        whole = train(config, tmp_path / "whole")["validation_loss"]
 
     def stop(event: dict) -> None:
         if event["kind"] == "saved" and event["step"] == 6:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        train(config, tmp_path / "stopped", stop)
-    assert train(config, tmp_path / "stopped")["validation_loss"] == pytest.approx(whole, rel=1e-5)
+    with own_stream(device):
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "stopped", stop)
+        again = train(config, tmp_path / "stopped")["validation_loss"]
+    assert again == pytest.approx(whole, rel=1e-5)
     if device == "cpu":
         assert weights(tmp_path / "stopped", 10) == weights(tmp_path / "whole", 10)
 
@@ -104,3 +116,7 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path):
     refused = ran(tmp_path, RECORD, "16x81")
     assert refused.returncode == 1 and refused.stderr.startswith("attnres: size '16x81'")
     assert refused.stderr.count("\n") == 1
+    if not torch.cuda.is_available():
+        refused = ran(tmp_path, RECORD, "16x80@10")
+        assert refused.returncode == 1 and refused.stderr.startswith("attnres: torch finds no GPU here")
+        assert refused.stderr.count("\n") == 1 and not list(tmp_path.iterdir())
