@@ -7,7 +7,7 @@
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
 # alone. 16-20 goes on from the runs of 16 where they are. RUNS (runs) is where runs lie, WORKERS (1) how many at a time.
-# Where there is a GPU, recipes/ladder/on_gpu.py trains 16x80 there in five minutes, a third of those hours.
+# Where there is a GPU, recipes/ladder/on_gpu.py trains 16x80 there in six minutes, a third of those hours.
 set -euo pipefail
 
 ladder=${1:?give the layers: 16 or 32, or 16-20}

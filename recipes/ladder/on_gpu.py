@@ -4,22 +4,23 @@
 
 A model this small leaves most of a GPU idle, and launching its kernels one by one takes longer than they do. So a whole
 step, with its optimizers, is one CUDA graph here; all else is the trainer's, and so is what a run ends with, but for
-rounding. All runs of a size go on at once, side by side where an MPS daemon lets them; a process that is done with one
-size goes on with the next. With COMPILE=1 torch.compile makes fewer kernels of each sublayer. What is done is left out,
-what was stopped goes on; `attnres scaling` with the same --out takes finished runs into the record.
+rounding. All runs of a size go on at once, side by side under an MPS daemon (nvidia-cuda-mps-control -d); a process
+that is done with one size goes on with the next. With COMPILE=1 torch.compile makes fewer kernels of each sublayer.
+What is done is left out, what was stopped goes on; `attnres scaling` with the same --out takes finished runs into the
+record.
 """
 
 from __future__ import annotations
 
 import ctypes
-import dataclasses
 import itertools
 import math
 import os
+import signal
 import subprocess
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -28,12 +29,12 @@ from torch.optim import AdamW, Muon
 
 from attnres.errors import UsageError
 from attnres.lab.record import read_record
-from attnres.lab.scaling.plan import DEFAULTS, Options, Planned, plan
+from attnres.lab.scaling.plan import Options, Planned, plan
 from attnres.lab.scaling.rates import chosen_rates, seed_runs
 from attnres.lab.scaling.record import ScalingRecord
 from attnres.ops.newton_schulz import orthogonalise
 from attnres.torch_private import adjust_lr
-from attnres.train import loop, train
+from attnres.train import config_from_json, loop, train
 from attnres.train.folder import RunFolder
 from attnres.train.loop import Interrupted, RunStopped
 from attnres.train.optimizers import schedule
@@ -80,7 +81,9 @@ class GraphTrainer(Trainer):
         return model, optimizers
 
     def train_step(self) -> dict[str, float]:
+        began = time.perf_counter()
         (batch,) = (self.sampler.next() for _ in range(self.config.accumulate))
+        self.data_seconds += time.perf_counter() - began
         share = schedule(self.config.optimizer, self.step, self.config.steps)
         self._tokens.copy_(batch, non_blocking=True)
         self._share.fill_(share)
@@ -108,7 +111,8 @@ class GraphTrainer(Trainer):
 
     def _advance(self) -> None:
         """One step from the batch in `_tokens` at the share in `_share` of the learning rates."""
-        loss = token_losses(self.model, self._tokens).mean()
+        with self._autocast():
+            loss = token_losses(self.model, self._tokens).mean()
         loss.backward()
         parameters = [parameter for parameter in self._learned if parameter.grad is not None]
         norm = self.total_norm([p.grad for p in parameters if p.grad is not None])
@@ -149,7 +153,7 @@ class Matrices:
             self.momenta = torch.stack([state.get("momentum_buffer", zero) for state in states])
             for state, row in zip(states, self.momenta, strict=True):
                 state["momentum_buffer"] = row
-        grads = torch.stack([matrix.grad for matrix in self.matrices if matrix.grad is not None])
+        grads = torch.stack([matrix.grad for matrix in self.matrices])  # pyright: ignore[reportArgumentType]: all have
         self.momenta.lerp_(grads, 1 - group["momentum"])
         updates = grads.lerp(self.momenta, group["momentum"]).unbind()
         whole = orthogonalise(updates, group["ns_coefficients"], group["ns_steps"], group["eps"])
@@ -159,15 +163,25 @@ class Matrices:
 
 
 def runs_of(out: Path, record: Path, sizes: Sequence[str]) -> list[Planned]:
-    """The runs of these sizes on all seeds of the sweep, at the rates of its rule."""
+    """The runs of these sizes on the seeds of the sweep, with its configuration and at the rates of its rule."""
     known = read_record(record, ScalingRecord)
-    assert known.sweep
-    given = dataclasses.replace(DEFAULTS, batch_size=known.sweep.config["batch_size"])
+    if known.sweep is None:
+        raise UsageError(f"{record} is from before a sweep's settings were kept")
     smallest = tuple(dict.fromkeys(run.size for run in known.grid))
-    options = Options(known.arms, (*smallest, *sizes), heads=known.sweep.heads, grid=known.sweep.grid, config=given)
+    options = Options(
+        known.arms,
+        (*smallest, *(size for size in sizes if size.partition("@")[0] not in smallest)),
+        heads=known.sweep.heads,
+        tokens_per_parameter=known.tokens_per_parameter,
+        seeds=len({run.seed for run in known.runs}),
+        grid=known.sweep.grid,
+        config=config_from_json(dict(known.sweep.config)),
+    )
     of = plan(options, out)
-    rates = chosen_rates(of, known.grid)
-    return [run for size in of.sizes[2:] for run in seed_runs(of, size, rates)]
+    if {size.name for size in of.sizes[:2]} != set(smallest):
+        raise UsageError(f"a size smaller than {smallest[1]} is of another sweep: rates come from the two smallest")
+    rates, wanted = chosen_rates(of, known.grid), {size.partition("@")[0] for size in sizes}
+    return [run for size in of.sizes if size.name in wanted for run in seed_runs(of, size, rates)]
 
 
 def let_waiting_sleep() -> None:
@@ -183,19 +197,28 @@ def train_one(run: Planned) -> None:
         print(f"done: validation loss {train(run.job.config, run.job.folder)['validation_loss']:.4f}", flush=True)
 
 
-def main(out: Path, record: Path, sizes: Sequence[str], only: str = "") -> None:
-    """Train what `only` names, ARM/SEED; where it names nothing, all of it, each in a process of its own."""
-    runs: dict[str, list[Planned]] = defaultdict(list)
+def train_all(commands: Mapping[str, Sequence[str]]) -> bool:
+    """Run every command with its name as ONLY, all at a time; whether all ended well. SIGTERM stops all of them."""
+    processes = [subprocess.Popen(command, env=os.environ | {"ONLY": name}) for name, command in commands.items()]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches each of them by itself, and this one waits
+    signal.signal(signal.SIGTERM, lambda *_: [process.terminate() for process in processes])
+    return not any([process.wait() for process in processes])
+
+
+def main(out: Path, record: Path, sizes: Sequence[str], only: str | None) -> None:
+    """Train what `only` names, ARM/SEED, or all of it, each in a process of its own."""
+    runs: dict[str, list[Planned]] = {}
     for run in runs_of(out, record, sizes):
-        runs[f"{run.arm}/{run.seed}"].append(run)
+        runs.setdefault(f"{run.arm}/{run.seed}", []).append(run)
     if not torch.cuda.is_available():
         raise UsageError("torch finds no GPU here; recipes/ladder.sh trains on a CPU")
-    if not only:
+    if only is None:
         command = [sys.executable, __file__, str(out), str(record), *sizes]
-        processes = [subprocess.Popen(command, env=os.environ | {"ONLY": name}) for name in runs]
-        if any([process.wait() for process in processes]):
+        if not train_all(dict.fromkeys(runs, command)):
             raise UsageError("some run was not finished; the same command goes on with it")
         return
+    if only not in runs:
+        raise UsageError(f"ONLY={only}: there are {', '.join(runs)}")
     loop._trainer = lambda config, corpus, world, resumes: GraphTrainer(config, corpus, resumes)
     torch.set_num_threads(1)
     let_waiting_sleep()
@@ -208,6 +231,6 @@ if __name__ == "__main__":
     if len(sys.argv) < 4:
         sys.exit(__doc__)
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], os.environ.get("ONLY", ""))
+        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], os.environ.get("ONLY"))
     except (UsageError, RunStopped, Interrupted) as error:
         sys.exit(f"attnres: {error}")

@@ -6,6 +6,7 @@ import dataclasses
 import runpy
 import subprocess
 import sys
+import time
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -13,6 +14,8 @@ import pytest
 import torch
 
 from attnres.data import open_corpus
+from attnres.lab.record import read_record
+from attnres.lab.scaling.record import ScalingRecord
 from attnres.train import RunConfig, loop, train
 from attnres.train.folder import fit_vocabulary
 from attnres.train.trainer import NonFinite, Trainer
@@ -22,6 +25,7 @@ from tests.train.conftest import weights
 ROOT = Path(__file__).parents[2]
 ON_GPU = ROOT / "recipes" / "ladder" / "on_gpu.py"
 RECORD = ROOT / "results" / "ladder-16.json"
+ARMS = read_record(RECORD, ScalingRecord).arms
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
@@ -43,8 +47,9 @@ def own_stream(device: str) -> AbstractContextManager:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("clip", [1.0, 0.0])
-@pytest.mark.parametrize("rule", ["residual", "block", "delta:block_size=2"])
+@pytest.mark.parametrize(
+    ("rule", "clip"), [*((rule, 1.0) for rule in (*ARMS[:-2], "delta:block_size=2", "interlayer")), ("residual", 0.0)]
+)
 def test_steps_are_the_trainers(recipe, config, rule, clip, device):
     config = of_rule(config, rule, device)
     config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, clip=clip))
@@ -62,7 +67,7 @@ def test_steps_are_the_trainers(recipe, config, rule, clip, device):
     )
     assert state.keys() == expected_state.keys()
     for key, other in expected_state.items():
-        assert (state[key] - other).norm() <= 2e-3 * other.norm() + 1e-6, key
+        assert (state[key] - other).norm() <= 1e-2 * other.norm() + 1e-6, key  # Newton-Schulz rounds to bfloat16
     for (name, one), other in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
         assert (one - other).norm() <= 2e-3 * other.norm() + 1e-6, name
 
@@ -98,6 +103,22 @@ def test_what_is_not_finite_stops_the_run(recipe, config):
         trainer.train_step()
 
 
+@pytest.mark.gpu
+def test_compiled_steps_are_the_trainers(recipe, config, monkeypatch):
+    monkeypatch.setenv("COMPILE", "1")
+    test_steps_are_the_trainers(recipe, config, "block", 1.0, "cuda")
+
+
+def test_each_arm_has_the_rate_and_the_steps_of_the_ladder(recipe, tmp_path):
+    known = {(run.arm, run.size, run.seed): run for run in read_record(RECORD, ScalingRecord).runs}
+    for run in recipe["runs_of"](tmp_path, RECORD, ["16x24", "16x32", "16x64@10"]):
+        there = known.pop((run.arm, run.size.name, run.seed))
+        assert (run.factor, run.job.config.steps) == (there.factor, there.steps)
+    assert {size for _, size, _ in known} == {"16x16", "16x48", "16x80"}
+    longer = recipe["runs_of"](tmp_path, RECORD, ["16x80"])
+    assert {run.job.config.steps for run in longer} == {12_000}, "the ladder's 20 tokens per parameter"
+
+
 def test_the_runs_are_the_ladders_at_its_rates(recipe, tmp_path):
     runs = recipe["runs_of"](tmp_path, RECORD, ["16x80@10", "16x96@10"])
     assert len(runs) == 42 and {run.seed for run in runs} == {0, 1, 2}
@@ -108,6 +129,32 @@ def test_the_runs_are_the_ladders_at_its_rates(recipe, tmp_path):
     assert runs[0].job.folder == tmp_path / "residual" / "16x80" / "lr-0.5" / "seed-0"
 
 
+def test_a_stopped_sweep_stops_its_runs(recipe, tmp_path):
+    """SIGTERM reaches the processes, each of which saves; the sweep ends when they have."""
+    command = [sys.executable, "-c", STAND_IN, str(tmp_path)]
+    sweep = f"import runpy; all_done = runpy.run_path({str(ON_GPU)!r})['train_all']; "
+    sweep += f"print(all_done(dict.fromkeys(['a', 'b'], {command!r})))"
+    process = subprocess.Popen([sys.executable, "-c", sweep], stdout=subprocess.PIPE, text=True)
+    while len(list(tmp_path.glob("*.begun"))) < 2:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.communicate(timeout=60)[0] == "False\n"
+    assert sorted(path.name for path in tmp_path.glob("*.saved")) == ["a.saved", "b.saved"]
+
+
+STAND_IN = """
+import os, pathlib, signal, sys
+place = pathlib.Path(sys.argv[1])
+def save(*_):
+    (place / f"{os.environ['ONLY']}.saved").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, save)
+(place / f"{os.environ['ONLY']}.begun").touch()
+signal.pause()
+"""
+
+
 def test_bad_arguments_are_refused_in_one_line(tmp_path):
     def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
         return subprocess.run([sys.executable, ON_GPU, *map(str, arguments)], capture_output=True, text=True)
@@ -116,6 +163,8 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path):
     refused = ran(tmp_path, RECORD, "16x81")
     assert refused.returncode == 1 and refused.stderr.startswith("attnres: size '16x81'")
     assert refused.stderr.count("\n") == 1
+    smaller = ran(tmp_path, RECORD, "16x12@10").stderr
+    assert smaller.startswith("attnres: a size smaller than 16x24") and smaller.count("\n") == 1
     if not torch.cuda.is_available():
         refused = ran(tmp_path, RECORD, "16x80@10")
         assert refused.returncode == 1 and refused.stderr.startswith("attnres: torch finds no GPU here")
