@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The ladder of docs/EVIDENCE.md: every rule up to 1.2 million parameters, trained to the compute-optimal point on a CPU.
+# The ladder of docs/EVIDENCE.md: every rule up to 1.2 million parameters, on 20 tokens per parameter or 10, on a CPU.
 #
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 80: 42 hours of one core with AVX-512
 #     recipes/ladder.sh 16-20       # width 48 and 64 to the others' 20 tokens per parameter: 16 hours behind 16

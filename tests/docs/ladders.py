@@ -103,52 +103,84 @@ def _loss_and_operations(of: str, arm: str, size: str, seed: int) -> tuple[float
     return run["loss"], run["tokens"] * run["flops_per_token"]
 
 
-def needed_at_the_largest(arm: str, by_line: bool = False, axis: str = "operations") -> list[float]:
-    """How many times what an arm uses at 16x80 the baseline needs for its loss there: logarithms, seed by seed.
+def needed_there(
+    arm: str, by_line: bool = False, axis: str = "operations", sizes: tuple[str, str] = ("16x64", "16x80")
+) -> list[float]:
+    """How many times what an arm uses at the second size the baseline needs for its loss: logarithms, seed by seed.
 
-    On a line through the baseline's own losses at 16x64 and 16x80 over the logarithm of what it uses, or, `by_line`,
-    with the exponent of its fitted line.
+    On a line through the baseline's own losses at both sizes over the logarithm of what it uses, or, `by_line`, with
+    the exponent of its fitted line.
     """
     points = axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
     exponent = next(fit.exponent for fit in fit_where_possible(points)[0] if fit.arm == "residual")
     of = {(name, point.size, point.seed): point for name in points for point in points[name]}
     logs = []
     for seed in range(3):
-        smaller, plain = of["residual", "16x64", seed], of["residual", "16x80", seed]
-        ours = of[arm, "16x80", seed]
+        smaller, plain = (of["residual", size, seed] for size in sizes)
+        ours = of[arm, sizes[1], seed]
         slope = (plain.loss - smaller.loss) / math.log(plain.compute / smaller.compute)
         further = math.log(plain.loss / ours.loss) / exponent if by_line else (ours.loss - plain.loss) / slope
         logs.append(further + math.log(plain.compute / ours.compute))
     return logs
 
 
+def local_exponents() -> list[str]:
+    """Of the baseline between its three largest sizes, from the means over seeds."""
+    points = final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord))["residual"]
+    of = {}
+    for size in ("16x48", "16x64", "16x80"):
+        at = [point for point in points if point.size == size]
+        of[size] = math.log(statistics.fmean(point.loss for point in at)), math.log(at[0].compute)
+    pairs = (("16x48", "16x64"), ("16x64", "16x80"))
+    return [number((of[a][0] - of[b][0]) / (of[b][1] - of[a][1]), 3) for a, b in pairs]
+
+
 def largest_of_16() -> list[str]:
     """What the page says of what 16x80 saves."""
+    others = ("full", "rms-block", "interlayer")
     two, line = (
-        {arm: factor_of(needed_at_the_largest(arm, by_line)) for arm in (*AHEAD, "delta:block_size=4", "rms-residual")}
-        for by_line in (False, True)
+        {arm: factor_of(needed_there(arm, by)) for arm in ("block", *others, "delta:block_size=4", "rms-residual")}
+        for by in (False, True)
     )
-    joints = [factor_of(needed_at_the_largest("block", by), len(LADDER)).partition(" ")[2] for by in (False, True)]
-    clock = [factor_of(needed_at_the_largest("block", by, "seconds")) for by in (False, True)]
-    others = [arm for arm in AHEAD if arm != "block"]
     for by in (False, True):
-        lows = [factor_of(needed_at_the_largest(arm, by), len(LADDER)).split("[")[1].split(",")[0] for arm in others]
+        lows = [factor_of(needed_there(arm, by), len(LADDER)).split("[")[1].split(",")[0] for arm in others]
         assert max(map(float, lows)) < 1, "the page says that every other reaches below 1"
+
+    def joints(arm: str, axis: str = "operations", sizes: tuple[str, str] = ("16x64", "16x80")) -> str:
+        of = [factor_of(needed_there(arm, by, axis, sizes), len(LADDER)) for by in (False, True)]
+        return " and ".join(one.partition(" ")[2] for one in of)
+
+    def clock(arm: str) -> list[str]:
+        return [factor_of(needed_there(arm, by, "seconds")) for by in (False, True)]
+
+    smaller = ("16x48", "16x64")
+    before, last = local_exponents()
+    exponent = next(
+        fit.exponent
+        for fit in fit_where_possible(final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord)))[0]
+        if fit.arm == "residual"
+    )
+    delta = clock("delta:block_size=4")
     return [
         f"needs {two['block']} times the operations of `block`, {two['full']} for `full`, {two['rms-block']} for "
         f"`rms-block` and {two['interlayer']} for `interlayer`, on a line",
-        f"and {line['block']}, {line['full']}, {line['rms-block']} and {line['interlayer']} with the slope",
-        f"that of `block` is {joints[0]} and {joints[1]}, and every other reaches below 1. Delta Block is at "
+        f"and {line['block']}, {line['full']}, {line['rms-block']} and {line['interlayer']} with the exponent",
+        f"is the table's {' '.join(advantage('block', LADDER_16))}.",
+        f"that of `block` is {joints('block')}, and every other reaches below 1. Delta Block is at "
         f"{two['delta:block_size=4'][:4]} and {line['delta:block_size=4'][:4]}, `rms-residual` at "
         f"{two['rms-residual'][:4]} and {line['rms-residual'][:4]}.",
-        f"In seconds they are {clock[0]} and {clock[1]} for `block`: a step of it takes "
-        f"{ladder_step('block', '16x80')} times as long",
+        f"show nothing for `block` once they are to hold for six arms, {joints('block', sizes=smaller)}, and for "
+        f"`interlayer` {joints('interlayer', sizes=smaller)}.",
+        f"its exponent is {last} there, {before} between 16x48 and 16x64, and {number(exponent, 3)} along the line.",
+        f"they are {clock('block')[0]} and {clock('block')[1]} for `block`, whose step takes "
+        f"{ladder_step('block', '16x80')} times the plain one's, and for six arms at once {joints('block', 'seconds')}",
+        f"`full` is at {clock('full')[0]} and {clock('full')[1]}, Delta Block at {delta[0]} and {delta[1]}.",
     ]
 
 
-def ladder_step(arm: str, size: str) -> str:
+def ladder_step(arm: str, size: str, of: str = "") -> str:
     """What a step of an arm of a ladder takes over the baseline's."""
-    seconds = record(f"ladder-{size.partition('x')[0]}")["step_times"]["seconds"][size]
+    seconds = record(f"ladder-{of or size.partition('x')[0]}")["step_times"]["seconds"][size]
     return number(seconds[arm] / seconds["residual"], 2)
 
 
@@ -201,7 +233,7 @@ def ladders() -> list[str]:
     steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x80")] for arm in LADDER}
     largest = {size: [number(-statistics.fmean(ladder(arm)[size]), 3) for arm in AHEAD] for size in ("16x64", "16x80")}
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
-    rates = {arm: line_of_rates(arm, "16x80") for arm in ("residual", "rms-block", "interlayer")}
+    rates = {arm: line_of_rates(arm, "16x80") for arm in ("residual", "block", "rms-block", "interlayer")}
     two = ("block", "rms-block")
     checked = {arm: _losses_at_rates(arm, "16x64") for arm in ("residual", "block", "rms-block")}
     at_half, at_rate = ([number(checked["residual"][i] - checked[arm][i], 3) for arm in two] for i in (0, 1))
@@ -214,8 +246,9 @@ def ladders() -> list[str]:
         *largest_of_16(),
         f"gives `residual` {half[0]}, `block` {half[1]} and `rms-block` {half[2]}, so that the leads stay "
         f"{at_rate[0]} and {at_rate[1]}, and twice it {twice[0]}, {twice[1]} and {twice[2]}.",
-        f"for `residual` lowest: to {rates['residual']} of the default at 16x80, for `rms-block` to "
-        f"{rates['rms-block']} and for `interlayer` to {rates['interlayer']}. At 16x48 half of that rate leaves "
+        f"for `residual` lowest: to {rates['residual']} of the default at 16x80, for `block` to {rates['block']}, for "
+        f"`rms-block` to {rates['rms-block']} and for `interlayer` to {rates['interlayer']}. "
+        "At 16x48 half of that rate leaves "
         f"`residual` {ladder_check('residual', '16x48')[0].lstrip('+')} further up, at 16x64",
         f"at half of it `residual` ends at {checks['residual'][0]}",
         f"no arm but `residual` gains more than {number(-min(others), 3)}",
@@ -227,11 +260,8 @@ def ladders() -> list[str]:
         *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
         "at 16x64 `block` is {} below `residual`, `full` {}, `rms-block` {} and `interlayer` {}, at 16x80 {}, {}, {} "
         "and {}, each in every seed.".format(*largest["16x64"], *largest["16x80"]),
-        f"whose seeds lie at {ladder_seeds('block', '16x80')}.",
+        f"close together at 16x80, at {ladder_seeds('block', '16x80')};",
         f"of the smaller sizes' those of {shown_along_the_range()} do not",
-        f"At 16x80 itself `rms-block` and `block` end {apart_at_the_largest()} apart, where their lines are "
-        f"{advantage('rms-block', LADDER_16)[0]} and {advantage('block', LADDER_16)[0]} from `residual`'s",
-        beside_lines(),
     ]
 
 
@@ -244,25 +274,6 @@ def shown_along_the_range() -> str:
             rules.setdefault(row["connection"], []).append(f"{row['size']} {interval}")
     named = [f"`{arm}` at {', '.join(sizes)}" for arm, sizes in rules.items()]
     return f"{', of '.join(named[:-1])} and of {named[-1]}"
-
-
-def apart_at_the_largest() -> str:
-    of = [statistics.fmean(ladder(arm)["16x80"]) for arm in ("block", "rms-block")]
-    return number(abs(of[0] - of[1]), 3)
-
-
-def beside_lines() -> str:
-    """Where the plain residual and Block end at the three largest sizes, beside their own fitted lines."""
-    (plain, block), *others = [
-        [number(abs(100 * beside_line(arm, size)), 1) for arm in ("residual", "block")]
-        for size in ("16x48", "16x64", "16x80")
-    ]
-    (plain_64, block_64), (plain_80, block_80) = others
-    assert [beside_line("block", size) > 0 for size in ("16x48", "16x64", "16x80")] == [True, False, True]
-    return (
-        f"the plain residual ends {plain}% above its own line and Block {block}%, at 16x64 they end {plain_64}% and "
-        f"{block_64}% below, and at 16x80 {plain_80}% and {block_80}% above."
-    )
 
 
 def twice_the_tokens() -> list[str]:
@@ -284,9 +295,9 @@ def twice_the_tokens() -> list[str]:
     ]
 
 
-def below_on_lines(arm: str, size: str) -> str:
-    """How far an arm's line is below the baseline's at a size after 20 tokens per parameter, at the compute of each."""
-    points = final_points(read_record(RESULTS / "ladder-16-20.json", ScalingRecord))
+def below_on_lines(arm: str, size: str, of: str = "16-20") -> str:
+    """How far an arm's line is below the baseline's at a size of a ladder, at the compute of each."""
+    points = final_points(read_record(RESULTS / f"ladder-{of}.json", ScalingRecord))
     lines = {fit.arm: fit for fit in fit_where_possible(points)[0]}
     losses = [
         lines[name].loss(next(point.compute for point in points[name] if point.size == size))

@@ -19,6 +19,7 @@ from attnres.lab.scaling.plan import Options, plan
 from attnres.lab.scaling.rates import CHECKED_AT, rounded
 from attnres.lab.scaling.record import ScalingRecord
 from attnres.train.sweep import JobState
+from tests.lab import sample
 
 
 @dataclass
@@ -122,3 +123,20 @@ def test_steps_are_timed_of_all_that_the_record_has(machine, tmp_path, monkeypat
         with pytest.raises(UsageError, match=f"--time-steps times all .* name {missing} in the command, too"):
             go(machine, file, time_steps=True, **fewer)
     assert read_record(file, ScalingRecord) == before
+
+
+def test_hours_on_a_gpu_are_told_apart(tmp_path):
+    made = sample.scaling() | {"hours": 3.0}
+    largest = [run for run in made["runs"] if run["size"] == "2"]
+
+    def computing() -> str:
+        (path := tmp_path / "scaling.json").write_text(json.dumps(made))
+        return read_record(path, ScalingRecord).origin["computing"]
+
+    assert computing() == "3.0 hours of one thread"
+    for run in largest:
+        run |= {"gpu": "H100", "step_seconds": 90.0}  # 10 steps each
+    assert computing() == "2.0 hours of one thread, 1.0 of 4 runs of 2 on H100"
+    for run in made["runs"]:
+        run["gpu"] = "H100"
+    assert computing() == "3.0 hours of one thread"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -66,3 +66,18 @@ class ScalingRecord(Record):
     """None in records from before it was kept; nothing goes on with those."""
     step_times: StepTimes | None = None
     """None where they were not asked for. Sizes and arms that were trained later are missing."""
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """As every record's, with the hours on a GPU apart where some of the runs had one."""
+        runs = (*self.grid, *self.runs, *self.check)
+        on_gpu = [run for run in runs if run.gpu]
+        if len(on_gpu) in (0, len(runs)):
+            return super().origin
+        hours = sum((run.step_seconds or 0.0) * run.steps for run in on_gpu) / 3600
+        which = f"{len(on_gpu)} runs of {_named(run.size for run in on_gpu)} on {_named(run.gpu for run in on_gpu)}"
+        return super().origin | {"computing": f"{self.hours - hours:.1f} hours of one thread, {hours:.1f} of {which}"}
+
+
+def _named(names: Iterable[str | None]) -> str:
+    return ", ".join(dict.fromkeys(name for name in names if name))
