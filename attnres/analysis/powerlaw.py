@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,7 +69,7 @@ class Fit:
 
 @dataclass(frozen=True)
 class Advantage:
-    """How many times the arm's compute the baseline needs for the arm's loss, on the fitted curves, at `compute`."""
+    """How many times the arm's compute the baseline needs for the arm's loss, at `compute`."""
 
     arm: str
     baseline: str
@@ -149,6 +151,41 @@ def fit_where_possible(
         )
         advantages.append(Advantage(arm, baseline, at, float(factor), *intervals))
     return fits, advantages
+
+
+def advantages_between_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str, str], Advantage]:
+    """(arm, size) -> the advantage that the losses of a size have themselves, without the other sizes' lines.
+
+    The baseline's power law goes through its own losses at that size and the one below, seed by seed:
+
+        a = log(L' / L) / log(C / C'),   factor = (L / L_arm)^(1 / a) C / C_arm
+
+    with L', C' of the size below. Factor and intervals are those of the logarithms' mean, by Student's t over seeds. A
+    line's misfit is not in them; the noise of two sizes' losses is, which makes the slope. The first arm is the
+    baseline. Left out are its smallest size, fewer than two seeds that all three have, and a size to which the
+    baseline's loss does not fall in some seed.
+    """
+    baseline, *arms = curves
+    of = {(arm, point.size, point.seed): point for arm in curves for point in curves[arm]}
+    sizes = sorted({point.size: point.compute for point in curves[baseline]}.items(), key=lambda one: one[1])
+    found = {}
+    for arm, ((below, _), (size, _)) in itertools.product(arms, itertools.pairwise(sizes)):
+        keys = ((baseline, below), (baseline, size), (arm, size))
+        common = [
+            seed for seed in dict.fromkeys(p.seed for p in curves[arm]) if all((*key, seed) in of for key in keys)
+        ]
+        threes = [tuple(of[(*key, seed)] for key in keys) for seed in common]
+        if len(threes) < 2 or any(before.loss <= at.loss for before, at, _ in threes):
+            continue
+        logs = []
+        for before, at, ours in threes:
+            exponent = math.log(before.loss / at.loss) / math.log(at.compute / before.compute)
+            logs.append(math.log(at.loss / ours.loss) / exponent + math.log(at.compute / ours.compute))
+        mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
+        reaches = (error * t_quantile(len(logs) - 1, share) for share in (CONFIDENCE, 1 - (1 - CONFIDENCE) / len(arms)))
+        intervals = ((math.exp(mean - reach), math.exp(mean + reach)) for reach in reaches)
+        found[arm, size] = Advantage(arm, baseline, threes[0][2].compute, math.exp(mean), *intervals)
+    return found
 
 
 def read_points(path: str | Path) -> dict[str, list[Point]]:

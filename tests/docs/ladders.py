@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from attnres.analysis.powerlaw import fit_where_possible
+from attnres.analysis.powerlaw import advantages_between_sizes, fit_where_possible
 from attnres.lab.record import read_record
 from attnres.lab.scaling.fit import axes_of, final_points
 from attnres.lab.scaling.rates import best
@@ -103,25 +103,24 @@ def _loss_and_operations(of: str, arm: str, size: str, seed: int) -> tuple[float
     return run["loss"], run["tokens"] * run["flops_per_token"]
 
 
-def needed_there(
-    arm: str, by_line: bool = False, axis: str = "operations", sizes: tuple[str, str] = ("16x64", "16x80")
-) -> list[float]:
-    """How many times what an arm uses at the second size the baseline needs for its loss: logarithms, seed by seed.
+def between_sizes(arm: str, size: str = "16x80", axis: str = "operations", joint: bool = False) -> str:
+    """An arm's advantage at a size of the ladder by the baseline's own losses there and one size below."""
+    points = axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
+    found = advantages_between_sizes(points)[arm, size]
+    ends = found.joint if joint else found.interval
+    return f"{number(found.factor, 2)} [{number(ends[0], 2)}, {number(ends[1], 2)}]"
 
-    On a line through the baseline's own losses at both sizes over the logarithm of what it uses, or, `by_line`, with
-    the exponent of its fitted line.
-    """
+
+def by_exponent(arm: str, size: str = "16x80", axis: str = "operations", at_once: int = 1) -> str:
+    """The same with the exponent of the baseline's fitted line, over the seeds."""
     points = axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
     exponent = next(fit.exponent for fit in fit_where_possible(points)[0] if fit.arm == "residual")
     of = {(name, point.size, point.seed): point for name in points for point in points[name]}
-    logs = []
-    for seed in range(3):
-        smaller, plain = (of["residual", size, seed] for size in sizes)
-        ours = of[arm, sizes[1], seed]
-        slope = (plain.loss - smaller.loss) / math.log(plain.compute / smaller.compute)
-        further = math.log(plain.loss / ours.loss) / exponent if by_line else (ours.loss - plain.loss) / slope
-        logs.append(further + math.log(plain.compute / ours.compute))
-    return logs
+    pairs = [(of["residual", size, seed], of[arm, size, seed]) for seed in range(3)]
+    logs = [
+        math.log(plain.loss / ours.loss) / exponent + math.log(plain.compute / ours.compute) for plain, ours in pairs
+    ]
+    return factor_of(logs, at_once)
 
 
 def local_exponents() -> list[str]:
@@ -137,43 +136,37 @@ def local_exponents() -> list[str]:
 
 def largest_of_16() -> list[str]:
     """What the page says of what 16x80 saves."""
-    others = ("full", "rms-block", "interlayer")
-    two, line = (
-        {arm: factor_of(needed_there(arm, by)) for arm in ("block", *others, "delta:block_size=4", "rms-residual")}
-        for by in (False, True)
-    )
-    for by in (False, True):
-        lows = [factor_of(needed_there(arm, by), len(LADDER)).split("[")[1].split(",")[0] for arm in others]
-        assert max(map(float, lows)) < 1, "the page says that every other reaches below 1"
+    others, six = ("full", "rms-block", "interlayer"), len(LADDER)
+    two = {arm: between_sizes(arm) for arm in LADDER}
+    line = {arm: by_exponent(arm) for arm in LADDER}
+    joints = [of for arm in others for of in (between_sizes(arm, joint=True), by_exponent(arm, at_once=six))]
+    assert max(float(of.split("[")[1].split(",")[0]) for of in joints) < 1, "every other reaches below 1"
 
-    def joints(arm: str, axis: str = "operations", sizes: tuple[str, str] = ("16x64", "16x80")) -> str:
-        of = [factor_of(needed_there(arm, by, axis, sizes), len(LADDER)) for by in (False, True)]
+    def both_joints(arm: str, size: str = "16x80", axis: str = "operations") -> str:
+        of = between_sizes(arm, size, axis, joint=True), by_exponent(arm, size, axis, six)
         return " and ".join(one.partition(" ")[2] for one in of)
 
     def clock(arm: str) -> list[str]:
-        return [factor_of(needed_there(arm, by, "seconds")) for by in (False, True)]
+        return [between_sizes(arm, axis="seconds"), by_exponent(arm, axis="seconds")]
 
-    smaller = ("16x48", "16x64")
     before, last = local_exponents()
-    exponent = next(
-        fit.exponent
-        for fit in fit_where_possible(final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord)))[0]
-        if fit.arm == "residual"
-    )
+    points = final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord))
+    exponent = next(fit.exponent for fit in fit_where_possible(points)[0] if fit.arm == "residual")
     delta = clock("delta:block_size=4")
     return [
         f"needs {two['block']} times the operations of `block`, {two['full']} for `full`, {two['rms-block']} for "
-        f"`rms-block` and {two['interlayer']} for `interlayer`, on a line",
+        f"`rms-block` and {two['interlayer']} for `interlayer`, on the power law",
         f"and {line['block']}, {line['full']}, {line['rms-block']} and {line['interlayer']} with the exponent",
         f"is the table's {' '.join(advantage('block', LADDER_16))}.",
-        f"that of `block` is {joints('block')}, and every other reaches below 1. Delta Block is at "
+        f"that of `block` is {both_joints('block')}, and every other reaches below 1. Delta Block is at "
         f"{two['delta:block_size=4'][:4]} and {line['delta:block_size=4'][:4]}, `rms-residual` at "
         f"{two['rms-residual'][:4]} and {line['rms-residual'][:4]}.",
-        f"show nothing for `block` once they are to hold for six arms, {joints('block', sizes=smaller)}, and for "
-        f"`interlayer` {joints('interlayer', sizes=smaller)}.",
+        f"show nothing for `block` once they are to hold for six arms, {both_joints('block', '16x64')}, and for "
+        f"`interlayer` {both_joints('interlayer', '16x64')}.",
         f"its exponent is {last} there, {before} between 16x48 and 16x64, and {number(exponent, 3)} along the line.",
         f"they are {clock('block')[0]} and {clock('block')[1]} for `block`, whose step takes "
-        f"{ladder_step('block', '16x80')} times the plain one's, and for six arms at once {joints('block', 'seconds')}",
+        f"{ladder_step('block', '16x80')} times the plain one's, and for six arms at once "
+        f"{both_joints('block', axis='seconds')}",
         f"`full` is at {clock('full')[0]} and {clock('full')[1]}, Delta Block at {delta[0]} and {delta[1]}.",
     ]
 

@@ -21,11 +21,12 @@ from tests.docs.ladders import (
     LADDER_32,
     below_on_lines,
     beside_line,
+    between_sizes,
     by_clock,
+    by_exponent,
     ladder,
     ladder_check,
     ladder_step,
-    needed_there,
 )
 from tests.docs.records import (
     EVIDENCE,
@@ -34,7 +35,6 @@ from tests.docs.records import (
     RESULTS,
     advantage,
     answers,
-    factor_of,
     joint,
     number,
     record,
@@ -95,7 +95,7 @@ def test_what_the_pages_say_of_the_ladder_is_so():
 
 
 def test_what_the_pages_say_of_the_largest_size_is_so():
-    of_line, of_two = (factor_of(needed_there("block", by)) for by in (True, False))
+    of_line, of_two = by_exponent("block"), between_sizes("block")
     lines = " ".join(advantage("block", LADDER_16))
     assert f"needs {of_line} or {of_two} times its operations for that loss, on fitted lines {lines};" in README
     seeds = sorted(number(-apart, 3) for apart in ladder("block")["16x80"])

@@ -19,13 +19,14 @@ from tests.docs.ladders import (
     LADDER_16,
     LADDER_16_20,
     LADDER_32,
+    between_sizes,
     by_clock,
+    by_exponent,
     deep_ladder,
     ladder,
     ladder_leads,
     ladder_probes,
     ladders,
-    needed_there,
     twice_the_tokens,
 )
 from tests.docs.records import (
@@ -52,7 +53,6 @@ from tests.docs.records import (
     differences,
     dynamics,
     enlarged,
-    factor_of,
     gain,
     joint,
     judged,
@@ -264,8 +264,14 @@ def readings() -> list[str]:
     seconds = {arm: by_clock(arm, "16-20")[-1] for arm in two}
     deep_needs = {arm: advantage(arm, LADDER_32) for arm in ("interlayer", "block", "full")}
     normalised = [number(statistics.fmean(of), 3, "+") for of in ladder("rms-residual", "16-20").values()]
-    of_two, of_line = (factor_of(needed_there("block", by)).split(" ", 1) for by in (False, True))
-    clock = [factor_of(needed_there("block", by, "seconds"), len(LADDER)).split(" ", 1)[1] for by in (False, True)]
+    of_two, of_line = (of("block").split(" ", 1) for of in (between_sizes, by_exponent))
+    clock = [
+        of.split(" ", 1)[1]
+        for of in (
+            between_sizes("block", axis="seconds", joint=True),
+            by_exponent("block", axis="seconds", at_once=len(LADDER)),
+        )
+    ]
     deep = [
         ([ladder_leads(arm, "32")[place] for arm in ("block", "rms-block", "interlayer")], then)
         for place, then in ((2, "below the plain residual in every seed still"), (3, "where one seed of `block`"))
@@ -295,9 +301,9 @@ def readings() -> list[str]:
         f"by {of_sizes['rms-block'][4]} under `rms-block` and {of_sizes['block'][4]} under `block` after 10, by "
         f"{longer['rms-block']} and {longer['block']} after 20; at 1.23 million after 10 by "
         f"{of_sizes['rms-block'][5]} and {of_sizes['block'][5]}.",
-        f"needs {of_two[0]} times its operations {of_two[1]}, on a line through its own losses at the two largest "
-        f"sizes, and {of_line[0]} times {of_line[1]} with the exponent of its line through all six; in seconds, for "
-        f"six rules at once, {clock[0]} and {clock[1]}.",
+        f"needs {of_two[0]} times its operations {of_two[1]}, on the power law through its own losses at the two "
+        f"largest sizes, and {of_line[0]} times {of_line[1]} with the exponent of its line through all six; in "
+        f"seconds, for six rules at once, {clock[0]} and {clock[1]}.",
         f"the lines of both rules give {' '.join(advantage('block', LADDER_16))} (",
         f"needs {seconds['rms-block'][0]} times the seconds of `rms-block` {seconds['rms-block'][1]} at width 64, and "
         f"{seconds['block'][0]} times those of `block` {seconds['block'][1]}.",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 
-from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, fit_where_possible
+from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, advantages_between_sizes, fit_where_possible
 from attnres.lab.scaling.fit import (
     advantages_at_sizes,
     axes_of,
@@ -43,19 +44,25 @@ def along_table(record: ScalingRecord) -> TextTable:
     """The lead and the compute advantage of every arm, size by size."""
     baseline, *arms = record.arms
     sizes = list(dict.fromkeys(run.size for run in record.runs))
-    advantages = (
-        {name: advantages_at_sizes(points) for name, points in axes_of(record).items()} if fitted(record) else {}
-    )
+    axes = axes_of(record) if fitted(record) else {}
+    advantages = {name: advantages_at_sizes(points) for name, points in axes.items()}
+    between = [advantages_between_sizes(points) for points in axes.values()]
     rows = []
     for arm, size in ((arm, size) for arm in arms for size in sizes):
         lead, error = paired_lead(record, arm, size)
-        factors = [_factor_with_interval(of.get((arm, size))) for of in advantages.values()]
+        factors = [
+            _factor_with_interval(of.get((arm, size)))
+            for both in zip(advantages.values(), between, strict=True)
+            for of in both
+        ]
         rows.append((arm, size, number(lead, "+.4f") + (f" ± {error:.4f}" if error is not None else ""), *factors))
-    columns = ("connection", "size", f"difference to {baseline}", *(f"advantage in {name}" for name in advantages))
+    named = ((f"advantage in {name}", f"{name}, between sizes") for name in advantages)
+    columns = ("connection", "size", f"difference to {baseline}", *itertools.chain.from_iterable(named))
     note = (
         "Differences: nats per byte, mean over paired seeds ± standard error. Advantages: what the baseline needs over "
         "what the arm used for the arm's loss at that size, on the two fitted lines; 95% bootstrap intervals over the "
-        "sizes."
+        f"sizes. Between sizes: the same on the power law through {baseline}'s own losses at that size and the one "
+        "below, seed by seed; 95% t intervals over the seeds; the smallest size has none."
     )
     if any(len(of) < len(rows) for of in advantages.values()):
         note += (
