@@ -163,7 +163,7 @@ def advantages_between_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tupl
     with L', C' of the size below. Factor and intervals are those of the logarithms' mean, by Student's t over seeds. A
     line's misfit is not in them; the noise of two sizes' losses is, which makes the slope. The first arm is the
     baseline. Left out are its smallest size, fewer than two seeds that all three have, and a size to which the
-    baseline's loss does not fall in some seed.
+    baseline's loss does not fall with compute in some seed.
     """
     baseline, *arms = curves
     of = {(arm, point.size, point.seed): point for arm in curves for point in curves[arm]}
@@ -175,7 +175,8 @@ def advantages_between_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tupl
             seed for seed in dict.fromkeys(p.seed for p in curves[arm]) if all((*key, seed) in of for key in keys)
         ]
         threes = [tuple(of[(*key, seed)] for key in keys) for seed in common]
-        if len(threes) < 2 or any(before.loss <= at.loss for before, at, _ in threes):
+        falls = all(before.loss > at.loss and before.compute < at.compute for before, at, _ in threes)
+        if len(threes) < 2 or not falls:
             continue
         logs = []
         for before, at, ours in threes:
@@ -183,8 +184,9 @@ def advantages_between_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tupl
             logs.append(math.log(at.loss / ours.loss) / exponent + math.log(at.compute / ours.compute))
         mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
         reaches = (error * t_quantile(len(logs) - 1, share) for share in (CONFIDENCE, 1 - (1 - CONFIDENCE) / len(arms)))
-        intervals = ((math.exp(mean - reach), math.exp(mean + reach)) for reach in reaches)
-        found[arm, size] = Advantage(arm, baseline, threes[0][2].compute, math.exp(mean), *intervals)
+        with np.errstate(over="ignore"):  # of a baseline that hardly falls
+            factor, *ends = (tuple(np.exp([mean - r, mean + r]).tolist()) for r in (0.0, *reaches))
+        found[arm, size] = Advantage(arm, baseline, threes[0][2].compute, factor[0], *ends)
     return found
 
 

@@ -213,6 +213,10 @@ def test_between_sizes_nothing_is_said_where_the_baseline_does_not_fall_or_seeds
     one_seed = [p for p in arm if p.size != "size 2" or p.seed]
     assert list(advantages_between_sizes({"baseline": baseline, "arm": one_seed})) == [("arm", "size 1")]
     assert advantages_between_sizes({"baseline": baseline}) == {}
+    of_one_compute = [replace(p, compute=1.0) if p.size == "size 1" else p for p in baseline]
+    assert list(advantages_between_sizes({"baseline": of_one_compute, "arm": arm})) == [("arm", "size 2")]
+    level = [replace(p, loss=2.0 - 1e-14 * p.compute) for p in baseline]
+    assert advantages_between_sizes({"baseline": level, "arm": arm})["arm", "size 1"].factor == np.inf
 
 
 def test_a_line_that_may_be_level_tells_no_compute_advantage():

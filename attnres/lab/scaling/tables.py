@@ -62,7 +62,7 @@ def along_table(record: ScalingRecord) -> TextTable:
         "Differences: nats per byte, mean over paired seeds ± standard error. Advantages: what the baseline needs over "
         "what the arm used for the arm's loss at that size, on the two fitted lines; 95% bootstrap intervals over the "
         f"sizes. Between sizes: the same on the power law through {baseline}'s own losses at that size and the one "
-        "below, seed by seed; 95% t intervals over the seeds; the smallest size has none."
+        "below, seed by seed; 95% t intervals over the seeds; the smallest size has none, nor has one seed."
     )
     if any(len(of) < len(rows) for of in advantages.values()):
         note += (
