@@ -134,6 +134,30 @@ def local_exponents() -> list[str]:
     return [number((of[a][0] - of[b][0]) / (of[b][1] - of[a][1]), 3) for a, b in pairs]
 
 
+def half_of_the_rate_at_16x80() -> list[str]:
+    """What the page says of the one seed of two arms at half the rate of 16x80."""
+    of = record("ladder-16")
+    at_rate, half = (
+        {(run["arm"], run["size"]): run for run in runs if run["seed"] == 0 and run.get("factor", 1.0) == rate}
+        for runs, rate in ((of["runs"], 0.5), (of["check"], 0.25))
+    )
+    arms = ("residual", "block")
+    assert [arm for arm, size in half if size == "16x80"] == list(arms)
+    moved = [number(half[arm, "16x80"]["loss"] - at_rate[arm, "16x80"]["loss"], 3) for arm in arms]
+    leads = [number(runs["residual", "16x80"]["loss"] - runs["block", "16x80"]["loss"], 3) for runs in (at_rate, half)]
+    assert leads[0] == leads[1] and moved[0] == moved[1]
+    before, plain, ours = half["residual", "16x64"], half["residual", "16x80"], half["block", "16x80"]
+    used = [run["tokens"] * run["flops_per_token"] for run in (before, plain, ours)]
+    exponent = math.log(before["loss"] / plain["loss"]) / math.log(used[1] / used[0])
+    needed = math.exp(math.log(plain["loss"] / ours["loss"]) / exponent) * used[1] / used[2]
+    return [
+        f"Half of the rate gives `residual` {moved[0]} and `block` {moved[1]} on that seed, so that the lead stays "
+        f"{leads[0]};",
+        f"with an exponent of {number(exponent, 3)} in place of {local_exponents()[1]}, and needs {number(needed, 2)} "
+        "times the operations of `block`.",
+    ]
+
+
 def largest_of_16() -> list[str]:
     """What the page says of what 16x80 saves."""
     others, six = ("full", "rms-block", "interlayer"), len(LADDER)
@@ -228,7 +252,9 @@ def ladders() -> list[str]:
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
     rates = {arm: line_of_rates(arm, "16x80") for arm in ("residual", "block", "rms-block", "interlayer")}
     two = ("block", "rms-block")
-    checked = {arm: _losses_at_rates(arm, "16x64") for arm in ("residual", "block", "rms-block")}
+    checked = {
+        arm: _losses_at_rates(arm, "16x64") for arm in ("residual", "block", "rms-block", "rms-residual", "interlayer")
+    }
     at_half, at_rate = ([number(checked["residual"][i] - checked[arm][i], 3) for arm in two] for i in (0, 1))
     assert at_half == at_rate, "the page says that the leads stay"
     half, twice = zip(*(ladder_check(arm, "16x64") for arm in checked), strict=True)
@@ -237,8 +263,10 @@ def ladders() -> list[str]:
         f"`rms-block` is at {joint('rms-block', LADDER_16)} at the largest size, `interlayer` at "
         f"{joint('interlayer', LADDER_16)} and `block` at {joint('block', LADDER_16)}.",
         *largest_of_16(),
-        f"gives `residual` {half[0]}, `block` {half[1]} and `rms-block` {half[2]}, so that the leads stay "
-        f"{at_rate[0]} and {at_rate[1]}, and twice it {twice[0]}, {twice[1]} and {twice[2]}.",
+        f"gives `residual` {half[0]}, `block` {half[1]} and `rms-block` {half[2]}, so that their leads stay "
+        f"{at_rate[0]} and {at_rate[1]}, and `rms-residual` {half[3]} and `interlayer` {half[4]}; twice it gives "
+        f"{', '.join(twice[:4])} and {twice[4]}.",
+        *half_of_the_rate_at_16x80(),
         f"for `residual` lowest: to {rates['residual']} of the default at 16x80, for `block` to {rates['block']}, for "
         f"`rms-block` to {rates['rms-block']} and for `interlayer` to {rates['interlayer']}. "
         "At 16x48 half of that rate leaves "

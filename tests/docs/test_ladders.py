@@ -24,6 +24,7 @@ from tests.docs.ladders import (
     between_sizes,
     by_clock,
     by_exponent,
+    half_of_the_rate_at_16x80,
     ladder,
     ladder_check,
     ladder_step,
@@ -125,6 +126,8 @@ def test_what_the_pages_say_of_the_largest_size_is_so():
     between = [number(statistics.fmean(ladder("block")[s]) - statistics.fmean(ladder("rms-block")[s]), 3) for s in
                ("16x64", "16x80")]  # fmt: skip
     assert between == ["0.002", "0.002"] and "(by 0.002 at widths 64 and 80 after 10)" in READING
+    assert half_of_the_rate_at_16x80()[0].startswith("Half of the rate gives `residual` -0.021 and `block` -0.021")
+    assert "too high at 16x80 by the same 0.021 for `residual` and `block`" in READING
     assert [ladder_step("block", "16x64"), ladder_step("block", "16x64", "16-20")] == ["1.18", "1.19"]
 
 

@@ -323,6 +323,7 @@ NOT_OURS = {  # of settings and of other people
     "after 10 at 1.23 million",
     "**At 1.23 million",
     "by 0.002 at widths 64 and 80",
+    "by the same 0.021 for `residual` and `block`",
     "at 0.02 to 0.03",
     "0.4 tokens per parameter",
     "After 20% more",
