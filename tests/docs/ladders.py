@@ -411,8 +411,31 @@ def ladder_probes() -> list[str]:
     ]
 
 
-def larger_right(task: str, arm: str) -> str:
-    """What share of a task the models of 16x64 get right under an arm."""
-    of = record("probes-ladder-64")
+def largest_probes() -> list[str]:
+    """What the page says of what the models of 16x80 can do."""
+
+    def more(arm: str, task: str = "copying") -> str:
+        return probed(task, arm, "(probes-ladder-80)")
+
+    def right(arm: str, task: str = "names") -> str:
+        return larger_right(task, arm, "probes-ladder-80")
+
+    next_byte = sorted(more(arm, "next byte").split()[0] for arm in AHEAD)
+    letters = {arm: right(arm, "induction") for arm in ("residual", *LADDER)}
+    return [
+        f"`full` gets {more('full')} more and `rms-block` {more('rms-block')}, in every seed, `block` {more('block')} "
+        f"and `interlayer` {more('interlayer')}. Of the next byte the four still get {next_byte[0]} to {next_byte[-1]} "
+        "more right, in every seed",
+        f"the most right of all arms, {right('residual')}; `block` has {right('block')}, Delta Block "
+        f"{right('delta:block_size=4')} and `interlayer` {right('interlayer')}, each fewer in every seed.",
+        f"At 16x80 `residual` has {letters['residual']} of the random letters right, `full` {letters['full']} and "
+        f"`rms-block` {letters['rms-block']}, mostly by one seed each, and `block` {letters['block']} and `interlayer` "
+        f"{letters['interlayer']}, fewer in every seed.",
+    ]
+
+
+def larger_right(task: str, arm: str, name: str = "probes-ladder-64") -> str:
+    """What share of a task the models of a size, 16x64 where no other is named, get right under an arm."""
+    of = record(name)
     (place,) = [i for i, one in enumerate(of["tasks"]) if one["name"] == task]
     return number(statistics.fmean(run["right"][place] for run in of["runs"] if run["arm"] == arm), 3)

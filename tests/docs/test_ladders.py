@@ -27,6 +27,7 @@ from tests.docs.ladders import (
     half_of_the_rate_at_16x80,
     ladder,
     ladder_check,
+    ladder_leads,
     ladder_step,
 )
 from tests.docs.records import (
@@ -123,8 +124,8 @@ def test_what_the_pages_say_of_the_largest_size_is_so():
         f"put `rms-block` {put[0]} below `residual` and `block` {put[1]}, where their runs end {leads['rms-block']} "
         f"and {leads['block']} below."
     ) in EVIDENCE
-    between = [number(statistics.fmean(ladder("block")[s]) - statistics.fmean(ladder("rms-block")[s]), 3) for s in
-               ("16x64", "16x80")]  # fmt: skip
+    apart = zip(ladder_leads("block")[4:], ladder_leads("rms-block")[4:], strict=True)
+    between = [number(float(number(one, 4)) - float(number(other, 4)), 3) for one, other in apart]
     assert between == ["0.002", "0.002"] and "(by 0.002 at widths 64 and 80 after 10)" in READING
     assert half_of_the_rate_at_16x80()[0].startswith("Half of the rate gives `residual` -0.021 and `block` -0.021")
     assert "too high at 16x80 by the same 0.021 for `residual` and `block`" in READING
@@ -330,7 +331,7 @@ def along(arm: str, of: str = LADDER_32) -> list[str]:
 
 def test_what_the_page_says_of_the_ladders_probes_is_so():
     apart = {}
-    for name in ("probes-ladder", "probes-ladder-64"):
+    for name in ("probes-ladder", "probes-ladder-64", "probes-ladder-80"):
         of = record(name)
         right = {(run["arm"], run["seed"]): run["right"] for run in of["runs"]}
         for i, task in enumerate(of["tasks"]):
@@ -340,6 +341,8 @@ def test_what_the_page_says_of_the_ladders_probes_is_so():
     ahead = [("probes-ladder", arm, task) for arm in ("rms-block", "interlayer") for task in ("names", "copying")]
     ahead += [("probes-ladder", arm, "next byte") for arm in ("rms-block", "interlayer")]
     ahead += [("probes-ladder-64", arm, task) for arm in AHEAD for task in ("copying", "next byte")]
+    ahead += [("probes-ladder-80", arm, "next byte") for arm in AHEAD]
+    ahead += [("probes-ladder-80", arm, "copying") for arm in ("full", "rms-block")]
     assert all(min(apart[place]) > 0 for place in ahead)
     means = {place: statistics.fmean(gaps) for place, gaps in apart.items()}
     assert all(abs(mean) < 0.01 for (*_, task), mean in means.items() if task in ("brackets", "indentation"))
@@ -354,3 +357,16 @@ def test_what_the_page_says_of_the_ladders_probes_is_so():
     fewer = {arm: sum(gap < 0 for gap in apart["probes-ladder-64", arm, "induction"]) for arm in LADDER}
     assert [fewer[arm] for arm in ("block", "rms-residual", "interlayer", "rms-block")] == [3, 3, 2, 2]
     assert max(apart["probes-ladder-64", "delta:block_size=4", "names"]) < 0
+    largest = "probes-ladder-80"
+    behind = [(arm, "names") for arm in ("block", "delta:block_size=4", "interlayer")]
+    behind += [(arm, "induction") for arm in ("block", "interlayer")]
+    assert all(max(apart[largest, arm, task]) < 0 for arm, task in behind)
+    assert max(means[largest, arm, "names"] for arm in LADDER) < 0, "the plain residual has the most right"
+    assert all(
+        max(apart[largest, arm, "induction"]) > 2 / 3 * sum(apart[largest, arm, "induction"])
+        for arm in ("full", "rms-block")
+    )
+    assert "and half a point of the next byte to all four" in READING
+    assert all(0.003 < means[largest, arm, "next byte"] < 0.007 for arm in AHEAD)
+    shown = [row for row in rows("What a lead is worth", f"({largest})") if row["reading"] == "shown"]
+    assert shown == [], "nothing is decided to be as much as a point"

@@ -27,6 +27,7 @@ from tests.docs.ladders import (
     ladder_leads,
     ladder_probes,
     ladders,
+    largest_probes,
     twice_the_tokens,
 )
 from tests.docs.records import (
@@ -162,6 +163,7 @@ def claims() -> list[str]:
         *twice_the_tokens(),
         *deep_ladder(),
         *ladder_probes(),
+        *largest_probes(),
         f"gains {enlarged('rms-residual', 'std 1')} by it, `block` {enlarged('block', 'std 1')} and "
         f"`rms-block` {enlarged('rms-block', 'std 1')}.",
         f"`block` is at {enlarged('block')}, `rms-residual` at {enlarged('rms-residual')} and "
