@@ -27,7 +27,6 @@ from tests.docs.ladders import (
     half_of_the_rate_at_16x80,
     ladder,
     ladder_check,
-    ladder_leads,
     ladder_step,
 )
 from tests.docs.records import (
@@ -124,8 +123,8 @@ def test_what_the_pages_say_of_the_largest_size_is_so():
         f"put `rms-block` {put[0]} below `residual` and `block` {put[1]}, where their runs end {leads['rms-block']} "
         f"and {leads['block']} below."
     ) in EVIDENCE
-    apart = zip(ladder_leads("block")[4:], ladder_leads("rms-block")[4:], strict=True)
-    between = [number(float(number(one, 4)) - float(number(other, 4)), 3) for one, other in apart]
+    two = [[statistics.fmean(ladder(arm)[size]) for size in ("16x64", "16x80")] for arm in ("block", "rms-block")]
+    between = [number(block - rms_block, 3) for block, rms_block in zip(*two, strict=True)]
     assert between == ["0.002", "0.002"] and "(by 0.002 at widths 64 and 80 after 10)" in READING
     assert half_of_the_rate_at_16x80()[0].startswith("Half of the rate gives `residual` -0.021 and `block` -0.021")
     assert "too high at 16x80 by the same 0.021 for `residual` and `block`" in READING
