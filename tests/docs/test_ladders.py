@@ -127,7 +127,14 @@ def test_what_the_pages_say_of_the_largest_size_is_so():
     between = [number(block - rms_block, 3) for block, rms_block in zip(*two, strict=True)]
     assert between == ["0.002", "0.002"] and "(by 0.002 at widths 64 and 80 after 10)" in READING
     assert half_of_the_rate_at_16x80()[0].startswith("Half of the rate gives `residual` -0.021 and `block` -0.021")
-    assert "too high at 16x80 by the same 0.021 for `residual` and `block`" in READING
+    assert "half of which moves `residual` and `block` by the same -0.021 at 16x80" in READING
+    (table,) = [one for one in record("other-runs") if one["title"] == "16x80 on a GPU and on a CPU"]
+    curves = {(run["arm"], run["seed"]): run["curve"] for run in record("ladder-16")["runs"] if run["size"] == "16x80"}
+    for step, plain, _, _, ours, _, _ in table["rows"]:
+        at = [dict(map(tuple, curves[arm, 0]))[int(step.replace(",", "")) * 2048] for arm in ("residual", "block")]
+        assert [plain, ours] == [number(loss, 4) for loss in at]
+    apart = [[number(row[place], 3, "+") for row in table["rows"]] for place in (3, 6)]
+    assert "lie at {}, {} and {} (`residual`) and {}, {} and {} (`block`) from".format(*apart[0], *apart[1]) in EVIDENCE
     assert [ladder_step("block", "16x64"), ladder_step("block", "16x64", "16-20")] == ["1.18", "1.19"]
 
 
