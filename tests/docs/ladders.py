@@ -111,6 +111,12 @@ def between_sizes(arm: str, size: str = "16x80", axis: str = "operations", joint
     return f"{number(found.factor, 2)} [{number(ends[0], 2)}, {number(ends[1], 2)}]"
 
 
+def along_between(arm: str) -> str:
+    """Its factors from the second size on."""
+    *others, last = [between_sizes(arm, size).split()[0] for size in list(ladder(arm))[1:]]
+    return f"{', '.join(others)} and {last}"
+
+
 def by_exponent(arm: str, size: str = "16x80", axis: str = "operations", at_once: int = 1) -> str:
     """The same with the exponent of the baseline's fitted line, over the seeds."""
     points = axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
@@ -181,7 +187,9 @@ def largest_of_16() -> list[str]:
         f"needs {two['block']} times the operations of `block`, {two['full']} for `full`, {two['rms-block']} for "
         f"`rms-block` and {two['interlayer']} for `interlayer`, on the power law",
         f"and {line['block']}, {line['full']}, {line['rms-block']} and {line['interlayer']} with the exponent",
-        f"is the table's {' '.join(advantage('block', LADDER_16))}.",
+        f"is the table's {' '.join(advantage('block', LADDER_16))}. From 16x24 on the first gives "
+        + ", ".join(f"{along_between(arm)} for `{arm}`" for arm in AHEAD[:-1])
+        + f" and {along_between(AHEAD[-1])} for `{AHEAD[-1]}`.",
         f"that of `block` is {both_joints('block')}, and every other reaches below 1. Delta Block is at "
         f"{two['delta:block_size=4'][:4]} and {line['delta:block_size=4'][:4]}, `rms-residual` at "
         f"{two['rms-residual'][:4]} and {line['rms-residual'][:4]}.",
