@@ -140,6 +140,17 @@ def local_exponents() -> list[str]:
     return [number((of[a][0] - of[b][0]) / (of[b][1] - of[a][1]), 3) for a, b in pairs]
 
 
+def half_of_full() -> str:
+    """What half of the rate gives `full` at 16x64, and its lead at both."""
+    of = record("ladder-16")
+    at_rate, half = (
+        {run["arm"]: run["loss"] for run in runs if (run["size"], run["seed"], run.get("factor", 1.0)) == place}
+        for runs, place in ((of["runs"], ("16x64", 0, 0.5)), (of["check"], ("16x64", 0, 0.25)))
+    )
+    before, after = (number(losses["residual"] - losses["full"], 3) for losses in (at_rate, half))
+    return f"`full` {number(half['full'] - at_rate['full'], 3)}, whose lead goes from {before} to {after}"
+
+
 def half_of_the_rate_at_16x80() -> list[str]:
     """What the page says of the one seed of two arms at half the rate of 16x80."""
     of = record("ladder-16")
@@ -272,8 +283,8 @@ def ladders() -> list[str]:
         f"{joint('interlayer', LADDER_16)} and `block` at {joint('block', LADDER_16)}.",
         *largest_of_16(),
         f"gives `residual` {half[0]}, `block` {half[1]} and `rms-block` {half[2]}, so that their leads stay "
-        f"{at_rate[0]} and {at_rate[1]}, and `rms-residual` {half[3]} and `interlayer` {half[4]}; twice it gives "
-        f"{', '.join(twice[:4])} and {twice[4]}.",
+        f"{at_rate[0]} and {at_rate[1]}, `rms-residual` {half[3]} and `interlayer` {half[4]}, and "
+        f"{half_of_full()}; twice it gives the first five {', '.join(twice[:4])} and {twice[4]}.",
         *half_of_the_rate_at_16x80(),
         f"for `residual` lowest: to {rates['residual']} of the default at 16x80, for `block` to {rates['block']}, for "
         f"`rms-block` to {rates['rms-block']} and for `interlayer` to {rates['interlayer']}. "

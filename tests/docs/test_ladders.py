@@ -24,6 +24,7 @@ from tests.docs.ladders import (
     between_sizes,
     by_clock,
     by_exponent,
+    half_of_full,
     half_of_the_rate_at_16x80,
     ladder,
     ladder_check,
@@ -127,6 +128,7 @@ def test_what_the_pages_say_of_the_largest_size_is_so():
     between = [number(block - rms_block, 3) for block, rms_block in zip(*two, strict=True)]
     assert between == ["0.002", "0.002"] and "(by 0.002 at widths 64 and 80 after 10)" in READING
     assert half_of_the_rate_at_16x80()[0].startswith("Half of the rate gives `residual` -0.021 and `block` -0.021")
+    assert half_of_full().startswith("`full` -0.026") and "too high for `full` by 0.026, half" in READING
     assert "half of which moves `residual` and `block` by the same -0.021 at 16x80" in READING
     (table,) = [one for one in record("other-runs") if one["title"] == "16x80 on a GPU and on a CPU"]
     curves = {(run["arm"], run["seed"]): run["curve"] for run in record("ladder-16")["runs"] if run["size"] == "16x80"}

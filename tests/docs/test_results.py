@@ -326,6 +326,7 @@ NOT_OURS = {  # of settings and of other people
     "**At 1.23 million",
     "by 0.002 at widths 64 and 80",
     "by the same -0.021 at 16x80",
+    "too high for `full` by 0.026",
     "at 0.02 to 0.03",
     "0.4 tokens per parameter",
     "After 20% more",
