@@ -183,10 +183,10 @@ def advantages_between_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tupl
             exponent = math.log(before.loss / at.loss) / math.log(at.compute / before.compute)
             logs.append(math.log(at.loss / ours.loss) / exponent + math.log(at.compute / ours.compute))
         mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-        reaches = (error * t_quantile(len(logs) - 1, share) for share in (CONFIDENCE, 1 - (1 - CONFIDENCE) / len(arms)))
-        with np.errstate(over="ignore"):  # of a baseline that hardly falls
-            factor, *ends = (tuple(np.exp([mean - r, mean + r]).tolist()) for r in (0.0, *reaches))
-        found[arm, size] = Advantage(arm, baseline, threes[0][2].compute, factor[0], *ends)
+        reaches = [error * t_quantile(len(logs) - 1, share) for share in (CONFIDENCE, 1 - (1 - CONFIDENCE) / len(arms))]
+        with np.errstate(over="ignore"):  # infinite for a baseline that hardly falls
+            intervals = [(float(np.exp(mean - reach)), float(np.exp(mean + reach))) for reach in reaches]
+            found[arm, size] = Advantage(arm, baseline, threes[0][2].compute, float(np.exp(mean)), *intervals)
     return found
 
 

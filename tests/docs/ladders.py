@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 
-from attnres.analysis.powerlaw import advantages_between_sizes, fit_where_possible
+from attnres.analysis.powerlaw import Point, advantages_between_sizes, fit_where_possible
 from attnres.lab.record import read_record
 from attnres.lab.scaling.fit import axes_of, final_points
 from attnres.lab.scaling.rates import best
@@ -103,10 +103,19 @@ def _loss_and_operations(of: str, arm: str, size: str, seed: int) -> tuple[float
     return run["loss"], run["tokens"] * run["flops_per_token"]
 
 
+def points_of_16(axis: str = "operations") -> dict[str, list[Point]]:
+    """The final losses of the ladder of 16 layers, by arm."""
+    return axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
+
+
+def exponent_of_16(axis: str = "operations") -> float:
+    """That of the baseline's fitted line."""
+    return next(fit.exponent for fit in fit_where_possible(points_of_16(axis))[0] if fit.arm == "residual")
+
+
 def between_sizes(arm: str, size: str = "16x80", axis: str = "operations", joint: bool = False) -> str:
     """An arm's advantage at a size of the ladder by the baseline's own losses there and one size below."""
-    points = axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
-    found = advantages_between_sizes(points)[arm, size]
+    found = advantages_between_sizes(points_of_16(axis))[arm, size]
     ends = found.joint if joint else found.interval
     return f"{number(found.factor, 2)} [{number(ends[0], 2)}, {number(ends[1], 2)}]"
 
@@ -119,8 +128,7 @@ def along_between(arm: str) -> str:
 
 def by_exponent(arm: str, size: str = "16x80", axis: str = "operations", at_once: int = 1) -> str:
     """The same with the exponent of the baseline's fitted line, over the seeds."""
-    points = axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
-    exponent = next(fit.exponent for fit in fit_where_possible(points)[0] if fit.arm == "residual")
+    points, exponent = points_of_16(axis), exponent_of_16(axis)
     of = {(name, point.size, point.seed): point for name in points for point in points[name]}
     pairs = [(of["residual", size, seed], of[arm, size, seed]) for seed in range(3)]
     logs = [
@@ -131,8 +139,7 @@ def by_exponent(arm: str, size: str = "16x80", axis: str = "operations", at_once
 
 def local_exponents() -> list[str]:
     """Of the baseline between its three largest sizes, from the means over seeds."""
-    points = final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord))["residual"]
-    of = {}
+    points, of = points_of_16()["residual"], {}
     for size in ("16x48", "16x64", "16x80"):
         at = [point for point in points if point.size == size]
         of[size] = math.log(statistics.fmean(point.loss for point in at)), math.log(at[0].compute)
@@ -191,8 +198,6 @@ def largest_of_16() -> list[str]:
         return [between_sizes(arm, axis="seconds"), by_exponent(arm, axis="seconds")]
 
     before, last = local_exponents()
-    points = final_points(read_record(RESULTS / "ladder-16.json", ScalingRecord))
-    exponent = next(fit.exponent for fit in fit_where_possible(points)[0] if fit.arm == "residual")
     delta = clock("delta:block_size=4")
     return [
         f"needs {two['block']} times the operations of `block`, {two['full']} for `full`, {two['rms-block']} for "
@@ -206,7 +211,8 @@ def largest_of_16() -> list[str]:
         f"{two['rms-residual'][:4]} and {line['rms-residual'][:4]}.",
         f"show nothing for `block` once they are to hold for six arms, {both_joints('block', '16x64')}, and for "
         f"`interlayer` {both_joints('interlayer', '16x64')}.",
-        f"its exponent is {last} there, {before} between 16x48 and 16x64, and {number(exponent, 3)} along the line.",
+        f"its exponent is {last} there, {before} between 16x48 and 16x64, and {number(exponent_of_16(), 3)} along the "
+        "line.",
         f"they are {clock('block')[0]} and {clock('block')[1]} for `block`, whose step takes "
         f"{ladder_step('block', '16x80')} times the plain one's, and for six arms at once "
         f"{both_joints('block', axis='seconds')}",

@@ -26,7 +26,8 @@ ROOT = Path(__file__).parents[2]
 ON_GPU = ROOT / "recipes" / "ladder" / "on_gpu.py"
 RECORD = ROOT / "results" / "ladder-16.json"
 ARMS = read_record(RECORD, ScalingRecord).arms
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])]
 
 
 @pytest.fixture
@@ -35,8 +36,6 @@ def recipe() -> dict:
 
 
 def of_rule(config: RunConfig, rule: str, device: str) -> RunConfig:
-    if device == "cuda" and not torch.cuda.is_available():
-        pytest.skip("needs a GPU")
     model = dataclasses.replace(config.model, connection=rule)
     return dataclasses.replace(config, model=model, batch_size=2, device=device)
 
@@ -105,6 +104,7 @@ def test_what_is_not_finite_stops_the_run(recipe, config):
 
 
 @pytest.mark.gpu
+@NO_GPU
 def test_compiled_steps_are_the_trainers(recipe, config, monkeypatch):
     monkeypatch.setenv("COMPILE", "1")
     test_steps_are_the_trainers(recipe, config, "block", 1.0, "cuda")
