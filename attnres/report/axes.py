@@ -90,7 +90,7 @@ def depth_axis(axis: Axis, names: Sequence[str]) -> None:
 def plain_log_ticks(axis: Axis, form: str | Formatter = "{x:g}") -> None:
     """Write a logarithmic axis' numbers out, of what is drawn by now: its own labels are mathtext, which is off."""
     low, high = axis.get_view_interval()
-    several = LogLocator(subs=(1, 2, 5)) if high < 1e4 * low else LogLocator()
+    several = LogLocator(subs=(1, 2, 5)) if high < 1e2 * low else LogLocator()
     axis.set_major_locator(several if high > 5 * low else MaxNLocator(5))
     axis.set_major_formatter(form)
     axis.set_minor_formatter(NullFormatter())

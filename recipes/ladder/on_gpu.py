@@ -7,7 +7,7 @@ step, with its optimizers, is one CUDA graph here; all else is the trainer's, an
 rounding. All runs of a size go on at once, side by side under an MPS daemon (nvidia-cuda-mps-control -d); a process
 that is done with one size goes on with the next. With COMPILE=1 torch.compile makes fewer kernels of each sublayer.
 What is done is left out, what was stopped goes on; `attnres scaling` with the same --out takes finished runs into the
-record.
+record. BY=0.5 trains the check of the rates in their place: the first seed at half of them.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from torch.optim import AdamW, Muon
 
 from attnres.errors import UsageError
 from attnres.lab.record import read_record
-from attnres.lab.scaling.plan import Options, Planned, plan
-from attnres.lab.scaling.rates import chosen_rates, seed_runs
+from attnres.lab.scaling.plan import Options, Planned, plan, planned
+from attnres.lab.scaling.rates import chosen_rates, rounded, seed_runs
 from attnres.lab.scaling.record import ScalingRecord
 from attnres.ops.newton_schulz import orthogonalise
 from attnres.torch_private import adjust_lr
@@ -162,8 +162,11 @@ class Matrices:
         self.weights.sub_(torch.stack(list(whole)).float() * rate)
 
 
-def runs_of(out: Path, record: Path, sizes: Sequence[str]) -> list[Planned]:
-    """The runs of these sizes on the seeds of the sweep, with its configuration and at the rates of its rule."""
+def runs_of(out: Path, record: Path, sizes: Sequence[str], by: float = 1.0) -> list[Planned]:
+    """The runs of these sizes on the seeds of the sweep, with its configuration and at the rates of its rule.
+
+    Where `by` is not 1, the first seed at that multiple of them.
+    """
     known = read_record(record, ScalingRecord)
     if known.sweep is None:
         raise UsageError(f"{record} is from before a sweep's settings were kept")
@@ -181,7 +184,24 @@ def runs_of(out: Path, record: Path, sizes: Sequence[str]) -> list[Planned]:
     if {size.name for size in of.sizes[:2]} != set(smallest):
         raise UsageError(f"a size smaller than {smallest[1]} is of another sweep: rates come from the two smallest")
     rates, wanted = chosen_rates(of, known.grid), {size.partition("@")[0] for size in sizes}
-    return [run for size in of.sizes if size.name in wanted for run in seed_runs(of, size, rates)]
+    chosen = [size for size in of.sizes if size.name in wanted]
+    if by == 1:
+        return [run for size in chosen for run in seed_runs(of, size, rates)]
+    return [
+        planned(of, arm, size, options.config.seed, rounded(rates[arm][size.name] * by))
+        for size in chosen
+        for arm in options.arms
+    ]
+
+
+def multiple(text: str) -> float:
+    try:
+        by = float(text)
+    except ValueError:
+        by = math.nan
+    if not 0 < by < math.inf:
+        raise UsageError(f"BY={text}: give a multiple of the rates, such as 0.5")
+    return by
 
 
 def let_waiting_sleep() -> None:
@@ -205,10 +225,10 @@ def train_all(commands: Mapping[str, Sequence[str]]) -> bool:
     return not any([process.wait() for process in processes])
 
 
-def main(out: Path, record: Path, sizes: Sequence[str], only: str | None) -> None:
+def main(out: Path, record: Path, sizes: Sequence[str], by: float, only: str | None) -> None:
     """Train what `only` names, ARM/SEED, or all of it, each in a process of its own."""
     runs: dict[str, list[Planned]] = {}
-    for run in runs_of(out, record, sizes):
+    for run in runs_of(out, record, sizes, by):
         runs.setdefault(f"{run.arm}/{run.seed}", []).append(run)
     if not torch.cuda.is_available():
         raise UsageError("torch finds no GPU here; recipes/ladder.sh trains on a CPU")
@@ -231,6 +251,7 @@ if __name__ == "__main__":
     if len(sys.argv) < 4:
         sys.exit(__doc__)
     try:
-        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], os.environ.get("ONLY"))
+        by = multiple(os.environ.get("BY", "1"))
+        main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:], by, os.environ.get("ONLY"))
     except (UsageError, RunStopped, Interrupted) as error:
         sys.exit(f"attnres: {error}")

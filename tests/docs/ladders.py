@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+
+from scipy.stats import ttest_1samp
 
 from attnres.analysis.powerlaw import Point, advantages_between_sizes, fit_where_possible
 from attnres.lab.record import read_record
@@ -30,6 +33,9 @@ LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "i
 AHEAD = ("block", "full", "rms-block", "interlayer")
 """Attention over depth in the ladders, but for Delta Block."""
 FAR_APART = (("full", "16x48"), ("interlayer", "16x32"))
+LARGEST = "16x96"
+HALVED = ("16x64", "16x80", LARGEST)
+"""The sizes of 16 layers whose rates were checked at half, with every arm at half the default."""
 
 
 def ladder(arm: str, of: str = "16") -> dict[str, list[float]]:
@@ -61,10 +67,38 @@ def ladder_spread(size: str) -> tuple[str, str]:
     return number(within, 3), number(statistics.stdev(statistics.fmean(losses) for losses in arms), 3)
 
 
+def lead_at(arm: str, share: float) -> list[float]:
+    """What an arm is from the baseline after that share of the training of the largest size, seed by seed."""
+    runs = {
+        (run["arm"], run["seed"]): dict(map(tuple, run["curve"]))
+        for run in record("ladder-16")["runs"]
+        if run["size"] == LARGEST
+    }
+    tokens = share * max(runs[arm, 0])
+    return [runs[arm, seed][tokens] - runs["residual", seed][tokens] for seed in range(3)]
+
+
+def share(arm: str, size: str) -> float:
+    """An arm's lead as a share of the baseline's loss."""
+    losses = [run["loss"] for run in record("ladder-16")["runs"] if (run["arm"], run["size"]) == ("residual", size)]
+    return -statistics.fmean(ladder(arm)[size]) / statistics.fmean(losses)
+
+
+def decided(of: str, size: str) -> list[str]:
+    """The arms whose lead at a size is decided by Holm's procedure over all six."""
+    values = sorted((ttest_1samp(ladder(arm, of)[size], 0).pvalue, arm) for arm in LADDER)
+    held = list(itertools.takewhile(lambda one: (len(LADDER) - one[0]) * one[1][0] < 0.05, enumerate(values)))
+    return [arm for _, (_, arm) in held]
+
+
+def needed(arm: str, of: str = LADDER_16) -> str:
+    """How many times an arm's operations the baseline needs on fitted lines, and the interval."""
+    return " ".join(advantage(arm, of))
+
+
 def ladder_row(arm: str) -> str:
     leads = ladder_leads(arm)
-    needed = (" ".join(of) for of in (advantage(arm, "(ladder-16)"), by_clock(arm)[-1]))
-    return f"| `{arm}` | {' | '.join(leads)} | {' | '.join(needed)} |"
+    return f"| `{arm}` | {' | '.join(leads)} | {needed(arm)} | {' '.join(by_clock(arm)[-1])} |"
 
 
 def by_clock(arm: str, of: str = "16") -> list[tuple[str, str]]:
@@ -108,116 +142,109 @@ def points_of_16(axis: str = "operations") -> dict[str, list[Point]]:
     return axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
 
 
-def exponent_of_16(axis: str = "operations") -> float:
-    """That of the baseline's fitted line."""
-    return next(fit.exponent for fit in fit_where_possible(points_of_16(axis))[0] if fit.arm == "residual")
-
-
-def between_sizes(arm: str, size: str = "16x80", axis: str = "operations", joint: bool = False) -> str:
+def between_sizes(arm: str, size: str = LARGEST, axis: str = "operations", joint: bool = False) -> str:
     """An arm's advantage at a size of the ladder by the baseline's own losses there and one size below."""
     found = advantages_between_sizes(points_of_16(axis))[arm, size]
     ends = found.joint if joint else found.interval
     return f"{number(found.factor, 2)} [{number(ends[0], 2)}, {number(ends[1], 2)}]"
 
 
-def along_between(arm: str) -> str:
-    """Its factors from the second size on."""
-    *others, last = [between_sizes(arm, size).split()[0] for size in list(ladder(arm))[1:]]
-    return f"{', '.join(others)} and {last}"
+def exponents_of_residual() -> list[str]:
+    """The exponents of the baseline between its four largest sizes, from the means over seeds."""
+    points = points_of_16()["residual"]
+    at = [[point for point in points if point.size == size] for size in list(ladder("block"))[3:]]
+    of = [(math.log(statistics.fmean(point.loss for point in one)), math.log(one[0].compute)) for one in at]
+    return [number((a[0] - b[0]) / (b[1] - a[1]), 3) for a, b in itertools.pairwise(of)]
 
 
-def by_exponent(arm: str, size: str = "16x80", axis: str = "operations", at_once: int = 1) -> str:
-    """The same with the exponent of the baseline's fitted line, over the seeds."""
-    points, exponent = points_of_16(axis), exponent_of_16(axis)
-    of = {(name, point.size, point.seed): point for name in points for point in points[name]}
-    pairs = [(of["residual", size, seed], of[arm, size, seed]) for seed in range(3)]
-    logs = [
-        math.log(plain.loss / ours.loss) / exponent + math.log(plain.compute / ours.compute) for plain, ours in pairs
-    ]
-    return factor_of(logs, at_once)
-
-
-def local_exponents() -> list[str]:
-    """Of the baseline between its three largest sizes, from the means over seeds."""
-    points, of = points_of_16()["residual"], {}
-    for size in ("16x48", "16x64", "16x80"):
-        at = [point for point in points if point.size == size]
-        of[size] = math.log(statistics.fmean(point.loss for point in at)), math.log(at[0].compute)
-    pairs = (("16x48", "16x64"), ("16x64", "16x80"))
-    return [number((of[a][0] - of[b][0]) / (of[b][1] - of[a][1]), 3) for a, b in pairs]
-
-
-def half_of_full() -> str:
-    """What half of the rate gives `full` at 16x64, and its lead at both."""
+def at_rate(size: str, rate: float) -> dict[str, dict]:
+    """The runs of the first seed at a size of 16 layers and a rate, by arm."""
     of = record("ladder-16")
-    at_rate, half = (
-        {run["arm"]: run["loss"] for run in runs if (run["size"], run["seed"], run.get("factor", 1.0)) == place}
-        for runs, place in ((of["runs"], ("16x64", 0, 0.5)), (of["check"], ("16x64", 0, 0.25)))
-    )
-    before, after = (number(losses["residual"] - losses["full"], 3) for losses in (at_rate, half))
-    return f"`full` {number(half['full'] - at_rate['full'], 3)}, whose lead goes from {before} to {after}"
+    place = (size, 0, rate)
+    return {
+        run["arm"]: run
+        for run in (*of["runs"], *of["check"])
+        if (run["size"], run["seed"], run.get("factor", 1.0)) == place
+    }
 
 
-def half_of_the_rate_at_16x80() -> list[str]:
-    """What the page says of the one seed of two arms at half the rate of 16x80."""
-    of = record("ladder-16")
-    at_rate, half = (
-        {(run["arm"], run["size"]): run for run in runs if run["seed"] == 0 and run.get("factor", 1.0) == rate}
-        for runs, rate in ((of["runs"], 0.5), (of["check"], 0.25))
-    )
-    arms = ("residual", "block")
-    assert [arm for arm, size in half if size == "16x80"] == list(arms)
-    moved = [number(half[arm, "16x80"]["loss"] - at_rate[arm, "16x80"]["loss"], 3) for arm in arms]
-    leads = [number(runs["residual", "16x80"]["loss"] - runs["block", "16x80"]["loss"], 3) for runs in (at_rate, half)]
-    assert leads[0] == leads[1] and moved[0] == moved[1]
-    before, plain, ours = half["residual", "16x64"], half["residual", "16x80"], half["block", "16x80"]
-    used = [run["tokens"] * run["flops_per_token"] for run in (before, plain, ours)]
-    exponent = math.log(before["loss"] / plain["loss"]) / math.log(used[1] / used[0])
-    needed = math.exp(math.log(plain["loss"] / ours["loss"]) / exponent) * used[1] / used[2]
+def half_row(arm: str) -> str:
+    """What half of the rate gives an arm at the three largest sizes, and the difference to the baseline at both."""
+    row = []
+    for size in HALVED:
+        whole, half = at_rate(size, 0.5), at_rate(size, 0.25)
+        gained = number(half[arm]["loss"] - whole[arm]["loss"], 3, "+") if arm in half else ""
+        apart = [number(of[arm]["loss"] - of["residual"]["loss"], 3, "+") for of in (half, whole) if arm in of]
+        row += [gained, "" if arm == "residual" or not gained else "{} ({})".format(*apart)]
+    return f"| `{arm}` | {' | '.join(row)} |"
+
+
+def halves() -> list[str]:
+    """What the page says of half of the rate."""
+    rows = {arm: (at_rate(LARGEST, 0.5)[arm]["loss"], at_rate(LARGEST, 0.25)[arm]["loss"]) for arm in LADDER}
+    plain = (at_rate(LARGEST, 0.5)["residual"]["loss"], at_rate(LARGEST, 0.25)["residual"]["loss"])
+    gains = sorted(number(whole - half, 3) for whole, half in (*rows.values(), plain))
+    then, now = ([number(plain[i] - rows[arm][i], 3) for arm in AHEAD] for i in (0, 1))
+    twice = sorted(number(run["loss"] - at_rate("16x64", 0.5)[arm]["loss"], 3) for arm, run in twice_at_16x64().items())
+    rates = {arm: line_of_rates(arm, LARGEST) for arm in ("residual", "block", "rms-block", "interlayer")}
     return [
-        f"Half of the rate gives `residual` {moved[0]} and `block` {moved[1]} on that seed, so that the lead stays "
-        f"{leads[0]};",
-        f"with an exponent of {number(exponent, 3)} in place of {local_exponents()[1]}, and needs {number(needed, 2)} "
-        "times the operations of `block`.",
+        *map(half_row, ("residual", *LADDER)),
+        f"gains every arm {gains[0]} to {gains[-1]} there, the plain residual {number(plain[0] - plain[1], 3)}.",
+        f"are {min(now)} to {max(now)} below it with half of the rate, where on that seed they are {min(then)} to "
+        f"{max(then)} with the whole",
+        f"Twice the rate costs the five arms that tried it at 16x64 {twice[0]} to {twice[-1]}.",
+        f"to {rates['residual']} of the default at 16x96 for `residual`, to {rates['block']} for `block`, to "
+        f"{rates['rms-block']} for `rms-block` and to {rates['interlayer']} for `interlayer`",
     ]
 
 
-def largest_of_16() -> list[str]:
-    """What the page says of what 16x80 saves."""
-    others, six = ("full", "rms-block", "interlayer"), len(LADDER)
-    two = {arm: between_sizes(arm) for arm in LADDER}
-    line = {arm: by_exponent(arm) for arm in LADDER}
-    joints = [of for arm in others for of in (between_sizes(arm, joint=True), by_exponent(arm, at_once=six))]
-    assert max(float(of.split("[")[1].split(",")[0]) for of in joints) < 1, "every other reaches below 1"
+def twice_at_16x64() -> dict[str, dict]:
+    runs = [run for run in record("ladder-16")["check"] if run["size"] == "16x64" and run.get("factor", 1.0) == 1]
+    assert len(runs) == 5
+    return {run["arm"]: run for run in runs}
 
-    def both_joints(arm: str, size: str = "16x80", axis: str = "operations") -> str:
-        of = between_sizes(arm, size, axis, joint=True), by_exponent(arm, size, axis, six)
-        return " and ".join(one.partition(" ")[2] for one in of)
 
-    def clock(arm: str) -> list[str]:
-        return [between_sizes(arm, axis="seconds"), by_exponent(arm, axis="seconds")]
+def needed_at_half(arm: str) -> str:
+    """What the baseline needs of an arm's operations at the largest size by half the rate of it and of the one below.
 
-    before, last = local_exponents()
-    delta = clock("delta:block_size=4")
+    One seed: the power law through the baseline's two losses.
+    """
+    before, after = (at_rate(size, 0.25) for size in HALVED[-2:])
+    log_compute = [math.log(_operations(of["residual"])) for of in (before, after)]
+    exponent = math.log(before["residual"]["loss"] / after["residual"]["loss"]) / (log_compute[1] - log_compute[0])
+    log = math.log(after["residual"]["loss"] / after[arm]["loss"]) / exponent
+    return number(math.exp(log + log_compute[1]) / _operations(after[arm]), 2)
+
+
+def _operations(run: dict) -> float:
+    return run["tokens"] * run["flops_per_token"]
+
+
+def needs_of_16() -> list[str]:
+    """What the page says of the compute that a rule saves at the largest sizes."""
+    two = {size: [between_sizes(arm, size) for arm in AHEAD] for size in HALVED[-2:]}
+    joints = {arm: [between_sizes(arm, size, joint=True).partition(" ")[2] for size in two] for arm in LADDER}
+    assert [arm for arm, of in joints.items() if any(_low(one) > 1 for one in of)] == ["block"]
+    seconds = [between_sizes("block", size, "seconds", joint) for size in ("16x80", LARGEST) for joint in (False, True)]
+    exponents = exponents_of_residual()
     return [
-        f"needs {two['block']} times the operations of `block`, {two['full']} for `full`, {two['rms-block']} for "
-        f"`rms-block` and {two['interlayer']} for `interlayer`, on the power law",
-        f"and {line['block']}, {line['full']}, {line['rms-block']} and {line['interlayer']} with the exponent",
-        f"is the table's {' '.join(advantage('block', LADDER_16))}. From 16x24 on the first gives "
-        + ", ".join(f"{along_between(arm)} for `{arm}`" for arm in AHEAD[:-1])
-        + f" and {along_between(AHEAD[-1])} for `{AHEAD[-1]}`.",
-        f"that of `block` is {both_joints('block')}, and every other reaches below 1. Delta Block is at "
-        f"{two['delta:block_size=4'][:4]} and {line['delta:block_size=4'][:4]}, `rms-residual` at "
-        f"{two['rms-residual'][:4]} and {line['rms-residual'][:4]}.",
-        f"show nothing for `block` once they are to hold for six arms, {both_joints('block', '16x64')}, and for "
-        f"`interlayer` {both_joints('interlayer', '16x64')}.",
-        f"its exponent is {last} there, {before} between 16x48 and 16x64, and {number(exponent_of_16(), 3)} along the "
-        "line.",
-        f"they are {clock('block')[0]} and {clock('block')[1]} for `block`, whose step takes "
-        f"{ladder_step('block', '16x80')} times the plain one's, and for six arms at once "
-        f"{both_joints('block', axis='seconds')}",
-        f"`full` is at {clock('full')[0]} and {clock('full')[1]}, Delta Block at {delta[0]} and {delta[1]}.",
+        "`residual` needs {} times the operations of `block`, {} of `full`, {} of `rms-block` and {} of `interlayer`, "
+        "and at 16x80, with 16x64, {}, {}, {} and {}.".format(*two[LARGEST], *two["16x80"]),
+        f"that of `block` at 16x80 is {joints['block'][0]}, at 16x96 {joints['block'][1]}, and every other reaches "
+        "below 1.",
+        f"its exponent is {exponents[0]} between 16x48 and 16x64, then {exponents[1]} and {exponents[2]}.",
+        "on the one seed that was tried, it would need {}, {}, {} and {} times.".format(*map(needed_at_half, AHEAD)),
+        "**On the fitted lines, the reading fixed beforehand, `full` alone saves compute, by its own interval.** It is "
+        f"at {' '.join(advantage('full', LADDER_16))}; where those of all six are to hold at once it is at "
+        f"{joint('full', LADDER_16)}, `rms-block` at {joint('rms-block', LADDER_16)}, `interlayer` at "
+        f"{joint('interlayer', LADDER_16)} and `block` at {joint('block', LADDER_16)}.",
+        f"between sizes `block` is at {seconds[0]} at 16x80 and {seconds[2]} at 16x96, for six arms at once "
+        f"{seconds[1].partition(' ')[2]} and {seconds[3].partition(' ')[2]}.",
     ]
+
+
+def _low(interval: str) -> float:
+    return float(interval.strip("[").partition(",")[0])
 
 
 def ladder_step(arm: str, size: str, of: str = "") -> str:
@@ -272,54 +299,25 @@ def ladders() -> list[str]:
     others = [float(change) for arm, of in checks.items() if arm != "residual" for change in of]
     half_rate, _ = ladder_check("block", "16x48")
     block = ladder("block")["16x48"][0]
-    steps = {arm: [ladder_step(arm, size) for size in ("16x16", "16x80")] for arm in LADDER}
-    largest = {size: [number(-statistics.fmean(ladder(arm)[size]), 3) for arm in AHEAD] for size in ("16x64", "16x80")}
+    steps = {arm: [ladder_step(arm, size) for size in ("16x16", LARGEST)] for arm in LADDER}
+    largest = [sorted(number(-statistics.fmean(ladder(arm)[size]), 3) for arm in AHEAD) for size in HALVED]
     seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
-    rates = {arm: line_of_rates(arm, "16x80") for arm in ("residual", "block", "rms-block", "interlayer")}
-    two = ("block", "rms-block")
-    checked = {
-        arm: _losses_at_rates(arm, "16x64") for arm in ("residual", "block", "rms-block", "rms-residual", "interlayer")
-    }
-    at_half, at_rate = ([number(checked["residual"][i] - checked[arm][i], 3) for arm in two] for i in (0, 1))
-    assert at_half == at_rate, "the page says that the leads stay"
-    half, twice = zip(*(ladder_check(arm, "16x64") for arm in checked), strict=True)
     return [
         *map(ladder_row, LADDER),
-        f"`rms-block` is at {joint('rms-block', LADDER_16)} at the largest size, `interlayer` at "
-        f"{joint('interlayer', LADDER_16)} and `block` at {joint('block', LADDER_16)}.",
-        *largest_of_16(),
-        f"gives `residual` {half[0]}, `block` {half[1]} and `rms-block` {half[2]}, so that their leads stay "
-        f"{at_rate[0]} and {at_rate[1]}, `rms-residual` {half[3]} and `interlayer` {half[4]}, and "
-        f"{half_of_full()}; twice it gives the first five {', '.join(twice[:4])} and {twice[4]}.",
-        *half_of_the_rate_at_16x80(),
-        f"for `residual` lowest: to {rates['residual']} of the default at 16x80, for `block` to {rates['block']}, for "
-        f"`rms-block` to {rates['rms-block']} and for `interlayer` to {rates['interlayer']}. "
-        "At 16x48 half of that rate leaves "
-        f"`residual` {ladder_check('residual', '16x48')[0].lstrip('+')} further up, at 16x64",
+        *halves(),
+        *needs_of_16(),
         f"at half of it `residual` ends at {checks['residual'][0]}",
         f"no arm but `residual` gains more than {number(-min(others), 3)}",
         f"none but `block`: at half its rate it ends at {half_rate}, and with that is "
         f"{number(-block - float(half_rate), 3)} below `residual` on that seed in place of {number(block, 3)} above it",
         f"takes {steps['rms-block'][0]} times as long under `rms-block` as the plain one at width 16 and "
-        f"{steps['rms-block'][1]} times at width 80 (`block`: {' and '.join(steps['block'])}, "
+        f"{steps['rms-block'][1]} times at width 96 (`block`: {' and '.join(steps['block'])}, "
         f"`interlayer`: {' and '.join(steps['interlayer'])})",
         *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
-        "at 16x64 `block` is {} below `residual`, `full` {}, `rms-block` {} and `interlayer` {}, at 16x80 {}, {}, {} "
-        "and {}, each in every seed.".format(*largest["16x64"], *largest["16x80"]),
-        f"close together at 16x80, at {ladder_seeds('block', '16x80')};",
-        f"of the smaller sizes' those of {shown_along_the_range()} do not",
+        "are {} to {} below `residual` at 16x64, {} to {} at 16x80 and {} to {} at 16x96, each in every seed.".format(
+            *(of[i] for of in largest for i in (0, -1))
+        ),
     ]
-
-
-def shown_along_the_range() -> str:
-    """Where on its lines an arm's advantage in operations has an interval above 1."""
-    rules = {}
-    for row in rows("Along the range", LADDER_16):
-        interval = row["advantage in operations"].split("x ")[1]
-        if float(interval.strip("[").split(",")[0]) > 1:
-            rules.setdefault(row["connection"], []).append(f"{row['size']} {interval}")
-    named = [f"`{arm}` at {', '.join(sizes)}" for arm, sizes in rules.items()]
-    return f"{', of '.join(named[:-1])} and of {named[-1]}"
 
 
 def twice_the_tokens() -> list[str]:
@@ -437,25 +435,33 @@ def ladder_probes() -> list[str]:
 
 
 def largest_probes() -> list[str]:
-    """What the page says of what the models of 16x80 can do."""
+    """What the page says of what the models of 16x80 and 16x96 can do."""
 
-    def more(arm: str, task: str = "copying") -> str:
-        return probed(task, arm, "(probes-ladder-80)")
+    def more(arm: str, size: str, task: str = "copying") -> str:
+        return probed(task, arm, f"(probes-ladder-{size})")
 
-    def right(arm: str, task: str = "names") -> str:
-        return larger_right(task, arm, "probes-ladder-80")
+    def right(arm: str, size: str, task: str = "names") -> str:
+        return larger_right(task, arm, f"probes-ladder-{size}")
 
-    next_byte = sorted(more(arm, "next byte").split()[0] for arm in AHEAD)
-    letters = {arm: right(arm, "induction") for arm in ("residual", *LADDER)}
+    next_byte = {size: sorted(more(arm, size, "next byte").split()[0] for arm in AHEAD) for size in ("80", "96")}
+    letters = {(arm, size): right(arm, size, "induction") for arm in ("residual", *LADDER) for size in ("80", "96")}
     return [
-        f"`full` gets {more('full')} more and `rms-block` {more('rms-block')}, in every seed, `block` {more('block')} "
-        f"and `interlayer` {more('interlayer')}. Of the next byte the four still get {next_byte[0]} to {next_byte[-1]} "
-        "more right, in every seed",
-        f"the most right of all arms, {right('residual')}; `block` has {right('block')}, Delta Block "
-        f"{right('delta:block_size=4')} and `interlayer` {right('interlayer')}, each fewer in every seed.",
-        f"At 16x80 `residual` has {letters['residual']} of the random letters right, `full` {letters['full']} and "
-        f"`rms-block` {letters['rms-block']}, mostly by one seed each, and `block` {letters['block']} and `interlayer` "
-        f"{letters['interlayer']}, fewer in every seed.",
+        f"`full` gets {more('full', '80')} more and `rms-block` {more('rms-block', '80')}, in every seed, `block` "
+        f"{more('block', '80')} and `interlayer` {more('interlayer', '80')}. Of the next byte the four still get "
+        f"{next_byte['80'][0]} to {next_byte['80'][-1]} more right, in every seed",
+        f"the most right of all arms, {right('residual', '80')}; `block` has {right('block', '80')}, Delta Block "
+        f"{right('delta:block_size=4', '80')} and `interlayer` {right('interlayer', '80')}, each fewer in every seed.",
+        f"`full` gets {more('full', '96')} more and `block` {more('block', '96')}, in every seed, `rms-block` "
+        f"{more('rms-block', '96')} and `interlayer` {more('interlayer', '96')}. Of the next byte the four get "
+        f"{next_byte['96'][0]} to {next_byte['96'][-1]} more right, in every seed.",
+        f"the most right again, {right('residual', '96')}; `rms-block` has {right('rms-block', '96')} and Delta Block "
+        f"{right('delta:block_size=4', '96')}, fewer in every seed.",
+        f"At 16x80 `residual` has {letters['residual', '80']} of the random letters right, `full` "
+        f"{letters['full', '80']} and `rms-block` {letters['rms-block', '80']}, mostly by one seed each, and `block` "
+        f"{letters['block', '80']} and `interlayer` {letters['interlayer', '80']}, fewer in every seed; at 16x96 "
+        f"`residual` has {letters['residual', '96']}, `block` {letters['block', '96']}, more in every seed, `full` "
+        f"{letters['full', '96']}, mostly by one, and `rms-residual` {letters['rms-residual', '96']}, Delta Block "
+        f"{letters['delta:block_size=4', '96']} and `rms-block` {letters['rms-block', '96']}, fewer in every seed.",
     ]
 
 

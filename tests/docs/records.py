@@ -6,6 +6,7 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Iterable
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
@@ -147,15 +148,6 @@ def judged_at(setting: str, arm: str, sign: str = "") -> str:
     return f"{number(row['difference to residual'], 3, sign)} ± {number(row['standard error'], 3)}"
 
 
-def judged_row(name: str, shallow: str, deep: str) -> str:
-    """A rule's row of the short table of the verdict: it may be another arm at each depth."""
-    lengths = ("short", "long", "short-seconds")
-    settings = [(f"{depth}-{of}", arm) for depth, arm in (("shallow", shallow), ("deep", deep)) for of in lengths]
-    ran = {setting: arms_of(setting) for setting, _ in settings}
-    cells = [judged_at(setting, arm, "+") if arm in ran[setting] else "" for setting, arm in settings]
-    return f"| {' | '.join([name, *cells])} |".replace("  ", " ")
-
-
 def arms_of(setting: str) -> set[str]:
     """Which arms of a setting of the verdict are done; none where it has not begun."""
     done = (RESULTS / f"verdict-{setting}.json").is_file()
@@ -276,8 +268,16 @@ COSTS = {
     "full": "Full",
     "rms-block": "RMS Block S=4",
     "delta:block_size=4": "Delta Block S=4",
-    "block:reads=qkv-gate-up": "Block S=4, reads qkv-gate-up",
 }
+
+
+def other_decimals(page: str, known: Iterable[str]) -> list[str]:
+    """The numbers with decimals on a page, its commands apart, that are in no text that is known."""
+    rest = page
+    for text in sorted(known, key=len, reverse=True):
+        assert text in page, text
+        rest = rest.replace(text, "")
+    return re.findall(r".{30}\d\.\d.{10}|\d+%.{10}", re.sub(r"^    .*$", "", rest, flags=re.MULTILINE))
 
 
 def costs(what: str) -> list[str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import runpy
 import subprocess
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -40,9 +42,15 @@ def of_rule(config: RunConfig, rule: str, device: str) -> RunConfig:
     return dataclasses.replace(config, model=model, batch_size=2, device=device)
 
 
-def own_stream(device: str) -> AbstractContextManager:
-    """As the recipe has it: nothing can be captured on the default one."""
-    return torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext()
+@contextmanager
+def own_stream(device: str) -> Iterator[None]:
+    """As the recipe has it: nothing can be captured on the default one. What was launched on it is done in the end."""
+    if device == "cpu":
+        yield
+        return
+    with torch.cuda.stream(stream := torch.cuda.Stream()):
+        yield
+        stream.synchronize()
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -69,7 +77,8 @@ def test_steps_are_the_trainers(recipe, config, rule, clip, device):
     for key, other in expected_state.items():
         assert (state[key] - other).norm() <= 1e-2 * other.norm() + 1e-6, key  # Muon rounds to bfloat16
     for (name, one), other in zip(ours.model.named_parameters(), theirs.model.parameters(), strict=True):
-        assert (one - other).norm() <= 0.05 * (other - start[name]).norm() + 1e-6, name
+        # A query that reads one source has no gradient; on a GPU it has rounding, and Adam makes steps of that.
+        assert (one - other).norm() <= 0.05 * (other - start[name]).norm() + 2e-3, name
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -104,6 +113,7 @@ def test_what_is_not_finite_stops_the_run(recipe, config):
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::UserWarning")  # what torch.compile looks at and would advise
 @NO_GPU
 def test_compiled_steps_are_the_trainers(recipe, config, monkeypatch):
     monkeypatch.setenv("COMPILE", "1")
@@ -115,7 +125,7 @@ def test_each_arm_has_the_rate_and_the_steps_of_the_ladder(recipe, tmp_path):
     for run in recipe["runs_of"](tmp_path, RECORD, ["16x24", "16x32", "16x64@10"]):
         there = known.pop((run.arm, run.size.name, run.seed))
         assert (run.factor, run.job.config.steps) == (there.factor, there.steps)
-    assert {size for _, size, _ in known} == {"16x16", "16x48", "16x80"}
+    assert {size for _, size, _ in known} == {"16x16", "16x48", "16x80", "16x96"}
     longer = recipe["runs_of"](tmp_path, RECORD, ["16x80"])
     assert {run.job.config.steps for run in longer} == {12_000}, "the ladder's 20 tokens per parameter"
 
@@ -128,6 +138,14 @@ def test_the_runs_are_the_ladders_at_its_rates(recipe, tmp_path):
     }
     assert made == {("16x80", 6000, 8, 0.01), ("16x96", 8640, 8, 0.01)}
     assert runs[0].job.folder == tmp_path / "residual" / "16x80" / "lr-0.5" / "seed-0"
+
+
+def test_half_of_the_rates_is_the_ladders_check(recipe, tmp_path):
+    known = {(run.arm, run.factor): run for run in read_record(RECORD, ScalingRecord).check if run.size == "16x96"}
+    runs = recipe["runs_of"](tmp_path, RECORD, ["16x96@10"], 0.5)
+    assert [(run.arm, run.factor) for run in runs] == [(arm, 0.25) for arm in ARMS]
+    assert all((run.seed, run.job.config.steps) == (0, known[run.arm, run.factor].steps) for run in runs)
+    assert runs[0].job.folder == tmp_path / "residual" / "16x96" / "lr-0.25" / "seed-0"
 
 
 def test_a_stopped_sweep_stops_its_runs(recipe, tmp_path):
@@ -157,8 +175,9 @@ signal.pause()
 
 
 def test_bad_arguments_are_refused_in_one_line(tmp_path):
-    def ran(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, ON_GPU, *map(str, arguments)], capture_output=True, text=True)
+    def ran(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, ON_GPU, *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment)
 
     assert "python recipes/ladder/on_gpu.py" in ran().stderr
     refused = ran(tmp_path, RECORD, "16x81")
@@ -166,6 +185,8 @@ def test_bad_arguments_are_refused_in_one_line(tmp_path):
     assert refused.stderr.count("\n") == 1
     smaller = ran(tmp_path, RECORD, "16x12@10").stderr
     assert smaller.startswith("attnres: a size smaller than 16x24") and smaller.count("\n") == 1
+    for by in ("half", "0", "inf"):
+        assert ran(tmp_path, RECORD, "16x80@10", BY=by).stderr.startswith(f"attnres: BY={by}: give a multiple")
     if not torch.cuda.is_available():
         refused = ran(tmp_path, RECORD, "16x80@10")
         assert refused.returncode == 1 and refused.stderr.startswith("attnres: torch finds no GPU here")
