@@ -2,7 +2,7 @@
 # The ladder of docs/EVIDENCE.md: every rule up to 1.8 million parameters, on 20 tokens per parameter or 10, on a CPU.
 #
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 96: some 90 hours of one core with AVX-512
-#     recipes/ladder.sh 16-20       # width 48 and 64 to the others' 20 tokens per parameter: 16 hours behind 16
+#     recipes/ladder.sh 16-20       # width 48 and 64 to 20 tokens per parameter, too: 16 hours behind 16
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 18 hours
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
@@ -17,7 +17,7 @@ checks=5
 case $ladder in
     16) sizes=(16x16 16x24 16x32 16x48@10 16x64@10 16x80@10 16x96@10) ;;
     16-20)
-        sizes=(16x16 16x24 16x32 16x48 16x64)
+        sizes=(16x16 16x24 16x32 16x48 16x64 16x80@10 16x96@10)
         checks=1
         if [ ! -d "$runs/ladder-16-20" ] && [ -d "$runs/ladder-16" ]; then
             rm -rf "$runs/ladder-16-20.partial"

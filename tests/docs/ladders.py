@@ -8,7 +8,7 @@ import statistics
 
 from scipy.stats import ttest_1samp
 
-from attnres.analysis.powerlaw import Point, advantages_between_sizes, fit_where_possible
+from attnres.analysis.powerlaw import Advantage, Point, advantages_between_sizes, fit_where_possible
 from attnres.lab.record import read_record
 from attnres.lab.scaling.fit import axes_of, final_points
 from attnres.lab.scaling.rates import best
@@ -32,7 +32,6 @@ LADDER_32 = "(ladder-32)"
 LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
 AHEAD = ("block", "full", "rms-block", "interlayer")
 """Attention over depth in the ladders, but for Delta Block."""
-FAR_APART = (("full", "16x48"), ("interlayer", "16x32"))
 LARGEST = "16x96"
 HALVED = ("16x64", "16x80", LARGEST)
 """The sizes of 16 layers whose rates were checked at half, with every arm at half the default."""
@@ -91,14 +90,14 @@ def decided(of: str, size: str) -> list[str]:
     return [arm for _, (_, arm) in held]
 
 
-def needed(arm: str, of: str = LADDER_16) -> str:
+def needed(arm: str, of: str = LADDER_16_20) -> str:
     """How many times an arm's operations the baseline needs on fitted lines, and the interval."""
     return " ".join(advantage(arm, of))
 
 
 def ladder_row(arm: str) -> str:
-    leads = ladder_leads(arm)
-    return f"| `{arm}` | {' | '.join(leads)} | {needed(arm)} | {' '.join(by_clock(arm)[-1])} |"
+    leads = ladder_leads(arm, "16-20")
+    return f"| `{arm}` | {' | '.join(leads)} | {needed(arm)} | {' '.join(by_clock(arm, '16-20')[-1])} |"
 
 
 def by_clock(arm: str, of: str = "16") -> list[tuple[str, str]]:
@@ -109,10 +108,9 @@ def by_clock(arm: str, of: str = "16") -> list[tuple[str, str]]:
 
 
 def twice_the_tokens_row(arm: str) -> str:
-    """Leads at 16x48 and 16x64 after 10 and 20 tokens per parameter; what the baseline needs on lines of the latter."""
-    leads = zip(ladder_leads(arm)[3:5], ladder_leads(arm, "16-20")[3:], strict=True)
-    needed = (" ".join(of) for of in (advantage(arm, "(ladder-16-20)"), by_clock(arm, "16-20")[-1]))
-    return f"| `{arm}` | {' | '.join(lead for pair in leads for lead in pair)} | {' | '.join(needed)} |"
+    """Leads at 16x48 and 16x64 after 10 and 20 tokens per parameter."""
+    leads = zip(ladder_leads(arm)[3:5], ladder_leads(arm, "16-20")[3:5], strict=True)
+    return f"| `{arm}` | {' | '.join(lead for pair in leads for lead in pair)} |"
 
 
 def needed_at(size: str, arm: str) -> str:
@@ -137,24 +135,45 @@ def _loss_and_operations(of: str, arm: str, size: str, seed: int) -> tuple[float
     return run["loss"], run["tokens"] * run["flops_per_token"]
 
 
-def points_of_16(axis: str = "operations") -> dict[str, list[Point]]:
-    """The final losses of the ladder of 16 layers, by arm."""
-    return axes_of(read_record(RESULTS / "ladder-16.json", ScalingRecord))[axis]
+def points_of(of: str, axis: str = "operations") -> dict[str, list[Point]]:
+    """The final losses of a ladder, by arm."""
+    return axes_of(read_record(RESULTS / f"ladder-{of}.json", ScalingRecord))[axis]
 
 
 def between_sizes(arm: str, size: str = LARGEST, axis: str = "operations", joint: bool = False) -> str:
     """An arm's advantage at a size of the ladder by the baseline's own losses there and one size below."""
-    found = advantages_between_sizes(points_of_16(axis))[arm, size]
+    found = advantages_between_sizes(points_of("16-20", axis))[arm, size]
     ends = found.joint if joint else found.interval
     return f"{number(found.factor, 2)} [{number(ends[0], 2)}, {number(ends[1], 2)}]"
 
 
-def exponents_of_residual() -> list[str]:
-    """The exponents of the baseline between its four largest sizes, from the means over seeds."""
-    points = points_of_16()["residual"]
-    at = [[point for point in points if point.size == size] for size in list(ladder("block"))[3:]]
-    of = [(math.log(statistics.fmean(point.loss for point in one)), math.log(one[0].compute)) for one in at]
-    return [number((a[0] - b[0]) / (b[1] - a[1]), 3) for a, b in itertools.pairwise(of)]
+def by_exponent(arm: str, at_once: int = 1) -> str:
+    """An arm's advantage at the largest size with the exponent of the baseline's fitted line, over the seeds."""
+    points = points_of("16-20")
+    exponent = next(fit.exponent for fit in fit_where_possible(points)[0] if fit.arm == "residual")
+    of = {(name, point.seed): point for name in points for point in points[name] if point.size == LARGEST}
+    pairs = [(of["residual", seed], of[arm, seed]) for seed in range(3)]
+    logs = [
+        math.log(plain.loss / ours.loss) / exponent + math.log(plain.compute / ours.compute) for plain, ours in pairs
+    ]
+    return factor_of(logs, at_once)
+
+
+def on_lines(without: str = "", of: str = "16-20") -> dict[str, Advantage]:
+    """By arm, what the baseline needs of its operations at its largest size on lines that leave out a size."""
+    points = {arm: [point for point in found if point.size != without] for arm, found in points_of(of).items()}
+    return {one.arm: one for one in fit_where_possible(points)[1]}
+
+
+def line_rows() -> list[str]:
+    """The rows of the table of lines through other sizes."""
+    lines = {"all seven": on_lines(), "16x48 and 16x64 after 10": on_lines(of="16")}
+    lines |= {f"without {size}": on_lines(size) for size in ladder("block")}
+    return [f"| {name} | {' | '.join(told(of[arm]) for arm in AHEAD)} |" for name, of in lines.items()]
+
+
+def told(of: Advantage) -> str:
+    return f"{number(of.factor, 2)} [{number(of.interval[0], 2)}, {number(of.interval[1], 2)}]"
 
 
 def at_rate(size: str, rate: float) -> dict[str, dict]:
@@ -185,13 +204,14 @@ def halves() -> list[str]:
     plain = (at_rate(LARGEST, 0.5)["residual"]["loss"], at_rate(LARGEST, 0.25)["residual"]["loss"])
     gains = sorted(number(whole - half, 3) for whole, half in (*rows.values(), plain))
     then, now = ([number(plain[i] - rows[arm][i], 3) for arm in AHEAD] for i in (0, 1))
+    part = [number(100 * (1 - rows[arm][1] / plain[1]), 1) for arm in AHEAD]
     twice = sorted(number(run["loss"] - at_rate("16x64", 0.5)[arm]["loss"], 3) for arm, run in twice_at_16x64().items())
     rates = {arm: line_of_rates(arm, LARGEST) for arm in ("residual", "block", "rms-block", "interlayer")}
     return [
         *map(half_row, ("residual", *LADDER)),
         f"gains every arm {gains[0]} to {gains[-1]} there, the plain residual {number(plain[0] - plain[1], 3)}.",
-        f"are {min(now)} to {max(now)} below it with half of the rate, where on that seed they are {min(then)} to "
-        f"{max(then)} with the whole",
+        f"the four rules are {min(now)} to {max(now)} below it with half of the rate, {min(part)} to {max(part)}% of "
+        f"the loss, where on that seed they are {min(then)} to {max(then)} with the whole",
         f"Twice the rate costs the five arms that tried it at 16x64 {twice[0]} to {twice[-1]}.",
         f"to {rates['residual']} of the default at 16x96 for `residual`, to {rates['block']} for `block`, to "
         f"{rates['rms-block']} for `rms-block` and to {rates['interlayer']} for `interlayer`",
@@ -221,25 +241,25 @@ def _operations(run: dict) -> float:
 
 
 def needs_of_16() -> list[str]:
-    """What the page says of the compute that a rule saves at the largest sizes."""
-    two = {size: [between_sizes(arm, size) for arm in AHEAD] for size in HALVED[-2:]}
-    joints = {arm: [between_sizes(arm, size, joint=True).partition(" ")[2] for size in two] for arm in LADDER}
-    assert [arm for arm, of in joints.items() if any(_low(one) > 1 for one in of)] == ["block"]
-    seconds = [between_sizes("block", size, "seconds", joint) for size in ("16x80", LARGEST) for joint in (False, True)]
-    exponents = exponents_of_residual()
+    """What the page says of the compute that a rule saves."""
+    two, line = ({arm: of(arm) for arm in AHEAD} for of in (between_sizes, by_exponent))
+    for arm in LADDER:
+        for of in (between_sizes(arm, joint=True), by_exponent(arm, 6)):
+            assert _low(of.split(" ", 1)[1]) < 1, "the page says that neither shows anything for six rules at once"
+    of_six = {arm: joint(arm, LADDER_16_20) for arm in AHEAD}
+    clock = [" ".join(by_clock(arm, "16-20")[-1]) for arm in AHEAD]
+    seconds = [between_sizes(arm, axis="seconds").split()[0] for arm in AHEAD]
     return [
         "`residual` needs {} times the operations of `block`, {} of `full`, {} of `rms-block` and {} of `interlayer`, "
-        "and at 16x80, with 16x64, {}, {}, {} and {}.".format(*two[LARGEST], *two["16x80"]),
-        f"that of `block` at 16x80 is {joints['block'][0]}, at 16x96 {joints['block'][1]}, and every other reaches "
-        "below 1.",
-        f"its exponent is {exponents[0]} between 16x48 and 16x64, then {exponents[1]} and {exponents[2]}.",
-        "on the one seed that was tried, it would need {}, {}, {} and {} times.".format(*map(needed_at_half, AHEAD)),
-        "**On the fitted lines, the reading fixed beforehand, `full` alone saves compute, by its own interval.** It is "
-        f"at {' '.join(advantage('full', LADDER_16))}; where those of all six are to hold at once it is at "
-        f"{joint('full', LADDER_16)}, `rms-block` at {joint('rms-block', LADDER_16)}, `interlayer` at "
-        f"{joint('interlayer', LADDER_16)} and `block` at {joint('block', LADDER_16)}.",
-        f"between sizes `block` is at {seconds[0]} at 16x80 and {seconds[2]} at 16x96, for six arms at once "
-        f"{seconds[1].partition(' ')[2]} and {seconds[3].partition(' ')[2]}.",
+        "each by its own interval".format(*map(needed, AHEAD)),
+        f"that of `rms-block` is {of_six['rms-block']}, and those of `block` {of_six['block']}, `full` "
+        f"{of_six['full']} and `interlayer` {of_six['interlayer']} reach 1 or below.",
+        *line_rows(),
+        "{}, {}, {} and {} times with the exponent of its line, taken as known,".format(*line.values()),
+        "and {}, {}, {} and {} times on the power law through its own losses there and at 16x80".format(*two.values()),
+        "on that seed it would need {}, {}, {} and {} times".format(*map(needed_at_half, AHEAD)),
+        "On the lines it is {}, {}, {} and {} times in seconds at width 96".format(*clock),
+        f"between 16x80 and 16x96 {min(seconds)} to {max(seconds)} times, with intervals that all reach below 1.",
     ]
 
 
@@ -300,8 +320,7 @@ def ladders() -> list[str]:
     half_rate, _ = ladder_check("block", "16x48")
     block = ladder("block")["16x48"][0]
     steps = {arm: [ladder_step(arm, size) for size in ("16x16", LARGEST)] for arm in LADDER}
-    largest = [sorted(number(-statistics.fmean(ladder(arm)[size]), 3) for arm in AHEAD) for size in HALVED]
-    seeds = {(arm, size): [number(apart, 3, "+") for apart in sorted(ladder(arm)[size])] for arm, size in FAR_APART}
+    largest = [sorted(number(-statistics.fmean(ladder(arm, "16-20")[size]), 3) for arm in AHEAD) for size in HALVED]
     return [
         *map(ladder_row, LADDER),
         *halves(),
@@ -313,8 +332,7 @@ def ladders() -> list[str]:
         f"takes {steps['rms-block'][0]} times as long under `rms-block` as the plain one at width 16 and "
         f"{steps['rms-block'][1]} times at width 96 (`block`: {' and '.join(steps['block'])}, "
         f"`interlayer`: {' and '.join(steps['interlayer'])})",
-        *(f"{', '.join(of[:2])} and {of[2]} at {size}" for (_, size), of in seeds.items()),
-        "are {} to {} below `residual` at 16x64, {} to {} at 16x80 and {} to {} at 16x96, each in every seed.".format(
+        "are {} to {} below `residual` at 16x64, {} to {} at 16x80 and {} to {} at 16x96.".format(
             *(of[i] for of in largest for i in (0, -1))
         ),
     ]
@@ -323,19 +341,15 @@ def ladders() -> list[str]:
 def twice_the_tokens() -> list[str]:
     """What the page says of 16x48 and 16x64 after 20 tokens per parameter."""
     then, now = (sorted(-statistics.fmean(ladder(arm, of)["16x64"]) for arm in AHEAD) for of in ("16", "16-20"))
-    smaller, needed = ({arm: needed_at(size, arm) for arm in AHEAD} for size in ("16x48", "16x64"))
+    smaller, larger = ({arm: needed_at(size, arm) for arm in AHEAD} for size in ("16x48", "16x64"))
     return [
         *map(twice_the_tokens_row, LADDER),
         f"{number(now[0], 3)} to {number(now[-1], 3)} are left of {number(then[0], 3)} to {number(then[-1], 3)}",
-        f"`residual` needs {' '.join(advantage('rms-block', LADDER_16_20))} times the operations of `rms-block`",
         f"it is {smaller['rms-block']} for `rms-block`, {smaller['block']} for `block`, {smaller['full']} for `full` "
-        f"and {smaller['interlayer']} for `interlayer` at 16x48, and {needed['rms-block']}, {needed['block']}, "
-        f"{needed['full']} and {needed['interlayer']} at 16x64",
+        f"and {smaller['interlayer']} for `interlayer` at 16x48, and {larger['rms-block']}, {larger['block']}, "
+        f"{larger['full']} and {larger['interlayer']} at 16x64",
         f"at 16x64 it is {needed_at('16x64', 'delta:block_size=4')} for Delta Block and "
         f"{needed_at('16x64', 'rms-residual')} for `rms-residual`, a loss.",
-        f"Where the intervals of all six are to hold at once it is {joint('rms-block', LADDER_16_20)}.",
-        f"The lines put `rms-block` {below_on_lines('rms-block', '16x64')} below `residual` at 16x64, where its runs "
-        f"end {number(-statistics.fmean(ladder('rms-block', '16-20')['16x64']), 3)} below.",
     ]
 
 
@@ -460,8 +474,11 @@ def largest_probes() -> list[str]:
         f"{letters['full', '80']} and `rms-block` {letters['rms-block', '80']}, mostly by one seed each, and `block` "
         f"{letters['block', '80']} and `interlayer` {letters['interlayer', '80']}, fewer in every seed; at 16x96 "
         f"`residual` has {letters['residual', '96']}, `block` {letters['block', '96']}, more in every seed, `full` "
-        f"{letters['full', '96']}, mostly by one, and `rms-residual` {letters['rms-residual', '96']}, Delta Block "
-        f"{letters['delta:block_size=4', '96']} and `rms-block` {letters['rms-block', '96']}, fewer in every seed.",
+        f"{letters['full', '96']}, by two, and `rms-residual` {letters['rms-residual', '96']}, Delta Block "
+        f"{letters['delta:block_size=4', '96']} and `rms-block` {letters['rms-block', '96']}, fewer in every seed, "
+        "decided for the last.",
+        f"the fewest brackets right of all seven, {right('residual', '96', 'brackets')}, and `interlayer` the most, "
+        f"{right('interlayer', '96', 'brackets')}.",
     ]
 
 

@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 
-from scipy.stats import binomtest, ttest_1samp, ttest_rel
+from scipy.stats import binomtest, t, ttest_1samp, ttest_rel
 
-from attnres.analysis.powerlaw import fit_where_possible
-from attnres.lab.record import read_record
-from attnres.lab.scaling.fit import final_points
-from attnres.lab.scaling.record import ScalingRecord
 from attnres.model import TransformerConfig
 from tests.docs.ladders import (
     AHEAD,
     HALVED,
     LADDER,
-    LADDER_16,
     LADDER_16_20,
     LADDER_32,
     LARGEST,
     at_rate,
+    below_on_lines,
     beside_line,
+    between_sizes,
     by_clock,
     decided,
     ladder,
     ladder_check,
     ladder_step,
     lead_at,
-    share,
+    on_lines,
 )
 from tests.docs.records import (
     EVIDENCE,
-    RESULTS,
     advantage,
     answers,
     number,
     record,
     rows,
 )
+
+SIZES = list(ladder("block"))
 
 
 def test_the_ladders_parameters_are_those_that_the_page_says():
@@ -51,60 +48,44 @@ def test_the_ladders_parameters_are_those_that_the_page_says():
 
 
 def test_what_the_page_says_of_the_ladder_is_so():
-    pairs = [apart for arm in ("rms-block", "interlayer") for of_size in ladder(arm).values() for apart in of_size]
-    assert max(pairs) < 0 and f"In all {len(pairs)} pairs" in EVIDENCE
-    every = {arm: [apart for of_size in ladder(arm).values() for apart in of_size] for arm in LADDER}
-    ahead = [apart for arm in AHEAD for apart in every[arm]]
-    assert f"with `block` and `full` {sum(apart < 0 for apart in ahead)} of {len(ahead)}." in EVIDENCE
-    below = {arm: sum(apart < 0 for apart in of) for arm, of in every.items()}
-    assert all(binomtest(below[arm], 21).pvalue < 1e-4 for arm in AHEAD)
-    normalised = number(binomtest(below["rms-residual"], 21).pvalue, 3)
-    twice = [apart for of_size in ladder("rms-residual", "16-20").values() for apart in of_size]
-    told = f"in {sum(apart < 0 for apart in twice)} pairs of {len(twice)}"
-    assert f"with {below['rms-residual']} (p = {normalised}), which after 20 tokens per parameter is below {told}" in (
-        EVIDENCE
-    )
-    for arm in ("rms-block", "interlayer"):
-        assert statistics.fmean(ladder(arm)["16x48"]) == min(map(statistics.fmean, ladder(arm).values()))
-    for arm in LADDER:
-        means = [statistics.fmean(ladder(arm)[size]) for size in HALVED]
-        assert all(max(ladder(arm)[size]) < 0 for size in HALVED) if arm in AHEAD else max(map(abs, means[:2])) < 0.01
-        assert max(ladder(arm)[LARGEST]) < 0
-    by_size = {size: found for size in ladder("block") if (found := sorted(decided("16", size)))}
-    assert by_size == {"16x32": ["block", "full"], "16x64": ["interlayer"], "16x80": ["block"]}
-    assert "`full` and `block` at 16x32, `interlayer` alone at 16x64, `block` alone at 16x80, and nothing" in EVIDENCE
-    everything = {(arm, size): ttest_1samp(of, 0).pvalue for arm in LADDER for size, of in ladder(arm).items()}
+    of = {arm: ladder(arm, "16-20") for arm in LADDER}
+    every = {arm: [apart for of_size in of[arm].values() for apart in of_size] for arm in LADDER}
+    pairs = [apart for arm in AHEAD for apart in every[arm]]
+    assert max(pairs) < 0 and f"below the plain residual in all {len(pairs)} pairs** of `block`, `full`" in EVIDENCE
+    assert binomtest(21, 21).pvalue < 1e-4 and {len(apart) for apart in every.values()} == {21}
+    below = {arm: sum(apart < 0 for apart in apart_of) for arm, apart_of in every.items()}
+    told = f"is below in {below['delta:block_size=4']} of 21, normalising alone in {below['rms-residual']}."
+    assert told in EVIDENCE
+    for arm in ("rms-residual", "delta:block_size=4"):
+        assert max(of[arm][LARGEST]) < 0
+        assert 0.35 < statistics.fmean(of[arm][LARGEST]) / statistics.fmean(of["block"][LARGEST]) < 0.7
+    by_size = {size: found for size in of["block"] if (found := sorted(decided("16-20", size)))}
+    assert by_size == {"16x32": ["block", "full"], "16x48": ["rms-block"], "16x80": ["block"]}
+    assert "`full` and `block` at 16x32, `rms-block` at 16x48 and `block` at 16x80;" in EVIDENCE
+    everything = {(arm, size): ttest_1samp(apart, 0).pvalue for arm in LADDER for size, apart in of[arm].items()}
     first = min(everything, key=everything.__getitem__)
     least = number(len(everything) * everything[first], 3)
-    assert first == ("interlayer", "16x64") and "of all 42 differences of the table together none" in EVIDENCE
-    assert least == "0.056" and f"(`interlayer` at 16x64: p = {least})" in EVIDENCE
+    assert first == ("block", "16x80") and f"none (`block` at 16x80: p = {least})" in EVIDENCE and float(least) > 0.05
+    assert len(everything) == 42 and 10.5 < t.ppf(1 - 0.05 / 6 / 2, 2) < 11.5, "eleven times its standard error"
 
 
 def test_what_the_page_says_of_how_the_lead_goes_is_so():
-    on_the_way = {
-        part: [number(-statistics.fmean(lead_at(arm, part)), 3) for arm in ("block", "interlayer")]
-        for part in (0.5, 0.9)
-    }
+    fifth, late, last = (
+        {arm: number(-statistics.fmean(lead_at(arm, part)), 3) for arm in ("rms-block", "block")}
+        for part in (0.2, 0.8, 1.0)
+    )
     assert (
-        "Half of the way through 16x96 `block` is {} below and `interlayer` {}, after nine tenths {} and {}.".format(
-            *on_the_way[0.5], *on_the_way[0.9]
-        )
+        f"At 16x96 `rms-block` is {fifth['rms-block']} below after a fifth of the way, where `block` is "
+        f"{fifth['block'].lstrip('-')} above; after eight tenths they are {late['rms-block']} and {late['block']} "
+        f"below, at the end {last['rms-block']} and {last['block']}."
     ) in EVIDENCE
+    assert float(fifth["block"]) < 0
     closer = [
-        sum(
-            later > before
-            for arm in AHEAD
-            for before, later in zip(ladder(arm)[smaller], ladder(arm)[larger], strict=True)
-        )
-        for smaller, larger in itertools.pairwise(HALVED)
+        after > before
+        for arm in AHEAD
+        for before, after in zip(ladder(arm)["16x80"], ladder(arm)[LARGEST], strict=True)
     ]
-    assert closer == [11, 6] and "falls in eleven of 12 pairs, from there to 16x96 in six of 12" in EVIDENCE
-    shares = [sorted(number(100 * share(arm, size), 1) for arm in AHEAD) for size in HALVED]
-    assert (
-        "as a share of the loss from {} to {}% to {} to {}% and {} to {}%.".format(
-            *(of[i] for of in shares for i in (0, -1))
-        )
-    ) in EVIDENCE
+    assert (sum(closer), len(closer)) == (6, 12) and "neither rises nor falls: in six of 12 pairs each" in EVIDENCE
 
 
 def test_what_the_page_says_of_rates_is_so():
@@ -115,6 +96,8 @@ def test_what_the_page_says_of_rates_is_so():
     }
     assert set(gains[LARGEST]) == {"residual", *LADDER} and max(gains[LARGEST].values()) < 0
     assert max(gains["16x80"].values()) < 0 and "and 16x80 under each that was tried." in EVIDENCE
+    larger = [arm for arm in LADDER if gains[LARGEST][arm] < gains[LARGEST]["residual"]]
+    assert set(LADDER) - set(larger) == {"rms-residual"} and "five of six leads are larger with it" in EVIDENCE
     assert min(gains["16x64"], key=gains["16x64"].__getitem__) == "full"
     assert min(of for arm, of in gains["16x64"].items() if arm != "full") > -0.012
     gains_at_16x48 = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "16x48"))) < 0]
@@ -130,29 +113,31 @@ def test_what_the_page_says_of_rates_is_so():
 
 
 def test_what_the_page_says_of_compute_is_so():
-    above = {arm: sum(ends(found)[0] > 1 for found in along(arm, LADDER_16)[:-1]) for arm in LADDER}
-    assert {arm: count for arm, count in above.items() if count} == {
-        "block": 1,
-        "full": 4,
-        "rms-block": 5,
-        "interlayer": 6,
-    }
-    assert all(ends(found)[1] > 1 for arm in LADDER for found in along(arm, LADDER_16))
-    assert "16 lie above 1 and none below: six of `interlayer`, five of `rms-block`, four of `full`" in EVIDENCE
-    assert [arm for arm in LADDER if ends(advantage(arm, LADDER_16)[1])[0] > 1] == ["full"]
+    found = {arm: [ends(interval)[0] > 1 for interval in along(arm, LADDER_16_20)] for arm in LADDER}
+    assert all(all(found[arm][3:]) for arm in AHEAD), "all of them at every size from 16x48 on"
+    assert not any(any(found[arm]) for arm in LADDER if arm not in AHEAD)
+    on_other_lines = {(size, arm): of.interval[0] for size in ladder("block") for arm, of in on_lines(size).items()}
+    reach = [place for place, low in on_other_lines.items() if place[1] in AHEAD and number(low, 2) < "1.00"]
+    assert reach == [("16x16", "interlayer")], "the table shows it"
     beside = {
-        size: sorted(abs(100 * (math.exp(beside_line(arm, size)) - 1)) for arm in ("residual", *LADDER))
-        for size in ("16x64", LARGEST)
+        size: sorted(100 * abs(math.exp(beside_line(arm, size, "16-20")) - 1) for arm in ("residual", *LADDER))
+        for size in ("16x48", LARGEST)
     }
     below, over = ([number(of[i], 1) for i in (0, -1)] for of in beside.values())
-    assert all(beside_line(arm, "16x64") < 0 < beside_line(arm, LARGEST) for arm in ("residual", *LADDER))
     assert f"end {below[0]} to {below[1]}% below their own, at 16x96 {over[0]} to {over[1]}% above." in EVIDENCE
-    seconds = {arm: [ends(interval) for _, interval in by_clock(arm)] for arm in LADDER}
-    assert all(low < 1 for of in seconds.values() for low, _ in of)
-    lost = {arm: [high < 1 for _, high in of] for arm, of in seconds.items()}
-    losers = ("block", "full", "delta:block_size=4")
-    assert {arm: of for arm, of in lost.items() if any(of)} == dict.fromkeys(losers, 5 * [True] + 2 * [False])
-    assert [ladder_step("block", "16x64"), ladder_step("block", "16x64", "16-20")] == ["1.19", "1.19"]
+    signs = [beside_line(arm, size, "16-20") for size in beside for arm in ("residual", *LADDER)]
+    assert max(signs[:7]) < 0 < min(signs[7:])
+    put = {arm: below_on_lines(arm, LARGEST) for arm in AHEAD}
+    assert (
+        f"they put `block` {put['block']} below `residual`, `full` {put['full']}, `rms-block` {put['rms-block']} and "
+        f"`interlayer` {put['interlayer']}."
+    ) in EVIDENCE
+    lost = {arm: [ends(interval)[1] < 1 for _, interval in by_clock(arm, "16-20")] for arm in LADDER}
+    up_to = {"block": 4, "rms-block": 3, "full": 6, "delta:block_size=4": 7}
+    assert all(lost[arm] == [True] * many + [False] * (7 - many) for arm, many in up_to.items())
+    assert all(ends(interval)[0] < 1 for arm in LADDER for _, interval in by_clock(arm, "16-20"))
+    assert all(float(between_sizes(arm, axis="seconds").split("[")[1].split(",")[0]) < 1 for arm in AHEAD)
+    assert [ladder_step("block", "16x64"), ladder_step("block", "16x80")] == ["1.19", "1.16"]
 
 
 def test_the_largest_sizes_were_trained_on_a_gpu_and_no_others():
@@ -172,7 +157,7 @@ def test_what_the_page_says_of_twice_the_tokens_is_so():
     steps = {
         size: {run["steps"] for run in runs["16-20"].values() if run["size"] == size} for size in ("16x48", "16x64")
     }
-    assert steps == {"16x48": {4320}, "16x64": {7680}} and len(runs["16-20"]) == 105
+    assert steps == {"16x48": {4320}, "16x64": {7680}} and len(runs["16-20"]) == 147
     before_it_falls, moved = {"16x48": 1512 * 2048, "16x64": 2688 * 2048}, []
     for key, run in runs["16-20"].items():
         until = before_it_falls.get(run["size"], math.inf)
@@ -185,18 +170,14 @@ def test_what_the_page_says_of_twice_the_tokens_is_so():
     assert f"{moved.count(0.0)} of 21 runs have the losses of the first time" in EVIDENCE
     assert f"leave them by up to {number(max(moved), 2)}" in EVIDENCE
     then, now = ({arm: ladder(arm, of) for arm in LADDER} for of in ("16", "16-20"))
-    every = [apart for arm in AHEAD for of_size in now[arm].values() for apart in of_size]
-    assert max(every) < 0 and f"in all {len(every)} pairs" in EVIDENCE
-    plain = {run["loss"] for run in runs["16-20"].values() if run["arm"] == "residual"}
-    same = [apart for arm in AHEAD for size in ("16x16", "16x24", "16x32") for apart in now[arm][size]]
-    assert all(now[arm][size] == then[arm][size] for arm in AHEAD for size in ("16x16", "16x24", "16x32"))
-    assert f"against the same {len(plain)} runs of `residual`, and {len(same)} of the pairs are" in EVIDENCE
+    others = [size for size in SIZES if size not in ("16x48", "16x64")]
+    assert all(now[arm][size] == then[arm][size] for arm in LADDER for size in others), "the same runs"
     assert decided("16-20", "16x64") == [], "the pages say that none of the four is"
     shrinks = [ttest_rel(now[arm]["16x64"], then[arm]["16x64"]).pvalue for arm in AHEAD]
     assert len(shrinks) * min(shrinks) > 0.05
     of_arms = [(then[arm]["16x64"], now[arm]["16x64"]) for arm in AHEAD]
     closer = [after > before for of_arm in of_arms for before, after in zip(*of_arm, strict=True)]
-    assert (sum(closer), len(closer)) == (10, 12) and "ten of these 12 pairs are closer than they were" in EVIDENCE
+    assert (sum(closer), len(closer)) == (10, 12) and "ten of the 12 pairs are closer than they were" in EVIDENCE
     middle = {
         of: sorted(statistics.fmean(leads[arm]["16x48"]) for arm in AHEAD) for of, leads in (("10", then), ("20", now))
     }
@@ -208,47 +189,6 @@ def test_what_the_page_says_of_twice_the_tokens_is_so():
     delta = now["delta:block_size=4"]
     assert abs(statistics.fmean(delta["16x64"])) < 0.005
     assert "its seeds lie at {}, {} and {}".format(*(number(apart, 3, "+") for apart in delta["16x48"])) in EVIDENCE
-
-
-def test_what_the_pages_say_of_compute_after_twice_the_tokens_is_so():
-    assert [arm for arm in LADDER if ends(advantage(arm, LADDER_16_20)[1])[0] > 1] == ["rms-block"]
-    now = {arm: ladder(arm, "16-20") for arm in LADDER}
-    sizes = list(now["block"])
-    above = {
-        arm: [s for s, found in zip(sizes, along(arm, LADDER_16_20), strict=True) if ends(found)[0] > 1]
-        for arm in LADDER
-    }
-    assert {arm: of for arm, of in above.items() if of} == {
-        "block": ["16x32"],
-        "rms-block": ["16x32", "16x48"],
-        "interlayer": ["16x24", "16x32", "16x48"],
-    }
-    of_seconds = {arm: [ends(interval) for _, interval in by_clock(arm, "16-20")] for arm in LADDER}
-    assert all(low < 1 for intervals in of_seconds.values() for low, _ in intervals)
-    slower = {arm: [s for s, (_, high) in zip(sizes, of, strict=True) if high < 1] for arm, of in of_seconds.items()}
-    assert slower == {
-        "rms-residual": ["16x32"],
-        "block": sizes[:4],
-        "full": sizes,
-        "rms-block": sizes[:3],
-        "delta:block_size=4": sizes,
-        "interlayer": [],
-    }
-    lines = {size: [100 * beside_line(arm, size, "16-20") for arm in ("residual", *LADDER)] for size in sizes[3:]}
-    below, beyond = sorted(-of for of in lines["16x48"]), sorted(lines["16x64"])
-    assert (
-        f"all seven end {below[0]:.1f} to {below[-1]:.1f}% below theirs at 16x48 and {beyond[0]:.1f} to "
-        f"{beyond[-1]:.1f}% above at 16x64"
-    ) in EVIDENCE
-    points = final_points(read_record(RESULTS / "ladder-16-20.json", ScalingRecord))
-    fitted = {}
-    for left_out in sizes[:4]:
-        four = {arm: [point for point in of if point.size != left_out] for arm, of in points.items()}
-        (fitted[left_out],) = [found for found in fit_where_possible(four)[1] if found.arm == "rms-block"]
-    assert all(found.interval[0] < 1 for found in fitted.values())
-    low, high = fitted["16x48"].interval
-    assert f"without 16x48 it is {fitted['16x48'].factor:.2f} [{low:.2f}, {high:.2f}]." in EVIDENCE
-    assert len(along("block", LADDER_16_20)) == 5
 
 
 def spread_without_delta(runs: list[dict]) -> float:

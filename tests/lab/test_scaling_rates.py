@@ -231,6 +231,14 @@ def test_steps_timed_by_turns_count_before_the_runs_own():
     assert "blurs" in tables["Along the range"].note and tables["A step's time"].rows[1][-1] == ""
 
 
+def test_seconds_of_a_gpu_and_of_a_cpu_are_not_compared():
+    record = a_record()
+    moved = tuple(replace(run, gpu="H100") if run.size == "8x16" else run for run in record.runs)
+    assert list(axes_of(replace(record, runs=moved))) == ["operations"]
+    everywhere = tuple(replace(run, gpu="H100") for run in record.runs)
+    assert list(axes_of(replace(record, runs=everywhere))) == ["operations", "seconds"]
+
+
 def only(record: ScalingRecord, arm: str, *sizes: str) -> ScalingRecord:
     """That arm diverged at all other sizes."""
     runs = [replace(run, status="diverged") if run.arm == arm and run.size not in sizes else run for run in record.runs]

@@ -53,11 +53,16 @@ def axes_of(record: ScalingRecord) -> dict[str, dict[str, list[Point]]]:
 
 
 def step_times(record: ScalingRecord) -> dict[tuple[str, str], float]:
-    """(arm, size) -> seconds of a step: measured by turns where every run has such a time, else the runs' own."""
+    """(arm, size) -> seconds of a step: measured by turns where every run has such a time, else the runs' own.
+
+    None at all where some of these are of a GPU and others not.
+    """
     done = [run for run in record.runs if run.done]
     if by_turns(record):
         assert record.step_times
         return {(run.arm, run.size): record.step_times.seconds[run.size][run.arm] for run in done}
+    if len({run.gpu for run in done}) > 1:
+        return {}
     own: dict[tuple[str, str], list[float]] = {}
     for run in done:
         if run.step_seconds:
