@@ -170,7 +170,7 @@ def a_record(timed: bool = True) -> ScalingRecord:
                 run = {
                     "arm": arm,
                     "size": f"{size}x16",
-                    "parameters": size,
+                    "parameters": size**2,
                     "seed": seed,
                     "steps": 10,
                     "tokens": size**2,
@@ -229,6 +229,15 @@ def test_steps_timed_by_turns_count_before_the_runs_own():
     assert axes_of(record) == axes_of(a_record())
     tables = {table.title: table for table in scaling_tables(record)}
     assert "blurs" in tables["Along the range"].note and tables["A step's time"].rows[1][-1] == ""
+
+
+def test_between_sizes_are_those_of_one_length():
+    record = a_record()
+    (place,) = (i for i, name in enumerate(scaling_tables(record)[1].columns) if name == "operations, between sizes")
+    assert [row[place] != "" for row in scaling_tables(record)[1].rows] == [False, True, True, True]
+    shorter = tuple(replace(run, tokens=run.tokens // 2) if run.size == "4x16" else run for run in record.runs)
+    rows = scaling_tables(replace(record, runs=shorter))[1].rows
+    assert [row[place] != "" for row in rows] == [False, True, False, False]
 
 
 def test_seconds_of_a_gpu_and_of_a_cpu_are_not_compared():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 
 from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, advantages_between_sizes, fit_where_possible
@@ -46,7 +47,11 @@ def along_table(record: ScalingRecord) -> TextTable:
     sizes = list(dict.fromkeys(run.size for run in record.runs))
     axes = axes_of(record) if fitted(record) else {}
     advantages = {name: advantages_at_sizes(points) for name, points in axes.items()}
-    between = [advantages_between_sizes(points) for points in axes.values()]
+    alike = _as_long_as_below(record)
+    between = [
+        {place: of for place, of in advantages_between_sizes(points).items() if place[1] in alike}
+        for points in axes.values()
+    ]
     rows = []
     for arm, size in ((arm, size) for arm in arms for size in sizes):
         lead, error = paired_lead(record, arm, size)
@@ -62,7 +67,8 @@ def along_table(record: ScalingRecord) -> TextTable:
         "Differences: nats per byte, mean over paired seeds ± standard error. Advantages: what the baseline needs over "
         "what the arm used for the arm's loss at that size, on the two fitted lines; 95% bootstrap intervals over the "
         f"sizes. Between sizes: the same on the power law through {baseline}'s own losses at that size and the one "
-        "below, seed by seed; 95% t intervals over the seeds; the smallest size has none, nor has one seed."
+        "below, seed by seed; 95% t intervals over the seeds; the smallest size has none, nor has one seed or a size "
+        "with other tokens per parameter than the one below."
     )
     if any(len(of) < len(rows) for of in advantages.values()):
         note += (
@@ -72,6 +78,14 @@ def along_table(record: ScalingRecord) -> TextTable:
     if "seconds" in advantages:
         note += SECONDS[by_turns(record)]
     return TextTable("Along the range", columns, tuple(rows), note)
+
+
+def _as_long_as_below(record: ScalingRecord) -> set[str]:
+    """The sizes with as many tokens per parameter, but for whole steps, as the next smaller one."""
+    lengths = {run.size: (run.parameters, run.tokens / run.parameters) for run in record.runs}
+    by_parameters = sorted(lengths, key=lengths.__getitem__)
+    pairs = itertools.pairwise(by_parameters)
+    return {size for below, size in pairs if math.isclose(lengths[below][1], lengths[size][1], rel_tol=0.1)}
 
 
 def step_tables(record: ScalingRecord) -> list[TextTable]:
