@@ -66,12 +66,12 @@ def ladder_spread(size: str) -> tuple[str, str]:
     return number(within, 3), number(statistics.stdev(statistics.fmean(losses) for losses in arms), 3)
 
 
-def lead_at(arm: str, share: float) -> list[float]:
-    """What an arm is from the baseline after that share of the training of the largest size, seed by seed."""
+def lead_at(arm: str, share: float, size: str = LARGEST, ladder: str = "16") -> list[float]:
+    """What an arm is from the baseline after that share of the training of a size, seed by seed."""
     runs = {
         (run["arm"], run["seed"]): dict(map(tuple, run["curve"]))
-        for run in record("ladder-16")["runs"]
-        if run["size"] == LARGEST
+        for run in record(f"ladder-{ladder}")["runs"]
+        if run["size"] == size
     }
     tokens = share * max(runs[arm, 0])
     return [runs[arm, seed][tokens] - runs["residual", seed][tokens] for seed in range(3)]

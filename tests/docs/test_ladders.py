@@ -75,11 +75,14 @@ def test_what_the_page_says_of_how_the_lead_goes_is_so():
         for part in (0.2, 0.8, 1.0)
     )
     assert (
-        f"At 16x96 `rms-block` is {fifth['rms-block']} below after a fifth of the way, where `block` is "
+        f"at 16x96 `rms-block` is {fifth['rms-block']} below after a fifth of the way, where `block` is "
         f"{fifth['block'].lstrip('-')} above; after eight tenths they are {late['rms-block']} and {late['block']} "
         f"below, at the end {last['rms-block']} and {last['block']}."
     ) in EVIDENCE
     assert float(fifth["block"]) < 0
+    for size, of in (("16x64", "16-20"), ("16x80", "16"), (LARGEST, "16")):
+        at_last, at_eight = ([statistics.fmean(lead_at(arm, part, size, of)) for arm in AHEAD] for part in (1.0, 0.8))
+        assert all(after > before for after, before in zip(at_last, at_eight, strict=True)), size
     closer = [
         after > before
         for arm in AHEAD

@@ -25,7 +25,6 @@ from tests.docs.ladders import (
     ladder_leads,
     ladder_step,
     larger_right,
-    lead_at,
     needed,
     on_lines,
     share,
@@ -58,16 +57,15 @@ THREE = ("block", "full", "rms-block")
 NOT_OURS = {  # of settings and of other people
     "0.05 to 1.77 million parameters",
     "at 1.77 million parameters",
-    "hyper-connections 0.02 to 0.03",
+    "hyper-connections are 0.02 to 0.03",
     "a std of 5.66",
     "paper has 1.25",
     "p < 0.0001",
     "by 2 to 3% of the loss",
-    "about 2% at this size",
-    "by 5%, twice the lead",
+    "about 2% at the largest size",
+    "by 4 to 6%, more than twice the lead",
     "0.3 to 0.7 more of 100",
     "1.13 to 1.22 times the operations",
-    "for a step of 1.10 in place of 1.04",
     "(95% intervals)",
     "after 20% more training",
     "after 100% at",
@@ -95,7 +93,7 @@ def readings() -> list[str]:
     then, now = (sorted(leads_at("16x64", of)) for of in ("16", "16-20"))
     last = sorted(leads_at(LARGEST, "16"))
     gains, ahead = (re.findall(r"\d\.\d+", text) for text in [text for text in halves() if text[0] != "|"][:2])
-    deep = [" ".join(advantage(arm, LADDER_32)) for arm in THREE]
+    of_six = [joint(arm, LADDER_16_20) for arm in THREE]
     clock = [" ".join(by_clock(arm, "16-20")[-1]) for arm in THREE]
     of_three = {arm: needed(arm) for arm in THREE}
     without = [on_lines(size)[arm].factor for size in ladder("block") for arm in THREE]
@@ -103,8 +101,9 @@ def readings() -> list[str]:
         f"`rms-block` ends {leads_of['rms-block']} below the plain residual and `rms-full` {leads_of['rms-full']}.",
         f"`block` gives {leads_of['block']}, and so does `rms-residual`",
         f"ends {plain} lower; `block` is then {block} below it and `rms-block` {both}.",
-        f"one seed, it gives the plain residual {longer_scale.lstrip('-')} and takes `block` above it.",
-        f"(`x0`) gave {judged_at('deep-short', 'x0').split()[0].lstrip('-')}.",
+        f"one seed, the larger embedding gives the plain residual {longer_scale.lstrip('-')}, and `block` is then "
+        f"{searched_scale('shallow-long', 'block', 5.66)} above it.",
+        f"after 2 `x0` gave {judged_at('deep-short', 'x0').split()[0].lstrip('-')}.",
         *map(sizes_row, (*THREE, "interlayer", "rms-residual", "delta:block_size=4")),
         f"by {last[0]} to {last[-1]}.",
         *(f"| `{name}` | {' | '.join(costs(what))} |" for name, what in COSTS.items()),
@@ -112,11 +111,11 @@ def readings() -> list[str]:
         "times at width 96",
         f"needs {of_three['block']} times `block`'s operations, {of_three['full']} times `full`'s and "
         f"{of_three['rms-block']} times `rms-block`'s (95% intervals);",
-        "For six rules at once these are {}, {} and {}.".format(*(joint(arm, LADDER_16_20) for arm in THREE)),
-        f"without any one size the factors are {number(min(without), 2)} to {number(max(without), 2)}.",
-        "they are {}, {} and {}.".format(*deep),
+        "With six rules at once the intervals are {}, {} and {}, and".format(*of_six),
+        f"Without any one size the factors are {number(min(without), 2)} to {number(max(without), 2)}.",
         "it is {}, {} and {} at width 96".format(*clock),
-        f"At 16x64 {now[0]} to {now[-1]} are left after 20 tokens per parameter of {then[0]} to {then[-1]} after 10",
+        f"At 16x64 the lead is {then[0]} to {then[-1]} after 10 tokens per parameter and {now[0]} to {now[-1]} after "
+        "20;",
         f"is better for every rule by {gains[0]} to {gains[1]}, for the plain residual by {gains[2]}, and the four are "
         f"then {ahead[0]} to {ahead[1]} ahead.",
         f"`block` (with the weights' own rate) is at {retrofit('20%', 'block@1')}, after 100% at "
@@ -142,18 +141,20 @@ def test_no_other_number_of_the_reading_has_decimals():
 
 
 def test_the_reading_has_two_pages_and_three_pictures():
-    assert sum(bool(word.strip("|")) for word in READING.split()) < 1480 and READING.count("![") == 3
+    assert sum(bool(word.strip("|")) for word in READING.split()) < 1550 and READING.count("![") == 3
 
 
 def test_every_pair_of_the_ladder_is_ahead_as_the_pages_say():
     pairs = {arm: [apart for of_size in ladder(arm, "16-20").values() for apart in of_size] for arm in THREE}
-    assert max(map(max, pairs.values())) < 0 and f"All {sum(map(len, pairs.values()))} pairs of it" in READING
+    assert max(map(max, pairs.values())) < 0 and f"All {sum(map(len, pairs.values()))} pairs of it are" in READING
+    first = [apart for arm in THREE for of_size in ladder(arm).values() for apart in of_size]
+    assert f"as they were run first, {sum(apart < 0 for apart in first)} are" in READING
     assert all(binomtest(len(of), len(of)).pvalue < 1e-4 for of in pairs.values())
     shares = [share(arm, LARGEST) for arm in THREE]
     assert min(shares) > 0.015 and max(shares) < 0.03, "2 to 3% of the loss"
     factors = sorted(needed(arm).split()[0] for arm in THREE)
     for page in (READING, README):
-        assert "ends below the plain residual in every seed" in page
+        assert "ends below the plain residual in every seed of a short training at width 64, and of long" in page
         assert f"{factors[0]} to {factors[-1]} times the operations" in page
 
 
@@ -163,28 +164,39 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
         assert sum(abs(mean) < 0.011 for mean in means[1:]) >= 4 and min(means) > -0.015
     rms_block, block = ({size: statistics.fmean(of) for size, of in ladder(arm).items()} for arm in TWO[::-1])
     apart = {size: rms_block[size] - block[size] for size in SIZES}
-    assert all(abs(apart[size]) < 0.003 for size in SIZES[-3:]) and max(apart["16x32"], apart["16x48"]) < -0.04
-    assert sum(lead_at("rms-block", 0.2)) / 3 < sum(lead_at("block", 0.2)) / 3 - 0.05, "early in training by far"
-    small = zip(ladder("block", "32").values(), ladder("block").values(), strict=False)
-    assert [statistics.fmean(deep) < statistics.fmean(shallow) for deep, shallow in small][:2] == [True, True]
+    assert "end level at widths 16, 24 and 64 to 96, and `rms-block` is ahead at 32 and 48" in READING
+    assert all(abs(apart[size]) < 0.02 for size in ("16x16", "16x24", *SIZES[-3:]))
+    assert apart["16x32"] < -0.04 and apart["16x48"] < -0.01
+    deep_apart = [
+        statistics.fmean(ours) - statistics.fmean(others)
+        for ours, others in zip(ladder("rms-block", "32").values(), ladder("block", "32").values(), strict=True)
+    ]
+    assert sum(apart > 0 for apart in deep_apart) == 3 and "at 32 layers `block` is ahead at three of four" in READING
+    wide = [size for size in SIZES if on_lines(size)["rms-block"].joint[0] >= 1]
+    assert wide == ["16x32"] and "and the last reaches below 1 without any size but 16x32" in READING
+    for arm in LADDER:
+        low, high = map(float, joint(arm, LADDER_32).strip("[]").split(","))
+        assert low < 1 < high, "at 32 layers no saving is shown"
+    for arm in THREE:
+        beside = zip(ladder(arm, "32").values(), ladder(arm, "16-20").values(), strict=False)
+        gained = [statistics.fmean(deep) < statistics.fmean(shallow) for deep, shallow in beside]
+        assert gained[:2] == [True, True] and "The two smaller sizes gain more at 32 layers than at 16" in READING
     deep = {arm: judged_at("deep-long", arm).split(" ± ") for arm in ("block", "rms-block", "rms-block:block_size=12")}
     assert all(float(mean) > -2 * float(error) for mean, error in deep.values()), "published rules gain nothing at 48"
     more = [probed("next byte", arm, f"(probes-ladder-{size})").split()[0] for size in (80, 96) for arm in AHEAD]
     assert [number(100 * float(most(more)), 1) for most in (min, max)] == ["0.3", "0.7"]
-    assert "the four get 0.3 to 0.7 more of 100 next bytes right, in every seed" in READING
-    letters = {arm: larger_right("induction", arm, "probes-ladder-96") for arm in ("residual", *LADDER)}
-    assert (letters["rms-block"], letters["residual"]) == ("0.068", "0.214")
-    assert min(letters, key=letters.__getitem__) == "rms-block"
-    found = [row for row in rows("What a lead is worth", "(probes-ladder-96)") if row["p"] and float(row["p"]) < 0.05]
-    assert [row["claim, connection"] for row in found] == ["rms-block"] and found[0]["value"].startswith("-0.1456")
+    assert "the four get on average 0.3 to 0.7 more of 100 next bytes right, and more in every seed" in READING
+    for size in (80, 96):
+        names = {arm: larger_right("names", arm, f"probes-ladder-{size}") for arm in ("residual", *LADDER)}
+        assert max(names, key=names.__getitem__) == "residual"
     lost = {arm: [float(of.strip("[]").split(", ")[1]) < 1 for _, of in by_clock(arm, "16-20")] for arm in THREE}
     assert (lost["block"], lost["full"]) == ([True] * 4 + [False] * 3, [True] * 6 + [False])
     beside = [abs(beside_line(arm, LARGEST, "16-20")) for arm in ("residual", *LADDER)]
-    assert min(beside) > 0.04 and max(beside) < 0.06, "the lines miss the largest size by 5%"
+    assert min(beside) > 0.035 and max(beside) < 0.065, "the lines miss the largest size by 4 to 6%"
     whole, half = at_rate(LARGEST, 0.5), at_rate(LARGEST, 0.25)
     assert all(half[arm]["loss"] < whole[arm]["loss"] for arm in ("residual", *LADDER))
-    behind = [arm for arm in retrofit_arms() if float(retrofit("100%", arm).split()[0]) > 0]
-    assert len(behind) > len(retrofit_arms()) / 2
+    others = [float(retrofit("100%", arm).split()[0]) for arm in retrofit_arms() if arm != "block@1"]
+    assert (len(others), sum(apart > 0 for apart in others)) == (8, 7)
 
 
 def test_where_short_trainings_are_sure_is_what_the_reading_says():
@@ -195,7 +207,6 @@ def test_where_short_trainings_are_sure_is_what_the_reading_says():
 
     assert all(max(apart(arm, "16x64")) < 0 for arm in ("block", "full"))
     assert [sum(value > 0 for value in apart(arm, "16x32")) for arm in ("block", "full")] == [2, 1]
-    assert "at width 32 two of three seeds of `block` end above the plain residual and one of `full`" in READING
 
 
 def test_what_is_decided_of_all_arms_is_what_the_reading_says():
@@ -203,7 +214,7 @@ def test_what_is_decided_of_all_arms_is_what_the_reading_says():
     below, above = (re.findall(rf"([a-z][\w:=-]*) \({sign}", found) for sign in ("-", "[+]"))
     assert (below, above) == (["block:block_size=2", "block:block_size=16", "block"], ["rezero"])
     assert "at 0.02 no arm is decided" in found
-    assert "Decided are `block` in three block sizes and, against it, `rezero`." in READING
+    assert "Decided are `block` in three block sizes, ahead, and `rezero`, behind." in READING
 
 
 def test_the_readmes_numbers_are_the_records():
@@ -217,9 +228,8 @@ def test_the_readmes_numbers_are_the_records():
     assert f"needs {block} times as much as `block` for the same loss, 95% interval {interval}" in README
     assert f"for `full` it is {full} {wide}: no gain is shown" in README
     assert all(float(low.strip("[").split(",")[0]) < 1 for low in (interval, wide))
-    of_operations, of_six = map(needed, THREE), (joint(arm, LADDER_16_20) for arm in THREE)
+    of_operations = map(needed, THREE)
     told = "needs {} times the operations of `block`, {} of `full` and {} of `rms-block`;"
     assert told.format(*of_operations) in README
-    assert "for six rules at once these intervals are {}, {} and {}, and in seconds".format(*of_six) in README
     seconds = [" ".join(by_clock(arm, "16-20")[-1]) for arm in THREE]
     assert "in seconds at width 96 it is {}, {} and {}.".format(*seconds) in README
