@@ -267,7 +267,6 @@ COSTS = {
     "block": "Block S=4",
     "full": "Full",
     "rms-block": "RMS Block S=4",
-    "delta:block_size=4": "Delta Block S=4",
 }
 
 
