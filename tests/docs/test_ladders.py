@@ -29,6 +29,7 @@ from tests.docs.ladders import (
 )
 from tests.docs.records import (
     EVIDENCE,
+    READING,
     advantage,
     answers,
     number,
@@ -106,6 +107,17 @@ def test_what_the_page_says_of_rates_is_so():
     gains_at_16x48 = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "16x48"))) < 0]
     assert gains_at_16x48 == ["block"]
     assert ladder("full")["16x48"][0] == min(ladder("full")["16x48"]), "the seed of the check is the best of three"
+    (table,) = [one for one in record("other-runs") if one["title"] == "16x80 at a quarter of its rate"]
+    rates = {arm: [float(loss) for loss in losses] for arm, *losses in table["rows"]}
+    for arm, (whole, half, quarter) in rates.items():
+        assert [whole, half] == [float(number(at_rate("16x80", rate)[arm]["loss"], 4)) for rate in (0.5, 0.25)]
+        assert half < quarter < whole
+    above = [number(quarter - half, 3) for _, half, quarter in rates.values()]
+    assert list(rates) == ["residual", "block"] and "ends {} and {} above it".format(*above) in EVIDENCE
+    ahead = number(min(rates["residual"]) - min(rates["block"]), 3)
+    of_full = number(at_rate("16x80", 0.25)["residual"]["loss"] - at_rate("16x80", 0.25)["full"]["loss"], 3)
+    assert f"of three each `block` is {ahead} ahead, and `full` with half {of_full}." in EVIDENCE
+    assert f"best of three rates each `block` is {ahead} ahead of it" in READING
     (table,) = [one for one in record("other-runs") if one["title"] == "16x80 on a GPU and on a CPU"]
     curves = {(run["arm"], run["seed"]): run["curve"] for run in record("ladder-16")["runs"] if run["size"] == "16x80"}
     for step, plain, _, _, ours, _, _ in table["rows"]:
