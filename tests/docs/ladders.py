@@ -10,7 +10,7 @@ from scipy.stats import ttest_1samp
 
 from attnres.analysis.powerlaw import Advantage, Point, advantages_between_sizes, fit_where_possible
 from attnres.lab.record import read_record
-from attnres.lab.scaling.fit import axes_of, final_points
+from attnres.lab.scaling.fit import axes_of
 from attnres.lab.scaling.rates import best
 from attnres.lab.scaling.record import ScalingRecord
 from tests.docs.records import (
@@ -18,6 +18,7 @@ from tests.docs.records import (
     advantage,
     answers,
     differences,
+    ends,
     factor_of,
     joint,
     number,
@@ -26,7 +27,6 @@ from tests.docs.records import (
     rows,
 )
 
-LADDER_16 = "(ladder-16)"
 LADDER_16_20 = "(ladder-16-20)"
 LADDER_32 = "(ladder-32)"
 LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
@@ -66,11 +66,11 @@ def ladder_spread(size: str) -> tuple[str, str]:
     return number(within, 3), number(statistics.stdev(statistics.fmean(losses) for losses in arms), 3)
 
 
-def lead_at(arm: str, share: float, size: str = LARGEST, ladder: str = "16") -> list[float]:
+def lead_at(arm: str, share: float, size: str = LARGEST) -> list[float]:
     """What an arm is from the baseline after that share of the training of a size, seed by seed."""
     runs = {
         (run["arm"], run["seed"]): dict(map(tuple, run["curve"]))
-        for run in record(f"ladder-{ladder}")["runs"]
+        for run in record("ladder-16-20")["runs"]
         if run["size"] == size
     }
     tokens = share * max(runs[arm, 0])
@@ -100,7 +100,7 @@ def ladder_row(arm: str) -> str:
     return f"| `{arm}` | {' | '.join(leads)} | {needed(arm)} | {' '.join(by_clock(arm, '16-20')[-1])} |"
 
 
-def by_clock(arm: str, of: str = "16") -> list[tuple[str, str]]:
+def by_clock(arm: str, of: str = "16-20") -> list[tuple[str, str]]:
     """By size, what the baseline needs over an arm of a ladder in seconds, and the interval."""
     along = rows("Along the range", f"(ladder-{of})")
     cells = [row["advantage in seconds"] for row in along if row["connection"] == arm]
@@ -140,11 +140,10 @@ def points_of(of: str, axis: str = "operations") -> dict[str, list[Point]]:
     return axes_of(read_record(RESULTS / f"ladder-{of}.json", ScalingRecord))[axis]
 
 
-def between_sizes(arm: str, size: str = LARGEST, axis: str = "operations", joint: bool = False) -> str:
-    """An arm's advantage at a size of the ladder by the baseline's own losses there and one size below."""
-    found = advantages_between_sizes(points_of("16-20", axis))[arm, size]
-    ends = found.joint if joint else found.interval
-    return f"{number(found.factor, 2)} [{number(ends[0], 2)}, {number(ends[1], 2)}]"
+def between_sizes(arm: str, axis: str = "operations", joint: bool = False) -> str:
+    """An arm's advantage at the largest size by the baseline's own losses there and one size below."""
+    found = advantages_between_sizes(points_of("16-20", axis))[arm, LARGEST]
+    return told(found.factor, found.joint if joint else found.interval)
 
 
 def by_exponent(arm: str, at_once: int = 1) -> str:
@@ -169,11 +168,14 @@ def line_rows() -> list[str]:
     """The rows of the table of lines through other sizes."""
     lines = {"all seven": on_lines(), "16x48 and 16x64 after 10": on_lines(of="16")}
     lines |= {f"without {size}": on_lines(size) for size in ladder("block")}
-    return [f"| {name} | {' | '.join(told(of[arm]) for arm in AHEAD)} |" for name, of in lines.items()]
+    return [
+        f"| {name} | {' | '.join(told(of[arm].factor, of[arm].interval) for arm in AHEAD)} |"
+        for name, of in lines.items()
+    ]
 
 
-def told(of: Advantage) -> str:
-    return f"{number(of.factor, 2)} [{number(of.interval[0], 2)}, {number(of.interval[1], 2)}]"
+def told(factor: float, interval: tuple[float, float]) -> str:
+    return f"{number(factor, 2)} [{number(interval[0], 2)}, {number(interval[1], 2)}]"
 
 
 def at_rate(size: str, rate: float) -> dict[str, dict]:
@@ -245,7 +247,7 @@ def needs_of_16() -> list[str]:
     two, line = ({arm: of(arm) for arm in AHEAD} for of in (between_sizes, by_exponent))
     for arm in LADDER:
         for of in (between_sizes(arm, joint=True), by_exponent(arm, 6)):
-            assert _low(of.split(" ", 1)[1]) < 1, "the page says that neither shows anything for six rules at once"
+            assert ends(of.partition(" ")[2])[0] < 1, "the page says that neither shows anything for six rules at once"
     of_six = {arm: joint(arm, LADDER_16_20) for arm in AHEAD}
     clock = [" ".join(by_clock(arm, "16-20")[-1]) for arm in AHEAD]
     seconds = [between_sizes(arm, axis="seconds").split()[0] for arm in AHEAD]
@@ -263,13 +265,9 @@ def needs_of_16() -> list[str]:
     ]
 
 
-def _low(interval: str) -> float:
-    return float(interval.strip("[").partition(",")[0])
-
-
-def ladder_step(arm: str, size: str, of: str = "") -> str:
+def ladder_step(arm: str, size: str) -> str:
     """What a step of an arm of a ladder takes over the baseline's."""
-    seconds = record(f"ladder-{of or size.partition('x')[0]}")["step_times"]["seconds"][size]
+    seconds = record(f"ladder-{size.partition('x')[0]}")["step_times"]["seconds"][size]
     return number(seconds[arm] / seconds["residual"], 2)
 
 
@@ -297,9 +295,9 @@ def ladder_best(arm: str, size: str) -> str:
     return number(min(_losses_at_rates("residual", size)) - min(_losses_at_rates(arm, size)), 3)
 
 
-def beside_line(arm: str, size: str, of: str = "16") -> float:
-    """How far the losses of a size of a ladder lie above the arm's fitted line, as a share of them."""
-    points = final_points(read_record(RESULTS / f"ladder-{of}.json", ScalingRecord))
+def beside_line(arm: str, size: str) -> float:
+    """How far the losses of a size of the ladder lie above the arm's fitted line, as a share of them."""
+    points = points_of("16-20")
     (line,) = [fit for fit in fit_where_possible(points)[0] if fit.arm == arm]
     of_size = [point for point in points[arm] if point.size == size]
     return statistics.fmean(math.log(point.loss / line.loss(point.compute)) for point in of_size)
@@ -353,12 +351,12 @@ def twice_the_tokens() -> list[str]:
     ]
 
 
-def below_on_lines(arm: str, size: str, of: str = "16-20") -> str:
-    """How far an arm's line is below the baseline's at a size of a ladder, at the compute of each."""
-    points = final_points(read_record(RESULTS / f"ladder-{of}.json", ScalingRecord))
+def below_on_lines(arm: str) -> str:
+    """How far an arm's line is below the baseline's at the largest size, at the compute of each."""
+    points = points_of("16-20")
     lines = {fit.arm: fit for fit in fit_where_possible(points)[0]}
     losses = [
-        lines[name].loss(next(point.compute for point in points[name] if point.size == size))
+        lines[name].loss(next(point.compute for point in points[name] if point.size == LARGEST))
         for name in ("residual", arm)
     ]
     return number(losses[0] - losses[1], 3)

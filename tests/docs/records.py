@@ -110,6 +110,11 @@ def joint(arm: str, section: str) -> str:
     return row["all 6 at once"]
 
 
+def ends(interval: str) -> tuple[float, float]:
+    low, high = map(float, interval.strip("[]").split(","))
+    return low, high
+
+
 def removable(arm: str) -> str:
     return number(100 * float(number(prune(arm, "removable"), 4)), 0) + "%"
 

@@ -32,6 +32,7 @@ from tests.docs.records import (
     READING,
     advantage,
     answers,
+    ends,
     number,
     record,
     rows,
@@ -81,9 +82,10 @@ def test_what_the_page_says_of_how_the_lead_goes_is_so():
         f"below, at the end {last['rms-block']} and {last['block']}."
     ) in EVIDENCE
     assert float(fifth["block"]) < 0
-    for size, of in (("16x64", "16-20"), ("16x80", "16"), (LARGEST, "16")):
-        at_last, at_eight = ([statistics.fmean(lead_at(arm, part, size, of)) for arm in AHEAD] for part in (1.0, 0.8))
-        assert all(after > before for after, before in zip(at_last, at_eight, strict=True)), size
+    for size in (size for size in SIZES if size != "16x32"):
+        at_last, at_eight = ([statistics.fmean(lead_at(arm, part, size)) for arm in AHEAD] for part in (1.0, 0.8))
+        shrinks = [after > before for after, before in zip(at_last, at_eight, strict=True)]
+        assert shrinks == 4 * [size not in ("16x16", "16x24")], size
     closer = [
         after > before
         for arm in AHEAD
@@ -140,14 +142,14 @@ def test_what_the_page_says_of_compute_is_so():
     reach = [place for place, low in on_other_lines.items() if place[1] in AHEAD and number(low, 2) < "1.00"]
     assert reach == [("16x16", "interlayer")], "the table shows it"
     beside = {
-        size: sorted(100 * abs(math.exp(beside_line(arm, size, "16-20")) - 1) for arm in ("residual", *LADDER))
+        size: sorted(100 * abs(math.exp(beside_line(arm, size)) - 1) for arm in ("residual", *LADDER))
         for size in ("16x48", LARGEST)
     }
     below, over = ([number(of[i], 1) for i in (0, -1)] for of in beside.values())
     assert f"end {below[0]} to {below[1]}% below their own, at 16x96 {over[0]} to {over[1]}% above." in EVIDENCE
-    signs = [beside_line(arm, size, "16-20") for size in beside for arm in ("residual", *LADDER)]
+    signs = [beside_line(arm, size) for size in beside for arm in ("residual", *LADDER)]
     assert max(signs[:7]) < 0 < min(signs[7:])
-    put = {arm: below_on_lines(arm, LARGEST) for arm in AHEAD}
+    put = {arm: below_on_lines(arm) for arm in AHEAD}
     assert (
         f"they put `block` {put['block']} below `residual`, `full` {put['full']}, `rms-block` {put['rms-block']} and "
         f"`interlayer` {put['interlayer']}."
@@ -156,7 +158,7 @@ def test_what_the_page_says_of_compute_is_so():
     up_to = {"block": 4, "rms-block": 3, "full": 6, "delta:block_size=4": 7}
     assert all(lost[arm] == [True] * many + [False] * (7 - many) for arm, many in up_to.items())
     assert all(ends(interval)[0] < 1 for arm in LADDER for _, interval in by_clock(arm, "16-20"))
-    assert all(float(between_sizes(arm, axis="seconds").split("[")[1].split(",")[0]) < 1 for arm in AHEAD)
+    assert all(ends(between_sizes(arm, axis="seconds").partition(" ")[2])[0] < 1 for arm in AHEAD)
     assert [ladder_step("block", "16x64"), ladder_step("block", "16x80")] == ["1.19", "1.16"]
 
 
@@ -218,11 +220,6 @@ def spread_without_delta(runs: list[dict]) -> float:
     return statistics.fmean(map(statistics.variance, losses)) ** 0.5
 
 
-def ends(interval: str) -> tuple[float, float]:
-    low, high = map(float, interval.strip("[]").split(","))
-    return low, high
-
-
 def run_of(run: dict) -> tuple[str, str, int]:
     return run["arm"], run["size"], run["seed"]
 
@@ -281,7 +278,7 @@ def along(arm: str, of: str = LADDER_32) -> list[str]:
 
 def test_what_the_page_says_of_the_ladders_probes_is_so():
     apart = {}
-    for name in ("probes-ladder", "probes-ladder-64", "probes-ladder-80"):
+    for name in ("probes-ladder", "probes-ladder-64", "probes-ladder-80", "probes-ladder-96"):
         of = record(name)
         right = {(run["arm"], run["seed"]): run["right"] for run in of["runs"]}
         for i, task in enumerate(of["tasks"]):
@@ -293,6 +290,9 @@ def test_what_the_page_says_of_the_ladders_probes_is_so():
     ahead += [("probes-ladder-64", arm, task) for arm in AHEAD for task in ("copying", "next byte")]
     ahead += [("probes-ladder-80", arm, "next byte") for arm in AHEAD]
     ahead += [("probes-ladder-80", arm, "copying") for arm in ("full", "rms-block")]
+    ahead += [("probes-ladder-96", arm, "next byte") for arm in AHEAD]
+    ahead += [("probes-ladder-96", arm, "copying") for arm in ("full", "block")]
+    ahead += [("probes-ladder-96", "block", "induction")]
     assert all(min(apart[place]) > 0 for place in ahead)
     means = {place: statistics.fmean(gaps) for place, gaps in apart.items()}
     assert all(abs(mean) < 0.01 for (*_, task), mean in means.items() if task in ("brackets", "indentation"))
@@ -319,3 +319,13 @@ def test_what_the_page_says_of_the_ladders_probes_is_so():
     assert all(0.003 < means[largest, arm, "next byte"] < 0.007 for arm in AHEAD)
     shown = [row for row in rows("What a lead is worth", f"({largest})") if row["reading"] == "shown"]
     assert shown == [], "nothing is decided to be as much as a point"
+    largest = "probes-ladder-96"
+    behind = [(arm, "names") for arm in ("rms-block", "delta:block_size=4")]
+    behind += [(arm, "induction") for arm in ("rms-residual", "delta:block_size=4", "rms-block")]
+    assert all(max(apart[largest, arm, task]) < 0 for arm, task in behind)
+    assert max(means[largest, arm, "names"] for arm in LADDER) < 0, "the plain residual has the most right again"
+    brackets = {arm: means[largest, arm, "brackets"] for arm in LADDER}
+    assert min(brackets.values()) > 0 and max(brackets, key=brackets.__getitem__) == "interlayer"
+    assert sum(gap > 0 for gap in apart[largest, "full", "induction"]) == 2, "by two"
+    decided = [row for row in rows("What a lead is worth", f"({largest})") if row["p"] and float(row["p"]) < 0.05]
+    assert [(row["claim, connection"], row["value"][:7]) for row in decided] == [("rms-block", "-0.1456")]

@@ -39,6 +39,7 @@ from tests.docs.records import (
     cell,
     costs,
     differences,
+    ends,
     enlarged,
     joint,
     judged_at,
@@ -178,7 +179,7 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
     wide = [size for size in SIZES if on_lines(size)["rms-block"].joint[0] >= 1]
     assert wide == ["16x32"] and "and the last reaches below 1 without any size but 16x32" in READING
     for arm in LADDER:
-        low, high = map(float, joint(arm, LADDER_32).strip("[]").split(","))
+        low, high = ends(joint(arm, LADDER_32))
         assert low < 1 < high, "at 32 layers no saving is shown"
     for arm in THREE:
         beside = zip(ladder(arm, "32").values(), ladder(arm, "16-20").values(), strict=False)
@@ -192,9 +193,9 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
     for size in (80, 96):
         names = {arm: larger_right("names", arm, f"probes-ladder-{size}") for arm in ("residual", *LADDER)}
         assert max(names, key=names.__getitem__) == "residual"
-    lost = {arm: [float(of.strip("[]").split(", ")[1]) < 1 for _, of in by_clock(arm, "16-20")] for arm in THREE}
+    lost = {arm: [ends(of)[1] < 1 for _, of in by_clock(arm, "16-20")] for arm in THREE}
     assert (lost["block"], lost["full"]) == ([True] * 4 + [False] * 3, [True] * 6 + [False])
-    beside = [abs(beside_line(arm, LARGEST, "16-20")) for arm in ("residual", *LADDER)]
+    beside = [abs(beside_line(arm, LARGEST)) for arm in ("residual", *LADDER)]
     assert min(beside) > 0.035 and max(beside) < 0.065, "the lines miss the largest size by 4 to 6%"
     whole, half = at_rate(LARGEST, 0.5), at_rate(LARGEST, 0.25)
     assert all(half[arm]["loss"] < whole[arm]["loss"] for arm in ("residual", *LADDER))
@@ -230,7 +231,7 @@ def test_the_readmes_numbers_are_the_records():
     (block, interval), (full, wide) = advantage("block"), advantage("full")
     assert f"needs {block} times as much as `block` for the same loss, 95% interval {interval}" in README
     assert f"for `full` it is {full} {wide}: no gain is shown" in README
-    assert all(float(low.strip("[").split(",")[0]) < 1 for low in (interval, wide))
+    assert all(ends(of)[0] < 1 for of in (interval, wide))
     of_operations = map(needed, THREE)
     told = "needs {} times the operations of `block`, {} of `full` and {} of `rms-block`;"
     assert told.format(*of_operations) in README
