@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import statistics
 
-import pytest
 from scipy.stats import binomtest
 
 from attnres.lab.ablation.claims import finding
@@ -14,134 +13,33 @@ from attnres.lab.record import read_record
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
-    LADDER_16_20,
     LADDER_32,
     LARGEST,
     at_rate,
     beside_line,
     by_clock,
-    halves,
     ladder,
-    ladder_leads,
-    ladder_step,
     larger_right,
     needed,
     on_lines,
     share,
 )
+from tests.docs.reading import SIZES, THREE, TWO, retrofit_arms
 from tests.docs.records import (
-    COSTS,
     READING,
     README,
     RESULTS,
-    STD_1,
     advantage,
-    cell,
-    costs,
     differences,
     ends,
-    enlarged,
     joint,
     judged_at,
     number,
-    other_decimals,
     probed,
     record,
     retrofit,
     rows,
-    searched_scale,
 )
-
-SIZES = list(ladder("block"))
-TWO = ("block", "rms-block")
-THREE = ("block", "full", "rms-block")
-NOT_OURS = {  # of settings and of other people
-    "0.05 to 1.77 million parameters",
-    "at 1.77 million parameters",
-    "hyper-connections are 0.02 to 0.03",
-    "a std of 5.66",
-    "paper has 1.25",
-    "p < 0.0001",
-    "by 2 to 3% of the loss",
-    "about 2% at the largest size",
-    "each `block` is 0.023 ahead of it",  # checked in test_ladders.py
-    "by 4 to 6%, more than twice the lead",
-    "0.3 to 0.7 more of 100",
-    "1.13 to 1.22 times the operations",
-    "(95% intervals)",
-    "after 20% more training",
-    "after 100% at",
-    "arxiv.org/abs/2502.02732",
-    *(line for line in READING.partition("| who | what they see")[2].splitlines() if line.startswith("|")),
-}
-
-
-def sizes_row(arm: str) -> str:
-    """A rule's row of the table of long trainings."""
-    places = (("16-20", 2), ("16-20", 4), ("16-20", 5), ("16-20", 6), ("32", 3))
-    cells = [ladder_leads(arm, of)[place] for of, place in places]
-    for setting in ("shallow-long", "deep-long"):
-        ran = {cell["arm"] for cell in record(f"verdict-{setting}")["cells"]}
-        cells.append(judged_at(setting, arm, "+") if arm in ran else "")
-    return f"| `{arm}` | {' | '.join(cells)} |"
-
-
-def readings() -> list[str]:
-    """What docs/RESULTS.md says in numbers of ours."""
-    leads_of = {arm: number(-float(cell(STD_1, arm, "difference to residual")), 3) for arm in (*TWO, "rms-full")}
-    plain = enlarged("residual", "std 1").split()[0].lstrip("-")
-    block, both = (enlarged(arm).split()[0].lstrip("-") for arm in TWO)
-    longer_scale = searched_scale("shallow-long", "residual", 5.66, to_std=1.0)
-    then, now = (sorted(leads_at("16x64", of)) for of in ("16", "16-20"))
-    last = sorted(leads_at(LARGEST, "16"))
-    gains, ahead = (re.findall(r"\d\.\d+", text) for text in [text for text in halves() if text[0] != "|"][:2])
-    time, memory = ({arm: costs(COSTS[arm])[place] for arm in THREE} for place in (0, 1))
-    of_six = [joint(arm, LADDER_16_20) for arm in THREE]
-    clock = [" ".join(by_clock(arm, "16-20")[-1]) for arm in THREE]
-    of_three = {arm: needed(arm) for arm in THREE}
-    without = [on_lines(size)[arm].factor for size in ladder("block") for arm in THREE]
-    return [
-        f"`rms-block` ends {leads_of['rms-block']} below the plain residual and `rms-full` {leads_of['rms-full']}.",
-        f"`block` gives {leads_of['block']}, and so does `rms-residual`",
-        f"ends {plain} lower; `block` is then {block} below it and `rms-block` {both}.",
-        f"one seed, the larger embedding gives the plain residual {longer_scale.lstrip('-')}, and `block` is then "
-        f"{searched_scale('shallow-long', 'block', 5.66)} above it.",
-        f"after 2 `x0` gave {judged_at('deep-short', 'x0').split()[0].lstrip('-')}.",
-        *map(sizes_row, (*THREE, "interlayer", "rms-residual", "delta:block_size=4")),
-        f"by {last[0]} to {last[-1]}.",
-        f"takes {time['block']} times as long under `block`, {time['full']} under `full` and {time['rms-block']} under "
-        f"`rms-block`, and {memory['block']}, {memory['full']} and {memory['rms-block']} times the memory",
-        f"under `block` {ladder_step('block', '16x16')} times as long at width 16 and {ladder_step('block', LARGEST)} "
-        "times at width 96",
-        f"needs {of_three['block']} times `block`'s operations, {of_three['full']} times `full`'s and "
-        f"{of_three['rms-block']} times `rms-block`'s (95% intervals);",
-        "With six rules at once the intervals are {}, {} and {}, and".format(*of_six),
-        f"Without any one size the factors are {number(min(without), 2)} to {number(max(without), 2)}.",
-        "it is {}, {} and {} at width 96".format(*clock),
-        f"At 16x64 the lead is {then[0]} to {then[-1]} after 10 tokens per parameter and {now[0]} to {now[-1]} after "
-        "20;",
-        f"is better for every rule by {gains[0]} to {gains[1]}, for the plain residual by {gains[2]}, and the four are "
-        f"then {ahead[0]} to {ahead[1]} ahead.",
-        f"`block` (with the weights' own rate) is at {retrofit('20%', 'block@1')}, after 100% at "
-        f"{retrofit('100%', 'block@1')}",
-    ]
-
-
-def retrofit_arms() -> list[str]:
-    return [arm["name"] for arm in record("retrofit")["arms"][1:]]
-
-
-def leads_at(size: str, of: str) -> list[str]:
-    return [number(-statistics.fmean(ladder(arm, of)[size]), 3) for arm in AHEAD]
-
-
-@pytest.mark.parametrize("claim", readings())
-def test_what_the_reading_says_is_what_the_records_hold(claim):
-    assert claim in READING
-
-
-def test_no_other_number_of_the_reading_has_decimals():
-    assert other_decimals(READING, (*readings(), *NOT_OURS)) == []
 
 
 def test_the_reading_has_two_pages_and_three_pictures():

@@ -18,9 +18,11 @@ from tests.docs.ladders import (
     largest_probes,
     twice_the_tokens,
 )
+from tests.docs.reading import NOT_OURS, readings
 from tests.docs.records import (
     BLOCKS,
     EVIDENCE,
+    READING,
     README,
     RESULTS,
     ROOT,
@@ -272,13 +274,18 @@ def test_the_tables_are_the_records():
     assert tables_page(read_records(RESULTS), RESULTS) == TABLES, "run attnres report --tables > docs/TABLES.md"
 
 
-@pytest.mark.parametrize("claim", claims())
-def test_what_the_evidence_says_is_what_the_records_hold(claim):
-    assert claim in EVIDENCE
+PAGES = {"long": (EVIDENCE, claims(), NOT_RESULTS), "short": (READING, readings(), NOT_OURS)}
 
 
-def test_no_other_number_of_the_page_has_decimals():
-    assert other_decimals(EVIDENCE, (*claims(), *NOT_RESULTS)) == []
+@pytest.mark.parametrize(("page", "claim"), [(name, claim) for name, (_, said, _) in PAGES.items() for claim in said])
+def test_what_a_page_says_is_what_the_records_hold(page, claim):
+    assert claim in PAGES[page][0]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_other_number_of_a_page_has_decimals(page):
+    text, said, others = PAGES[page]
+    assert other_decimals(text, (*said, *others)) == []
 
 
 def test_the_candidate_is_ahead_in_every_seed_where_the_page_says_so():
