@@ -1,4 +1,4 @@
-"""The short reading, docs/RESULTS.md, and what README says of it are the records', number by number."""
+"""What the short reading, docs/RESULTS.md, says in words is so, and README's numbers are the records'."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.docs.ladders import (
     beside_line,
     by_clock,
     ladder,
-    larger_right,
     needed,
     on_lines,
     share,
 )
+from tests.docs.probes import larger_right
 from tests.docs.reading import SIZES, THREE, TWO, retrofit_arms
 from tests.docs.records import (
     READING,

@@ -13,11 +13,10 @@ from attnres.lab.document import tables_page
 from attnres.lab.page import read_records
 from tests.docs.ladders import (
     deep_ladder,
-    ladder_probes,
     ladders,
-    largest_probes,
     twice_the_tokens,
 )
+from tests.docs.probes import ladder_probes, largest_probes
 from tests.docs.reading import NOT_OURS, readings
 from tests.docs.records import (
     BLOCKS,
