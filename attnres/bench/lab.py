@@ -1,4 +1,6 @@
-"""A whole step of the lab's trainer on one core: tokens per second, share of what its matmul reaches, and Muon."""
+"""A whole step of the lab's trainer on one core, as it is and compiled: tokens per second and the share of what plain
+products reach; and Muon.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,12 @@ def measure(setting: Setting) -> list[Row]:
     config, threads = QUICK if setting.quick else FULL, torch.get_num_threads()
     torch.set_num_threads(1)  # as every run of the lab has
     try:
-        configs = {arm: with_arm(config, arm) for arm in ARMS}
-        steps: dict[str, Run] = {arm: Trainer(one, random_text(one)).train_step for arm, one in configs.items()}
+        configs = {
+            f"{arm}{how}": dataclasses.replace(with_arm(config, arm), compile=bool(how))
+            for arm in ARMS
+            for how in ("", ", compiled")
+        }
+        steps: dict[str, Run] = {name: Trainer(one, random_text(one)).train_step for name, one in configs.items()}
         product, operations = products(config)
         runs = {**steps, "products": product, **muons(config)}
         medians = take_turns(runs, setting.rounds, setting.progress, "lab step")
@@ -39,10 +45,10 @@ def measure(setting: Setting) -> list[Row]:
     finally:
         torch.set_num_threads(threads)
     rows = []
-    for arm, one in configs.items():
-        speed = tokens / medians[arm]
-        what = f"lab step, {arm}, d {model.dim}, {model.layers} layers, {tokens} tokens: share of the core's peak"
-        details: dict[str, float | str] = {f"{arm}, tokens per second": speed, "products, GFLOP/s": peak / 1e9}
+    for name, one in configs.items():
+        speed = tokens / medians[name]
+        what = f"lab step, {name}, d {model.dim}, {model.layers} layers, {tokens} tokens: share of the core's peak"
+        details: dict[str, float | str] = {f"{name}, tokens per second": speed, "products, GFLOP/s": peak / 1e9}
         rows.append(Row(what, where, BEFORE, "62%", training_flops(one.model) * speed / peak, details))
     rows[0].details |= milliseconds(medians)
     what = f"lab step, Muon, d {model.dim}, {model.layers} layers: torch.optim.Muon's time over ours"
