@@ -42,10 +42,10 @@ def first_line(error: BaseException) -> str:
 LARGEST_COUNT = 2**31 - 1
 
 
-def check_count(name: str, value: object, most: int = LARGEST_COUNT) -> None:
-    """Raise UsageError unless the value is a whole number from 1 to `most`: torch's own words for more are no line."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
+def check_count(name: str, value: object, most: int = LARGEST_COUNT, least: int = 1) -> None:
+    """Raise UsageError unless the value is a whole number from `least` to `most`: torch's own words are no line."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
     if value > most:
         raise UsageError(f"{name} must be at most {most}, not {value}")
 

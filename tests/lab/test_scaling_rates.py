@@ -58,6 +58,8 @@ def test_a_size_may_have_its_own_tokens_per_parameter():
     for text in ("16x60", "16x64@", "16x64@0", "x64", "16x64@-1"):
         with pytest.raises(UsageError, match="write LAYERSxDIM such as 16x64"):
             parse_size(text)
+    with pytest.raises(UsageError, match="checks must be a whole number of at least 0"):
+        a_plan(checks=-1)
     with pytest.raises(UsageError, match="each LAYERSxDIM once"):
         a_plan(sizes=("1x16", "2x16", "2x32", "2x32@3"))
 
@@ -87,7 +89,7 @@ def test_rates_are_on_the_line_through_the_two_smallest_sizes_and_stay_in_the_gr
     # twice the parameters take 0.75 of the rate, and 2x32 has four times those of 2x16
     expected = {"1x16": 1.2, "2x16": 0.9, "2x32": 0.9 * 0.75**2, "2x64": 0.5}
     assert rates["residual"] == pytest.approx(expected, rel=5e-3)
-    for checks, checked in ((1, ["2x32"]), (2, ["2x32", "2x64"]), (9, ["2x32", "2x64"])):
+    for checks, checked in ((0, []), (1, ["2x32"]), (2, ["2x32", "2x64"]), (9, ["2x32", "2x64"])):
         sweep = a_plan(checks=checks)
         runs = [run for size in sweep.sizes for run in check_runs(sweep, size, rates)]
         expected = [("full", size, 0, factor) for size in checked for factor in (0.5, 2.0)]
@@ -116,7 +118,7 @@ def test_a_grid_goes_on_where_the_best_lies_at_its_edge():
     assert set(rates["full"].values()) == {1.0}
 
 
-@pytest.mark.parametrize(("checks", "runs"), [(1, 40), (2, 44)])
+@pytest.mark.parametrize(("checks", "runs"), [(0, 36), (1, 40), (2, 44)])
 def test_what_is_ahead_is_all_that_is_trained(checks, runs):
     """The best rates of one arm lie at edges, so that some of what may come does."""
     sweep = a_plan(checks=checks)

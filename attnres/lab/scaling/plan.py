@@ -47,7 +47,7 @@ class Options:
     line through both."""
     checks: int = 1
     """With a grid: how many sizes, from the third on, are tried at half and twice the rate of their line, on the first
-    seed."""
+    seed; 0 for none."""
     workers: int = default_workers()
     """Runs at a time, each with one thread."""
     time_steps: bool = False
@@ -85,7 +85,7 @@ def plan(options: Options, out: Path) -> Plan:
             f"tokens_per_parameter must be positive and at most {MOST_TOKENS}, not {options.tokens_per_parameter}"
         )
     check_positive("grid", options.grid)
-    check_count("checks", options.checks)
+    check_count("checks", options.checks, least=0)
     if options.heads is not None:
         check_count("heads", options.heads)
     given = (parse_size(size, options.heads, options.config.model) for size in options.sizes)
