@@ -58,8 +58,6 @@ def test_a_size_may_have_its_own_tokens_per_parameter():
     for text in ("16x60", "16x64@", "16x64@0", "x64", "16x64@-1"):
         with pytest.raises(UsageError, match="write LAYERSxDIM such as 16x64"):
             parse_size(text)
-    with pytest.raises(UsageError, match="checks must be a whole number of at least 0"):
-        a_plan(checks=-1)
     with pytest.raises(UsageError, match="each LAYERSxDIM once"):
         a_plan(sizes=("1x16", "2x16", "2x32", "2x32@3"))
 
@@ -95,6 +93,8 @@ def test_rates_are_on_the_line_through_the_two_smallest_sizes_and_stay_in_the_gr
         expected = [("full", size, 0, factor) for size in checked for factor in (0.5, 2.0)]
         assert [(run.arm, run.size.name, run.seed, run.factor) for run in runs if run.arm == "full"] == expected
         assert len(runs) == 2 * len(expected)
+    with pytest.raises(UsageError, match="checks must be a whole number of at least 0"):
+        a_plan(checks=-1)
 
 
 def test_a_grid_goes_on_where_the_best_lies_at_its_edge():
