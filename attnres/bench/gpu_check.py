@@ -46,6 +46,7 @@ RULES = (
     "haares",
     "rms-block:block_size=3",
     "rms-full",
+    "interlayer",
 )
 SUBLAYERS = 5
 
