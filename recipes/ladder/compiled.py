@@ -2,10 +2,10 @@
 
     python recipes/ladder/compiled.py runs/ladder-32-20 results/ladder-32-20.json 32x24 32x32
 
-At 32 layers torch.compile takes one to two minutes for a run and a third off each of its steps. Evaluations run as they
-are, and what a run ends with is the trainer's but for rounding. Seed by seed, on one thread: with PART=1/2 and PART=2/2
-two processes share the runs. What is in the record is left out, what was stopped goes on; `attnres scaling` with the
-same --out takes finished runs into the record.
+At 32 layers torch.compile takes up to two minutes for a run and a fifth to a third off each of its steps. Evaluations
+run as they are, and what a run ends with is the trainer's but for rounding. Seed by seed, on one thread: with PART=1/2
+and PART=2/2 two processes share the runs. What is in the record is left out, what was stopped goes on; `attnres
+scaling` with the same --out takes finished runs into the record.
 """
 
 from __future__ import annotations

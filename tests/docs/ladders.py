@@ -26,7 +26,7 @@ from tests.docs.records import (
 )
 
 LADDER_16_20 = "(ladder-16-20)"
-LADDER_32 = "(ladder-32)"
+LADDER_32 = "(ladder-32-20)"
 LADDER = ("rms-residual", "block", "full", "rms-block", "delta:block_size=4", "interlayer")
 AHEAD = ("block", "full", "rms-block", "interlayer")
 """Attention over depth in the ladders, but for Delta Block."""
@@ -117,10 +117,11 @@ def needed_at(size: str, arm: str) -> str:
     By a line through the baseline's own losses after 10 and 20, over the logarithm of operations, seed by seed; the
     mean of the logarithms and its 95% interval.
     """
-    logs = []
+    logs, depth = [], size.partition("x")[0]
+    twice = f"{depth}-20"
     for seed in range(3):
-        (before, fewer), (after, more) = (_loss_and_operations(of, "residual", size, seed) for of in ("16", "16-20"))
-        loss, used = _loss_and_operations("16-20", arm, size, seed)
+        (before, fewer), (after, more) = (_loss_and_operations(of, "residual", size, seed) for of in (depth, twice))
+        loss, used = _loss_and_operations(twice, arm, size, seed)
         slope = (after - before) / math.log(more / fewer)
         logs.append((loss - after) / slope + math.log(more / used))
     return factor_of(logs)
@@ -138,9 +139,9 @@ def points_of(of: str, axis: str = "operations") -> dict[str, list[Point]]:
     return axes_of(read_record(RESULTS / f"ladder-{of}.json", ScalingRecord))[axis]
 
 
-def between_sizes(arm: str, axis: str = "operations", joint: bool = False) -> str:
-    """An arm's advantage at the largest size by the baseline's own losses there and one size below."""
-    found = advantages_between_sizes(points_of("16-20", axis))[arm, LARGEST]
+def between_sizes(arm: str, axis: str = "operations", joint: bool = False, size: str = LARGEST) -> str:
+    """An arm's advantage at a size by the baseline's own losses there and one size below."""
+    found = advantages_between_sizes(points_of(f"{size.partition('x')[0]}-20", axis))[arm, size]
     return told(found.factor, found.joint if joint else found.interval)
 
 
@@ -363,7 +364,7 @@ def below_on_lines(arm: str) -> str:
 def deep_ladder() -> list[str]:
     """What the page says of the ladder of 32 layers."""
     needed = {arm: " ".join(advantage(arm, LADDER_32)) for arm in LADDER}
-    clock = {arm: " ".join(by_clock(arm, "32")[-1]) for arm in LADDER}
+    clock = {arm: " ".join(by_clock(arm, "32-20")[-1]) for arm in LADDER}
     checks = {arm: ladder_check(arm, "32x24") for arm in ("residual", *LADDER)}
     halves = sorted(float(half) for half, _ in checks.values())
     gained = {arm: -float(twice) for arm, (_, twice) in checks.items()}
@@ -374,17 +375,24 @@ def deep_ladder() -> list[str]:
     further_up = sorted(largest[arm][0] for arm in LADDER)
     plain_half, plain_twice = (number(change, 3) for change in largest["residual"])
     seeds = {arm: ladder_seeds(arm, "32x32") for arm in AHEAD}
-    within, between = ladder_spread("32x32")
+    within, of_means = ladder_spread("32x32")
+    between = {arm: between_sizes(arm, size="32x24") for arm in AHEAD}
+    of_six = between_sizes("interlayer", joint=True, size="32x24").partition(" ")[2]
+    alone = {arm: needed_at("32x24", arm) for arm in AHEAD}
     return [
         f"`interlayer` ends at {seeds['interlayer']} from the plain residual, `rms-block` at {seeds['rms-block']}, "
         f"`block` at {seeds['block']}, `full` at {seeds['full']}.",
-        f"seeds of one rule have a standard deviation of {within}, the rules' means one of {between}",
+        f"seeds of one rule have a standard deviation of {within}, the rules' means one of {of_means}",
         *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
         f"is {needed['block']} times `block`'s operations, {needed['full']} for `full`, {needed['rms-block']} for "
         f"`rms-block` and {needed['interlayer']} for `interlayer`. By the clock it is {clock['block']}, "
         f"{clock['full']}, {clock['rms-block']} and {clock['interlayer']} times: a step of `block` takes "
         f"{ladder_step('block', '32x32')} times as long as the plain one at 32x32.",
-        f"none leaves out 1; that of `full` is {joint('full', LADDER_32)}.",
+        f"none leaves out 1 at 32x32; that of `full` is {joint('full', LADDER_32)}.",
+        f"it needs {between['interlayer']} times the operations of `interlayer` ({of_six} for six arms), "
+        f"{between['block']} of `block`, {between['full']} of `full` and {between['rms-block']} of `rms-block`; on the "
+        f"line through its own losses there after 10 and after 20, {alone['interlayer']}, {alone['block']}, "
+        f"{alone['full']} and {alone['rms-block']}.",
         f"every arm ends {number(halves[0], 3)} to {number(halves[-1], 3)} further up",
         f"`{most[0]}` gains {gains[most[0]]}, `{most[1]}` {gains[most[1]]}, `{most[2]}` {gains[most[2]]} and no other "
         f"more than {gains[most[3]]}",
@@ -401,7 +409,6 @@ def deep_ladder() -> list[str]:
 
 
 def side_by_side(arm: str) -> str:
-    """An arm's leads at the sizes of both ladders."""
-    return " | ".join(
-        f"{lead} | {deep}" for lead, deep in zip(ladder_leads(arm), ladder_leads(arm, "32"), strict=False)
-    )
+    """An arm's leads at the sizes of both ladders, side by side after as many tokens per parameter."""
+    shallow = [*ladder_leads(arm, "16-20")[:3], ladder_leads(arm)[3]]
+    return " | ".join(f"{lead} | {deep}" for lead, deep in zip(shallow, ladder_leads(arm, "32-20"), strict=True))

@@ -51,9 +51,9 @@ def test_the_ladder_has_16_or_32_layers(run_script, arguments):
     assert done.returncode != 0 and "16 or 32" in done.stderr and not calls
 
 
-@pytest.mark.parametrize("layers", ["16", "32"])
+@pytest.mark.parametrize("layers", ["16", "32", "32-20"])
 def test_attnres_understands_the_ladder(run_script, layers, monkeypatch, tmp_path):
-    _, [(_, module, *arguments)] = run_script("ladder.sh", layers, WORKERS="2", RUNS=str(tmp_path / "runs"))
+    _, [*before, (_, module, *arguments)] = run_script("ladder.sh", layers, WORKERS="2", RUNS=str(tmp_path / "runs"))
     planned = []
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("attnres.lab.scaling.run.open_corpus", lambda data: planned.append(data) or 1 / 0)
@@ -61,6 +61,8 @@ def test_attnres_understands_the_ladder(run_script, layers, monkeypatch, tmp_pat
         main(arguments)
     assert module == "attnres" and planned[0].dataset == "torch"
     assert after("--record", arguments) == f"results/ladder-{layers}.json"
+    compiled = ["recipes/ladder/compiled.py", f"{tmp_path}/runs/ladder-32-20", "results/ladder-32-20.json", "32x24"]
+    assert before == [compiled] * (layers == "32-20")
 
 
 def test_the_ladders_largest_sizes_go_on_from_a_copy_of_their_runs(run_script, tmp_path):
