@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -113,6 +116,19 @@ def test_compiler_config():
     with torch_private.compiler_config.patch(recompile_limit=before + 1):
         assert torch_private.compiler_config.recompile_limit == before + 1, MOVED
     assert torch_private.compiler_config.recompile_limit == before, MOVED
+
+
+@pytest.mark.parametrize(("named", "found"), [("c++", "c++"), ("no-such-compiler", "none")])
+def test_get_cpp_compiler(named, found):
+    look = """
+from attnres.torch_private import get_cpp_compiler
+try:
+    print(get_cpp_compiler())
+except RuntimeError:
+    print("none")
+"""
+    done = subprocess.run([sys.executable, "-c", look], env=os.environ | {"CXX": named}, capture_output=True, text=True)
+    assert done.stdout.strip() == found, MOVED
 
 
 def test_adjust_lr():

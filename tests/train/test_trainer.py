@@ -2,6 +2,9 @@
 
 import functools
 import math
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -123,6 +126,15 @@ def test_compile_changes_nothing_but_rounding(make_trainer, monkeypatch):
     assert compiled.train_step()["loss"] == pytest.approx(plain.train_step()["loss"], rel=1e-5)
     names = compiled.tensors()[0]
     assert names.keys() == plain.tensors()[0].keys(), "a compiled run's checkpoint is any run's checkpoint"
+
+
+def test_compile_without_a_compiler_is_refused_before_anything_is_written(tmp_path):
+    command = [sys.executable, "-m", "attnres", "train", str(tmp_path / "run"), "--compile", "--device", "cpu"]
+    environment = os.environ | {"CXX": "no-such-compiler"}
+    done = subprocess.run([*command, "--steps", "1"], env=environment, capture_output=True, text=True)
+    refused = "compile: there is no C++ compiler 'no-such-compiler'; install g++, set CXX, or train without --compile"
+    assert done.returncode != 0 and refused in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("hidden, precision", [("muon", "float32"), ("adamw", "bfloat16")])
