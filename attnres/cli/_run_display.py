@@ -82,6 +82,8 @@ class RunDisplay:
             self._print(event["note"])
         if event["step"]:
             self._print(f"going on from step {event['step']} of {event['steps']}")
+        if event["compiles"]:
+            self._print("compiling:  the first step and the first evaluation take half a minute or more")
         self.progress.update(self.task, description="training", total=event["steps"], completed=event["step"])
 
     def _step(self, event: Event) -> None:

@@ -77,8 +77,8 @@ def train(
         folder: the run folder.
         listen: called with every record of metrics.jsonl as it is written, before them with {"kind": "start", "folder",
             "connection", "parameters", "corpus", "step", "steps", "note" (what was done to go on with a shorter run or
-            one that has lost its end, or ""), "tokens_per_step"}, and for every checkpoint with {"kind": "saved",
-            "step", "path"}.
+            one that has lost its end, or ""), "tokens_per_step", "compiles"}, and for every checkpoint with {"kind":
+            "saved", "step", "path"}.
         progress: handed to `open_corpus`.
         layout: in each of several processes (see `join_world`), how they share the work. All of them call this with the
             same arguments; only the first one writes and calls `listen`.
@@ -343,6 +343,7 @@ class Loop:
             "steps": self.config.steps,
             "note": self.note,
             "tokens_per_step": self.config.tokens_per_step,
+            "compiles": self.config.compile,
         }
 
     def _summary(self) -> dict[str, Any]:
