@@ -111,7 +111,7 @@ def twice_the_tokens_row(arm: str) -> str:
     return f"| `{arm}` | {' | '.join(lead for pair in leads for lead in pair)} |"
 
 
-def needed_at(size: str, arm: str) -> str:
+def needed_at(size: str, arm: str, at_once: int = 1) -> str:
     """How many times an arm's operations the baseline needs for its loss after 20 tokens per parameter.
 
     By a line through the baseline's own losses after 10 and 20, over the logarithm of operations, seed by seed; the
@@ -124,7 +124,7 @@ def needed_at(size: str, arm: str) -> str:
         loss, used = _loss_and_operations(twice, arm, size, seed)
         slope = (after - before) / math.log(more / fewer)
         logs.append((loss - after) / slope + math.log(more / used))
-    return factor_of(logs)
+    return factor_of(logs, at_once)
 
 
 def _loss_and_operations(of: str, arm: str, size: str, seed: int) -> tuple[float, float]:
@@ -363,7 +363,6 @@ def below_on_lines(arm: str) -> str:
 
 def deep_ladder() -> list[str]:
     """What the page says of the ladder of 32 layers."""
-    needed = {arm: " ".join(advantage(arm, LADDER_32)) for arm in LADDER}
     clock = {arm: " ".join(by_clock(arm, "32-20")[-1]) for arm in LADDER}
     checks = {arm: ladder_check(arm, "32x24") for arm in ("residual", *LADDER)}
     halves = sorted(float(half) for half, _ in checks.values())
@@ -374,25 +373,29 @@ def deep_ladder() -> list[str]:
     largest = {arm: [float(change) for change in ladder_check(arm, "32x32")] for arm in ("residual", *LADDER)}
     further_up = sorted(largest[arm][0] for arm in LADDER)
     plain_half, plain_twice = (number(change, 3) for change in largest["residual"])
+    lower = sorted(line_of_rates(arm, "32x24") for arm in ("residual", "rms-residual", "block", "delta:block_size=4"))
     seeds = {arm: ladder_seeds(arm, "32x32") for arm in AHEAD}
     within, of_means = ladder_spread("32x32")
     between = {arm: between_sizes(arm, size="32x24") for arm in AHEAD}
-    of_six = between_sizes("interlayer", joint=True, size="32x24").partition(" ")[2]
+    of_six = {size: between_sizes("interlayer", joint=True, size=size).partition(" ")[2] for size in ("32x16", "32x24")}
+    alone_of_six = needed_at("32x24", "interlayer", 6).partition(" ")[2]
     alone = {arm: needed_at("32x24", arm) for arm in AHEAD}
     return [
         f"`interlayer` ends at {seeds['interlayer']} from the plain residual, `rms-block` at {seeds['rms-block']}, "
         f"`block` at {seeds['block']}, `full` at {seeds['full']}.",
         f"seeds of one rule have a standard deviation of {within}, the rules' means one of {of_means}",
         *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
-        f"is {needed['block']} times `block`'s operations, {needed['full']} for `full`, {needed['rms-block']} for "
-        f"`rms-block` and {needed['interlayer']} for `interlayer`. By the clock it is {clock['block']}, "
-        f"{clock['full']}, {clock['rms-block']} and {clock['interlayer']} times: a step of `block` takes "
-        f"{ladder_step('block', '32x32')} times as long as the plain one at 32x32.",
+        *deep_along(),
         f"none leaves out 1 at 32x32; that of `full` is {joint('full', LADDER_32)}.",
-        f"it needs {between['interlayer']} times the operations of `interlayer` ({of_six} for six arms), "
+        f"At 32x32 it is {clock['block']}, {clock['full']}, {clock['rms-block']} and {clock['interlayer']} times in "
+        f"seconds: a step of `block` takes {ladder_step('block', '32x32')} times as long as the plain one there.",
+        f"it needs {between['interlayer']} times the operations of `interlayer` ({of_six['32x24']} for six arms), "
         f"{between['block']} of `block`, {between['full']} of `full` and {between['rms-block']} of `rms-block`; on the "
-        f"line through its own losses there after 10 and after 20, {alone['interlayer']}, {alone['block']}, "
-        f"{alone['full']} and {alone['rms-block']}.",
+        f"line through its own losses there after 10 and after 20, {alone['interlayer']} ({alone_of_six} for six "
+        f"arms), {alone['block']}, {alone['full']} and {alone['rms-block']}. In seconds the first is "
+        f"{between_sizes('interlayer', axis='seconds', size='32x24')} for `interlayer`; at 32x16 it is "
+        f"{between_sizes('interlayer', size='32x16')} in operations ({of_six['32x16']} for six arms).",
+        f"lead to {lower[0]} to {lower[-1]}.",
         f"every arm ends {number(halves[0], 3)} to {number(halves[-1], 3)} further up",
         f"`{most[0]}` gains {gains[most[0]]}, `{most[1]}` {gains[most[1]]}, `{most[2]}` {gains[most[2]]} and no other "
         f"more than {gains[most[3]]}",
@@ -406,6 +409,13 @@ def deep_ladder() -> list[str]:
         f"At twice the rate `interlayer` gains {number(-largest['interlayer'][1], 3)} and `rms-block` "
         f"{number(-largest['rms-block'][1], 3)}, and no other gains.",
     ]
+
+
+def deep_along() -> list[str]:
+    """The rows of the table of what is needed of a rule's operations, along the lines of the ladder of 32 layers."""
+    table = rows("Along the range", LADDER_32)
+    needed = {arm: [row["advantage in operations"] for row in table if row["connection"] == arm] for arm in AHEAD}
+    return [f"| `{arm}` | {' | '.join(cell.replace('x ', ' ') for cell in cells)} |" for arm, cells in needed.items()]
 
 
 def side_by_side(arm: str) -> str:
