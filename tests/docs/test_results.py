@@ -9,8 +9,8 @@ import pytest
 
 from attnres.lab.document import tables_page
 from attnres.lab.page import read_records
+from tests.docs.deep import deep_ladder
 from tests.docs.ladders import (
-    deep_ladder,
     ladders,
     twice_the_tokens,
 )
