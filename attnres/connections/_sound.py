@@ -15,6 +15,8 @@ from attnres.connections._reads import mixture
 from attnres.errors import UsageError
 
 DIM, SITES = 48, 7
+FAR = 64
+"""How many times one value is added to another: streams grow over depth, and what is clamped there is not linear."""
 
 
 def check_linear(connection: Connection) -> None:
@@ -32,7 +34,7 @@ def _check_linear_once(connection: Connection) -> None:
     with torch.no_grad():
         x, x_other = noise((2, connection.dim), 1), noise((2, connection.dim), 2)
         values, others = connection.start(x), connection.start(x_other)
-        _same("start", -1, connection.start(x + 2 * x_other), _combined(values, others))
+        _same("start", -1, connection.start(x + FAR * x_other), _combined(values, others))
         for site, sublayer in enumerate([*sublayers, None]):
             weights = connection.weigh(values, site)
             other = tuple(noise(value.shape, 3) for value in values)
@@ -49,7 +51,7 @@ def _check_linear_once(connection: Connection) -> None:
 
             after = scatter(values, h, y)
             expected = _combined(after, scatter(other, h_other, y_other))
-            _same("scatter", site, scatter(both, _combined(h, h_other), y + 2 * y_other), expected)
+            _same("scatter", site, scatter(both, _combined(h, h_other), y + FAR * y_other), expected)
             values = after
 
 
@@ -179,7 +181,7 @@ def _reads(h: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _combined(one: Values, other: Values) -> Values:
-    return tuple(a + 2 * b for a, b in zip(one, other, strict=True))
+    return tuple(a + FAR * b for a, b in zip(one, other, strict=True))
 
 
 def _same(step: str, site: int, found: Values, expected: Values) -> None:

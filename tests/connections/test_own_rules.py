@@ -39,6 +39,7 @@ def _checks():
         (wrong.NoTuple, "scatter returns a Tensor; one value is written (value,), with its comma"),
         (wrong.NoReadout, "the readout, site 7 of 7 sublayers, fails: IndexError"),
         (wrong.BentGather, "gather is not linear at site 0"),
+        (wrong.Clamped, "gather is not linear at site 0"),
         (wrong.Seven, "with 8 it fails: IndexError"),
         (wrong.BentScatter, "scatter is not linear at site 0"),
         (wrong.ReadsTheNext, "what a token reads depends on other tokens of its text, or on other texts"),

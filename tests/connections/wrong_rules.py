@@ -40,6 +40,13 @@ class BentGather(Decay):
         return torch.tanh(values[0])
 
 
+class Clamped(Decay):
+    """Linear but where a stream has grown."""
+
+    def gather(self, values, weights, site):
+        return values[0].clamp(-20, 20)
+
+
 class BentScatter(Decay):
     def scatter(self, values, weights, site, h, y):
         return (weights * values[0] + y.relu(),)
