@@ -54,7 +54,7 @@ def lead_at(arm: str, share: float, size: str = LARGEST) -> list[float]:
     """What an arm is from the baseline after that share of the training of a size, seed by seed."""
     runs = {
         (run["arm"], run["seed"]): dict(map(tuple, run["curve"]))
-        for run in record("ladder-16-20")["runs"]
+        for run in record(f"ladder-{size.partition('x')[0]}-20")["runs"]
         if run["size"] == size
     }
     tokens = share * max(runs[arm, 0])
@@ -91,9 +91,9 @@ def by_clock(arm: str, of: str = "16-20") -> list[tuple[str, str]]:
     return [(factor, interval) for factor, interval in (cell.split("x ") for cell in cells)]
 
 
-def twice_the_tokens_row(arm: str) -> str:
-    """Leads at 16x48 and 16x64 after 10 and 20 tokens per parameter."""
-    leads = zip(ladder_leads(arm)[3:5], ladder_leads(arm, "16-20")[3:5], strict=True)
+def twice_the_tokens_row(arm: str, layers: str = "16", sizes: slice = slice(3, 5)) -> str:
+    """Leads at 16x48 and 16x64, or at other two sizes, after 10 and 20 tokens per parameter."""
+    leads = zip(ladder_leads(arm, layers)[sizes], ladder_leads(arm, f"{layers}-20")[sizes], strict=True)
     return f"| `{arm}` | {' | '.join(lead for pair in leads for lead in pair)} |"
 
 
@@ -281,9 +281,9 @@ def line_of_rates(arm: str, size: str) -> str:
     return number(math.exp(rates[0] + (rates[1] - rates[0]) * (x[2] - x[0]) / (x[1] - x[0])), 2)
 
 
-def beside_line(arm: str, size: str) -> float:
-    """How far the losses of a size of the ladder lie above the arm's fitted line, as a share of them."""
-    points = points_of("16-20")
+def beside_line(arm: str, size: str, ladder: str = "16-20") -> float:
+    """How far the losses of a size of a ladder lie above the arm's fitted line, as a share of them."""
+    points = points_of(ladder)
     (line,) = [fit for fit in fit_where_possible(points)[0] if fit.arm == arm]
     of_size = [point for point in points[arm] if point.size == size]
     return statistics.fmean(math.log(point.loss / line.loss(point.compute)) for point in of_size)

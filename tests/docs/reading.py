@@ -86,7 +86,6 @@ def readings() -> list[str]:
         f"ends {plain} lower; `block` is then {block} below it and `rms-block` {both}.",
         f"one seed, the larger embedding gives the plain residual {longer_scale.lstrip('-')}, and `block` is then "
         f"{searched_scale('shallow-long', 'block', 5.66)} above it.",
-        f"after 2 `x0` gave {judged_at('deep-short', 'x0').split()[0].lstrip('-')}.",
         *map(sizes_row, (*THREE, "interlayer", "rms-residual", "delta:block_size=4")),
         f"by {last[0]} to {last[-1]}.",
         f"takes {time['block']} times as long under `block`, {time['full']} under `full` and {time['rms-block']} under "

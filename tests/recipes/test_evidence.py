@@ -60,8 +60,9 @@ def test_attnres_understands_the_ladder(run_script, layers, monkeypatch, tmp_pat
     with pytest.raises(ZeroDivisionError):
         main(arguments)
     assert module == "attnres" and planned[0].dataset == "torch"
-    assert after("--record", arguments) == f"results/ladder-{layers}.json"
-    compiled = ["recipes/ladder/compiled.py", f"{tmp_path}/runs/ladder-32-20", "results/ladder-32-20.json", "32x24"]
+    record = f"results/ladder-{layers}.json"
+    assert after("--record", arguments) == record
+    compiled = ["recipes/ladder/compiled.py", f"{tmp_path}/runs/ladder-32-20", record, "32x24", "32x32"]
     assert before == [compiled] * (layers == "32-20")
 
 
