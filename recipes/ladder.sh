@@ -4,7 +4,7 @@
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 96: some 90 hours of one core with AVX-512
 #     recipes/ladder.sh 16-20       # width 48 and 64 to 20 tokens per parameter, too: 16 hours behind 16
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 18 hours
-#     recipes/ladder.sh 32-20       # width 24 and 32 to 20 tokens per parameter, too: 8 hours behind 32
+#     recipes/ladder.sh 32-20       # width 24 and 32 to 20 tokens per parameter, too: 9 hours behind 32
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
 # alone. 16-20 goes on from the runs of 16 where they are. RUNS (runs) is where runs lie, WORKERS (1) how many at a time.

@@ -95,6 +95,9 @@ def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
     }
     assert in_seconds == {"32x24": 4 * [False], "32x32": [True, False, True, True]}
     assert lines_at_first()["full"].interval[1] < 1
+    six = [arm for arm in AHEAD if ends(needed_at("32x32", arm, 6).partition(" ")[2])[0] > 1]
+    assert six == ["interlayer"] and "for six arms, the interval of `interlayer` alone leaves out 1" in EVIDENCE
+    assert abs(means["interlayer"][3] - statistics.fmean(before["interlayer"]["32x32"])) < 0.01, "three of four"
     alone = {arm: ends(between_sizes(arm, size="32x32").partition(" ")[2])[0] for arm in AHEAD}
     assert min(*alone.values(), *(ends(needed_at("32x32", arm).partition(" ")[2])[0] for arm in AHEAD)) > 1
     gained = {arm: -float(ladder_check(arm, "32x24")[1]) for arm in ("residual", "full")}
