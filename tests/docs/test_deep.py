@@ -7,7 +7,7 @@ import statistics
 
 from scipy.stats import binomtest, ttest_ind, ttest_rel
 
-from tests.docs.deep import BESIDE, lines_at_first, losses_apart
+from tests.docs.deep import BESIDE, PROBES, lines_at_first, losses_apart
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
@@ -21,7 +21,7 @@ from tests.docs.ladders import (
     lead_at,
     needed_at,
 )
-from tests.docs.records import EVIDENCE, advantage, ends, number, record
+from tests.docs.records import EVIDENCE, advantage, answers, ends, number, record, rows
 
 
 def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
@@ -65,6 +65,10 @@ def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
     for arm in AHEAD:
         assert statistics.fmean(lead_at(arm, 0.8, "32x32")) < means[arm][3], "they shrink when the rate falls"
     assert number(binomtest(12, 12).pvalue, 4) == "0.0005"
+
+
+def test_what_the_page_says_of_rates_and_twice_the_tokens_at_32_layers_is_so():
+    deep, before = ({arm: ladder(arm, of) for arm in LADDER} for of in ("32-20", "32"))
     rates = {size: {run["arm"]: run.get("factor", 1.0) for run in runs_at(size)} for size in ("32x12", "32x24")}
     assert f"{rates['32x12']['residual']:.2f} times the default to `residual`" in EVIDENCE
     of_rules = sorted(f"{rates['32x12'][arm]:.2f}" for arm in AHEAD)
@@ -80,6 +84,15 @@ def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
     full, block, rms_block = (number(grows[arm], 3) for arm in ("full", "block", "rms-block"))
     assert f"`full`'s has p = {full} by itself, `block`'s {block} and `rms-block`'s {rms_block};" in EVIDENCE
     assert len(LADDER) * min(grows.values()) > 0.05
+    ends_at = [statistics.fmean(of["interlayer"]["32x32"]) for of in (deep, before)]
+    assert abs(ends_at[0] - ends_at[1]) < 0.01, "three of four"
+    gained = {arm: -float(ladder_check(arm, "32x24")[1]) for arm in ("residual", "full")}
+    assert gained["full"] > gained["residual"] > 0
+    gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "32x32"))) < 0]
+    assert gains == ["rms-block", "interlayer"]
+
+
+def test_what_the_page_says_of_compute_at_32_layers_is_so():
     operations = {
         arm: [ends(interval) for interval in (advantage(arm, LADDER_32)[1], *along(arm, LADDER_32))] for arm in LADDER
     }
@@ -97,13 +110,24 @@ def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
     assert lines_at_first()["full"].interval[1] < 1
     six = [arm for arm in AHEAD if ends(needed_at("32x32", arm, 6).partition(" ")[2])[0] > 1]
     assert six == ["interlayer"] and "for six arms, the interval of `interlayer` alone leaves out 1" in EVIDENCE
-    assert abs(means["interlayer"][3] - statistics.fmean(before["interlayer"]["32x32"])) < 0.01, "three of four"
     alone = {arm: ends(between_sizes(arm, size="32x32").partition(" ")[2])[0] for arm in AHEAD}
     assert min(*alone.values(), *(ends(needed_at("32x32", arm).partition(" ")[2])[0] for arm in AHEAD)) > 1
-    gained = {arm: -float(ladder_check(arm, "32x24")[1]) for arm in ("residual", "full")}
-    assert gained["full"] > gained["residual"] > 0
-    gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "32x32"))) < 0]
-    assert gains == ["rms-block", "interlayer"]
+
+
+def test_what_the_page_says_of_the_models_of_32x32_is_so():
+    task = ""
+    found: dict[str, dict[str, float]] = {}
+    for row in rows("What a lead is worth", f"({PROBES})"):
+        if row["p"]:
+            found[task][row["claim, connection"]] = float(row["p"])
+        else:
+            task = row["claim, connection"].partition(":")[0]
+            found[task] = {}
+    not_decided = [(of, arm) for of in ("next byte", "names", "copying") for arm in AHEAD if found[of][arm] >= 0.05]
+    assert not_decided == [("names", "rms-block")] and max(answers(PROBES)["induction"]) < 0.15
+
+
+def test_the_sizes_of_both_depths_have_the_parameters_that_the_page_says():
     sizes = {run["size"]: run["parameters"] for layers in (16, 32) for run in record(f"ladder-{layers}")["runs"]}
     said = [f"{sizes[of]:,}{{}} at {of} and {sizes[nearest]:,} at {nearest}" for of, nearest in BESIDE.items()]
     assert ", ".join(said).format(" parameters in the sublayers", *3 * [""]) in EVIDENCE
