@@ -13,6 +13,7 @@ import math
 import shlex
 import sys
 import types
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
@@ -38,7 +39,11 @@ Given = Annotated[float, "given"]
 
 @dataclass(frozen=True, kw_only=True)
 class Stored:
-    """What has a file of its own. Raises ValueError where a field that must hold something is empty."""
+    """What has a file of its own.
+
+    Raises ValueError where a field that must hold something is empty, or an entry is there twice, as in a file that was
+    put together from two.
+    """
 
     kind: ClassVar[str]
     """The first entry of the file: what it is."""
@@ -47,11 +52,15 @@ class Stored:
     remedy: ClassVar[str] = "put a copy back, or delete it: the same command fills it again from its runs"
     """What to do where the file is damaged."""
     never_empty: ClassVar[tuple[str, ...]] = ()
+    told_apart: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """By field, the names that no two of its entries have alike."""
 
     def __post_init__(self) -> None:
         for name in self.never_empty:
             if not getattr(self, name):
                 raise ValueError(f"with nothing under {name!r}")
+        for name, names in self.told_apart.items():
+            refuse_repeated(getattr(self, name), names)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +122,15 @@ def header(run_record: Mapping[str, Any], seconds: float, commits: Iterable[str 
         "config": run_record["config"],
         "start": run_record.get("start"),
     }
+
+
+def refuse_repeated(entries: Iterable[Any], names: tuple[str, ...]) -> None:
+    """Raise ValueError if two of the entries have all of these fields alike."""
+    of = Counter(tuple(getattr(entry, name) for name in names) for entry in entries)
+    for values, count in of.items():
+        if count > 1:
+            told = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
+            raise ValueError(f"with {told} {count} times")
 
 
 S = TypeVar("S", bound=Stored)
@@ -233,8 +251,6 @@ def _value(hint: Any, value: Any, where: str) -> Any:
         return None if value is None else _value(arguments[0], value, where)
     if origin is tuple and isinstance(value, list):
         kinds = [arguments[0]] * len(value) if arguments[-1] is ... else arguments
-        if dataclasses.is_dataclass(arguments[0]) and any(one in value[:i] for i, one in enumerate(value)):
-            raise ValueError(f"with an entry twice under {where!r}")
         if len(kinds) == len(value):
             return tuple(_value(kind, value[i], f"{where}[{i}]") for i, kind in enumerate(kinds))
     elif hint is float:

@@ -6,14 +6,21 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from attnres.errors import UsageError
-from attnres.lab.dynamics.record import Profiles
-from attnres.lab.prune.record import Pruned
+from attnres.lab.ablation.record import AblationRecord
+from attnres.lab.dynamics.record import DynamicsRecord, Profiles
+from attnres.lab.probes.record import ProbesRecord
+from attnres.lab.prune.record import Pruned, PruneRecord
 from attnres.lab.record import Given, Stored, read_record, write_record
+from attnres.lab.retrofit.record import RetrofitRecord
+from attnres.lab.scaling.record import ScalingRecord
+
+RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize(("cls", "command"), [(Profiles, "dynamics"), (Pruned, "prune")])
@@ -75,3 +82,31 @@ def test_values_of_another_type_are_named(entries, message, tmp_path):
     path.write_text(json.dumps({"kind": "sample", "whole": 3, "pairs": [], "maybe": None} | entries))
     with pytest.raises(UsageError, match=f"a damaged record of sample, with {message}"):
         read_record(path, Sample)
+
+
+@pytest.mark.parametrize(
+    ("name", "cls", "within"),
+    [
+        ("ablation", AblationRecord, ("cells",)),
+        ("ablation", AblationRecord, ("cells", 0, "runs")),
+        ("ablation", AblationRecord, ("cells", 0, "tuning")),
+        ("dynamics", DynamicsRecord, ("arms",)),
+        ("dynamics", DynamicsRecord, ("arms", 0, "runs")),
+        ("dynamics", DynamicsRecord, ("arms", 0, "runs", 0, "moments")),
+        ("probes-ladder", ProbesRecord, ("tasks",)),
+        ("probes-ladder", ProbesRecord, ("runs",)),
+        ("prune", PruneRecord, ("runs",)),
+        *(("retrofit", RetrofitRecord, (field,)) for field in ("arms", "plain", "tuning", "runs")),
+        *(("ladder-16", ScalingRecord, (field,)) for field in ("grid", "runs", "check")),
+    ],
+)
+def test_a_record_that_has_a_run_twice_is_refused(name, cls, within, tmp_path):
+    """One put together from two: what is of one seed would count as of two, whatever else its entries say."""
+    record = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    entries: Any = record
+    for step in within:
+        entries = entries[step]
+    entries.append(entries[0] | {name: 2.5 for name in ("loss", "step_seconds") if name in entries[0]})
+    (tmp_path / "record.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"damaged record of .* 2 times"):
+        read_record(tmp_path / "record.json", cls)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from attnres.lab.outcome import Outcome
-from attnres.lab.record import Given, Record
+from attnres.lab.record import Given, Record, refuse_repeated
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,10 @@ class CellRecord(Cell):
     tuning: tuple[TrialRun, ...]
     runs: tuple[TrialRun, ...]
 
+    def __post_init__(self) -> None:
+        refuse_repeated(self.tuning, ("factor", "seed"))
+        refuse_repeated(self.runs, ("seed",))
+
     @property
     def cell(self) -> Cell:
         return Cell(self.arm, self.embedding_std)
@@ -62,6 +66,7 @@ class AblationRecord(Record):
     kind: ClassVar = "ablation"
     written_by: ClassVar = "ablate"
     never_empty: ClassVar = ("embedding_stds", "cells")
+    told_apart: ClassVar = {"left_out": ("arm", "embedding_std"), "cells": ("arm", "embedding_std")}
 
     sweep: Sweep
     embedding_stds: tuple[Given, ...]

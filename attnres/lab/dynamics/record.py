@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from attnres.lab.outcome import Outcome
-from attnres.lab.record import Record, Stored
+from attnres.lab.record import Record, Stored, refuse_repeated
 
 Numbers = tuple[float, ...]
 
@@ -93,6 +93,7 @@ class DynamicsRecord(Record):
     kind: ClassVar = "dynamics"
     written_by: ClassVar = "dynamics"
     never_empty: ClassVar = ("arms",)
+    told_apart: ClassVar = {"arms": ("arm",)}
 
     arms: tuple[Arm, ...]
     """The first is the baseline."""
@@ -104,7 +105,9 @@ class DynamicsRecord(Record):
     def __post_init__(self) -> None:
         super().__post_init__()
         for arm in self.arms:
+            refuse_repeated(arm.runs, ("seed",))
             for run in arm.runs:
+                refuse_repeated(run.moments, ("step",))
                 if run.done and not (run.moments and run.source_share and run.embedding_share and run.ranks):
                     raise ValueError(f"with nothing measured of {arm.arm}, seed {run.seed}")
         self._check_lengths()

@@ -41,6 +41,7 @@ class ProbesRecord(Record):
     kind: ClassVar = "probes"
     written_by: ClassVar = "probe"
     never_empty: ClassVar = ("tokens", "baseline", "tasks", "runs")
+    told_apart: ClassVar = {"tasks": ("name",), "runs": ("arm", "seed")}
 
     tokens: int
     """How many tokens of held-out text were asked on."""

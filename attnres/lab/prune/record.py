@@ -52,6 +52,7 @@ class PruneRecord(Record):
     kind: ClassVar = "prune"
     written_by: ClassVar = "prune"
     never_empty: ClassVar = ("tokens", "baseline", "runs")
+    told_apart: ClassVar = {"runs": ("arm", "seed")}
 
     tokens: int
     baseline: str

@@ -52,6 +52,12 @@ class RetrofitRecord(Record):
     kind: ClassVar = "retrofit"
     written_by: ClassVar = "retrofit"
     never_empty: ClassVar = ("arms", "fractions", "runs")
+    told_apart: ClassVar = {
+        "arms": ("name",),
+        "plain": ("seed",),
+        "tuning": ("arm", "fraction", "seed", "factor"),
+        "runs": ("arm", "fraction", "seed"),
+    }
 
     arms: tuple[ArmRecord, ...]
     """The first is the plain twin."""

@@ -52,6 +52,11 @@ class ScalingRecord(Record):
     kind: ClassVar = "scaling"
     written_by: ClassVar = "scaling"
     never_empty: ClassVar = ("arms",)
+    told_apart: ClassVar = {
+        "runs": ("arm", "size", "seed"),
+        "grid": ("arm", "size", "seed", "factor"),
+        "check": ("arm", "size", "seed", "factor"),
+    }
 
     arms: tuple[str, ...]
     """The first is the baseline."""
