@@ -9,7 +9,6 @@ from attnres.analysis.powerlaw import Advantage, fit_where_possible
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
-    LADDER_32,
     beside_line,
     between_sizes,
     by_clock,
@@ -19,25 +18,48 @@ from tests.docs.ladders import (
     ladder_step,
     lead_at,
     line_of_rates,
+    lines_cells,
     losses_at_rates,
     needed_at,
+    on_lines,
     points_of,
-    told,
     twice_the_tokens_row,
 )
 from tests.docs.probes import larger_right
-from tests.docs.records import answers, number, probed, record, rows
+from tests.docs.records import answers, number, probed, record
 
-BESIDE = {"32x12": "16x16", "32x16": "16x24", "32x24": "16x32", "32x32": "16x48"}
+BESIDE = {"32x12": "16x16", "32x16": "16x24", "32x24": "16x32", "32x32": "16x48", "32x48": "16x64"}
 """The sizes of 32 layers, and the nearest of 16."""
-
-
+LARGEST = "32x48"
 PROBES = "probes-ladder-32"
+LARGEST_PROBES = "probes-ladder-32-48"
 
 
 def deep_ladder() -> list[str]:
     """What the page says of the ladder of 32 layers."""
+    higher = {arm: losses_apart(arm) for arm in ("residual", *AHEAD)}
+    of_rules = sorted(number(higher[arm][3], 3) for arm in AHEAD)
+    lower = sorted(number(-higher[arm][4], 3) for arm in AHEAD)
     clock = {arm: " ".join(by_clock(arm, "32-20")[-1]) for arm in LADDER}
+    return [
+        *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
+        *leads_at_32x32(),
+        *leads_at_the_largest(),
+        f"At 32x32 it is {number(higher['residual'][3], 3)} for the plain residual and {of_rules[0]} to {of_rules[-1]} "
+        f"for the four; at 32x48 the plain residual ends {number(higher['residual'][4], 3)} higher than at 16x64 and "
+        f"the four {lower[0]} to {lower[-1]} lower",
+        *(twice_the_tokens_row(arm, "32", slice(2, 4)) for arm in LADDER),
+        *deep_rates(),
+        *deep_lines(),
+        f"By the clock it is {clock['block']}, {clock['full']}, {clock['rms-block']} and {clock['interlayer']} times "
+        f"in seconds at 32x48: a step of `block` takes {ladder_step('block', LARGEST)} times as long as the plain one "
+        "there.",
+        *by_itself(),
+    ]
+
+
+def deep_rates() -> list[str]:
+    """What the page says of rates, which were checked after 10 tokens per parameter."""
     checks = {arm: ladder_check(arm, "32x24") for arm in ("residual", *LADDER)}
     halves = sorted(float(half) for half, _ in checks.values())
     gained = {arm: -float(twice) for arm, (_, twice) in checks.items()}
@@ -48,35 +70,7 @@ def deep_ladder() -> list[str]:
     further_up = sorted(largest[arm][0] for arm in LADDER)
     plain_half, plain_twice = (number(change, 3) for change in largest["residual"])
     lower = sorted(line_of_rates(arm, "32x24") for arm in ("residual", "rms-residual", "block", "delta:block_size=4"))
-    seconds, of_six = (
-        [of(arm) for arm in AHEAD]
-        for of in (
-            lambda arm: between_sizes(arm, axis="seconds", size="32x32"),
-            lambda arm: between_sizes(arm, joint=True, size="32x32").partition(" ")[2],
-        )
-    )
-    higher = {arm: losses_apart(arm)[3] for arm in ("residual", *AHEAD)}
-    of_rules = sorted(number(higher[arm], 3) for arm in AHEAD)
-    at_first = [told(of.factor, of.interval) for of in lines_at_first().values()]
-    off = {size: [number(abs(part), 1) for part in off_lines(size)] for size in ("32x24", "32x32")}
     return [
-        *leads_at_the_largest(),
-        *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
-        f"At 32x32 it is {number(higher['residual'], 3)} for the plain residual and {of_rules[0]} to {of_rules[-1]} "
-        "for the four",
-        *(twice_the_tokens_row(arm, "32", slice(2, 4)) for arm in LADDER),
-        f"end {off['32x24'][0]} to {off['32x24'][-1]}% above their own at 32x24 and {off['32x32'][0]} to "
-        f"{off['32x32'][-1]}% below it at 32x32.",
-        *deep_along(),
-        f"By the clock it is {clock['block']}, {clock['full']}, {clock['rms-block']} and {clock['interlayer']} times "
-        f"in seconds at 32x32: a step of `block` takes {ladder_step('block', '32x32')} times as long as the plain one "
-        "there.",
-        f"the factors there were {', '.join(at_first[:3])} and {at_first[3]}, and `full` was shown to lose.",
-        *by_itself(),
-        "the first is {} for `block`, {} for `full`, {} for `rms-block` and {} for `interlayer` at 32x32. "
-        "In seconds it is {} for `block`, {} for `full`, {} for `rms-block` and {} for `interlayer`;".format(
-            *of_six, *seconds
-        ),
         f"lead to {lower[0]} to {lower[-1]}.",
         f"every arm ends {number(halves[0], 3)} to {number(halves[-1], 3)} further up",
         f"`{most[0]}` gains {gains[most[0]]}, `{most[1]}` {gains[most[1]]}, `{most[2]}` {gains[most[2]]} and no other "
@@ -93,40 +87,86 @@ def deep_ladder() -> list[str]:
     ]
 
 
-def leads_at_the_largest() -> list[str]:
+def leads_at_32x32() -> list[str]:
     """What the page says of the leads at 32x32, and of what its models can do."""
-    seeds = {arm: ladder_seeds(arm, "32x32") for arm in LADDER}
-    along = [
-        sorted(number(-statistics.fmean(lead_at(arm, part, "32x32")), 3) for arm in AHEAD) for part in (0.4, 0.8, 1.0)
-    ]
+    along = leads_along("32x32", 0.4, 0.8, 1.0)
     models = answers(PROBES)
     together = statistics.correlation(models["loss"], models["copying"])
     names = [larger_right("names", arm, PROBES) for arm in ("residual", *AHEAD)]
     more = [probed(task, arm, f"({PROBES})") for task in ("copying", "next byte") for arm in AHEAD]
     return [
         f"{number(-statistics.fmean(ladder('delta:block_size=4', '32-20')['32x32']), 3)} below it there, at "
-        f"{seeds['delta:block_size=4']}.",
-        f"`interlayer` ends at {seeds['interlayer']} from the plain residual, `rms-block` at {seeds['rms-block']}, "
-        f"`block` at {seeds['block']}, `full` at {seeds['full']}.",
+        f"{ladder_seeds('delta:block_size=4', '32x32')}.",
+        in_every_seed("32x32"),
         "it has {} right, `block` {}, `full` {}, `rms-block` {} and `interlayer` {}. Of a text that comes again "
         "`block` gets {} more right, `full` {}, `rms-block` {} and `interlayer` {}, and of the next byte {}, {}, {} "
         "and {};".format(*names, *more),
         f"Over the 21 models loss goes with copying (r = {together:.2f})",
         "they are {} to {} below after two fifths and {} to {} after four fifths, and {} to {} at the end".format(
-            *(of[i] for of in along for i in (0, -1))
+            *along
         ),
     ]
 
 
-def lines_at_first() -> dict[str, Advantage]:
-    """By arm, what the baseline needs at 32x32 on lines through its losses there after 10 tokens per parameter."""
+def leads_at_the_largest() -> list[str]:
+    """What the page says of the leads at 32x48, and of what its models can do."""
+    names = [larger_right("names", arm, LARGEST_PROBES) for arm in ("residual", *AHEAD)]
+    more = [probed(task, arm, f"({LARGEST_PROBES})") for task in ("copying", "next byte") for arm in AHEAD]
+    letters = {arm: larger_right("induction", arm, LARGEST_PROBES) for arm in ("residual", *LADDER)}
+    return [
+        in_every_seed(LARGEST),
+        "they are {} to {} below it, {} to {} after two fifths of the way and {} to {} after four fifths".format(
+            *leads_along(LARGEST, 1.0, 0.4, 0.8)
+        ),
+        "of the names it has {} right, `block` {}, `full` {}, `rms-block` {} and `interlayer` {}. Of a text that comes "
+        "again `block` gets {} more right, `full` {}, `rms-block` {} and `interlayer` {}, and of the next byte {}, "
+        "{}, {} and {}".format(*names, *more),
+        "which copies, has {} to {}".format(*leads_along(LARGEST, 1.0)),
+        f"Of random letters that come again `full` continues {letters.pop('full')} right, the plain residual "
+        f"{letters['residual']} and no other arm more than {max(letters.values())}",
+    ]
+
+
+def in_every_seed(size: str) -> str:
+    seeds = {arm: ladder_seeds(arm, size) for arm in AHEAD}
+    return (
+        f"`interlayer` ends at {seeds['interlayer']} from the plain residual, `rms-block` at {seeds['rms-block']}, "
+        f"`block` at {seeds['block']}, `full` at {seeds['full']}."
+    )
+
+
+def leads_along(size: str, *shares: float) -> list[str]:
+    """The smallest and the largest of the four leads after each of these shares of the training."""
+    along = [sorted(number(-statistics.fmean(lead_at(arm, part, size)), 3) for arm in AHEAD) for part in shares]
+    return [of[i] for of in along for i in (0, -1)]
+
+
+def other_lines() -> dict[str, dict[str, Advantage]]:
+    """By name, what the baseline needs at 32x48 on lines through other sizes, or other lengths of the training."""
     after_10, after_20 = (points_of(of) for of in ("32", "32-20"))
-    points = {
-        arm: [point for of in (after_20, after_10) for point in of[arm] if (point.size == "32x32") == (of is after_10)]
+    first = {
+        arm: [
+            point
+            for of in (after_20, after_10)
+            for point in of[arm]
+            if (point.size in ("32x24", "32x32")) == (of is after_10)
+        ]
         for arm in after_20
     }
-    found = {one.arm: one for one in fit_where_possible(points)[1]}
-    return {arm: found[arm] for arm in AHEAD}
+    lines = {"all five": on_lines(of="32-20")}
+    lines["32x24 and 32x32 after 10"] = {one.arm: one for one in fit_where_possible(first)[1]}
+    return lines | {f"without {size}": on_lines(size, of="32-20") for size in BESIDE}
+
+
+def deep_lines() -> list[str]:
+    """What the page says of lines through the sizes of 32 layers."""
+    off = [[number(abs(part), 1) for part in off_lines(size)] for size in ("32x24", "32x32", LARGEST)]
+    return [
+        *(f"| {name} | {lines_cells(of)} |" for name, of in other_lines().items()),
+        "end {} to {}% above their own at 32x24, {} to {}% below it at 32x32 and {} to {}% above it at 32x48.".format(
+            *(of[i] for of in off for i in (0, -1))
+        ),
+    ]
 
 
 def off_lines(size: str) -> list[float]:
@@ -135,26 +175,32 @@ def off_lines(size: str) -> list[float]:
     return sorted(off, key=abs)
 
 
-def deep_along() -> list[str]:
-    """The rows of the table of what is needed of a rule's operations, along the lines of the ladder of 32 layers."""
-    table = rows("Along the range", LADDER_32)
-    needed = {arm: [row["advantage in operations"] for row in table if row["connection"] == arm] for arm in AHEAD}
-    return [f"| `{arm}` | {' | '.join(cell.replace('x ', ' ') for cell in cells)} |" for arm, cells in needed.items()]
-
-
 def side_by_side(arm: str) -> str:
     """An arm's leads at the sizes of both ladders, side by side after as many tokens per parameter."""
-    beside = zip(ladder_leads(arm, "16-20")[:4], ladder_leads(arm, "32-20"), strict=True)
+    beside = zip(ladder_leads(arm, "16-20")[:5], ladder_leads(arm, "32-20"), strict=True)
     return " | ".join(f"{shallow} | {deep}" for shallow, deep in beside)
 
 
 def by_itself() -> list[str]:
     """What the page says of the operations that rules save at a size by itself, by the baseline's own losses."""
-    rows = []
+    table = []
     for arm in AHEAD:
         cells = [of for size in ("32x24", "32x32") for of in (between_sizes(arm, size=size), needed_at(size, arm))]
-        rows.append(f"| `{arm}` | {' | '.join(cells)} |")
-    return rows
+        table.append(f"| `{arm}` | {' | '.join(cells)} | {between_sizes(arm, size=LARGEST)} |")
+    of_six, seconds = (
+        [of(arm, size) for size in ("32x32", LARGEST) for arm in AHEAD]
+        for of in (
+            lambda arm, size: between_sizes(arm, joint=True, size=size).partition(" ")[2],
+            lambda arm, size: between_sizes(arm, axis="seconds", size=size),
+        )
+    )
+    return [
+        *table,
+        f"(the interval of `full` is {between_sizes('full', size=LARGEST).partition(' ')[2]})",
+        "the first is {} for `block`, {} for `full`, {} for `rms-block` and {} for `interlayer` at 32x32, and "
+        "{}, {}, {} and {} at 32x48. In seconds it is {} for `block`, {} for `full`, {} for `rms-block` and {} for "
+        "`interlayer` at 32x32, and {}, {}, {} and {} at 32x48;".format(*of_six, *seconds),
+    ]
 
 
 def ladder_best(arm: str, size: str) -> str:

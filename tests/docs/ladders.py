@@ -153,10 +153,12 @@ def line_rows() -> list[str]:
     """The rows of the table of lines through other sizes."""
     lines = {"all seven": on_lines(), "16x48 and 16x64 after 10": on_lines(of="16")}
     lines |= {f"without {size}": on_lines(size) for size in ladder("block")}
-    return [
-        f"| {name} | {' | '.join(told(of[arm].factor, of[arm].interval) for arm in AHEAD)} |"
-        for name, of in lines.items()
-    ]
+    return [f"| {name} | {lines_cells(of)} |" for name, of in lines.items()]
+
+
+def lines_cells(of: dict[str, Advantage]) -> str:
+    """The cells of a row of a table of lines."""
+    return " | ".join(told(of[arm].factor, of[arm].interval) for arm in AHEAD)
 
 
 def told(factor: float, interval: tuple[float, float]) -> str:
@@ -258,7 +260,7 @@ def along(arm: str, of: str) -> list[str]:
 
 def ladder_step(arm: str, size: str) -> str:
     """What a step of an arm of a ladder takes over the baseline's."""
-    seconds = record(f"ladder-{size.partition('x')[0]}")["step_times"]["seconds"][size]
+    seconds = record(f"ladder-{size.partition('x')[0]}-20")["step_times"]["seconds"][size]
     return number(seconds[arm] / seconds["residual"], 2)
 
 

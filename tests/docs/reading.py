@@ -58,7 +58,7 @@ NOT_OURS = {  # of settings and of other people
 
 def sizes_row(arm: str) -> str:
     """A rule's row of the table of long trainings."""
-    places = (("16-20", 2), ("16-20", 4), ("16-20", 6), ("32-20", 2), ("32-20", 3))
+    places = (("16-20", 2), ("16-20", 4), ("16-20", 6), ("32-20", 3), ("32-20", 4))
     cells = [ladder_leads(arm, of)[place] for of, place in places]
     for setting in ("shallow-long", "deep-long"):
         ran = {cell["arm"] for cell in record(f"verdict-{setting}")["cells"]}
