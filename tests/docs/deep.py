@@ -102,7 +102,7 @@ def leads_at_32x32() -> list[str]:
         "`block` gets {} more right, `full` {}, `rms-block` {} and `interlayer` {}, and of the next byte {}, {}, {} "
         "and {};".format(*names, *more),
         f"Over the 21 models loss goes with copying (r = {together:.2f})",
-        "they are {} to {} below after two fifths and {} to {} after four fifths, and {} to {} at the end".format(
+        "the four are {} to {} below after two fifths and {} to {} after four fifths, and {} to {} at the end".format(
             *along
         ),
     ]
@@ -115,7 +115,7 @@ def leads_at_the_largest() -> list[str]:
     letters = {arm: larger_right("induction", arm, LARGEST_PROBES) for arm in ("residual", *LADDER)}
     return [
         in_every_seed(LARGEST),
-        "they are {} to {} below it, {} to {} after two fifths of the way and {} to {} after four fifths".format(
+        "the four are {} to {} below it, {} to {} after two fifths of the way and {} to {} after four fifths".format(
             *leads_along(LARGEST, 1.0, 0.4, 0.8)
         ),
         "of the names it has {} right, `block` {}, `full` {}, `rms-block` {} and `interlayer` {}. Of a text that comes "
