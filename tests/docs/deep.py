@@ -9,6 +9,7 @@ from attnres.analysis.powerlaw import Advantage, fit_where_possible
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
+    LADDER_32,
     beside_line,
     between_sizes,
     by_clock,
@@ -26,7 +27,7 @@ from tests.docs.ladders import (
     twice_the_tokens_row,
 )
 from tests.docs.probes import larger_right
-from tests.docs.records import answers, number, probed, record
+from tests.docs.records import answers, joint, number, probed, record
 
 BESIDE = {"32x12": "16x16", "32x16": "16x24", "32x24": "16x32", "32x32": "16x48", "32x48": "16x64"}
 """The sizes of 32 layers, and the nearest of 16."""
@@ -112,18 +113,20 @@ def leads_at_the_largest() -> list[str]:
     """What the page says of the leads at 32x48, and of what its models can do."""
     names = [larger_right("names", arm, LARGEST_PROBES) for arm in ("residual", *AHEAD)]
     more = [probed(task, arm, f"({LARGEST_PROBES})") for task in ("copying", "next byte") for arm in AHEAD]
+    models = answers(LARGEST_PROBES)
+    together = statistics.correlation(models["loss"], models["copying"])
     letters = {arm: larger_right("induction", arm, LARGEST_PROBES) for arm in ("residual", *LADDER)}
     return [
         in_every_seed(LARGEST),
-        "the four are {} to {} below it, {} to {} after two fifths of the way and {} to {} after four fifths".format(
-            *leads_along(LARGEST, 1.0, 0.4, 0.8)
-        ),
+        "the four are {} to {} below it after two fifths of the way, {} to {} after four fifths and {} to {} at the "
+        "end".format(*leads_along(LARGEST, 0.4, 0.8, 1.0)),
         "of the names it has {} right, `block` {}, `full` {}, `rms-block` {} and `interlayer` {}. Of a text that comes "
         "again `block` gets {} more right, `full` {}, `rms-block` {} and `interlayer` {}, and of the next byte {}, "
         "{}, {} and {}".format(*names, *more),
-        "which copies, has {} to {}".format(*leads_along(LARGEST, 1.0)),
+        "which has learned names, has {} to {}".format(*leads_along(LARGEST, 1.0)),
         f"Of random letters that come again `full` continues {letters.pop('full')} right, the plain residual "
         f"{letters['residual']} and no other arm more than {max(letters.values())}",
+        f"Over the 21 models loss goes with copying there, too (r = {together:.2f})",
     ]
 
 
@@ -166,6 +169,7 @@ def deep_lines() -> list[str]:
         "end {} to {}% above their own at 32x24, {} to {}% below it at 32x32 and {} to {}% above it at 32x48.".format(
             *(of[i] for of in off for i in (0, -1))
         ),
+        f"for six it is {joint('interlayer', LADDER_32)}",
     ]
 
 
@@ -196,7 +200,7 @@ def by_itself() -> list[str]:
     )
     return [
         *table,
-        f"(the interval of `full` is {between_sizes('full', size=LARGEST).partition(' ')[2]})",
+        f"(the interval of `full` is {between_sizes('full', size=LARGEST).partition(' ')[2]};",
         "the first is {} for `block`, {} for `full`, {} for `rms-block` and {} for `interlayer` at 32x32, and "
         "{}, {}, {} and {} at 32x48. In seconds it is {} for `block`, {} for `full`, {} for `rms-block` and {} for "
         "`interlayer` at 32x32, and {}, {}, {} and {} at 32x48;".format(*of_six, *seconds),

@@ -257,6 +257,7 @@ NOT_RESULTS = {
     "`rms-block` has 0.59 of the default": "the same",
     "within 2.4e-5": "of docs/EVIDENCE.md's own run, not in the record",
     "within 1.7e-5": "the same",
+    "(p = 0.047 for six arms;": "checked in test_deep.py",
     "at -0.033 to -0.048 there, where after 10 they were at +0.003 to -0.113": "16x48 at 20 tokens, checked there, too",
     "a standard deviation of 0.009, where it was 0.039": "the same",
     "its seeds lie at -0.032, +0.002 and +0.061": "the same",
