@@ -51,7 +51,7 @@ def test_every_pair_of_the_ladder_is_ahead_as_the_pages_say():
     pairs = {arm: [apart for of_size in ladder(arm, "16-20").values() for apart in of_size] for arm in THREE}
     assert max(map(max, pairs.values())) < 0 and f"All {sum(map(len, pairs.values()))} pairs are below" in READING
     first = [apart for arm in THREE for of_size in ladder(arm).values() for apart in of_size]
-    assert f"as they were run first, {sum(apart < 0 for apart in first)} are" in READING
+    assert f"as run first, {sum(apart < 0 for apart in first)} are" in READING
     assert all(binomtest(len(of), len(of)).pvalue < 1e-4 for of in pairs.values())
     shares = [share(arm, LARGEST) for arm in THREE]
     assert min(shares) > 0.015 and max(shares) < 0.03, "2 to 3% of the loss"
