@@ -4,12 +4,12 @@
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 96: some 90 hours of one core with AVX-512
 #     recipes/ladder.sh 16-20       # width 48 and 64 to 20 tokens per parameter, too: 16 hours behind 16
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 18 hours
-#     recipes/ladder.sh 32-20       # width 24, 32 and 48 to 20 tokens per parameter, too: 26 hours behind 32
+#     recipes/ladder.sh 32-20       # width 24, 32 and 48 to 20 tokens per parameter, too: 26 hours behind 32, reckoned
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
 # alone. 16-20 goes on from the runs of 16 where they are. RUNS (runs) is where runs lie, WORKERS (1) how many at a time.
 # Where there is a GPU, recipes/ladder/on_gpu.py trains 16x80 and 16x96 there in fifteen minutes, the checks of their
-# rates apart, and 32x48 in ten.
+# rates apart, and 16 of the 21 runs of 32x48 in eight.
 set -euo pipefail
 
 ladder=${1:?give the layers: 16 or 32, or 16-20 or 32-20}

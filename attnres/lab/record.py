@@ -60,7 +60,7 @@ class Stored:
             if not getattr(self, name):
                 raise ValueError(f"with nothing under {name!r}")
         for name, names in self.told_apart.items():
-            refuse_repeated(getattr(self, name), names)
+            refuse_repeated(getattr(self, name), names, name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,13 +124,13 @@ def header(run_record: Mapping[str, Any], seconds: float, commits: Iterable[str 
     }
 
 
-def refuse_repeated(entries: Iterable[Any], names: tuple[str, ...]) -> None:
+def refuse_repeated(entries: Iterable[Any], names: tuple[str, ...], where: str) -> None:
     """Raise ValueError if two of the entries have all of these fields alike."""
     of = Counter(tuple(getattr(entry, name) for name in names) for entry in entries)
     for values, count in of.items():
         if count > 1:
             told = ", ".join(f"{name} {value}" for name, value in zip(names, values, strict=True))
-            raise ValueError(f"with {told} {count} times")
+            raise ValueError(f"with {told} {count} times under {where!r}")
 
 
 S = TypeVar("S", bound=Stored)

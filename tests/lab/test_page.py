@@ -94,7 +94,7 @@ def test_a_damaged_record_of_any_name_is_named(results, capsys):
     once = scaling()
     (results / "ladder-16.json").write_text(json.dumps(once | {"runs": [*once["runs"], once["runs"][0]]}))
     assert main(["report", str(results)]) == 2
-    assert "2 times" in capsys.readouterr().err
+    assert "seed 0 2 times under 'runs'" in capsys.readouterr().err
 
 
 def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():

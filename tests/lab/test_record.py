@@ -108,5 +108,5 @@ def test_a_record_that_has_a_run_twice_is_refused(name, cls, within, tmp_path):
         entries = entries[step]
     entries.append(entries[0] | {name: 2.5 for name in ("loss", "step_seconds") if name in entries[0]})
     (tmp_path / "record.json").write_text(json.dumps(record), encoding="utf-8")
-    with pytest.raises(UsageError, match=r"damaged record of .* 2 times"):
+    with pytest.raises(UsageError, match=rf"damaged record of .* 2 times under '{within[-1]}'"):
         read_record(tmp_path / "record.json", cls)

@@ -40,8 +40,8 @@ class CellRecord(Cell):
     runs: tuple[TrialRun, ...]
 
     def __post_init__(self) -> None:
-        refuse_repeated(self.tuning, ("factor", "seed"))
-        refuse_repeated(self.runs, ("seed",))
+        refuse_repeated(self.tuning, ("factor", "seed"), "tuning")
+        refuse_repeated(self.runs, ("seed",), "runs")
 
     @property
     def cell(self) -> Cell:

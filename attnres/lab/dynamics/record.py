@@ -105,9 +105,9 @@ class DynamicsRecord(Record):
     def __post_init__(self) -> None:
         super().__post_init__()
         for arm in self.arms:
-            refuse_repeated(arm.runs, ("seed",))
+            refuse_repeated(arm.runs, ("seed",), "runs")
             for run in arm.runs:
-                refuse_repeated(run.moments, ("step",))
+                refuse_repeated(run.moments, ("step",), "moments")
                 if run.done and not (run.moments and run.source_share and run.embedding_share and run.ranks):
                     raise ValueError(f"with nothing measured of {arm.arm}, seed {run.seed}")
         self._check_lengths()
