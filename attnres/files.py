@@ -10,6 +10,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -161,8 +162,17 @@ def _rename_to_new(partial: Path, path: Path) -> None:
 
 
 def _sync_files(folder: Path) -> None:
-    for path in (*folder.rglob("*"), folder):
+    """Bring what is in a new folder onto the disk, readable by all whom the umask lets read the folder.
+
+    safetensors keeps what it writes to its owner, so that nobody else, a server's account for one, could load a model.
+    """
+    readable = folder.stat().st_mode & 0o444
+    for path in folder.rglob("*"):
+        mode = path.stat().st_mode
+        if readable & ~mode:
+            path.chmod(stat.S_IMODE(mode) | readable)
         sync(path)
+    sync(folder)
 
 
 def partial_folder(path: Path) -> Path:

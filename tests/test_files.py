@@ -3,12 +3,15 @@
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from attnres.errors import UsageError
 from attnres.files import (
@@ -59,6 +62,29 @@ def test_a_new_file_has_the_permissions_that_the_user_gives_files(tmp_path):
     (tmp_path / "plain").write_text("")
     write_bytes(tmp_path / "written", b"")
     assert (tmp_path / "written").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize("made", [new_folder, added_folder])
+def test_what_is_in_a_new_folder_may_be_read_by_all_who_may_read_the_folder(tmp_path, made):
+    def write(folder, name):
+        (folder / name).mkdir()
+        safetensors.torch.save_file({"w": torch.zeros(2)}, folder / name / "model.safetensors")
+        (folder / name / "run.sh").touch(0o700)
+
+    def modes(folder):
+        return {path.name: stat.filemode(path.stat().st_mode) for path in (folder / "a").iterdir()}
+
+    old = os.umask(0o027)
+    try:
+        with made(tmp_path / "model") as partial:
+            write(partial, "a")
+        assert modes(tmp_path / "model") == {"model.safetensors": "-rw-r-----", "run.sh": "-rwxr-----"}
+        os.umask(0o077)
+        with made(tmp_path / "private") as partial:
+            write(partial, "a")
+        assert modes(tmp_path / "private") == {"model.safetensors": "-rw-------", "run.sh": "-rwx------"}
+    finally:
+        os.umask(old)
 
 
 @pytest.mark.parametrize("write", [lambda path: write_bytes(path, b"x"), lambda path: write_json(path, 1)])
