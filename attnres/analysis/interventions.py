@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MethodType
 from typing import Any, NamedTuple
@@ -78,8 +78,9 @@ class Intervened(Connection):
         nobody says it, and they are taken for the first."""
         self.seen = 0
         """How many tokens the longest text had."""
-        self._single = False
-        """Whether there was one token alone after a longer text, and nobody to say where it stands."""
+        self.untold = False
+        """Whether tokens came after others, one alone after a longer text or such as a recurrent state has read, and
+        nobody to say where they stand."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the inner connection's, so that a model saves the same under changes as without."""
@@ -96,7 +97,7 @@ class Intervened(Connection):
             state_dict[f"{prefix}inner.{key.removeprefix(prefix)}"] = state_dict.pop(key)
 
     def start(self, x: Tensor) -> Values:
-        self._single |= self.first_position is None and x.shape[-2] == 1 < self.seen
+        self.untold |= self.first_position is None and x.shape[-2] == 1 < self.seen
         first = self.first_position or 0
         behind = first + x.shape[-2]
         positions, self.seen = torch.arange(first, behind, device=x.device), max(self.seen, behind)
@@ -147,14 +148,16 @@ class Intervened(Connection):
 
     def warn(self) -> None:
         for change in self.changes:
-            if 0 < self.seen <= min(getattr(change, "tokens", None) or (0,)):
-                log.warning("%s changed nothing: no text in here had more than %d tokens", change, self.seen)
-            if self._single and (isinstance(change, Noise | Patch) or getattr(change, "tokens", None) is not None):
+            tokens = getattr(change, "tokens", None)
+            if self.untold and (isinstance(change, Noise | Patch) or tokens is not None):
                 log.warning(
-                    "%s took each call's tokens for the first of a text: a model of one's own says how many its cache "
-                    "holds by an argument with get_seq_length()",
+                    "%s took a call's tokens for the first of a text: a model of one's own says how many its cache "
+                    "holds by an argument with get_seq_length(); recurrent states alone never do: fill them inside "
+                    "the with, and copy none",
                     change,
                 )
+            elif 0 < self.seen <= min(tokens or (0,)):
+                log.warning("%s changed nothing: no text in here had more than %d tokens", change, self.seen)
 
     def _tag(self, index: int, like: Tensor) -> Tensor:
         dtype = torch.promote_types(like.dtype, torch.float32)
@@ -175,7 +178,8 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
     the output of sublayer i. Changes are made in the order given, each on what those before it left. Positions of
     tokens count from the start of the text, those already in a cache of keys and values included, and so is the padding
     of a batch: they are its columns. A module of one's own says what its cache holds by an argument that has
-    `get_seq_length`, as transformers' caches do; else they count from the start of each call. A deep copy that is made
+    `get_seq_length`, as transformers' caches do; else they count from the start of each call, as they do behind
+    recurrent states alone (mamba's) that were filled before the `with` or copied in it. A deep copy that is made
     meanwhile has the changes for good; a state dict has none. `mixing_matrix` and `depth_profile` refuse a model under
     changes: `trace` takes them as an argument.
 
@@ -243,28 +247,39 @@ def replaced(model: Any, intervened: Intervened) -> Iterator[None]:
             read: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
             def tell(holder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                given = (*args, *kwargs.values())
-                cache = next((value for value in given if hasattr(value, "get_seq_length")), None)
-                inputs = [*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds")]
-                getattr(holder, name).first_position = None if cache is None else _length(cache, inputs, read)
+                changed, cache = getattr(holder, name), _cache_in((*args, *kwargs.values()))
+                changed.first_position = None if cache is None else _length(cache, read)
+                changed.untold |= cache is not None and changed.first_position is None
+
+            def count(holder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
+                given = _cache_in((*args, *kwargs.values()))
+                kept = _cache_in(out.values() if isinstance(out, dict) else out if isinstance(out, tuple) else ())
+                first = 0 if given is None else getattr(holder, name).first_position
+                if first is not None and kept is not None and _length(kept, {}) is None:
+                    tokens = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+                    read[kept] = first + next(each for each in tokens if each is not None).shape[1]
 
             undo.callback(holder.register_forward_pre_hook(tell, with_kwargs=True).remove)
+            undo.callback(holder.register_forward_hook(count, with_kwargs=True).remove)
         setattr(holder, name, intervened)
         undo.callback(setattr, holder, name, inner)
         yield
 
 
-def _length(cache: Any, inputs: Iterable[Any], read: MutableMapping[Any, int]) -> int:
-    """How many tokens a cache of transformers holds before the forward pass of these inputs, the first that is there.
+def _cache_in(values: Any) -> Any:
+    """What of these says how many tokens it holds, if anything."""
+    return next((value for value in values if hasattr(value, "get_seq_length")), None)
 
-    read: how many went into each of the caches that do not say so: recurrent states alone have no length.
+
+def _length(cache: Any, read: Mapping[Any, int]) -> int | None:
+    """How many tokens a cache of transformers holds. None where nobody knows.
+
+    read: how many went into each: recurrent states alone do not say so.
     """
     try:
         return int(cache.get_seq_length())
     except ValueError:
-        before = read.get(cache, 0)
-        read[cache] = before + next(given for given in inputs if given is not None).shape[1]
-        return before
+        return read.get(cache) if cache.has_previous_state() else 0
 
 
 def connection_in(model: Any) -> Connection:

@@ -32,8 +32,12 @@ def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> An
         **kwargs: those of `from_pretrained`: dtype, device_map and so on. The connection stays in float32.
 
     Raises:
-        UsageError: a folder that is not of an attached model or does not fit its config; the tensors are named.
+        UsageError: a folder that is not of an attached model or does not fit its config; the tensors are named. Or
+            config, output_loading_info or ignore_mismatched_sizes was given.
     """
+    if other := sorted(kwargs.keys() & {"config", "output_loading_info", "ignore_mismatched_sizes"}):
+        raise UsageError(f"load takes a folder as it is; for {', '.join(other)} use the Auto class's from_pretrained")
+    kwargs.pop("local_files_only", None)  # as always
     folder = Path(path)
     entries = read_config(folder)
     if RECORD not in entries:

@@ -25,6 +25,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -177,7 +178,11 @@ class Model:
         if kwargs.get("trust_remote_code") and isinstance(config := kwargs.get("config"), Config):
             recorded_connection(vars(config), trusted=True)
         if isinstance(device_map := kwargs.get("device_map"), dict):
-            kwargs["device_map"] = _with_connection(device_map, cls)
+            config = copy.deepcopy(kwargs.get("config"))
+            if not isinstance(config, PreTrainedConfig):
+                config, _ = cls.config_class.from_pretrained(path, return_unused_kwargs=True, **kwargs)  # type: ignore[attr-defined]
+            with torch.device("meta"):
+                kwargs["device_map"] = _with_connection(device_map, cls(config))
         model, info = super().from_pretrained(path, *inputs, output_loading_info=True, **kwargs)  # type: ignore[misc]
         refuse_differences(info, path, of_connection)
         return (model, info) if output_loading_info else model
@@ -237,10 +242,12 @@ class Decoder(Model):
 
     def _with_states_as_read(self, outputs: Any) -> Any:
         """Say what each layer read, where hidden states were asked for."""
+        first_sites = [layer._first_site for layer in attached_layers(self)]  # type: ignore[arg-type]
+        one_layer = len(first_sites) == 1  # hands no values on, by which hidden states are known
         fields = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
         for key, field in list(fields):
-            if isinstance(field, tuple) and any(isinstance(state, tuple) for state in field):
-                first_sites = [layer._first_site for layer in attached_layers(self)]  # type: ignore[arg-type]
+            handed_on = isinstance(field, tuple) and any(isinstance(state, tuple) for state in field)
+            if handed_on or (one_layer and key == "hidden_states"):
                 states = tuple(map(self._as_read, field, [*first_sites, self.connection.sites]))
                 if isinstance(outputs, dict):
                     outputs[key] = states
@@ -428,12 +435,19 @@ def auto_classes(plain: Any) -> dict[str, Any]:
         return {auto: mapping[plain] for auto, mapping in mappings.items() if plain in mapping}
 
 
-def _with_connection(device_map: dict[str, Any], cls: Any) -> dict[str, Any]:
-    name = CONNECTION if issubclass(cls, Decoder) else f"{cls.base_model_prefix}.{CONNECTION}"
-    if any(not key or f"{name}.".startswith(f"{key}.") for key in device_map):
+def _with_connection(device_map: dict[str, Any], model: Any) -> dict[str, Any]:
+    """The device map with a place for the connection of a model, which may be an empty one."""
+    names = {module: name for name, module in model.named_modules()}
+    decoder = decoder_of(model)
+    connection, layer = names[decoder.connection], names[attached_layers(decoder)[0]]  # type: ignore[index]
+
+    def holding(name: str) -> Any:
+        return next((key for key in device_map if not key or f"{name}.".startswith(f"{key}.")), None)
+
+    if holding(connection) is not None:
         return device_map
-    first = next((key for key in device_map if key.endswith(".0")), next(iter(device_map)))
-    return {**device_map, name: device_map[first]}
+    first = next((key for key in device_map if key.startswith(f"{layer}.")), next(iter(device_map)))
+    return {**device_map, connection: device_map[first if (whole := holding(layer)) is None else whole]}
 
 
 def __getattr__(name: str) -> Any:

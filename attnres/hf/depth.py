@@ -71,8 +71,11 @@ class _Normed:
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
 
-    def __getitem__(self, index: int) -> Tensor | None:
-        return None if index else self.last_hidden_state
+    def __getitem__(self, key: int | str) -> Tensor | None:
+        return self.last_hidden_state if key in (0, "last_hidden_state") else None
+
+    def keys(self) -> tuple[str, ...]:  # models of text and pictures pass all of it on by name
+        return ("last_hidden_state",)
 
     def __getattr__(self, name: str) -> None:
         return None

@@ -177,9 +177,10 @@ def run_whole(model: Any, inputs: Tensor, **others: Any) -> Any:
 
     Raises UsageError for tokens that it cannot embed.
     """
+    text = model.config.get_text_config()
     if model.main_input_name == "input_ids":
-        _check_tokens(inputs, model.config.get_text_config().vocab_size)
-    if hasattr(model.config, "use_cache"):
+        _check_tokens(inputs, text.vocab_size)
+    if hasattr(model.config, "use_cache") or hasattr(text, "use_cache"):
         others["use_cache"] = False
     return model(**{model.main_input_name: inputs}, **others)
 

@@ -85,10 +85,12 @@ def test_every_connection(name, caplog):
     assert ("does not start as the plain residual" in caplog.text) == (name not in EXACT)
 
 
+@pytest.mark.parametrize("layers", [4, 1])
 @pytest.mark.parametrize("name", ["block", "hc", "interlayer", "x0"])
-def test_hidden_states_are_what_each_layer_reads(name):
+def test_hidden_states_are_what_each_layer_reads(name, layers):
     """The first layer's too: not every rule reads the embedding as it is."""
-    model, tokens, read = attnres.hf.attach(make_model("llama"), name), make_tokens(), []
+    plain, tokens, read = make_model("llama", num_hidden_layers=layers), make_tokens(), []
+    model = attnres.hf.attach(plain, name)
     randomise(attnres.hf.connection_of(model))
     for layer in model.model.layers:
         layer.input_layernorm.register_forward_pre_hook(lambda _, args: read.append(args[0]))

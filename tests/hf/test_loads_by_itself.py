@@ -298,6 +298,14 @@ def test_no_text_of_a_configuration_becomes_code(tmp_path):
     assert first == second
 
 
+def test_load_takes_a_folder_as_it_is(tmp_path):
+    model, tokens = save_attached(tmp_path), make_tokens()
+    assert torch.equal(attnres.hf.load(tmp_path, local_files_only=True)(tokens).logits, model(tokens).logits)
+    for name, value in (("config", model.config), ("output_loading_info", True), ("ignore_mismatched_sizes", True)):
+        with pytest.raises(UsageError, match=f"for {name} use the Auto class"):
+            attnres.hf.load(tmp_path, **{name: value})
+
+
 def test_generation_config_and_tokenizer_are_kept(tmp_path):
     save_attached(tmp_path)
     assert AutoModelForCausalLM.from_pretrained(tmp_path).generation_config.repetition_penalty == 1.25
