@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import shlex
 import sys
 from collections.abc import Sequence
 from datetime import date
@@ -54,7 +55,7 @@ def score_record(
         return entry and {name: finite(value) for name, value in vars(entry).items() if name not in hidden}
 
     return {
-        "command": " ".join(["attnres", *sys.argv[1:]]),
+        "command": shlex.join(["attnres", *sys.argv[1:]]),
         "date": date.today().isoformat(),
         "versions": {name: version(name) for name in ("attnres", "lm-eval", "torch", "transformers")},
         "machine": platform.platform(),

@@ -6,7 +6,8 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import matplotlib as mpl
@@ -47,10 +48,16 @@ LineStyles = dict[str, dict[str, Any]]
 def png(figure: Figure) -> bytes:
     """Draw the figure. A character of a name that the font has not becomes a box, without a word."""
     buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+    with _any_characters():
         FigureCanvasAgg(figure).print_png(buffer)
     return buffer.getvalue()
+
+
+@contextmanager
+def _any_characters() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
 
 
 def ink() -> str:
@@ -101,8 +108,9 @@ def legend_below(figure: Figure, axes: Axes, columns: int = 7) -> None:
     handles, labels = axes.get_legend_handles_labels()
     for count in range(min(columns, len(labels)), 0, -1):
         legend = figure.legend(handles, labels, loc="outside lower center", ncols=count, frameon=False)
-        if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
-            return
+        with _any_characters():
+            if count == 1 or legend.get_window_extent().width <= figure.bbox.width:
+                return
         legend.remove()
 
 

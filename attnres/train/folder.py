@@ -53,6 +53,11 @@ TOKENIZER = "tokenizer.json"
 OWN = (LOCK, TOKENIZER, "checkpoints")
 """What is in a folder before its config.json, by which it is a run."""
 
+TEXT = {"description", "sha256", "vocab_size"}
+"""What config.json must say of a run's text."""
+RESULT = {"steps", "validation_loss", "best_validation_loss", "step_seconds", "peak_memory_bytes"}
+"""What summary.json must say."""
+
 FREE_FIELDS = ("device", "save_every", "keep", "tensorboard", "data.cache")
 """What may change when a run goes on: it decides where and how often something is written, not the weights."""
 LONGER_FIELDS = ("steps", "evaluate_every")
@@ -98,7 +103,7 @@ class RunFolder:
         if not self._config.is_file():
             return None
         record = _read_json(self._config)
-        if not isinstance(record, dict) or not {"config", "corpus", "versions"} <= record.keys():
+        if not isinstance(record, dict) or not _describes_a_run(record):
             hint = "choose another folder"
             if isinstance(record, dict) and "model_type" in record:
                 hint += "; this is a model of transformers, which attnres look and attnres eval take"
@@ -175,8 +180,9 @@ class RunFolder:
         except ValueError:
             return None  # what it says is made anew from the last checkpoint
         newest = self.checkpoints.newest_good()
-        whole = newest is not None and isinstance(summary, dict) and newest.step == summary.get("steps")
-        return summary if whole and (self.path / TOKENIZER).is_file() else None
+        whole = isinstance(summary, dict) and summary.keys() >= RESULT
+        reached = newest is not None and whole and newest.step == summary["steps"]
+        return summary if reached and (self.path / TOKENIZER).is_file() else None
 
     def evaluations(self) -> list[Record]:
         """The evaluations so far, in order. One warning where those of a finished run do not reach its end."""
@@ -343,6 +349,13 @@ def fit_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
 def evaluated_bytes_per_token(corpus: Corpus, config: RunConfig) -> float:
     """UTF-8 bytes per token of the text that a run is validated on; loss in nats per byte = nats per token / this."""
     return validation_bytes_per_token(corpus, config.model.context, config.validation_tokens)
+
+
+def _describes_a_run(record: dict[str, Any]) -> bool:
+    if not {"config", "corpus", "versions"} <= record.keys():
+        return False
+    corpus = record["corpus"]
+    return isinstance(record["versions"], dict) and isinstance(corpus, dict) and corpus.keys() >= TEXT
 
 
 def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:

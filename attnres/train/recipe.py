@@ -36,7 +36,7 @@ def load_recipe(path: str | Path) -> RunConfig:
             spec.loader.exec_module(module)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UsageError(f"{path}: the recipe fails with {type(error).__name__}: {error}") from error
     config = getattr(module, "config", None)
     if not isinstance(config, RunConfig):

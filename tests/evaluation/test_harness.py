@@ -355,6 +355,11 @@ def test_folder_of_neither_kind(tmp_path, tasks):
         evaluate_model(tmp_path, load_tasks([tasks["choice"]]))
 
 
+def test_the_command_of_a_record_can_be_run_again(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["attnres", "eval", "my run", "--tasks", "held.yaml"])
+    assert score_record({}, [], [], [])["command"] == "attnres eval 'my run' --tasks held.yaml"
+
+
 def test_a_score_that_is_no_number_is_null_in_the_record(tmp_path):
     """Such as those of lm-eval's bbq, with --limit, where no document is of the kind that one counts."""
     score = Score("bbq", "accuracy_amb", True, 2, math.nan, math.inf, (math.nan, math.nan), statistics.fmean)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import transformers
@@ -59,6 +61,6 @@ def test_a_device_map_of_the_plain_model_serves_its_layers_wherever_they_are(kin
     device_map = {name: "cpu" for name in own if not name.startswith(not_by_itself)}
     device_map |= {f"{at}.{layers}.{index}": "cpu" if index < 3 else "disk" for index in range(4)}
     for load in (attnres.hf.load, type(model).from_pretrained, transformers.AutoModelForCausalLM.from_pretrained):
-        loaded = load(tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload")
+        loaded: Any = load(tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload")
         assert loaded.hf_device_map[f"{at}.connection"] == "cpu" and loaded.hf_device_map[f"{at}.{layers}.3"] == "disk"
         torch.testing.assert_close(loaded.eval()(tokens).logits, model(tokens).logits)

@@ -33,6 +33,12 @@ def test_every_figure_of_dynamics_is_drawn(name):
     pixels(getattr(figures, name)(parsed(DynamicsRecord, record)))
 
 
+def test_the_depth_is_that_of_the_numbers():
+    record = made_up_record(2)
+    record["config"] = {}
+    pixels(figures.depth(parsed(DynamicsRecord, record)))
+
+
 @pytest.mark.parametrize("name", DYNAMICS)
 def test_an_arm_without_runs_is_left_out(name):
     record = made_up_record(2)

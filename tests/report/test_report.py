@@ -13,11 +13,13 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from attnres import UsageError
 from attnres.analysis.comparison import Comparison, compare_arms, finding
 from attnres.data.tokenizer import ByteTokenizer
 from attnres.report import ArmReport, Curve, ReportData, TokenText, write_report
+from attnres.report.axes import legend_below, png
 from attnres.report.comparison import result_tables, sink_table
 from attnres.report.page import json_for_script, page, payload
 from attnres.report.runs import provenance, token_texts
@@ -165,6 +167,18 @@ def test_twenty_arms_of_thirty_two_sublayers_stay_small():
 def test_names_are_never_taken_for_mathematics(tmp_path):
     """matplotlib would parse $...$, and fail on this."""
     write_report(report(arms=[ArmReport(r"$\frac{$", curves=curves(), profile=profile())], unit="$x^$"), tmp_path)
+
+
+def test_a_character_that_the_font_has_not_is_drawn_without_a_word(tmp_path, recwarn):
+    names = ("残差", "a\N{ESCAPE}")
+    write_report(report(arms=[ArmReport(name, curves=curves(), profile=profile()) for name in names]), tmp_path)
+    figure = Figure()
+    axes = figure.subplots()
+    for name in names:
+        axes.plot([1, 2], label=name)
+    legend_below(figure, axes)
+    png(figure)
+    assert not [str(warned.message) for warned in recwarn]
 
 
 def test_the_page_leads_with_the_finding_and_shows_each_seed():

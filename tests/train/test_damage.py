@@ -57,7 +57,7 @@ def test_a_finished_run_that_lost_its_metrics_has_a_summary(make_config, tmp_pat
     assert "(best " in (shown := capsys.readouterr().out) and "per step" not in shown
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": 2'])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"steps": 2', '{"steps": 2}'])
 def test_a_damaged_summary_is_made_anew(make_config, tmp_path, content):
     config = make_config(steps=2)
     expected = train(config, tmp_path)["validation_loss"]

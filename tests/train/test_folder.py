@@ -1,6 +1,7 @@
 """The run's folder: which ones are refused, and that nothing in them is touched then."""
 
 import dataclasses
+import json
 import subprocess
 
 import pytest
@@ -82,6 +83,16 @@ def test_a_folder_that_is_no_run(make_config, tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UsageError, match="this is a model of transformers, which attnres look and attnres eval take"):
         load_run(tmp_path)
+    train(make_config(steps=1), tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    text = record["corpus"]
+    damaged = [{"corpus": None}, {"versions": []}]
+    damaged += [{"corpus": {key: text[key] for key in text if key != lost}} for lost in ("sha256", "vocab_size")]
+    for changed in damaged:
+        (tmp_path / "run" / "config.json").write_text(json.dumps({**record, **changed}))
+        for action in (lambda: load_run(tmp_path / "run"), lambda: train(make_config(steps=1), tmp_path / "run")):
+            with pytest.raises(UsageError, match="not written by attnres train"):
+                action()
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(UsageError, match="not valid JSON"):
         load_run(tmp_path)

@@ -72,6 +72,7 @@ DATA = (
         ("config = {}", "must define config"),
         ("def (", "SyntaxError"),
         ("import nothing_of_this_name", "ModuleNotFoundError"),
+        ("import sys\nsys.exit(0)", "the recipe fails with SystemExit: 0"),
         ("from attnres.train import RunConfig\nconfig = RunConfig(steps=0)", "steps"),
         (f"{DATA}DataConfig(paths=(Path('a'),)))", "field data.paths must be str, not PosixPath"),
         (f"{DATA}DataConfig(paths='a'))", r"paths must be a tuple of files or folders, such as \('a',\), not a string"),

@@ -60,7 +60,8 @@ def depth(record: DynamicsRecord, narrow: bool = False) -> Figure:
             axes.set_yscale("log")
             plain_log_ticks(axes.yaxis)
     grid[4].axhline(1, linewidth=6, **GUIDE)
-    figure.suptitle(_wrapped(f"after {record.config['steps']} steps; {BAND}", narrow), fontsize=9)
+    steps = _first_done(record).moments[-1].step
+    figure.suptitle(_wrapped(f"after {steps} steps; {BAND}", narrow), fontsize=9)
     legend_below(figure, grid[0], columns=3 if narrow else 7)
     return figure
 
@@ -191,5 +192,10 @@ def _wrapped(title: str, narrow: bool) -> str:
 
 def _places(record: DynamicsRecord) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
     """The names of the sources, of the sites that read, and of one sublayer of each layer."""
-    names = sublayer_names(2 * record.config["model"]["layers"])
+    names = sublayer_names(len(_first_done(record).source_share) - 1)
     return ("embedding", *names), (*names, "readout"), names[::2]
+
+
+def _first_done(record: DynamicsRecord) -> ProfiledRun:
+    """A run that stands for all: they have as many numbers, at the same steps."""
+    return next(run for arm in record.arms for run in done_runs(arm.runs))

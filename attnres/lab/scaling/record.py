@@ -72,6 +72,12 @@ class ScalingRecord(Record):
     step_times: StepTimes | None = None
     """None where they were not asked for. Sizes and arms that were trained later are missing."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        optimizer = self.config.get("optimizer")
+        if self.runs and not (isinstance(optimizer, Mapping) and isinstance(optimizer.get("decay"), int | float)):
+            raise ValueError("whose 'config' does not say how the learning rate decays")
+
     @property
     def origin(self) -> dict[str, str]:
         """As every record's, with the hours on a GPU apart where some of the runs had one."""
