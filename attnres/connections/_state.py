@@ -128,7 +128,7 @@ def refuse_other(connection: Connection, state: Any, prefix: str, metadata: dict
     here = _signature(connection)
     (kind, own), (other, theirs) = _parts(here), _parts(_signature_in(state, prefix, metadata) or here)
     by_tensor = state.pop(prefix + SIGNATURE, None)
-    names = {prefix + name for name, _ in connection.named_parameters()}
+    names = {prefix + name for name in connection.state_dict(keep_vars=True)} - {prefix + SIGNATURE}
     others = names != {key for key in state if key.startswith(prefix)}
     signed = hasattr(connection, SIGNATURE)
     if signed:

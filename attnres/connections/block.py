@@ -240,6 +240,9 @@ class Block(TwoPhase):
         if self.options.reads == "one":
             names = list(map(str, sites))
             queries, gains = own_parameters(self, "query"), own_parameters(self, "gain")
-            return list(map(queries.__getitem__, names)), list(map(gains.__getitem__, names))
+            try:
+                return list(map(queries.__getitem__, names)), list(map(gains.__getitem__, names))
+            except KeyError:  # pruned or parametrized: no parameter, but made of others
+                return [self.query[site] for site in sites], [self.gain[site] for site in sites]
         reads = [(site, read) for site in sites for read in range(self._reads[site])]
         return [self._own(self.query, *read) for read in reads], [self._own(self.gain, *read) for read in reads]

@@ -69,8 +69,8 @@ def sample(
     # Relative to the likeliest, the division overflows to -inf only, which is the limit of a low temperature.
     logits = (logits - logits.max(-1, keepdim=True).values) / max(temperature, torch.finfo(torch.float32).tiny)
     if top_k is not None and top_k < logits.shape[-1]:
-        smallest_kept = logits.topk(top_k).values[:, -1:]
-        logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+        kept, ids = logits.topk(top_k)
+        logits = torch.full_like(logits, -torch.inf).scatter(-1, ids, kept)
     probabilities = logits.softmax(-1)
     if top_p is not None and top_p < 1:
         ordered, order = probabilities.sort(-1, descending=True)

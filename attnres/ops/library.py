@@ -168,6 +168,10 @@ def _attend_backward_fake(
     return like(sources), like(queries), like(gains), grad_prior
 
 
+PLAIN = "use backend='reference' for that, and for a connection or a model, which name none, float64 or torch.func"
+"""What a message advises for derivatives that the kernels have not."""
+
+
 class _Attend(SingleLevelFunction):
     """The gradient of `attend`, as `torch.library.register_autograd` would make it at five times the cost per call.
 
@@ -241,7 +245,7 @@ class _AttendBackward(SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        raise UsageError("the fused depth attention cannot be differentiated twice; use backend='reference' for that")
+        raise UsageError(f"the fused depth attention cannot be differentiated twice; {PLAIN}")
 
 
 def _attend_backward_autograd(*arguments):
@@ -249,7 +253,7 @@ def _attend_backward_autograd(*arguments):
     groups.append([statistics])
     tensors = [x for group in groups for x in group]
     if in_forward_mode(*tensors):
-        raise UsageError("the fused depth attention has no tangents of its gradients; use backend='reference' for them")
+        raise UsageError(f"the fused depth attention has no tangents of its gradients; {PLAIN}")
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         with AutoDispatchBelowAutograd():
             return attend_backward(*arguments)
@@ -265,11 +269,13 @@ def one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
     def member(x: Any, dim: Any, index: int) -> Any:
         if isinstance(x, (list, tuple)):
             return [member(y, d, index) for y, d in zip(x, dim, strict=True)]
-        return x if dim is None else x.select(dim, index)
+        if dim is None:
+            return x
+        return x.select(dim, index) if x.shape[dim] else x.sum(dim)  # zeros, for the shapes of an empty batch's results
 
     def rule(info: Any, in_dims: Any, *arguments: Any) -> Any:
-        results = [operator(*member(arguments, in_dims, index)) for index in range(info.batch_size)]
-        stacked = tree_map(lambda *members: torch.stack(members), *results)
+        results = [operator(*member(arguments, in_dims, index)) for index in range(info.batch_size or 1)]
+        stacked = tree_map(lambda *members: torch.stack(members)[: info.batch_size], *results)
         return stacked, tree_map(lambda _: 0, stacked)
 
     return rule

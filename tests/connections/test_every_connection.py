@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load, save
+from torch import nn
+from torch.nn.utils import parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from attnres import Connection, connection_names, make_connection, mixing_matrix
@@ -401,3 +403,28 @@ def test_a_state_with_parameters_that_nothing_used_loads(variant):
     loaded = make_connection(name, DIM, SITES, **options)
     loaded.load_state_dict(older)
     assert torch.equal(whole(loaded, make_sublayers())(x), whole(connection, make_sublayers())(x))
+
+
+class Doubled(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+@every_variant
+def test_each_parameter_of_a_list_may_be_made_of_others(variant):
+    """By torch.nn.utils.prune, which keeps half of it, or by parametrize, which doubles it."""
+    name, options = variant
+    connection, sublayers, x = randomised(name, **options), make_sublayers(), torch.randn(2, 3, DIM)
+    lists = [part for part in connection.modules() if isinstance(part, nn.ParameterList)]
+    named = [(part, key) for part in lists for key, parameter in part.named_parameters(recurse=False)]
+    expected = copy.deepcopy(connection)
+    copies = [p for part in expected.modules() if isinstance(part, nn.ParameterList) for p in part.parameters()]
+    for number, (part, key) in enumerate(named):
+        if number % 2:
+            parametrize.register_parametrization(part, key, Doubled())
+        else:
+            prune.random_unstructured(part, key, 0.5)
+        copies[number].data = getattr(part, key).detach().clone()
+    actual, plain = (outputs_and_gradients(c, x, whole(c, sublayers))[:2] for c in (connection, expected))
+    assert_all_close(actual, plain)
+    assert all(parameter.grad is not None for parameter in connection.parameters())

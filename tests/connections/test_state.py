@@ -62,6 +62,18 @@ def test_a_state_made_with_another_option_is_refused():
     Rated(DIM, SITES, map=torch.tanh).load_state_dict(Rated(DIM, SITES, map=lambda x: x).state_dict())
 
 
+def test_a_rule_with_a_buffer_refuses_the_state_of_another_option():
+    class Masked(Rated):
+        def __init__(self, dim: int, sites: int, rate: float = 1.0) -> None:
+            super().__init__(dim, sites, rate)
+            self.register_buffer("mask", torch.ones(dim))
+
+    state = Masked(DIM, SITES, rate=0.5).state_dict()
+    Masked(DIM, SITES, rate=0.5).load_state_dict(state)
+    with pytest.raises(UsageError, match=r"is that of rate=0\.5, and this connection is rate=2\.0; make the"):
+        nn.Sequential(Masked(DIM, SITES, rate=2.0)).load_state_dict(nn.Sequential(Masked(DIM, SITES, 0.5)).state_dict())
+
+
 def test_options_are_checked_and_signed_alike_however_it_is_made():
     made, named = RMSResidual(DIM, SITES, eps=1, gate=True), make_connection("rms-residual:eps=1,gate=true", DIM, SITES)
     named.load_state_dict(made.state_dict())

@@ -88,6 +88,13 @@ def test_sampling_follows_the_distribution_it_is_asked_for():
     close(shares(top_p=1e-300), 1.0, 0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("top_k", [1, 2])
+def test_top_k_keeps_no_more_where_tokens_are_equally_likely(top_k):
+    logits = torch.tensor([1.0, 1.0, 1.0, 0.0], dtype=torch.bfloat16).expand(1000, -1)
+    drawn = sample(logits, 1.0, top_k, None, torch.Generator().manual_seed(0))
+    assert len(drawn.unique()) == top_k
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [

@@ -104,6 +104,15 @@ def test_sums_that_are_kept_anyway_stand_for_y(dtype):
     assert seconds[0][1] is None or seconds[0][1].abs().max() < 1e-4, "the derivative by y - before + before is zero"
 
 
+@pytest.mark.parametrize(("ratio", "error"), [(1, 1e-6), (1e3, 5e-5)])
+def test_a_sum_that_is_larger_than_y_costs_digits_in_proportion(ratio, error):
+    y, total, before = torch.randn(64, 40, requires_grad=True), torch.randn(64, 40), ratio * torch.randn(64, 40)
+    grad = torch.randn(64, 40)
+    out = add_normalised(y, total, sums=(before, before + y.detach()))
+    expected = torch.autograd.grad(exact(y.double(), total.double()), y, grad.double())
+    assert_near(torch.autograd.grad(out, y, grad), expected, error)
+
+
 def test_second_derivatives_tangents_and_transforms():
     y, total = torch.randn(2, 5, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
     leaves = (y.requires_grad_(), total.requires_grad_())
