@@ -96,7 +96,7 @@ class Ready(Subject):
         super().__init__(Path("bench"), "bench", ByteTokenizer())
         self._model = model
         shape = shape_of(connection_in(model))
-        rest: dict[str, Any] = {"steps": (0,), "training": False, "colour": None}
+        rest: dict[str, Any] = {"tokens": self.tokens, "steps": (0,), "training": False, "colour": None}
         self._told = messages.Model(self.id, "bench", "", "", "run", **shape, context=256, vocabulary=256, **rest)
 
     @property

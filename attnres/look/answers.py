@@ -263,7 +263,7 @@ def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
         if not logits.isfinite().all():
             raise UsageError("under these changes the model's answer is not finite; pin or scale to less")
         token = int(sample(logits[None].float().cpu(), request.temperature, request.top_k, None, generator))
-        if token == tokenizer.end:
+        if token in subject.ends:
             yield m.Ended("end of text", stream.finish())
             return
         drawn = m.Token(token, shown(subject, token))

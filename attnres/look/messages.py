@@ -149,6 +149,8 @@ class Model:
     context: int
     """The most tokens that it takes."""
     vocabulary: int
+    tokens: str
+    """The same where ids stand for the same tokens."""
     steps: tuple[int, ...]
     """The checkpoints that can be looked at, oldest first; one entry where there is but one."""
     training: bool

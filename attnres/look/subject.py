@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import os
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +46,7 @@ class Subject(ABC):
         self.id = f"{place.name}@{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}"
         self.name = name
         self.tokenizer = tokenizer
+        self.tokens = hashlib.sha256(json.dumps(tokenizer.to_json(), sort_keys=True).encode()).hexdigest()[:8]
         self.worker = Worker(name)
         self.cache: OrderedDict[Any, Any] = OrderedDict()
 
@@ -56,6 +58,11 @@ class Subject(ABC):
 
     def spans(self, text: str) -> list[tuple[int, int]]:
         return self.tokenizer.spans(text, self.special)
+
+    @property
+    def ends(self) -> Collection[int]:
+        """The ids that end a text."""
+        return () if self.tokenizer.end is None else (self.tokenizer.end,)
 
     @property
     @abstractmethod
@@ -168,6 +175,7 @@ class RunSubject(Subject):
             **self._shape,
             context=model.context,
             vocabulary=model.vocab_size,
+            tokens=self.tokens,
             steps=steps,
             training=training,
             colour=arm_styles([model.connection])[model.connection].colour,
@@ -267,6 +275,11 @@ class TransformersSubject(Subject):
         self._shape = shape_of(connection)
 
     @property
+    def ends(self) -> Collection[int]:
+        own = self._model.generation_config.eos_token_id  # config.json's where nothing else says it
+        return {*super().ends, *(own if isinstance(own, list) else () if own is None else (own,))}
+
+    @property
     def context(self) -> int:
         return getattr(self._model.config.get_text_config(), "max_position_embeddings", None) or 1024
 
@@ -283,6 +296,7 @@ class TransformersSubject(Subject):
             **self._shape,
             context=self.context,
             vocabulary=config.vocab_size,
+            tokens=self.tokens,
             steps=(0,),
             training=False,
             colour=arm_styles([connection])[connection].colour,

@@ -205,6 +205,22 @@ def test_models_of_transformers(saved_models):
         assert "no run of the lab" in client.one("watch", model=0)["message"]
 
 
+@pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
+def test_a_text_ends_where_the_model_says_as_a_chat_does(saved_models, tmp_path, where):
+    """The tokenizer knows no end here; of the ids that end a text one may be none of those drawn."""
+    shutil.copytree(saved_models[0], tmp_path / "model")
+    with serving(open_subjects([tmp_path / "model"])) as client:
+        drawn = [line["token"]["id"] for line in client.ask("continue", **view(0), temperature=0.0, count=6)[:-1]]
+    if where == "config.json":
+        (tmp_path / "model" / "generation_config.json").unlink()
+    file, other = tmp_path / "model" / where, next(id for id in range(256) if id not in drawn)
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [other, drawn[-1]]}))
+    with serving(open_subjects([tmp_path / "model"])) as client:
+        *told, ended = client.ask("continue", **view(0), temperature=0.0, count=6)
+    assert [line["token"]["id"] for line in told] == drawn[: drawn.index(drawn[-1])] != []
+    assert ended["reason"] == "end of text"
+
+
 def test_a_text_begins_as_the_tokenizer_of_transformers_begins_it(saved_models, tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     folder = tmp_path / "model"

@@ -19,6 +19,13 @@ from tests.look.runs import serving
 
 MODEL, PROMPT, UNCHANGED = 1, 2, 3
 """What is put beside, in the order of the list."""
+LENS = 3
+"""The place of the logit lens among what may stand beside the path."""
+
+LENS_OF = """return [...document.querySelectorAll('.side')].map((side) =>
+  [...side.querySelectorAll('svg.depth .unit')].map((text) => /^p of (.*) · top$/.exec(text.textContent)?.[1])
+    .find((name) => name !== undefined))"""
+"""Of each side the token whose logit is taken apart."""
 
 
 def test_two_models_beside_each_other(opened, runs):
@@ -113,6 +120,30 @@ def test_losses_of_other_tokens_are_compared_by_bytes(opened, runs, saved_models
             told = page.find(".between p").text
             losses = f"{page.loss():.3f} → {page.loss(1):.3f}"
             assert told.startswith(f"mean loss {losses} nats per byte of the last {len(text.encode()) - 1} byte")
+        page.browser.get("about:blank")
+
+
+def test_a_chosen_token_is_one_of_its_own_model(opened, runs, saved_models):
+    """Its id is another token where a side has other tokens: that side stays at the token that follows."""
+    with serving(open_subjects([*runs[:2], saved_models[0]])) as client:
+        page = Page(opened.browser, address(client))
+        page.type(TEXT)
+
+        page.choose("Put beside it", MODEL)
+        page.until(lambda: page.all(".between .cells"))
+        page.choose("Beside the path", LENS)
+        before = page.browser.execute_script(LENS_OF)
+        page.find(".side .next button[aria-pressed=false]").click()
+        page.settled()
+        chosen = page.browser.execute_script(LENS_OF)
+        assert len(set(chosen)) == 1 and chosen[0] not in before, "both sides, of the same tokens"
+        page.choose("Model", 2)  # the first side's
+        assert page.browser.execute_script(LENS_OF)[1] == chosen[1]
+        of_its_own = page.browser.execute_script(LENS_OF)[0]
+        page.find(".side .next button[aria-pressed=false]").click()
+        page.settled()
+        assert page.browser.execute_script(LENS_OF)[0] != of_its_own
+        assert page.browser.execute_script(LENS_OF)[1] == before[1], "the token that follows"
         page.browser.get("about:blank")
 
 

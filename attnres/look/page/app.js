@@ -18,7 +18,7 @@ const saved = stored && JSON.parse(stored.textContent);
 let session = { models: [], text: "" };
 let sides = [], active = null;
 let past = [], future = []; // [spec, changes] each: for undo and redo
-// position, site: null is the last; source: null is none; target: null is the token that follows.
+// position, site: null is the last; source: null is none; target: { id, tokens }, null is the token that follows.
 const state = { text: "", position: null, site: null, source: null, target: null, metric: "weight", column: "weight" };
 const current = () => active ?? sides[0];
 const modelOf = (id) => session.models.find((model) => model.id === id);

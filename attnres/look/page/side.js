@@ -53,7 +53,7 @@ export class Side {
     parent.append(this.root);
     this.strip = tokenStrip(left, (position) => app.shared({ position }));
     left.append(this.losses);
-    this.expects = nextTokens(this.right, (target) => app.shared({ target }));
+    this.expects = nextTokens(this.right, (id) => app.shared({ target: { id, tokens: this.model.tokens } }));
     this.drawing = depthPicture(this.depth, (chosen) => { app.act(this); app.shared(chosen); }, app.key);
   }
 
@@ -188,7 +188,9 @@ export class Side {
   }
   async explain() {
     if (this.app.saved || !this.picture?.tokens.length) return;
-    const body = { view: this.shown(), position: this.at().position, target: this.app.state.target };
+    const { target: chosen } = this.app.state; // an id is another token, or none, where a side has other tokens
+    const target = chosen?.tokens === this.asked().tokens ? chosen.id : null;
+    const body = { view: this.shown(), position: this.at().position, target };
     if (await this.#ask("explain", body, (message) => { this.explanation = message; })) this.render();
   }
   // What removing each source of the chosen site costs, at all tokens.
