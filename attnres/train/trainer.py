@@ -104,7 +104,7 @@ class Trainer:
 
     def _build(self) -> tuple[Any, list[Optimizer]]:
         if self.device.type == "cpu":
-            check_fits(self.config.model)
+            check_fits(self.config.model, len(self._own_rows()))
         config = self.config
         if self.resumes:
             model = Transformer(config.model, config.seed).to(self.device)

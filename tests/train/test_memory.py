@@ -31,6 +31,12 @@ def test_a_model_larger_than_memory_is_refused_before_it_is_made(dim, message):
     check_fits(TransformerConfig())
 
 
+def test_a_batch_larger_than_memory_is_refused():
+    with pytest.raises(UsageError, match=r"a batch of 100,000,000 texts of 256 tokens takes .* a smaller batch_size"):
+        check_fits(TransformerConfig(context=256), rows=10**8)
+    check_fits(TransformerConfig(), rows=64)
+
+
 def test_a_backbone_of_its_own_default_size_says_what_makes_it_smaller():
     pytest.importorskip("transformers")
     with pytest.raises(UsageError, match=r"or less in --model\.backbone-options"):
