@@ -242,12 +242,11 @@ class Decoder(Model):
 
     def _with_states_as_read(self, outputs: Any) -> Any:
         """Say what each layer read, where hidden states were asked for."""
-        first_sites = [layer._first_site for layer in attached_layers(self)]  # type: ignore[arg-type]
-        one_layer = len(first_sites) == 1  # hands no values on, by which hidden states are known
         fields = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
         for key, field in list(fields):
-            handed_on = isinstance(field, tuple) and any(isinstance(state, tuple) for state in field)
-            if handed_on or (one_layer and key == "hidden_states"):
+            values = isinstance(field, tuple) and any(isinstance(state, tuple) for state in field)
+            if values or (key == "hidden_states" and len(field) == 2):  # of one layer, which hands no values on
+                first_sites = [layer._first_site for layer in attached_layers(self)]  # type: ignore[arg-type]
                 states = tuple(map(self._as_read, field, [*first_sites, self.connection.sites]))
                 if isinstance(outputs, dict):
                     outputs[key] = states
