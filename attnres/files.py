@@ -104,7 +104,7 @@ def new_folder(path: Path) -> Iterator[Path]:
         partial.mkdir(parents=True)
         try:
             yield partial
-            _sync_files(partial)
+            _finish_files(partial)
             if path.is_dir():
                 os.rename(path, aside)
             os.rename(partial, path)
@@ -143,7 +143,7 @@ def added_folder(path: Path) -> Iterator[Path]:
                 remove_folder(partial)
                 partial.mkdir()
                 yield partial
-                _sync_files(partial)
+                _finish_files(partial)
                 _rename_to_new(partial, path)
                 sync(path.parent)
             finally:
@@ -161,7 +161,7 @@ def _rename_to_new(partial: Path, path: Path) -> None:
         raise
 
 
-def _sync_files(folder: Path) -> None:
+def _finish_files(folder: Path) -> None:
     """Bring what is in a new folder onto the disk, readable by all whom the umask lets read the folder.
 
     safetensors keeps what it writes to its owner, so that nobody else, a server's account for one, could load a model.

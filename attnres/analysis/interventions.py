@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from types import MethodType
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Made, Noise, Patch, Row
+from attnres.analysis.positions import told_positions
 from attnres.connections import Connection, Sublayer, Values, Weights
 from attnres.connections._connection import Mixture
 from attnres.connections._mixing import unrolled
@@ -228,58 +228,15 @@ def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, 
 
 @contextmanager
 def replaced(model: Any, intervened: Intervened) -> Iterator[None]:
-    """Put it in the place of the model's connection, and keep it told where the text's next tokens stand.
-
-    What tells it asks the module that it is called for, so that in a deep copy it tells the copy's.
-    """
+    """Put it in the place of the model's connection, and keep it told where the text's next tokens stand."""
     holder, name = _place(model)
     inner = getattr(holder, name)
-    with ExitStack() as undo:
-        if hasattr(holder, "bound_sublayers"):  # the lab's, which says so itself
-
-            def told(holder: Any, time: int, caches: Any = None, start: int = 0) -> Any:
-                getattr(holder, name).first_position = start
-                return type(holder).bound_sublayers(holder, time, caches, start)
-
-            holder.bound_sublayers = MethodType(told, holder)
-            undo.callback(delattr, holder, "bound_sublayers")
-        else:
-            read: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-
-            def tell(holder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                changed, cache = getattr(holder, name), _cache_in((*args, *kwargs.values()))
-                changed.first_position = None if cache is None else _length(cache, read)
-                changed.untold |= cache is not None and changed.first_position is None
-
-            def count(holder: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-                given = _cache_in((*args, *kwargs.values()))
-                kept = _cache_in(out.values() if isinstance(out, dict) else out if isinstance(out, tuple) else ())
-                first = 0 if given is None else getattr(holder, name).first_position
-                if first is not None and kept is not None and _length(kept, {}) is None:
-                    tokens = (*args, kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
-                    read[kept] = first + next(each for each in tokens if each is not None).shape[1]
-
-            undo.callback(holder.register_forward_pre_hook(tell, with_kwargs=True).remove)
-            undo.callback(holder.register_forward_hook(count, with_kwargs=True).remove)
+    with told_positions(holder, name):
         setattr(holder, name, intervened)
-        undo.callback(setattr, holder, name, inner)
-        yield
-
-
-def _cache_in(values: Any) -> Any:
-    """What of these says how many tokens it holds, if anything."""
-    return next((value for value in values if hasattr(value, "get_seq_length")), None)
-
-
-def _length(cache: Any, read: Mapping[Any, int]) -> int | None:
-    """How many tokens a cache of transformers holds. None where nobody knows.
-
-    read: how many went into each: recurrent states alone do not say so.
-    """
-    try:
-        return int(cache.get_seq_length())
-    except ValueError:
-        return read.get(cache) if cache.has_previous_state() else 0
+        try:
+            yield
+        finally:
+            setattr(holder, name, inner)
 
 
 def connection_in(model: Any) -> Connection:

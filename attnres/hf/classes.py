@@ -178,11 +178,12 @@ class Model:
         if kwargs.get("trust_remote_code") and isinstance(config := kwargs.get("config"), Config):
             recorded_connection(vars(config), trusted=True)
         if isinstance(device_map := kwargs.get("device_map"), dict):
+            made: Any = cls
             config = copy.deepcopy(kwargs.get("config"))
             if not isinstance(config, PreTrainedConfig):
-                config, _ = cls.config_class.from_pretrained(path, return_unused_kwargs=True, **kwargs)  # type: ignore[attr-defined]
+                config, _ = made.config_class.from_pretrained(path, return_unused_kwargs=True, **kwargs)
             with torch.device("meta"):
-                kwargs["device_map"] = _with_connection(device_map, cls(config))
+                kwargs["device_map"] = _with_connection(device_map, made(config))
         model, info = super().from_pretrained(path, *inputs, output_loading_info=True, **kwargs)  # type: ignore[misc]
         refuse_differences(info, path, of_connection)
         return (model, info) if output_loading_info else model
@@ -436,9 +437,9 @@ def auto_classes(plain: Any) -> dict[str, Any]:
 
 def _with_connection(device_map: dict[str, Any], model: Any) -> dict[str, Any]:
     """The device map with a place for the connection of a model, which may be an empty one."""
-    names = {module: name for name, module in model.named_modules()}
+    names: dict[Any, str] = {module: name for name, module in model.named_modules()}
     decoder = decoder_of(model)
-    connection, layer = names[decoder.connection], names[attached_layers(decoder)[0]]  # type: ignore[index]
+    connection, layer = names[decoder.connection], names[attached_layers(decoder)[0]]
 
     def holding(name: str) -> Any:
         return next((key for key in device_map if not key or f"{name}.".startswith(f"{key}.")), None)

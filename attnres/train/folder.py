@@ -15,15 +15,11 @@ import hashlib
 import json
 import logging
 import os
-import platform
 import shutil
-import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from attnres.connections import file_digest, from_anywhere, parse_connection
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json, validation_bytes_per_token
@@ -41,6 +37,7 @@ from attnres.files import (
 )
 from attnres.train.checkpoint import Checkpoint, Checkpoints, read_chosen
 from attnres.train.config import RunConfig
+from attnres.train.environment import environment
 from attnres.train.jsonconfig import config_from_json, config_to_json, flat_fields
 from attnres.train.metrics import Record, read_metrics
 from attnres.train.optimizers import last_stable_step, warm_step
@@ -374,45 +371,6 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
         },
         **environment(),
     }
-
-
-def environment() -> dict[str, Any]:
-    """Which code runs, and on what machine: `versions` and `machine` of every record."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        "versions": {
-            "attnres": __version__,
-            "commit": _commit(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-        },
-        "machine": {
-            "system": platform.platform(),
-            "processor": platform.machine(),
-            "cores": os.cpu_count(),
-            "threads": torch.get_num_threads(),
-            "gpu": gpu,
-        },
-    }
-
-
-def _commit() -> str | None:
-    """The commit of this package, with `-dirty` behind it if files have changed; None if not from git.
-
-    Records under results/ are written while runs go on, and are nothing that a run reads: they make none dirty.
-    """
-    package = Path(__file__).parent
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(package), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", Path(__file__).name)  # an environment inside some other repository is not it
-        changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)results")
-        return git("rev-parse", "HEAD") + ("-dirty" if changed else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 def _read_json(path: Path) -> Any:

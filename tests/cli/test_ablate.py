@@ -14,7 +14,7 @@ from attnres.lab.ablation.tables import ablation_tables
 from attnres.lab.record import read_record
 from attnres.lab.tuning import choose
 from attnres.model.flops import training_flops
-from attnres.train import folder
+from attnres.train import environment
 from attnres.train.sweep import JobState
 from tests.cli.conftest import TINY, run_jobs_here
 
@@ -187,7 +187,7 @@ def test_a_tuning_run_that_was_killed_is_made_up_for(tmp_path, ablate, corpus, m
 def test_the_record_names_every_commit_that_its_runs_were_made_at(tmp_path, ablate, corpus, monkeypatch):
     options = [*STEPS, *corpus, "--grid", "1", "--embedding-stds", "1", "--out", tmp_path]
     for commit, arms in (("aaa", ("residual", "full")), ("bbb", ("residual", "full", "x0"))):
-        monkeypatch.setattr(folder, "_commit", lambda commit=commit: commit)
+        monkeypatch.setattr(environment, "_commit", lambda commit=commit: commit)
         code, told = ablate(*arms, *options, "--seeds", "1", "--record", tmp_path / "r.json")
         assert code == 0, told.err
     record = read_record(tmp_path / "r.json", AblationRecord)

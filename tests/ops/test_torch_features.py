@@ -179,7 +179,10 @@ def test_second_derivatives_and_forward_mode_are_the_reference_s(form, kernel_ca
 def test_a_batch_of_none():
     *sources, query, gain = inputs_of()
     none = [x.new_empty(3, 0, DIM) for x in sources]
-    attend = lambda *v: depth_attention(v, query, gain)  # noqa: E731
+
+    def attend(*v):
+        return depth_attention(v, query, gain)
+
     gradient = torch.func.grad(lambda *v: attend(*v).sum(), argnums=(0, 1))
     assert torch.func.vmap(attend, in_dims=1)(*none).shape == (0, 3, DIM)
     assert [g.shape for g in torch.func.vmap(gradient, in_dims=1)(*none)] == [(0, 3, DIM)] * 2

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from attnres.errors import UsageError
-from attnres.train import Interrupted, folder, load_run, train
+from attnres.train import Interrupted, environment, load_run, train
 from attnres.train.folder import RunFolder
 from attnres.train.loop import Loop
 from tests.train.conftest import stop_at
@@ -120,18 +120,18 @@ def test_changed_corpus_is_refused(make_config, tmp_path):
 
 
 def test_a_commit_is_dirty_by_what_a_run_may_read_and_not_by_records(tmp_path, monkeypatch):
-    names = ("attnres/folder.py", "recipes/rule.py", "results/record.json")
+    names = ("attnres/environment.py", "recipes/rule.py", "results/record.json")
     for name in names:
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text("as committed")
     author = ("-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false")
     for command in (["init", "-q"], ["add", "."], [*author, "commit", "-qm", "one"]):
         subprocess.run(["git", "-C", tmp_path, *command], check=True)
-    monkeypatch.setattr(folder, "__file__", str(tmp_path / names[0]))
+    monkeypatch.setattr(environment, "__file__", str(tmp_path / names[0]))
 
-    clean = folder._commit()
+    clean = environment._commit()
     assert clean is not None and len(clean) == 40
     for name, mark in zip(names, ("-dirty", "-dirty", ""), strict=True):
         (tmp_path / name).write_text("changed")
-        assert folder._commit() == clean + mark
+        assert environment._commit() == clean + mark
         (tmp_path / name).write_text("as committed")

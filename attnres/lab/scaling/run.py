@@ -33,7 +33,8 @@ from attnres.lab.tuning import MOST_BEYOND
 from attnres.model.flops import training_flops
 from attnres.ops.cpu import instruction_set
 from attnres.train import RunConfig, config_from_json, config_to_json
-from attnres.train.folder import RunFolder, environment, fit_vocabulary
+from attnres.train.environment import environment
+from attnres.train.folder import RunFolder, fit_vocabulary
 from attnres.train.sweep import Job, JobState, failures, require_done
 
 Part = Literal["grid", "runs", "check"]
