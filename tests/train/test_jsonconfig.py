@@ -73,7 +73,8 @@ def test_a_run_folder_from_before_there_was_a_choice_of_texts():
 
 
 def test_a_run_of_another_version_says_both(tmp_path):
-    record = {"config": {"depth": 7}, "corpus": {}, "versions": {"attnres": "99.0"}}
+    corpus = {"description": "a text", "sha256": "0" * 64, "vocab_size": 256}
+    record = {"config": {"depth": 7}, "corpus": corpus, "versions": {"attnres": "99.0"}}
     (tmp_path / "config.json").write_text(json.dumps(record))
     with pytest.raises(UsageError, match=rf"attnres 99\.0, and this is attnres {__version__}: unknown .* depth"):
         RunFolder(tmp_path).config()
