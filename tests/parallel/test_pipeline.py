@@ -172,12 +172,16 @@ def test_what_is_recomputed_draws_what_it_drew(ranks, layout):
         assert any((expected[name] - other[name]).abs().max() > 1e-4 for name in expected), "dropout does something"
 
 
-@pytest.mark.parametrize("backbone", ["qwen3_moe", "kimi_linear"])
-def test_experts_under_autocast(ranks, backbone):
+@pytest.mark.parametrize(
+    ("backbone", "options"),
+    [("qwen3_moe", {}), ("kimi_linear", {"linear_num_heads": 2, "linear_head_dim": 8})],  # theirs: 32 of 128
+)
+def test_experts_under_autocast(ranks, backbone, options):
     """They are added up in float32, and the plan says bfloat16 of every sublayer."""
     pytest.importorskip("transformers")
     autocast = {"dtype": torch.float32, "precision": torch.bfloat16}
-    case = Case(2, 2, "interleaved-1f1b", 2, "block", layers=4, backbone=backbone, **autocast)
+    model = {"layers": 4, "backbone": backbone, "backbone_options": tuple(options.items())}
+    case = Case(2, 2, "interleaved-1f1b", 2, "block", **model, **autocast)
     outcomes = ranks.run(run_case, case, ranks=2)
     assert outcomes[0].losses[0] == pytest.approx(reference(case)[0][0], rel=2e-2)
 
