@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 
 from attnres.analysis.powerlaw import Advantage, fit_where_possible
 from tests.docs.ladders import (
@@ -25,6 +26,7 @@ from tests.docs.ladders import (
     on_lines,
     points_of,
     twice_the_tokens_row,
+    with_error,
 )
 from tests.docs.probes import larger_right
 from tests.docs.records import answers, joint, number, probed, record
@@ -32,6 +34,7 @@ from tests.docs.records import answers, joint, number, probed, record
 BESIDE = {"32x12": "16x16", "32x16": "16x24", "32x24": "16x32", "32x32": "16x48", "32x48": "16x64"}
 """The sizes of 32 layers, and the nearest of 16."""
 LARGEST = "32x48"
+BEGUN = "begun/ladder-32-20"
 PROBES = "probes-ladder-32"
 LARGEST_PROBES = "probes-ladder-32-48"
 
@@ -56,7 +59,35 @@ def deep_ladder() -> list[str]:
         f"in seconds at 32x48: a step of `block` takes {ladder_step('block', LARGEST)} times as long as the plain one "
         "there.",
         *by_itself(),
+        *after_10_at_32x56(),
     ]
+
+
+def after_10_at_32x56() -> list[str]:
+    """What the page says of the size that is on no line, as the one beside it is not trained yet."""
+    leads = {arm: begun(arm) for arm in LADDER}
+    deep, shallow = (extremes(of) for of in ((leads[arm] for arm in AHEAD), (ladder(arm)["16x80"] for arm in AHEAD)))
+    seeds = [", ".join(number(apart, 3, "+") for apart in leads[arm]) for arm in AHEAD]
+    higher = {arm: number(deep_loss_over("16x80", arm, "32x56", BEGUN), 3, "+") for arm in ("residual", *AHEAD)}
+    plain = higher.pop("residual").lstrip("+")
+    lowest, highest = (end(higher.values(), key=float).lstrip("-+") for end in (min, max))
+    on_cpu = [run for run in record(BEGUN)["runs"] if run["size"] == "32x56" and "gpu" not in run]
+    hours = number(sum(run["steps"] * run["step_seconds"] for run in on_cpu) / 3600, 1)
+    return [
+        f"{hours} hours of one thread beside the four runs of the GPU;",
+        f"The four end {deep[0]} to {deep[1]} below the plain residual",
+        "(`block` {}; `full` {}; `rms-block` {}; `interlayer` {})".format(*seeds),
+        f"`rms-residual` is at {with_error(leads['rms-residual'])} and Delta Block at "
+        f"{with_error(leads['delta:block_size=4'])}, decided as well",
+        "after two fifths of the way it was {} to {}.".format(*extremes(begun(arm, 0.4) for arm in AHEAD)),
+        f"they are {shallow[0]} to {shallow[1]} below it:",
+        f"costs the plain residual {plain}, where the four end from {lowest} below to {highest} above their own",
+    ]
+
+
+def begun(arm: str, share: float = 1.0) -> list[float]:
+    """What an arm is from the baseline at 32x56 after that share of 10 tokens per parameter, seed by seed."""
+    return lead_at(arm, share, "32x56", BEGUN)
 
 
 def deep_rates() -> list[str]:
@@ -140,8 +171,13 @@ def in_every_seed(size: str) -> str:
 
 def leads_along(size: str, *shares: float) -> list[str]:
     """The smallest and the largest of the four leads after each of these shares of the training."""
-    along = [sorted(number(-statistics.fmean(lead_at(arm, part, size)), 3) for arm in AHEAD) for part in shares]
-    return [of[i] for of in along for i in (0, -1)]
+    return [end for part in shares for end in extremes(lead_at(arm, part, size) for arm in AHEAD)]
+
+
+def extremes(leads: Iterable[list[float]]) -> tuple[str, str]:
+    """The smallest and the largest of leads over the baseline, each the mean of its seeds."""
+    means = sorted(number(-statistics.fmean(of), 3) for of in leads)
+    return means[0], means[-1]
 
 
 def other_lines() -> dict[str, dict[str, Advantage]]:
@@ -220,9 +256,14 @@ def ladder_seeds(arm: str, size: str) -> str:
 
 def losses_apart(arm: str) -> list[float]:
     """How much higher an arm ends at 32 layers than at the nearest size of 16, after as many tokens per parameter."""
+    return [deep_loss_over(nearest, arm, size) for size, nearest in BESIDE.items()]
 
-    def mean(of: str, size: str) -> float:
-        runs = record(f"ladder-{of}")["runs"]
-        return statistics.fmean(run["loss"] for run in runs if (run["arm"], run["size"]) == (arm, size))
 
-    return [mean("32-20", size) - mean("16-20", nearest) for size, nearest in BESIDE.items()]
+def deep_loss_over(nearest: str, arm: str, size: str, of: str = "ladder-32-20") -> float:
+    """How much higher an arm ends at a size of that record than at one of 16 layers."""
+    places = ((of, size), ("ladder-16-20", nearest))
+    deep, shallow = (
+        statistics.fmean(run["loss"] for run in record(name)["runs"] if (run["arm"], run["size"]) == (arm, of_size))
+        for name, of_size in places
+    )
+    return deep - shallow

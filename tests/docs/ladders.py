@@ -44,17 +44,21 @@ def ladder(arm: str, of: str = "16") -> dict[str, list[float]]:
 
 def ladder_leads(arm: str, of: str = "16") -> list[str]:
     """By size, the mean of those and its standard error."""
-    return [
-        f"{number(statistics.fmean(apart), 3, '+')} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
-        for apart in ladder(arm, of).values()
-    ]
+    return [with_error(apart) for apart in ladder(arm, of).values()]
 
 
-def lead_at(arm: str, share: float, size: str = LARGEST) -> list[float]:
-    """What an arm is from the baseline after that share of the training of a size, seed by seed."""
+def with_error(apart: list[float]) -> str:
+    return f"{number(statistics.fmean(apart), 3, '+')} ± {number(statistics.stdev(apart) / len(apart) ** 0.5, 3)}"
+
+
+def lead_at(arm: str, share: float, size: str = LARGEST, of: str = "") -> list[float]:
+    """What an arm is from the baseline after that share of the training of a size, seed by seed.
+
+    of: the record, that of the size's depth after 20 tokens per parameter by default.
+    """
     runs = {
         (run["arm"], run["seed"]): dict(map(tuple, run["curve"]))
-        for run in record(f"ladder-{size.partition('x')[0]}-20")["runs"]
+        for run in record(of or f"ladder-{size.partition('x')[0]}-20")["runs"]
         if run["size"] == size
     }
     tokens = share * max(runs[arm, 0])
@@ -69,7 +73,12 @@ def share(arm: str, size: str) -> float:
 
 def decided(of: str, size: str) -> list[str]:
     """The arms whose lead at a size is decided by Holm's procedure over all six."""
-    values = sorted((ttest_1samp(ladder(arm, of)[size], 0).pvalue, arm) for arm in LADDER)
+    return not_zero({arm: ladder(arm, of)[size] for arm in LADDER})
+
+
+def not_zero(apart: dict[str, list[float]]) -> list[str]:
+    """The arms whose mean is not zero, by Holm's procedure over all six."""
+    values = sorted((ttest_1samp(apart[arm], 0).pvalue, arm) for arm in LADDER)
     held = list(itertools.takewhile(lambda one: (len(LADDER) - one[0]) * one[1][0] < 0.05, enumerate(values)))
     return [arm for _, (_, arm) in held]
 

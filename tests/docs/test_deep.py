@@ -5,9 +5,9 @@ from __future__ import annotations
 import itertools
 import statistics
 
-from scipy.stats import binomtest, ttest_ind, ttest_rel
+from scipy.stats import binomtest, ttest_1samp, ttest_ind, ttest_rel
 
-from tests.docs.deep import BESIDE, LARGEST, LARGEST_PROBES, PROBES, losses_apart, other_lines
+from tests.docs.deep import BEGUN, BESIDE, LARGEST, LARGEST_PROBES, PROBES, begun, losses_apart, other_lines
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
@@ -19,6 +19,7 @@ from tests.docs.ladders import (
     ladder_check,
     lead_at,
     needed_at,
+    not_zero,
 )
 from tests.docs.records import EVIDENCE, answers, ends, joint, number, record, rows
 
@@ -69,6 +70,20 @@ def test_what_the_page_says_of_twice_the_depth_is_so():
     assert [place[1:] for _, place in held] == [("block", "32x32"), ("full", "32x32")], "by Holm's procedure"
     plain, higher = losses_apart("residual"), [losses_apart(arm) for arm in AHEAD]
     assert min(plain) > 0 and all(min(of[:4]) > 0 > of[4] for of in higher)
+
+
+def test_what_the_page_says_of_32x56_is_so():
+    leads = {arm: begun(arm) for arm in LADDER}
+    pairs = [apart for arm in AHEAD for apart in leads[arm]]
+    assert max(pairs) < 0 and len(pairs) == 12 and {len(apart) for apart in leads.values()} == {3}
+    assert not_zero(leads) == ["interlayer", "block", "full", "rms-block", "delta:block_size=4"]
+    of_two = 2 * ttest_1samp(leads["delta:block_size=4"], 0).pvalue  # the last two of Holm's procedure
+    assert f"decided as well (p = {number(of_two, 3)} for six arms)" in EVIDENCE
+    gain_more = [statistics.fmean(leads[arm]) < statistics.fmean(ladder(arm)["16x80"]) for arm in AHEAD]
+    assert gain_more == 4 * [True]
+    (deep,) = {run["parameters"] for run in record(BEGUN)["runs"] if run["size"] == "32x56"}
+    (shallow,) = {run["parameters"] for run in record("ladder-16")["runs"] if run["size"] == "16x80"}
+    assert f"{shallow / deep - 1:.0%}" == "2%" and f"{deep / 1e6:.1f}" == "1.2"
 
 
 def test_what_the_page_says_of_rates_and_twice_the_tokens_at_32_layers_is_so():

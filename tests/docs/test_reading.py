@@ -10,6 +10,7 @@ from scipy.stats import binomtest, ttest_rel
 from attnres.lab.ablation.claims import finding
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.record import read_record
+from tests.docs.deep import BEGUN, begun
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
@@ -21,6 +22,7 @@ from tests.docs.ladders import (
     decided,
     ladder,
     needed,
+    not_zero,
     on_lines,
     share,
 )
@@ -55,13 +57,13 @@ def test_every_pair_of_the_ladder_is_ahead_as_the_pages_say():
     assert all(binomtest(len(of), len(of)).pvalue < 1e-4 for of in pairs.values())
     shares = [share(arm, LARGEST) for arm in THREE]
     assert min(shares) > 0.015 and max(shares) < 0.03, "2 to 3% of the loss"
-    deep = {arm: ladder(arm, "32-20") for arm in THREE}
-    assert max(max(apart) for of in deep.values() for apart in of.values()) < 0 and len(deep["block"]) == 5
-    plain = statistics.fmean(
-        run["loss"] for run in record("ladder-32-20")["runs"] if (run["arm"], run["size"]) == ("residual", "32x48")
-    )
-    shares = [-statistics.fmean(of["32x48"]) / plain for of in deep.values()]
-    assert min(shares) > 0.025 and max(shares) < 0.045, "3 to 4% at 32 layers"
+    deep = {arm: ladder(arm, "32-20") | {"32x56": begun(arm)} for arm in THREE}
+    assert max(max(apart) for of in deep.values() for apart in of.values()) < 0 and len(deep["block"]) == 6
+    for name, size in (("ladder-32-20", "32x48"), (BEGUN, "32x56")):
+        runs = record(name)["runs"]
+        plain = statistics.fmean(run["loss"] for run in runs if (run["arm"], run["size"]) == ("residual", size))
+        shares = [-statistics.fmean(of[size]) / plain for of in deep.values()]
+        assert min(shares) > 0.025 and max(shares) < 0.05, "3 to 5% at the two largest of 32 layers"
     factors = sorted(needed(arm).split()[0] for arm in THREE)
     for page in (READING, README):
         assert "ends below the plain residual in every seed of a short training at width 64, and of long" in page
@@ -90,6 +92,7 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
         gained[arm] = [statistics.fmean(of_deep) < statistics.fmean(other) for of_deep, other in beside]
     assert gained == {"block": 5 * [True], "full": 5 * [True], "rms-block": [True, True, False, True, True]}
     assert (len(decided("32-20", "32x32")), len(decided("32-20", "32x48"))) == (4, 3)
+    assert not_zero({arm: begun(arm) for arm in LADDER}) == [*AHEAD[-1:], *AHEAD[:-1], "delta:block_size=4"]
     deep = {arm: judged_at("deep-long", arm).split(" ± ") for arm in ("block", "rms-block", "rms-block:block_size=12")}
     assert all(float(mean) > -2 * float(error) for mean, error in deep.values()), "published rules gain nothing at 48"
     more = [probed("next byte", arm, f"(probes-ladder-{size})").split()[0] for size in (80, 96) for arm in AHEAD]
