@@ -79,7 +79,7 @@ def after_10_at_32x56() -> list[str]:
         "(`block` {}; `full` {}; `rms-block` {}; `interlayer` {})".format(*seeds),
         f"`rms-residual` is at {with_error(leads['rms-residual'])} and Delta Block at "
         f"{with_error(leads['delta:block_size=4'])}, decided as well",
-        "after two fifths of the way it was {} to {}.".format(*extremes(begun(arm, 0.4) for arm in AHEAD)),
+        "after two fifths of the way they were {} to {} below it:".format(*extremes(begun(arm, 0.4) for arm in AHEAD)),
         f"they are {shallow[0]} to {shallow[1]} below it:",
         f"costs the plain residual {plain}, where the four end from {lowest} below to {highest} above their own",
     ]
