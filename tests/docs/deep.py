@@ -16,7 +16,6 @@ from tests.docs.ladders import (
     by_clock,
     ladder,
     ladder_check,
-    ladder_leads,
     ladder_step,
     lead_at,
     line_of_rates,
@@ -42,16 +41,17 @@ LARGEST_PROBES = "probes-ladder-32-48"
 def deep_ladder() -> list[str]:
     """What the page says of the ladder of 32 layers."""
     higher = {arm: losses_apart(arm) for arm in ("residual", *AHEAD)}
-    of_rules = sorted(number(higher[arm][3], 3) for arm in AHEAD)
-    lower = sorted(number(-higher[arm][4], 3) for arm in AHEAD)
+    plain = {size: number(apart, 3) for size, apart in higher.pop("residual").items()}
+    of_rules = sorted(number(higher[arm]["32x32"], 3) for arm in AHEAD)
+    lower = sorted(number(-higher[arm]["32x48"], 3) for arm in AHEAD)
     clock = {arm: " ".join(by_clock(arm, "32-20")[-1]) for arm in LADDER}
     return [
-        *(f"| `{arm}` | {side_by_side(arm)} |" for arm in LADDER),
+        *side_by_side(),
         *leads_at_32x32(),
         *leads_at_the_largest(),
-        f"At 32x32 it is {number(higher['residual'][3], 3)} for the plain residual and {of_rules[0]} to {of_rules[-1]} "
-        f"for the four; at 32x48 the plain residual ends {number(higher['residual'][4], 3)} higher than at 16x64 and "
-        f"the four {lower[0]} to {lower[-1]} lower",
+        f"At 32x32 it is {plain['32x32']} for the plain residual and {of_rules[0]} to {of_rules[-1]} for the four; at "
+        f"32x48 the plain residual ends {plain['32x48']} higher than at 16x64 and the four {lower[0]} to {lower[-1]} "
+        "lower",
         *(twice_the_tokens_row(arm, "32", slice(2, 4)) for arm in LADDER),
         *deep_rates(),
         *deep_lines(),
@@ -215,10 +215,12 @@ def off_lines(size: str) -> list[float]:
     return sorted(off, key=abs)
 
 
-def side_by_side(arm: str) -> str:
-    """An arm's leads at the sizes of both ladders, side by side after as many tokens per parameter."""
-    beside = zip(ladder_leads(arm, "16-20")[:5], ladder_leads(arm, "32-20"), strict=True)
-    return " | ".join(f"{shallow} | {deep}" for shallow, deep in beside)
+def side_by_side() -> Iterable[str]:
+    """The rows of the sizes of 32 layers, each under the nearest of 16 after as many tokens per parameter."""
+    leads = {arm: ladder(arm, "16-20") | ladder(arm, "32-20") for arm in LADDER}
+    for deep, shallow in BESIDE.items():
+        for name, size in ((shallow, shallow), (f"**{deep}**", deep)):
+            yield f"| {name} | {' | '.join(with_error(leads[arm][size]) for arm in LADDER)} |"
 
 
 def by_itself() -> list[str]:
@@ -254,9 +256,9 @@ def ladder_seeds(arm: str, size: str) -> str:
     return f"{', '.join(others)} and {last}"
 
 
-def losses_apart(arm: str) -> list[float]:
-    """How much higher an arm ends at 32 layers than at the nearest size of 16, after as many tokens per parameter."""
-    return [deep_loss_over(nearest, arm, size) for size, nearest in BESIDE.items()]
+def losses_apart(arm: str) -> dict[str, float]:
+    """By size of 32 layers, how much higher an arm ends than at the nearest of 16, after as many tokens a parameter."""
+    return {size: deep_loss_over(nearest, arm, size) for size, nearest in BESIDE.items()}
 
 
 def deep_loss_over(nearest: str, arm: str, size: str, of: str = "ladder-32-20") -> float:

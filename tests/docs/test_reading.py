@@ -10,7 +10,7 @@ from scipy.stats import binomtest, ttest_rel
 from attnres.lab.ablation.claims import finding
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.record import read_record
-from tests.docs.deep import BEGUN, begun
+from tests.docs.deep import BEGUN, BESIDE, begun
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
@@ -88,8 +88,8 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
         assert low < 1 < high, "on lines no saving is shown"
     gained = {}
     for arm in THREE:
-        beside = zip(ladder(arm, "32-20").values(), list(ladder(arm, "16-20").values())[:5], strict=True)
-        gained[arm] = [statistics.fmean(of_deep) < statistics.fmean(other) for of_deep, other in beside]
+        of_deep, shallow = ladder(arm, "32-20"), ladder(arm, "16-20")
+        gained[arm] = [statistics.fmean(of_deep[size]) < statistics.fmean(shallow[BESIDE[size]]) for size in of_deep]
     assert gained == {"block": 5 * [True], "full": 5 * [True], "rms-block": [True, True, False, True, True]}
     assert (len(decided("32-20", "32x32")), len(decided("32-20", "32x48"))) == (4, 3)
     assert not_zero({arm: begun(arm) for arm in LADDER}) == [*AHEAD[-1:], *AHEAD[:-1], "delta:block_size=4"]
