@@ -8,9 +8,9 @@ import statistics
 
 from scipy.stats import ttest_1samp
 
-from attnres.analysis.powerlaw import Advantage, Point, advantages_between_sizes, fit_where_possible
+from attnres.analysis.powerlaw import Advantage, Point, fit_where_possible
 from attnres.lab.record import read_record
-from attnres.lab.scaling.fit import axes_of
+from attnres.lab.scaling.fit import advantages_over_the_size_below, axes_of
 from attnres.lab.scaling.rates import best
 from attnres.lab.scaling.record import ScalingRecord
 from tests.docs.records import (
@@ -131,12 +131,17 @@ def _loss_and_operations(of: str, arm: str, size: str, seed: int) -> tuple[float
 
 def points_of(of: str, axis: str = "operations") -> dict[str, list[Point]]:
     """The final losses of a ladder, by arm."""
-    return axes_of(read_record(RESULTS / f"ladder-{of}.json", ScalingRecord))[axis]
+    return axes_of(scaling_record(of))[axis]
+
+
+def scaling_record(of: str) -> ScalingRecord:
+    return read_record(RESULTS / f"ladder-{of}.json", ScalingRecord)
 
 
 def between_sizes(arm: str, axis: str = "operations", joint: bool = False, size: str = LARGEST) -> str:
     """An arm's advantage at a size by the baseline's own losses there and one size below."""
-    found = advantages_between_sizes(points_of(f"{size.partition('x')[0]}-20", axis))[arm, size]
+    of = f"{size.partition('x')[0]}-20"
+    found = advantages_over_the_size_below(scaling_record(of), points_of(of, axis))[arm, size]
     return told(found.factor, found.joint if joint else found.interval)
 
 

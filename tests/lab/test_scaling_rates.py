@@ -240,6 +240,10 @@ def test_between_sizes_are_those_of_one_length():
     shorter = tuple(replace(run, tokens=run.tokens // 2) if run.size == "4x16" else run for run in record.runs)
     rows = scaling_tables(replace(record, runs=shorter))[1].rows
     assert [row[place] != "" for row in rows] == [False, True, False, False]
+    before = [row[place] for row in scaling_tables(record)[1].rows]
+    less = tuple(replace(run, tokens=8, loss=run.loss + 0.26) if run.size == "8x16" else run for run in record.runs)
+    rows = scaling_tables(replace(record, runs=less))[1].rows
+    assert [row[place] for row in rows] == [*before[:3], ""], "8x16 has less compute and more loss than 4x16"
 
 
 def test_seconds_of_a_gpu_and_of_a_cpu_are_not_compared():

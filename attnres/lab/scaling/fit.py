@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from attnres.analysis.comparison import on_common_seeds
-from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, fit_where_possible
+from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, advantages_between_sizes, fit_where_possible
 from attnres.lab.scaling.record import ScalingRecord, SizedRun
 
 
@@ -88,6 +88,24 @@ def advantages_at_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str
             compute = next(point.compute for point in points if point.size == size)
             for advantage in fit_where_possible(pair, compute)[1]:
                 found[arm, size] = advantage
+    return found
+
+
+def advantages_over_the_size_below(
+    record: ScalingRecord, curves: Mapping[str, Sequence[Point]]
+) -> dict[tuple[str, str], Advantage]:
+    """(arm, size) -> `advantages_between_sizes` of that size and the one with the next fewer parameters.
+
+    Without those of other tokens per parameter, but for whole steps, than that one: a larger size that has fewer may
+    have less compute.
+    """
+    lengths = {run.size: (run.parameters, run.tokens / run.parameters) for run in record.runs}
+    found = {}
+    for pair in itertools.pairwise(sorted(lengths, key=lengths.__getitem__)):
+        below, at = (lengths[size][1] for size in pair)
+        if math.isclose(below, at, rel_tol=0.1):
+            of_both = {arm: [point for point in points if point.size in pair] for arm, points in curves.items()}
+            found |= advantages_between_sizes(of_both)
     return found
 
 

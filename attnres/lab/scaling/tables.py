@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 
-from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, advantages_between_sizes, fit_where_possible
+from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, fit_where_possible
 from attnres.lab.scaling.fit import (
     advantages_at_sizes,
+    advantages_over_the_size_below,
     axes_of,
     by_turns,
     diverged,
@@ -47,11 +47,7 @@ def along_table(record: ScalingRecord) -> TextTable:
     sizes = list(dict.fromkeys(run.size for run in record.runs))
     axes = axes_of(record) if fitted(record) else {}
     advantages = {name: advantages_at_sizes(points) for name, points in axes.items()}
-    alike = _as_long_as_below(record)
-    between = [
-        {place: of for place, of in advantages_between_sizes(points).items() if place[1] in alike}
-        for points in axes.values()
-    ]
+    between = [advantages_over_the_size_below(record, points) for points in axes.values()]
     rows = []
     for arm, size in ((arm, size) for arm in arms for size in sizes):
         lead, error = paired_lead(record, arm, size)
@@ -78,14 +74,6 @@ def along_table(record: ScalingRecord) -> TextTable:
     if "seconds" in advantages:
         note += SECONDS[by_turns(record)]
     return TextTable("Along the range", columns, tuple(rows), note)
-
-
-def _as_long_as_below(record: ScalingRecord) -> set[str]:
-    """The sizes with as many tokens per parameter, but for whole steps, as the next smaller one."""
-    lengths = {run.size: (run.parameters, run.tokens / run.parameters) for run in record.runs}
-    by_parameters = sorted(lengths, key=lengths.__getitem__)
-    pairs = itertools.pairwise(by_parameters)
-    return {size for below, size in pairs if math.isclose(lengths[below][1], lengths[size][1], rel_tol=0.1)}
 
 
 def step_tables(record: ScalingRecord) -> list[TextTable]:
