@@ -96,8 +96,8 @@ def advantages_over_the_size_below(
 ) -> dict[tuple[str, str], Advantage]:
     """(arm, size) -> `advantages_between_sizes` of that size and the one with the next fewer parameters.
 
-    Without those of other tokens per parameter, but for whole steps, than that one: a larger size that has fewer may
-    have less compute.
+    Left out is a size with other tokens per parameter than that one, but for whole steps. The pairs are made here, as
+    that function orders all sizes by compute, of which a larger one with fewer tokens may have less.
     """
     lengths = {run.size: (run.parameters, run.tokens / run.parameters) for run in record.runs}
     found = {}
