@@ -4,7 +4,8 @@
 #     recipes/ladder.sh 16          # 16 layers of width 16 to 96: some 90 hours of one core with AVX-512
 #     recipes/ladder.sh 16-20       # width 48 and 64 to 20 tokens per parameter, too: 16 hours behind 16
 #     recipes/ladder.sh 32          # 32 layers of width 12 to 32: 18 hours
-#     recipes/ladder.sh 32-20       # width 24, 32 and 48 to 20 tokens per parameter, too: 26 hours behind 32, reckoned
+#     recipes/ladder.sh 32-20       # width 24, 32 and 48 to 20 tokens per parameter, too, and 56 and 64 to 10:
+#                                   # 70 hours behind 32, reckoned
 #
 # Stop it with Ctrl-C or SIGTERM; the same command goes on, and on another machine with results/ladder-LAYERS.json
 # alone. 16-20 goes on from the runs of 16 where they are. RUNS (runs) is where runs lie, WORKERS (1) how many at a time.
@@ -32,9 +33,10 @@ case $ladder in
         checks=2
         ;;
     32-20)
-        sizes=(32x12 32x16 32x24 32x32 32x48)
+        sizes=(32x12 32x16 32x24 32x32 32x48 32x56@10 32x64@10)
         checks=0
-        python recipes/ladder/compiled.py "$runs/ladder-32-20" results/ladder-32-20.json 32x24 32x32 32x48
+        python recipes/ladder/compiled.py "$runs/ladder-32-20" results/ladder-32-20.json \
+            32x24 32x32 32x48 32x56@10 32x64@10
         ;;
     *) echo "$ladder: the ladder has 16 or 32 layers, or is 16-20 or 32-20" >&2; exit 2 ;;
 esac

@@ -30,12 +30,21 @@ from tests.docs.ladders import (
 from tests.docs.probes import larger_right
 from tests.docs.records import answers, joint, number, probed, record
 
-BESIDE = {"32x12": "16x16", "32x16": "16x24", "32x24": "16x32", "32x32": "16x48", "32x48": "16x64"}
+BESIDE = {
+    "32x12": "16x16",
+    "32x16": "16x24",
+    "32x24": "16x32",
+    "32x32": "16x48",
+    "32x48": "16x64",
+    "32x56": "16x80",
+    "32x64": "16x96",
+}
 """The sizes of 32 layers, and the nearest of 16."""
-LARGEST = "32x48"
-BEGUN = "begun/ladder-32-20"
-PROBES = "probes-ladder-32"
-LARGEST_PROBES = "probes-ladder-32-48"
+AFTER_10 = ("32x56", "32x64")
+"""Those that were trained to 10 tokens per parameter, all others to 20; as it is of 16 layers."""
+LARGEST = "32x64"
+PROBED = {"32x32": "probes-ladder-32", "32x48": "probes-ladder-32-48", "32x64": "probes-ladder-32-64"}
+"""The sizes whose models were probed, and the records of it."""
 
 
 def deep_ladder() -> list[str]:
@@ -44,50 +53,35 @@ def deep_ladder() -> list[str]:
     plain = {size: number(apart, 3) for size, apart in higher.pop("residual").items()}
     of_rules = sorted(number(higher[arm]["32x32"], 3) for arm in AHEAD)
     lower = sorted(number(-higher[arm]["32x48"], 3) for arm in AHEAD)
+    least, most = (
+        {size: number(of(higher[arm][size] for arm in AHEAD), 3).lstrip("-") for size in AFTER_10} for of in (min, max)
+    )
     clock = {arm: " ".join(by_clock(arm, "32-20")[-1]) for arm in LADDER}
     return [
         *side_by_side(),
         *leads_at_32x32(),
-        *leads_at_the_largest(),
+        *leads_at_32x48(),
+        *leads_after_10(),
         f"At 32x32 it is {plain['32x32']} for the plain residual and {of_rules[0]} to {of_rules[-1]} for the four; at "
         f"32x48 the plain residual ends {plain['32x48']} higher than at 16x64 and the four {lower[0]} to {lower[-1]} "
-        "lower",
+        f"lower, with an eighth more parameters; at 32x56 {plain['32x56']} higher than at 16x80 and the four "
+        f"from {least['32x56']} lower to {most['32x56']} higher, with 2% fewer; and at 32x64 {plain['32x64']} higher "
+        f"than at 16x96 and the four from {least['32x64']} lower to {most['32x64']} higher, with a ninth fewer.",
         *(twice_the_tokens_row(arm, "32", slice(2, 4)) for arm in LADDER),
         *deep_rates(),
         *deep_lines(),
         f"By the clock it is {clock['block']}, {clock['full']}, {clock['rms-block']} and {clock['interlayer']} times "
-        f"in seconds at 32x48: a step of `block` takes {ladder_step('block', LARGEST)} times as long as the plain one "
+        f"in seconds at 32x64: a step of `block` takes {ladder_step('block', LARGEST)} times as long as the plain one "
         "there.",
         *by_itself(),
-        *after_10_at_32x56(),
+        f"({on_cpus('32x56')} hours of one thread beside the four runs of the GPU, and {on_cpus('32x64')})",
     ]
 
 
-def after_10_at_32x56() -> list[str]:
-    """What the page says of the size that is on no line, as the one beside it is not trained yet."""
-    leads = {arm: begun(arm) for arm in LADDER}
-    deep, shallow = (extremes(of) for of in ((leads[arm] for arm in AHEAD), (ladder(arm)["16x80"] for arm in AHEAD)))
-    seeds = [", ".join(number(apart, 3, "+") for apart in leads[arm]) for arm in AHEAD]
-    higher = {arm: number(deep_loss_over("16x80", arm, "32x56", BEGUN), 3, "+") for arm in ("residual", *AHEAD)}
-    plain = higher.pop("residual").lstrip("+")
-    lowest, highest = (end(higher.values(), key=float).lstrip("-+") for end in (min, max))
-    on_cpu = [run for run in record(BEGUN)["runs"] if run["size"] == "32x56" and "gpu" not in run]
-    hours = number(sum(run["steps"] * run["step_seconds"] for run in on_cpu) / 3600, 1)
-    return [
-        f"{hours} hours of one thread beside the four runs of the GPU;",
-        f"The four end {deep[0]} to {deep[1]} below the plain residual",
-        "(`block` {}; `full` {}; `rms-block` {}; `interlayer` {})".format(*seeds),
-        f"`rms-residual` is at {with_error(leads['rms-residual'])} and Delta Block at "
-        f"{with_error(leads['delta:block_size=4'])}, decided as well",
-        "after two fifths of the way they were {} to {} below it:".format(*extremes(begun(arm, 0.4) for arm in AHEAD)),
-        f"they are {shallow[0]} to {shallow[1]} below it:",
-        f"costs the plain residual {plain}, where the four end from {lowest} below to {highest} above their own",
-    ]
-
-
-def begun(arm: str, share: float = 1.0) -> list[float]:
-    """What an arm is from the baseline at 32x56 after that share of 10 tokens per parameter, seed by seed."""
-    return lead_at(arm, share, "32x56", BEGUN)
+def on_cpus(size: str) -> str:
+    """The hours of the runs of a size that no GPU trained."""
+    on_cpu = [run for run in record("ladder-32-20")["runs"] if run["size"] == size and "gpu" not in run]
+    return number(sum(run["steps"] * run["step_seconds"] for run in on_cpu) / 3600, 1)
 
 
 def deep_rates() -> list[str]:
@@ -122,42 +116,60 @@ def deep_rates() -> list[str]:
 def leads_at_32x32() -> list[str]:
     """What the page says of the leads at 32x32, and of what its models can do."""
     along = leads_along("32x32", 0.4, 0.8, 1.0)
-    models = answers(PROBES)
-    together = statistics.correlation(models["loss"], models["copying"])
-    names = [larger_right("names", arm, PROBES) for arm in ("residual", *AHEAD)]
-    more = [probed(task, arm, f"({PROBES})") for task in ("copying", "next byte") for arm in AHEAD]
     return [
         f"{number(-statistics.fmean(ladder('delta:block_size=4', '32-20')['32x32']), 3)} below it there, at "
         f"{ladder_seeds('delta:block_size=4', '32x32')}.",
         in_every_seed("32x32"),
-        "it has {} right, `block` {}, `full` {}, `rms-block` {} and `interlayer` {}. Of a text that comes again "
-        "`block` gets {} more right, `full` {}, `rms-block` {} and `interlayer` {}, and of the next byte {}, {}, {} "
-        "and {};".format(*names, *more),
-        f"Over the 21 models loss goes with copying (r = {together:.2f})",
+        *able("32x32"),
         "the four are {} to {} below after two fifths and {} to {} after four fifths, and {} to {} at the end".format(
             *along
         ),
     ]
 
 
-def leads_at_the_largest() -> list[str]:
+def leads_at_32x48() -> list[str]:
     """What the page says of the leads at 32x48, and of what its models can do."""
-    names = [larger_right("names", arm, LARGEST_PROBES) for arm in ("residual", *AHEAD)]
-    more = [probed(task, arm, f"({LARGEST_PROBES})") for task in ("copying", "next byte") for arm in AHEAD]
-    models = answers(LARGEST_PROBES)
-    together = statistics.correlation(models["loss"], models["copying"])
-    letters = {arm: larger_right("induction", arm, LARGEST_PROBES) for arm in ("residual", *LADDER)}
+    letters = {arm: larger_right("induction", arm, PROBED["32x48"]) for arm in ("residual", *LADDER)}
     return [
-        in_every_seed(LARGEST),
+        in_every_seed("32x48"),
         "the four are {} to {} below it after two fifths of the way, {} to {} after four fifths and {} to {} at the "
-        "end".format(*leads_along(LARGEST, 0.4, 0.8, 1.0)),
-        "of the names it has {} right, `block` {}, `full` {}, `rms-block` {} and `interlayer` {}. Of a text that comes "
-        "again `block` gets {} more right, `full` {}, `rms-block` {} and `interlayer` {}, and of the next byte {}, "
-        "{}, {} and {}".format(*names, *more),
-        "which has learned names, has {} to {}".format(*leads_along(LARGEST, 1.0)),
+        "end".format(*leads_along("32x48", 0.4, 0.8, 1.0)),
+        *able("32x48"),
+        "which has learned names, has {} to {}".format(*leads_along("32x48", 1.0)),
         f"Of random letters that come again `full` continues {letters.pop('full')} right, the plain residual "
         f"{letters['residual']} and no other arm more than {max(letters.values())}",
-        f"Over the 21 models loss goes with copying there, too (r = {together:.2f})",
+    ]
+
+
+def leads_after_10() -> list[str]:
+    """What the page says of the leads at the two largest sizes."""
+    ends_at = [extremes(ladder(arm, "32-20")[size] for arm in AHEAD) for size in AFTER_10]
+    then = [extremes(lead_at(arm, 0.4, size) for arm in AHEAD) for size in AFTER_10]
+    shallow = [extremes(ladder(arm)[BESIDE[size]] for arm in AHEAD) for size in AFTER_10]
+    others = [
+        with_error(ladder(arm, "32-20")[size]) for size in AFTER_10 for arm in ("rms-residual", "delta:block_size=4")
+    ]
+    pairs = "{} to {} and {} to {}"
+    return [
+        *map(in_every_seed, AFTER_10),
+        f"the four end {pairs} below the plain residual".format(*(end for of in ends_at for end in of)),
+        f"after two fifths of the way they were {pairs} below it".format(*(end for of in then for end in of)),
+        f"they are {pairs} below it".format(*(end for of in shallow for end in of)),
+        "`rms-residual` is at {} and Delta Block at {} at 32x56, {} and {} at 32x64".format(*others),
+    ]
+
+
+def able(size: str) -> list[str]:
+    """What the page says of the names, the copying and the next byte of a size's models."""
+    of = PROBED[size]
+    names = [larger_right("names", arm, of) for arm in ("residual", *AHEAD)]
+    more = [probed(task, arm, f"({of})") for task in ("copying", "next byte") for arm in AHEAD]
+    together = statistics.correlation(answers(of)["loss"], answers(of)["copying"])
+    return [
+        "it has {} right, `block` {}, `full` {}, `rms-block` {} and `interlayer` {}. Of a text that comes again "
+        "`block` gets {} more right, `full` {}, `rms-block` {} and `interlayer` {}, and of the next byte {}, {}, {} "
+        "and {};".format(*names, *more),
+        f"(r = {together:.2f} over the 21 models)",
     ]
 
 
@@ -181,7 +193,7 @@ def extremes(leads: Iterable[list[float]]) -> tuple[str, str]:
 
 
 def other_lines() -> dict[str, dict[str, Advantage]]:
-    """By name, what the baseline needs at 32x48 on lines through other sizes, or other lengths of the training."""
+    """By name, what the baseline needs at 32x64 on lines through other sizes, or other lengths of the training."""
     after_10, after_20 = (points_of(of) for of in ("32", "32-20"))
     first = {
         arm: [
@@ -192,7 +204,7 @@ def other_lines() -> dict[str, dict[str, Advantage]]:
         ]
         for arm in after_20
     }
-    lines = {"all five": on_lines(of="32-20")}
+    lines = {"all seven": on_lines(of="32-20")}
     lines["32x24 and 32x32 after 10"] = {one.arm: one for one in fit_where_possible(first)[1]}
     return lines | {f"without {size}": on_lines(size, of="32-20") for size in BESIDE}
 
@@ -202,10 +214,10 @@ def deep_lines() -> list[str]:
     off = [[number(abs(part), 1) for part in off_lines(size)] for size in ("32x24", "32x32", LARGEST)]
     return [
         *(f"| {name} | {lines_cells(of)} |" for name, of in other_lines().items()),
-        "end {} to {}% above their own at 32x24, {} to {}% below it at 32x32 and {} to {}% above it at 32x48.".format(
+        "end {} to {}% above their own at 32x24, {} to {}% below it at 32x32 and {} to {}% above it at 32x64.".format(
             *(of[i] for of in off for i in (0, -1))
         ),
-        f"for six it is {joint('interlayer', LADDER_32)}",
+        "for six they are {}, {}, {} and {}".format(*(joint(arm, LADDER_32) for arm in AHEAD)),
     ]
 
 
@@ -228,9 +240,10 @@ def by_itself() -> list[str]:
     table = []
     for arm in AHEAD:
         cells = [of for size in ("32x24", "32x32") for of in (between_sizes(arm, size=size), needed_at(size, arm))]
-        table.append(f"| `{arm}` | {' | '.join(cells)} | {between_sizes(arm, size=LARGEST)} |")
+        cells += [between_sizes(arm, size=size) for size in ("32x48", LARGEST)]
+        table.append(f"| `{arm}` | {' | '.join(cells)} |")
     of_six, seconds = (
-        [of(arm, size) for size in ("32x32", LARGEST) for arm in AHEAD]
+        [of(arm, size) for size in ("32x32", "32x48", LARGEST) for arm in AHEAD]
         for of in (
             lambda arm, size: between_sizes(arm, joint=True, size=size).partition(" ")[2],
             lambda arm, size: between_sizes(arm, axis="seconds", size=size),
@@ -238,10 +251,11 @@ def by_itself() -> list[str]:
     )
     return [
         *table,
-        f"(the interval of `full` is {between_sizes('full', size=LARGEST).partition(' ')[2]};",
-        "the first is {} for `block`, {} for `full`, {} for `rms-block` and {} for `interlayer` at 32x32, and "
-        "{}, {}, {} and {} at 32x48. In seconds it is {} for `block`, {} for `full`, {} for `rms-block` and {} for "
-        "`interlayer` at 32x32, and {}, {}, {} and {} at 32x48;".format(*of_six, *seconds),
+        f"(the interval of `full` is {between_sizes('full', size='32x48').partition(' ')[2]};",
+        "the first is {} for `block`, {} for `full`, {} for `rms-block` and {} for `interlayer` at 32x32, {}, {}, {} "
+        "and {} at 32x48, and {}, {}, {} and {} at 32x64. In seconds it is {} for `block`, {} for `full`, {} for "
+        "`rms-block` and {} for `interlayer` at 32x32, {}, {}, {} and {} at 32x48, and {}, {}, {} and {} at "
+        "32x64;".format(*of_six, *seconds),
     ]
 
 
@@ -258,14 +272,13 @@ def ladder_seeds(arm: str, size: str) -> str:
 
 def losses_apart(arm: str) -> dict[str, float]:
     """By size of 32 layers, how much higher an arm ends than at the nearest of 16, after as many tokens a parameter."""
-    return {size: deep_loss_over(nearest, arm, size) for size, nearest in BESIDE.items()}
+    return {size: loss_over(nearest, arm, size) for size, nearest in BESIDE.items()}
 
 
-def deep_loss_over(nearest: str, arm: str, size: str, of: str = "ladder-32-20") -> float:
-    """How much higher an arm ends at a size of that record than at one of 16 layers."""
-    places = ((of, size), ("ladder-16-20", nearest))
+def loss_over(nearest: str, arm: str, size: str) -> float:
+    """How much higher an arm ends at a size of 32 layers than at one of 16."""
     deep, shallow = (
         statistics.fmean(run["loss"] for run in record(name)["runs"] if (run["arm"], run["size"]) == (arm, of_size))
-        for name, of_size in places
+        for name, of_size in (("ladder-32-20", size), ("ladder-16-20", nearest))
     )
     return deep - shallow

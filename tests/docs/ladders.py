@@ -67,18 +67,15 @@ def lead_at(arm: str, share: float, size: str = LARGEST, of: str = "") -> list[f
 
 def share(arm: str, size: str) -> float:
     """An arm's lead as a share of the baseline's loss."""
-    losses = [run["loss"] for run in record("ladder-16")["runs"] if (run["arm"], run["size"]) == ("residual", size)]
-    return -statistics.fmean(ladder(arm)[size]) / statistics.fmean(losses)
+    of = f"{size.partition('x')[0]}-20"
+    runs = record(f"ladder-{of}")["runs"]
+    plain = [run["loss"] for run in runs if (run["arm"], run["size"]) == ("residual", size)]
+    return -statistics.fmean(ladder(arm, of)[size]) / statistics.fmean(plain)
 
 
 def decided(of: str, size: str) -> list[str]:
     """The arms whose lead at a size is decided by Holm's procedure over all six."""
-    return not_zero({arm: ladder(arm, of)[size] for arm in LADDER})
-
-
-def not_zero(apart: dict[str, list[float]]) -> list[str]:
-    """The arms whose mean is not zero, by Holm's procedure over all six."""
-    values = sorted((ttest_1samp(apart[arm], 0).pvalue, arm) for arm in LADDER)
+    values = sorted((ttest_1samp(ladder(arm, of)[size], 0).pvalue, arm) for arm in LADDER)
     held = list(itertools.takewhile(lambda one: (len(LADDER) - one[0]) * one[1][0] < 0.05, enumerate(values)))
     return [arm for _, (_, arm) in held]
 

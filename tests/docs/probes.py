@@ -79,6 +79,17 @@ def largest_probes() -> list[str]:
     ]
 
 
+def more_right(name: str) -> dict[tuple[str, str], list[float]]:
+    """By arm and task, how much more of a task the arm gets right than the baseline, seed by seed."""
+    of = record(name)
+    right = {(run["arm"], run["seed"]): run["right"] for run in of["runs"]}
+    return {
+        (arm, task["name"]): [right[arm, seed][i] - right["residual", seed][i] for seed in range(3)]
+        for arm in LADDER
+        for i, task in enumerate(of["tasks"])
+    }
+
+
 def larger_right(task: str, arm: str, name: str = "probes-ladder-64") -> str:
     """What share of a task the models of a size, 16x64 where no other is named, get right under an arm."""
     of = record(name)

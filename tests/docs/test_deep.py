@@ -7,11 +7,10 @@ import statistics
 
 from scipy.stats import binomtest, ttest_1samp, ttest_ind, ttest_rel
 
-from tests.docs.deep import BEGUN, BESIDE, LARGEST, LARGEST_PROBES, PROBES, begun, losses_apart, other_lines
+from tests.docs.deep import AFTER_10, BESIDE, LARGEST, PROBED, losses_apart, other_lines
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
-    LADDER_32,
     between_sizes,
     by_clock,
     decided,
@@ -19,39 +18,50 @@ from tests.docs.ladders import (
     ladder_check,
     lead_at,
     needed_at,
-    not_zero,
 )
-from tests.docs.records import EVIDENCE, answers, ends, joint, number, record, rows
+from tests.docs.records import EVIDENCE, answers, ends, number, record, rows
 
 
 def test_what_the_page_says_of_the_ladder_of_32_layers_is_so():
     deep, before = ({arm: ladder(arm, of) for arm in LADDER} for of in ("32-20", "32"))
     steps = {run["size"]: run["steps"] for run in record("ladder-32-20")["runs"]}
-    assert steps == {"32x12": 540, "32x16": 960, "32x24": 2160, "32x32": 3840, LARGEST: 8640}
+    after_20 = {"32x12": 540, "32x16": 960, "32x24": 2160, "32x32": 3840, "32x48": 8640}
+    assert steps == after_20 | {"32x56": 5880, "32x64": 7680}
     assert all(of[size] == before[arm][size] for arm, of in deep.items() for size in of if size < "32x24")
     pairs = [apart for arm in AHEAD for apart in deep[arm].values()]
     first = [apart for arm in AHEAD for apart in (deep[arm] | {"32x32": before[arm]["32x32"]}).values()]
     assert max(map(max, pairs)) < 0 and {len(apart) for apart in (*pairs, *first)} == {3}
     assert f"ends below the plain residual in all {sum(map(len, pairs))} pairs at 32 layers" in EVIDENCE
     assert f"as it was run first, in {sum(apart < 0 for of in first for apart in of)}" in EVIDENCE
-    assert binomtest(15, 15).pvalue < 0.0001
+    assert binomtest(21, 21).pvalue < 0.0001
     means = {arm: {size: statistics.fmean(apart) for size, apart in of.items()} for arm, of in deep.items()}
     delta = [mean for size, mean in means["delta:block_size=4"].items() if size != "32x32"]
     assert max(map(abs, (*means["rms-residual"].values(), *delta))) < 0.02
     assert decided("32", "32x32") == decided("32-20", "32x12") == []
     assert decided("32-20", "32x24") == decided("32-20", "32x16") == ["interlayer"]
     assert sorted(decided("32-20", "32x32")) == sorted(AHEAD)
-    assert decided("32-20", LARGEST) == ["block", "full", "interlayer"]
+    assert decided("32-20", "32x48") == ["block", "full", "interlayer"]
+    assert decided("32-20", "32x56") == ["interlayer", "block", "full", "rms-block", "delta:block_size=4"]
+    assert sorted(decided("32-20", "32x64")) == sorted(AHEAD)
+    of_two = 2 * ttest_1samp(deep["delta:block_size=4"]["32x56"], 0).pvalue  # the last two of Holm's procedure
+    assert f"Delta Block's at 32x56, too (p = {number(of_two, 3)} for six arms)" in EVIDENCE
     assert all(means[arm]["32x12"] < means[arm]["32x16"] < means[arm]["32x24"] for arm in AHEAD), "leads fall with size"
-    larger = [means[arm]["32x24"] - means[arm][LARGEST] for arm in AHEAD]
-    assert sum(apart > 0 for apart in larger) == 3 and max(larger) < 0.012, "and no further, three a little larger"
-    assert all(0.33 < means[arm][LARGEST] / means[arm]["32x12"] < 0.68 for arm in AHEAD)
-    assert all(0.25 < means[arm][LARGEST] / means[arm]["32x32"] < 0.46 for arm in AHEAD), "a quarter to nearly a half"
+    for size, above in (("32x48", 3), ("32x56", 3), ("32x64", 1)):
+        larger = [means[arm]["32x24"] - means[arm][size] for arm in AHEAD]
+        assert sum(apart > 0 for apart in larger) == above and max(map(abs, larger)) < 0.015, "and no further"
+    shares = [means[arm][size] / means[arm]["32x12"] for arm in AHEAD for size in ("32x48", *AFTER_10)]
+    assert min(shares) > 0.33 and max(shares) < 0.68, "a third to two thirds of those at 32x12"
+    assert all(0.25 < means[arm]["32x48"] / means[arm]["32x32"] < 0.46 for arm in AHEAD), "a quarter to nearly a half"
+    left = [
+        statistics.fmean(ladder(arm, "16-20")["16x64"]) / statistics.fmean(lead_at(arm, 1.0, "16x64", "ladder-16"))
+        for arm in AHEAD
+    ]
+    assert min(left) > 0.45 and max(left) < 0.7, "at 16x64 leads shrank by a third to a half"
     for arm in AHEAD:
-        for size in ("32x32", LARGEST):
+        for size in ("32x32", "32x48", *AFTER_10):
             end = statistics.fmean(lead_at(arm, 1.0, size))
             assert statistics.fmean(lead_at(arm, 0.8, size)) < end, "they shrink when the rate falls"
-    assert all(statistics.fmean(lead_at(arm, 0.4, LARGEST)) < means[arm][LARGEST] for arm in AHEAD)
+        assert all(statistics.fmean(lead_at(arm, 0.4, size)) < means[arm][size] for size in ("32x48", *AFTER_10))
 
 
 def test_what_the_page_says_of_twice_the_depth_is_so():
@@ -70,24 +80,12 @@ def test_what_the_page_says_of_twice_the_depth_is_so():
         for size, nearest in BESIDE.items()
     )
     held = itertools.takewhile(lambda one: (len(of_depth) - one[0]) * one[1][0] < 0.05, enumerate(of_depth))
-    assert [place[1:] for _, place in held] == [("block", "32x32"), ("full", "32x32")], "by Holm's procedure"
+    decided_ones = {("block", "32x56"), ("block", "32x32"), ("full", "32x32")}
+    assert {place[1:] for _, place in held} == decided_ones, "by Holm's procedure"
     plain, higher = losses_apart("residual"), [losses_apart(arm) for arm in AHEAD]
     assert min(plain.values()) > 0, "depth itself does not pay"
-    assert all([size for size in BESIDE if of[size] < 0] == [LARGEST] for of in higher)
-
-
-def test_what_the_page_says_of_32x56_is_so():
-    leads = {arm: begun(arm) for arm in LADDER}
-    pairs = [apart for arm in AHEAD for apart in leads[arm]]
-    assert max(pairs) < 0 and len(pairs) == 12 and {len(apart) for apart in leads.values()} == {3}
-    assert not_zero(leads) == ["interlayer", "block", "full", "rms-block", "delta:block_size=4"]
-    of_two = 2 * ttest_1samp(leads["delta:block_size=4"], 0).pvalue  # the last two of Holm's procedure
-    assert f"decided as well (p = {number(of_two, 3)} for six arms)" in EVIDENCE
-    gain_more = [statistics.fmean(leads[arm]) < statistics.fmean(ladder(arm)["16x80"]) for arm in AHEAD]
-    assert gain_more == 4 * [True]
-    (deep,) = {run["parameters"] for run in record(BEGUN)["runs"] if run["size"] == "32x56"}
-    (shallow,) = {run["parameters"] for run in record("ladder-16")["runs"] if run["size"] == "16x80"}
-    assert f"{shallow / deep - 1:.0%}" == "2%" and f"{deep / 1e6:.1f}" == "1.2"
+    assert all([size for size in [*BESIDE][:5] if of[size] < 0] == ["32x48"] for of in higher)
+    assert all(min(of[size] for of in higher) < 0 < max(of[size] for of in higher) for size in AFTER_10)
 
 
 def test_what_the_page_says_of_rates_and_twice_the_tokens_at_32_layers_is_so():
@@ -113,43 +111,51 @@ def test_what_the_page_says_of_rates_and_twice_the_tokens_at_32_layers_is_so():
     assert gained["full"] > gained["residual"] > 0
     gains = [arm for arm in ("residual", *LADDER) if min(map(float, ladder_check(arm, "32x32"))) < 0]
     assert gains == ["rms-block", "interlayer"]
+    for size in ("32x32", "32x48", *AFTER_10):
+        assert {run["factor"] for run in runs_at(size)} == {0.5}
 
 
 def test_what_the_page_says_of_compute_at_32_layers_is_so():
-    lines = {(name, arm): of[arm].interval for name, of in other_lines().items() for arm in AHEAD}
-    assert [place for place, (low, _) in lines.items() if low > 1] == [
-        ("all five", "interlayer"),
-        ("without 32x32", "interlayer"),
-    ]
-    assert ends(joint("interlayer", LADDER_32))[0] < 1 and min(high for _, high in lines.values()) > 1
+    lines = other_lines()
+    saves = {name: [arm for arm in AHEAD if of[arm].interval[0] > 1] for name, of in lines.items()}
+    assert saves["all seven"] == ["block", "rms-block", "interlayer"]
+    assert all({"rms-block", "interlayer"} <= {*arms} and "full" not in arms for arms in saves.values())
+    for_six = {name: [arm for arm in AHEAD if of[arm].joint[0] > 1] for name, of in lines.items()}
+    assert for_six.pop("all seven") == ["rms-block", "interlayer"]
+    assert for_six.pop("32x24 and 32x32 after 10") == ["block", "rms-block"]
+    assert set.intersection(*map(set, for_six.values())) == {"interlayer"}, "whichever size is left out"
     seconds = {arm: [ends(interval) for _, interval in by_clock(arm, "32-20")] for arm in LADDER}
-    assert all(low < 1 for of in seconds.values() for low, _ in of)
+    assert all(low < 1 for of in seconds.values() for low, _ in of), "and no time"
     slower = {arm: [high < 1 for _, high in of] for arm, of in seconds.items()}
     slower = {arm: [size for size, lost in zip(BESIDE, of, strict=True) if lost] for arm, of in slower.items()}
-    narrow = [*BESIDE][:4]
-    of_three = {"rms-residual": narrow, "full": narrow[:3], "delta:block_size=4": narrow}
-    assert {arm: of for arm, of in slower.items() if of} == of_three
+    sizes = [*BESIDE]
+    shown = {"rms-residual": sizes[:4], "full": sizes, "rms-block": sizes[:3], "delta:block_size=4": sizes}
+    assert {arm: of for arm, of in slower.items() if of} == shown
     in_seconds = {
-        size: [ends(between_sizes(arm, axis="seconds", size=size).partition(" ")[2])[0] > 1 for arm in AHEAD]
-        for size in ("32x24", "32x32", LARGEST)
+        size: [ends(between_sizes(arm, axis="seconds", size=size).partition(" ")[2]) for arm in AHEAD]
+        for size in ("32x24", "32x32", "32x48", LARGEST)
     }
-    assert in_seconds == {"32x24": 4 * [False], "32x32": [True, False, True, True], LARGEST: 4 * [False]}
-    slow = [ends(between_sizes(arm, axis="seconds", size=LARGEST).partition(" ")[2])[1] < 1 for arm in AHEAD]
-    assert slow == [True, True, False, False]
-    of_six = {arm: ends(between_sizes(arm, joint=True, size=LARGEST).partition(" ")[2]) for arm in AHEAD}
+    saved = {size: [low > 1 for low, _ in of] for size, of in in_seconds.items()}
+    assert saved == dict.fromkeys(in_seconds, 4 * [False]) | {"32x32": [True, False, False, True]}
+    lost = {
+        size: [arm for arm, (_, high) in zip(AHEAD, of, strict=True) if high < 1] for size, of in in_seconds.items()
+    }
+    assert lost == {"32x24": list(AHEAD), "32x32": ["full"], "32x48": ["block", "full"], LARGEST: ["full"]}
+    of_six = {arm: ends(between_sizes(arm, joint=True, size="32x48").partition(" ")[2]) for arm in AHEAD}
     assert [arm for arm, (low, _) in of_six.items() if low > 1] == ["block"]
+    assert all(ends(between_sizes(arm, joint=True, size=LARGEST).partition(" ")[2])[0] < 1 for arm in AHEAD)
     six = [arm for arm in AHEAD if ends(needed_at("32x32", arm, 6).partition(" ")[2])[0] > 1]
     assert six == ["interlayer"] and "for six arms, the interval of `interlayer` alone leaves out 1" in EVIDENCE
-    for size, not_shown in (("32x32", []), (LARGEST, ["full"])):
+    for size, not_shown in (("32x32", []), ("32x48", ["full"]), (LARGEST, [])):
         assert [arm for arm in AHEAD if ends(between_sizes(arm, size=size).partition(" ")[2])[0] <= 1] == not_shown
     assert min(ends(needed_at("32x32", arm).partition(" ")[2])[0] for arm in AHEAD) > 1
 
 
 def test_what_the_page_says_of_the_models_of_32_layers_is_so():
-    found = not_by_chance(PROBES)
+    found = not_by_chance(PROBED["32x32"])
     not_decided = [(of, arm) for of in ("next byte", "names", "copying") for arm in AHEAD if found[of][arm] >= 0.05]
-    assert not_decided == [("names", "rms-block")] and max(answers(PROBES)["induction"]) < 0.15
-    found = not_by_chance(LARGEST_PROBES)
+    assert not_decided == [("names", "rms-block")] and max(answers(PROBED["32x32"])["induction"]) < 0.15
+    found = not_by_chance(PROBED["32x48"])
     shown = [(of, arm) for of in ("next byte", "names", "copying") for arm in AHEAD if found[of][arm] < 0.05]
     assert shown == [*(("next byte", arm) for arm in AHEAD), ("copying", "block")]
     assert found["copying"]["delta:block_size=4"] < 0.05
@@ -174,10 +180,17 @@ def not_by_chance(name: str) -> dict[str, dict[str, float]]:
 def test_the_sizes_of_both_depths_have_the_parameters_that_the_page_says():
     sizes = {run["size"]: run["parameters"] for layers in (16, 32) for run in record(f"ladder-{layers}-20")["runs"]}
     said = [f"{sizes[of]:,}{{}} at {of} and {sizes[nearest]:,} at {nearest}" for of, nearest in BESIDE.items()]
-    assert ", ".join(said).format(" parameters in the sublayers", *4 * [""]) in EVIDENCE
-    larger = (("32x12", "16x16"), ("16x24", "32x16"), ("32x24", "16x32"), ("16x48", "32x32"), ("32x48", "16x64"))
+    assert ", ".join(said).format(" parameters in the sublayers", *6 * [""]) in EVIDENCE
+    larger = (
+        ("32x12", "16x16"),
+        ("16x24", "32x16"),
+        ("32x24", "16x32"),
+        ("16x48", "32x32"),
+        ("32x48", "16x64"),
+        ("16x96", "32x64"),
+    )
     assert all(8 * sizes[large] == 9 * sizes[small] for large, small in larger)
-    assert sizes["32x48"] / sizes["32x12"] == 16
+    assert f"{sizes['16x80'] / sizes['32x56'] - 1:.0%}" == "2%" and f"{sizes[LARGEST] / sizes['32x12']:.0f}" == "28"
 
 
 def runs_at(size: str) -> list[dict]:

@@ -27,6 +27,7 @@ from tests.docs.ladders import (
     lead_at,
     on_lines,
 )
+from tests.docs.probes import more_right
 from tests.docs.records import (
     EVIDENCE,
     READING,
@@ -224,14 +225,8 @@ def run_of(run: dict) -> tuple[str, str, int]:
 
 
 def test_what_the_page_says_of_the_ladders_probes_is_so():
-    apart = {}
-    for name in ("probes-ladder", "probes-ladder-64", "probes-ladder-80", "probes-ladder-96"):
-        of = record(name)
-        right = {(run["arm"], run["seed"]): run["right"] for run in of["runs"]}
-        for i, task in enumerate(of["tasks"]):
-            for arm, _ in right:
-                gaps = [right[arm, seed][i] - right["residual", seed][i] for seed in range(3)]
-                apart[name, arm, task["name"]] = gaps
+    names = ("probes-ladder", "probes-ladder-64", "probes-ladder-80", "probes-ladder-96")
+    apart = {(name, *place): gaps for name in names for place, gaps in more_right(name).items()}
     ahead = [("probes-ladder", arm, task) for arm in ("rms-block", "interlayer") for task in ("names", "copying")]
     ahead += [("probes-ladder", arm, "next byte") for arm in ("rms-block", "interlayer")]
     ahead += [("probes-ladder-64", arm, task) for arm in AHEAD for task in ("copying", "next byte")]

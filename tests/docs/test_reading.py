@@ -10,7 +10,7 @@ from scipy.stats import binomtest, ttest_rel
 from attnres.lab.ablation.claims import finding
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.record import read_record
-from tests.docs.deep import BEGUN, BESIDE, begun
+from tests.docs.deep import AFTER_10, BESIDE
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
@@ -22,7 +22,6 @@ from tests.docs.ladders import (
     decided,
     ladder,
     needed,
-    not_zero,
     on_lines,
     share,
 )
@@ -57,12 +56,10 @@ def test_every_pair_of_the_ladder_is_ahead_as_the_pages_say():
     assert all(binomtest(len(of), len(of)).pvalue < 1e-4 for of in pairs.values())
     shares = [share(arm, LARGEST) for arm in THREE]
     assert min(shares) > 0.015 and max(shares) < 0.03, "2 to 3% of the loss"
-    deep = {arm: ladder(arm, "32-20") | {"32x56": begun(arm)} for arm in THREE}
-    assert max(max(apart) for of in deep.values() for apart in of.values()) < 0 and len(deep["block"]) == 6
-    for name, size in (("ladder-32-20", "32x48"), (BEGUN, "32x56")):
-        runs = record(name)["runs"]
-        plain = statistics.fmean(run["loss"] for run in runs if (run["arm"], run["size"]) == ("residual", size))
-        shares = [-statistics.fmean(of[size]) / plain for of in deep.values()]
+    deep = {arm: ladder(arm, "32-20") for arm in THREE}
+    assert max(max(apart) for of in deep.values() for apart in of.values()) < 0 and len(deep["block"]) == 7
+    for size in AFTER_10:
+        shares = [share(arm, size) for arm in THREE]
         assert min(shares) > 0.025 and max(shares) < 0.05, "3 to 5% at the two largest of 32 layers"
     factors = sorted(needed(arm).split()[0] for arm in THREE)
     for page in (READING, README):
@@ -83,16 +80,16 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
     assert min(ttest_rel(ours, others).pvalue for ours, others in deep) > 0.15, "seeds do not tell them apart"
     wide = [size for size in SIZES if on_lines(size)["rms-block"].joint[0] >= 1]
     assert wide == ["16x32"] and "and the last reaches below 1 without any size but 16x32" in READING
-    for arm in LADDER:
-        low, high = ends(joint(arm, LADDER_32))
-        assert low < 1 < high, "on lines no saving is shown"
+    assert [arm for arm in LADDER if ends(joint(arm, LADDER_32))[0] > 1] == ["rms-block", "interlayer"]
+    without = [on_lines(size, of="32-20") for size in BESIDE]
+    always = [arm for arm in LADDER if min(of[arm].joint[0] for of in without) > 1]
+    assert always == ["interlayer"], "alone above 1 with six rules at once whichever size is left out"
     gained = {}
     for arm in THREE:
         of_deep, shallow = ladder(arm, "32-20"), ladder(arm, "16-20")
         gained[arm] = [statistics.fmean(of_deep[size]) < statistics.fmean(shallow[BESIDE[size]]) for size in of_deep]
-    assert gained == {"block": 5 * [True], "full": 5 * [True], "rms-block": [True, True, False, True, True]}
-    assert (len(decided("32-20", "32x32")), len(decided("32-20", "32x48"))) == (4, 3)
-    assert not_zero({arm: begun(arm) for arm in LADDER}) == [*AHEAD[-1:], *AHEAD[:-1], "delta:block_size=4"]
+    assert gained == {"block": 7 * [True], "full": 7 * [True], "rms-block": [True, True, False, *4 * [True]]}
+    assert [len(decided("32-20", size)) for size in ("32x32", "32x48", *AFTER_10)] == [4, 3, 5, 4]
     deep = {arm: judged_at("deep-long", arm).split(" ± ") for arm in ("block", "rms-block", "rms-block:block_size=12")}
     assert all(float(mean) > -2 * float(error) for mean, error in deep.values()), "published rules gain nothing at 48"
     more = [probed("next byte", arm, f"(probes-ladder-{size})").split()[0] for size in (80, 96) for arm in AHEAD]

@@ -62,7 +62,8 @@ def test_attnres_understands_the_ladder(run_script, layers, monkeypatch, tmp_pat
     assert module == "attnres" and planned[0].dataset == "torch"
     record = f"results/ladder-{layers}.json"
     assert after("--record", arguments) == record
-    compiled = ["recipes/ladder/compiled.py", f"{tmp_path}/runs/ladder-32-20", record, "32x24", "32x32", "32x48"]
+    sizes = ["32x24", "32x32", "32x48", "32x56@10", "32x64@10"]
+    compiled = ["recipes/ladder/compiled.py", f"{tmp_path}/runs/ladder-32-20", record, *sizes]
     assert before == [compiled] * (layers == "32-20")
 
 
