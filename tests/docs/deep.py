@@ -150,12 +150,19 @@ def leads_after_10() -> list[str]:
         with_error(ladder(arm, "32-20")[size]) for size in AFTER_10 for arm in ("rms-residual", "delta:block_size=4")
     ]
     pairs = "{} to {} and {} to {}"
+    letters = [
+        larger_right("induction", arm, PROBED["32x64"])
+        for arm in ("full", "residual", "block", "rms-block", "rms-residual")
+    ]
     return [
         *map(in_every_seed, AFTER_10),
         f"the four end {pairs} below the plain residual".format(*(end for of in ends_at for end in of)),
         f"after two fifths of the way they were {pairs} below it".format(*(end for of in then for end in of)),
         f"they are {pairs} below it".format(*(end for of in shallow for end in of)),
         "`rms-residual` is at {} and Delta Block at {} at 32x56, {} and {} at 32x64".format(*others),
+        *able("32x64"),
+        "with {} right and more than the plain residual ({}) in every seed; `block` ({}), `rms-block` ({}) and "
+        "`rms-residual` ({}) have fewer in every seed".format(*letters),
     ]
 
 

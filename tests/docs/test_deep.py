@@ -19,6 +19,7 @@ from tests.docs.ladders import (
     lead_at,
     needed_at,
 )
+from tests.docs.probes import more_right
 from tests.docs.records import EVIDENCE, answers, ends, number, record, rows
 
 
@@ -162,6 +163,14 @@ def test_what_the_page_says_of_the_models_of_32_layers_is_so():
     assert f"(p = {number(found['induction']['full'], 3)} for six arms; not for six tasks" in EVIDENCE
     assert 6 * found["induction"]["full"] > 0.05
     assert [arm for arm in LADDER if found["induction"][arm] < 0.05] == ["full"]
+    found, more = not_by_chance(PROBED["32x64"]), more_right(PROBED["32x64"])
+    assert [(task, arm) for task, of in found.items() for arm in of if of[arm] < 0.05] == [("next byte", "interlayer")]
+    assert all(min(more[arm, task]) > 0 for arm in AHEAD for task in ("copying", "next byte"))
+    assert all(min(more[arm, "names"]) < 0 < max(more[arm, "names"]) for arm in AHEAD), "and know no more names"
+    assert min(more["full", "induction"]) > 0
+    assert max(max(more[arm, "induction"]) for arm in ("block", "rms-block", "rms-residual")) < 0
+    letters = {arm: statistics.fmean(more[arm, "induction"]) for arm in LADDER}
+    assert max(letters, key=letters.__getitem__) == "full", "continues best"
 
 
 def not_by_chance(name: str) -> dict[str, dict[str, float]]:

@@ -25,7 +25,7 @@ from tests.docs.ladders import (
     on_lines,
     share,
 )
-from tests.docs.probes import larger_right
+from tests.docs.probes import larger_right, more_right
 from tests.docs.reading import SIZES, THREE, TWO, retrofit_arms
 from tests.docs.records import (
     READING,
@@ -95,6 +95,10 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
     more = [probed("next byte", arm, f"(probes-ladder-{size})").split()[0] for size in (80, 96) for arm in AHEAD]
     assert [number(100 * float(most(more)), 1) for most in (min, max)] == ["0.3", "0.7"]
     assert "the four get on average 0.3 to 0.7 more of 100 next bytes right, and more in every seed" in READING
+    deep_more = more_right("probes-ladder-32-64")
+    more = [100 * statistics.fmean(deep_more[arm, "next byte"]) for arm in AHEAD]
+    assert f"At 32x64 it is {number(min(more), 1)} to {number(max(more), 1)}, and all four copy better" in READING
+    assert min(min(deep_more[arm, task]) for arm in AHEAD for task in ("next byte", "copying")) > 0, "in every seed"
     for size in (80, 96):
         names = {arm: larger_right("names", arm, f"probes-ladder-{size}") for arm in ("residual", *LADDER)}
         assert max(names, key=names.__getitem__) == "residual"
