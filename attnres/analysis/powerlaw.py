@@ -24,10 +24,10 @@ SAME_COMPUTE = 1.5
 """Runs of one size differ by less, as measured seconds do."""
 LARGEST = 1e100
 """No compute or loss is larger, and none smaller than its inverse: fits and figures keep their digits there."""
-RESAMPLES = 2000
-"""How many are drawn where not all are taken."""
-MOST_RESAMPLES = 50_000
-"""Up to so many, those of six sizes, all are taken."""
+RESAMPLES = 100_000
+"""How many are drawn where not all are taken: of 2,000 the ends move by as much as decides."""
+MOST_RESAMPLES = 1_000_000
+"""Up to so many, those of seven sizes, all are taken."""
 CONFIDENCE = 0.95
 
 Interval = tuple[float, float]
@@ -93,7 +93,7 @@ def fit_power_laws(
     by t / z, Student's 97.5% quantile of n - 2 degrees of freedom over the normal one: three residuals say little of
     how far they scatter. An advantage has the interval, too, that it has among all of them (`Advantage.joint`). Where
     all arms have the same sizes a resample takes the same ones for every arm, so that what a size or its seeds do to
-    all arms alike cancels in the comparison; of up to six sizes every resample is taken once.
+    all arms alike cancels in the comparison; of up to seven sizes every resample is taken once.
 
     Raises:
         UsageError: too few sizes, a compute or loss that has no logarithm, one size at several computes, or a baseline
@@ -119,38 +119,28 @@ def fit_where_possible(
     There are no advantages where the first arm is one of them, or where its exponent's interval is not all above 0.
     Computes and losses are positive and finite.
     """
-    arms = {arm: points for arm, points in curves.items() if _computes(points) >= FEWEST_SIZES}
-    means = {arm: _means(points) for arm, points in arms.items()}
-    paired = len({tuple(_sizes(points)) for points in arms.values()}) == 1
-
-    lines = {arm: _line(*of) for arm, of in means.items()}
-    generator = np.random.default_rng(seed)
-    picks: dict[str, np.ndarray] = {}
-    for arm, (x, _) in means.items():
-        picks[arm] = next(iter(picks.values())) if paired and picks else _resamples(len(x), generator, paired)
-
-    def draws(arm: str, share: float = CONFIDENCE) -> np.ndarray:
-        return _resampled(*means[arm], lines[arm], picks[arm], share)
-
-    fits = []
-    for arm, points in arms.items():
-        scale, exponent = np.exp(lines[arm][0]), lines[arm][1]
-        intervals = _interval(np.exp(draws(arm)[0])), _interval(draws(arm)[1])
-        computes = [point.compute for point in points]
-        fits.append(Fit(arm, len(points), (min(computes), max(computes)), float(scale), float(exponent), *intervals))
+    lines = _Lines(curves, seed)
+    fits = [lines.fit(arm) for arm in lines.points]
     baseline = next(iter(curves))
-    if baseline not in arms or not fits[0].falls:
+    if baseline not in lines.points or not fits[0].falls:
         return fits, []
     at = fits[0].computes[1] if compute is None else compute
-    advantages = []
-    for arm in (others := list(arms)[1:]):
-        factor = _advantage(lines[arm], lines[baseline], at)
-        intervals = (
-            _interval(_advantage(draws(arm, share), draws(baseline, share), at), share)
-            for share in (CONFIDENCE, 1 - (1 - CONFIDENCE) / len(others))
-        )
-        advantages.append(Advantage(arm, baseline, at, float(factor), *intervals))
-    return fits, advantages
+    others = [arm for arm in lines.points if arm != baseline]
+    return fits, [lines.advantage(arm, baseline, at, len(others)) for arm in others]
+
+
+def advantages_at_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str, str], Advantage]:
+    """(arm, size) -> the advantage at the arm's compute there, over the first arm and by both lines alone.
+
+    Without those that the fits do not tell, as in `fit_where_possible`.
+    """
+    arms, found = list(curves), {}
+    for arm in arms[1:]:
+        lines = _Lines({name: curves[name] for name in (arms[0], arm)})
+        if len(lines.points) == 2 and lines.fit(arms[0]).falls:
+            for size, compute in {point.size: point.compute for point in curves[arm]}.items():
+                found[arm, size] = lines.advantage(arm, arms[0], compute)
+    return found
 
 
 def advantages_between_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str, str], Advantage]:
@@ -249,6 +239,47 @@ def _csv_errors(path: str | Path, rows: csv.DictReader[str]) -> Iterator[None]:
         raise UsageError(f"{path}, line {line}: {error}; mend it, or close the quote before it") from None
 
 
+class _Lines:
+    """The line of every arm that has one, and those through resampled residuals."""
+
+    points: dict[str, Sequence[Point]]
+    """arm -> its runs, of the arms that have a line."""
+
+    def __init__(self, curves: Mapping[str, Sequence[Point]], seed: int = 0) -> None:
+        self.points = {arm: points for arm, points in curves.items() if _computes(points) >= FEWEST_SIZES}
+        self._lines: dict[str, np.ndarray] = {}
+        self._noise: dict[str, np.ndarray] = {}
+        paired = len({tuple(_sizes(points)) for points in self.points.values()}) == 1
+        generator = np.random.default_rng(seed)
+        picks: np.ndarray | None = None
+        for arm, points in self.points.items():
+            x, y = _means(points)
+            self._lines[arm] = scale, exponent = _line(x, y)
+            if not (paired and len(x) ** len(x) <= MOST_RESAMPLES) and (picks is None or not paired):
+                picks = generator.integers(0, len(x), (RESAMPLES, len(x)))
+            self._noise[arm] = _noise(x, y - (scale - exponent * x), picks)
+
+    def fit(self, arm: str) -> Fit:
+        scale, exponent = self._lines[arm]
+        scales, exponents = self._draws(arm)
+        intervals = _interval(np.exp(scales)), _interval(exponents)
+        computes = [point.compute for point in self.points[arm]]
+        ends = min(computes), max(computes)
+        return Fit(arm, len(computes), ends, float(np.exp(scale)), float(exponent), *intervals)
+
+    def advantage(self, arm: str, baseline: str, compute: float, at_once: int = 1) -> Advantage:
+        factor = _advantage(self._lines[arm], self._lines[baseline], compute)
+        joint = 1 - (1 - CONFIDENCE) / at_once
+        intervals = {
+            share: _interval(_advantage(self._draws(arm, share), self._draws(baseline, share), compute), share)
+            for share in {CONFIDENCE, joint}  # once where they are the same
+        }
+        return Advantage(arm, baseline, compute, float(factor), intervals[CONFIDENCE], intervals[joint])
+
+    def _draws(self, arm: str, share: float = CONFIDENCE) -> np.ndarray:
+        return self._lines[arm][:, None] + _widening(len(_sizes(self.points[arm])), share) * self._noise[arm]
+
+
 def _check(arm: str, points: Sequence[Point]) -> None:
     for point in points:
         if not (0 < point.compute < np.inf and 0 < point.loss < np.inf):
@@ -298,20 +329,24 @@ def _line(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return np.stack([y.mean(-1) + exponent * x.mean(), exponent])
 
 
-def _resamples(sizes: int, generator: np.random.Generator, paired: bool) -> np.ndarray:
-    """Which residual each size has in each resample: int [resamples, sizes]. Of unpaired arms each has its own."""
-    if paired and sizes**sizes <= MOST_RESAMPLES:
-        return np.indices(sizes * (sizes,)).reshape(sizes, -1).T
-    return generator.integers(0, sizes, (RESAMPLES, sizes))
+def _noise(x: np.ndarray, residuals: np.ndarray, picks: np.ndarray | None) -> np.ndarray:
+    """How far the lines through resampled residuals lie from the line: float [2, resamples].
+
+    picks: which residual each size has in each resample, int [resamples, sizes]; without it every resample is taken
+    once, whose lines are sums of one term for each size, as a line is linear in what it goes through.
+    """
+    weights = _line(x, np.eye(len(x)))
+    if picks is not None:
+        return weights @ residuals[picks].T
+    sums = np.zeros((2, 1))
+    for of_size in weights.T:
+        sums = (sums[:, :, None] + np.outer(of_size, residuals)[:, None, :]).reshape(2, -1)
+    return sums
 
 
-def _resampled(x: np.ndarray, y: np.ndarray, line: np.ndarray, picks: np.ndarray, share: float) -> np.ndarray:
-    """Lines through resampled residuals, widened for intervals that hold that share of them."""
-    fitted = line[0] - line[1] * x
-    free = len(x) - 2
-    widened = np.sqrt(len(x) / free) * t_quantile(free, share) / NormalDist().inv_cdf((1 + share) / 2)
-    residuals = (y - fitted) * widened
-    return _line(x, fitted + residuals[picks])
+def _widening(sizes: int, share: float) -> float:
+    """What residuals are multiplied by for intervals that hold that share."""
+    return math.sqrt(sizes / (sizes - 2)) * t_quantile(sizes - 2, share) / NormalDist().inv_cdf((1 + share) / 2)
 
 
 def _advantage(arm: np.ndarray, baseline: np.ndarray, compute: float) -> np.ndarray:

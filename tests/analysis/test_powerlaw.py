@@ -114,6 +114,19 @@ def test_intervals_of_few_sizes_are_of_every_resample_and_no_draw():
     assert other.joint == pytest.approx(ends("other", 0.025)[1])
     _, (only,) = fit_power_laws({arm: points[arm] for arm in ("base", "arm")})
     assert only.joint == only.interval == pytest.approx(alone)
+    seven = {arm: curve(2.0, 0.06, [2**i for i in range(7)], 0.01, generator) for arm in ("base", "arm")}
+    assert fit_power_laws(seven) == fit_power_laws(seven, seed=1)
+
+
+def test_draws_of_many_sizes_are_close_to_every_resample(monkeypatch):
+    generator = np.random.default_rng(5)
+    points = {arm: curve(2.0, 0.06, [1, 4, 16, 64, 256], 0.01, generator) for arm in ("base", "arm", "other")}
+    _, every = fit_power_laws(points)
+    monkeypatch.setattr("attnres.analysis.powerlaw.MOST_RESAMPLES", 0)
+    _, drawn = fit_power_laws(points)
+    assert drawn != every
+    for one, other in zip(drawn, every, strict=True):
+        assert one.interval + one.joint == pytest.approx(other.interval + other.joint, rel=0.01)
 
 
 def test_joint_intervals_all_hold_the_truth_at_once():

@@ -11,9 +11,11 @@ from tests.docs.ladders import (
     AHEAD,
     LADDER,
     LADDER_32,
+    below_on_lines,
     beside_line,
     between_sizes,
     by_clock,
+    by_exponent,
     ladder,
     ladder_check,
     ladder_step,
@@ -62,11 +64,11 @@ def deep_ladder() -> list[str]:
         *leads_at_32x32(),
         *leads_at_32x48(),
         *leads_after_10(),
-        f"At 32x32 it is {plain['32x32']} for the plain residual and {of_rules[0]} to {of_rules[-1]} for the four; at "
-        f"32x48 the plain residual ends {plain['32x48']} higher than at 16x64 and the four {lower[0]} to {lower[-1]} "
-        f"lower, with an eighth more parameters; at 32x56 {plain['32x56']} higher than at 16x80 and the four "
-        f"from {least['32x56']} lower to {most['32x56']} higher, with 2% fewer; and at 32x64 {plain['32x64']} higher "
-        f"than at 16x96 and the four from {least['32x64']} lower to {most['32x64']} higher, with a ninth fewer.",
+        f"At 32x32 the plain residual ends {plain['32x32']} higher than at 16x48 and the four {of_rules[0]} to "
+        f"{of_rules[-1]}; at 32x48 it ends {plain['32x48']} higher than at 16x64 and the four {lower[0]} to "
+        f"{lower[-1]} lower, with an eighth more parameters; at 32x56 {plain['32x56']} higher than at 16x80 and the "
+        f"four from {least['32x56']} lower to {most['32x56']} higher, with 2% fewer; and at 32x64 {plain['32x64']} "
+        f"higher than at 16x96 and the four from {least['32x64']} lower to {most['32x64']} higher, with a ninth fewer.",
         *(twice_the_tokens_row(arm, "32", slice(2, 4)) for arm in LADDER),
         *deep_rates(),
         *deep_lines(),
@@ -150,6 +152,7 @@ def leads_after_10() -> list[str]:
         with_error(ladder(arm, "32-20")[size]) for size in AFTER_10 for arm in ("rms-residual", "delta:block_size=4")
     ]
     pairs = "{} to {} and {} to {}"
+    copies = f"({PROBED['32x64']})"
     letters = [
         larger_right("induction", arm, PROBED["32x64"])
         for arm in ("full", "residual", "block", "rms-block", "rms-residual")
@@ -158,9 +161,11 @@ def leads_after_10() -> list[str]:
         *map(in_every_seed, AFTER_10),
         f"the four end {pairs} below the plain residual".format(*(end for of in ends_at for end in of)),
         f"after two fifths of the way they were {pairs} below it".format(*(end for of in then for end in of)),
+        "from {} to {} after a fifth to {} to {} after four.".format(*leads_along(LARGEST, 0.2, 0.8)),
         f"they are {pairs} below it".format(*(end for of in shallow for end in of)),
         "`rms-residual` is at {} and Delta Block at {} at 32x56, {} and {} at 32x64".format(*others),
         *able("32x64"),
+        f"Delta Block copies better in every seed, too, by {probed('copying', 'delta:block_size=4', copies)}",
         "with {} right and more than the plain residual ({}) in every seed; `block` ({}), `rms-block` ({}) and "
         "`rms-residual` ({}) have fewer in every seed".format(*letters),
     ]
@@ -221,8 +226,12 @@ def deep_lines() -> list[str]:
     off = [[number(abs(part), 1) for part in off_lines(size)] for size in ("32x24", "32x32", LARGEST)]
     return [
         *(f"| {name} | {lines_cells(of)} |" for name, of in other_lines().items()),
-        "end {} to {}% above their own at 32x24, {} to {}% below it at 32x32 and {} to {}% above it at 32x64.".format(
-            *(of[i] for of in off for i in (0, -1))
+        "end {} to {}% above their own at 32x24, {} to {}% below it at 32x32 and {} to {}% above it at 32x64, "
+        "`residual` {}%, so that the lines put the four leads there at {} to {}, not {} to {}.".format(
+            *(of[i] for of in off for i in (0, -1)),
+            number(100 * math.expm1(beside_line("residual", LARGEST, "32-20")), 1),
+            *(of(below_on_lines(arm, LARGEST) for arm in AHEAD) for of in (min, max)),
+            *leads_along(LARGEST, 1.0),
         ),
         "for six they are {}, {}, {} and {}".format(*(joint(arm, LADDER_32) for arm in AHEAD)),
     ]
@@ -258,11 +267,17 @@ def by_itself() -> list[str]:
     )
     return [
         *table,
-        f"(the interval of `full` is {between_sizes('full', size='32x48').partition(' ')[2]};",
-        "the first is {} for `block`, {} for `full`, {} for `rms-block` and {} for `interlayer` at 32x32, {}, {}, {} "
-        "and {} at 32x48, and {}, {}, {} and {} at 32x64. In seconds it is {} for `block`, {} for `full`, {} for "
-        "`rms-block` and {} for `interlayer` at 32x32, {}, {}, {} and {} at 32x48, and {}, {}, {} and {} at "
+        f"(that of `full` at 32x48 is {between_sizes('full', size='32x48').partition(' ')[2]};",
+        "that of two sizes is {} for `block`, {} for `full`, {} for `rms-block` and {} for `interlayer` at 32x32, {}, "
+        "{}, {} and {} at 32x48, and {}, {}, {} and {} at 32x64. In seconds it is {} for `block`, {} for `full`, "
+        "{} for `rms-block` and {} for `interlayer` at 32x32, {}, {}, {} and {} at 32x48, and {}, {}, {} and {} at "
         "32x64;".format(*of_six, *seconds),
+        "the plain residual needs {}, {}, {} and {} times at 32x64.".format(
+            *(by_exponent(arm, size=LARGEST) for arm in AHEAD)
+        ),
+        "at 32x64 the lines lead to {} of it for `residual` and {} to {} for the four.".format(
+            line_of_rates("residual", LARGEST), *(of(line_of_rates(arm, LARGEST) for arm in AHEAD) for of in (min, max))
+        ),
     ]
 
 

@@ -142,11 +142,11 @@ def between_sizes(arm: str, axis: str = "operations", joint: bool = False, size:
     return told(found.factor, found.joint if joint else found.interval)
 
 
-def by_exponent(arm: str, at_once: int = 1) -> str:
-    """An arm's advantage at the largest size with the exponent of the baseline's fitted line, over the seeds."""
-    points = points_of("16-20")
+def by_exponent(arm: str, at_once: int = 1, size: str = LARGEST) -> str:
+    """An arm's advantage at a size with the exponent of the baseline's fitted line, over the seeds."""
+    points = points_of(f"{size.partition('x')[0]}-20")
     exponent = next(fit.exponent for fit in fit_where_possible(points)[0] if fit.arm == "residual")
-    of = {(name, point.seed): point for name in points for point in points[name] if point.size == LARGEST}
+    of = {(name, point.seed): point for name in points for point in points[name] if point.size == size}
     pairs = [(of["residual", seed], of[arm, seed]) for seed in range(3)]
     logs = [
         math.log(plain.loss / ours.loss) / exponent + math.log(plain.compute / ours.compute) for plain, ours in pairs
@@ -283,7 +283,7 @@ def ladder_check(arm: str, size: str) -> list[str]:
 
 def line_of_rates(arm: str, size: str) -> str:
     """The multiple of the default rates that the line through an arm's two smallest sizes leads to, unbounded."""
-    of = record(f"ladder-{size.partition('x')[0]}")
+    of = record(f"ladder-{size.partition('x')[0]}-20")
     parameters = {run["size"]: run["parameters"] for run in of["runs"]}
     sizes = list(parameters)[:2]
     rates = []
@@ -350,12 +350,12 @@ def twice_the_tokens() -> list[str]:
     ]
 
 
-def below_on_lines(arm: str) -> str:
-    """How far an arm's line is below the baseline's at the largest size, at the compute of each."""
-    points = points_of("16-20")
+def below_on_lines(arm: str, size: str = LARGEST) -> str:
+    """How far an arm's line is below the baseline's at a size, at the compute of each."""
+    points = points_of(f"{size.partition('x')[0]}-20")
     lines = {fit.arm: fit for fit in fit_where_possible(points)[0]}
     losses = [
-        lines[name].loss(next(point.compute for point in points[name] if point.size == LARGEST))
+        lines[name].loss(next(point.compute for point in points[name] if point.size == size))
         for name in ("residual", arm)
     ]
     return number(losses[0] - losses[1], 3)

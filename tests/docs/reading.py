@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 
+from tests.docs.deep import losses_apart
 from tests.docs.ladders import (
     AHEAD,
     LADDER_16_20,
@@ -16,7 +17,6 @@ from tests.docs.ladders import (
     ladder_step,
     needed,
     on_lines,
-    told,
 )
 from tests.docs.records import (
     COSTS,
@@ -46,7 +46,7 @@ NOT_OURS = {  # of settings and of other people
     "by 2 to 3% of the loss",
     "about 2% at the largest size",
     "at the two largest by 3 to 5%",  # the largest of 32 layers, checked in test_reading.py
-    "by 4 to 6%, more than twice the lead",
+    "by 4 to 6%, about twice the lead",
     "0.3 to 0.7 more of 100",
     "At 32x64 it is 0.7 to 0.9",  # checked in test_reading.py
     "1.13 to 1.22 times the operations",
@@ -81,8 +81,8 @@ def readings() -> list[str]:
     of_six = [joint(arm, LADDER_16_20) for arm in THREE]
     clock = [" ".join(by_clock(arm, "16-20")[-1]) for arm in THREE]
     of_three = {arm: needed(arm) for arm in THREE}
-    deep = on_lines(of="32-20")
-    of_deep = sorted(number(deep[arm].factor, 2) for arm in AHEAD)
+    deep = [on_lines(size, of="32-20") for size in ("", "32x32")]
+    plain_apart = sorted(number(apart, 3) for apart in losses_apart("residual").values())
     return [
         f"`rms-block` ends {leads_of['rms-block']} below the plain residual and `rms-full` {leads_of['rms-full']}.",
         f"`block` gives {leads_of['block']}, and so does `rms-residual`",
@@ -93,13 +93,15 @@ def readings() -> list[str]:
         f"by {last[0]} to {last[-1]}.",
         f"takes {time['block']} times as long under `block`, {time['full']} under `full` and {time['rms-block']} under "
         f"`rms-block`, and {memory['block']}, {memory['full']} and {memory['rms-block']} times the memory",
-        f"under `block` {ladder_step('block', '16x16')} times at width 16 and {ladder_step('block', LARGEST)} "
-        "times at width 96",
+        f"under `block` {ladder_step('block', '16x16')} times at width 16 and {ladder_step('block', LARGEST)} at 96",
         f"needs {of_three['block']} times `block`'s operations, {of_three['full']} times `full`'s and "
         f"{of_three['rms-block']} times `rms-block`'s (95% intervals);",
         "With six rules at once the intervals are {}, {} and {}, and".format(*of_six),
-        f"Through the 32-layer sizes they are {of_deep[0]} to {of_deep[-1]} for the four; `interlayer`'s "
-        f"{told(deep['interlayer'].factor, deep['interlayer'].interval)} alone",
+        "Through 32-layer sizes they are {}, {} and {}, without 32x32 {}, {} and {};".format(
+            *(number(of[arm].factor, 2) for of in deep for arm in THREE)
+        ),
+        f"with six rules `interlayer`'s, {number(deep[0]['interlayer'].factor, 2)}, alone",
+        f"it ends {plain_apart[0]} to {plain_apart[-1]} above that of 16",
         "it is {}, {} and {} at width 96".format(*clock),
         f"At 16x64 the lead is {then[0]} to {then[-1]} after 10 tokens per parameter and {now[0]} to {now[-1]} after "
         "20;",

@@ -10,16 +10,16 @@ from scipy.stats import binomtest, ttest_rel
 from attnres.lab.ablation.claims import finding
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.record import read_record
-from tests.docs.deep import AFTER_10, BESIDE
+from tests.docs.deep import AFTER_10, BESIDE, other_lines
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
+    LADDER_16_20,
     LADDER_32,
     LARGEST,
     at_rate,
     beside_line,
     by_clock,
-    decided,
     ladder,
     needed,
     on_lines,
@@ -80,18 +80,23 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
     assert min(ttest_rel(ours, others).pvalue for ours, others in deep) > 0.15, "seeds do not tell them apart"
     wide = [size for size in SIZES if on_lines(size)["rms-block"].joint[0] >= 1]
     assert wide == ["16x32"] and "and the last reaches below 1 without any size but 16x32" in READING
-    assert [arm for arm in LADDER if ends(joint(arm, LADDER_32))[0] > 1] == ["rms-block", "interlayer"]
+    assert [arm for arm in LADDER if ends(joint(arm, LADDER_32))[0] > 1] == ["interlayer"]
+    assert ends(joint("interlayer", LADDER_16_20))[0] < 1, "nor at 16 layers"
+    shorter = other_lines()["32x24 and 32x32 after 10"]["interlayer"]
+    assert shorter.joint[0] < 1, "with two sizes trained half as long"
     without = [on_lines(size, of="32-20") for size in BESIDE]
     always = [arm for arm in LADDER if min(of[arm].joint[0] for of in without) > 1]
     assert always == ["interlayer"], "alone above 1 with six rules at once whichever size is left out"
     gained = {}
-    for arm in THREE:
+    for arm in AHEAD:
         of_deep, shallow = ladder(arm, "32-20"), ladder(arm, "16-20")
         gained[arm] = [statistics.fmean(of_deep[size]) < statistics.fmean(shallow[BESIDE[size]]) for size in of_deep]
-    assert gained == {"block": 7 * [True], "full": 7 * [True], "rms-block": [True, True, False, *4 * [True]]}
-    assert [len(decided("32-20", size)) for size in ("32x32", "32x48", *AFTER_10)] == [4, 3, 5, 4]
+    but_one = [True, True, False, *4 * [True]]
+    assert gained == dict.fromkeys(("block", "full"), 7 * [True]) | dict.fromkeys(("rms-block", "interlayer"), but_one)
     deep = {arm: judged_at("deep-long", arm).split(" ± ") for arm in ("block", "rms-block", "rms-block:block_size=12")}
     assert all(float(mean) > -2 * float(error) for mean, error in deep.values()), "published rules gain nothing at 48"
+    random = more_right("probes-ladder-32-64")
+    assert max(max(random[arm, "induction"]) for arm in TWO) < 0, "continue fewer random letters"
     more = [probed("next byte", arm, f"(probes-ladder-{size})").split()[0] for size in (80, 96) for arm in AHEAD]
     assert [number(100 * float(most(more)), 1) for most in (min, max)] == ["0.3", "0.7"]
     assert "the four get on average 0.3 to 0.7 more of 100 next bytes right, and more in every seed" in READING

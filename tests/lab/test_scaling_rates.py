@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from attnres.analysis.powerlaw import advantages_at_sizes
 from attnres.errors import UsageError
 from attnres.lab.ahead import Ahead
 from attnres.lab.scaling.figures import scaling_law
-from attnres.lab.scaling.fit import advantages_at_sizes, axes_of, final_points, finding, paired_lead
+from attnres.lab.scaling.fit import axes_of, final_points, finding, paired_lead
 from attnres.lab.scaling.plan import MOST_TOKENS, Options, Plan, Planned, parse_size, plan
 from attnres.lab.scaling.rates import (
     best,

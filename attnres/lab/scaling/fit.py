@@ -76,21 +76,6 @@ def by_turns(record: ScalingRecord) -> bool:
     return bool(seconds) and all(run.arm in seconds.get(run.size, ()) for run in record.runs if run.done)
 
 
-def advantages_at_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str, str], Advantage]:
-    """(arm, size) -> how many times the arm's compute at that size the baseline needs for the same loss.
-
-    Without those that the fits do not tell.
-    """
-    found = {}
-    for arm, points in list(curves.items())[1:]:
-        pair = {name: of for name, of in curves.items() if name in (next(iter(curves)), arm)}
-        for size in dict.fromkeys(point.size for point in points):
-            compute = next(point.compute for point in points if point.size == size)
-            for advantage in fit_where_possible(pair, compute)[1]:
-                found[arm, size] = advantage
-    return found
-
-
 def advantages_over_the_size_below(
     record: ScalingRecord, curves: Mapping[str, Sequence[Point]]
 ) -> dict[tuple[str, str], Advantage]:

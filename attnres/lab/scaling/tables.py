@@ -6,9 +6,15 @@ import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
-from attnres.analysis.powerlaw import FEWEST_SIZES, Advantage, Fit, Point, fit_where_possible
-from attnres.lab.scaling.fit import (
+from attnres.analysis.powerlaw import (
+    FEWEST_SIZES,
+    Advantage,
+    Fit,
+    Point,
     advantages_at_sizes,
+    fit_where_possible,
+)
+from attnres.lab.scaling.fit import (
     advantages_over_the_size_below,
     axes_of,
     by_turns,
