@@ -53,7 +53,9 @@ def command(
             f"{', '.join(f'`attnres {one.command}`' for one in known.values())} write them into their --out"
         )
     if tables:
-        print(tables_page(records, results), end="")
+        with working(Output(stderr=True), "making the tables"):
+            page = tables_page(records, results)
+        print(page, end="")
         return 0
     check_own_page(out, PAGE, TITLE, figure_names({name: record.kind for name, record in records.items()}))
     console = Output()
