@@ -102,7 +102,9 @@ def readings() -> list[str]:
         ),
         f"with six rules `interlayer`'s, {number(deep[0]['interlayer'].factor, 2)}, alone",
         f"it ends {plain_apart[0]} to {plain_apart[-1]} above that of 16",
-        "it is {}, {} and {} at width 96".format(*clock),
+        "it is {}, {} and {} at width 96, at 32x64 {}, {} and {};".format(
+            *clock, *(by_clock(arm, "32-20")[-1][0] for arm in THREE)
+        ),
         f"At 16x64 the lead is {then[0]} to {then[-1]} after 10 tokens per parameter and {now[0]} to {now[-1]} after "
         "20;",
         f"is better for every rule by {gains[0]} to {gains[1]}, for the plain residual by {gains[2]}, and the four are "
