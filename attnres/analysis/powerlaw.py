@@ -25,7 +25,7 @@ SAME_COMPUTE = 1.5
 LARGEST = 1e100
 """No compute or loss is larger, and none smaller than its inverse: fits and figures keep their digits there."""
 RESAMPLES = 100_000
-"""How many are drawn where not all are taken: of 2,000 the ends move by as much as decides."""
+"""How many are drawn where not all are taken. Of 2,000 another seed moved the end of an interval across 1."""
 MOST_RESAMPLES = 1_000_000
 """Up to so many, those of seven sizes, all are taken."""
 CONFIDENCE = 0.95

@@ -10,7 +10,7 @@ from scipy.stats import binomtest, ttest_rel
 from attnres.lab.ablation.claims import finding
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.record import read_record
-from tests.docs.deep import AFTER_10, BESIDE, other_lines
+from tests.docs.deep import AFTER_10, BESIDE, losses_apart, other_lines
 from tests.docs.ladders import (
     AHEAD,
     LADDER,
@@ -95,10 +95,11 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
         gained[arm] = [statistics.fmean(of_deep[size]) < statistics.fmean(shallow[BESIDE[size]]) for size in of_deep]
     but_one = [True, True, False, *4 * [True]]
     assert gained == dict.fromkeys(("block", "full"), 7 * [True]) | dict.fromkeys(("rms-block", "interlayer"), but_one)
+    plain = losses_apart("residual")
+    won_back = [[-statistics.fmean(ladder(arm, "32-20")[size]) / plain[size] for arm in AHEAD] for size in BESIDE]
+    assert [min(of) > 0.5 for of in won_back] == [True, False, *5 * [True]], "leads mostly win back"
     deep = {arm: judged_at("deep-long", arm).split(" ± ") for arm in ("block", "rms-block", "rms-block:block_size=12")}
     assert all(float(mean) > -2 * float(error) for mean, error in deep.values()), "published rules gain nothing at 48"
-    random = more_right("probes-ladder-32-64")
-    assert max(max(random[arm, "induction"]) for arm in TWO) < 0, "continue fewer random letters"
     more = [probed("next byte", arm, f"(probes-ladder-{size})").split()[0] for size in (80, 96) for arm in AHEAD]
     assert [number(100 * float(most(more)), 1) for most in (min, max)] == ["0.3", "0.7"]
     assert "the four get on average 0.3 to 0.7 more of 100 next bytes right, and more in every seed" in READING
@@ -106,6 +107,7 @@ def test_what_the_reading_says_in_words_of_the_ladder_is_so():
     more = [100 * statistics.fmean(deep_more[arm, "next byte"]) for arm in AHEAD]
     assert f"At 32x64 it is {number(min(more), 1)} to {number(max(more), 1)}, and all four copy better" in READING
     assert min(min(deep_more[arm, task]) for arm in AHEAD for task in ("next byte", "copying")) > 0, "in every seed"
+    assert max(max(deep_more[arm, "induction"]) for arm in TWO) < 0, "continue fewer random letters"
     for size in (80, 96):
         names = {arm: larger_right("names", arm, f"probes-ladder-{size}") for arm in ("residual", *LADDER)}
         assert max(names, key=names.__getitem__) == "residual"
