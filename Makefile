@@ -1,5 +1,6 @@
 # make demo [QUICK=1]   compare residual connections on this machine, from nothing
-# make test             the whole test suite, from nothing
+# make test             the tests, in five minutes, from nothing
+# make test-all         the slow ones, too
 # make docs             the guides and the API reference as a site, in site/, from nothing
 # make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 3.3 GiB; needs gcc
 # Each makes .venv first. PYTHON chooses the interpreter.
@@ -8,13 +9,16 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint docs torchtitan clean
+.PHONY: demo test test-all lint docs torchtitan clean
 
 demo: .venv/demo-ready
 	$(BIN)/attnres compare $(if $(QUICK),--quick)
 
 test: .venv/test-ready lint
 	$(BIN)/pytest -n 2
+
+test-all: .venv/test-ready lint
+	$(BIN)/pytest -n 2 -m "slow or not slow"
 	PYTHONPATH=.venv/torchao $(BIN)/pytest tests/hf/test_torchao.py
 
 lint: .venv/test-ready
