@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from tests.browser import browser as browser  # one for the whole session, wherever pages are tested
+from tests.noise import make_noise
+
+make_noise()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,61 @@
+"""Rounding of another processor, imitated: matrix products and our operators off by a relative 1e-7.
+
+    ATTNRES_TEST_NOISE=1e-7 .venv/bin/pytest tests/ops tests/connections
+
+The error is a function of the number and of how many it stands among. So a computation repeated on the same shapes
+gives the same bits, as it does on any one processor, and one that is split differently gives others.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnres.ops import library
+
+SIZE = float(os.environ.get("ATTNRES_TEST_NOISE", "0"))
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+OPERATORS = ("attend", "attend_one", "add_and_attend_one", "attend_backward")
+
+_aten = torch.library.Library("aten", "IMPL")
+
+
+def make_noise() -> None:
+    """From now on, and for the rest of the process. Nothing happens unless the variable is set."""
+    if not SIZE:
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch tells that a kernel is replaced, which is the point
+        for name in PRODUCTS:
+            _aten.impl(name, _noisy_product(getattr(torch.ops.aten, name).out), "CPU")
+    for name in OPERATORS:
+        setattr(library, name, _noisy(getattr(library, name)))
+
+
+def _noisy_product(into: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """into: the product's form with `out`, whose kernel stays torch's."""
+
+    def product(*arguments: Any, **options: Any) -> Tensor:
+        return _moved(into(*arguments, **options, out=arguments[-1].new_empty(0)))
+
+    return product
+
+
+def _noisy(operator: Callable[..., Any]) -> Callable[..., Any]:
+    def noisy(*arguments: Any) -> Any:
+        return torch.utils._pytree.tree_map(_moved, operator(*arguments))
+
+    return noisy
+
+
+def _moved(x: Any) -> Any:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        return x
+    with torch.no_grad():
+        by = 1 + SIZE * torch.sin(1e4 * x.double() + x.numel())
+    return (x * by).to(x.dtype)
