@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from attnres.lab.ahead import NOTHING, Bounds
 from attnres.texttable import visible
-from attnres.train.sweep import Job, JobState
+
+if TYPE_CHECKING:
+    from attnres.train.sweep import Job, JobState
 
 PLAIN_SECONDS = 20.0
 
@@ -35,10 +38,10 @@ class SweepDisplay:
         self.arms = arms
         self.cost = {job.name: cost(job) for job in jobs}
         self.whole_cost = sum(self.cost[job.name] * job.config.steps for job in jobs)
-        self.began = time.monotonic()
+        self.began: float | None = None  # when the first step was seen: before it come imports and a first compilation
         self.fresh = 0.0
         self.last_steps: dict[str, int] = {}
-        self.last_line = self.began
+        self.last_line = time.monotonic()
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -70,6 +73,8 @@ class SweepDisplay:
             name, step = state.job.name, state.step
             self.fresh += self.cost[name] * max(0, step - self.last_steps.get(name, step))
             self.last_steps[name] = step
+        if self.began is None and any(state.status == "running" and state.step for state in states):
+            self.began, self.fresh = time.monotonic(), 0.0
         left = self._time_left(spent)
         for arm, task in self.tasks.items():
             of_arm = [state for state in states if self.arms[state.job.name] == arm]
@@ -84,7 +89,7 @@ class SweepDisplay:
         left = [self.whole_cost - spent + later for later in self.later]
         if left[1] <= 0:
             return ""
-        if not self.fresh:
+        if not self.fresh or self.began is None:
             return "starting"
         pace = (time.monotonic() - self.began) / self.fresh
         unit, length = ("min", 60) if pace * left[1] > 90 else ("s", 1)

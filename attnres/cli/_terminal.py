@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,7 +18,9 @@ from attnres.cli._tables import print_error, print_line
 from attnres.lab.ahead import NOTHING, Bounds
 from attnres.signals import exit_code
 from attnres.texttable import visible
-from attnres.train.sweep import Job, JobState, run_jobs
+
+if TYPE_CHECKING:
+    from attnres.train.sweep import Job, JobState
 
 
 def stopped(stop: KeyboardInterrupt, out: Path, measured: Iterable[Path] = (), record: Path | None = None) -> int:
@@ -105,9 +108,17 @@ class Terminal:
         workers: int,
         costs: Sequence[float] | None = None,
         later: Bounds = NOTHING,
+        watch: Callable[[Sequence[JobState]], None] = lambda states: None,
     ) -> list[JobState]:
+        from attnres.train.sweep import run_jobs
+
         names = [job.name for job in jobs]
         cost = dict(zip(names, costs or [1.0] * len(jobs), strict=True))
         arms = dict(zip(names, labels, strict=True))
         with SweepDisplay(self.console, jobs, arms, lambda job: cost[job.name], later) as display:
-            return run_jobs(jobs, workers, display.watch)
+
+            def both(states: Sequence[JobState]) -> None:
+                display.watch(states)
+                watch(states)
+
+            return run_jobs(jobs, workers, both)

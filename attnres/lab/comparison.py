@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Thread
+
+import torch
 
 from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
 from attnres.data import check_length, open_corpus
@@ -124,7 +127,9 @@ def run_comparison(
         f"seeds per connection: {seeds}, {workers} at a time: {out}"
     )
     arm_of = {job.name: arm for arm, of_arm in plan.items() for job in of_arm}
-    states = progress.train(jobs, [arm_of[job.name] for job in jobs], workers)
+    early = _EarlyPage(plan, config, corpus, out, progress)
+    states = progress.train(jobs, [arm_of[job.name] for job in jobs], workers, watch=early.watch)
+    early.finish()
     require_done(states)
     refuse_other_texts(jobs, corpus)
     finished = finished_runs(plan, states)
@@ -135,6 +140,41 @@ def run_comparison(
     with progress.during("reading the depth of every connection"):
         page = write_report(comparison_report(finished, rows, config, corpus), out)
     return Compared(result_tables(rows, UNIT), page, failures(states))
+
+
+class _EarlyPage:
+    """The page of the first arms that have enough seeds, drawn once while the rest is trained.
+
+    In a thread: drawing takes some ten seconds, in which no worker may stand still. The last page replaces it.
+    """
+
+    SEEDS = 2
+    """The fewest that have a standard error."""
+
+    def __init__(
+        self, plan: Mapping[str, Sequence[Job]], config: RunConfig, corpus: Corpus, out: Path, progress: Progress
+    ) -> None:
+        self.plan, self.config, self.corpus, self.out, self.progress = plan, config, corpus, out, progress
+        self.thread: Thread | None = None
+
+    def watch(self, states: Sequence[JobState]) -> None:
+        if self.thread is not None or not any(state.status == "running" for state in states):
+            return
+        finished = finished_runs(self.plan, states)
+        ready = {arm: runs for arm, runs in finished.items() if len(runs) >= self.SEEDS}
+        if len(ready) > 1:
+            self.thread = Thread(target=self._draw, args=(ready,), daemon=True)
+            self.thread.start()
+
+    def _draw(self, finished: Mapping[str, Mapping[int, Path]]) -> None:
+        torch.set_num_threads(1)  # of this thread: the cores belong to the workers
+        rows = compare_runs(finished, evaluated_bytes_per_token(self.corpus, self.config))
+        page = write_report(comparison_report(finished, rows, self.config, self.corpus), self.out)
+        self.progress.say(f"A first page, of what is finished so far: {page}")
+
+    def finish(self) -> None:
+        if self.thread is not None:
+            self.thread.join()
 
 
 def finished_runs(plan: Mapping[str, Sequence[Job]], states: Sequence[JobState]) -> dict[str, dict[int, Path]]:

@@ -47,11 +47,13 @@ class Progress(Protocol):
         workers: int,
         costs: Sequence[float] | None = None,
         later: Bounds = NOTHING,
+        watch: Callable[[Sequence[JobState]], None] = lambda states: None,
     ) -> list[JobState]:
         """Train the jobs that are not done, `workers` at a time, and return how all of them ended.
 
         labels: under which name each job is shown. costs: of one step of each job, in any unit, where they differ.
         later: what the runs behind these cost, in the same unit; the time left counts them.
+        watch: called about twice a second with the states of all jobs.
         """
         ...
 

@@ -25,8 +25,8 @@ from attnres.train.sweep import Job, JobState
     ],
 )
 def test_the_time_left_counts_what_comes_later(later, said, monkeypatch):
-    """At half of ten steps of cost 2, which took 30 s."""
-    assert lines([(0.0, 0), (30.0, 5)], monkeypatch, later) == [f"5 of 10 steps, {said}"]
+    """At half of ten steps of cost 2, which take 6 s each; the 12 s until the first one are no measure."""
+    assert lines([(0.0, 0), (12.0, 1), (36.0, 5)], monkeypatch, later) == [f"5 of 10 steps, {said}"]
 
 
 def test_a_killed_run_that_falls_back_to_its_checkpoint_takes_no_time_back(monkeypatch):
@@ -41,5 +41,5 @@ def lines(seen, monkeypatch, later=NOTHING):
     file, job = io.StringIO(), Job("a", RunConfig(steps=10), Path("a"))
     display = _sweep_display.SweepDisplay(Console(file=file), [job], {"a": "a"}, lambda job: 2.0, later)
     for clock.now, step in seen:
-        display.watch([JobState(job, step)])
+        display.watch([JobState(job, step, status="running")])
     return file.getvalue().splitlines()
