@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 RECIPES = Path(__file__).parents[2] / "recipes"
-OPTIONS = ("ARMS", "DATA", "EQUAL", "MORE", "RUNS", "SEEDS", "SIZES", "WORKERS")
-"""What the scripts take from the environment."""
+OPTIONS = ("ARMS", "DATA", "MORE", "RUNS", "SEEDS", "SIZES")
+"""What they take from the environment."""
 
 
 @pytest.fixture
