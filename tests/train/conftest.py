@@ -41,14 +41,14 @@ def make_config(data) -> Callable[..., RunConfig]:
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ranks(tmp_path_factory):
     ranks = Ranks(4, tmp_path_factory.mktemp("ranks"))
     yield ranks
     ranks.stop()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pair(tmp_path_factory):
     ranks = Ranks(2, tmp_path_factory.mktemp("pair"))
     yield ranks

@@ -3,106 +3,101 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
+from functools import partial
+from pathlib import Path
 
 import pytest
 
-from attnres.train import config_to_json, train
+from attnres.train import checkpoint as checkpoint_module
+from attnres.train import config_to_json, train, worker
 from tests.train.conftest import results, steps_on_disk, weights
-
-KILLER = """
-import os, random, signal, sys, time
-from attnres.train.worker import main
-
-folder, config, seed = sys.argv[1], sys.argv[2], int(sys.argv[3])
-delays = random.Random(seed)
-kills = 0
-while True:
-    child = os.fork()  # a process of its own, without the second that importing torch takes
-    if child == 0:
-        os._exit(main([folder, config]))
-    if kills < 12:
-        time.sleep(delays.uniform(0.0, 0.5))
-        os.kill(child, signal.SIGKILL)
-    status = os.waitpid(child, 0)[1]
-    if not os.WIFSIGNALED(status):
-        print(kills)
-        sys.exit(os.waitstatus_to_exitcode(status))
-    kills += 1
-"""
-"""Runs the worker until a random moment, again and again, and at last to its end; prints how often it was killed."""
+from tests.train.processes import Processes, wait_for
 
 
-@pytest.fixture
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+def write_config(folder: Path, config) -> str:
+    path = folder / "given.json"
+    path.write_text(json.dumps(config_to_json(config)), encoding="utf-8")
+    return str(path)
 
 
-@pytest.fixture
-def write_config(tmp_path):
-    def write(config):
-        path = tmp_path / "given.json"
-        path.write_text(json.dumps(config_to_json(config)))
-        return path
-
-    return write
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_kill_at_any_moment_and_go_on_to_the_same_bits(make_config, write_config, tmp_path, environment):
-    config = make_config(steps=120, evaluate_every=10, save_every=3)
+def killed_at(step, config, folder) -> None:
+    """Die by kill -9 between two checkpoints."""
+    train(config, folder, lambda event: die() if event["kind"] == "train" and event["step"] == step else None)
+
+
+def killed_while_saving(step, config, folder) -> None:
+    """Die with half of the weights written."""
+    plain = checkpoint_module.save_file
+
+    def half(tensors, path):
+        plain(tensors, path)
+        if f"step-{step:08d}" in str(path):
+            os.truncate(path, path.stat().st_size // 2)
+            die()
+
+    checkpoint_module.save_file = half
+    train(config, folder)
+
+
+def killed_while_deleting(step, config, folder) -> None:
+    """Die with half of an old checkpoint deleted."""
+    plain = checkpoint_module.remove_folder
+
+    def half(path):
+        if f"step-{step:08d}" in path.name and path.exists():
+            (path / "model.safetensors").unlink()
+            die()
+        plain(path)
+
+    checkpoint_module.remove_folder = half
+    train(config, folder)
+
+
+def test_killed_again_and_again_it_goes_on_to_the_same_bits(make_config, tmp_path):
+    config = make_config(steps=12, save_every=2, keep=1)
     train(config, tmp_path / "straight")
-    command = [sys.executable, "-c", KILLER, tmp_path / "killed", write_config(config), "1"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert int(done.stdout) >= 4, "the run must be killed often enough for the test to say anything"
-    assert weights(tmp_path / "killed", 120) == weights(tmp_path / "straight", 120)
-    assert results(tmp_path / "killed") == results(tmp_path / "straight")
-    assert [path.name for path in (tmp_path / "killed").rglob("*.partial")] == []
+    folder = tmp_path / "killed"
+    for dies in (
+        partial(killed_at, 1),  # before there is any checkpoint
+        partial(killed_at, 5),
+        partial(killed_while_saving, 6),
+        partial(killed_while_deleting, 6),
+    ):
+        with Processes(tmp_path / "said", partial(dies, config, folder)) as run:
+            assert run.end() == [-signal.SIGKILL], run.said
+    train(config, folder)
+    assert weights(folder, 12) == weights(tmp_path / "straight", 12)
+    assert results(folder) == results(tmp_path / "straight")
+    assert not list(folder.rglob("*.partial"))
 
 
-def wait_for(path, size):
-    deadline = time.monotonic() + 60
-    while not (path.exists() and path.stat().st_size > size):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def test_worker_stopped_and_refused(make_config, write_config, tmp_path, environment):
+def test_a_worker_is_stopped_and_a_second_one_refused(make_config, tmp_path, capsys):
     """SIGTERM saves and exits with 130; meanwhile a second process on the folder is refused."""
     config, folder = make_config(steps=100_000, evaluate_every=100_000, save_every=100_000), tmp_path / "run"
-    command = [sys.executable, "-m", "attnres.train.worker", folder, write_config(config)]
-    first = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        wait_for(folder / "metrics.jsonl", 500)
-        second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-        first.send_signal(signal.SIGTERM)
-        output, errors = first.communicate(timeout=60)
-    finally:
-        first.kill()
-    assert (second.returncode, second.stdout) == (2, "")
-    assert "another process is training" in second.stderr
-    assert (first.returncode, output) == (130, "")
-    assert "run the same command again" in errors
-    assert errors.count("\n") == second.stderr.count("\n") == 1
-    last = results(folder)[-1]["step"]
-    assert steps_on_disk(folder) == [last]
+    arguments = [str(folder), write_config(tmp_path, config)]
+    with Processes(tmp_path / "said", partial(worker.main, arguments)) as first:
+        wait_for(lambda: (folder / "metrics.jsonl").exists() and (folder / "metrics.jsonl").stat().st_size > 500)
+        assert worker.main(arguments) == 2
+        first.send(signal.SIGTERM)
+        assert first.end() == [130]
+    second = capsys.readouterr()
+    assert "another process is training" in second.err and not second.out
+    (said,) = first.said
+    assert "run the same command again" in said and said.count("\n") == second.err.count("\n") == 1
+    assert steps_on_disk(folder) == [results(folder)[-1]["step"]]
 
 
 @pytest.mark.parametrize(
-    "content, message",
-    [("{", "not valid JSON"), ('{"stepps": 1}', "stepps"), (None, "No such file"), ('{"steps": 0}', "steps")],
+    ("content", "message"), [("{", "not valid JSON"), ('{"stepps": 1}', "stepps"), (None, "No such")]
 )
-def test_worker_says_what_is_wrong(tmp_path, capsys, content, message):
-    from attnres.train.worker import main
-
+def test_a_worker_says_what_is_wrong_in_one_line(tmp_path, capsys, content, message):
     file = tmp_path / "config.json"
     if content is not None:
-        file.write_text(content)
-    assert main([str(tmp_path / "run"), str(file)]) in (1, 2)
+        file.write_text(content, encoding="utf-8")
+    assert worker.main([str(tmp_path / "run"), str(file)]) in (1, 2)
     captured = capsys.readouterr()
-    assert message in captured.err
-    assert captured.err.count("\n") == 1
-    assert captured.out == ""
-    assert main([]) == 2
+    assert message in captured.err and captured.err.count("\n") == 1 and not captured.out

@@ -1,0 +1,223 @@
+"""The command in several processes, as torchrun starts them: stopped, killed, differing, and what the user is told."""
+
+import dataclasses
+import json
+import signal
+import threading
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from attnres.parallel import world
+from attnres.parallel.layout import Layout
+from attnres.train import config_to_json, train
+from tests.train.conftest import steps_on_disk
+from tests.train.many import contents, go, make_trainer
+from tests.train.processes import Command, Processes
+
+RECIPE = """
+import json, os, signal
+from attnres.train import config_from_json
+from attnres.train.trainer import Trainer
+
+plain = Trainer.train_step
+
+def train_step(trainer):
+    if (os.environ["RANK"], trainer.step) in {signals!r}:
+        os.kill(os.getpid(), {signals!r}[os.environ["RANK"], trainer.step])
+    return plain(trainer)
+
+Trainer.train_step = train_step
+config = config_from_json(json.loads({text!r}))
+"""
+
+
+def recipe(folder: Path, config, name: str = "run.py", signals: dict[tuple[str, int], int] | None = None) -> Path:
+    """How a test hands its configuration to the command. signals: what a rank sends itself in which step."""
+    path = folder / name
+    text = RECIPE.format(text=json.dumps(config_to_json(config)), signals=signals or {})
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def both(folder: Path, run: Path, file: Path, *more: object) -> Processes:
+    return Processes(folder, *[Command("train", run, "--recipe", file, "--device", "cpu", *more)] * 2)
+
+
+def assert_goes_on_to_the_same_bits(config, folder: Path, pair, tmp_path: Path) -> None:
+    with both(tmp_path / "again", folder, recipe(tmp_path, config), "--shard", 2) as run:
+        assert run.end() == [0, 0], run.said
+    pair.run(go, config, Layout(shard=2), config.steps, None, tmp_path / "straight", ranks=2)
+    straight, found = contents(tmp_path / "straight", config.steps), contents(folder / "checkpoints", config.steps)
+    assert straight.keys() == found.keys()
+    assert all(torch.equal(straight[name], found[name]) for name in straight)
+
+
+def test_two_processes_are_stopped_and_go_on_to_the_same_bits(make_config, pair, tmp_path):
+    """Ctrl-C, which both hear, and the same command again."""
+    config = make_config(batch_size=4, steps=8, save_every=8, evaluate_every=8, model={"layers": 1})
+    stops = recipe(tmp_path, config, "stops.py", {(rank, 5): int(signal.SIGINT) for rank in "01"})
+    with both(tmp_path / "first", tmp_path / "run", stops, "--shard", 2) as run:
+        assert run.end() == [130, 130], run.said
+        (line,) = run.errors
+        assert "stopped at step 6 of 8" in line
+    assert steps_on_disk(tmp_path / "run") == [6]
+    saved = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
+    assert saved["kind"] == "processes" and len(saved["step_seconds"]) == len(saved["waited_seconds"]) == 2
+    assert_goes_on_to_the_same_bits(config, tmp_path / "run", pair, tmp_path)
+
+
+def test_a_killed_process_ends_the_other_and_the_run_goes_on_to_the_same_bits(make_config, pair, tmp_path):
+    config = make_config(batch_size=4, steps=8, save_every=4, evaluate_every=8, model={"layers": 1})
+    dies = recipe(tmp_path, config, "dies.py", {("1", 5): int(signal.SIGKILL)})
+    with both(tmp_path / "first", tmp_path / "run", dies, "--shard", 2) as run:
+        assert run.end() == [1, -signal.SIGKILL], run.said
+        (line,) = run.errors
+        assert "has lost another one" in line and "step-00000004" in line
+    assert_goes_on_to_the_same_bits(config, tmp_path / "run", pair, tmp_path)
+
+
+@pytest.mark.slow
+def test_one_process_goes_on_where_two_stopped(make_config, tmp_path):
+    """Elastic: from their checkpoint, and to about the same loss."""
+    config = make_config(batch_size=4, steps=8, save_every=8, evaluate_every=8, optimizer={"hidden": "adamw"})
+    stops = recipe(tmp_path, config, "stops.py", {(rank, 5): int(signal.SIGINT) for rank in "01"})
+    with both(tmp_path / "first", tmp_path / "run", stops) as run:
+        assert run.end() == [130, 130], run.said
+    events = []
+    summary = train(config, tmp_path / "run", events.append)
+    assert events[0]["step"] == 6 and summary["steps"] == 8
+    # Two steps from one point; a hundred times what rounding does to them.
+    assert summary["validation_loss"] == pytest.approx(train(config, tmp_path / "one")["validation_loss"], rel=1e-3)
+
+
+def refused(said: Path, *commands: "PatientCommand", size: int | None = None) -> str:
+    """The one line that one process says when all of them stop, before anything is written."""
+    with Processes(said, *commands, size=size) as run:
+        codes = run.end()
+        (line,) = run.errors
+        assert set(codes) <= {1, 2}, codes
+        assert "Traceback" not in "".join(run.said)
+    return line
+
+
+class PatientCommand(Command):
+    """A command in a folder of its own, whose process waits as long for the others as this machine needs."""
+
+    def __init__(self, *arguments: object, folder: Path | None = None, **changed: float) -> None:
+        super().__init__(*arguments, folder=folder)
+        self.changed = {"ASK_SECONDS": 120.0, **changed}
+
+    def __call__(self) -> int:
+        for name, value in self.changed.items():
+            setattr(world, name, value)
+        return super().__call__()
+
+
+def test_processes_that_differ_are_one_line(make_config, tmp_path):
+    """In their configuration, in the file of a rule, in the package's own files."""
+    config = make_config(batch_size=4)
+    one, other = recipe(tmp_path, config), recipe(tmp_path, dataclasses.replace(config, seed=5), "other.py")
+    run = tmp_path / "run"
+    commands = [PatientCommand("train", run, "--recipe", file) for file in (one, other)]
+    assert "process 1 differs from process 0 in its configuration" in refused(tmp_path / "a", *commands)
+    own = ("train", run, "--recipe", one, "--model.connection", "rule.py:My")
+    folders = [tmp_path / f"machine-{rank}" for rank in range(2)]
+    for rank, folder in enumerate(folders):
+        folder.mkdir()
+        rule = f"from attnres.connections.block import Block\n\n\nclass My(Block):\n    rank = {rank}\n"
+        (folder / "rule.py").write_text(rule, encoding="utf-8")
+    commands = [PatientCommand(*own, folder=folder) for folder in folders]
+    assert "process 1 differs from process 0 in its connection's file" in refused(tmp_path / "b", *commands)
+    assert not run.exists()
+
+
+def digest_of_another_version() -> str:
+    return "99.0 0"
+
+
+def test_processes_of_two_versions_are_one_line(make_config, tmp_path):
+    command = PatientCommand("train", tmp_path / "run", "--recipe", recipe(tmp_path, make_config(batch_size=4)))
+    commands = [command, OtherVersion(*command.arguments)]
+    assert "process 1 differs from process 0 in its code" in refused(tmp_path / "said", *commands)
+
+
+class OtherVersion(PatientCommand):
+    def __call__(self) -> int:
+        from attnres.train import loop
+
+        loop.code_digest = digest_of_another_version
+        return super().__call__()
+
+
+def test_a_folder_that_is_not_shared_is_refused_before_the_first_step(make_config, tmp_path):
+    """Two machines that have different disks at the same path: nothing that they wrote could be joined."""
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+    arguments = ("train", "run", "--recipe", recipe(tmp_path, make_config(batch_size=4)), "--shard", 2)
+    commands = [PatientCommand(*arguments, folder=folder, SEE_SECONDS=0.5) for folder in folders]
+    assert "run: process 1 does not see what process 0 writes there" in refused(tmp_path / "said", *commands)
+    assert not list(tmp_path.rglob("config.json"))
+
+
+def test_a_process_without_the_others_gives_up(make_config, tmp_path):
+    command = PatientCommand("train", tmp_path / "run", "--recipe", recipe(tmp_path, make_config()), "--timeout", 2)
+    assert "has not met all the others within 2 s" in refused(tmp_path / "said", command, size=2)
+
+
+def test_a_taken_port_is_named(monkeypatch):
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert "port 29500 of this machine is in use" in world._not_met(RuntimeError("... EADDRINUSE ..."), 0, 2, 1.0)
+
+
+def test_the_store_stays_until_the_others_have_asked_who_speaks(monkeypatch):
+    """The first process keeps it, and was gone with it when the second asked: both said the same error."""
+    monkeypatch.setattr(world, "ASK_SECONDS", 120.0)
+    store = dist.HashStore()
+    assert world._first_to_speak(store)
+    first = threading.Thread(target=partial(world._wait_for_askers, store, 2))
+    first.start()
+    first.join(0.1)
+    assert first.is_alive(), "it waits"
+    assert not world._first_to_speak(store)
+    first.join(60)
+    assert not first.is_alive()
+
+
+def groups_of_files(_group, config, folder):
+    """Of every exchange while a checkpoint is saved, and found again: how long it waits for a process, in seconds."""
+    layout = Layout(shard=2, timeout=100, file_timeout=1000)
+    trainer = make_trainer(config, layout)
+    waits = []
+
+    def noted(plain):
+        def call(*arguments, group=None, **options):
+            backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
+            waits.append(backend.options._timeout.total_seconds())
+            return plain(*arguments, group=group, **options)
+
+        return call
+
+    names = ("all_gather_object", "broadcast_object_list", "all_reduce", "barrier")
+    before = {name: getattr(dist, name) for name in names}
+    try:
+        for name, plain in before.items():
+            setattr(dist, name, noted(plain))
+        state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
+        checkpoints = trainer.checkpoints(folder)
+        checkpoints.save(trainer.step, *trainer.tensors(), state)
+        found = checkpoints.newest_good()
+    finally:
+        for name, plain in before.items():
+            setattr(dist, name, plain)
+    return waits, found is not None
+
+
+def test_a_slow_disk_is_no_lost_process(make_config, pair, tmp_path):
+    """What processes say to each other about files waits for the file limit, not for that of a step."""
+    for waits, found in pair.run(groups_of_files, make_config(batch_size=4), tmp_path, ranks=2):
+        assert found and len(waits) > 5 and set(waits) == {1000.0}
