@@ -3,8 +3,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import settings
 
 from attnres.data import Corpus, DataConfig, open_corpus
+
+settings.register_profile("no clock", deadline=None, max_examples=30)
+settings.load_profile("no clock")
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attnres.data import DataConfig, in_bits, open_corpus, tokenizer_from_json
+from attnres.data import DataConfig, open_corpus, tokenizer_from_json
 from attnres.errors import UsageError
 from tests.data.text import documents_of
 
@@ -51,30 +50,22 @@ def test_it_is_learned_once_and_is_the_same_every_time(folder, tmp_path):
     assert again.sha256 == first.sha256 and set(stages) == {"checking"}
     elsewhere = open_corpus(DataConfig(paths=(str(folder),), tokenizer="bpe:300", cache=str(tmp_path / "other")))
     assert elsewhere.tokenizer.to_json() == first.tokenizer.to_json()
-    assert tokenizer_from_json(json.loads(json.dumps(first.tokenizer.to_json()))).encode("é") == again.tokenizer.encode(
-        "é"
-    )
+    copy = tokenizer_from_json(json.loads(json.dumps(first.tokenizer.to_json())))
+    assert copy.encode("é") == again.tokenizer.encode("é")
 
 
 def test_fewer_ids_than_asked_for_are_told(folder, caplog):
     learned = open_(folder, "bpe:300").vocab_size
     assert learned == 300 and not caplog.messages
     learned = open_(folder, "bpe:99999").vocab_size
-    assert caplog.messages == [f"bpe:99999: the text has no more to learn than {learned:,} ids"] and learned < 99999
+    (line,) = caplog.messages
+    assert f"{learned:,} ids" in line and learned < 99999
 
 
-def test_what_cannot_be_is_one_line(folder):
-    for name in ("bpe:", "bpe:257", "bpe:2k", "bpe:99999999999999999999"):
-        with pytest.raises(UsageError, match=rf"tokenizer '{name}': write bpe:N with N above 257"):
-            open_(folder, name)
+def test_what_cannot_be_learned_is_refused(folder):
+    with pytest.raises(UsageError, match="write bpe:N with N above 257"):
+        open_(folder, "bpe:257")
     for file in list(folder.iterdir())[1:]:
         file.unlink()
-    with pytest.raises(
-        UsageError,
-        match=r"too few documents of different text to hold whole ones out.* give more files.* validation_fraction",
-    ):
+    with pytest.raises(UsageError, match="too few documents"):
         open_(folder, "bpe:300")
-
-
-def test_nats_in_bits():
-    assert in_bits(math.log(256)) == 8

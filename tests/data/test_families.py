@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from attnres.data.families import COMMON, families, line_marks
@@ -40,6 +40,7 @@ def test_headers_and_short_documents_tell_nothing():
     assert len(set(family_of(text(0, lines=3), text(0, lines=3) + "x = 1\n"))) == 2
 
 
+@settings(max_examples=10)
 @given(st.integers(0, 10_000))
 def test_a_family_is_never_split_and_single_documents_are_as_without(seed):
     rng = np.random.default_rng(seed)

@@ -4,6 +4,10 @@ import os
 import subprocess
 import sys
 
+import pytest
+
+from attnres.data.hub import hub_or_cache
+
 NOWHERE = """
 import sys
 from pathlib import Path
@@ -24,6 +28,16 @@ for load in (
 """
 
 
+def test_its_libraries_look_into_their_caches_alone_where_it_cannot_be_reached(monkeypatch):
+    constants = pytest.importorskip("huggingface_hub", reason="needs the extra hf").constants
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with hub_or_cache() as why:
+        assert "cannot be reached" in why and constants.HF_HUB_OFFLINE
+    assert not constants.HF_HUB_OFFLINE
+
+
+@pytest.mark.slow
 def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path):
     home = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
     left = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
@@ -32,7 +46,5 @@ def test_a_hub_that_cannot_be_reached_is_asked_once(tmp_path):
     )
     assert (done.returncode, done.stderr) == (0, "")
     tokenizer, dataset = done.stdout.splitlines()
-    assert tokenizer.startswith(
-        "cannot load the tokenizer 'no/such': no such file, and from the hub: it cannot be reached"
-    )
-    assert dataset.startswith("cannot load the dataset no/such: Couldn't reach 'no/such' on the Hub")
+    assert "'no/such'" in tokenizer and "cannot be reached" in tokenizer
+    assert "no/such" in dataset and "Couldn't reach" in dataset

@@ -17,8 +17,7 @@ def make(ahead=3, prepare=lambda batch: batch):
     return Prefetch(Sampler(TOKENS, 16, 5, 11), ahead, prepare)
 
 
-@pytest.mark.parametrize("ahead", [1, 3, 16])
-@pytest.mark.parametrize("done", [0, 1, 4, 11])
+@pytest.mark.parametrize(("done", "ahead"), [(0, 3), (4, 1), (11, 16)])
 def test_the_same_batches_from_wherever_it_was_stopped(done, ahead):
     plain, ours = Sampler(TOKENS, 16, 5, 11), make(ahead)
     for _ in range(done):
@@ -46,12 +45,12 @@ def test_another_thread_reads_ahead_and_no_further():
 
     ours = make(ahead=3, prepare=prepare)
     ours.next()
-    assert waiting.wait(10), "the three after it are read while nobody asks"
+    assert waiting.wait(60), "the three after it are read while nobody asks"
     assert len(read) == 4 and threading.current_thread() not in threads
     (thread,) = threads
     del ours
     gc.collect()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive(), "it ends with what it reads for"
 
 

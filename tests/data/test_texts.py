@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.metadata
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,11 @@ import pytest
 from attnres.data import DataConfig, open_corpus
 from attnres.data.texts import KNOWN, KnownText, PackageText
 from attnres.errors import UsageError
-from tests.data.opening import outcome, start_opening
 from tests.data.text import documents_of
 
 TORCH_SHA256 = "719e8f111e03b69573b354b5902e07074b8ad4f5f3a0678a507cf89499abb146"
 """Of the bytes, the tokenizer and the split: what every machine must find."""
+TOY_SHA256 = "8efe2d4d5434027735225ae9a3b92f9eca1083485289df50282baa78dd0cf468"
 
 FILES = {
     "b.py": "b = 2\n",
@@ -32,11 +33,18 @@ FILES = {
 @pytest.fixture
 def toy(tmp_path, monkeypatch) -> KnownText:
     """A package `toy_text` 1.0, installed, and known under that name."""
-    install(tmp_path / "site", "1.0+local", FILES)
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    order = ["a/z.py", "a.py", "b.py"]  # by parts: a/ before a.py
+    return install_known(tmp_path / "site", FILES, order, monkeypatch)
+
+
+def install_known(site: Path, files: dict[str, str], order: list[str], monkeypatch) -> KnownText:
+    install(site, "1.0+local", files)
+    monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
-    content = b"".join(FILES[name].encode() + b"\0" for name in ("a/z.py", "a.py", "b.py"))  # by parts: a/ before a.py
-    known = KnownText("toy_text", "1.0", len(content) - 3, hashlib.sha256(content).hexdigest(), ("version.py",))
+    content = b"".join(files[name].encode() + b"\0" for name in order)
+    known = KnownText(
+        "toy_text", "1.0", len(content) - len(order), hashlib.sha256(content).hexdigest(), ("version.py",)
+    )
     monkeypatch.setitem(KNOWN, "toy_text", known)
     return known
 
@@ -55,7 +63,11 @@ def texts(known: KnownText) -> list[str | None]:
     return [document.text for document in PackageText(known).read()]
 
 
+@pytest.mark.slow
 def test_the_default_corpus_is_torchs_sources_byte_for_byte(tmp_path):
+    """Every published loss is of these tokens and this split."""
+    if importlib.metadata.version("torch").partition("+")[0] != KNOWN["torch"].version:
+        pytest.skip("another version of torch is installed")
     corpus = open_corpus(DataConfig(cache=str(tmp_path)))
     assert corpus.sha256 == TORCH_SHA256
     assert corpus.description == "Python sources of torch 2.13.0, 2,196 files, 46.4 MB"
@@ -64,8 +76,18 @@ def test_the_default_corpus_is_torchs_sources_byte_for_byte(tmp_path):
     assert sum(len(text.encode()) for text in train + held) == KNOWN["torch"].bytes
     optimizers = [side for side in (train, held) for text in side if "class RMSprop(Optimizer)" in text]
     assert len({id(side) for side in optimizers}) == 1
-    again = outcome(start_opening(tmp_path, seed="1"))
-    assert again == [TORCH_SHA256, str(corpus.train.sum()), "False"]
+
+
+def test_a_package_has_the_same_tokens_and_parts_on_every_machine(tmp_path, monkeypatch):
+    """Else losses of two machines are of different texts; and what is nearly the same stands on one side."""
+    lines = "".join(f"    value_{line} = compute_something({line})\n" for line in range(30))
+    apart = (f"x_{number} = {number}\n" * 20 for number in range(30))
+    files = {f"m{n:02}.py": f"{lines}# number {n}\n" if n % 3 == 0 else text for n, text in enumerate(apart)}
+    install_known(tmp_path / "site", files, sorted(files), monkeypatch)
+    corpus = open_corpus(DataConfig(dataset="toy_text", cache=str(tmp_path / "cache"), validation_fraction=0.2))
+    assert corpus.sha256 == TOY_SHA256
+    parts = [documents_of(part) for part in (corpus.train, corpus.validation)]
+    assert sorted(sum("compute_something" in text for text in part) for part in parts) == [0, 10]
 
 
 def test_files_come_in_the_order_of_their_parts_without_empty_ones_and_those_left_out(toy):
@@ -83,24 +105,24 @@ def test_line_ends_of_wheels_for_windows_change_nothing(toy, tmp_path):
         (
             "1.1",
             FILES,
-            r"is the Python sources of toy_text==1\.0, and installed is 1\.1: pip install toy_text==1\.0, or",
+            r"installed is 1\.1: pip install toy_text==1\.0",
         ),
-        ("1.0", {**FILES, "b.py": "b = 3\n"}, r"are not those of toy_text==1\.0: reinstall it .*toy_text==1\.0\), or"),
+        ("1.0", {**FILES, "b.py": "b = 3\n"}, "are not those of"),
         ("1.0", {**FILES, "c.py": "c = 3\n"}, "are not those of"),
     ],
     ids=["another version", "a changed file", "a file more"],
 )
 def test_another_text_is_one_line_that_says_what_to_do(version, files, message, toy, tmp_path):
     install(tmp_path / "site", version, files)
-    with pytest.raises(UsageError, match=message + ".*" if message.endswith("or") else message) as caught:
+    with pytest.raises(UsageError, match=message) as caught:
         open_corpus(DataConfig(dataset="toy_text", cache=str(tmp_path / "cache")))
-    assert "\n" not in str(caught.value) and "--data.dataset stdlib or --data.paths" in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache" / "corpora").glob("*/"))
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(KNOWN, "nowhere", replace(KNOWN["sympy"], package="nowhere"))
-    with pytest.raises(UsageError, match=r"nowhere==1\.14\.0, and installed is none: pip install nowhere==1\.14\.0"):
+    with pytest.raises(UsageError, match=r"installed is none: pip install nowhere==1\.14\.0"):
         open_corpus(DataConfig(dataset="nowhere", cache=str(tmp_path)))
 
 
@@ -112,8 +134,3 @@ def test_a_cached_text_needs_its_package_no_more(toy, tmp_path):
     again = open_corpus(config)
     assert again.sha256 == first.sha256
     np.testing.assert_array_equal(again.train, first.train)
-
-
-def test_every_known_text_has_its_size_and_a_hash():
-    for name, known in KNOWN.items():
-        assert name == known.package and known.bytes > 1e7 and len(known.sha256) == 64
