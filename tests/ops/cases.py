@@ -1,112 +1,177 @@
-"""What the operator tests share: inputs, gradients, and the definition in float64 as plainly as it can be written."""
+"""What the operator tests share: calls, their inputs, and the definition in float64 as plainly as it can be written."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
+import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 
+from attnres.ops import add_and_attend, attend
+
 EPS = 1e-6
-
-FUSED = "triton" if os.environ.get("TRITON_INTERPRET") == "1" else "cpu"
-"""The backend of this process. `test_triton.py` runs the operators' tests again, under Triton's interpreter."""
-
-both_backends = pytest.mark.parametrize("backend", ["reference", FUSED])
-
-BF16_ROUNDING = 4e-3 if FUSED == "cpu" else 8e-3  # the interpreter cuts off where a GPU rounds
-
-if FUSED == "triton":
-    import triton.language as tl
-    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
-
-    from attnres.ops import triton_backend
-
-    interpreted_dot = InterpreterBuilder.create_dot
-
-    def create_dot(self, a, b, *rest):
-        """Multiply numbers: the interpreter multiplies the bit patterns of bfloat16."""
-        wide = [
-            x if x.dtype != tl.bfloat16 else TensorHandle(self.cast_impl(x, tl.float32).data, tl.float32)
-            for x in (a, b)
-        ]
-        return interpreted_dot(self, *wide, *rest)
-
-    InterpreterBuilder.create_dot = create_dot
-
-    # So that small inputs, too, need several launches, programs of several tokens and tiles of channels.
-    triton_backend.AT_ONCE, triton_backend.QUERIES, triton_backend.CHANNELS = 4, 4, 16
-    triton_backend.PROGRAMS, triton_backend.RUNS = 6, 4
+F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+NUDGE = 1e-6
+"""The relative size of the steps in which `assert_right` tries how far inputs move results."""
 
 
-def make_sources(count: int, *shape: int, dtypes: Sequence[torch.dtype] = (torch.float32,)) -> list[Tensor]:
-    """Sources of unlike magnitudes, with the dtypes taken in turns."""
+def make_sources(count: int, *shape: int, dtypes: Sequence[torch.dtype] = (F32,)) -> list[Tensor]:
+    """Sources of unlike magnitudes, with alternating dtypes."""
     return [(torch.randn(*shape) * 3 ** (i % 4 - 1)).to(dtypes[i % len(dtypes)]) for i in range(count)]
 
 
-def make_vector(dim: int, dtype: torch.dtype = torch.float32, centre: float = 0.0) -> Tensor:
-    """A query of which scores come out at order one, or with centre=1 a gain."""
+def make_vector(dim: int, dtype: torch.dtype = F32, centre: float = 0.0) -> Tensor:
+    """A query with which scores are of order one, or with centre=1 a gain."""
     return (centre + torch.randn(dim) / dim**0.5).to(dtype)
 
 
 def plain(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None = None, eps: float = EPS) -> Tensor:
     """The definition, in the dtype of the input: SPEC.md 3."""
     v = torch.stack(list(sources))
-    keys = v / (v.pow(2).mean(-1, keepdim=True) + eps).sqrt()
-    if gain is not None:
-        keys = keys * gain
-    scores = (keys * query).sum(-1)
+    scores = plain_scores(v, query, gain, eps)
     weights = scores.exp() / scores.exp().sum(0)
     return (weights.unsqueeze(-1) * v).sum(0)
 
 
-def plain_lse(sources: Sequence[Tensor], query: Tensor, eps: float = EPS) -> Tensor:
-    v = torch.stack(list(sources))
-    return ((v / (v.pow(2).mean(-1, keepdim=True) + eps).sqrt()) * query).sum(-1).exp().sum(0).log()
+def plain_scores(v: Tensor, query: Tensor, gain: Tensor | None = None, eps: float = EPS) -> Tensor:
+    keys = v / (v.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+    return ((keys if gain is None else keys * gain) * query).sum(-1)
 
 
-def naive_attnres() -> Callable:
-    """fla's oracle, from its file: importing fla itself needs Triton."""
-    (folder,) = importlib.util.find_spec("fla").submodule_search_locations
-    spec = importlib.util.spec_from_file_location("naive", Path(folder) / "ops" / "attnres" / "naive.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.naive_attnres
+@dataclass(frozen=True)
+class Call:
+    """One call of the form behind all operators of depth attention."""
+
+    sources: int = 3
+    queries: int = 1
+    dim: int = 7
+    tokens: tuple[int, ...] = (15,)
+    dtypes: tuple[torch.dtype, ...] = (F32,)  # of the sources, alternating
+    vectors: torch.dtype = F32
+    gains: bool = True
+    prior: torch.dtype | None = None
+    added: torch.dtype | None = None
+    scale: float = 1.0
+    out: torch.dtype = F32
+
+    def inputs(self) -> list[Tensor]:
+        shape, s = (*self.tokens, self.dim), self.queries
+        sources = make_sources(self.sources, *shape, dtypes=self.dtypes)
+        vectors = [make_vector(self.dim, self.vectors) for _ in range(s)]
+        vectors += [make_vector(self.dim, self.vectors, 1.0) for _ in range(s * self.gains)]
+        prior = [torch.randn(shape).to(self.prior) for _ in range(s)] if self.prior else []
+        prior += [torch.randn(self.tokens) for _ in prior]
+        return [*sources, *vectors, *prior, *([torch.randn(shape).to(self.added)] if self.added else [])]
+
+    def _split(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
+        """Sources, queries, gains, prior and what is added."""
+        ends = [self.sources, self.queries, self.queries * self.gains, 2 * self.queries * bool(self.prior)]
+        rest, groups = list(tensors), []
+        for end in ends:
+            groups.append(rest[:end])
+            rest = rest[end:]
+        return *groups, rest
+
+    def operator(self, backend: str) -> Callable[..., tuple[Tensor, ...]]:
+        """The outs, then the log-sum-exps, or the sum where there is something to add."""
+
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            sources, queries, gains, prior, added = self._split(tensors)
+            if added:
+                outs, total = add_and_attend(sources, *added, queries, gains, prior, EPS, self.out, backend, self.scale)
+                return *outs, total
+            outs, lses = attend(sources, queries, gains, prior, EPS, self.out, backend, self.scale)
+            return *outs, *lses
+
+        return run
+
+    def exact(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """The same by definition; a sum is what it is stored as, with a gradient as if it were not rounded."""
+        sources, queries, gains, prior, added = self._split(tensors)
+        if added:
+            total = sources[-1] + added[0]
+            stored = torch.promote_types(self.dtypes[(self.sources - 1) % len(self.dtypes)], self.added)
+            total = total + (total.to(stored).double() - total).detach()
+            sources = [*sources[:-1], total]
+        outs, lses = [], []
+        for j, query in enumerate(queries):
+            v = torch.stack(list(sources))
+            scores = plain_scores(v, query, gains[j] if gains else None)
+            if prior:
+                v = torch.cat([v, prior[j].unsqueeze(0)])
+                scores = torch.cat([scores, prior[len(queries) + j].unsqueeze(0)])
+            weights = scores.exp() / scores.exp().sum(0)
+            outs.append(self.scale * (weights.unsqueeze(-1) * v).sum(0))
+            lses.append(scores.exp().sum(0).log())
+        return (*outs, total) if added else (*outs, *lses)
 
 
 def value_and_gradients(function: Callable[..., Tensor | tuple[Tensor, ...]], *inputs: Tensor) -> list[Tensor]:
     """function(*inputs), flattened, then the gradient of each input under fixed, uneven weights of the outputs."""
-    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    leaves = [x.detach().requires_grad_() for x in inputs]  # no copies, which would be contiguous
     outputs = function(*leaves)
     outputs = [outputs] if isinstance(outputs, Tensor) else list(outputs)
     total = sum((out.double() * _uneven(out)).sum() for out in outputs)
-    total.backward()
-    return [*(out.detach() for out in outputs), *(leaf.grad for leaf in leaves)]
+    gradients = torch.autograd.grad(total, leaves, materialize_grads=True)
+    return [*(out.detach() for out in outputs), *gradients]
 
 
 def in_double(*inputs: Tensor) -> list[Tensor]:
     return [x.double() for x in inputs]
 
 
-def assert_near(
-    actual: Sequence[Tensor], exact: Sequence[Tensor], tolerance: float = 2e-5, floor: float = 1e-9
+def assert_right(
+    operator: Callable[..., Tensor | tuple[Tensor, ...]],
+    exact: Callable[..., Tensor | tuple[Tensor, ...]],
+    *inputs: Tensor,
+    roundings: float = 1,
+    cancelling: float = 0.0,
 ) -> None:
-    """Each tensor within `tolerance` of the exact one, relative to its norm; bfloat16 within its own rounding.
+    """Results and gradients are `exact` in float64 but for rounding: the inputs', and that of sums on the way.
+
+    Each input rounded moves a result by u, the unit roundoff of the dtype computed in, times the derivatives; how far
+    that is, is tried on the exact function. A sum of n terms adds about sqrt(n) roundings more, whatever its order, and
+    a score is rounded a few times on its way. So what is allowed is 4 (8 + sqrt(n)) u (|result| + the move), about four
+    times what was seen, and `roundings` of the result where its dtype is narrower.
+
+    cancelling: the norm of the terms of which a result is the sum where that is zero exactly.
+    """
+    dtype = F64 if all(x.dtype == F64 for x in inputs) else F32
+    longest = max(side for x in inputs for side in (x.shape[-1], math.prod(x.shape[:-1])))
+    factor = 4 * (8 + longest**0.5) * _unit(dtype)
+    found, doubles = value_and_gradients(operator, *inputs), in_double(*inputs)
+    expected = value_and_gradients(exact, *doubles)
+    generator = torch.Generator().manual_seed(2)
+    nudged = [x * (1 + NUDGE * torch.randint(-1, 2, x.shape, generator=generator)) for x in doubles]
+    moved = value_and_gradients(exact, *nudged)
+    assert [x.shape for x in found] == [x.shape for x in expected]
+    for number, (one, other, after) in enumerate(zip(found, expected, moved, strict=True)):
+        size = other.norm()
+        allowed = factor * (size + (after - other).norm() / NUDGE + cancelling)
+        if _unit(one.dtype) > _unit(dtype):
+            allowed += roundings * _unit(one.dtype) * size
+        error = (one.double() - other).norm()
+        assert error <= allowed, f"tensor {number} of {len(expected)} is off by {error:.1e} and not {allowed:.1e}"
+
+
+def assert_near(
+    actual: Sequence[Tensor], expected: Sequence[Tensor], roundings: float = 100, floor: float = 0.0
+) -> None:
+    """Two computations of the same in float32: each tensor within so many roundings of the other, in norm.
 
     Norms below `floor` count as it: a gradient may be exactly zero.
-
-    In norm and not in correlation: 4% of a softmax lost everywhere would pass the latter.
     """
-    assert len(actual) == len(exact)
-    for number, (one, other) in enumerate(zip(actual, exact, strict=True)):
-        allowed = max(tolerance, BF16_ROUNDING) if one.dtype == torch.bfloat16 else tolerance
-        error = (one.double() - other.double()).norm() / other.double().norm().clamp_min(floor)
-        assert one.shape == other.shape, f"tensor {number}: {one.shape} is not {other.shape}"
-        assert error <= allowed, f"tensor {number} of {len(exact)} is off by {error:.1e}"
+    for number, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        error = (one.double() - other.double()).norm() / other.double().norm()
+        assert one.shape == other.shape
+        assert error <= roundings * _unit(F32), f"tensor {number} of {len(expected)} is off by {error:.1e}"
+
+
+def _unit(dtype: torch.dtype) -> float:
+    """By how much a number is moved at most when it is rounded, relative to itself."""
+    return torch.finfo(dtype).eps / 2
 
 
 def _uneven(x: Tensor) -> Tensor:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -15,12 +11,13 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from attnres.connections import make_connection
 from attnres.errors import UsageError
 from attnres.ops import attend_blocks, backends, depth_attention, library, merge_partial, operators
 from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
 
 DIM = 40
+
+pytestmark = pytest.mark.usefixtures("kernel")
 
 
 def inputs_of(count: int = 4, *shape: int) -> list[torch.Tensor]:
@@ -37,16 +34,14 @@ def two_phases(*tensors):
     return merge_partial(sources[-1], query * gain, out[0], lse[0]) + out[1]
 
 
-every_form = pytest.mark.parametrize("form", [one_phase, two_phases])
+def both(*tensors):
+    return one_phase(*tensors) + two_phases(*tensors)
 
 
-@pytest.mark.parametrize(
-    ("form", "backend"), [(one_phase, "aot_eager"), (two_phases, "aot_eager"), (two_phases, "inductor")]
-)
-def test_compile_fullgraph(form, backend):
+def test_compile_fullgraph():
     torch._dynamo.reset()
-    compiled, tensors = torch.compile(form, fullgraph=True, backend=backend), inputs_of()
-    assert_near(value_and_gradients(compiled, *tensors), value_and_gradients(form, *tensors))
+    compiled, tensors = torch.compile(both, fullgraph=True, backend="aot_eager"), inputs_of()
+    assert_near(value_and_gradients(compiled, *tensors), value_and_gradients(both, *tensors))
 
 
 def test_calls_of_many_lengths_compile_to_one_graph():
@@ -54,90 +49,78 @@ def test_calls_of_many_lengths_compile_to_one_graph():
 
     def grow(x, query, gain):
         sources = [x]
-        for _ in range(20):
+        for _ in range(torch._dynamo.config.recompile_limit + 2):
             sources.append(torch.tanh(depth_attention(sources, query, gain)))
         return sources[-1]
 
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     x, query, gain = inputs_of(1, 3)
-    compiled = torch.compile(grow, fullgraph=True, backend="aot_eager")
-    assert_near(value_and_gradients(compiled, x, query, gain), value_and_gradients(grow, x, query, gain))
+    with torch.no_grad():
+        found = torch.compile(grow, fullgraph=True, backend="eager")(x, query, gain)
+        assert_near([found], [grow(x, query, gain)])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@every_form
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(form, reentrant):
+def test_activation_checkpointing(reentrant):
     def recomputed(*tensors):
-        return checkpoint(form, *tensors, use_reentrant=reentrant)
+        return checkpoint(both, *tensors, use_reentrant=reentrant)
 
     tensors = inputs_of()
-    expected = value_and_gradients(form, *tensors)
-    for actual, other in zip(value_and_gradients(recomputed, *tensors), expected, strict=True):
-        assert torch.equal(actual, other)
+    leaves = [[x.clone().requires_grad_() for x in tensors] for _ in range(2)]
+    for function, inputs in zip((both, recomputed), leaves, strict=True):
+        function(*inputs).sin().sum().backward()
+    assert all(torch.equal(one.grad, other.grad) for one, other in zip(*leaves, strict=True))
+
+
+@contextlib.contextmanager
+def saved_tensors():
+    """What autograd keeps, seen through hooks as offloading sees it."""
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        yield saved
 
 
 @pytest.mark.parametrize("count", [1, 9])
 def test_saved_besides_the_sources_is_small(count):
-    """Seen through saved-tensor hooks, as offloading sees it: per source and token, at most a few numbers."""
+    """Per source and token a few numbers: no outputs, no products."""
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(count, 64))
     known = {x.data_ptr() for x in (*sources, query, gain)}
-    saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+    with saved_tensors() as saved:
         depth_attention(sources, query, gain)
         attend_blocks(sources, torch.stack([query, gain]))
     assert {x.data_ptr() for x in sources} <= {x.data_ptr() for x in saved}, "hooks must see the sources"
-    extra = sum(x.numel() for x in saved if x.data_ptr() not in known and x.dim() > 0 and x.shape[-1] != DIM)
-    assert extra <= 64 * (2 * count + 1 + 3 * count + 2)
-    full_size = [x for x in saved if x.data_ptr() not in known and x.shape[-1:] == (DIM,) and x.numel() > DIM]
-    assert not full_size, "neither outputs nor products are saved"
+    extra = [x.numel() for x in saved if x.data_ptr() not in known and x.numel() > DIM]
+    assert sum(extra) <= 64 * (2 * count + 1 + 3 * count + 2)
 
 
-def test_merge_saves_its_output_and_not_its_prior():
-    """h is kept by the norm that follows anyway; out_j can go at once."""
-    partial, out = torch.randn(64, DIM, requires_grad=True), torch.randn(64, DIM, requires_grad=True)
-    saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        h = merge_partial(partial, make_vector(DIM), out, torch.randn(64))
-    pointers = {x.data_ptr() for x in saved if x.numel() > DIM}
-    assert out.data_ptr() not in pointers and h.data_ptr() in pointers
-
-
-def test_merge_saves_its_prior_where_its_output_is_rounded():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_merge_saves_its_output_or_its_prior(dtype):
+    """h is kept by the norm that follows anyway, and out_j can go at once; but h rounded would not do."""
     out = torch.randn(64, DIM, requires_grad=True)
-    saved: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        h = merge_partial(torch.randn(64, DIM).bfloat16(), make_vector(DIM), out, torch.randn(64))
+    with saved_tensors() as saved:
+        h = merge_partial(torch.randn(64, DIM).to(dtype), make_vector(DIM), out, torch.randn(64))
     pointers = {x.data_ptr() for x in saved if x.numel() > DIM}
-    assert out.data_ptr() in pointers and h.data_ptr() not in pointers
+    kept, let_go = (h, out) if dtype == torch.float32 else (out, h)
+    assert kept.data_ptr() in pointers and let_go.data_ptr() not in pointers
 
 
-def transforms_of(form):
+def transforms():
     """Each as a function of the tensors, and all of them with a nonlinearity after the operator."""
-    total = lambda *x: (form(*x) ** 2).sum()  # noqa: E731
+    total = lambda *x: (both(*x) ** 2).sum()  # noqa: E731
     everything, over_tokens = tuple(range(6)), (0,) * 4 + (None, None)
     return {
-        "grad": torch.func.grad(total, argnums=everything),
-        "vjp": lambda *x: torch.func.vjp(form, *x)[1](torch.linspace(-1, 1, x[0].numel()).view_as(x[0])),
-        "jacrev": torch.func.jacrev(lambda *x: form(*x).sum(-1), argnums=everything),
-        "vmap": torch.func.vmap(form, in_dims=over_tokens),
-        "vmap over queries and another axis": lambda *x: torch.func.vmap(form, (None, 1, None, None, 0, None), 1)(
+        "jacrev": torch.func.jacrev(lambda *x: both(*x).sum((-1, -2)), argnums=everything),
+        "vmap over queries and another axis": lambda *x: torch.func.vmap(both, (None, 1, None, None, 0, None), 1)(
             x[0][:, 0], x[1], *(v[:, 0] for v in x[2:4]), torch.stack([x[4]] * x[1].shape[1]), x[5]
         ),
-        "vmap of vmap": torch.func.vmap(torch.func.vmap(form, in_dims=over_tokens), in_dims=over_tokens),
+        "vmap of vmap": torch.func.vmap(torch.func.vmap(both, in_dims=over_tokens), in_dims=over_tokens),
         "a gradient for each member": torch.func.vmap(torch.func.grad(total, argnums=everything), in_dims=over_tokens),
         "grad of vmap": torch.func.grad(
-            lambda *x: (torch.func.vmap(form, in_dims=over_tokens)(*x) ** 2).sum(), argnums=everything
+            lambda *x: (torch.func.vmap(both, in_dims=over_tokens)(*x) ** 2).sum(), argnums=everything
         ),
     }
-
-
-@contextlib.contextmanager
-def reference_only():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends, "_obstacle", lambda *_: "anything")
-        yield
 
 
 @pytest.fixture
@@ -149,30 +132,29 @@ def kernel_calls(monkeypatch):
     return calls
 
 
-@every_form
-@pytest.mark.parametrize("name", transforms_of(one_phase))
-def test_func_transforms(form, name, kernel_calls):
+@pytest.mark.parametrize("name", transforms())
+def test_func_transforms(name, kernel_calls, monkeypatch):
     """They go through the kernel and equal those of plain PyTorch."""
     tensors = inputs_of(4, 2, 3)
-    actual = tree_leaves(transforms_of(form)[name](*tensors))
+    actual = tree_leaves(transforms()[name](*tensors))
     assert kernel_calls, "the reference ran instead"
-    with reference_only():
-        expected = tree_leaves(transforms_of(form)[name](*tensors))
-    assert_near(actual, expected, 5e-5)
+    monkeypatch.setattr(backends, "_obstacle", lambda *_: "anything")
+    assert_near(actual, tree_leaves(transforms()[name](*tensors)), 400)
 
 
-@every_form
-def test_second_derivatives_and_forward_mode_are_the_reference_s(form, kernel_calls):
-    tensors = inputs_of(4, 2, 3)
-    total = lambda query: (form(*tensors[:-2], query, tensors[-1]) ** 2).sum()  # noqa: E731
-    query = tensors[-2]
-    gradient, step = torch.func.grad(total), 1e-2 * query / query.norm()
-    slope, bend = gradient(query), (gradient(query + step) - gradient(query - step)) / 2
-    kernel_calls.clear()
-    _, tangent = torch.func.jvp(total, (query,), (query,))
-    assert_near([tangent], [(slope * query).sum()], 1e-4)
-    assert_near([torch.func.hessian(total)(query) @ step], [bend], 1e-2)
-    assert_near([torch.func.grad(lambda x: (torch.func.grad(total)(x) * step).sum())(query)], [bend], 1e-2)
+def test_second_derivatives_and_forward_mode_are_plain_pytorch_s(kernel_calls):
+    """Held to float64: an operator with a backward formula alone would lose tangents in silence."""
+    tensors = inputs_of(3, 2)
+
+    def derivatives(*x):
+        total = lambda query: (both(*x[:-2], query, x[-1]) ** 2).sum()  # noqa: E731
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x[-2], torch.ones_like(x[-2]))
+            tangent = forward_ad.unpack_dual(total(dual)).tangent
+        twice = torch.func.grad(lambda q: torch.func.grad(total)(q).square().sum())(x[-2])
+        return [tangent, torch.func.hessian(total)(x[-2]), twice]
+
+    assert_near(derivatives(*tensors), derivatives(*(x.double() for x in tensors)), 1000)
     assert not kernel_calls
 
 
@@ -188,6 +170,7 @@ def test_a_batch_of_none():
     assert [g.shape for g in torch.func.vmap(gradient, in_dims=1)(*none)] == [(0, 3, DIM)] * 2
 
 
+@pytest.mark.slow
 def test_transforms_compile():
     """To the same, or to an error: a tangent or a second derivative may not vanish in silence."""
     torch._dynamo.reset()
@@ -199,7 +182,7 @@ def test_transforms_compile():
     def tangent(query):
         return torch.func.jvp(lambda q: total(*tensors[:-2], q, tensors[-1]), (query,), (query,))[1]
 
-    assert_near([torch.compile(tangent, backend="aot_eager")(tensors[-2])], [tangent(tensors[-2])])
+    assert_near([torch.compile(tangent, backend="aot_eager")(tensors[-2])], [tangent(tensors[-2])], 400)
 
     def curvature(query):
         gradient = torch.func.grad(lambda q: total(*tensors[:-2], q, tensors[-1]))
@@ -209,31 +192,12 @@ def test_transforms_compile():
         torch.compile(curvature, backend="aot_eager")(tensors[-2])
 
 
-@every_form
-def test_offloading_the_saved_tensors(form):
-    """A saved-tensor hook may give back copies."""
-    tensors = inputs_of()
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x.clone()):
-        actual = value_and_gradients(form, *tensors)
-    for one, other in zip(actual, value_and_gradients(form, *tensors), strict=True):
-        assert torch.equal(one, other)
-
-
-def test_forward_mode_keeps_its_tangent():
-    *sources, query, gain = inputs_of()
-    with forward_ad.dual_level():
-        dual = forward_ad.make_dual(query, torch.ones(DIM))
-        tangent = forward_ad.unpack_dual(depth_attention(sources, dual, gain)).tangent
-    _, expected = torch.func.jvp(lambda q: depth_attention(sources, q, gain), (query,), (torch.ones(DIM),))
-    assert_near([tangent], [expected])
-
-
 def test_what_the_kernel_cannot_do_is_an_error():
     *sources, query, gain = inputs_of()
     by_name = lambda q: depth_attention(sources, q, gain, backend="cpu").square().sum()  # noqa: E731
-    with pytest.raises(UsageError, match="does not take second derivatives; use"):
+    with pytest.raises(UsageError, match="does not take second derivatives"):
         torch.func.grad(lambda q: torch.func.grad(by_name)(q).sum())(query)
-    with pytest.raises(UsageError, match="does not take forward-mode differentiation; use"):
+    with pytest.raises(UsageError, match="does not take forward-mode"):
         torch.func.jvp(by_name, (query,), (query,))
     query.requires_grad_()
     h = depth_attention(sources, query, gain, backend="cpu")
@@ -247,35 +211,47 @@ def test_what_the_kernel_cannot_do_is_an_error():
         torch.autograd.grad(h, query, forward_ad.make_dual(torch.ones_like(h), torch.ones_like(h)))
 
 
-@pytest.mark.parametrize("adds", [False, True])
-@pytest.mark.parametrize(("prior", "rounded"), [(False, False), (True, False), (True, True)])
-def test_registration(prior, rounded, adds):
+@pytest.mark.parametrize("merges", [False, True])
+def test_registration(merges):
     """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""
-    backends.native_backend("cpu")
-    *sources, query, gain = (x.requires_grad_() for x in inputs_of(1 if prior else 3))
-    priors = [torch.randn(3, 15, DIM), torch.randn(3, 15)] if prior else []
-    added = [torch.randn(3, 15, DIM, requires_grad=True)] if adds else []
+    *sources, query, gain = (x.requires_grad_() for x in inputs_of(2, 3))
+    priors = [torch.randn(3, DIM), torch.randn(3)] if merges else []
+    added = [torch.randn(3, DIM, requires_grad=True)] if merges else []
     arguments = (sources, [query], [gain], priors, added, 1e-6, 2.0, torch.float32)
     torch.library.opcheck(library.attend, arguments)
     with torch.no_grad():
         outs, lses, sums, statistics = library.attend(*arguments)
-    of_merge = ([], lses, priors[::-1]) if rounded else (outs if prior else [], lses, priors[1:])
-    saved = (sources, [query], [gain], *of_merge, statistics)
+    saved = (sources, [query], [gain], [], lses, priors[::-1], statistics)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")  # it has no gradient of its own
     torch.library.opcheck(library.attend_backward, ([outs[0].sin()], [], sums, *saved, 2.0), test_utils=checks)
 
 
-def test_backward_repeats_to_the_bit_whatever_the_threads():
-    tensors = inputs_of(5, 501)
-    try:
-        results = []
-        for threads in (1, 1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append([*value_and_gradients(one_phase, *tensors), *value_and_gradients(two_phases, *tensors)])
-    finally:
-        torch.set_num_threads(1)
+@pytest.mark.parametrize("gained", [True, False])
+def test_the_operators_without_gradients_are_the_general_one_to_the_bit(gained):
+    """Decoding calls them: a token that is read again must be what it was in the prompt."""
+    operator = torch.ops.attnres  # not through `library`, which tests of rounding replace
+    *sources, query, gain = inputs_of(3)
+    gains = [gain] if gained else []
+    rest = (1e-6, 2.0, torch.float32)
+    (out,), *_ = operator.attend(sources, [query], gains, [], [], *rest)
+    assert torch.equal(operator.attend_one(sources, query, gain if gained else None, *rest), out)
+    (out,), _, (total,), _ = operator.attend(sources[:-1], [query], gains, [], [sources[-1]], *rest)
+    found = operator.add_and_attend_one(sources[:-1], sources[-1], query, gain if gained else None, *rest)
+    assert torch.equal(found[0], out) and torch.equal(found[1], total)
+    checks = ("test_schema", "test_faketensor")
+    arguments = (sources, query, gain if gained else None, *rest)
+    torch.library.opcheck(operator.attend_one.default, arguments, test_utils=checks)
+    adding = (sources[:-1], sources[-1], *arguments[1:])
+    torch.library.opcheck(operator.add_and_attend_one.default, adding, test_utils=checks)
+
+
+def test_gradients_repeat_to_the_bit_whatever_the_threads():
+    tensors, results = inputs_of(5, 501), []
+    for threads in (1, 1, 3):
+        torch.set_num_threads(threads)  # the next test begins with one again
+        results.append(value_and_gradients(both, *tensors))
     for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+        assert all(map(torch.equal, results[0], other))
 
 
 def test_nothing_is_read_before_it_is_written():
@@ -286,105 +262,17 @@ def test_nothing_is_read_before_it_is_written():
         assert torch.empty(3).isnan().all()
         for count, dim in ((1, 7), (3, 33), (17, 64)):
             tensors = [*make_sources(count + 1, 65, dim), make_vector(dim), make_vector(dim, centre=1.0)]
-            results = [*value_and_gradients(one_phase, *tensors), *value_and_gradients(two_phases, *tensors)]
-            assert all(x.isfinite().all() for x in results)
+            results = value_and_gradients(both, *tensors)
             groups = tensors[1:-2], tensors[-2:-1], [], [], tensors[:1]
-            results = tree_leaves(library.attend(*groups, 1e-6, 1.0, torch.bfloat16))
-            assert len(results) == 4 and all(x.isfinite().all() for x in results)
+            results += tree_leaves(library.attend(*groups, 1e-6, 1.0, torch.bfloat16))
+            results += torch.ops.attnres.add_normalised(tensors[0], tensors[1:2], 1e-6, torch.bfloat16)
+            assert all(x.isfinite().all() for x in results)
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_large_results_reuse_memory_and_never_share_it():
-    """A freed result's memory serves the next of its size; what is alive, in whichever thread, keeps its own."""
-    x = torch.ones(1024, 1024)
-    once = lambda factor: depth_attention([factor * x], torch.zeros(1024))  # noqa: E731
-    first = once(1.0)
-    address, view = first.data_ptr(), first[3]
-    del first
-    assert once(2.0).data_ptr() != address and view.eq(1).all(), "a view keeps it alive"
-    del view
-    assert once(3.0).data_ptr() == address
-    kept: list[torch.Tensor] = []
-    threads = [threading.Thread(target=lambda: kept.extend(once(float(k)) for k in range(8))) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len({h.data_ptr() for h in kept}) == 24
-    assert sorted(h.mean().item() for h in kept) == sorted([float(k) for k in range(8)] * 3)
-    assert once(5.0).resize_(2048, 1024)[:1024].eq(5).all()
-
-
-def test_a_decode_step_runs_on_the_buffers_of_the_step_before(monkeypatch):
-    """Also when the rest of the program has meanwhile taken whatever memory of their sizes was free."""
-    connection = make_connection("block", dim=DIM, sites=9, block_size=4)
-    token, used, taken = torch.ones(1, 1, DIM), [], []
-
-    def noting(kernel):
-        def call(*arguments):
-            results = kernel(*arguments)
-            used.extend((x.data_ptr(), x.shape) for x in tree_leaves(results))
-            return results
-
-        return call
-
-    def step():
-        used.clear()
-        connection.readout(connection.run(connection.start(token), [torch.sin] * 9))
-        taken.extend(torch.empty(shape) for _, shape in used for _ in range(20))
-        return list(used)
-
-    for name in ("attend_one", "add_and_attend_one"):
-        monkeypatch.setattr(library, name, noting(getattr(library, name)))
-    with torch.inference_mode():
-        first, second = step(), step()
-    assert len(first) == 9 + 1 + 6  # h alone, at each site, and the sums of two open blocks
-    assert sorted(second) == sorted(first)
-
-
-def test_the_memory_kept_is_bounded():
-    """At most 256 MB stay with the kernel when everything is freed."""
-    code = (
-        "import torch; from attnres.ops import depth_attention\n"
-        "resident = lambda: int(open('/proc/self/statm').read().split()[1]) * 4096 / 2**20\n"
-        "once = lambda rows: depth_attention([torch.ones(rows, 1024)], torch.zeros(1024))\n"
-        "once(8); before = resident()\n"
-        "kept = [once(2**12 + k) for k in range(32)]\n"
-        "held = resident(); del kept\n"
-        "print(held - before, resident() - before)\n"
-    )
-    if not sys.platform.startswith("linux"):
-        pytest.skip("reads /proc")
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert run.returncode == 0, run.stderr
-    held, left = map(float, run.stdout.split())
-    assert held > 500 and 200 < left < 300, run.stdout
 
 
 def test_inputs_are_not_changed():
     tensors = inputs_of()
     before = [x.clone() for x in tensors]
-    leaves = [x.requires_grad_() for x in tensors]
-    (one_phase(*leaves) + two_phases(*leaves)).sum().backward()
-    assert all(torch.equal(a, b) for a, b in zip(leaves, before, strict=True))
-
-
-def test_the_thread_pool_is_torch_s():
-    """The kernel may not bring a second OpenMP pool: it would spin against torch's."""
-    code = (
-        "import re, torch; from attnres.ops import depth_attention\n"
-        "x = torch.randn(4096, 64); x @ x.T\n"
-        "depth_attention([x, x], torch.zeros(64), backend='cpu')\n"
-        "maps = open('/proc/self/maps').read()\n"
-        "print(torch.get_num_threads(), len(set(re.findall(r'\\S*lib[gi]?omp\\S*', maps))))\n"
-        "print(sum('Threads' in line and int(line.split()[1]) for line in open('/proc/self/status')))\n"
-    )
-    if not sys.platform.startswith("linux"):
-        pytest.skip("reads /proc")
-    run = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "OMP_NUM_THREADS": "2"}, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    counted, pools, running = run.stdout.split()
-    assert counted == "2" and pools == "1" and int(running) <= 3, run.stdout
+    both(*(x.requires_grad_() for x in tensors)).sum().backward()
+    assert all(map(torch.equal, tensors, before))

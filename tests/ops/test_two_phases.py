@@ -13,23 +13,14 @@ from attnres.connections._two_phase import TILE
 from attnres.ops import attend, attend_outs
 from attnres.torch_private import TorchDispatchMode
 from tests.depth import make_sublayers, randomise
-from tests.ops.cases import assert_near
 
 DIM, SITES = 20, 11
-FLOOR = {"haares": 0.1}
-"""By name, the norm from which on gradients are compared: that of one number is a sum that cancels."""
 CASES = [
     ("full", {}),
-    *(("block", {"block_size": size}) for size in (1, 2, 3, 4, 5, 11, 40)),
-    ("block", {"block_size": 3, "reads": "qkv-gate-up"}),
-    ("rms-block", {"block_size": 2}),
-    ("delta", {}),
-    ("delta", {"block_size": 3, "reads": "qkv"}),
+    ("block", {"block_size": 5}),
     ("delta", {"block_size": 3, "reads": "qkv", "gate": True}),
-    ("haares", {"block_size": 2}),
     ("haares", {"block_size": 3, "reads": "qkv-gate-up"}),
 ]
-every_case = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 
 
 def results(connection, x, run) -> list[torch.Tensor]:
@@ -37,38 +28,21 @@ def results(connection, x, run) -> list[torch.Tensor]:
     connection.zero_grad()
     x = x.detach().clone().requires_grad_()
     h = connection.readout(run(connection.start(x)))
-    (h.float() * torch.linspace(-1, 1, h.numel()).view_as(h)).sum().backward()
+    (h * torch.linspace(-1, 1, h.numel()).view_as(h)).double().sum().backward()
     # A query that weighs a single source has no gradient, or zero.
     return [h.detach(), x.grad, *(torch.zeros_like(p) if p.grad is None else p.grad for p in connection.parameters())]
 
 
-@every_case
+@pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_equals_site_by_site(name, options):
-    connection, sublayers = make_connection(name, dim=DIM, sites=SITES, **options), make_sublayers(DIM, SITES)
+    """Over three tiles and in float64; tests/connections has every rule, and splits, on fewer sites."""
+    connection = make_connection(name, dim=DIM, sites=SITES, **options).double()
+    sublayers, x = make_sublayers(DIM, SITES), torch.randn(2, 9, DIM, dtype=torch.float64)
     randomise(connection)
-    x = torch.randn(2, 9, DIM)
     expected = results(connection, x, lambda values: Connection.run(connection, values, sublayers))
-    assert_near(
-        results(connection, x, lambda values: connection.run(values, sublayers)), expected, floor=FLOOR.get(name, 1e-3)
-    )
-
-
-@every_case
-def test_begins_and_ends_anywhere(name, options):
-    """A run may begin within a block and end within one: pipeline stages and checkpointed pieces do."""
-    connection, sublayers = make_connection(name, dim=DIM, sites=SITES, **options), make_sublayers(DIM, SITES)
-    randomise(connection)
-    x = torch.randn(9, DIM)
-    expected = results(connection, x, lambda values: connection.run(values, sublayers))
-
-    def in_pieces(values, cuts):
-        for begin, end in zip((0, *cuts), (*cuts, SITES), strict=True):
-            values = connection.run(values, iter(sublayers[begin:end]), first=begin)
-        return values
-
-    floor = FLOOR.get(name, 1e-3)
-    for cuts in ((1,), (2,), (3, 5), (4, 4), (6, 7, 10), tuple(range(1, SITES))):
-        assert_near(results(connection, x, lambda values, cuts=cuts: in_pieces(values, cuts)), expected, floor=floor)
+    found = results(connection, x, lambda values: connection.run(values, sublayers))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11 * max(1.0, float(expected[1].abs().max())))
 
 
 @pytest.mark.parametrize(("stream", "output"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)])
@@ -79,7 +53,9 @@ def test_every_sublayer_is_given_the_stream_s_dtype(stream, output):
     sublayers = [lambda h, f=f: (seen.append(h.dtype), f(h).to(output))[1] for f in make_sublayers(DIM, SITES)]
     x = torch.randn(9, DIM, dtype=stream)
     expected = results(connection, x, lambda values: Connection.run(connection, values, sublayers))
-    assert_near(results(connection, x, lambda values: connection.run(values, sublayers)), expected, 2e-2, floor=1e-3)
+    found = results(connection, x, lambda values: connection.run(values, sublayers))
+    for one, other in zip(found[:2], expected[:2], strict=True):  # rounded to bfloat16 at each of eleven sites
+        assert (one.float() - other.float()).norm() <= SITES * 2**-9 * other.float().norm()
     assert set(seen) == {stream} and len(seen) == 2 * SITES
 
 
@@ -136,9 +112,13 @@ def test_a_rule_that_takes_outputs_up_in_its_own_way_is_asked(method):
 
     connection, sublayers = type("Halved", (block.Block,), {method: halved})(DIM, SITES), make_sublayers(DIM, SITES)
     randomise(connection)
-    x = torch.randn(9, DIM)
+    connection.double()
+    x = torch.randn(9, DIM, dtype=torch.float64)
     expected = results(connection, x, lambda values: Connection.run(connection, values, sublayers))
-    assert_near(results(connection, x, lambda values: connection.run(values, sublayers)), expected, floor=1e-3)
+    for one, other in zip(
+        results(connection, x, lambda values: connection.run(values, sublayers)), expected, strict=True
+    ):
+        torch.testing.assert_close(one, other)
 
 
 def test_rounding_phase_1():
@@ -167,5 +147,5 @@ def test_rounding_phase_1():
         errors.append([float((one - other).norm() / other.norm()) for one, other in (h, of_x, together)])
         kept.append(sum(saved.values()))
     for without, rounded in zip(*errors, strict=True):
-        assert 0 < rounded < 1.4 * without
+        assert 0 < rounded < 1.5 * without, "one rounding more beside those of every site's h"
     assert kept[1] < 0.8 * kept[0]
