@@ -13,7 +13,9 @@ from hyper_connections import HyperConnections
 
 from attnres import make_connection, mixing_matrix
 from attnres.connections.mhc import sinkhorn
-from tests.depth import DIM, SITES, make_sublayers, randomise, randomised, trace
+from tests.depth import DIM, SITES, make_sublayers, randomised, trace
+
+pytestmark = pytest.mark.usefixtures("float64")
 
 
 def naive_attnres():
@@ -38,7 +40,7 @@ def test_full_equals_fla_at_every_site():
         torch.testing.assert_close(h, expected)
 
 
-@pytest.mark.parametrize("block_size", [2, 3, 4])
+@pytest.mark.parametrize("block_size", [2, 3])
 def test_block_equals_fla_over_the_sums_of_blocks(block_size):
     connection, sublayers = randomised("block", block_size=block_size), make_sublayers()
     sources, inputs = trace(connection, torch.randn(2, 3, DIM), sublayers)
@@ -170,7 +172,7 @@ def test_denseformer_averages_the_outputs_of_layers():
     torch.testing.assert_close(trace(connection, x, sublayers)[1][-1], stream)
 
 
-@pytest.mark.parametrize("streams", [1, 2, 4])
+@pytest.mark.parametrize("streams", [1, 4])
 def test_hc_equals_the_hyper_connections_package(streams):
     connection, sublayers = randomised("hc", streams=streams, eps=1e-12), make_sublayers()  # theirs has none
     x = torch.randn(2, 3, DIM)
@@ -189,11 +191,11 @@ def test_hc_equals_the_hyper_connections_package(streams):
         h, add = theirs(state)
         state = add(sublayer(h))
     h = connection.readout(connection.run(connection.start(x), sublayers))
-    torch.testing.assert_close(h, reduce(state), rtol=1e-4, atol=1e-5 * h.abs().max().item())
+    torch.testing.assert_close(h, reduce(state))
 
 
-@pytest.mark.parametrize("streams", [2, 4])
-def test_hc_starts_as_the_package_does(streams):
+def test_hc_starts_as_the_package_does():
+    streams = 4
     connection = make_connection("hc", dim=DIM, sites=SITES, streams=streams)
     for site in range(SITES):
         theirs = HyperConnections(streams, dim=DIM, layer_index=site)
@@ -289,11 +291,11 @@ def test_stream_matrices_are_products_of_the_mixing_steps(name):
     carried[:, 0] = 1
     for site, sublayer in enumerate(sublayers):
         pre, res, post = connection.weigh(values, site)
-        torch.testing.assert_close(matrix[site], pre @ carried, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(matrix[site], pre @ carried)
         values = connection.run(values, [sublayer], first=site)
         carried = carried if res is None else res @ carried
         carried[:, site + 1] += post
-    torch.testing.assert_close(matrix[SITES], carried.sum(0), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(matrix[SITES], carried.sum(0))
 
 
 @pytest.mark.parametrize("name", ["rezero", "x0", "denseformer", "delta"])
@@ -314,9 +316,3 @@ def test_highway_carries_88_percent_at_the_start():
     matrix = mixing_matrix(connection, torch.randn(5, DIM), make_sublayers(sites=1))
     gate = torch.sigmoid(torch.tensor(-2.0))
     torch.testing.assert_close(matrix[0, 1], torch.stack([1 - gate, gate]))
-
-
-def test_randomise_reaches_every_parameter():
-    connection = make_connection("mhc", dim=DIM, sites=SITES)
-    randomise(connection)
-    assert all(parameter.abs().sum() > 0 for parameter in connection.parameters())

@@ -9,13 +9,15 @@ from attnres import UsageError, make_connection, mixing_matrix
 from tests.connections.test_oracles import rms_norm
 from tests.depth import DIM, SITES, make_sublayers, randomised, trace
 
+pytestmark = pytest.mark.usefixtures("float64")
+
 EPS = 1e-6
 
 
 def traced(name: str, **options):
-    """The connection in float64 on a stream of magnitude 3, so that normalising shows, with its sources and inputs."""
-    connection, sublayers = randomised(name, **options).double(), make_sublayers()
-    return connection, *trace(connection, 3 * torch.randn(2, 3, DIM, dtype=torch.float64), sublayers)
+    """The connection on a stream of magnitude 3, so that normalising shows, with its sources and inputs."""
+    connection, sublayers = randomised(name, **options), make_sublayers()
+    return connection, *trace(connection, 3 * torch.randn(2, 3, DIM), sublayers)
 
 
 def blocks_of(outputs, size):
@@ -36,7 +38,7 @@ def test_rms_residual_adds_normalised_outputs():
 
 
 @pytest.mark.parametrize("pending", ["raw", "normalised"])
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 100])
+@pytest.mark.parametrize("size", [1, 3, 100])
 def test_rms_block_attends_to_sums_of_normalised_outputs(size, pending):
     connection, (x, *outputs), inputs = traced("rms-block", block_size=size, pending=pending)
     for site, h in enumerate(inputs):
@@ -55,7 +57,7 @@ def test_rms_full_normalises_each_output():
 
 
 @pytest.mark.parametrize("of_plain_weights", [{}, {"gate": True, "total": True}])
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("size", [1, 3])
 def test_interlayer_attends_once_per_transformer_layer(size, of_plain_weights):
     connection, (x, *outputs), inputs = traced("interlayer", block_size=size, **of_plain_weights)
     gates = connection.gate if of_plain_weights else [1.0] * SITES
@@ -73,6 +75,7 @@ def test_interlayer_attends_once_per_transformer_layer(size, of_plain_weights):
 def test_an_open_raw_block_keeps_sums_and_no_outputs():
     """Four sublayers keep 3 raw sums, the first of them an output, the normalised sum, the output that closes it, and
     what phase 1 made for the three sites that merge."""
+    torch.set_default_dtype(torch.float32)
     kept = set()
 
     def keep(x):
@@ -90,7 +93,7 @@ def test_an_open_raw_block_keeps_sums_and_no_outputs():
     assert len(kept - {x.untyped_storage().data_ptr()}) == 5 + 3
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
+@pytest.mark.parametrize("size", [1, 3])
 def test_delta_adds_attention_over_block_sums_to_the_stream(size):
     connection, (x, *outputs), inputs = traced("delta", block_size=size)
     for site, h in enumerate(inputs):
@@ -137,7 +140,7 @@ def test_the_matrix_holds_the_inverse_rms_of_each_output(name):
     raw = torch.stack([source.norm(dim=-1) for source in sources], -1) / DIM**0.5
     weights = readout * torch.cat([torch.ones(2, 1), raw[:, 1:]], -1)  # undo the norm of all but the embedding
     expected = torch.ones(2) * (SITES + 1 if name == "rms-residual" else 1)
-    torch.testing.assert_close(weights.sum(-1), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(weights.sum(-1), expected, rtol=0, atol=1e-4)  # but for eps
 
 
 @pytest.mark.parametrize("name", ["rms-residual", "rms-block", "rms-full"])
@@ -148,7 +151,7 @@ def test_the_size_of_an_output_does_not_matter_once_it_is_written(name):
     x = torch.randn(2, 3, DIM)
     quiet = connection.readout(connection.run(connection.start(x), sublayers))
     loud = connection.readout(connection.run(connection.start(x), louder))
-    torch.testing.assert_close(loud, quiet, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(loud, quiet, rtol=0, atol=1e-4)  # but for eps
 
 
 def test_values_of_an_open_raw_block_are_both_sums():
@@ -184,7 +187,7 @@ def haares(connection, x, sublayers, size):
                 details.append(factor.detach() * difference if connection.detach else factor * difference)
         stacked = torch.stack(sums + details)
         scores = rms_norm(stacked, connection.gain[site], EPS) @ connection.query[site]
-        bias = torch.zeros(len(sums) + len(details)).double()
+        bias = torch.zeros(len(sums) + len(details))
         if details:
             bias[len(sums) :] = connection.bias[site]
         inputs.append(torch.einsum("nbt,nbtd->btd", (scores + bias[:, None, None]).softmax(0), stacked))
@@ -194,15 +197,15 @@ def haares(connection, x, sublayers, size):
 
 
 @pytest.mark.parametrize("detach", [True, False])
-@pytest.mark.parametrize("size", [2, 3, 4, 5, 100])
+@pytest.mark.parametrize("size", [2, 5])
 def test_haares_reads_sums_and_details_of_blocks(size, detach):
-    connection, sublayers = randomised("haares", block_size=size, detach=detach).double(), make_sublayers()
-    x = torch.randn(2, 3, DIM, dtype=torch.float64, requires_grad=True)
+    connection, sublayers = randomised("haares", block_size=size, detach=detach), make_sublayers()
+    x = torch.randn(2, 3, DIM, requires_grad=True)
     expected = haares(connection, x, sublayers, size)
     for h, other in zip(trace(connection, x, sublayers)[1], expected, strict=True):
         torch.testing.assert_close(h, other)
     leaves = [x, *connection.parameters()]
-    weights = torch.randn(2, 3, DIM, dtype=torch.float64)
+    weights = torch.randn(2, 3, DIM)
 
     def gradients(h):
         found = torch.autograd.grad((weights * h).sum(), leaves, allow_unused=True)
@@ -228,7 +231,7 @@ def test_haares_starts_with_details_at_an_eighth_of_a_sum():
         make_connection("haares", DIM, SITES, block_size=1)
 
 
-@pytest.mark.parametrize("streams", [2, 4, 8])
+@pytest.mark.parametrize("streams", [2, 8])
 def test_kromhc_is_the_kronecker_product_of_pairs(streams):
     connection = randomised("kromhc", streams=streams)
     values = (torch.randn(2, 3, streams, DIM),)
@@ -254,25 +257,11 @@ def test_a_count_prior_over_block_means_is_block_up_to_a_scale():
     connection, (x, *outputs), inputs = traced("block", block_size=3)
     for site, h in enumerate(inputs):
         blocks = [[x], *blocks_of(outputs[:site], 3)]
-        counts = torch.tensor([float(len(block)) for block in blocks]).double()
+        counts = torch.tensor([float(len(block)) for block in blocks])
         means = torch.stack([sum(block) for block in blocks]) / counts[:, None, None, None]
         scores = rms_norm(means, connection.gain[site], 0.0) @ connection.query[site] + counts.log()[:, None, None]
         prior = torch.einsum("nbt,nbtd->btd", scores.softmax(0), means)
-        torch.testing.assert_close(rms_norm(prior, eps=0.0), rms_norm(h, eps=0.0), rtol=1e-5, atol=1e-5)
-
-
-def test_the_raw_sums_are_kept_in_place_of_outputs():
-    """A sublayer's output is the difference of two sums that the sites around it keep as sources."""
-    connection, outputs, kept = randomised("rms-block", block_size=4), [], set()
-
-    def sublayer(h):
-        outputs.append(2 * h)
-        return outputs[-1]
-
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.add(x.data_ptr()), x)[1], lambda x: x):
-        connection.run(connection.start(torch.randn(2, 3, DIM, requires_grad=True)), [sublayer] * 4)
-    first, *between, last = (y.data_ptr() in kept for y in outputs)
-    assert first and last and not any(between), "the first is a sum itself; with the last the raw sum is dropped"
+        torch.testing.assert_close(rms_norm(prior, eps=0.0), rms_norm(h, eps=0.0), rtol=0, atol=1e-5)  # h has an eps
 
 
 @pytest.mark.parametrize("name", ["rms-residual", "rms-block", "rms-full", "delta"])

@@ -1,4 +1,4 @@
-"""A rule that is right, and rules that break it in one place each."""
+"""A rule that is right, and rules that break it in one place each: one for each check of `attnres check`."""
 
 from __future__ import annotations
 
@@ -35,11 +35,6 @@ class NoReadout(Decay):
         return self.decay[site]
 
 
-class BentGather(Decay):
-    def gather(self, values, weights, site):
-        return torch.tanh(values[0])
-
-
 class Clamped(Decay):
     """Linear but where a stream has grown."""
 
@@ -52,29 +47,9 @@ class BentScatter(Decay):
         return (weights * values[0] + y.relu(),)
 
 
-class ReadsTheNext(Decay):
-    def weigh(self, values, site):
-        return 1 + torch.tanh(torch.roll(values[0], -1, -2)) if site < self.sites and values[0].dim() > 1 else 1
-
-
-class ReadsTheOneBefore(Decay):
-    def weigh(self, values, site):
-        return 1 + torch.tanh(torch.roll(values[0], 1, -2)) if site < self.sites and values[0].dim() > 1 else 1
-
-
 class TurnsTheText(Decay):
     def weigh(self, values, site):
         return 1 + torch.tanh(values[0].flip(-2)) if site < self.sites and values[0].dim() > 1 else 1
-
-
-class TurnsTheBatch(Decay):
-    def weigh(self, values, site):
-        return 1 + torch.tanh(values[0].flip(0)) if site < self.sites and values[0].dim() > 1 else 1
-
-
-class ReadsTheBatch(Decay):
-    def weigh(self, values, site):
-        return 1 + torch.tanh(values[0].mean(0)) if site < self.sites and values[0].dim() > 1 else 1
 
 
 class Drops(Decay):
@@ -89,12 +64,6 @@ class CountsPlaces(Decay):
     def weigh(self, values, site):
         places = torch.arange(values[0].shape[-2] if values[0].dim() > 1 else 1)
         return (self.decay[site] / (1 + places))[:, None] if site < self.sites else ()
-
-
-class ReadsTheNextInUse(Decay):
-    def gather(self, values, weights, site):
-        follows = not self.training and values[0].dim() > 1
-        return values[0] + torch.roll(values[0], -1, -2) if follows else values[0]
 
 
 class BentInUse(Decay):
@@ -152,16 +121,6 @@ class Keeps(Decay):
         return (values[0] + self.share * y,)
 
 
-class KeepsInUse(Decay):
-    def weigh(self, values, site):
-        return 1 + getattr(self, "newest", torch.zeros(())).mean()
-
-    def scatter(self, values, weights, site, h, y):
-        if not self.training:
-            self.newest = y
-        return (values[0] + weights * y,)
-
-
 class Remembers(Decay):
     def __init__(self, dim, sites):
         super().__init__(dim, sites)
@@ -186,11 +145,6 @@ class Detached(Decay):
         return self.decay[site].detach() if site < self.sites else ()
 
 
-class AsNumber(Decay):
-    def weigh(self, values, site):
-        return torch.tensor(self.decay[site].item()) if site < self.sites else ()
-
-
 class Forgets(Decay):
     def scatter(self, values, weights, site, h, y):
         return ((weights * values[0] + (y if site != 2 else 0 * y)).to(values[0].dtype),)
@@ -210,3 +164,29 @@ class Seven(Decay):
     def __init__(self, dim, sites):
         super().__init__(dim, sites)
         self.decay = nn.ParameterList(torch.ones(1) for _ in range(7))
+
+
+class Splits(Decay):
+    """Takes every part for the first."""
+
+    def run(self, values, sublayers, first=0):
+        return super().run(values, sublayers, 0 if len(sublayers) > 1 else first)
+
+    def weigh(self, values, site):
+        return site
+
+
+class Counts(Decay):
+    """Is another at every call, as when it is called again for the backward pass."""
+
+    def weigh(self, values, site):
+        self.calls = getattr(self, "calls", 0) + 1
+        return self.decay[site] / self.calls if site < self.sites else ()
+
+
+class Halves(Decay):
+    """Half of the gradient leaves autograd where the stream is float32."""
+
+    def scatter(self, values, weights, site, h, y):
+        y = (y + y.detach()) / 2 if y.dtype == torch.float32 else y
+        return ((weights * values[0] + y).to(values[0].dtype),)
