@@ -16,9 +16,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-TIME_LIMIT = 60.0
-GRACE = 10.0
-"""How long the others have to notice that one rank failed."""
+from tests.noise import make_noise
+
+TIME_LIMIT = 200.0
+"""For one call, and for one rank that waits for another: it only ends what hangs."""
+GRACE = 60.0
+"""How long the others have to notice that one rank failed. They see a closed connection at once."""
+
+CONTEXT = multiprocessing.get_context("forkserver")
+"""One server imports torch once and forks all processes, before it has any thread."""
+CONTEXT.set_forkserver_preload(["attnres.parallel.pipeline", "attnres.train.loop", "tests.parallel.ranks"])
 
 
 class Ranks:
@@ -33,9 +40,6 @@ class Ranks:
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
         self._starts = 0
-        # One server imports torch once and forks the processes, before it has any thread.
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["attnres.parallel.pipeline", "tests.parallel.ranks"])
 
     def run(self, function: Callable[..., Any], *args: Any, ranks: int, limit: float = TIME_LIMIT) -> list[Any]:
         """function(group, *args) on ranks 0 .. ranks - 1. Raises the ranks' errors, as text, or TimeoutError."""
@@ -75,8 +79,8 @@ class Ranks:
         self._starts += 1
         rendezvous = self.folder / f"rendezvous-{self._starts}"
         for rank in range(self.world):
-            here, there = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(rank, self.world, str(rendezvous), there), daemon=True)
+            here, there = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(rank, self.world, str(rendezvous), there), daemon=True)
             process.start()
             there.close()
             self._processes.append(process)
@@ -85,6 +89,7 @@ class Ranks:
 
 def _serve(rank: int, world: int, rendezvous: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    make_noise()
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=timedelta(seconds=TIME_LIMIT)
     )

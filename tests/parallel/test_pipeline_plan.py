@@ -66,9 +66,7 @@ def test_entries_have_the_shapes_and_dtypes_of_the_values():
     assert traced("hc", 2, streams=3).values[1][0].shape == (BATCH, TIME, 3, DIM)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-@pytest.mark.parametrize("virtual", [1, 2, 4])
-@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize(("ranks", "virtual", "blocks"), [(2, 1, 1), (2, 4, 2), (3, 2, 1), (4, 2, 2)])
 def test_block_transitions_match_the_formulas(ranks, virtual, blocks):
     """SPEC.md 8, for cuts at block boundaries; the embedding is a block that chunk 0 makes on top of its N_p."""
     chunks, size = ranks * virtual, 2
@@ -90,16 +88,27 @@ def test_block_transitions_match_the_formulas(ranks, virtual, blocks):
     assert max(naive) >= virtual * max(cached)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-@pytest.mark.parametrize("cache", [True, False], ids=["cache", "naive"])
-@pytest.mark.parametrize("turned", [False, True], ids=["round", "V"])
-def test_every_chunk_has_what_it_reads(variant, ranks, cache, turned):
-    """Replay the transitions with sets: nothing is read, sent or returned that is not there; nothing is left over."""
-    name, options = variant
+KINDS = [("block", {"block_size": 3, "window": 2}), ("delta", {"gate": True}), ("x0", {}), ("denseformer", {})]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [*KINDS, *(pytest.param(variant, marks=pytest.mark.slow) for variant in VARIANTS if variant not in KINDS)],
+    ids=variant_id,
+)
+def test_every_chunk_has_what_it_reads(variant):
+    for ranks, cache, turned in itertools.product((1, 2, 3), (True, False), (True, False)):
+        replay(*variant, ranks, cache, turned)
+
+
+def replay(name: str, options: dict, ranks: int, cache: bool, turned: bool) -> None:
+    """The transitions with sets: nothing is read, sent or returned that is not there; nothing is left over.
+
+    turned: the chunks go forth and back over the ranks in a V, instead of round.
+    """
     sites = 12
     values = traced(name, sites, **options).values
-    draw = random.Random(str(variant))
+    draw = random.Random(f"{name} {options}")
     for count in [2 * ranks] if turned else range(ranks, sites + 1, ranks):
         cuts = sorted(draw.sample(range(1, sites), count - 1))
         rank_of = [min(c, count - 1 - c) if turned else c % ranks for c in range(count)]
@@ -133,8 +142,13 @@ def test_every_chunk_has_what_it_reads(variant, ranks, cache, turned):
                 assert len(had) == len(set(had))
 
 
-@pytest.mark.parametrize("name", connection_names())
-@pytest.mark.parametrize("chunks", [1, 2, 5])
+@pytest.mark.parametrize(
+    ("name", "chunks"),
+    [
+        *((name, 5) for name in ("block", "denseformer", "mhc")),
+        *(pytest.param(name, chunks, marks=pytest.mark.slow) for name in connection_names() for chunks in (1, 2)),
+    ],
+)
 def test_chunks_share_out_the_whole_model_bit_for_bit(name, chunks):
     config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4, connection=name)
     whole = dict(Transformer(config, seed=5).named_parameters())
@@ -218,38 +232,26 @@ CONFIG = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            {"ranks": 3, "virtual": 3, "schedule": "zero-bubble"},
-            "9 chunks (pipeline x virtual) are more than 8 sublayers; use fewer stages",
-        ),
-        ({"schedule": "gpipe"}, "schedule must be one of 1f1b, interleaved-1f1b, zero-bubble, not 'gpipe'"),
-        ({"virtual": 2}, "1f1b has one virtual stage on each rank; use interleaved-1f1b or zero-bubble"),
-        ({"virtual": 0}, "must be at least 1, not 0 and 4"),
-        ({"micro_batches": 0}, "must be at least 1, not 1 and 0"),
-        ({"ranks": 4, "micro_batches": 3}, "at least 4 micro-batches in a step, not 3; in training --accumulate"),
-        ({"schedule": "interleaved-1f1b", "micro_batches": 5}, "cannot share out 5 micro-batches; use 4 or 6"),
-        ({"schedule": "zero-bubble", "ranks": 4, "micro_batches": 9}, "cannot share out 9 micro-batches; use 8 or 12"),
-        ({"cuts": [1, 2]}, "2 chunks have 1 cuts between them, not 2"),
-        (
-            {"config": replace(CONFIG, tied=True), "ranks": 1, "virtual": 2, "schedule": "zero-bubble"},
-            "a tied embedding stands at both ends of the depth, which need two ranks",
-        ),
+        ({"ranks": 3, "virtual": 3, "schedule": "zero-bubble"}, "9 chunks .* more than 8 sublayers"),
+        ({"virtual": 2}, "1f1b has one virtual stage"),
+        ({"ranks": 4, "micro_batches": 3}, "at least 4 micro-batches"),
+        ({"schedule": "zero-bubble", "ranks": 4, "micro_batches": 9}, "9 micro-batches; use 8 or 12"),
+        ({"cuts": [1, 2]}, "2 chunks have 1 cuts"),
+        ({"config": replace(CONFIG, tied=True), "ranks": 1, "virtual": 2, "schedule": "zero-bubble"}, "tied embedding"),
     ],
 )
-def test_what_cannot_be_a_pipeline_is_refused_in_one_line(arguments, message):
+def test_what_cannot_be_a_pipeline_is_refused(arguments, message):
     default = {"config": CONFIG, "ranks": 2, "virtual": 1, "schedule": "1f1b", "micro_batches": 4}
     check_pipeline(**default)
-    with pytest.raises(UsageError) as error:
+    with pytest.raises(UsageError, match=message):
         check_pipeline(**(default | arguments))
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("schedule", [ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble])
 def test_our_rule_is_torchs(schedule):
     """What check_schedule lets pass, torch's schedules take, and nothing else."""
     name = "zero-bubble" if schedule is ScheduleInterleavedZeroBubble else "interleaved-1f1b"
-    for ranks, micro_batches in itertools.product(range(1, 6), range(1, 13)):
+    for ranks, micro_batches in itertools.product(range(1, 6), (1, 3, 4, 6, 9, 12)):
         stage: Any = SimpleNamespace(group_rank=0, group_size=ranks, num_stages=2 * ranks, submod=None)
 
         try:

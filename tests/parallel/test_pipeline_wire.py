@@ -1,0 +1,92 @@
+"""What a pipeline sends and holds: bytes under torch.distributed.isend, sends in flight, the cross-stage cache."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from tests.parallel.cases import BATCH, CONTEXT, DIM, Case, compare, make_pipeline, run_case
+
+
+@pytest.mark.parametrize(("schedule", "cached"), [("interleaved-1f1b", True), ("zero-bubble", False)])
+def test_bytes_on_the_wire_are_the_formulas(ranks, schedule, cached):
+    """SPEC.md 8, counted under torch.distributed.isend. Two steps: the first also carries torch's own greetings."""
+    P, V, M, blocks, size = 2, 3, 2, 1, 2
+    case = Case(P, V, schedule, M, "block", (("block_size", size),), layers=P * V * blocks * size // 2, cache=cached)
+    case = replace(case, steps=2)
+    outcomes = ranks.run(run_case, case, ranks=P)
+    compare(case, outcomes, 1e-11)
+    sent = sum((outcome.sent for outcome in outcomes), Counter())
+    assert [outcome.wire for outcome in outcomes] == [sum(outcome.sent.values()) for outcome in outcomes]
+
+    # One entry of all micro-batches, in float64; the second step is a token shorter than the first.
+    C, unit = P * V, M * BATCH * (CONTEXT - 1) * DIM * 8
+    for direction in ("forward", "backward"):
+        per_transition = [sent[c, direction] // unit for c in range(1, C)]
+        if cached:
+            assert per_transition == [min(c, P - 1) * blocks + (c < P) for c in range(1, C)]
+            formula = P * (P - 1) // 2 * blocks + (V - 1) * P**2 * blocks
+            own_blocks, embedding = (V - 1) * P * blocks, P - 1
+            assert sum(per_transition) == formula - own_blocks + embedding
+        else:
+            assert per_transition == [1 + c * blocks for c in range(1, C)]
+            assert sum(per_transition) == C * (C - 1) // 2 * blocks + (C - 1)
+        assert sum(sent[c, direction] for c in range(1, C)) == sum(per_transition) * unit
+
+
+def most_in_flight(group: dist.ProcessGroup, case: Case) -> tuple[int, int]:
+    """Bytes of sent tensors that were alive at once, at most, when another was sent; and of all that were sent."""
+    pipeline = make_pipeline(group, case)
+    pipeline.forward_backward(case.batches(0))
+    sent: list[tuple[StorageWeakRef, int]] = []
+    most, original = 0, dist.isend
+
+    def noted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        nonlocal most
+        sent.append((StorageWeakRef(tensor.untyped_storage()), tensor.nbytes))
+        most = max(most, sum(size for storage, size in sent if not storage.expired()))
+        return original(tensor, *args, **kwargs)
+
+    dist.isend = dist.distributed_c10d.isend = noted
+    try:
+        pipeline.forward_backward(case.batches(0))
+    finally:
+        dist.isend = dist.distributed_c10d.isend = original
+    return most, sum(size for _, size in sent)
+
+
+def test_what_was_sent_is_let_go_before_the_step_ends(ranks):
+    """torch's schedules of several chunks keep every send until then: three times as much for three times the work."""
+    most = [
+        ranks.run(most_in_flight, Case(2, 2, "interleaved-1f1b", micro_batches, "block", layers=4), ranks=2)
+        for micro_batches in (4, 12)
+    ]
+    for (few, all_of_few), (many, all_of_many) in zip(*most, strict=True):
+        assert all_of_many == 3 * all_of_few and many < 2 * few
+
+
+def test_an_open_partial_comes_on_top(ranks):
+    """Cut inside each block: a transition carries the open partial besides the finished blocks."""
+    case = Case(2, 2, "interleaved-1f1b", 2, "block", (("block_size", 4),), layers=8, cuts=(2, 6, 10))
+    outcomes = ranks.run(run_case, case, ranks=2)
+    compare(case, outcomes, 1e-11)
+    sent = sum((outcome.sent for outcome in outcomes), Counter())
+    unit = 2 * BATCH * CONTEXT * DIM * 8
+    # To chunk 1: embedding, partial. To chunk 2: the block that chunk 1 finished, partial. To chunk 3: likewise.
+    assert [sent[c, "forward"] // unit for c in (1, 2, 3)] == [2, 2, 2]
+
+
+def test_the_caches_peak(ranks):
+    """With blocks at the cuts, one chunk per rank and 1F1B: what a chunk reads and makes, and never more."""
+    case = Case(4, 1, "1f1b", 4, "block", (("block_size", 2),), layers=8)
+    outcomes = ranks.run(run_case, case, ranks=4)
+    entry = BATCH * CONTEXT * DIM * 8
+    # Blocks 0 (embedding) .. 2 (rank + 1): rank r reads 1 + 2r of them and makes two. Its backward pass holds as many
+    # gradients and no tensors. Rank 0 reads tokens and makes the embedding as well; the last passes nothing on.
+    assert [outcome.cache_peak // entry for outcome in outcomes] == [3, 5, 7, 7]
