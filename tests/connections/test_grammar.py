@@ -21,7 +21,7 @@ values = st.one_of(
 )
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=25, deadline=None, derandomize=True)
 @given(names, st.dictionaries(words, values))
 def test_what_is_printed_is_read_back(name, options):
     read = parse_connection(print_connection(name, options))
@@ -44,7 +44,7 @@ def connections(draw) -> tuple[str, dict]:
     return name, draw(st.fixed_dictionaries({}, optional={o: kinds[type(d)] for o, d in defaults.items()}))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(connections(), st.data())
 def test_a_connection_has_one_name(connection, data):
     name, options = connection
