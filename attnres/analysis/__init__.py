@@ -1,10 +1,15 @@
 """Arrays and numbers from connections and trained models; changes of what depth reads in them."""
 
-from attnres.analysis.changes import Change, Mute, Noise, Off, Patch, Pin, Plain, Scale, Uniform
-from attnres.analysis.dynamics import depth_profile
-from attnres.analysis.interventions import intervene
-from attnres.analysis.profile import DepthProfile, sublayer_names
-from attnres.analysis.tracing import Effect, Explanation, Trace, explain, removal_effects, trace
+from typing import TYPE_CHECKING
+
+from attnres.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from attnres.analysis.changes import Change, Mute, Noise, Off, Patch, Pin, Plain, Scale, Uniform
+    from attnres.analysis.dynamics import depth_profile
+    from attnres.analysis.interventions import intervene
+    from attnres.analysis.profile import DepthProfile, sublayer_names
+    from attnres.analysis.tracing import Effect, Explanation, Trace, explain, removal_effects, trace
 
 __all__ = [
     "Change",
@@ -27,3 +32,12 @@ __all__ = [
     "sublayer_names",
     "trace",
 ]
+
+__getattr__ = on_first_use(
+    __name__,
+    changes=["Change", "Mute", "Noise", "Off", "Patch", "Pin", "Plain", "Scale", "Uniform"],
+    dynamics=["depth_profile"],
+    interventions=["intervene"],
+    profile=["DepthProfile", "sublayer_names"],
+    tracing=["Effect", "Explanation", "Trace", "explain", "removal_effects", "trace"],
+)

@@ -18,13 +18,14 @@ import sys
 import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
+from inspect import cleandoc  # the module would be hidden by the command of that name
 from pathlib import Path
 
 from attnres.cli._checks import check_paths_named
 from attnres.cli._flags import with_flags
 from attnres.cli._help import help_fitted, width
 from attnres.errors import LAB, UsageError, install_command
-from attnres.lab import experiment_commands, experiment_text
+from attnres.lab import experiment_commands, experiment_help
 from attnres.signals import STOPS, Stopped, exit_code, heard, in_words
 from attnres.texttable import visible
 
@@ -146,19 +147,18 @@ def _stop(number: int) -> None:
 
 def _command(name: str, arguments: list[str]) -> Callable[..., int]:
     if name in (experiments := experiment_commands()):
-        from attnres.cli._experiment import experiment_command
+        from attnres.cli._experiment_command import experiment_command
 
-        return experiment_command(experiments[name])
+        return experiment_command(name, experiments[name])
     module = importlib.import_module(f"{__name__}.{name}")
     return module.command_for(arguments) if hasattr(module, "command_for") else module.command
 
 
 def _description(name: str) -> str:
-    """The docstring of a command's file, or of its experiment; read off the file, because importing imports torch."""
+    """The docstring of a command's file, read without importing that, or of its experiment."""
     if name in (experiments := experiment_commands()):
-        text = experiment_text(experiments[name])
-    else:
-        text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        return cleandoc(experiment_help(experiments[name]))
+    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
     return ast.get_docstring(ast.parse(text)) or ""
 
 

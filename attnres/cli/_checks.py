@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from attnres.errors import LARGEST_COUNT, UsageError
+from attnres.errors import LARGEST_COUNT, UsageError, install_command
 from attnres.files import LOCK, check_new_names, locked, read_json, remove_partial
 
 
@@ -165,6 +166,12 @@ def check_paths_named(arguments: Sequence[str]) -> None:
     dataset = any(argument.partition("=")[0] == "--data.dataset" for argument in arguments)
     if following.get("--data.paths", "").startswith("--") and not dataset:
         raise UsageError("--data.paths names none; give at least one, or leave it out for the default text")
+
+
+def check_installed(command: str, extra: str, *modules: str) -> None:
+    """Raise UsageError where one of an extra's modules is not installed; before the rest of the command is imported."""
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        raise UsageError(f"{command} needs {', '.join(missing)}, not installed here: {install_command(extra)}")
 
 
 def check_at_least(least: int, **options: int | None) -> None:

@@ -1,13 +1,10 @@
-"""The command of an experiment of the lab, made from the experiment itself."""
+"""What the command of an experiment of the lab does."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from attnres.cli._checks import alone_at, alone_in, check_output_folder, check_own_page
 from attnres.cli._tables import Output, print_error, print_table
@@ -15,33 +12,15 @@ from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
 from attnres.files import check_new_names
 from attnres.lab import load_experiment
-from attnres.lab.experiment import Experiment
 from attnres.lab.page import PAGE, TITLE, figure_names, write_results
 from attnres.lab.record import Record, read_record, write_record
 from attnres.lab.trained import Plan, refuse_to_lose
 from attnres.texttable import duration
 
 
-def experiment_command(name: str) -> Callable[..., int]:
-    """The command of the experiment of that name, for tyro: its own options, where it writes, and what it ends with."""
+def run_experiment(name: str, options: Any, out: Path, record: Path | None) -> int:
+    """Run it, keep its record and draw its page; return the exit code."""
     chosen = load_experiment(name)
-
-    def command(options: Any, out: Path = Path("runs") / chosen.command, record: Path | None = None) -> int:
-        """Run the experiment.
-
-        Args:
-            options: The experiment's own.
-            out: The folder of the page, its figures and all runs that are trained.
-            record: The JSON file for everything that was measured; OUT/EXPERIMENT.json if not given.
-        """
-        return _run(name, chosen, options, out, record)
-
-    own = Annotated[chosen.options, tyro.conf.arg(name="")]
-    command.__annotations__ = {"options": own, "out": Path, "record": Path | None, "return": int}
-    return command
-
-
-def _run(name: str, chosen: Experiment[Any, Any, Any], options: Any, out: Path, record: Path | None) -> int:
     check_output_folder("--out", out)
     check_own_page(out, PAGE, TITLE, figure_names({name: name}))
     check_output_folder("--record", record and record.parent)

@@ -36,13 +36,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import tyro
 
-from attnres.bench import gpu_check
-from attnres.bench.measure import Row, Setting
-from attnres.bench.parts import BY_DEFAULT, Part, measure_parts
-from attnres.bench.record import details, ratio_table, write_record
+from attnres.bench.parts import BY_DEFAULT, Part, check_needs, measure_parts
 from attnres.cli._checks import check_at_least, check_output_file, check_output_folder, check_own_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
@@ -73,6 +69,7 @@ def command(
     """
     if check and parts != ("gpu",):
         raise UsageError("--check is of the GPU: attnres bench gpu --check")
+    check_needs(parts)
     out = out or (CHECK_RECORD if check else None)
     check_at_least(1, rounds=rounds, threads=threads)
     cores = os.cpu_count() or 1
@@ -86,6 +83,12 @@ def command(
         from attnres.report.curves import CURVES
 
         check_own_file("--figures", figures / CURVES)
+    import torch
+
+    from attnres.bench import gpu_check
+    from attnres.bench.measure import Row, Setting
+    from attnres.bench.record import details, ratio_table, write_record
+
     torch.set_num_threads(threads or cores)
     torch.manual_seed(0)
     console = Output()

@@ -14,9 +14,6 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._tables import Output, print_line
-from attnres.connections import Connection, make_connection
-from attnres.connections._check import DIM, SITES, findings
 from attnres.errors import UsageError
 
 
@@ -26,6 +23,10 @@ def command(connection: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metav
     Args:
         connection: NAME or FILE.py:CLASS, with :OPTION=VALUE,OPTION=VALUE where it has options.
     """
+    from attnres.cli._tables import Output, print_line
+    from attnres.connections import Connection, make_connection
+    from attnres.connections._check import DIM, SITES, findings
+
     made = make_connection(connection, DIM, SITES)  # a bad name or option is one line
     asked_for = ("weigh", "gather", "scatter")
     if missing := [name for name in asked_for if getattr(type(made), name) is getattr(Connection, name)]:

@@ -18,6 +18,9 @@ same command goes on. Ends with a table, OUT/comparison.json and OUT/report.html
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +40,7 @@ from attnres.report.runs import COMPARISON_TITLE
 from attnres.report.write import PAGE
 from attnres.texttable import duration
 from attnres.train import RunConfig
-from attnres.train.sweep import default_workers
+from attnres.train.workers import default_workers
 
 
 def command_for(arguments: list[str]) -> Callable[..., int]:
@@ -84,6 +87,19 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             partial = "not every run was finished; the tables are of the seeds that every connection has"
             print_error(f"{partial}\n{compared.failed}")
         terminal.say(f"{duration(time.monotonic() - began)}. Report: {compared.page}")
+        if not compared.failed:
+            terminal.say(_what_next(list(plan.values())[-1][0].folder))
         return 1 if compared.failed else 0
 
     return command
+
+
+def _what_next(run: Path) -> str:
+    """Commands that go on from here, spelt so that they run in this shell, with or without an activated environment."""
+    program = "attnres" if shutil.which("attnres") else shlex.quote(sys.argv[0])
+    folder = shlex.quote(str(run))
+    return f"""
+Open the report in a browser. Then try:
+  {program} look {folder}                              # the same model live: change what depth reads
+  {program} generate {folder} --prompt "def read("     # what it writes
+  {program} compare residual x0 block full --seeds 5   # with the two usual controls, about 10 minutes"""

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import tyro
 
+from attnres.cli._checks import check_installed
 from attnres.cli._tables import Output, print_line
 from attnres.cli._terminal import working
 
@@ -36,6 +37,7 @@ def command(
             layer has two.
         lossy: Write the model although its logits differ from the plain one's.
     """
+    check_installed("convert", "hf", "transformers")
     from attnres.hf.convert import convert
 
     console = Output()

@@ -30,12 +30,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from attnres.cli._checks import check_at_least, check_output_file
+from attnres.cli._checks import check_at_least, check_installed, check_output_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
-from attnres.evaluation import check_model, check_tasks, compare_models, evaluate_model, load_tasks
-from attnres.evaluation.record import score_record, score_table
 from attnres.files import write_json
 
 
@@ -61,6 +59,10 @@ def command(
     """
     check_at_least(0, shots=shots)
     check_at_least(1, limit=limit, batch_size=batch_size)
+    check_installed("eval", "eval", "lm_eval")
+    from attnres.evaluation import check_model, check_tasks, compare_models, evaluate_model, load_tasks
+    from attnres.evaluation.record import score_record, score_table
+
     check_tasks(tasks)
     asked = {"model": str(model), "beside": beside and str(beside)}
     asked |= {"tasks": list(tasks), "shots": shots, "limit": limit}

@@ -19,19 +19,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from attnres.cli._checks import check_at_least, check_output_file, check_output_folder, read_text
+from attnres.cli._checks import check_at_least, check_installed, check_output_file, check_output_folder, read_text
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
-from attnres.evaluation.exported import (
-    agreement_table,
-    check_exportable,
-    compare_exported,
-    is_exported,
-    open_model,
-    own_template,
-    validation_text,
-)
 from attnres.files import added_folder
 
 Kind = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
@@ -65,6 +56,17 @@ def command(
         raise UsageError(f"--type {type} is of the file of --gguf; give that, or leave --type out")
     if measure is not None and gguf is None:
         raise UsageError("--measure compares the file of --gguf; give that, or leave --measure out")
+    check_installed("export", "gguf", "gguf", "transformers")
+    from attnres.evaluation.exported import (
+        agreement_table,
+        check_exportable,
+        compare_exported,
+        is_exported,
+        open_model,
+        own_template,
+        validation_text,
+    )
+
     check_output_file("--gguf", gguf, is_own=is_exported)
     check_output_folder("--checkpoint", checkpoint)
     if gguf is not None and checkpoint is not None and gguf.absolute() == checkpoint.absolute():

@@ -17,13 +17,9 @@ from typing import Annotated
 
 import tyro
 
-from attnres.analysis.powerlaw import fit_power_laws, read_points
 from attnres.cli._checks import check_output_folder, check_own_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.errors import UsageError
-from attnres.lab.scaling.figures import FIT, write_fit
-from attnres.lab.scaling.tables import scaling_table
-from attnres.report.style import MOST_STYLES
 
 
 def command(
@@ -38,6 +34,11 @@ def command(
         out: The folder of the figure.
         unit: What the compute is counted in.
     """
+    from attnres.analysis.powerlaw import fit_power_laws, read_points
+    from attnres.lab.scaling.figures import FIT, write_fit
+    from attnres.lab.scaling.tables import scaling_table
+    from attnres.report.style import MOST_STYLES
+
     check_output_folder("--out", out)
     check_own_file("--out", out / FIT)
     console, points = Output(), read_points(csv)

@@ -21,9 +21,7 @@ import tyro
 
 from attnres.cli._tables import print_error
 from attnres.errors import UsageError
-from attnres.generate import Continuation
 from attnres.texttable import visible
-from attnres.train import load_run
 
 
 def command(
@@ -50,6 +48,9 @@ def command(
         stop: Texts before which to stop; \\n in one is a newline, \\t a tab.
         best: Use the checkpoint of lowest validation loss instead of the newest.
     """
+    from attnres.generate import Continuation
+    from attnres.train import load_run
+
     trained = load_run(run, best)
     prompt = _read_prompt() if prompt is None else prompt
     stops = [text.replace("\\n", "\n").replace("\\t", "\t") for text in stop]

@@ -19,12 +19,6 @@ import tyro
 from attnres.cli._checks import check_output_folder, check_own_page
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
-from attnres.report import write_report
-from attnres.report.comparison import sink_table
-from attnres.report.figures import FIGURES
-from attnres.report.runs import RUN_TITLE, check_prompt, run_report
-from attnres.report.write import PAGE
-from attnres.train import load_run
 
 
 def command(
@@ -41,6 +35,13 @@ def command(
         out: Where to write; the folder `report` of the run when not given.
         best: Use the checkpoint of lowest validation loss instead of the newest.
     """
+    from attnres.report import write_report
+    from attnres.report.comparison import sink_table
+    from attnres.report.figures import FIGURES
+    from attnres.report.runs import RUN_TITLE, check_prompt, run_report
+    from attnres.report.write import PAGE
+    from attnres.train import load_run
+
     place, flag = (run / "report", "without --out the page goes to") if out is None else (out, "--out")
     if out is not None or run.is_dir():  # what is no folder is no run, which load_run says
         check_output_folder(flag, place)

@@ -12,15 +12,14 @@ runs/look. Prints the page's address, which holds a token: who has the address c
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from attnres.errors import UsageError, install_command
-from attnres.lab.comparison import DEFAULTS
+from attnres.cli._checks import check_installed
+from attnres.errors import UsageError
 
 
 def command(
@@ -40,12 +39,12 @@ def command(
             same port and token as before, a page that is still open goes on.
         browser: Open the page in a browser, where there is one.
     """
-    if missing := [name for name in ("starlette", "uvicorn") if importlib.util.find_spec(name) is None]:
-        raise UsageError(f"look needs {', '.join(missing)}, not installed here: {install_command('look')}")
+    check_installed("look", "look", "starlette", "uvicorn")
     if not 0 <= port < 2**16:
         raise UsageError(f"--port must be 0 to 65535, not {port}")
     if token is not None and not re.fullmatch(r"[\w-]{16,}", token, re.ASCII):
         raise UsageError("--token must be 16 letters, digits, - and _ at least; leave it out for a random one")
+    from attnres.lab.comparison import DEFAULTS
     from attnres.look.prepare import Preparation, pair_of
     from attnres.look.server import Microscope
     from attnres.look.start import start

@@ -15,7 +15,7 @@ from typing import Annotated, get_args
 
 import tyro
 
-from attnres.cli._checks import check_output_file
+from attnres.cli._checks import check_installed, check_output_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import Terminal, working
 from attnres.texttable import TextTable
@@ -32,6 +32,7 @@ def command(
         out: Also write what came of each to this JSON file.
     """
     check_output_file("--out", out, ("connection", "rows"))
+    check_installed("models", "hf", "transformers")
     console = Output()
     with working(console, "importing transformers"):
         from attnres.hf.survey import Outcome, Trial, known_types, survey, write_record

@@ -32,14 +32,11 @@ from typing import Annotated
 import tyro
 
 from attnres.cli._recipe import named_recipe
-from attnres.cli._run_display import RunDisplay
 from attnres.cli._tables import Output
 from attnres.errors import UsageError
-from attnres.parallel.layout import Layout
-from attnres.parallel.world import give_way, is_main, tell_launcher
+from attnres.parallel.layout import ONE_PROCESS, Layout
 from attnres.signals import exit_code
-from attnres.train import ONE_PROCESS, Interrupted, RunConfig, RunStopped, load_recipe, train
-from attnres.train.folder import default_folder
+from attnres.train import RunConfig, load_recipe
 
 
 def command_for(arguments: list[str]) -> Callable[..., int]:
@@ -62,6 +59,8 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             folder: The run's folder; one below runs/, named after the configuration, when not given.
             recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
+        from attnres.train.folder import default_folder
+
         return run(config, folder or default_folder(config), layout)
 
     return command
@@ -69,6 +68,10 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
 
 def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
     """Train with progress on the terminal; return the exit code."""
+    from attnres.cli._run_display import RunDisplay
+    from attnres.parallel.world import give_way, is_main, tell_launcher
+    from attnres.train import Interrupted, RunStopped, train
+
     console = Output(quiet=not is_main())
     with RunDisplay(console) as display:
         try:

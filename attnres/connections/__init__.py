@@ -5,21 +5,20 @@ To add a connection, add one file here that defines one subclass of `Connection`
 
 from __future__ import annotations
 
-import difflib
-import importlib
 import pkgutil
-from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from attnres.connections._connection import Connection, Sublayer, Values, Weights, check_sublayers, output_of
-from attnres.connections._files import class_of_file, classes_of, digest, import_errors, making_errors
-from attnres.connections._grammar import Option, parse_connection, print_connection
-from attnres.connections._groups import param_groups
-from attnres.connections._mixing import Unrolled, mixing_matrix
-from attnres.connections._reads import mean_read
-from attnres.connections._state import checked_option, option_defaults
-from attnres.errors import UsageError
+from attnres.connections._grammar import Option, parse_connection
+from attnres.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from attnres.connections._connection import Connection, Sublayer, Values, Weights, check_sublayers, output_of
+    from attnres.connections._groups import param_groups
+    from attnres.connections._made import connection_class, file_digest, make_connection
+    from attnres.connections._mixing import Unrolled, mixing_matrix
+    from attnres.connections._reads import mean_read
+    from attnres.connections._state import option_defaults
 
 __all__ = [
     "Connection",
@@ -43,6 +42,16 @@ __all__ = [
     "parse_connection",
 ]
 
+__getattr__ = on_first_use(
+    __name__,
+    _connection=["Connection", "Sublayer", "Values", "Weights", "check_sublayers", "output_of"],
+    _groups=["param_groups"],
+    _made=["connection_class", "file_digest", "make_connection"],
+    _mixing=["Unrolled", "mixing_matrix"],
+    _reads=["mean_read"],
+    _state=["option_defaults"],
+)
+
 
 def connection_names() -> list[str]:
     """The names of all connections: one for each file of this folder that does not start with an underscore."""
@@ -50,67 +59,10 @@ def connection_names() -> list[str]:
     return sorted(file.replace("_", "-") for file in files if not file.startswith("_"))
 
 
-def connection_class(connection: str) -> type[Connection]:
-    """Find the class of a connection, written with or without options: one of this folder, or FILE.py:CLASS.
-
-    Raises:
-        UsageError: any other name, with those that are known, or a file that cannot be imported.
-    """
-    name, _ = parse_connection(connection)
-    file, colon, class_name = name.rpartition(":")
-    if colon:
-        return class_of_file(file, class_name)
-    if name.endswith(".py"):
-        raise UsageError(f"{name}: name the connection's class too, as FILE.py:CLASS")
-    if name not in connection_names():
-        known = connection_names()
-        raise UsageError(f"unknown connection {name!r}; {_meant(name, known)}choose one of: {', '.join(known)}")
-    file_name = name.replace("-", "_")
-    with import_errors(file_name):
-        module = importlib.import_module(f"{__name__}.{file_name}")
-    classes = classes_of(module)
-    if len(classes) != 1:
-        raise UsageError(f"{module.__file__} must define one subclass of Connection, not {len(classes)}")
-    return classes[0]
-
-
-def file_digest(connection: str) -> str | None:
-    """Hash the file of a connection that is written FILE.py:CLASS; None for one of this folder.
-
-    What counts is the text that this process has run, where it has: an edit meanwhile changes nothing that it makes.
-    """
-    file, colon, _ = parse_connection(connection)[0].rpartition(":")
-    return digest(file) if colon else None
-
-
 def from_anywhere(connection: str) -> str:
     """Write a connection FILE.py:CLASS with the file's whole path, which holds in every folder; others as given."""
     file, colon, _ = parse_connection(connection)[0].rpartition(":")
     return f"{Path(file).resolve()}{connection.strip()[len(file) :]}" if colon else connection
-
-
-def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Connection:
-    """Make a connection for sublayers of one width.
-
-    >>> make_connection("block:block_size=8", dim=64, sites=32, heads=2)
-    Block(dim=64, sites=32, block_size=8, ...)
-
-    Args:
-        connection: NAME or FILE.py:CLASS, and behind it :OPTION=VALUE,OPTION=VALUE where it is to have options.
-        dim: width of the stream.
-        sites: number of sublayers; a transformer layer has two.
-        options: options as keyword arguments; their names and defaults are those of the class.
-
-    Returns:
-        The connection at the start that its class states, in torch's default dtype: float32 unless that was set.
-
-    Raises:
-        UsageError: an unknown name or option, one that is given twice, or a value that the connection does not take;
-            a class of one's own that cannot be made.
-    """
-    name, cls, options = _read(connection, options)
-    with making_errors(connection, name):
-        return cls(dim, sites, **options)
 
 
 def canonical_connection(connection: str, **options: Any) -> str:
@@ -122,38 +74,9 @@ def canonical_connection(connection: str, **options: Any) -> str:
     Raises:
         UsageError: an unknown name or option, or one that is given twice.
     """
-    name, cls, options = _read(connection, options)
-    defaults = option_defaults(cls)
-    # By type too: True == 1, and a wrong value must not vanish.
-    told = {option: (type(value), value) for option, value in options.items()}
-    return print_connection(
-        name,
-        {
-            option: options[option]
-            for option, default in defaults.items()
-            if option in told and told[option] != (type(default), default)
-        },
-    )
-
-
-def _read(connection: str, options: Mapping[str, Any]) -> tuple[str, type[Connection], dict[str, Any]]:
-    """The name, the class and the options, those of the text and the others, with numbers as the class has them."""
     name, written = parse_connection(connection)
-    if twice := written.keys() & options.keys():
-        raise UsageError(f"connection {connection!r}: {twice.pop()} is given twice; give it once")
-    cls = connection_class(connection)
-    defaults = option_defaults(cls)
-    checked = {}
-    for option, value in {**written, **options}.items():
-        if option not in defaults:
-            takes = f"{_meant(option, defaults)}it takes {', '.join(defaults)}" if defaults else "it takes no options"
-            raise UsageError(f"connection {name!r} has no option {option!r}; {takes}")
-        with making_errors(connection, name):
-            checked[option] = checked_option(cls, option, defaults[option], value)
-    return name, cls, checked
+    if not (written or options) and name in connection_names():
+        return name  # without torch
+    from attnres.connections._made import canonical
 
-
-def _meant(given: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(given.lower().replace("_", "-"), [name.replace("_", "-") for name in known], 1)
-    (name,) = (name for name in known if [name.replace("_", "-")] == close) if close else ("",)
-    return f"did you mean {name}? " if name else ""
+    return canonical(connection, options)

@@ -1,10 +1,15 @@
 """Text to tokens: corpora, tokenizers, the order of training and the fixed validation set."""
 
-from attnres.data.config import DataConfig
-from attnres.data.corpus import Corpus, check_length, in_bits, open_corpus
-from attnres.data.prefetch import Prefetch
-from attnres.data.sampler import Sampler, validation_batches, validation_bytes_per_token
-from attnres.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer, tokenizer_from_json
+from typing import TYPE_CHECKING
+
+from attnres.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from attnres.data.config import DataConfig
+    from attnres.data.corpus import Corpus, check_length, in_bits, open_corpus
+    from attnres.data.prefetch import Prefetch
+    from attnres.data.sampler import Sampler, validation_batches, validation_bytes_per_token
+    from attnres.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer, tokenizer_from_json
 
 __all__ = [
     "Corpus",
@@ -21,3 +26,12 @@ __all__ = [
     "validation_batches",
     "validation_bytes_per_token",
 ]
+
+__getattr__ = on_first_use(
+    __name__,
+    config=["DataConfig"],
+    corpus=["Corpus", "check_length", "in_bits", "open_corpus"],
+    prefetch=["Prefetch"],
+    sampler=["Sampler", "validation_batches", "validation_bytes_per_token"],
+    tokenizer=["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_json"],
+)

@@ -1,8 +1,11 @@
 """The lab's experiments, one per folder: many runs each, one small JSON record of what they gave, and what it says.
 
-To add an experiment, add one folder here whose `__init__.py` defines `EXPERIMENT` (see experiment.py), and commit its
-record as results/FOLDER.json; no other code changes. Its command and its section of the results page follow. The
-docstring of that file is the command's help, its first line the summary.
+To add an experiment, add one folder here and commit its record as results/FOLDER.json; no other code changes. Its
+command and its section of the results page follow. In the folder are
+
+    __init__.py      a docstring: the command's help, its first line the summary
+    options.py       `Options`, the options of the command; help needs neither torch nor matplotlib: do not import them
+    experiment.py    `EXPERIMENT` (see lab/experiment.py)
 """
 
 from __future__ import annotations
@@ -27,7 +30,12 @@ def experiment_names() -> list[str]:
 
 def load_experiment(name: str) -> Experiment[Any, Any, Any]:
     """The experiment in the folder of that name."""
-    return importlib.import_module(f"{__name__}.{name}").EXPERIMENT
+    return importlib.import_module(f"{__name__}.{name}.experiment").EXPERIMENT
+
+
+def experiment_options(name: str) -> type[Any]:
+    """The dataclass of that experiment's options; without all that running it imports."""
+    return importlib.import_module(f"{__name__}.{name}.options").Options
 
 
 def experiments() -> dict[str, Experiment[Any, Any, Any]]:
@@ -43,7 +51,7 @@ def experiment_commands() -> dict[str, str]:
     """
     commands = {}
     for name in experiment_names():
-        tree = ast.parse(experiment_text(name))
+        tree = ast.parse(_text_of(f"{__name__}.{name}.experiment"))
         given = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "command"]
         if len(given) != 1 or not isinstance(given[0], ast.Constant):
             raise UsageError(f"the experiment {name!r} must give its command once and as text: command='..'")
@@ -51,9 +59,13 @@ def experiment_commands() -> dict[str, str]:
     return commands
 
 
-def experiment_text(name: str) -> str:
-    """The text of the experiment's `__init__.py`."""
-    spec = importlib.util.find_spec(f"{__name__}.{name}")
+def experiment_help(name: str) -> str:
+    """The help of the experiment's command."""
+    return importlib.import_module(f"{__name__}.{name}").__doc__ or ""
+
+
+def _text_of(module: str) -> str:
+    spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        raise UsageError(f"the experiment {name!r} has no __init__.py")
+        raise UsageError(f"an experiment is a folder with options.py and experiment.py: there is no {module}")
     return Path(spec.origin).read_text(encoding="utf-8")

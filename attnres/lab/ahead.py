@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from attnres.train.sweep import Job
+if TYPE_CHECKING:
+    from attnres.train.sweep import Job
 
 
 class Phase(NamedTuple):

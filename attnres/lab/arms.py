@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import torch
-
-from attnres.connections import make_connection
 from attnres.model import TransformerConfig
 
 
 def arm_model(arm: str, model: TransformerConfig) -> TransformerConfig:
     """The model of an arm, written NAME:OPTION=VALUE,OPTION=VALUE. Raises UsageError on a bad name, option or form."""
+    import torch  # not for the help of a command
+
+    from attnres.connections import make_connection
+
     chosen = dataclasses.replace(model, connection=arm)
     with torch.device("meta"):  # refuses a bad value before any run starts
         make_connection(chosen.connection, chosen.dim, chosen.sites)

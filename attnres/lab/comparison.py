@@ -11,7 +11,7 @@ from threading import Thread
 import torch
 
 from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
-from attnres.data import check_length, open_corpus
+from attnres.data import Corpus, check_length, open_corpus
 from attnres.errors import UsageError
 from attnres.files import LOCK, is_partial, write_json
 from attnres.lab.arms import arm_folder, arm_model

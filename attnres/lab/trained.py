@@ -6,15 +6,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
-
-import tyro
+from typing import Any
 
 from attnres.data import Corpus, open_corpus
 from attnres.data.documents import shorten
 from attnres.errors import UsageError, check_count
 from attnres.files import read_json
 from attnres.lab.experiment import Progress
+from attnres.lab.options import RunsOptions
 from attnres.lab.outcome import has_learned, run_record_of
 from attnres.lab.record import Record, config_pairs, header
 from attnres.train import RunConfig, config_from_json
@@ -40,18 +39,6 @@ BASELINE = "residual"
 
 
 @dataclass(frozen=True)
-class Options:
-    """What a command that measures trained runs asks for."""
-
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
-    """Run folders."""
-    runs: Path | None = None
-    """A folder of which every run inside is taken."""
-    tokens: int = 16_384
-    """Held-out tokens to measure on, the same ones for every run: whole sequences, at least one."""
-
-
-@dataclass(frozen=True)
 class Trained:
     """A run folder and what it says of itself."""
 
@@ -69,7 +56,7 @@ class Trained:
 class Plan:
     """The runs to measure: those that are done. The others are named and left out."""
 
-    options: Options
+    options: RunsOptions
     runs: Sequence[Trained]
 
     @property
@@ -99,7 +86,7 @@ class Plan:
         return corpus
 
 
-def plan(options: Options, out: Path) -> Plan:
+def plan(options: RunsOptions, out: Path) -> Plan:
     """Raises UsageError where there is no run that is finished."""
     given = [*options.folders, *([] if options.runs is None else [options.runs])]
     if not given:

@@ -12,7 +12,8 @@ from attnres.errors import UsageError
 from attnres.look.messages import Progress
 from attnres.look.subject import RunSubject, Subject
 from attnres.train import RunConfig
-from attnres.train.sweep import Job, JobState, default_workers, require_done, run_jobs
+from attnres.train.sweep import Job, JobState, require_done, run_jobs
+from attnres.train.workers import default_workers
 
 POLL_SECONDS = 0.3
 

@@ -1,10 +1,15 @@
 """The lab's own small transformer: any connection between the same sublayers."""
 
-from attnres.model.backbones import sublayer_name
-from attnres.model.config import TransformerConfig
-from attnres.model.counts import ParameterCounts, count_parameters
-from attnres.model.init import parameter_roles
-from attnres.model.transformer import Transformer
+from typing import TYPE_CHECKING
+
+from attnres.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from attnres.model.backbones import sublayer_name
+    from attnres.model.config import TransformerConfig
+    from attnres.model.counts import ParameterCounts, count_parameters
+    from attnres.model.init import parameter_roles
+    from attnres.model.transformer import Transformer
 
 __all__ = [
     "ParameterCounts",
@@ -14,3 +19,12 @@ __all__ = [
     "parameter_roles",
     "sublayer_name",
 ]
+
+__getattr__ = on_first_use(
+    __name__,
+    backbones=["sublayer_name"],
+    config=["TransformerConfig"],
+    counts=["ParameterCounts", "count_parameters"],
+    init=["parameter_roles"],
+    transformer=["Transformer"],
+)

@@ -77,3 +77,6 @@ class Layout:
                 f"batch_size {batch_size} does not divide over {self.data_parallel} data-parallel processes "
                 f"(replicate {self.replicate} x shard {self.shard}); make it a multiple of {self.data_parallel}"
             )
+
+
+ONE_PROCESS = Layout()

@@ -1,11 +1,16 @@
 """Training: the loop, optimizers by role, schedule, checkpoints, run folders."""
 
-from attnres.train.config import OptimizerConfig, RunConfig
-from attnres.train.jsonconfig import config_from_json, config_to_json
-from attnres.train.loop import ONE_PROCESS, Interrupted, RunStopped, train
-from attnres.train.metrics import read_metrics
-from attnres.train.recipe import load_recipe
-from attnres.train.run import Run, load_run
+from typing import TYPE_CHECKING
+
+from attnres.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from attnres.train.config import OptimizerConfig, RunConfig
+    from attnres.train.jsonconfig import config_from_json, config_to_json
+    from attnres.train.loop import ONE_PROCESS, Interrupted, RunStopped, train
+    from attnres.train.metrics import read_metrics
+    from attnres.train.recipe import load_recipe
+    from attnres.train.run import Run, load_run
 
 __all__ = [
     "ONE_PROCESS",
@@ -21,3 +26,13 @@ __all__ = [
     "read_metrics",
     "train",
 ]
+
+__getattr__ = on_first_use(
+    __name__,
+    config=["OptimizerConfig", "RunConfig"],
+    jsonconfig=["config_from_json", "config_to_json"],
+    loop=["ONE_PROCESS", "Interrupted", "RunStopped", "train"],
+    metrics=["read_metrics"],
+    recipe=["load_recipe"],
+    run=["Run", "load_run"],
+)

@@ -18,7 +18,7 @@ from attnres.connections import file_digest
 from attnres.connections._sound import check_rule
 from attnres.data import Corpus, check_length, in_bits, open_corpus
 from attnres.errors import UsageError
-from attnres.parallel.layout import Layout
+from attnres.parallel.layout import ONE_PROCESS, Layout
 from attnres.parallel.world import Lost, ManyProcesses, World, code_digest, join_world
 from attnres.signals import Stopped, heard
 from attnres.torch_private import cpu_multiplies_bfloat16
@@ -37,7 +37,6 @@ log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 
-ONE_PROCESS = Layout()
 
 WARM_UP_STEPS = 3
 """The first steps, which allocate and compile, do not count in the median step time."""

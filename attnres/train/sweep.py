@@ -167,11 +167,6 @@ def _check_needs(configs: Sequence[RunConfig]) -> None:
         check_start([config.model for config in configs], start)
 
 
-def default_workers() -> int:
-    """One worker for each core that this process may use."""
-    return max(1, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
 @dataclass(eq=False)
 class _Worker:
     """The process that trains a job."""

@@ -8,7 +8,8 @@ import pytest
 
 from attnres.cli import main
 from attnres.lab.ablation import cost
-from attnres.lab.ablation.plan import DEFAULTS, Options, affordable, plan, playoff_trials, trial
+from attnres.lab.ablation.options import DEFAULTS
+from attnres.lab.ablation.plan import Options, affordable, plan, playoff_trials, trial
 from attnres.lab.ablation.record import AblationRecord, Cell, TrialRun
 from attnres.lab.ablation.tables import ablation_tables
 from attnres.lab.record import read_record
@@ -24,7 +25,7 @@ STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3"
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnres.cli._terminal.run_jobs", run_jobs_here)
+        patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
         yield
 
 
@@ -174,7 +175,7 @@ def test_a_tuning_run_that_was_killed_is_made_up_for(tmp_path, ablate, corpus, m
 
     options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--tuning-seeds", "1", "--out", tmp_path]
     with monkeypatch.context() as patch:
-        patch.setattr("attnres.cli._terminal.run_jobs", run_jobs_killing_one)
+        patch.setattr("attnres.train.sweep.run_jobs", run_jobs_killing_one)
         code, told = ablate("residual", "full", *options, "--grid", "1", "30")
     assert code == 1 and "its process was killed" in told.err
     assert [cell.factor for cell in read_record(tmp_path / "ablation.json", AblationRecord).cells] == [1, 1]

@@ -30,7 +30,7 @@ def change(text):
 def test_finished_runs_are_not_measured_on_another_text(
     command, keeps, page, tokenizer, text, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("attnres.cli._terminal.run_jobs", run_jobs_here)
+    monkeypatch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
     out, record = tmp_path / "runs", tmp_path / "record.json"
     asked = [command, "residual", "block", "--seeds", "1", "--out", str(out), *TINY, "--data.paths", str(text)]
     asked += ["--data.tokenizer", tokenizer, "--data.cache", str(tmp_path / "cache"), "--workers", "1"]

@@ -173,7 +173,7 @@ def test_ctrl_c_claims_no_more_than_there_is(saved, message, tmp_path, corpus, c
             (tmp_path / "residual" / "seed-0" / "checkpoints" / "step-00000002").mkdir(parents=True)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnres.cli._terminal.run_jobs", interrupted)
+    monkeypatch.setattr("attnres.train.sweep.run_jobs", interrupted)
     assert main(["compare", "residual", "full", *TINY, *corpus, "--out", str(tmp_path)]) == 130
     assert message in capsys.readouterr().err
 

@@ -62,7 +62,7 @@ def test_bad_input_is_one_line_before_anything_is_scored(
     capsys,
     monkeypatch,
 ):
-    monkeypatch.setattr("attnres.cli.eval.evaluate_model", lambda *_: pytest.fail("it was scored"))
+    monkeypatch.setattr("attnres.evaluation.evaluate_model", lambda *_: pytest.fail("it was scored"))
     names = {"RUN": str(run), "TASK": str(tasks["choice"])}
     assert main(["eval", *(names.get(argument, argument) for argument in arguments)]) == 2
     error = capsys.readouterr().err
@@ -74,7 +74,7 @@ def test_scores_of_another_evaluation_are_not_replaced(run, tasks, tmp_path, cap
     asked = ["eval", str(run), "--tasks", str(tasks["choice"]), "--limit", "2", "--out", str(out)]
     assert main(asked) == 0
     assert main(asked) == 0, "the same question again"
-    monkeypatch.setattr("attnres.cli.eval.evaluate_model", lambda *_: pytest.fail("it was scored"))
+    monkeypatch.setattr("attnres.evaluation.evaluate_model", lambda *_: pytest.fail("it was scored"))
     before = out.read_bytes()
     assert main([*asked, "--shots", "0"]) == 2
     assert "it has the scores of another evaluation (shots); give another name" in capsys.readouterr().err
@@ -91,7 +91,7 @@ def test_scores_of_another_evaluation_are_not_replaced(run, tasks, tmp_path, cap
 )
 def test_tasks_are_looked_at_before_a_model_or_lm_eval(tasks, message, capsys, monkeypatch):  # noqa: F811
     for step in ("check_model", "load_tasks"):
-        monkeypatch.setattr(f"attnres.cli.eval.{step}", lambda *_: pytest.fail("it was loaded"))
+        monkeypatch.setattr(f"attnres.evaluation.{step}", lambda *_: pytest.fail("it was loaded"))
     assert main(["eval", ".", "--tasks", *tasks]) == 2
     assert message in capsys.readouterr().err
 

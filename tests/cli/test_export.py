@@ -162,7 +162,7 @@ def test_a_type_is_of_the_gguf_file(tmp_path, capsys):
 def test_a_checkpoint_that_another_command_is_writing_is_refused_before_the_model_is_opened(
     run, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("attnres.cli.export.open_model", lambda *_: pytest.fail("it was opened"))
+    monkeypatch.setattr("attnres.evaluation.exported.open_model", lambda *_: pytest.fail("it was opened"))
     (tmp_path / "k3.partial").mkdir()  # the user's own
     with added_folder(tmp_path / "k3"):
         assert main(["export", str(run), "--checkpoint", str(tmp_path / "k3")]) == 2

@@ -34,7 +34,7 @@ def test_generate_refuses_in_one_line(options, message, comparison, capsys):
 
 @pytest.mark.parametrize(("prompt", "tokens"), [("", "0 tokens"), ("x", "1 token"), ("x" * 34, "34 tokens")])
 def test_inspect_looks_at_the_prompt_before_it_loads_the_run(prompt, tokens, comparison, capsys, monkeypatch):
-    monkeypatch.setattr("attnres.cli.inspect.load_run", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("attnres.train.load_run", lambda *_: pytest.fail("it was loaded"))
     assert main(["inspect", str(comparison[0] / "residual" / "seed-0"), "--prompt", prompt]) == 2
     printed = capsys.readouterr()
     assert printed.err == f"attnres: the prompt has {tokens}; give between 2 and 33 for this model\n"

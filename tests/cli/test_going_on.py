@@ -53,7 +53,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch) -> Machine:
     made = Machine()
-    monkeypatch.setattr("attnres.cli._terminal.run_jobs", made)
+    monkeypatch.setattr("attnres.train.sweep.run_jobs", made)
     return made
 
 
@@ -75,7 +75,7 @@ def undisturbed(tmp_path_factory, corpus) -> ScalingRecord:
     out = tmp_path_factory.mktemp("undisturbed")
     places = ["--out", str(out / "runs"), "--record", str(out / "record.json")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnres.cli._terminal.run_jobs", run_jobs_here)
+        patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
         assert main(["scaling", "residual", "full", *SIZES, *SMALL, *corpus, *places]) == 0
     return read_record(out / "record.json", ScalingRecord)
 

@@ -163,7 +163,7 @@ def test_a_page_that_the_command_did_not_write_stays(tmp_path, capsys, monkeypat
     begin = [*command, *(corpus if "residual" in command else ())]
     page, picture = out / name, out / "figures" / figure
     picture.parent.mkdir(parents=True)
-    monkeypatch.setattr("attnres.cli.inspect.load_run", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("attnres.train.load_run", lambda *_: pytest.fail("it was loaded"))
     for others in ("my thesis", *{title for of, title, _ in PAGES.values() if title != own[1]}):
         page.write_text(f"<!doctype html><title>{others}</title>")
         error = said(capsys, *begin, "--out", out)

@@ -22,7 +22,7 @@ SMALL = [*TINY, "--model.heads", "2", "--model.backbone", "lab", "--steps", "32"
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnres.cli._terminal.run_jobs", run_jobs_here)
+        patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
         yield
 
 
@@ -134,7 +134,7 @@ def test_no_rate_is_chosen_without_a_run_that_failed(sweep, when, tmp_path, monk
     monkeypatch.chdir(tmp_path)
 
     failing = run_jobs_but(lambda name: "block, 25% more, lr x0.5" in name)
-    monkeypatch.setattr("attnres.cli._terminal.run_jobs", failing)
+    monkeypatch.setattr("attnres.train.sweep.run_jobs", failing)
     assert main(["retrofit", *ARMS, *options[:-1], "moved"]) == 2
     told = capsys.readouterr().err
     assert "block, lr x0.5, seed 1000: killed; a rate is chosen when the whole grid is done" in told
@@ -157,7 +157,7 @@ def test_seeds_that_are_not_run_again_stay_at_the_rate_of_the_others(sweep, tmp_
     monkeypatch.chdir(tmp_path)
 
     failing = run_jobs_but(lambda name: name.startswith("residual, 25% more") and name.endswith("seed 0"))
-    monkeypatch.setattr("attnres.cli._terminal.run_jobs", failing)
+    monkeypatch.setattr("attnres.train.sweep.run_jobs", failing)
     assert main(["retrofit", *ARMS[:2], *options[:-1], "moved", "--fractions", "0.25", "--seeds", "1"]) == 1
     assert "block, 25%, seed 1: left out, it ran at x" in capsys.readouterr().out
     after = read_record(file, RetrofitRecord)

@@ -26,7 +26,7 @@ SMALL += [*("--model.context", "16", "--batch-size", "1", "--validation-tokens",
 @pytest.fixture(scope="module", autouse=True)
 def in_this_process():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("attnres.cli._terminal.run_jobs", run_jobs_here)
+        patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
         yield
 
 
@@ -65,7 +65,7 @@ def test_steps_of_all_arms_are_timed_by_turns_when_asked(tmp_path, corpus, capsy
     assert main(["scaling", "residual", "full", *options]) == 0
     trained = read_record(record_path, ScalingRecord)
     assert trained.step_times is None and "A step's time" not in capsys.readouterr().out
-    monkeypatch.setattr("attnres.cli._terminal.run_jobs", None)  # nothing is trained again
+    monkeypatch.setattr("attnres.train.sweep.run_jobs", None)  # nothing is trained again
     assert main(["scaling", "residual", "full", *options, "--time-steps"]) == 0
     timed = read_record(record_path, ScalingRecord)
     assert timed.runs == trained.runs and timed.step_times.machine["threads"] == 1
@@ -78,7 +78,7 @@ def test_steps_of_all_arms_are_timed_by_turns_when_asked(tmp_path, corpus, capsy
 
 def test_a_grid_with_a_run_that_failed_ends_in_one_line_each(tmp_path, corpus, capsys, monkeypatch):
     failing = run_jobs_but(lambda name: "full, 1x16, lr x2" in name)
-    monkeypatch.setattr("attnres.cli._terminal.run_jobs", failing)
+    monkeypatch.setattr("attnres.train.sweep.run_jobs", failing)
     options = [*SMALL, *corpus, "--grid", "1", "2", "--out", str(tmp_path), "--record", str(tmp_path / "record.json")]
     assert main(["scaling", "residual", "full", *options]) == 1
     told = capsys.readouterr()

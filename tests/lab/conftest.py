@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from attnres.data.config import DataConfig
-from attnres.lab.dynamics.run import DEFAULTS, Planned, runs
+from attnres.lab.dynamics.options import DEFAULTS
+from attnres.lab.dynamics.run import Planned, runs
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig, train
 

@@ -6,7 +6,8 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 
-from attnres.lab.dynamics import EXPERIMENT, figures
+from attnres.lab.dynamics import figures
+from attnres.lab.dynamics.experiment import EXPERIMENT
 from attnres.lab.dynamics.record import DynamicsRecord
 from attnres.lab.prune.figures import costs
 from attnres.lab.prune.record import PruneRecord

@@ -28,7 +28,8 @@ def toy(monkeypatch):
     monkeypatch.setattr(attnres.lab, "__path__", [*attnres.lab.__path__, str(Path(__file__).parent / "fifth")])
     importlib.invalidate_caches()
     yield load_experiment("toy")
-    del sys.modules["attnres.lab.toy"]
+    for module in [name for name in sys.modules if name.startswith("attnres.lab.toy")]:
+        del sys.modules[module]
 
 
 @pytest.fixture(params=experiment_names())
@@ -123,8 +124,8 @@ def test_one_folder_is_an_experiment(toy, tmp_path, capsys):
 
 def test_an_experiment_without_its_command_is_named(toy, monkeypatch, tmp_path):
     shutil.copytree(Path(__file__).parent / "fifth" / "toy", tmp_path / "nameless")
-    source = (tmp_path / "nameless" / "__init__.py").read_text()
-    (tmp_path / "nameless" / "__init__.py").write_text(source.replace('command="throw",', ""))
+    source = (tmp_path / "nameless" / "experiment.py").read_text()
+    (tmp_path / "nameless" / "experiment.py").write_text(source.replace('command="throw",', ""))
     monkeypatch.setattr(attnres.lab, "__path__", [*attnres.lab.__path__, str(tmp_path)])
     importlib.invalidate_caches()
     with pytest.raises(UsageError, match="'nameless' must give its command once"):

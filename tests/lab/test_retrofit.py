@@ -14,7 +14,8 @@ from attnres.lab.arms import arm_model
 from attnres.lab.outcome import Outcome
 from attnres.lab.retrofit import run
 from attnres.lab.retrofit.claims import differences, finding, statements
-from attnres.lab.retrofit.plan import DEFAULTS, Options, parse_arm, plan, trial
+from attnres.lab.retrofit.options import DEFAULTS
+from attnres.lab.retrofit.plan import Options, parse_arm, plan, trial
 from attnres.lab.retrofit.record import RetrofitRecord
 from attnres.lab.retrofit.tables import retrofit_tables
 from attnres.lab.tuning import beyond, choose

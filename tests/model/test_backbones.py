@@ -11,7 +11,8 @@ from attnres import Transformer, TransformerConfig, connection_names
 from attnres.errors import UsageError
 from attnres.generate import generate
 from attnres.model import parameter_roles
-from attnres.model.backbones.borrowed import MODEL_TYPES, transformers_config
+from attnres.model.backbones._check import MODEL_TYPES
+from attnres.model.backbones.borrowed import transformers_config
 from attnres.train import RunConfig
 
 transformers = pytest.importorskip("transformers")

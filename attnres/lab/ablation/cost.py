@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from attnres.data import Corpus
 from attnres.errors import UsageError
@@ -18,8 +18,6 @@ from attnres.lab.steptime import ROUNDS, WARM_UP, median_steps
 from attnres.model.flops import training_flops
 from attnres.train import RunConfig, config_to_json
 from attnres.train.folder import fit_vocabulary
-
-Equal = Literal["steps", "operations", "seconds"]
 
 START_SECONDS = 6.0
 """About what a worker process takes before its first step."""

@@ -11,29 +11,14 @@ from attnres.connections import make_connection
 from attnres.data import check_length, open_corpus
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.dynamics.measure import EVERY, profiled_tokens, profiles, rank_bound
+from attnres.lab.dynamics.options import Options
 from attnres.lab.dynamics.record import Arm, DynamicsRecord, ProfiledRun, Profiles
 from attnres.lab.experiment import Ended, Progress
-from attnres.lab.options import Arms, Config, check_seeds, checked_arms
+from attnres.lab.options import check_seeds, checked_arms
 from attnres.lab.outcome import outcome_of, run_record_of
 from attnres.lab.record import header
 from attnres.train import RunConfig
-from attnres.train.sweep import Job, JobState, default_workers, failures, refuse_other_texts, require_done
-
-ARMS = ("residual", "x0", "block", "full", "hc", "mhc")
-DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=20, validation_tokens=32_768)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `attnres dynamics` asks for."""
-
-    arms: Arms = ARMS
-    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
-    seeds: int = 3
-    """Paired seeds: seed, seed + 1, .."""
-    workers: int = default_workers()
-    """Runs at a time, each with one thread."""
-    config: Config = DEFAULTS
+from attnres.train.sweep import Job, JobState, failures, refuse_other_texts, require_done
 
 
 @dataclass(frozen=True)

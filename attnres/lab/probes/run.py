@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,10 @@ import torch
 from attnres.data import validation_batches
 from attnres.errors import UsageError
 from attnres.lab.experiment import Ended, Progress
+from attnres.lab.probes.options import Options
 from attnres.lab.probes.record import Asked, ProbedRun, ProbesRecord
 from attnres.lab.probes.tasks import Task, tasks
-from attnres.lab.trained import Options, Plan
+from attnres.lab.trained import Plan
 from attnres.lab.trained import plan as plan_runs
 from attnres.model import Transformer
 from attnres.train import load_run
@@ -25,15 +25,7 @@ BATCH = 16
 """Windows at a time."""
 
 
-@dataclass(frozen=True)
-class ProbeOptions(Options):
-    """What `attnres probe` asks for."""
-
-    tokens: int = 65_536
-    """Held-out tokens to ask on, the same ones for every run: whole windows, at least one."""
-
-
-def plan(options: ProbeOptions, out: Path) -> Plan:
+def plan(options: Options, out: Path) -> Plan:
     """Raises UsageError where there is no run that is finished, or one that does not read bytes."""
     planned = plan_runs(options, out)
     if (tokenizer := planned.done[0].config.data.tokenizer) != "bytes":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from attnres.lab.claims import NEGLIGIBLE, Statement, judged, paired, summary
-from attnres.lab.dynamics.run import ARMS
+from attnres.lab.dynamics.options import ARMS
 from attnres.lab.outcome import done_runs
 from attnres.lab.prune.record import PrunedRun, PruneRecord
 

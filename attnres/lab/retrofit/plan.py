@@ -13,59 +13,14 @@ from attnres.connections import canonical_connection, connection_class
 from attnres.connections._start import with_exact_start
 from attnres.errors import UsageError, check_count
 from attnres.lab.arms import arm_folder, arm_model
-from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, refuse_equal_arms
+from attnres.lab.options import MOST_RUNS, check_positive, check_seeds, refuse_equal_arms
+from attnres.lab.retrofit.options import PLAIN, Options
 from attnres.lab.retrofit.record import Arm
 from attnres.lab.tuning import TUNING_SEED
-from attnres.model import TransformerConfig
-from attnres.train import OptimizerConfig, RunConfig
-from attnres.train.sweep import Job, default_workers
+from attnres.train.sweep import Job
 
-PLAIN = "residual"
-ARMS = (
-    PLAIN,
-    "x0",
-    "block",
-    "block@1",
-    "full",
-    "full@1",
-    "rms-block",
-    "rms-block@1",
-    "delta:block_size=4",
-    "delta:block_size=4@1",
-)
 CONTINUED_SEED = 500
 """Beyond a model's seed: the text of the further training comes in an order of its own, the same for every arm."""
-
-# transformers' own layers, start and optimizer, because the answer is for models that are attached to.
-DEFAULTS = RunConfig(
-    model=TransformerConfig(backbone="llama", layers=6, heads=4, context=128, connection=PLAIN, embedding_std=0.02),
-    optimizer=OptimizerConfig(hidden="adamw", lr=2e-3, adamw_lr=2e-3),
-    steps=600,
-    validation_tokens=32_768,
-)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `attnres retrofit` asks for."""
-
-    arms: Arms = ARMS
-    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options; NAME@N trains the connection at N
-    times the model's learning rate, 10 where nothing is said. The first is residual, the plain twin."""
-    fractions: tuple[float, ...] = (0.05, 0.2, 1.0)
-    """How long the training goes on, as shares of the plain model's steps. An arm whose steps take more operations has
-    fewer of them, so that all spend what the plain twin spends."""
-    seeds: int = 3
-    """Paired seeds: seed, seed + 1, .., each with a plain model of its own."""
-    grid: tuple[float, ...] = (0.25, 0.5, 1.0)
-    """Multiples of the learning rates of the plain model (optimizer.lr and optimizer.adamw-lr together) that every arm
-    tries. Where the best lies at an edge the next one beyond is tried too, at most three times."""
-    tuning_seeds: int = 1
-    """Seeds to choose the rates on, none of them reported."""
-    workers: int = default_workers()
-    """Runs at a time, each with one thread."""
-    config: Config = DEFAULTS
-    """The run of the plain model."""
 
 
 @dataclass(frozen=True)

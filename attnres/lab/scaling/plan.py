@@ -11,50 +11,16 @@ from pathlib import Path
 
 from attnres.errors import UsageError, check_count
 from attnres.lab.arms import arm_folder, arm_model
-from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
+from attnres.lab.options import check_positive, check_seeds, checked_arms
+from attnres.lab.scaling.options import DEFAULTS, Options
 from attnres.model import TransformerConfig
 from attnres.model.counts import count_parameters
 from attnres.train import RunConfig
-from attnres.train.sweep import Job, default_workers
+from attnres.train.sweep import Job
 
-ARMS = ("residual", "block", "full")
-SIZES = ("16x32", "16x48", "20x64", "24x80", "28x96")
 HEAD_DIM = 16
 MOST_TOKENS = 1_000_000
 """Tokens per parameter."""
-DEFAULTS = RunConfig(batch_size=4, validation_tokens=32_768)
-
-
-@dataclass(frozen=True)
-class Options:
-    """What `attnres scaling` asks for."""
-
-    arms: Arms = ARMS
-    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
-    sizes: tuple[str, ...] = SIZES
-    """Models as LAYERSxDIM, at least three; LAYERSxDIM@N has N tokens per parameter. Steps, heads, layers and dim below
-    are replaced by theirs; a run is evaluated and saved after every tenth of its steps."""
-    heads: int | None = None
-    """Attention heads at every size. None: heads of 16 channels, of which a size's dim must then be a multiple."""
-    tokens_per_parameter: float = 0.4
-    """Tokens of a run over the parameters of its sublayers that a token meets; of the lab's own sublayers these are
-    taken as 12 layers dim^2, a few percent less than they are."""
-    seeds: int = 3
-    """Paired seeds: seed, seed + 1, .."""
-    grid: tuple[float, ...] = (1.0,)
-    """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) that every arm tries at the two
-    smallest sizes, and one beyond where the best lies at an edge, at most three times. Other sizes have the rate on the
-    line through both."""
-    checks: int = 1
-    """With a grid: how many sizes, from the third on, are tried at half and twice the rate of their line, on the first
-    seed; 0 for none."""
-    workers: int = default_workers()
-    """Runs at a time, each with one thread."""
-    time_steps: bool = False
-    """When all is trained, time a step of every arm at every size by turns, on one thread; the advantage in seconds is
-    then of these times. Otherwise it is of the runs' own, which other work on the machine blurs. The same command with
-    it goes on with a record and only times."""
-    config: Config = DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -170,6 +136,11 @@ def sized(
         save_every=tenth,
         keep=1,
     )
+
+
+HEAD_DIM = 16
+MOST_TOKENS = 1_000_000
+"""Tokens per parameter."""
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,6 @@ class Backbone(ABC):
     def __init__(self, config: TransformerConfig) -> None:
         self.config = config
 
-    @classmethod
-    @abstractmethod
-    def check(cls, config: TransformerConfig) -> None:
-        """Raise UsageError on what the backbone does not take, as far as it shows without other libraries."""
-
     @abstractmethod
     def sublayers(self, pre_norm: bool) -> list[nn.Module]:
         """Build the sublayers of all layers, their weights not drawn; without their norms if not pre_norm."""

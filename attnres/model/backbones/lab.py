@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnres.errors import UsageError
 from attnres.model.backbones._backbone import Backbone, Context
 from attnres.model.backbones._normed import normed_linear
 from attnres.model.cache import KVCache
@@ -20,16 +19,6 @@ class Lab(Backbone):
     """Attention and MLP without biases, as in Llama."""
 
     reads = (3, 2)
-
-    @classmethod
-    def check(cls, config: TransformerConfig) -> None:
-        if config.backbone_options:
-            raise UsageError("backbone_options need a backbone of transformers; the lab's own has none")
-        if config.dim % config.heads or (config.dim // config.heads) % 2:
-            raise UsageError(
-                "dim must be an even multiple of heads (RoPE turns pairs): "
-                f"{config.dim} is not, for {config.heads} heads"
-            )
 
     def sublayers(self, pre_norm: bool) -> list[nn.Module]:
         numbers = range(self.config.layers)

@@ -1,0 +1,111 @@
+"""Connections made from how they are written: their classes, their options, the files of one's own."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attnres.connections import connection_names
+from attnres.connections._connection import Connection
+from attnres.connections._files import class_of_file, classes_of, digest, import_errors, making_errors
+from attnres.connections._grammar import parse_connection, print_connection
+from attnres.connections._state import checked_option, option_defaults
+from attnres.errors import UsageError
+
+
+def connection_class(connection: str) -> type[Connection]:
+    """Find the class of a connection, written with or without options: one of this folder, or FILE.py:CLASS.
+
+    Raises:
+        UsageError: any other name, with those that are known, or a file that cannot be imported.
+    """
+    name, _ = parse_connection(connection)
+    file, colon, class_name = name.rpartition(":")
+    if colon:
+        return class_of_file(file, class_name)
+    if name.endswith(".py"):
+        raise UsageError(f"{name}: name the connection's class too, as FILE.py:CLASS")
+    if name not in connection_names():
+        known = connection_names()
+        raise UsageError(f"unknown connection {name!r}; {_meant(name, known)}choose one of: {', '.join(known)}")
+    file_name = name.replace("-", "_")
+    with import_errors(file_name):
+        module = importlib.import_module(f"{__package__}.{file_name}")
+    classes = classes_of(module)
+    if len(classes) != 1:
+        raise UsageError(f"{module.__file__} must define one subclass of Connection, not {len(classes)}")
+    return classes[0]
+
+
+def file_digest(connection: str) -> str | None:
+    """Hash the file of a connection that is written FILE.py:CLASS; None for one of this folder.
+
+    What counts is the text that this process has run, where it has: an edit meanwhile changes nothing that it makes.
+    """
+    file, colon, _ = parse_connection(connection)[0].rpartition(":")
+    return digest(file) if colon else None
+
+
+def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Connection:
+    """Make a connection for sublayers of one width.
+
+    >>> make_connection("block:block_size=8", dim=64, sites=32, heads=2)
+    Block(dim=64, sites=32, block_size=8, ...)
+
+    Args:
+        connection: NAME or FILE.py:CLASS, and behind it :OPTION=VALUE,OPTION=VALUE where it is to have options.
+        dim: width of the stream.
+        sites: number of sublayers; a transformer layer has two.
+        options: options as keyword arguments; their names and defaults are those of the class.
+
+    Returns:
+        The connection at the start that its class states, in torch's default dtype: float32 unless that was set.
+
+    Raises:
+        UsageError: an unknown name or option, one that is given twice, or a value that the connection does not take;
+            a class of one's own that cannot be made.
+    """
+    name, cls, options = _read(connection, options)
+    with making_errors(connection, name):
+        return cls(dim, sites, **options)
+
+
+def canonical(connection: str, options: Mapping[str, Any]) -> str:
+    """What `canonical_connection` returns, for any connection."""
+    name, cls, options = _read(connection, options)
+    defaults = option_defaults(cls)
+    # By type too: True == 1, and a wrong value must not vanish.
+    told = {option: (type(value), value) for option, value in options.items()}
+    return print_connection(
+        name,
+        {
+            option: options[option]
+            for option, default in defaults.items()
+            if option in told and told[option] != (type(default), default)
+        },
+    )
+
+
+def _read(connection: str, options: Mapping[str, Any]) -> tuple[str, type[Connection], dict[str, Any]]:
+    """The name, the class and the options, those of the text and the others, with numbers as the class has them."""
+    name, written = parse_connection(connection)
+    if twice := written.keys() & options.keys():
+        raise UsageError(f"connection {connection!r}: {twice.pop()} is given twice; give it once")
+    cls = connection_class(connection)
+    defaults = option_defaults(cls)
+    checked = {}
+    for option, value in {**written, **options}.items():
+        if option not in defaults:
+            takes = f"{_meant(option, defaults)}it takes {', '.join(defaults)}" if defaults else "it takes no options"
+            raise UsageError(f"connection {name!r} has no option {option!r}; {takes}")
+        with making_errors(connection, name):
+            checked[option] = checked_option(cls, option, defaults[option], value)
+    return name, cls, checked
+
+
+def _meant(given: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(given.lower().replace("_", "-"), [name.replace("_", "-") for name in known], 1)
+    (name,) = (name for name in known if [name.replace("_", "-")] == close) if close else ("",)
+    return f"did you mean {name}? " if name else ""
