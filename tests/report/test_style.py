@@ -87,7 +87,7 @@ def test_modules_join_into_one_script_without_imports():
     assert not re.search(r"^(import|export)\b", charts, re.MULTILINE)
 
 
-@pytest.mark.parametrize("decades", [0.02, 0.2, 0.7, 1, 3, 4, 6, 8, 9, 12, 20])
+@pytest.mark.parametrize("decades", [0.02, 0.7, 4, 20])
 def test_a_logarithmic_axis_has_some_numbers_and_not_too_many(decades):
     figure = Figure(figsize=(3.5, 3.2))
     axes = figure.subplots()
@@ -110,14 +110,17 @@ def test_the_numbers_of_a_logarithmic_axis_do_not_touch():
     assert len(boxes) > 2 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
+@pytest.mark.slow
 def test_long_names_are_read_whole(monkeypatch):
     drawn = []
-    monkeypatch.setattr("attnres.report.figures.png", lambda figure: drawn.append(figure) or png(figure))
-    arms = ["residual", *(f"block:block_size={n},query=input,gate=scalar" for n in range(2, 8))]
-    figures.figures(report(arms=[ArmReport(arm, curves=curves(), profile=profile()) for arm in arms], results=()))
+    monkeypatch.setattr("attnres.report.figures.png", drawn.append)
+    arms = ["residual", *(f"block:block_size={n},query=input,gate=scalar" for n in range(2, 6))]
+    figures.figures(report(arms=[ArmReport(arm, curves=curves(1), profile=profile()) for arm in arms], results=()))
+    for figure in drawn:
+        figure.draw_without_rendering()
     curve, matrices, profiles = drawn
     for figure in (curve, profiles):
         box = figure.legends[0].get_window_extent()
         assert box.x0 >= 0 and box.x1 <= figure.bbox.width
     titles = [axes.title.get_window_extent() for axes in matrices.axes if axes.get_title()]
-    assert len(titles) == 7 and not any(a.overlaps(b) for a, b in itertools.combinations(titles, 2))
+    assert len(titles) == 5 and not any(a.overlaps(b) for a, b in itertools.combinations(titles, 2))
