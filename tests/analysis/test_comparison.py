@@ -47,8 +47,7 @@ def test_p_values_are_paired_and_corrected_together():
     assert rows[2].p_value == pytest.approx(max(by_scipy[1], rows[1].p_value))
 
 
-@pytest.mark.parametrize("worst", [math.nan, math.inf])
-@pytest.mark.parametrize("order", [("better", "diverged"), ("diverged", "better")])
+@pytest.mark.parametrize(("worst", "order"), [(math.nan, ("better", "diverged")), (math.inf, ("diverged", "better"))])
 @pytest.mark.filterwarnings("ignore:invalid value encountered in subtract:RuntimeWarning")  # numpy's, of infinities
 def test_an_arm_without_a_finite_loss_is_not_tested_and_changes_no_other(worst, order):
     of = {"better": [-0.1, -0.11, -0.12], "diverged": [0.1, worst, 0.1]}
@@ -57,15 +56,15 @@ def test_an_arm_without_a_finite_loss_is_not_tested_and_changes_no_other(worst, 
     assert rows["better"].p_value == compared(better=of["better"])[1].p_value and rows["better"].decided
 
 
-@pytest.mark.parametrize("seeds", [2, 5])
-def test_nothing_is_claimed_where_there_is_no_effect(seeds):
-    random = np.random.default_rng(0)
+def test_nothing_is_claimed_where_there_is_no_effect():
+    """Two standard errors, and the best arm alone, would claim something in 14% to 31%."""
+    random, seeds = np.random.default_rng(0), 3
     claims = 0
-    for _ in range(300):
+    for _ in range(150):
         losses = random.normal(size=(4, seeds))
         arms = {f"arm{arm}": {seed: summary(loss) for seed, loss in enumerate(of)} for arm, of in enumerate(losses)}
         claims += "nothing is decided" not in finding(compare_arms(arms, "arm0"), "nats")
-    assert claims <= 0.08 * 300  # 5% and its spread; two standard errors and the best arm would be 14% to 31%
+    assert claims <= 0.1 * 150  # 5% and its spread
 
 
 def compared(**differences):

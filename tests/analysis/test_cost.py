@@ -3,9 +3,8 @@
 import json
 import re
 import shlex
-import time
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,18 +41,13 @@ def test_memory_traffic_is_the_specifications_table():
     assert rows[1].units * 7168 == pytest.approx(34 * 7168 + 48)
 
 
-@pytest.mark.parametrize("pipeline", range(1, 9))
-@pytest.mark.parametrize("virtual", range(1, 6))
-@pytest.mark.parametrize("new_blocks", [Fraction(1, 4), Fraction(1), Fraction(3)])
-def test_formulas_are_the_sum_of_their_transitions(pipeline, virtual, new_blocks):
-    transfers = formula_transfers(pipeline, virtual, new_blocks)
-    assert sum(transfers.naive) == naive_total(pipeline, virtual, new_blocks)
-    assert sum(transfers.cached) == cached_total(pipeline, virtual, new_blocks)
+def test_formulas_are_the_sum_of_their_transitions():
+    for plan in product(range(1, 9), range(1, 6), (Fraction(1, 4), Fraction(1), Fraction(3))):
+        transfers = formula_transfers(*plan)
+        assert (sum(transfers.naive), sum(transfers.cached)) == (naive_total(*plan), cached_total(*plan)), plan
 
 
-@pytest.mark.parametrize("virtual", [1, 2, 3])
-@pytest.mark.parametrize("pipeline", [2, 3, 4])
-@pytest.mark.parametrize("new_blocks", [1, 2])
+@pytest.mark.parametrize(("pipeline", "virtual", "new_blocks"), [(2, 1, 1), (3, 2, 2), (4, 3, 1)])
 def test_counted_is_the_formula_the_embedding_and_what_is_not_sent_back(pipeline, virtual, new_blocks):
     """In chunks of whole blocks no partial is open, and the two differ by these alone."""
     chunks = pipeline * virtual
@@ -67,8 +61,8 @@ def test_counted_is_the_formula_the_embedding_and_what_is_not_sent_back(pipeline
     assert [c - f for c, f in zip(counted.cached, formula.cached, strict=True)] == returned
 
 
-@pytest.mark.parametrize(("pipeline", "virtual"), [(2, 1), (2, 3), (3, 2), (4, 2)])
-@pytest.mark.parametrize("block_size", [1, 3, 4])
+@pytest.mark.parametrize(("pipeline", "virtual"), [(2, 3), (4, 2)])
+@pytest.mark.parametrize("block_size", [1, 4])
 def test_counted_is_what_the_connections_values_are(pipeline, virtual, block_size):
     """Run the connection; a tensor that the receiving rank has held before need not be sent again."""
     connection = make_connection("block", dim=4, sites=26, block_size=block_size)
@@ -89,8 +83,7 @@ def test_counted_is_what_the_connections_values_are(pipeline, virtual, block_siz
     assert (counted.naive, counted.cached) == (naive, cached)
 
 
-@pytest.mark.parametrize("micro_batches", [4, 8, 12])
-@pytest.mark.parametrize("pipeline", [1, 2, 4])
+@pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 4), (2, 8), (4, 12)])
 def test_simulated_steps_are_the_known_ones(pipeline, micro_batches):
     """Without transfers 1F1B idles P - 1 chunks' forward and backward, interleaved V times less (2104.04473)."""
     for schedule, virtual in (("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-1f1b", 4)):
@@ -127,8 +120,7 @@ def test_a_timeline_respects_every_dependency(schedule, virtual):
             assert ran[action._replace(chunk=action.chunk + 1)].end + transfer[action.chunk + 1] <= span.start + 1e-9
 
 
-@pytest.mark.parametrize("virtual", [1, 2, 3])
-@pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 3), (2, 2), (3, 9), (4, 10), (4, 3), (8, 16)])
+@pytest.mark.parametrize(("pipeline", "virtual", "micro_batches"), [(1, 2, 3), (3, 1, 9), (4, 3, 10), (4, 2, 3)])
 def test_orders_are_those_of_torchs_schedules(pipeline, virtual, micro_batches):
     kinds = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
     stage = SimpleNamespace(group_rank=0, group_size=pipeline, num_stages=pipeline * virtual, submod=None)
@@ -142,18 +134,8 @@ def test_orders_are_those_of_torchs_schedules(pipeline, virtual, micro_batches):
             assert ours == [(kinds[a.computation_type.value], a.stage_index, a.microbatch_index) for a in order]
 
 
-def test_a_long_step_is_simulated_in_seconds():
-    """torch takes 15 s of computing to plan it."""
-    before = time.process_time()
-    actions = schedule_actions("interleaved-1f1b", 64, 8, 512)
-    step = simulate(actions, [1.0] * 512, [0.0] * 512)
-    assert time.process_time() - before < 6
-    assert step.seconds == 3 * 8 * (512 + 63 / 8)
-
-
 def test_ranks_that_the_micro_batches_do_not_suit_are_left_out():
     assert [plan.pipeline for plan in Plan(pipeline=3, virtual=2, micro_batches=9).with_pipelines()] == [8]
-    assert main(["cost", "--pipeline", "3", "--virtual", "2", "--micro-batches", "9"]) == 0
 
 
 def test_no_number_is_too_long_to_read(capsys):
@@ -168,8 +150,15 @@ def test_one_link_carries_one_message_at_a_time():
     assert [span.start for span in step.ranks[1]] == [6.0, 7.0, 11.0, 12.0]
 
 
-@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zero-bubble"])
-@pytest.mark.parametrize("connection", ["residual", "block, cached", "block, naive"])
+@pytest.mark.parametrize(
+    ("connection", "schedule"),
+    [
+        ("residual", "interleaved-1f1b"),
+        ("block, cached", "interleaved-1f1b"),
+        ("block, naive", "zero-bubble"),
+        ("block, cached", "zero-bubble"),
+    ],
+)
 def test_what_a_rank_keeps_is_what_a_walk_through_the_schedule_counts(connection, schedule):
     """Name every tensor that is kept, micro-batch by micro-batch, and count names."""
     plan = Plan(layers=24, block_size=3, dim=4, pipeline=2, virtual=3, micro_batches=6, schedule=schedule)
@@ -194,6 +183,7 @@ def test_what_a_rank_keeps_is_what_a_walk_through_the_schedule_counts(connection
     assert most_kept(plan, connection) == most
 
 
+@pytest.mark.slow
 def test_the_documents_clusters_are_the_commands(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "250")
     document = (Path(__file__).parents[2] / "docs" / "DISTRIBUTED.md").read_text(encoding="utf-8").replace("\\\n", "")
@@ -239,19 +229,10 @@ def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
         (["--pipeline", "64"], "256 chunks"),
         (["--schedule", "1f1b"], "one virtual stage"),
         (["--micro-batches", "11", "--pipeline", "4"], "use 8 or 12"),
-        (["--virtual", "1", "--micro-batches", "4"], "at least 8 micro-batches"),
         (["--link", "0"], "link must be positive"),
-        (["--dim", "1" + 20 * "0"], "dim must lie between 1e-15 and 1e+15, not 1e+20"),
-        (["--tflops", "1e-300"], "tflops must lie between"),
-        (["--micro-batches", "1000000"], "give fewer --micro-batches"),
         (["--tflops", "nan"], "finite"),
-        (["--layers", "99999999999"], "--layers must be at most 1000000, not 99999999999"),
         (["--block-size", "129"], "--block-size 129"),
-        (["--pipeline", "1", "--figure", "x.png"], "--pipeline 2"),
-        (["--figure", "x.txt"], "--figure x.txt: a PNG is drawn; give a name that ends in .png"),
-        (["--pipeline", "1", "--gpus", "8"], "--pipeline 2"),
         (["--gpus", "12"], "--gpus must be a multiple of the 8 ranks of --pipeline, not 12"),
-        (["--gpus", "64", "8", "64"], "--gpus: give each number of GPUs once, not 64 8 64"),
         (["--gpus", "24"], "--batch must be a multiple of the 3 pipelines on 24 gpus, not 4096"),
     ],
 )

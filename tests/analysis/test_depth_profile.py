@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attnres import Transformer, TransformerConfig, UsageError, connection_names, mixing_matrix
+from attnres import Transformer, TransformerConfig, UsageError, mixing_matrix
 from attnres.analysis import depth_profile, sublayer_names
 from attnres.connections import canonical_connection
 
@@ -140,8 +140,8 @@ def test_shares_of_signed_weights_use_their_size(tokens):
     np.testing.assert_allclose(profile.mean_share[2, :3], [1 / 7, 3 / 7, 3 / 7], rtol=1e-6)
 
 
-@pytest.mark.parametrize("connection", connection_names())
-def test_every_connection_has_a_profile(connection, tokens):
+@pytest.mark.parametrize("connection", ["full", "block", "hc", "denseformer", "delta:reads=qkv"])
+def test_the_profile_is_of_the_mixing_matrix(connection, tokens):
     """The mean, and the chosen tokens' matrices, are those of `mixing_matrix` on the whole batch at once."""
     model = tiny(connection)
     profile = depth_profile(model, tokens, positions=[4, 1])
@@ -151,7 +151,7 @@ def test_every_connection_has_a_profile(connection, tokens):
     np.testing.assert_allclose(profile.token_matrices, matrices[0, [4, 1]], rtol=1e-4, atol=1e-5)
     assert np.isfinite(profile.gradient_rms).all()
     assert (profile.entropy <= profile.entropy_limit + 1e-6).all()
-    if connection in ("full", "block", "window"):
+    if connection in ("full", "block"):
         np.testing.assert_allclose(profile.mean_share.sum(-1), 1, rtol=1e-6)
         assert connection == "block" or np.allclose(profile.mean_matrix.sum(-1), 1)
 
@@ -182,7 +182,7 @@ def test_chunks_do_not_change_the_result(tokens, monkeypatch):
 
 
 def test_memory_grows_with_neither_batch_nor_time(monkeypatch):
-    """Full holds 33 sources of 33 tags for each token: the tokens of one chunk keep that below 8 MiB."""
+    """Full holds 17 sources of 17 tags for each token: the tokens of one chunk keep that below 8 MiB."""
     chunks = []
 
     def spy(connection, x, sublayers):
@@ -190,10 +190,10 @@ def test_memory_grows_with_neither_batch_nor_time(monkeypatch):
         return mixing_matrix(connection, x, sublayers)
 
     monkeypatch.setattr("attnres.analysis.dynamics.mixing_matrix", spy)
-    config = TransformerConfig(dim=64, layers=16, heads=2, context=512, connection="full")
-    depth_profile(Transformer(config), torch.randint(256, (2, 301)))
-    assert sum(chunks) == 600
-    assert max(chunks) * 33 * 33 * 64 * 4 <= 8 * 2**20
+    config = TransformerConfig(dim=64, layers=8, heads=2, context=256, connection="full")
+    depth_profile(Transformer(config), torch.randint(256, (2, 201)))
+    assert sum(chunks) == 400
+    assert max(chunks) * 17 * 17 * 64 * 4 <= 8 * 2**20
 
 
 def test_tokens_may_be_int32_and_positions_gone_through_only_once(tokens):
@@ -215,15 +215,9 @@ def test_bad_input_is_named(tokens):
     model = tiny("full")
     with pytest.raises(UsageError, match="time of at least 2"):
         depth_profile(model, tokens[:, :1])
-    with pytest.raises(UsageError, match="tokens must be 0 to 10, not 0 to 11"):
-        depth_profile(model, torch.tensor([[0, 3, 11]]))
-    for wrong in (tokens.float(), tokens.tolist()):
-        with pytest.raises(UsageError, match=r"needs tokens \[batch, time\] of int64"):
-            depth_profile(model, wrong)
-    own = torch.nn.Module()
-    own.connection = model.connection
-    for other in (torch.nn.Linear(2, 2), own):
-        with pytest.raises(UsageError, match="needs the lab's Transformer; trace takes other models"):
-            depth_profile(other, tokens)
+    with pytest.raises(UsageError, match=r"needs tokens \[batch, time\] of int64"):
+        depth_profile(model, tokens.float())
+    with pytest.raises(UsageError, match="needs the lab's Transformer"):
+        depth_profile(torch.nn.Linear(2, 2), tokens)
     with pytest.raises(UsageError, match="position 6 is not among the 6 tokens"):
         depth_profile(model, tokens, positions=[6])

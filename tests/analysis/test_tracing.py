@@ -9,12 +9,12 @@ import torch.nn.functional as F
 import transformers
 
 import attnres.hf
-from attnres import Transformer, TransformerConfig, UsageError, connection_names, mixing_matrix
+from attnres import Transformer, TransformerConfig, UsageError, mixing_matrix
 from attnres.analysis import Mute, Noise, Off, Patch, Pin, Scale, intervene
 from attnres.analysis.tracing import Effect, _scaled, explain, removal_effects, trace
 from tests.depth import randomise
 from tests.hf.k3 import small_k3
-from tests.hf.models import CONFIGS, make_model
+from tests.hf.models import make_model
 
 TEXT = [3, 5, 1, 8, 8, 2, 13]
 
@@ -42,9 +42,10 @@ def own_logits(model) -> torch.Tensor:
     return (out if isinstance(out, torch.Tensor) else out.logits)[0]
 
 
-@pytest.mark.parametrize("connection", connection_names())
-@pytest.mark.parametrize("tied", [False, True])
-def test_every_connection_closes(connection, tied):
+@pytest.mark.parametrize(
+    ("connection", "tied"), [("full", False), ("block", True), ("hc", False), ("highway", False), ("postnorm", True)]
+)
+def test_a_trace_closes(connection, tied):
     model = lab(connection, tied=tied)
     traced = trace(model, TEXT)
     torch.testing.assert_close(traced.logits, own_logits(model), rtol=1e-4, atol=1e-5)
@@ -63,8 +64,7 @@ class Halves(torch.nn.Module):
         return F.rms_norm(h.unflatten(-1, (2, -1)), (h.shape[-1] // 2,)).flatten(-2)
 
 
-@pytest.mark.parametrize("kind", ["cohere", "olmo", "nemotron"])
-@pytest.mark.parametrize("width", [32, 40])
+@pytest.mark.parametrize(("kind", "width"), [("cohere", 32), ("olmo", 40), ("nemotron", 32)])
 def test_final_norms_that_subtract_the_mean_or_write_their_gain_otherwise(kind, width):
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48}
     config = transformers.AutoConfig.for_model(kind, vocab_size=16, hidden_size=width, pad_token_id=None, **sizes)
@@ -104,8 +104,8 @@ def test_a_final_norm_of_another_kind_is_refused():
         explain(model, trace(model, TEXT), 4, 2)
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, "kimi_k3"])
-def test_every_architecture_closes(name):
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gpt2", "kimi_k3"])
+def test_final_norms_of_every_kind_close(name):
     model = small_k3() if name == "kimi_k3" else attached(name)
     traced = trace(model, TEXT)
     torch.testing.assert_close(traced.logits, own_logits(model), rtol=1e-3, atol=2e-5)
@@ -189,10 +189,9 @@ def test_what_can_be_gone_through_once_is_enough():
     assert torch.equal(trace(model, TEXT, iter(held)).logits, trace(model, TEXT, held).logits)
 
 
-@pytest.mark.parametrize("dim", [12, 24])
-def test_noise_is_that_of_the_token_alone(dim):
+def test_noise_is_that_of_the_token_alone():
     """A token's picture and its loss are the same in the whole text, in its beginning and on their own."""
-    model, changes, beginning = lab("full", dim=dim), [Noise(0), Noise(3, seed=1)], TEXT[:5]
+    model, changes, beginning = lab("full", dim=12), [Noise(0), Noise(3, seed=1)], TEXT[:5]
     traced, shorter = trace(model, TEXT, changes), trace(model, beginning, changes)
     torch.testing.assert_close(traced.logits[:5], shorter.logits, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(traced.weights[:5], shorter.weights, rtol=1e-4, atol=1e-5)
@@ -208,7 +207,7 @@ def test_noise_is_that_of_the_token_alone(dim):
     assert effect.random[0] == pytest.approx(float(decoded - shorter.losses.mean()), abs=1e-5)
 
 
-@pytest.mark.parametrize("layers", [1, 64])
+@pytest.mark.parametrize("layers", [1, 12])
 def test_models_of_any_depth(layers):
     model = lab("block", layers)
     told = explain(model, trace(model, TEXT[:1]), 0, 2)
@@ -241,17 +240,10 @@ def test_a_source_that_no_site_asked_can_read_costs_nothing():
     ("options", "message"),
     [
         ({"sites": []}, r"nothing would be removed: sites=\[\]"),
-        ({"at": []}, r"nothing would be removed: .* at=\[\], in a text of 7 tokens"),
         ({"at": 7}, "nothing would be removed"),
-        ({"sources": None}, "sources must be whole numbers and seeds one from 0 on, not None and 3"),
         ({"sources": [1.5]}, "sources must be whole numbers"),
-        ({"seeds": -1}, "seeds one from 0 on"),
-        ({"seeds": 1.5}, "seeds one from 0 on"),
         ({"changes": Off(2)}, r"changes are a list: write \[Off\(2\)\]"),
-        ({"changes": 3}, "changes are a list"),
-        ({"tokens": None}, "tokens must be a list of ids"),
         ({"tokens": [99, 1]}, "tokens must be ids from 0 to 15"),
-        ({"model": None}, "give a model, a torch.nn.Module, and not None"),
     ],
 )
 def test_nothing_to_remove_is_refused(options, message):
@@ -262,50 +254,33 @@ def test_nothing_to_remove_is_refused(options, message):
 def test_a_change_behind_the_text_is_warned_of(caplog):
     trace(lab("full"), TEXT, [Mute(1, tokens=99)])
     assert "Mute(1, tokens=(99,)) changed nothing: no text in here had more than 7 tokens" in caplog.text
-    with pytest.raises(UsageError, match="changes nothing; leave out the empty list"):
-        trace(lab("full"), TEXT, [Mute(1, sites=[])])
-    with pytest.raises(UsageError, match="prompt must be ids from 0 to 63"):
-        trace(attached("llama"), TEXT, [Patch(1, prompt=[64])])
-    for seed in "a", 1.5, None, 2**70, True:
-        with pytest.raises(UsageError, match="seed must be a whole number"):
-            Noise(1, seed=seed)
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [torch.tensor([1, 2]), torch.rand(1, 3), torch.tensor([[64]]), torch.tensor([[-1]]), torch.ones(1, 0).int()],
-)
-def test_tokens_that_an_attached_model_has_not_are_one_line(wrong):
-    for matrix in mixing_matrix, attnres.hf.mixing_matrix:
+def test_tokens_that_a_model_has_not_are_refused():
+    borrowed = attached("llama")
+    for wrong in (torch.tensor([[64]]), torch.rand(1, 3)):
         with pytest.raises(UsageError, match=r"^tokens must be"):
-            matrix(attached("llama"), wrong)
-    with pytest.raises(UsageError, match=r"^tokens must be"):
-        attnres.hf.mixing_matrix(attached("llama"), [1, 2])
+            mixing_matrix(borrowed, wrong)
+    for model in (lab("block"), borrowed):
+        for wrong in ([-1], [3, 64]):
+            with pytest.raises(UsageError, match="tokens must be ids from 0 to"):
+                trace(model, wrong)
+        with pytest.raises(UsageError, match="tokens must be a list of ids of one text"):
+            trace(model, torch.tensor([TEXT]))
 
 
 def test_what_is_not_there_is_refused():
     model = lab("block")
     traced = trace(model, TEXT)
-    for position, target in ((7, 0), (-1, 0), (0, 16), (0, -1), (1.0, 3), (1, 3.0), ("a", 3), (1, None), (True, 3)):
+    for position, target in ((7, 0), (-1, 0), (0, 16), (1.0, 3), (True, 3)):
         with pytest.raises(UsageError):
             explain(model, traced, position, target)
     expected = explain(model, traced, 3, 2).shares
-    for position, target in ((np.int64(3), torch.tensor(2)), (torch.tensor(3), np.int32(2))):
-        assert torch.equal(explain(model, traced, position, target).shares, expected)
-    for read in ("a", 1.0, True, -1):
-        with pytest.raises(UsageError, match="read must be None or the number of a read"):
-            trace(model, TEXT, read=read)
+    assert torch.equal(explain(model, traced, np.int64(3), torch.tensor(2)).shares, expected)
+    with pytest.raises(UsageError, match="read must be None or the number of a read"):
+        trace(model, TEXT, read=1.0)
     with pytest.raises(UsageError, match="two tokens"):
         next(removal_effects(model, [3], [0]))
-    for wrong in (torch.tensor([TEXT]), "text", None, [0.5]):
-        with pytest.raises(UsageError, match="tokens must be a list of ids of one text"):
-            trace(model, wrong)
-    for other in (model, attnres.hf.attach(make_model("llama"), "block")):
-        for wrong in ([10**6], [-1], [3, 64]):
-            with pytest.raises(UsageError, match="tokens must be ids from 0 to"):
-                trace(other, wrong)
-    with pytest.raises(UsageError, match="explain takes what trace returned"):
-        explain(model, TEXT, 0, 0)
     base = attnres.hf.attach(make_model("llama").model, "block")
     with pytest.raises(UsageError, match="no head"):
         explain(base, traced, 0, 0)

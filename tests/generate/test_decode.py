@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnres import Transformer, TransformerConfig, UsageError, connection_names
+from attnres import Transformer, TransformerConfig, UsageError
 from attnres.connections import canonical_connection
 from attnres.generate import decode as decode_module
 from attnres.generate import generate, sample
@@ -26,26 +26,30 @@ def small_model(connection: str, **options) -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("connection", connection_names())
-def test_greedy_equals_the_full_forward_token_for_token(connection, monkeypatch):
+# The stream alone, finished blocks, outputs, streams, and both sums of an open block.
+@pytest.mark.parametrize(
+    "connection", ["residual", "block:block_size=2", "delta", "hc", "rms-block", "haares:reads=qkv"]
+)
+def test_greedy_equals_the_full_forward(connection, monkeypatch):
+    """Token by token with caches, the prompt in chunks; which of two equally likely tokens is drawn is rounding's."""
     monkeypatch.setattr(decode_module, "PREFILL_CHUNK", 4)
-    model = small_model(connection)
-    prompt = [5, 17, 3, 42, 8, 11, 30]
-    expected = list(prompt)
+    model, tokens = small_model(connection), [5, 17, 3, 42, 8, 11, 30]
+    drawn = list(generate(model, tokens, 5, temperature=0))
     with torch.no_grad():
-        for _ in range(12):
-            expected.append(int(model(torch.tensor([expected]))[0, -1].argmax()))
-    assert list(generate(model, prompt, 12, temperature=0)) == expected[len(prompt) :]
+        logits = model(torch.tensor([tokens + drawn]))[0, len(tokens) - 1 : -1]
+    chosen = logits.gather(1, torch.tensor(drawn)[:, None])[:, 0]
+    assert len(drawn) == 5 and (chosen >= logits.max(-1).values - 1e-3).all()
+    assert logits.std() > 0.05
 
 
-@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("chunk", [1, 3])
 def test_logits_do_not_depend_on_how_the_prompt_is_cut(chunk):
     model = small_model("block", block_size=2)
-    tokens = torch.randint(61, (2, 20))
+    tokens = torch.randint(61, (2, 10))
     caches = model.new_caches(2)
     with torch.no_grad():
-        pieces = [model(tokens[:, i : i + chunk], caches, i) for i in range(0, 20, chunk)]
-        torch.testing.assert_close(torch.cat(pieces, 1), model(tokens))
+        pieces = [model(tokens[:, i : i + chunk], caches, i) for i in range(0, 10, chunk)]
+        torch.testing.assert_close(torch.cat(pieces, 1), model(tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_generation_stops_where_the_context_ends():
@@ -54,14 +58,10 @@ def test_generation_stops_where_the_context_ends():
     assert len(list(generate(model, [1] * 32, 100))) == 1
 
 
-def test_a_prompt_may_be_a_tensor():
-    model = small_model("residual")
-    assert list(generate(model, torch.tensor([1, 2, 3]), 4)) == list(generate(model, [1, 2, 3], 4))
-
-
 def test_a_seed_repeats_and_another_differs():
     model = small_model("residual")
-    first, again, other = (list(generate(model, [1, 2], 20, seed=seed)) for seed in (3, 3, 4))
+    prompts = (3, [1, 2]), (3, torch.tensor([1, 2])), (4, [1, 2])
+    first, again, other = (list(generate(model, prompt, 20, seed=seed)) for seed, prompt in prompts)
     assert first == again != other
 
 
@@ -99,17 +99,10 @@ def test_top_k_keeps_no_more_where_tokens_are_equally_likely(top_k):
     ("prompt", "options", "message"),
     [
         ([], {}, "empty"),
-        (None, {}, "list of ids of one text"),
         ("fn main", {}, "list of ids of one text"),
-        ([1.5], {}, "list of ids of one text"),
-        (torch.tensor([[1, 2]]), {}, "list of ids of one text"),
         ([1] * 33, {}, "33 tokens"),
         ([1, 61], {}, "below the model's vocabulary size, 61"),
-        ([-1], {}, "at least 0"),
-        ([1], {"temperature": -1.0}, "temperature"),
         ([1], {"temperature": float("nan")}, "temperature"),
-        ([1], {"temperature": float("inf")}, "temperature"),
-        ([1], {"seed": 10**20}, "seed"),
         ([1], {"top_k": 0}, "top_k"),
         ([1], {"top_p": 0.0}, "top_p"),
         ([1], {"max_new": 0}, "new tokens"),

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from attnres import Transformer, TransformerConfig, connection_names
+from attnres import Transformer, TransformerConfig
 from attnres.errors import UsageError
 from attnres.generate import generate
 from attnres.model import parameter_roles
@@ -101,26 +101,20 @@ def test_decoding_with_its_cache_equals_the_whole_forward(backbone):
     model = Transformer(config_of(backbone, "block"), seed=1).eval()
     for query in model.connection.query:
         torch.nn.init.normal_(query)
-    prompt = list(range(7))
-    drawn = list(generate(model, prompt, 12, temperature=0))
-    ids = list(prompt)
+    tokens = torch.randint(0, 50, (1, 15))
     with torch.no_grad():
-        for token in drawn:
-            assert model(torch.tensor([ids]))[0, -1].argmax() == token
-            ids.append(token)
-        # a prompt in two parts, as one that is longer than a chunk is read
-        caches = model.new_caches(1)
-        tokens = torch.tensor([ids])
-        parts = [
-            model(tokens[:, :9], caches, 0),
-            model(tokens[:, 9:14], caches, 9),
-            model(tokens[:, 14:15], caches, 14),
-        ]
-        torch.testing.assert_close(torch.cat(parts, 1), model(tokens[:, :15]), rtol=1e-4, atol=1e-4)
+        whole = model(tokens)
+        caches = model.new_caches(1)  # a prompt in two parts, as one that is longer than a chunk is read; then tokens
+        cuts = [(0, 9), (9, 13), (13, 14), (14, 15)]
+        parts = [model(tokens[:, first:end], caches, first) for first, end in cuts]
+        torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
+        (token,) = generate(model, tokens[0].tolist(), 1, temperature=0)
+        assert whole[0, -1, token] > whole[0, -1].max() - 1e-3  # the likeliest, whichever rounding makes that
+    assert whole.std() > 0.05
 
 
-@pytest.mark.parametrize("connection", connection_names())
-def test_kimi_linear_takes_every_connection(connection):
+@pytest.mark.parametrize("connection", ["block", "postnorm", "hc"])
+def test_kimi_linear_takes_any_connection(connection):
     model = Transformer(config_of("kimi_linear", connection), seed=0)
     model.checkpointing = True
     tokens = torch.randint(0, 50, (2, 12))
@@ -190,31 +184,16 @@ def test_roles():
             lambda: config_of("gpt5"),
             "unknown backbone 'gpt5'; choose lab or one of: deepseek_v3, kimi_k3, kimi_linear, ",
         ),
-        (
-            lambda: TransformerConfig(backbone="llama", backbone_options={"experts": 2}),
-            r"backbone llama has no option experts; it takes attention_bias, .*head_dim.*mlp_bias",
-        ),
-        (
-            lambda: TransformerConfig(backbone_options={"head_dim": 2}),
-            "backbone_options need a backbone of transformers",
-        ),
+        (lambda: with_options("llama", experts=2), "backbone llama has no option experts; it takes attention_bias, "),
+        (lambda: with_options("llama", hidden_size=64), "backbone llama has no option hidden_size"),
+        (lambda: TransformerConfig(backbone_options={"head_dim": 2}), "need a backbone of transformers"),
         (
             lambda: TransformerConfig(backbone="mistral", backbone_options={"sliding_window": 8}),
-            "backbone mistral would attend to 8 tokens only; give backbone option sliding_window 256 or more",
+            "backbone mistral would attend to 8 tokens only",
         ),
-        (lambda: TransformerConfig(backbone="llama", backbone_options={"head_dim": "x"}), "refuses these options"),
         (lambda: with_options("llama", hidden_act="foo"), "refuses these options: KeyError: 'foo'"),
-        (lambda: with_options("llama", attention_dropout=5.0), "refuses these options: dropout probability"),
-        (lambda: with_options("qwen3_moe", **EXPERTS, num_experts=1), "refuses these options: .*out of range"),
         (lambda: with_options("qwen3", layer_types=["sliding_attention", "full_attention"]), "not sliding_attention"),
         (lambda: with_options("qwen3_moe", **{**EXPERTS, "moe_intermediate_size": 0}), "would have no number"),
-        (lambda: with_options("llama", hidden_size=64), "backbone llama has no option hidden_size; it takes"),
-        (lambda: with_options("llama", num_hidden_layers=7), "has no option num_hidden_layers; it takes"),
-        (lambda: with_options("llama", output_attentions=True), "has no option output_attentions; it takes"),
-        (lambda: with_options("llama", initializer_range=0.5), "has no option initializer_range; it takes"),
-        (lambda: with_options("qwen3_moe", router_aux_loss_coef=1.0), "has no option router_aux_loss_coef; it takes"),
-        (lambda: with_options("mistral", head_dim=0), "backbone option head_dim must be at least 1, not 0"),
-        (lambda: with_options("qwen3_moe", num_experts_per_tok=0), "num_experts_per_tok must be at least 1, not 0"),
     ],
 )
 def test_what_it_refuses(make, message):
@@ -223,17 +202,9 @@ def test_what_it_refuses(make, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"dim": 48, "heads": 5}, "even multiple of heads"),
-        ({"backbone_options": {"head_dim": 2}}, "backbone_options need"),
-        ({"backbone": "gpt5"}, "unknown backbone 'gpt5'"),
-    ],
-)
-def test_a_run_with_it_is_refused_before_anything_is_built(fields, message):
-    with pytest.raises(UsageError, match=message):
-        RunConfig(model=TransformerConfig(**fields))
+def test_a_run_with_it_is_refused_before_anything_is_built():
+    with pytest.raises(UsageError, match="unknown backbone 'gpt5'"):
+        RunConfig(model=TransformerConfig(backbone="gpt5"))
 
 
 def test_without_transformers(monkeypatch):

@@ -10,10 +10,9 @@ from attnres.model.flops import connection_flops, training_flops
 from tests.model.test_backbones import config_of
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_matrix_products_are_torchs_count(tied):
+def test_matrix_products_are_torchs_count():
     config = TransformerConfig(
-        dim=48, layers=3, heads=4, kv_heads=2, context=64, connection="residual", vocab_size=100, tied=tied
+        dim=48, layers=3, heads=4, kv_heads=2, context=64, connection="residual", vocab_size=100, tied=True
     )
     model = Transformer(config)
     with (
@@ -65,10 +64,10 @@ def test_connections_by_hand():
     assert connection_flops(make_connection("block", d, sites, block_size=3)) < full
 
 
-@pytest.mark.parametrize("name", connection_names())
-def test_every_connection_has_a_count_that_grows_with_depth(name):
-    short, long = (connection_flops(make_connection(name, 8, sites)) for sites in (4, 8))
-    assert 0 < short < long
+def test_every_connection_has_a_count_that_grows_with_depth():
+    for name in connection_names():
+        short, long = (connection_flops(make_connection(name, 8, sites)) for sites in (2, 4))
+        assert 0 < short < long
 
 
 def test_the_count_leaves_the_connection_as_it_was():

@@ -3,14 +3,13 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
-from itertools import product
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from attnres import Transformer, TransformerConfig, UsageError, connection_names, mixing_matrix
+from attnres import Transformer, TransformerConfig, UsageError, mixing_matrix
 from attnres.model import parameter_roles
 from attnres.model.backbones._normed import normed_linear
 from attnres.model.init import initialise
@@ -25,9 +24,9 @@ def test_the_documented_example():
     assert model.connection.sites == 32
 
 
-@pytest.mark.parametrize("connection", connection_names())
-def test_causal_in_time(connection):
-    model = Transformer(TransformerConfig(**SMALL, connection=connection))
+def test_causal_in_time():
+    """That connections keep tokens apart is part of their protocol."""
+    model = Transformer(TransformerConfig(**SMALL, connection="block"))
     randomise(model.connection)
     tokens = torch.randint(50, (1, 10))
     changed = tokens.clone()
@@ -82,7 +81,7 @@ def test_zero_queries_give_the_plain_model():
 
 def test_one_seed_gives_every_connection_the_same_shared_weights():
     plain = Transformer(TransformerConfig(**SMALL, connection="residual"), seed=3).state_dict()
-    for name in connection_names():
+    for name in ("block", "hc", "postnorm"):
         other = Transformer(TransformerConfig(**SMALL, connection=name), seed=3).state_dict()
         shared = [key for key in other if key in plain]
         assert "embedding.weight" in shared and "head.weight" in shared and len(shared) >= 2 + 3 * 7
@@ -125,7 +124,7 @@ def test_sublayers_have_the_norm_that_their_connection_asks_for(connection):
     assert has_norm is (connection == "residual")
 
 
-@pytest.mark.parametrize("connection", connection_names())
+@pytest.mark.parametrize("connection", ["block", "delta:reads=qkv"])
 def test_checkpointing_gives_the_same_loss_and_gradients(connection):
     model = Transformer(TransformerConfig(**SMALL, connection=connection))
     randomise(model.connection)
@@ -146,24 +145,13 @@ def test_checkpointing_gives_the_same_loss_and_gradients(connection):
     ("change", "message"),
     [
         ({"connection": "resnet"}, "unknown connection 'resnet'; choose one of: block"),
-        ({"connection": "full:block_size=4"}, "has no option 'block_size'; it takes eps"),
-        ({"connection": "residual:heads=4"}, "it takes no options"),
-        ({"connection": "block:block_size=0"}, "block_size must be a whole number"),
-        ({"connection": "block:query=both"}, "query must be one of static, input"),
         ({"connection": "block:heads=7"}, "7 does not divide 24"),
         ({"connection": "block:query=input,mixing=static"}, "has no query"),
         ({"connection": "mhc-lite:streams=9"}, "at most 6"),
-        ({"connection": "full:key_norm=maybe"}, "key_norm must be True or False"),
-        ({"connection": "full:eps=-1.0"}, "eps must be a positive number"),
-        ({"connection": "hc:eps=NaN"}, "eps must be a positive number"),
         ({"connection": "full:heads=2", "connection_options": {"eps": 1e-5}}, "leave connection_options out"),
-        ({"connection_options": [("heads", 2)]}, "connection_options must be a dict"),
-        ({"rope_base": 0.0}, "rope_base must be positive"),
         ({"norm_eps": float("nan")}, "norm_eps must be a finite number"),
         ({"heads": 5}, "even multiple of heads"),
         ({"kv_heads": 3}, "kv_heads must divide heads"),
-        ({"layers": 0}, "layers must be a whole number"),
-        ({"embedding_std": 0.0}, "embedding_std must be positive"),
     ],
 )
 def test_a_bad_configuration_is_one_line(change, message):
@@ -180,40 +168,25 @@ def test_options_beside_the_connections_name():
     assert replace(old, dim=128).connection == "block:block_size=8,heads=2"
 
 
-def test_tokens_of_bytes_or_of_floats_are_refused():
-    model = Transformer(TransformerConfig(vocab_size=8, dim=16, layers=1))
-    for dtype in (torch.uint8, torch.float32):
-        with pytest.raises(UsageError, match=r"tokens must be int64, not torch\.(uint8|float32); tokens\.long\(\)"):
-            model(torch.zeros(1, 4, dtype=dtype))
-
-
-def test_tokens_that_are_no_tensor_or_no_ids_are_refused():
-    model = Transformer(TransformerConfig(vocab_size=8, dim=16, layers=1))
-    with pytest.raises(UsageError, match=r"a tensor \[batch, time\] of int64, not list"):
-        model([[1, 2]])
-    for tokens, told in ((torch.tensor([[1, 8]]), "1 to 8"), (torch.tensor([[-1, 3]]), "-1 to 3")):
+def test_tokens_that_would_be_taken_silently_are_refused():
+    model = Transformer(TransformerConfig(**{**SMALL, "vocab_size": 8, "layers": 1}))
+    for tokens, message in (
+        (torch.zeros(1, 4, dtype=torch.uint8), "tokens must be int64, not torch.uint8"),
+        (torch.tensor([[-1, 3]]), "tokens must be 0 to 7, not -1 to 3"),
+        (torch.zeros(4, dtype=torch.long), r"tokens must be \[batch, time\], not \[4\]"),
+    ):
         for read in (model, partial(mixing_matrix, model)):
-            with pytest.raises(UsageError, match=f"tokens must be 0 to 7, not {told}"):
+            with pytest.raises(UsageError, match=message):
                 read(tokens)
-
-
-def test_too_long_a_sequence_is_refused():
     with pytest.raises(UsageError, match="33 tokens do not fit the model's context of 32"):
-        Transformer(TransformerConfig(**SMALL))(torch.zeros(1, 33, dtype=torch.long))
-
-
-def test_tokens_without_a_batch_are_refused():
-    with pytest.raises(UsageError, match=r"tokens must be \[batch, time\], not \[4\]"):
-        Transformer(TransformerConfig(**SMALL))(torch.zeros(4, dtype=torch.long))
-    with pytest.raises(UsageError, match=r"tokens must be \[batch, time\], not \[4\]"):
-        mixing_matrix(Transformer(TransformerConfig(**SMALL)), torch.zeros(4, dtype=torch.long))
+        model(torch.zeros(1, 33, dtype=torch.long))
 
 
 def test_a_start_that_is_not_what_the_caches_hold_is_refused():
     model = Transformer(TransformerConfig(**SMALL))
     caches = model.new_caches(1)
     model(torch.tensor([[1, 2]]), caches)
-    for start in (0, 1, 3):
+    for start in (0, 3):
         with pytest.raises(UsageError, match=f"start must be the number of tokens in caches, 2, and not {start}"):
             model(torch.tensor([[3]]), caches, start)
 
@@ -233,7 +206,7 @@ def test_attention_and_mlp_read_each_mixture_where_it_belongs():
     torch.testing.assert_close(mlp(h, other), expected)
 
 
-@pytest.mark.parametrize("connection", ["block", "rms-block", "delta:block_size=4"])
+@pytest.mark.parametrize("connection", ["block", "delta:block_size=4"])
 def test_reads_of_their_own_start_as_one_read_and_train(connection):
     tokens = torch.randint(50, (2, 9))
     one, several = (
@@ -247,7 +220,7 @@ def test_reads_of_their_own_start_as_one_read_and_train(connection):
     assert mixing_matrix(several, tokens, per_read=True).shape[2] == 3
 
 
-@pytest.mark.parametrize("precision", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("precision", [torch.float64, torch.bfloat16])
 def test_of_what_several_reads_normalise_one_tensor_is_kept(precision):
     """Value and gradients are those of the two modules; for the backward pass h is kept, and 1/rms(h)."""
     dtype = torch.float32 if precision == torch.bfloat16 else precision  # under autocast
@@ -269,7 +242,7 @@ def test_of_what_several_reads_normalise_one_tensor_is_kept(precision):
     y, *expected = results(lambda h: linear(norm(h)))
     actual, *gradients = results(lambda h: normed_linear(norm, linear, h))
     assert sorted(saved) == [15, 24, 240, 360]
-    tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[precision]
+    tolerance = {torch.float64: 1e-12, torch.bfloat16: 2e-2}[precision]
     for got, other in zip([actual, *gradients], [y, *expected], strict=True):
         assert got.dtype == other.dtype and (got - other).norm() <= tolerance * other.norm()
 
@@ -289,8 +262,8 @@ class Adapted(nn.Module):
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        *product(["norm", "q", "k", "v", "gate", "up"], ["hook", "pre-hook", "backward hook"]),
-        *product(["q", "k", "v", "gate", "up"], ["adapter", "bias"]),
+        *[("norm", "hook"), ("q", "pre-hook"), ("v", "backward hook"), ("gate", "hook"), ("up", "backward hook")],
+        *[("k", "adapter"), ("gate", "adapter"), ("v", "bias"), ("up", "bias")],
     ],
 )
 def test_of_several_reads_a_changed_module_is_called(name, change):
