@@ -246,7 +246,8 @@ class Decoder(Model):
         fields = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
         for key, field in list(fields):
             values = isinstance(field, tuple) and any(isinstance(state, tuple) for state in field)
-            if values or (key == "hidden_states" and len(field) == 2):  # of one layer, which hands no values on
+            of_one_layer = isinstance(field, tuple) and len(field) == 2  # which hands no values on
+            if values or (of_one_layer and (key == "hidden_states" or field[1] is outputs[0])):
                 first_sites = [layer._first_site for layer in attached_layers(self)]  # type: ignore[arg-type]
                 states = tuple(map(self._as_read, field, [*first_sites, self.connection.sites]))
                 if isinstance(outputs, dict):

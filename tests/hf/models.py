@@ -93,6 +93,49 @@ def make_tokens(batch: int = 2, time: int = 11) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, time), generator=torch.Generator().manual_seed(5))
 
 
+def attached(name: str = "llama", **overrides: Any) -> Any:
+    """A model with blocks of three sublayers, so that one ends inside a layer, and random queries."""
+    import attnres.hf
+    from tests.depth import randomise
+
+    model = attnres.hf.attach(make_model(name, **overrides), "block", block_size=3)
+    randomise(attnres.hf.connection_of(model))
+    return model
+
+
+def assert_near(found: Any, expected: Any, share: float = 1e-4) -> None:
+    """Equal but for rounding, measured by the largest number of each tensor; also of dicts and lists of them."""
+    if isinstance(expected, torch.Tensor):
+        largest = expected.abs().max().item()
+        torch.testing.assert_close(found, expected, rtol=0, atol=share * largest)
+        return
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        found, expected = found.values(), expected.values()
+    for mine, theirs in zip(found, expected, strict=True):
+        assert_near(mine, theirs, share)
+
+
+def generate(model: Any, tokens: torch.Tensor, count: int = 5, **options: Any) -> Any:
+    """A greedy continuation of that many tokens, with the logits of each step."""
+    with torch.no_grad():
+        return model.generate(
+            tokens, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None,
+            return_dict_in_generate=True, output_logits=True, **options,
+        )  # fmt: skip
+
+
+def assert_decodes_as_whole(model: Any, tokens: torch.Tensor, padding: int = 0, **options: Any) -> None:
+    """The logits of `generate`, step by step with a cache, are those of one pass over the text that it made.
+
+    Texts are not compared: rounding may turn one draw, and then all that follow.
+    """
+    made = generate(model, tokens, **options)
+    with torch.no_grad():
+        whole = model(made.sequences[:, padding:], use_cache=False).logits[:, tokens.shape[1] - padding - 1 : -1]
+    assert_near(torch.stack(made.logits, 1).to(whole.dtype), whole)  # generate gives float32
+
+
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
 

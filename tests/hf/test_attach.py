@@ -1,110 +1,75 @@
-"""attach: the same model at the start, for every architecture; refusals that change nothing."""
+"""attach: what a model computes, says and refuses; test_families.py has the ways in which layers are written."""
 
 from __future__ import annotations
 
 import copy
-import pickle
 import threading
 import warnings
 
 import pytest
 import torch
-from torch import nn
+from transformers import AutoModelForCausalLM
 
 import attnres.hf
 from attnres import UsageError, connection_names
 from attnres.connections._start import difference_at_start
 from tests.depth import randomise
-from tests.hf.models import CONFIGS, make_model, make_tokens
+from tests.hf.models import assert_near, attached, make_model, make_tokens
 
-ARCHITECTURES = sorted(CONFIGS)
 EXACT = {
-    "residual",
-    "x0",
-    "denseformer",
-    "block",
-    "full",
-    "delta",
-    "interlayer",
-    "rms-block",
-    "rms-full",
-    "rms-residual",
+    *("residual", "x0", "denseformer", "block", "full", "delta", "interlayer"),
+    *("rms-block", "rms-full", "rms-residual"),
 }
+QUICK = {"full", "delta", "highway", "mhc-lite"}  # mhc-lite has tables that no checkpoint holds
+EACH = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in connection_names()]
 
 
-def greedy(model, tokens, **options):
-    return model.generate(tokens, max_new_tokens=6, do_sample=False, pad_token_id=0, eos_token_id=None, **options)
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize(
-    ("connection", "options"), [("full", {}), *(("block", {"block_size": size}) for size in (1, 2, 3, 4, 5, 6, 7, 8))]
-)
-def test_lossless(name, connection, options):
-    """Same logits at every depth and the same greedy tokens, with embeddings so small that the norms' eps is felt."""
-    model, tokens = make_model(name), make_tokens()
-    with torch.no_grad():
-        plain = model(tokens, output_hidden_states=True)
-    expected = greedy(model, tokens) if options.get("block_size") in (None, 3) else None
-    attnres.hf.attach(model, connection, **options)
-    with torch.no_grad():
-        attached = model(tokens, output_hidden_states=True)
-    scale = plain.logits.abs().max()
-    torch.testing.assert_close(attached.logits / scale, plain.logits / scale, rtol=0, atol=1e-5)
-    for mine, theirs in zip(attached.hidden_states, plain.hidden_states, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5 * theirs.abs().max().item())
-    if expected is not None:
-        assert torch.equal(greedy(model, tokens), expected)
-
-
-def test_the_mean_would_not_be_lossless():
-    """SPEC.md 13, trap 12: why total=True."""
-    model, tokens = make_model("llama"), make_tokens()
-    with torch.no_grad():
-        plain = model(tokens).logits
-        mean = attnres.hf.attach(model, "full", total=False)(tokens).logits
-    assert (plain - mean).abs().max() > 1e-4 * plain.abs().max()
-
-
-@pytest.mark.parametrize("name", connection_names())
-def test_every_connection(name, caplog):
+@pytest.mark.parametrize("name", EACH)
+def test_every_connection_starts_as_it_says_and_is_saved(name, caplog, tmp_path):
     model, tokens = make_model("llama"), make_tokens()
     with torch.no_grad():
         plain = model(tokens).logits
     if name in ("postnorm", "rezero"):
-        with pytest.raises(UsageError, match="defined on sublayers without a norm"):
+        with pytest.raises(UsageError, match="sublayers without a norm"):
             attnres.hf.attach(model, name)
         return
+    # Eight sublayers are all in sight of a window of eight.
+    attnres.hf.attach(model, "window:window=4" if name == "window" else name)
     with torch.no_grad():
-        # Eight sublayers are all in sight of a window of eight.
-        attached = attnres.hf.attach(model, "window:window=4" if name == "window" else name)(tokens).logits
-    assert attached.isfinite().all()
-    same = torch.allclose(attached, plain, rtol=0, atol=1e-5 * plain.abs().max().item())
+        logits = model(tokens).logits
+    same = torch.allclose(logits, plain, rtol=0, atol=1e-5 * plain.abs().max().item())
     assert (difference_at_start(attnres.hf.connection_of(model)) == "") == (name in EXACT)
     assert same or name not in EXACT
     assert ("does not start as the plain residual" in caplog.text) == (name not in EXACT)
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert_near(again(tokens).logits, model(tokens).logits)
 
 
-@pytest.mark.parametrize("layers", [4, 1])
-@pytest.mark.parametrize("name", ["block", "hc", "interlayer", "x0"])
+@pytest.mark.parametrize(("name", "layers"), [("interlayer", 4), ("hc", 1)])
 def test_hidden_states_are_what_each_layer_reads(name, layers):
-    """The first layer's too: not every rule reads the embedding as it is."""
+    """The first layer's too, which not by every rule is the embedding, and in every form that outputs have."""
     plain, tokens, read = make_model("llama", num_hidden_layers=layers), make_tokens(), []
     model = attnres.hf.attach(plain, name)
     randomise(attnres.hf.connection_of(model))
+    model.set_attn_implementation("eager")  # the others return no attention weights
     for layer in model.model.layers:
         layer.input_layernorm.register_forward_pre_hook(lambda _, args: read.append(args[0]))
     with torch.no_grad():
-        states = model(tokens, output_hidden_states=True).hidden_states
-    for state, h in zip(states[:-1], read, strict=True):
-        torch.testing.assert_close(state, h, rtol=1e-4, atol=1e-4 * h.abs().max().item())
+        outputs = model(tokens, output_hidden_states=True, output_attentions=True)
+        tupled = model.model(tokens, output_hidden_states=True, return_dict=False)
+    assert len(outputs.hidden_states) == layers + 1 and len(outputs.attentions) == layers
+    for state, other, h in zip(outputs.hidden_states[:-1], tupled[-1][:-1], read[:layers], strict=True):
+        for found in (state, other):
+            assert_near(found, h)
+    assert_near(model.lm_head(outputs.hidden_states[-1]), outputs.logits)
 
 
 def test_a_model_that_stops_before_its_last_layer_is_refused():
     model, tokens = attnres.hf.attach(make_model("llama"), "block"), make_tokens()
     with pytest.raises(UsageError, match="stopped before its last layer"):
         model.generate(tokens[:1], max_new_tokens=3, do_sample=False, assistant_early_exit=1)
-    assert model.generate(tokens[:1], max_new_tokens=3, do_sample=False).shape[1] == tokens.shape[1] + 3
     model.model.layers = model.model.layers[:2]
     with pytest.raises(UsageError, match="stopped before its last layer"):
         model(tokens)
@@ -113,34 +78,6 @@ def test_a_model_that_stops_before_its_last_layer_is_refused():
 def test_a_start_that_differs_is_said_with_site_and_weight(caplog):
     attnres.hf.attach(make_model("llama"), "highway")
     assert "(site 1 reads source 0 with weight 0.881, not 1)" in caplog.text
-    caplog.clear()
-    attnres.hf.attach(make_model("llama"), "delta", gate=False)
-    assert "(site 1 reads source 1 with weight 2, not 1)" in caplog.text
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_trained_queries_cached_decoding_and_the_depth_matrix(name):
-    model, tokens = attnres.hf.attach(make_model(name), "block", block_size=3), make_tokens()
-    randomise(attnres.hf.connection_of(model))
-    with torch.no_grad():
-        whole = model(tokens, use_cache=False).logits
-        first = model(tokens[:, :6], use_cache=True)
-        rest = [first.logits]
-        cache = first.cache
-        for position in range(6, tokens.shape[1]):
-            step = model(tokens[:, position : position + 1], cache=cache, use_cache=True)
-            rest.append(step.logits)
-    torch.testing.assert_close(torch.cat(rest, 1), whole, rtol=1e-3, atol=1e-4 * whole.abs().max().item())
-
-    matrix = attnres.hf.mixing_matrix(model, tokens)
-    sites = 2 * model.config.num_hidden_layers
-    assert matrix.shape == (*tokens.shape, sites + 1, sites + 1)
-    assert matrix.triu(1).abs().max() == 0
-    torch.testing.assert_close(attnres.mixing_matrix(model, tokens), matrix)
-    # h = n sum p v with weights of a softmax; a block's weight stands at each of its members.
-    sources = 1 + (torch.arange(sites + 1) + 2) // 3
-    distinct = matrix[..., 0] + matrix[..., 1::3].sum(-1)
-    torch.testing.assert_close(distinct, sources.expand_as(distinct).float(), rtol=1e-4, atol=1e-4)
 
 
 def test_depth_change_is_the_same_noise_from_either_side():
@@ -149,10 +86,10 @@ def test_depth_change_is_the_same_noise_from_either_side():
     moved = copy.deepcopy(model)
     randomise(attnres.hf.connection_of(moved))
     there, back = attnres.hf.depth_change(model, moved, tokens), attnres.hf.depth_change(moved, model, tokens)
-    assert there.moved == pytest.approx(back.moved) and there.moved > 0
+    assert there.moved == pytest.approx(back.moved, rel=1e-3) and there.moved > 0
     assert there.score_noise > 0 and there.margin == 0
     other = attnres.hf.attach(make_model("llama"), "full").eval()
-    with pytest.raises(UsageError, match=r"different connections, Block\(.*block_size=2\) and Full\("):
+    with pytest.raises(UsageError, match="different connections"):
         attnres.hf.depth_change(model, other, tokens)
 
 
@@ -182,39 +119,31 @@ def test_against_sublayers_written_by_hand():
         h = read(8)
         weight = decoder.norm.weight
         expected = model.lm_head(weight * h * (h.square().mean(-1, keepdim=True) + model.config.rms_norm_eps).rsqrt())
-        torch.testing.assert_close(model(tokens).logits, expected, rtol=1e-5, atol=1e-6)
+        assert_near(model(tokens).logits, expected, 1e-6)
 
 
 def test_nothing_is_left_on_modules_and_two_threads_may_run_one_model():
-    model = attnres.hf.attach(make_model("llama"), "block", block_size=3)
-    randomise(attnres.hf.connection_of(model))
+    model = attached()
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     batches = [make_tokens(2, 11), make_tokens(3, 7)]
     with torch.no_grad():
         expected = [model(tokens).logits for tokens in batches]
     assert before == {name: set(vars(module)) for name, module in model.named_modules()}
-    failures = []
+    found: list[list] = [[], []]
 
-    def work(tokens, logits):
+    def work(index):
         with torch.no_grad():
-            failures.extend(1 for _ in range(10) if not torch.equal(model(tokens).logits, logits))
+            found[index].extend(model(batches[index]).logits for _ in range(5))
 
-    threads = [threading.Thread(target=work, args=pair) for pair in zip(batches * 2, expected * 2, strict=True)]
+    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
-    assert not failures
-
-
-def test_copies_and_pickles():
-    model, tokens = attnres.hf.attach(make_model("llama"), "full"), make_tokens()
-    randomise(attnres.hf.connection_of(model))
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(twin(tokens).logits, model(tokens).logits)
-        randomised_again = attnres.hf.connection_of(twin)
-        nn.init.zeros_(randomised_again.query[3])
-        assert not torch.equal(twin(tokens).logits, model(tokens).logits)
+        thread.join()
+    for each, logits in zip(found, expected, strict=True):
+        assert len(each) == 5
+        for one in each:
+            assert_near(one, logits)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
@@ -231,11 +160,6 @@ def old_style(model):
 
     config = AutoConfig.for_model("openai-gpt", n_embd=32, n_layer=2, n_head=4, vocab_size=64)
     return AutoModelForCausalLM.from_config(config)
-
-
-def shared(model):
-    model.model.layers[2] = model.model.layers[0]
-    return model
 
 
 def tied(model):
@@ -265,24 +189,14 @@ def adapted(model):
 @pytest.mark.parametrize(
     ("spoil", "arguments", "message"),
     [
-        (
-            old_style,
-            {},
-            "layers of class Block: 'outputs', which it returns, is not all that is left of its hidden states",
-        ),
-        (shared, {}, "layers 0 and 2 share"),
+        (old_style, {}, "layers of class Block: 'outputs'"),
         (tied, {}, "layers 1 and 2 share mlp.up_proj.weight"),
         (quantised, {}, "quantised"),
         (encoder_decoder, {}, "encoder-decoder"),
-        (lambda model: nn.Linear(2, 2), {}, "give a model of transformers, not a Linear"),
-        (adapted, {}, r"not a PeftModel; attach before wrapping it \(PEFT, DDP\)"),
-        (torch.compile, {}, "not a OptimizedModule; attach before wrapping it"),
+        (adapted, {}, "not a PeftModel; attach before wrapping it"),
         (lambda model: attnres.hf.attach(model, "full"), {}, "already has a connection"),
-        (lambda model: model, {"block_size": 9}, "block_size 9 is more than the model's 8 sublayers"),
-        (lambda model: model, {"block_size": 0}, "block_size must be a whole number"),
-        (lambda model: model, {"block_size": "x"}, "block_size must be a whole number"),
+        (lambda model: model, {"block_size": 9}, "more than the model's 8 sublayers"),
         (lambda model: model, {"colour": 1}, "has no option 'colour'"),
-        (lambda model: model, {"connection": "bloc"}, "unknown connection 'bloc'"),
     ],
 )
 def test_refused_and_left_as_it_was(spoil, arguments, message):
@@ -305,8 +219,6 @@ def test_parameter_groups():
     assert all(p.ndim == 1 for p in groups["not decayed"]["params"]) and groups["not decayed"]["weight_decay"] == 0
     listed = [id(p) for group in groups.values() for p in group["params"]]
     assert sorted(listed) == sorted(id(p) for p in model.parameters() if p.requires_grad)
-    with pytest.raises(UsageError, match="no connection"):
-        attnres.hf.param_groups(make_model("gpt2"), 1e-4)
 
 
 def test_a_query_s_map_has_a_group_of_its_own():

@@ -13,18 +13,19 @@ from attnres.hf.causal import refuse_other_than_causal
 from attnres.hf.small import small_model
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", ["llama", "gpt2", "mixtral", "qwen3_moe", "gemma3_text", "qwen3_next"])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("mixtral", torch.bfloat16), pytest.param("qwen3_next", torch.float32, marks=pytest.mark.slow)],
+)
 def test_causal_models_pass(kind, dtype):
+    """Rounding of a mixture of experts, and a state that is not of attention, are not taken for sight ahead."""
     refuse_other_than_causal(small_model(kind).to(dtype).eval(), Path("folder"))
 
 
-@pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert"])
-def test_models_that_see_ahead_are_refused(kind, attached):
-    for name in ("AutoModelForMaskedLM", "AutoModelForCausalLM")[: 1 + (kind == "bert")]:
-        model = small_model(kind, name).eval()
-        if attached:
+def test_models_that_see_ahead_are_refused():
+    for name in ("AutoModelForMaskedLM", "AutoModelForCausalLM"):
+        model = small_model("bert", name).eval()
+        if name == "AutoModelForMaskedLM":
             hf.attach(model, "residual")
         with pytest.raises(UsageError, match=f"folder: .*{type(model).__name__} sees the tokens behind each token"):
             refuse_other_than_causal(model, Path("folder"))
@@ -40,7 +41,6 @@ def test_encoder_decoders_are_refused():
         refuse_other_than_causal(T5ForConditionalGeneration(config).eval(), Path("folder"))
 
 
-@pytest.mark.parametrize("name", ["AutoModelForSequenceClassification", "AutoModel"])
-def test_models_without_a_head_of_tokens_are_refused(name):
+def test_models_without_a_head_of_tokens_are_refused():
     with pytest.raises(UsageError, match="has no logits of a next token"):
-        refuse_other_than_causal(small_model("llama", name, pad_token_id=0).eval(), Path("folder"))
+        refuse_other_than_causal(small_model("llama", "AutoModel", pad_token_id=0).eval(), Path("folder"))

@@ -6,16 +6,15 @@ import asyncio
 import json
 import socket
 import threading
-import time
 import urllib.request
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, pipeline
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 from attnres.hf import classes, connection_of
 from tests.depth import randomise
-from tests.hf.models import make_tokens, save_attached
+from tests.hf.models import assert_near, make_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
 
@@ -23,19 +22,13 @@ TEXTS = ["one and one is two", "two and two is four", "a cat sat", "where is the
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> str:
-    path = tmp_path_factory.mktemp("attached")
-    save_attached(path)
-    return str(path)
+def folder(kept) -> str:
+    return str(kept.folder)
 
 
 @pytest.fixture
 def model(folder):
     return AutoModelForCausalLM.from_pretrained(folder)
-
-
-def greedy(model, ids, count=6):
-    return model.generate(ids, max_new_tokens=count, do_sample=False, pad_token_id=0, eos_token_id=None)
 
 
 def is_attached(model) -> bool:
@@ -67,8 +60,21 @@ def server(folder, monkeypatch):
         pytest.importorskip(package, reason="transformers serve needs it")
     from transformers.cli.serve import Serve
 
+    ready = threading.Event()
+
     def start(self):  # its own never closes the event loop
-        self._thread = threading.Thread(target=lambda: asyncio.run(self.server.serve()))
+        startup = self.server.startup
+
+        async def started(*args, **kwargs):
+            await startup(*args, **kwargs)
+            ready.set()
+
+        def serve():
+            asyncio.run(self.server.serve())
+            ready.set()  # if it did not start, whoever waits goes on and fails
+
+        self.server.startup = started
+        self._thread = threading.Thread(target=serve)
         self._thread.start()
 
     monkeypatch.setattr(Serve, "start_server", start)
@@ -79,16 +85,12 @@ def server(folder, monkeypatch):
         folder, device="cpu", dtype="float32", trust_remote_code=True, host="127.0.0.1", port=port, non_blocking=True
     )
     url = f"http://127.0.0.1:{port}"
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(f"{url}/health").close()
-            break
-        except OSError:
-            time.sleep(0.1)
+    ready.wait()
     yield url
     serve.kill_server()
 
 
+@pytest.mark.slow
 def test_serve_and_chat(server, folder, model, monkeypatch):
     from transformers.cli import chat
 
@@ -122,6 +124,7 @@ def test_serve_and_chat(server, folder, model, monkeypatch):
     assert [text for text, _ in answers] == [expected.rstrip("\N{REPLACEMENT CHARACTER}")]  # half a character waits
 
 
+@pytest.mark.slow
 def test_lm_eval(folder, model):
     from lm_eval.api.instance import Instance
     from lm_eval.api.registry import get_model
@@ -137,6 +140,7 @@ def test_lm_eval(folder, model):
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_supervised_fine_tuning_with_trl(folder, tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
@@ -149,6 +153,7 @@ def test_supervised_fine_tuning_with_trl(folder, tmp_path):
     assert moved.abs().max() > 1e-3
 
 
+@pytest.mark.slow
 def test_preferences_with_trl(folder, tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
@@ -158,9 +163,10 @@ def test_preferences_with_trl(folder, tmp_path):
     refuse_another_reference(trainer)
     trainer.train()
     first = next(record for record in trainer.state.log_history if "rewards/margins" in record)
-    assert first["rewards/margins"] == pytest.approx(0, abs=1e-5)
+    assert first["rewards/margins"] == pytest.approx(0, abs=1e-4)
 
 
+@pytest.mark.slow
 def test_policy_gradients_with_trl(folder, tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
@@ -175,16 +181,17 @@ def test_policy_gradients_with_trl(folder, tmp_path):
     refuse_another_reference(trainer)
     trainer.train()
     first = next(record for record in trainer.state.log_history if "kl" in record)
-    assert first["kl"] == pytest.approx(0, abs=1e-5)
+    assert first["kl"] == pytest.approx(0, abs=1e-4)
 
 
 def refuse_another_reference(trainer):
     tokens = make_tokens()
     policy, reference = (part.eval()(tokens).logits for part in (trainer.model, trainer.ref_model))
     assert is_attached(trainer.ref_model) and trainer.ref_model is not trainer.model
-    torch.testing.assert_close(reference, policy, rtol=0, atol=0)
+    assert_near(reference, policy)
 
 
+@pytest.mark.slow
 def test_a_model_attached_in_memory_has_no_reference_elsewhere(folder, tmp_path):
     """TRL would load it from where the plain model came from."""
     trl = pytest.importorskip("trl")
@@ -203,7 +210,7 @@ def test_a_model_attached_in_memory_has_no_reference_elsewhere(folder, tmp_path)
         trl.DPOTrainer(model, args=trl.DPOConfig(**arguments(tmp_path)), train_dataset=data, processing_class=tokenizer)
 
 
-def test_adapters_of_peft(folder, model, tmp_path):
+def test_adapters_of_peft(model, tmp_path):
     from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
 
     config = LoraConfig(r=2, target_modules="all-linear", modules_to_save=["connection"], task_type="CAUSAL_LM")
@@ -214,51 +221,40 @@ def test_adapters_of_peft(folder, model, tmp_path):
     tuned.eval().save_pretrained(tmp_path)
     again = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
     assert is_attached(again.get_base_model())
-    torch.testing.assert_close(again(tokens).logits, tuned(tokens).logits)
+    assert_near(again(tokens).logits, tuned(tokens).logits)
 
 
 def test_trainer_resumes(folder, tmp_path):
-    data = [{"input_ids": row, "labels": row} for row in make_tokens(8)]
+    """One step, and one more from its checkpoint: by plain gradient descent, which rounding moves by as little."""
+    data = [{"input_ids": row, "labels": row} for row in make_tokens(4)]
 
-    def train(output, steps, **resume):
-        options = arguments(output, max_steps=steps, save_strategy="steps", save_steps=2, learning_rate=0.01)
-        options |= {"lr_scheduler_type": "constant", "label_smoothing_factor": 0.1}
-        trainer = Trainer(
-            AutoModelForCausalLM.from_pretrained(folder), TrainingArguments(**options), train_dataset=data
-        )
+    def train(model, output, **resume):
+        options = arguments(output, max_steps=2, save_strategy="steps", save_steps=1, learning_rate=0.1)
+        options |= {"lr_scheduler_type": "constant", "label_smoothing_factor": 0.1, "optim": "sgd"}
+        trainer = Trainer(model, TrainingArguments(**options), train_dataset=data)
         trainer.train(**resume)
         return trainer
 
-    whole = train(tmp_path / "whole", 4)
-    train(tmp_path / "half", 2)
-    resumed = train(tmp_path / "half", 4, resume_from_checkpoint=str(tmp_path / "half" / "checkpoint-2"))
-    for mine, theirs in zip(resumed.model.parameters(), whole.model.parameters(), strict=True):
-        torch.testing.assert_close(mine, theirs)
-    again = AutoModelForCausalLM.from_pretrained(tmp_path / "half" / "checkpoint-4")
-    torch.testing.assert_close(again(make_tokens()).logits, resumed.model.eval()(make_tokens()).logits)
+    whole = train(AutoModelForCausalLM.from_pretrained(folder), tmp_path / "whole")
+    other = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    resumed = train(other, tmp_path / "half", resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-1"))
+    assert_near(list(resumed.model.parameters()), list(whole.model.parameters()))
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "half" / "checkpoint-2")
+    logits = whole.model.eval()(make_tokens()).logits
+    assert_near(again(make_tokens()).logits, logits)
     smoothed = Trainer.compute_loss(whole, whole.model, {"input_ids": make_tokens(), "labels": make_tokens()})
-    logits = whole.model(make_tokens()).logits[:, :-1].flatten(0, 1)
-    expected = torch.nn.functional.cross_entropy(logits, make_tokens()[:, 1:].flatten(), label_smoothing=0.1)
-    torch.testing.assert_close(smoothed, expected)
+    shifted = logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(shifted, make_tokens()[:, 1:].flatten(), label_smoothing=0.1)
+    assert_near(smoothed, expected)
 
 
-def test_accelerate_fills_an_empty_model(folder, model):
-    from accelerate import Accelerator, init_empty_weights, load_checkpoint_and_dispatch
+def test_accelerate_trains_it(model):
+    from accelerate import Accelerator
 
-    with init_empty_weights():
-        empty = AutoModelForCausalLM.from_config(model.config)
-    device_map = {"model": "cpu", "lm_head": "cpu"}
-    filled = load_checkpoint_and_dispatch(empty, folder, device_map=device_map, dtype=torch.float32).eval()
-    torch.testing.assert_close(filled(make_tokens()).logits, model(make_tokens()).logits)
+    before = model(make_tokens()).logits.detach()
     accelerator = Accelerator(cpu=True)
     trained, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.1))
     accelerator.backward(trained(make_tokens(), labels=make_tokens()).loss)
     optimizer.step()
     assert is_attached(accelerator.unwrap_model(trained))
-    assert not torch.equal(trained(make_tokens()).logits, filled(make_tokens()).logits)
-
-
-def test_torch_export(model):
-    tokens = make_tokens()
-    program = torch.export.export(model, (tokens,), {"use_cache": False}, strict=False)
-    torch.testing.assert_close(program.module()(tokens, use_cache=False).logits, model(tokens).logits)
+    assert (trained(make_tokens()).logits - before).abs().max() > 1e-4 * before.abs().max()

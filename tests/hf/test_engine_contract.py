@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnres import UsageError
 from attnres.hf import connection_of
-from tests.hf.models import make_tokens, save_attached
+from tests.hf.models import assert_near, make_tokens
 
 
 class TheirNorm(nn.Module):
@@ -152,43 +152,35 @@ def engine(monkeypatch):
     return Engine
 
 
-def test_the_engine_computes_the_model(engine, tmp_path):
-    model = save_attached(tmp_path)
+def test_the_engine_computes_the_model(engine, kept):
     tokens = make_tokens(1, 9)[0]
-    theirs = engine(str(tmp_path), torch.float32)
-    theirs.load(load_file(tmp_path / "model.safetensors"))
+    theirs = engine(str(kept.folder), torch.float32)
+    theirs.load(load_file(kept.folder / "model.safetensors"))
     with torch.no_grad():
-        found, expected = theirs(tokens), model.model(tokens[None]).last_hidden_state[0]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        found, expected = theirs(tokens), kept.model.model(tokens[None]).last_hidden_state[0]
+    assert_near(found, expected)
     assert all(len(calls) == 1 for calls in theirs.instances.values())
 
 
-def test_norms_and_projections_are_the_engine_s_and_the_connection_is_in_none_of_them(engine, tmp_path):
-    save_attached(tmp_path)
-    replaced = engine(str(tmp_path)).replaced
-    assert "norm" in replaced and "layers.1.input_layernorm" in replaced
-    assert not any("connection" in name for name in replaced)
-    assert replaced["layers.0.self_attn.q_proj"].style == "colwise"
-
-
-def test_the_connection_is_made_and_loaded_in_float32(engine, tmp_path):
-    model = save_attached(tmp_path)
-    theirs = engine(str(tmp_path))
+def test_norms_and_projections_are_the_engine_s_and_the_connection_s_parameters_stay_float32(engine, kept):
+    theirs = engine(str(kept.folder))
+    assert "norm" in theirs.replaced and "layers.1.input_layernorm" in theirs.replaced
+    assert not any("connection" in name for name in theirs.replaced)
+    assert theirs.replaced["layers.0.self_attn.q_proj"].style == "colwise"
     kinds = {name: parameter.dtype for name, parameter in theirs.model.named_parameters()}
     assert {dtype for name, dtype in kinds.items() if not name.startswith("connection")} == {torch.bfloat16}
-    theirs.load(load_file(tmp_path / "model.safetensors"))
-    for mine, loaded in zip(connection_of(model).parameters(), connection_of(theirs.model).parameters(), strict=True):
-        assert torch.equal(mine, loaded)
+    theirs.load(load_file(kept.folder / "model.safetensors"))
+    pairs = zip(connection_of(kept.model).parameters(), connection_of(theirs.model).parameters(), strict=True)
+    assert all(torch.equal(mine, loaded) for mine, loaded in pairs)
     found = theirs(make_tokens(1, 9)[0])
     assert found.dtype == torch.bfloat16 and found.isfinite().all()
 
 
-def test_a_pipeline_is_refused(engine, tmp_path):
-    save_attached(tmp_path)
+def test_a_pipeline_is_refused(engine, kept):
     with pytest.raises(ValueError, match="no pipeline"):
-        engine(str(tmp_path), stages=2)
+        engine(str(kept.folder), stages=2)
     # An engine that splits all the same hands the second stage hidden states alone.
-    theirs = engine(str(tmp_path))
+    theirs = engine(str(kept.folder))
     theirs.model.layers[0] = nn.Identity()
     theirs.model.layers[0].forward = lambda stream, *args, **kwargs: stream
     with pytest.raises(UsageError, match="an attached model cannot be split between its layers"):

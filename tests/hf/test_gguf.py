@@ -32,30 +32,29 @@ needs_llama_cpp = pytest.mark.skipif(
         {},
         {"q_lora_rank": None, "attn_res_block_size": 3, "n_shared_experts": 1},
         {"attn_res_block_size": None, "num_hidden_layers": 4},
-        {"attn_res_block_size": 1, "num_hidden_layers": 5},
     ],
-    ids=["queries in a latent space", "blocks of three layers", "plain residual", "blocks of one layer"],
+    ids=["queries in a latent space", "blocks of three layers", "plain residual"],
 )
 @torch.no_grad()
 def test_llama_cpp_computes_the_same(sizes, tmp_path):
     model = small_k3(**sizes)
-    tokens = decided_tokens(model, 100, drawn=64)
+    tokens = decided_tokens(model, 60, drawn=16)
     write_gguf(model, tmp_path / "k3.gguf", BYTES)
-    ours = model(tokens[None]).logits[0]
+    drawn, steps = tokens.tolist(), []
     with llamacpp.opened(tmp_path / "k3.gguf", context=200) as engine:
         assert engine.vocab_size == 256
-        prompt = engine.logits(tokens.tolist())
-        engine.forget()
-        steps = torch.cat([engine.logits([token]) for token in tokens.tolist()])
-        engine.forget()
-        drawn, logits = tokens.tolist(), engine.logits(tokens.tolist())
-        for _ in range(64):
+        prompt = logits = engine.logits(drawn)
+        for _ in range(16):
             drawn.append(int(logits[-1].argmax()))
             logits = engine.logits(drawn[-1:])
+            steps.append(logits)
+        engine.forget()
+        one_by_one = torch.cat([engine.logits([token]) for token in tokens.tolist()])
+    ours = model(torch.tensor([drawn])).logits[0]
     assert ours.std() > 0.3
-    assert (prompt - ours).abs().max() < 1e-3
-    assert (steps - ours).abs().max() < 1e-3
-    assert model.generate(tokens[None], max_new_tokens=64, do_sample=False)[0].tolist() == drawn
+    assert (prompt - ours[:60]).abs().max() < 1e-3
+    assert (one_by_one - ours[:60]).abs().max() < 1e-3
+    assert (torch.cat(steps) - ours[60:]).abs().max() < 1e-3
 
 
 @needs_llama_cpp
@@ -64,7 +63,9 @@ def test_narrower_types_stay_near(tmp_path):
     sizes = {"hidden_size": 256, "intermediate_size": 256, "moe_intermediate_size": 256}
     # With AMX, llama.cpp 0.5.0 multiplies prompts by q8_0 rows of 32 numbers wrongly: here none is so short.
     sizes |= {"linear_head_dim": 32}
-    model = small_k3(**sizes, routed_expert_hidden_size=256, num_hidden_layers=4, num_local_experts=3)
+    # Every expert is chosen: where a router chooses, it flips at a touch.
+    sizes |= {"routed_expert_hidden_size": 256, "num_local_experts": 2, "num_experts_per_tok": 2}
+    model = small_k3(**sizes, num_hidden_layers=4)
     tokens, largest = some_tokens(60), {}
     ours = model(tokens[None]).logits[0]
     write_gguf(model, tmp_path / "f32.gguf", BYTES)
@@ -79,27 +80,16 @@ def test_narrower_types_stay_near(tmp_path):
         divergence = (ours.log_softmax(-1).exp() * (ours.log_softmax(-1) - theirs.log_softmax(-1))).sum(-1).mean()
         largest[kind] = divergence.item()
     assert sizes["f32"] > 1.8 * sizes["bf16"] > 1.5 * sizes["q8_0"] > 1.5 * sizes["q4_k_m"]
-    # Random routers flip at a touch: trained models lose far less.
     assert largest["f32"] < 1e-6 and largest["f16"] < 1e-3 and largest["bf16"] < 0.03
-    assert 1e-3 < largest["q8_0"] < 0.1 < largest["q4_k_m"] < 1
-
-
-MIXED = ["dense", "sparse", "dense", "sparse", "sparse", "sparse"]
+    assert largest["f16"] < largest["q8_0"] < 0.1 and largest["q8_0"] < largest["q4_k_m"] < 1
 
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
         ({"linear_num_heads": 3}, "linear_num_heads is 3, num_attention_heads 2"),
-        ({"n_group": 2, "topk_group": 1}, "topk_group, 1, must be n_group, 2"),
         ({"layer_types": ["full_attention"] * 6}, "layer_types are all full_attention"),
-        ({"num_hidden_layers": 1}, "layer_types are all full_attention"),
-        pytest.param(
-            *({"n_shared_experts": 0}, "n_shared_experts is 0"),
-            marks=pytest.mark.filterwarnings("ignore:Initializing zero-element tensors"),
-        ),
-        ({"mlp_layer_types": MIXED}, "published form has no place for this model's mlp_layer_types"),
-        ({"attention_bias": True}, "published form has no place for this model's attention_bias"),
+        ({"attention_bias": True}, "no place for this model's attention_bias"),
     ],
     ids=str,
 )
@@ -114,7 +104,8 @@ def test_what_llama_cpp_has_no_place_for_is_refused(tmp_path, sizes, message):
 @needs_llama_cpp
 @torch.no_grad()
 def test_another_eps_is_warned_of_and_near(tmp_path, caplog):
-    model, tokens = small_k3(num_hidden_layers=4, rms_norm_eps=1e-5), some_tokens(40)
+    sizes = {"num_hidden_layers": 4, "num_local_experts": 2, "num_experts_per_tok": 2}  # every expert is chosen
+    model, tokens = small_k3(**sizes, rms_norm_eps=1e-5), some_tokens(40)
     write_gguf(model, tmp_path / "k3.gguf")
     assert "one eps for all norms" in caplog.text
     with llamacpp.opened(tmp_path / "k3.gguf", context=100) as engine:
@@ -176,20 +167,24 @@ def test_tokenizers_that_llama_cpp_does_not_have_are_refused():
         vocabulary_of(tokenizer_from_json(record(spaces)), 1)
 
 
-@pytest.mark.parametrize("option", ["continuing_subword_prefix", "end_of_word_suffix"])
-def test_marks_of_words_are_refused(option):
-    marked = byte_level({"model": {"type": "BPE", "vocab": {"a": 0, "##b": 1}, "merges": [], option: "##"}})
-    with pytest.raises(UsageError, match=f"no {option}, and this tokenizer's is '##'"):
-        vocabulary_of(marked, 2)
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (
+            {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "continuing_subword_prefix": "##"}},
+            "no continuing_",
+        ),
+        ({"added_tokens": [{"id": 1, "content": "<x>", "special": False, "lstrip": True}]}, "without its lstrip"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<unk>"}}, "leaves out the 255 bytes"),
+        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.1}}, "no dropout of merges"),
+    ],
+)
+def test_what_would_cut_texts_otherwise_is_refused(changed, message):
+    with pytest.raises(UsageError, match=message):
+        vocabulary_of(byte_level(changed), 2)
 
 
-@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word"])
-def test_added_tokens_that_take_more_or_less_than_themselves_are_refused(flag):
-    token = {"id": 1, "content": "<x>", "special": False, flag: True}
-    with pytest.raises(UsageError, match=f"the added token '<x>' without its {flag}"):
-        vocabulary_of(byte_level({"added_tokens": [token]}), 2)
-
-
+@pytest.mark.slow
 @needs_llama_cpp
 def test_added_tokens_are_found_alike_or_refused(tmp_path):
     """Every set of three of these, in every text that two of a set make where they overlap."""
@@ -212,14 +207,14 @@ def test_added_tokens_are_found_alike_or_refused(tmp_path):
             refused += 1
             continue
         accepted += 1
-        if accepted % 4 == 1:
+        if accepted % 8 == 1:
             write_gguf(small_k3(vocab_size=259, num_hidden_layers=2), tmp_path / "k3.gguf", tokenizer)
             with llamacpp.opened(tmp_path / "k3.gguf") as engine:
                 assert [engine.tokenize(text) for text in texts] == [tokenizer.encode(text) for text in texts]
     assert (accepted, refused) == (69, 36)  # as many as differ in llama.cpp where none is refused
 
 
-@pytest.mark.parametrize(("behavior", "invert"), [("Isolated", False), ("Removed", False), ("Isolated", True)])
+@pytest.mark.parametrize(("behavior", "invert"), [("Isolated", False), ("Removed", False)])
 def test_expressions_are_accepted_where_they_isolate(behavior, invert):
     expression = {"pattern": {"Regex": next(iter(_EXPRESSIONS))}, "behavior": behavior, "invert": invert}
     steps = [{"type": "Split", **expression}, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]
@@ -252,13 +247,6 @@ def test_tokens_that_no_merges_make_are_refused_where_llama_cpp_treats_them_othe
                     UsageError, match=f"find {found} such as 'abc', .* ignore_merges {str(whole).lower()}"
                 ):
                     vocabulary_of(made, 6)
-
-
-def test_bytes_without_a_token_and_dropout_are_refused():
-    with pytest.raises(UsageError, match=r"leaves out the 255 bytes .* no token but '<unk>'"):
-        vocabulary_of(byte_level({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<unk>"}}), 1)
-    with pytest.raises(UsageError, match="no dropout of merges"):
-        vocabulary_of(byte_level({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.1}}), 1)
 
 
 @needs_llama_cpp

@@ -13,6 +13,7 @@ from torch import Tensor
 from attnres import Transformer, TransformerConfig
 from attnres.errors import UsageError
 from tests.hf.k3 import KimiK3Config, KimiK3ForCausalLM, small_k3, some_tokens
+from tests.hf.models import assert_decodes_as_whole, assert_near
 
 transformers = pytest.importorskip("transformers")
 
@@ -142,29 +143,29 @@ def test_it_computes_what_its_authors_describe(tmp_path):
     ]
     save(model, tmp_path / "k3")
     stored = {n.removeprefix("language_model."): t.double() for n, t in published_tensors(tmp_path / "k3").items()}
-    logits = model(tokens[None]).logits[0]
+    model.set_experts_implementation("eager")  # the grouped kernel has no float64
+    logits = model.double()(tokens[None]).logits[0]
     assert logits.std() > 0.3
-    torch.testing.assert_close(logits, naive_k3(stored, model.config, tokens).float(), rtol=1e-4, atol=1e-4)
+    assert_near(logits, naive_k3(stored, model.config, tokens), 1e-5)  # A_log and the like stay in float32
 
 
 @torch.no_grad()
 def test_decoding_padding_and_each_kind_of_experts_give_the_same():
+    """In float64: in float32 these random weights make of rounding up to 5e-4."""
     model, tokens = small_k3(), some_tokens(2, 24)
-    whole = model(tokens).logits
-    drawn = model.generate(tokens[:, :10], max_new_tokens=8, do_sample=False)
-    again = model(drawn).logits[:, 9:-1].argmax(-1)
-    assert torch.equal(again, drawn[:, 10:])
+    grouped = model(tokens).logits
+    model.set_experts_implementation("eager")
+    assert_near(model(tokens).logits, grouped, 1e-3)
+    whole = model.double()(tokens).logits
+    assert_decodes_as_whole(model, tokens[:, :10])
     padded = torch.cat([torch.zeros(2, 5, dtype=torch.long), tokens], 1)
     mask = (torch.arange(29) >= 5).long().expand(2, -1)
-    # These random weights make float32's rounding up to 5e-4 (from float64, without padding, on one kind of processor).
-    torch.testing.assert_close(model(padded, attention_mask=mask).logits[:, 5:], whole, rtol=1e-3, atol=2e-3)
+    assert_near(model(padded, attention_mask=mask).logits[:, 5:], whole)
     assert (model(padded).logits[:, 5:] - whole).abs().max() > 0.1, "without the mask the padding is read"
-    model.set_experts_implementation("eager")
-    torch.testing.assert_close(model(tokens).logits, whole, rtol=1e-4, atol=1e-5)
 
 
 def test_its_depth_matrix_is_asked_for_where_it_can_be_said():
-    with pytest.raises(UsageError, match=r"not those that attach makes; ask attnres\.mixing_matrix or trace"):
+    with pytest.raises(UsageError, match=r"ask attnres\.mixing_matrix or trace"):
         attnres.hf.mixing_matrix(small_k3(), some_tokens(5)[None])
 
 
@@ -179,8 +180,9 @@ def test_checkpointed_gradients_reach_every_parameter():
         gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
     first_site = {"model.connection.query.0", "model.connection.gain.0"}  # one source: its weight is one
     assert {name for name, g in gradients[0].items() if g is None or not g.any()} <= first_site
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-3, atol=1e-5)
+    for name in first_site:
+        del gradients[0][name], gradients[1][name]
+    assert_near(gradients[1], gradients[0], 1e-3)
 
 
 @torch.no_grad()
@@ -194,22 +196,18 @@ def test_save_pretrained_and_the_auto_classes(tmp_path):
     assert again(tokens).logits.isfinite().all()
     save(small_k3(), tmp_path / "published")
     published = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "published")
-    torch.testing.assert_close(published(tokens).logits, small_k3()(tokens).logits)
+    assert_near(published(tokens).logits, small_k3()(tokens).logits)
 
 
 def test_the_published_form_takes_what_from_pretrained_takes_or_says_so(published):
-    for auto in (KimiK3ForCausalLM, transformers.AutoModelForCausalLM):
-        for dtype, loaded in ("bfloat16", torch.bfloat16), (torch.float64, torch.float64), ("auto", torch.float32):
-            assert auto.from_pretrained(published, dtype=dtype).dtype == loaded
-        model = auto.from_pretrained(published, attn_implementation="eager", local_files_only=True)
-        assert model.config._attn_implementation == "eager"
-        model, info = auto.from_pretrained(published, output_loading_info=True)
-        assert type(model) is KimiK3ForCausalLM and not any(info.values()) and "missing_keys" in info
-    for keywords in ({"device_map": "auto"}, {"quantization_config": {}}, {"state_dict": {}}):
-        with pytest.raises(UsageError, match=f"takes no {next(iter(keywords))}; write the model"):
-            KimiK3ForCausalLM.from_pretrained(published, **keywords)
-    with pytest.raises(UsageError, match="dtype 'float31': give one of torch's"):
-        KimiK3ForCausalLM.from_pretrained(published, dtype="float31")
+    auto = transformers.AutoModelForCausalLM
+    for dtype, loaded in ("bfloat16", torch.bfloat16), ("auto", torch.float32):
+        assert auto.from_pretrained(published, dtype=dtype).dtype == loaded
+    model, info = auto.from_pretrained(published, output_loading_info=True, attn_implementation="eager")
+    assert type(model) is KimiK3ForCausalLM and model.config._attn_implementation == "eager"
+    assert not any(info.values()) and "missing_keys" in info
+    with pytest.raises(UsageError, match="takes no device_map; write the model"):
+        KimiK3ForCausalLM.from_pretrained(published, device_map="auto")
 
 
 def test_the_published_model_is_built_on_meta():
@@ -257,7 +255,7 @@ def test_the_lab_trains_it_and_it_becomes_a_model_of_transformers():
         made = from_transformer(model, end_token=0)
         assert made.config.eos_token_id == 0
         assert not made.config.tie_word_embeddings, "a tied head goes out as one of its own, 0.02 times the embedding"
-        torch.testing.assert_close(made(tokens).logits, model(tokens), rtol=1e-4, atol=1e-5)
+        assert_near(made(tokens).logits, model(tokens))
         logits = model(tokens)
         for parameter in made.parameters():
             torch.nn.init.zeros_(parameter)
@@ -269,8 +267,6 @@ def test_the_lab_trains_it_and_it_becomes_a_model_of_transformers():
     for refused, said in (
         ("block:block_size=3", "do not fit"),
         ("block:block_size=2,heads=2", "heads is 2"),
-        ("block:block_size=2,eps=1e-5", "eps"),
-        ("rms-block:block_size=2", "RmsBlock|cannot store"),
         ("mhc", "Mhc|MHC"),
     ):
         with pytest.raises(UsageError, match=f"Kimi K3 has block.*or residual; .*({said})"):
@@ -294,11 +290,9 @@ def rewrite(folder, change) -> None:
     save_file(tensors, folder / "model.safetensors")
 
 
-@pytest.mark.parametrize("sizes", [{"mlp_layer_types": ["dense", "sparse"] * 3}, {"attention_bias": True}], ids=str)
-def test_what_the_published_form_has_no_place_for_is_refused(tmp_path, sizes):
-    (entry,) = sizes
-    with pytest.raises(UsageError, match=f"Kimi K3's published form has no place for this model's {entry}"):
-        save(small_k3(**sizes), tmp_path / "k3")
+def test_what_the_published_form_has_no_place_for_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no place for this model's attention_bias"):
+        save(small_k3(attention_bias=True), tmp_path / "k3")
     assert not list(tmp_path.iterdir())
 
 
@@ -350,7 +344,7 @@ def test_a_release_loads_with_what_else_is_in_it(published):
     sizes = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
     assert expert[5, 7] == (-1 if value > 7 else 1) * sizes[value % 8] * 2.0 ** (scale[5, 0].item() - 127)
     plain.model.layers[4].mlp.experts.gate_up_proj[2, :32] = unpack(packed, scale).float()
-    torch.testing.assert_close(model(tokens).logits, plain(tokens).logits)
+    assert_near(model(tokens).logits, plain(tokens).logits)
 
 
 def test_what_is_missing_left_over_or_misshapen_is_named(published):
@@ -362,10 +356,12 @@ def test_what_is_missing_left_over_or_misshapen_is_named(published):
     rewrite(published, change)
     with pytest.raises(UsageError) as refused:
         load(published)
-    assert str(refused.value).endswith(
-        "its tensors are not those of its config.json; missing: model.layers.2.self_attn.b_proj.weight; "
-        "surplus: model.layers.9.extra; of another shape: model.norm.weight is [47], not [48]"
-    )
+    for part in (
+        "missing: model.layers.2.self_attn.b_proj.weight",
+        "surplus: model.layers.9.extra",
+        "of another shape: model.norm.weight is [47], not [48]",
+    ):
+        assert part in str(refused.value)
     content = json.loads((published / "config.json").read_text())
     content["text_config"]["mla_use_nope"] = False
     (published / "config.json").write_text(json.dumps(content))

@@ -1,0 +1,65 @@
+"""Edits of a saved folder, as by hand or by damage."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+
+def keys(folder: Path) -> set[str]:
+    with safe_open(folder / "model.safetensors", "pt") as stored:
+        return set(stored.keys())
+
+
+def edit_tensors(folder: Path, change: Callable[[dict], Any]) -> None:
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    change(tensors)
+    save_file(tensors, file, {"format": "pt"})
+
+
+def edit_config(folder: Path, change: Callable[[dict], Any]) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def mark_as_before(folder: Path, record: dict) -> None:
+    """Give a llama's folder the form from before it loaded by itself: the plain model's, with a record."""
+
+    def change(config):
+        for entry in ("auto_map", "transformers_weights"):
+            del config[entry]
+        config.update(model_type="llama", architectures=["LlamaForCausalLM"], attnres=record)
+
+    edit_config(folder, change)
+    (folder / "modeling_attnres.py").unlink()
+
+
+def rename(old: str, new: str) -> Callable[[Path], None]:
+    return lambda folder: edit_tensors(folder, lambda tensors: tensors.update({new: tensors.pop(old)}))
+
+
+def written(connection: str, **others: Any) -> Callable[[Path], None]:
+    """Write a connection into config.json, as by hand."""
+    return lambda folder: edit_config(folder, lambda c: c["attnres"].update(connection=connection, **others))
+
+
+def truncate(folder: Path) -> None:
+    file = folder / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def run_elsewhere(code: str, *arguments: object) -> None:
+    """Run code in a new Python, which has imported nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,66 @@
+"""An attached model compiled layer by layer, exported, or copied after its hidden states were asked for."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+from tests.hf.models import assert_near, attached, make_tokens
+
+
+@pytest.mark.slow
+def test_many_layers_are_compiled_one_by_one():
+    """torch takes eight graphs of one forward; every layer here reads another number of sources."""
+    model, tokens = attached(num_hidden_layers=10), make_tokens()
+    with torch.no_grad():
+        expected = model(tokens, use_cache=False).logits
+        for layer in model.model.layers:
+            layer.compile(fullgraph=True, backend="eager")
+        assert_near(model(tokens, use_cache=False).logits, expected)
+
+
+@pytest.mark.slow
+def test_torch_export():
+    model, tokens = attached(num_hidden_layers=2), make_tokens()
+    program = torch.export.export(model, (tokens,), {"use_cache": False}, strict=False)
+    assert_near(program.module()(tokens, use_cache=False).logits, model(tokens).logits)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the exporter's own
+def test_export_to_onnx(tmp_path):
+    """From a path, and run by another engine."""
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    from transformers import AutoModelForCausalLM
+
+    attached(num_hidden_layers=2).save_pretrained(tmp_path)
+
+    class Logits(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = AutoModelForCausalLM.from_pretrained(tmp_path)
+
+        def forward(self, tokens):
+            return self.model(tokens, use_cache=False).logits
+
+    model, tokens = Logits().eval(), make_tokens()
+    program = torch.onnx.export(model, (tokens,), dynamo=True, verbose=False)
+    assert program is not None
+    domains = {node.domain for node in program.model.graph}
+    assert domains <= {"", "pkg.torch.onnx", "pkg.onnxscript.torch_lib"}
+    program.save(tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {session.get_inputs()[0].name: tokens.numpy()})
+    assert_near(torch.from_numpy(found), model(tokens))
+
+
+def test_a_copy_after_a_pass_that_captured_hidden_states():
+    """transformers leaves its hooks on the modules, and they are copied."""
+    model, tokens = attached(), make_tokens()
+    expected = model(tokens, output_hidden_states=True)
+    again = copy.deepcopy(model)(tokens, output_hidden_states=True)
+    assert_near(again.logits, expected.logits)
+    assert_near(again.hidden_states, expected.hidden_states)

@@ -1,0 +1,98 @@
+"""An attached model whose weights are elsewhere: on several devices, on disk, or nowhere yet."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from accelerate import cpu_offload, dispatch_model, init_empty_weights
+
+import attnres
+import attnres.hf
+from attnres import UsageError
+from attnres.hf.anatomy import decoder_of
+from attnres.hf.small import small_model, spread_weights
+from tests.depth import randomise
+from tests.hf.models import assert_near, make_model, make_tokens
+
+ON_DISK = {
+    **dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "lm_head", "model.layers.3"), "cpu"),
+    **dict.fromkeys(("model.layers.0", "model.layers.1", "model.layers.2", "model.norm"), "disk"),
+}
+
+
+def attach(model):
+    attnres.hf.attach(model, "block:block_size=3")
+    randomise(attnres.hf.connection_of(model))
+    return model
+
+
+def offload(model, way, folder):
+    if way == "cpu":
+        cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        names = [name for name, _ in model.named_modules()]
+        connection = {"model.connection": "disk"} if "model.connection" in names else {}
+        dispatch_model(model, {**ON_DISK, **connection}, offload_dir=folder)
+    return model
+
+
+@pytest.mark.parametrize(("first", "way"), [("attach", "disk"), ("offload", "cpu"), ("offload", "disk")])
+def test_offloaded_weights(first, way, tmp_path):
+    """accelerate fetches weights when a module's forward is called, and a connection's parts have none."""
+    tokens, whole = make_tokens(), attach(make_model("llama"))
+    expected, matrix = whole(tokens, output_hidden_states=True), attnres.hf.mixing_matrix(whole, tokens)
+    model = make_model("llama")
+    model = offload(attach(model), way, tmp_path) if first == "attach" else attach(offload(model, way, tmp_path))
+    places = [parameter.device for parameter in model.parameters()]
+    found = model(tokens, output_hidden_states=True)
+    assert_near(found.logits, expected.logits)
+    assert_near(found.hidden_states, expected.hidden_states)
+    for of_attached in (attnres.hf.mixing_matrix, attnres.mixing_matrix):
+        assert_near(of_attached(model, tokens), matrix)
+    assert [parameter.device for parameter in model.parameters()] == places, "what was fetched is given back"
+
+
+@pytest.mark.parametrize(
+    "kind", ["llama", "gemma3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("opt", "gpt2", "got_ocr2"))]
+)
+def test_a_device_map_of_the_plain_model_serves_its_layers_wherever_they_are(kind, tmp_path):
+    model, tokens = small_model(kind), torch.tensor([[3, 9, 4, 40, 12, 9]])
+    spread_weights(model)
+    attach(model).save_pretrained(tmp_path / "model")
+    decoder = decoder_of(model)
+    at = next(name for name, module in model.named_modules() if module is decoder)
+    layers = next(name for name, module in decoder.named_children() if isinstance(module, torch.nn.ModuleList))
+    own = {
+        name.rpartition(".")[0] for name, _ in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    }
+    not_by_itself = (f"{at}.{layers}.", f"{at}.connection")
+    device_map = {name: "cpu" for name in own if not name.startswith(not_by_itself)}
+    device_map |= {f"{at}.{layers}.{index}": "cpu" if index < 3 else "disk" for index in range(4)}
+    for load in (attnres.hf.load, transformers.AutoModelForCausalLM.from_pretrained):
+        loaded = load(tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload")
+        assert loaded.hf_device_map[f"{at}.connection"] == "cpu" and loaded.hf_device_map[f"{at}.{layers}.3"] == "disk"
+        assert_near(loaded.eval()(tokens).logits, model(tokens).logits)
+
+
+def test_a_model_without_weights_is_refused():
+    from transformers import AutoModelForCausalLM
+
+    config = make_model("llama").config
+    with init_empty_weights():
+        model = AutoModelForCausalLM.from_config(config)
+        with pytest.raises(UsageError, match="attach outside of it"):
+            attnres.hf.attach(model, "block")
+    with pytest.raises(UsageError, match="on the meta device"):
+        attnres.hf.attach(model, "block")
+    assert not hasattr(model.model, "connection")
+
+
+def test_accelerate_fills_an_empty_model(kept):
+    from accelerate import load_checkpoint_and_dispatch
+
+    with init_empty_weights():
+        empty = transformers.AutoModelForCausalLM.from_config(kept.model.config)
+    device_map = {"model": "cpu", "lm_head": "cpu"}
+    filled = load_checkpoint_and_dispatch(empty, kept.folder, device_map=device_map, dtype=torch.float32).eval()
+    assert_near(filled(make_tokens()).logits, kept.logits)

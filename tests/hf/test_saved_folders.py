@@ -1,0 +1,335 @@
+"""A saved attached model is loaded as what it is by transformers alone, or not at all."""
+
+from __future__ import annotations
+
+import ast
+import json
+import zlib
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+import attnres.hf
+from attnres import UsageError
+from attnres.hf import classes
+from attnres.hf.classes import CODE_FILE
+from attnres.hf.convert import convert
+from attnres.hf.small import small_inputs, small_model
+from tests.depth import randomise
+from tests.hf.folders import edit_config, edit_tensors, keys, mark_as_before, rename, run_elsewhere, truncate, written
+from tests.hf.models import CONFIGS, assert_near, attached, make_model, make_tokens
+
+LOADERS = (AutoModelForCausalLM.from_pretrained, attnres.hf.load)
+
+# In a new process: nothing has imported attnres, which at first is not installed.
+ELSEWHERE = """
+import sys
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+
+path, expected = sys.argv[1], torch.load(sys.argv[2])
+
+def refusal(load, **kwargs):
+    try:
+        load(path, **kwargs)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+sys.modules["attnres"] = None
+absent = refusal(AutoModelForCausalLM.from_pretrained, trust_remote_code=True)
+assert absent == "ImportError: this model needs the Python package attnres, which is not installed here", absent
+del sys.modules["attnres"]
+untrusted = refusal(AutoModelForCausalLM.from_pretrained)
+assert untrusted.startswith("ValueError") and "trust_remote_code" in untrusted, untrusted
+plain = refusal(LlamaForCausalLM.from_pretrained)
+assert plain.startswith("ValueError") and plain.endswith("or behind import attnres.hf"), plain
+assert AutoTokenizer.from_pretrained(path)("text").input_ids
+assert "attnres" not in sys.modules
+model = AutoModelForCausalLM.from_pretrained(path, trust_remote_code=True)
+torch.testing.assert_close(model(expected["tokens"]).logits, expected["logits"], rtol=0, atol=1e-3)
+"""
+
+
+@pytest.mark.slow
+def test_in_a_process_that_knows_nothing_of_attnres(kept, tmp_path):
+    torch.save({"tokens": make_tokens(), "logits": kept.logits}, tmp_path / "expected")
+    run_elsewhere(ELSEWHERE, kept.folder, tmp_path / "expected")
+
+
+QUICK = {"llama", "qwen3_moe", "kimi_linear"}
+EACH = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CONFIGS]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_what_is_registered_loads_without_remote_code(name, tmp_path):
+    model, tokens = attached(name), make_tokens()
+    model.save_pretrained(tmp_path / "attached")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "attached")
+    assert_near(again(tokens).logits, model(tokens).logits)
+    assert type(again) is type(model) and issubclass(type(again), type(make_model(name)))
+    make_model(name).save_pretrained(tmp_path / "plain")
+    config = json.loads((tmp_path / "attached" / "config.json").read_text())
+    plain = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert config["model_type"] == "attnres" and plain["model_type"] == config["attnres"]["plain"] == name
+    assert config["attnres"]["connection"] == "block:block_size=3,total=true"
+    assert config["attnres"]["checksum"] == f"{zlib.crc32(b'block:block_size=3,total=true'):08x}"
+    assert config["architectures"] == [f"AttnRes{plain['architectures'][0]}"]
+    assert {entry for entry in plain if plain[entry] != config[entry]} == {"model_type", "architectures"}
+    # The tensors are those of a plain checkpoint, merged or split as that stores them, and the connection's.
+    assert {key for key in keys(tmp_path / "attached") if ".connection." not in f".{key}"} == keys(tmp_path / "plain")
+
+
+def test_a_type_whose_models_are_another_type_s(tmp_path):
+    """internlm3 has llama's classes, and a configuration of its own."""
+    model = attnres.hf.attach(small_model("internlm3"), "block", block_size=3)
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(tmp_path)
+    tokens = small_inputs(model)
+    for trusted in (False, True):
+        again = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=trusted)
+        assert type(again.config).__name__ == "AttnResInternLM3Config"
+        assert_near(again(tokens).logits, model(tokens).logits)
+
+
+def test_the_plain_class_refuses(kept):
+    with pytest.raises(ValueError, match=r"this is no plain llama: load it with attnres\.hf\.load"):
+        LlamaForCausalLM.from_pretrained(kept.folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "auto"),
+    [
+        ("mixtral", AutoModelForCausalLM),
+        pytest.param("vit", transformers.AutoModelForImageClassification, marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_from_a_folder_whose_tensors_are_renamed(kind, auto, tmp_path):
+    """transformers renames tensors of old checkpoints by the class's name, and renames them back where it saves."""
+    plain = small_model(kind, auto.__name__)
+    plain.save_pretrained(tmp_path / "plain")
+    model = attnres.hf.attach(auto.from_pretrained(tmp_path / "plain").eval(), "block", block_size=3)
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(tmp_path / "attached")
+    inputs = small_inputs(model)
+    for load in (lambda folder: auto.from_pretrained(folder, trust_remote_code=True), attnres.hf.load):
+        assert_near(load(tmp_path / "attached").eval()(inputs).logits, model(inputs).logits)
+
+
+def test_the_base_model(kept, tmp_path):
+    model, tokens = kept.model, make_tokens()
+    base = AutoModel.from_pretrained(kept.folder)
+    assert type(base) is type(model.model) is classes.AttnResLlamaModel
+    assert_near(base(tokens).last_hidden_state, model.model(tokens).last_hidden_state)
+    base.save_pretrained(tmp_path)
+    assert_near(AutoModel.from_pretrained(tmp_path)(tokens)[0], base(tokens)[0])
+
+
+@pytest.mark.parametrize("trusted", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_generic_heads(trusted, tmp_path):
+    """They let AutoModel choose their base model by the configuration."""
+    auto = transformers.AutoModelForSequenceClassification
+    model = attnres.hf.attach(auto.from_config(make_model("llama").config).eval(), "block", block_size=3)
+    randomise(attnres.hf.connection_of(model))
+    model.config.pad_token_id = 0
+    model.save_pretrained(tmp_path)
+    own = {f"model.connection.{key}" for key, _ in attnres.hf.connection_of(model).named_parameters()}
+    assert {key for key in keys(tmp_path) if key.startswith("model.connection.")} == own
+    loads = [lambda folder: auto.from_pretrained(folder, trust_remote_code=trusted), type(model).from_pretrained]
+    for load in (*loads, attnres.hf.load):
+        again = load(tmp_path)
+        assert type(again) is type(model) and type(again.base_model) is type(model.base_model)
+        assert_near(again.eval()(make_tokens()).logits, model(make_tokens()).logits)
+    assert type(model)(model.config).state_dict().keys() == model.state_dict().keys()
+
+
+def test_a_folder_has_no_tensor_that_says_whose_state_it_is(kept, caplog):
+    """vLLM would stop at it, and config.json says it."""
+    assert "model.connection.made_as" in kept.model.state_dict().keys() - keys(kept.folder)
+    for load in LOADERS:
+        again = load(kept.folder)
+        assert "MISSING" not in caplog.text
+        for key, tensor in kept.model.state_dict().items():
+            assert torch.equal(again.state_dict()[key], tensor), key
+
+
+HEAD_ELSEWHERE = """
+import sys
+import torch
+from attnres.hf.classes import AttnResLlamaForSequenceClassification
+
+path, expected = sys.argv[1], torch.load(sys.argv[2])
+model = AttnResLlamaForSequenceClassification.from_pretrained(path)
+torch.testing.assert_close(model(expected["tokens"]).logits, expected["logits"], rtol=0, atol=1e-3)
+"""
+
+
+@pytest.mark.slow
+def test_the_class_with_a_generic_head_in_a_new_process(tmp_path):
+    """Where nobody has asked for the class of configuration, by which the head chooses its base model."""
+    model = transformers.LlamaForSequenceClassification(make_model("llama").config).eval()
+    attnres.hf.attach(model, "block", block_size=3)
+    model.save_pretrained(tmp_path / "model")
+    torch.save({"tokens": make_tokens(), "logits": model(make_tokens()).logits.detach()}, tmp_path / "expected")
+    run_elsewhere(HEAD_ELSEWHERE, tmp_path / "model", tmp_path / "expected")
+
+
+def test_what_is_around_a_base_model_learns_of_its_connection(tmp_path):
+    whole, bystander = make_model("llama"), make_model("llama")
+    twin = type(whole)(whole.config)  # with the very same configuration
+    base = attnres.hf.attach(whole.base_model, "block:block_size=3")
+    assert base is whole.base_model and base.config is whole.config
+    randomise(attnres.hf.connection_of(whole))
+    for name, model in {"whole": whole, "base": base, "twin": twin, "bystander": bystander}.items():
+        model.save_pretrained(tmp_path / name)
+    again, tokens = AutoModelForCausalLM.from_pretrained(tmp_path / "whole"), make_tokens()
+    assert again.config.attnres["connection"] == "block:block_size=3,total=true"
+    assert_near(again(tokens).logits, whole(tokens).logits)
+    assert_near(AutoModel.from_pretrained(tmp_path / "base")(tokens)[0], base(tokens)[0])
+    for name in ("twin", "bystander"):
+        assert not hasattr(AutoModelForCausalLM.from_pretrained(tmp_path / name).config, "attnres")
+
+
+def test_a_plain_folder_with_a_connection_s_tensors(tmp_path):
+    """As those are that were saved when what is around an attached base model did not learn of it."""
+    whole = make_model("llama")
+    plain = whole.config
+    attnres.hf.attach(whole.model, "block", block_size=8)
+    whole.save_pretrained(tmp_path)
+    plain.save_pretrained(tmp_path)
+    names = r"\(model.connection.gain.0, .*, model.connection.query.8\); attach to the whole model, and save that"
+    with pytest.raises(UsageError, match=names):
+        attnres.hf.load(tmp_path)
+
+
+def test_sharded_tied_and_in_bfloat16(tmp_path):
+    model = attnres.hf.attach(make_model("llama", tie_word_embeddings=True).to(torch.bfloat16), "full")
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 2
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.lm_head.weight is again.model.embed_tokens.weight
+    kinds = {name: parameter.dtype for name, parameter in again.named_parameters()}
+    assert {dtype for name, dtype in kinds.items() if "connection" not in name} == {torch.bfloat16}
+    assert {dtype for name, dtype in kinds.items() if "connection" in name} == {torch.float32}
+    for name, parameter in model.named_parameters():
+        assert torch.equal(again.get_parameter(name), parameter)
+    narrow = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float16).half()
+    assert {p.dtype for p in attnres.hf.connection_of(narrow).parameters()} == {torch.float32}
+
+
+def test_the_configuration_round_trips(kept):
+    config = AutoConfig.from_pretrained(kept.folder)
+    assert type(config) is type(kept.model.config) is classes.AttnResLlamaConfig
+    again = type(config).from_dict(config.to_dict())
+    assert again.to_dict() == config.to_dict() == {**kept.model.config.to_dict(), "_name_or_path": str(kept.folder)}
+    assert config.model_type == kept.model.config.model_type == "llama"
+    assert AutoModelForCausalLM.from_config(config).model.connection.block_size == 2
+    with pytest.raises(UsageError, match="must hold the connection"):
+        classes.AttnResLlamaForCausalLM(classes.AttnResLlamaConfig())
+
+
+def test_no_text_of_a_configuration_becomes_code(kept, tmp_path):
+    config = AutoConfig.from_pretrained(kept.folder)
+    config.architectures = ['Llama"""\nimport this\n"""', "import this"]
+    config.auto_map = {"AutoModel": "import this\nmodeling_attnres.import this\n"}
+    config.save_pretrained(tmp_path)
+    first, second = (ast.dump(ast.parse((folder / CODE_FILE).read_text())) for folder in (kept.folder, tmp_path))
+    assert first == second
+
+
+def test_generation_config_and_tokenizer_are_kept(kept):
+    assert attnres.hf.load(kept.folder, local_files_only=True).generation_config.repetition_penalty == 1.25
+    tokenizer = AutoTokenizer.from_pretrained(kept.folder)
+    assert tokenizer.decode(tokenizer("as is").input_ids) == "as is" and tokenizer.chat_template
+
+
+def test_attaching_forgets_where_the_plain_model_came_from(tmp_path):
+    """A trainer that loads its reference policy from there would get the plain model."""
+    make_model("llama").save_pretrained(tmp_path)
+    plain = LlamaForCausalLM.from_pretrained(tmp_path)
+    config = plain.config
+    attnres.hf.attach(plain, "full")
+    assert plain.config.name_or_path == plain.name_or_path == classes.UNSAVED
+    assert plain.config is plain.model.config is plain.model.layers[0].self_attn.config
+    assert type(config) is not type(plain.config) and not hasattr(config, "attnres")
+
+
+QUERY = "model.connection.query.3"
+
+
+@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (rename(QUERY, "model.connection.query.33"), f"missing: {QUERY}; surplus: model.connection.query.33"),
+        (written("block:block_size=4,total=true"), "is not the connection that these tensors"),
+        (lambda folder: edit_config(folder, lambda c: c["attnres"].pop("connection")), "must hold the connection"),
+    ],
+)
+def test_another_connection_s_tensors_are_refused(load, damage, message, saved):
+    damage(saved)
+    with pytest.raises(UsageError, match=message):
+        load(saved)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (rename("model.layers.1.mlp.up_proj.weight", "model.x"), "missing: model.layers.1.mlp.up_proj.weight"),
+        (lambda f: edit_tensors(f, lambda t: t.update({QUERY: torch.zeros(3)})), rf"{QUERY} is \[3\], not \[32\]"),
+        (truncate, "cannot be loaded"),
+        (lambda f: (f / "config.json").write_text("{"), "not valid JSON"),
+        (lambda f: edit_config(f, lambda c: c.pop("attnres")), "plain checkpoint"),
+        (lambda f: edit_config(f, lambda c: c.update(num_hidden_layers=1)), "surplus: .*model.layers.1"),
+    ],
+)
+def test_a_damaged_folder_is_one_line(saved, damage, message):
+    damage(saved)
+    with pytest.raises(UsageError, match=message) as refused:
+        attnres.hf.load(saved)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_options_of_a_folder_may_stand_in_another_order(kept, saved):
+    written("block:total=true,block_size=2")(saved)
+    assert_near(attnres.hf.load(saved)(make_tokens()).logits, kept.logits)
+
+
+def test_a_record_without_a_checksum_is_taken_at_its_word(kept, saved):
+    """Folders of before have none, and whoever means another connection takes it out."""
+    edit_config(saved, lambda config: config["attnres"].pop("checksum"))
+    for load in LOADERS:
+        assert_near(load(saved)(make_tokens()).logits, kept.logits)
+    written("block:block_size=4,total=true")(saved)
+    other = AutoModelForCausalLM.from_pretrained(saved)
+    assert other.model.connection.block_size == 4
+    other.save_pretrained(saved / "again")
+    assert_near(attnres.hf.load(saved / "again")(make_tokens()).logits, other(make_tokens()).logits)
+
+
+def test_a_folder_of_before_loads_and_is_converted(kept, saved, tmp_path):
+    """Options stood beside the name then."""
+    mark_as_before(saved, {"connection": "block", "options": {"block_size": 2, "total": True}})
+    again = attnres.hf.load(saved)
+    assert_near(again(make_tokens()).logits, kept.logits)
+    assert again.config.attnres == kept.model.config.attnres
+    with pytest.raises(UsageError, match="has a connection already; leave out full"):
+        convert(saved, tmp_path / "new", "full")
+    done = convert(saved, tmp_path / "new")
+    assert (done.connection, done.upgraded) == ("block:block_size=2,total=true", True) and done.difference < 1e-5
+    assert_near(AutoModelForCausalLM.from_pretrained(tmp_path / "new")(make_tokens()).logits, kept.logits)
+    assert AutoTokenizer.from_pretrained(tmp_path / "new")("a").input_ids
+    with pytest.raises(UsageError, match="has a connection already, and loads by itself"):
+        convert(tmp_path / "new", tmp_path / "newer")
+
+
+@pytest.mark.filterwarnings("ignore:.*does not start as the plain residual")
+def test_a_model_whose_text_part_has_a_configuration_of_its_own(tmp_path):
+    """And a connection with a buffer, which loading empties."""
+    model = attnres.hf.attach(small_model("gemma3", "AutoModelForImageTextToText"), "mhc-lite")
+    randomise(attnres.hf.connection_of(model))
+    model.save_pretrained(tmp_path)
+    tokens = torch.arange(5, 12)[None]
+    assert_near(attnres.hf.load(tmp_path)(input_ids=tokens).logits, model(input_ids=tokens).logits)
