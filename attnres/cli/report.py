@@ -4,11 +4,14 @@
     attnres report runs/ablate --out runs/page
     attnres report results/ladder-16.json --out runs/page
     attnres report --tables
+    attnres report --numbers
 
 Reads the JSON records that the lab's experiments (`attnres ablate`, `scaling`, `dynamics`, `prune` ..) wrote into a
 folder, under the names ablation.json, scaling.json, dynamics.json, prune.json .. and any others that they were given,
 or one of them, and writes OUT/results.html, a section for each, and OUT/figures/*.png. With --tables it prints all
-tables as one Markdown document, as it stands in docs/TABLES.md.
+tables as one Markdown document, as it stands in docs/TABLES.md. With --numbers it looks up the numbers that the
+documents cite (results/cited.toml), writes results/numbers.json and the tables of the pages, and says which lines have
+another number than they should.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from attnres.cli._terminal import working
 from attnres.errors import UsageError
 from attnres.lab import experiments
 from attnres.lab.document import tables_page
+from attnres.lab.numbers import CITED, Cited
 from attnres.lab.page import PAGE, TITLE, figure_names, read_records, write_results
 
 
@@ -31,6 +35,7 @@ def command(
     results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS")] = Path("results"),
     out: Path = Path("report"),
     tables: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    numbers: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Report.
 
@@ -38,7 +43,10 @@ def command(
         results: The folder of the records, or the file of one.
         out: Where to write.
         tables: Print the tables as Markdown and write nothing.
+        numbers: Look up the documents' numbers, and write nothing but them.
     """
+    if numbers:
+        return _look_up(results)
     if not tables:
         check_output_folder("--out", out)
     if not results.exists():
@@ -63,3 +71,13 @@ def command(
         page = write_results(records, out)
     print_line(console, f"{', '.join(records)}: {page}")
     return 0
+
+
+def _look_up(results: Path) -> int:
+    if not (results / CITED).is_file():
+        raise UsageError(f"{results}: no {CITED} there, which says what the documents cite")
+    cited = Cited(results)
+    cited.write()
+    faults = cited.faults()
+    print(*faults, f"{len(cited.numbers)} numbers, {len(faults)} faults", sep="\n")
+    return 1 if faults else 0

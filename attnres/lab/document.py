@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.lab import experiments
+from attnres.lab.numbers import record_hash
 from attnres.lab.page import section_facts, section_title
 from attnres.lab.record import THE_DEFAULT_THEN, Record
 from attnres.texttable import TextTable, visible
@@ -16,8 +17,9 @@ HEAD = """\
 # All tables
 
 `attnres report --tables > docs/TABLES.md` writes this page from the records in [results/](../results).
-A test holds it to them.
-[RESULTS.md](RESULTS.md) says what the numbers mean, [EVIDENCE.md](EVIDENCE.md) at length."""
+The hash of each record says whether its section is still its own.
+[RESULTS.md](RESULTS.md) says what the numbers mean, [EVIDENCE.md](EVIDENCE.md) at length.
+Its head has the commit in which `recipes/ladder`, `recipes/ladder.sh` and `recipes/rules` are."""
 
 OTHER_RUNS = "other-runs.json"
 """Tables of runs from before there were records, copied once from what the commands printed."""
@@ -34,16 +36,22 @@ Two cores of an AMD EPYC (virtual), no GPU, 2026-11-20."""
 
 def tables_page(records: Mapping[str, Record], folder: Path) -> str:
     """All tables of the records by name, then those of OTHER_RUNS in the folder, if it is there. Markdown."""
-    sections = [_section(name, record) for name, record in records.items()]
+    files = {name: folder / f"{name}.json" if folder.is_dir() else folder for name in records}
+    sections = [_section(name, record, files[name]) for name, record in records.items()]
     if (folder / OTHER_RUNS).exists():
         others = json.loads((folder / OTHER_RUNS).read_text(encoding="utf-8"))
-        sections += [OTHER_HEAD, *(_other_section(other) for other in others)]
+        sections += [f"{OTHER_HEAD}\n\n{_hash(folder / OTHER_RUNS)}", *map(_other_section, others)]
     return visible("\n\n".join([HEAD, *sections]), keep="\n") + "\n"
 
 
-def _section(name: str, record: Record) -> str:
+def _hash(path: Path) -> str:
+    return f"- sha256 of results/{path.name}: {record_hash(path.read_text(encoding='utf-8'))}"
+
+
+def _section(name: str, record: Record, path: Path) -> str:
     experiment, title = experiments()[record.kind], section_title(name, record)
     facts = "\n".join(f"- {fact}: {value}" for fact, value in section_facts(name, record).items())
+    facts = f"{facts}\n{_hash(path)}"
     tables = (f"### {table.title}\n\n{_markdown(table)}" for table in experiment.tables(record))
     return "\n\n".join([f"## {title}", experiment.question, *tables, "### Where this comes from", facts])
 
