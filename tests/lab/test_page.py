@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from attnres.analysis.powerlaw import Point, read_points
+from attnres.analysis.powerlaw import Point
 from attnres.cli import main
 from attnres.errors import UsageError
 from attnres.lab import experiments
 from attnres.lab.ablation import figures as ablation_figures
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.document import tables_page
-from attnres.lab.dynamics.claims import embedding_excess_at_start
-from attnres.lab.dynamics.record import DynamicsRecord
 from attnres.lab.experiment import Picture
 from attnres.lab.page import read_records, write_results
-from attnres.lab.record import read_record
 from attnres.lab.scaling.figures import scaling_fit, scaling_law
 from attnres.lab.scaling.fit import iso_flop_curves
 from attnres.lab.scaling.record import ScalingRecord
@@ -81,7 +75,7 @@ def test_one_record_is_drawn_from_its_file(results, tmp_path, capsys):
     assert {path.name for path in (tmp_path / "out" / "figures").iterdir()} == {"mine-scaling.png"}
     one.write_text('{"kind": "bench"}')
     assert main(["report", str(one), "--out", str(tmp_path / "out")]) == 2
-    assert "mine.json: no record of an experiment; give a file that one has written" in capsys.readouterr().err
+    assert "mine.json: no record of an experiment" in capsys.readouterr().err
 
 
 def test_a_damaged_record_of_any_name_is_named(results, capsys):
@@ -90,11 +84,12 @@ def test_a_damaged_record_of_any_name_is_named(results, capsys):
     assert "ladder-16.json: a damaged record of scaling, with nothing under 'arms'" in capsys.readouterr().err
     (results / "ladder-16.json").write_text(json.dumps(scaling())[:-9])
     assert main(["report", str(results)]) == 2
-    assert re.search(r"ladder-16.json: not valid JSON \(.*\); put a copy back, or", capsys.readouterr().err)
-    once = scaling()
-    (results / "ladder-16.json").write_text(json.dumps(once | {"runs": [*once["runs"], once["runs"][0]]}))
+    assert "ladder-16.json: not valid JSON" in capsys.readouterr().err
+    damaged = scaling()
+    del damaged["runs"][3]["loss"]  # of a run that is done: it would be left out of a mean in silence
+    (results / "ladder-16.json").write_text(json.dumps(damaged))
     assert main(["report", str(results)]) == 2
-    assert "seed 0 2 times under 'runs'" in capsys.readouterr().err
+    assert "no loss of a run that is done in runs[3]" in capsys.readouterr().err
 
 
 def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
@@ -112,23 +107,7 @@ def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
     ]
 
 
-def test_the_papers_mark_is_in_the_legend_where_an_arm_has_one():
-    record = ablation()
-    labels = {}
-    for name, arms in (
-        ("paper's", {}),
-        ("ours", {"full": "rms-full", "block:heads=2": "rms-block", "highway": "mine"}),
-    ):
-        cells = [cell | {"arm": arms.get(cell["arm"], cell["arm"])} for cell in record["cells"]]
-        drawn = ablation_figures.differences(parsed(AblationRecord, record | {"cells": cells}))
-        (legend,) = drawn.legends
-        labels[name] = {text.get_text().split(" (")[0] for text in legend.get_texts()}
-    assert labels["paper's"] == {"one seed", "mean ± standard error", "paper"}
-    assert labels["ours"] == {"one seed", "mean ± standard error"}
-
-
-@pytest.mark.parametrize("narrow", [False, True])
-def test_names_of_any_length_stay_inside_the_figure(narrow):
+def test_names_of_any_length_stay_inside_the_figure():
     record = ablation()
     name = "recipes/rules/candidates.py:RMSLayer:" + "block_size=16,keen=4,start=1,raw=true"
     (scale, *_), arms = record["embedding_stds"], {"full": name}
@@ -136,7 +115,7 @@ def test_names_of_any_length_stay_inside_the_figure(narrow):
         cell | {"arm": arms.get(cell["arm"], cell["arm"])} for cell in record["cells"] if cell["embedding_std"] == scale
     ]
     record["embedding_stds"] = [scale]
-    drawn = ablation_figures.differences(parsed(AblationRecord, record), narrow)
+    drawn = ablation_figures.differences(parsed(AblationRecord, record), narrow=True)
     drawn.draw_without_rendering()
     width = drawn.bbox.width
     first = drawn.axes[0]
@@ -187,12 +166,11 @@ def test_rates_are_compared_on_the_seeds_they_share():
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("count", [1, 33])
-@pytest.mark.parametrize("options", ["pending=normalised", "heads=4,value_norm=true,pending=normalised,block_size="])
-def test_long_names_leave_room_for_rates(count, options):
+@pytest.mark.parametrize("count", [1, pytest.param(33, marks=pytest.mark.slow)])
+def test_long_names_leave_room_for_rates(count):
     """Where there was none, cells clipped the sign of what stands in them, or the layout was given up."""
     record = ablation()
-    arms = [f"rms-block:{options}{n}" for n in range(10, 10 + count)]
+    arms = [f"rms-block:heads=4,value_norm=true,pending=normalised,block_size={n}" for n in range(10, 10 + count)]
     record["cells"] = [record["cells"][0] | {"arm": arm, "embedding_std": 1.0} for arm in arms]
     figure = ablation_figures.tuning(parsed(AblationRecord, record))
     assert figure is not None
@@ -211,15 +189,7 @@ def test_a_learning_rate_that_was_not_tuned_has_no_figure(tmp_path):
     assert page.count("<figure>") == 1
 
 
-def test_losses_close_to_each_other_have_ticks_that_differ():
-    figure = scaling_fit(read_points(ROOT / "results" / "paper-scaling.csv"), "PFLOP/s-days")
-    png(figure)
-    axis = figure.axes[0].yaxis
-    labels = [tick.label1.get_text() for tick in (*axis.get_major_ticks(), *axis.get_minor_ticks())]
-    shown = [label for label in labels if label]
-    assert len(shown) > 3 and len(set(shown)) == len(shown)
-
-
+@pytest.mark.slow
 def test_a_browser_shows_it_whole(results, tmp_path, browser):
     main(["report", str(results), "--out", str(tmp_path / "report")])
     browser.get((tmp_path / "report" / "results.html").as_uri())
@@ -243,12 +213,10 @@ TOO_LARGE = 10**400
 @pytest.mark.parametrize(
     ("name", "path", "value", "message"),
     [
-        ("prune", ["hours"], TOO_LARGE, "with 10+ under 'hours'"),
         ("prune", ["runs", 0, "added"], [0.5], "with 1 of [0-9]+ sublayers of [a-z]+, seed [0-9]+"),
         ("scaling", ["runs", 0, "tokens"], TOO_LARGE, r"with 10+ under 'runs\[0\].tokens'"),
         ("retrofit", ["fractions", 0], 3.0, "with no run of the fraction 3"),
         ("retrofit", ["runs", 0, "seed"], 77, "with no plain model of residual, seed 77"),
-        ("retrofit", ["arms", 1, "name"], "x", "with no arm of x0, seed 1000"),
         ("probes", ["runs", 0, "right"], [0.5], "with 1 of 6 tasks of block, seed 0"),
     ],
 )
@@ -263,40 +231,12 @@ def test_a_record_whose_parts_do_not_fit_is_refused(name, path, value, message, 
         read_records(tmp_path)
 
 
-def test_a_share_of_nothing_has_no_logarithm():
-    record = read_record(ROOT / "results" / "dynamics.json", DynamicsRecord)
-    run = next(run for run in record.arms[1].runs if run.done)
-    nothing = replace(run, moments=(replace(run.moments[0], embedding_share=0.0), *run.moments[1:]))
-    assert embedding_excess_at_start(nothing) < -20
-
-
 def test_no_name_reaches_the_terminal_as_it_is(tmp_path):
     hostile = "full\x1b[2J\n"
     table = {"title": hostile, "command": hostile, "columns": [hostile], "rows": [[hostile]], "note": hostile}
     (tmp_path / "other-runs.json").write_text(json.dumps([table]))
     document = tables_page({}, tmp_path)
     assert "\x1b" not in document and "| full␛[2J⏎ |\n|---|\n| full␛[2J⏎ |\n" in document
-
-
-def test_a_reader_that_has_seen_enough_is_no_error(results):
-    command = f"{sys.executable} -m attnres report {results} --tables"
-    piped = subprocess.run(["bash", "-c", f"set -o pipefail; {command} | true"], capture_output=True, text=True)
-    assert (piped.returncode, piped.stderr) == (141, "making the tables ..\n")
-
-
-def test_bad_folders_are_one_line(tmp_path, capsys):
-    assert main(["report", str(tmp_path)]) == 2
-    assert "no ablation.json" in capsys.readouterr().err
-    (tmp_path / "ablation.json").write_text("{")
-    assert main(["report", str(tmp_path)]) == 2
-    (tmp_path / "ablation.json").write_text(json.dumps({"kind": "scaling"}))
-    assert main(["report", str(tmp_path)]) == 2
-    for damage in ({"kind": "ablation"}, ablation() | {"cells": []}):
-        (tmp_path / "ablation.json").write_text(json.dumps(damage))
-        assert main(["report", str(tmp_path)]) == 2
-    errors = capsys.readouterr().err
-    assert "not valid JSON" in errors and "not a record of ablation" in errors and errors.count("\n") == 4
-    assert "with nothing under 'command'" in errors and "with nothing under 'cells'" in errors
 
 
 def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path, monkeypatch):
@@ -308,14 +248,6 @@ def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path, monkey
     with pytest.raises(KeyError):
         write_results(records, tmp_path / "page")
     assert not (tmp_path / "page").exists()
-
-
-def test_a_run_that_is_done_and_has_no_loss_is_named(results, capsys):
-    damaged = scaling()
-    del damaged["runs"][3]["loss"]
-    (results / "scaling.json").write_text(json.dumps(damaged))
-    assert main(["report", str(results)]) == 2
-    assert "a damaged record of scaling, with no loss of a run that is done in runs[3]" in capsys.readouterr().err
 
 
 def test_ticks_of_a_loss_say_where_they_stand():

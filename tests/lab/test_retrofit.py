@@ -20,6 +20,7 @@ from attnres.lab.retrofit.record import RetrofitRecord
 from attnres.lab.retrofit.tables import retrofit_tables
 from attnres.lab.tuning import beyond, choose
 from attnres.train.sweep import JobState
+from tests.lab.conftest import several_fast
 from tests.lab.sample import parsed
 
 SHARES = (0.05, 1.0)
@@ -116,29 +117,6 @@ def test_the_loss_before_is_of_the_plain_models_that_are_done():
     assert "over seeds. lr:" in first.note
 
 
-def test_all_rates_of_an_arm_are_listed():
-    data = retrofit({})
-    data["runs"][0]["factor"] = 1.0
-    first, *_ = retrofit_tables(parsed(RetrofitRecord, data))
-    assert first.rows[0][3] == "x0.5, x1*"
-
-
-def test_nothing_shown_is_no_table():
-    data = retrofit({})
-    for one in data["runs"]:
-        one["status"] = "done" if one["arm"] == "residual" else "failed"
-    titles = [table.title for table in retrofit_tables(parsed(RetrofitRecord, data))]
-    assert titles == ["After 5% more: 5 steps", "After 100% more: 100 steps", "What the arms are and cost"]
-
-
-def test_a_rate_is_said_to_be_chosen_where_it_was():
-    data = retrofit({})
-    first, *_ = retrofit_tables(parsed(RetrofitRecord, data))
-    assert "chosen on a seed of its own" in first.note
-    first, *_ = retrofit_tables(parsed(RetrofitRecord, data | {"tuning": []}))
-    assert first.note.endswith("lr: multiple of the rates of the plain model's training.")
-
-
 def test_rates_that_print_alike_are_arms_apart():
     names = [parse_arm(f"block@{rate}").name for rate in ("1", "1.0000001", "10", "0.5")]
     assert names == ["block@1", "block@1.0000001", "block", "block@0.5"]
@@ -166,7 +144,7 @@ def test_training_that_makes_a_model_worse_counts(ended, status, monkeypatch, tm
     assert worse.status == "diverged", "what was read stays as it was"
 
 
-@pytest.mark.parametrize("arm", ["block", "full", "rms-block", "delta:block_size=4", "x0"])
+@pytest.mark.parametrize("arm", several_fast(["block", "full", "rms-block", "delta:block_size=4", "x0"], "block", "x0"))
 def test_the_models_are_those_of_attach(arm):
     """transformers' own llama, attached to, has the logits and the gradients of the model that is trained here."""
     pytest.importorskip("transformers")

@@ -56,8 +56,8 @@ def losses_around(optimum: dict[tuple[str, str], float], runs: list[Planned]) ->
 def test_a_size_may_have_its_own_tokens_per_parameter():
     assert [size.name for size in a_plan().sizes] == ["1x16", "2x16", "2x32", "2x64"]
     assert [size.tokens_per_parameter for size in a_plan().sizes] == [None, None, None, 3.0]
-    for text in ("16x60", "16x64@", "16x64@0", "x64", "16x64@-1"):
-        with pytest.raises(UsageError, match="write LAYERSxDIM such as 16x64"):
+    for text in ("16x60", "16x64@0"):
+        with pytest.raises(UsageError, match="write LAYERSxDIM"):
             parse_size(text)
     with pytest.raises(UsageError, match="each LAYERSxDIM once"):
         a_plan(sizes=("1x16", "2x16", "2x32", "2x32@3"))
@@ -65,7 +65,7 @@ def test_a_size_may_have_its_own_tokens_per_parameter():
 
 def test_a_grid_needs_two_smallest_sizes_of_different_parameters():
     sizes = ("1x32", "4x16", "2x32")
-    with pytest.raises(UsageError, match="two smallest, 1x32 and 4x16, must differ in parameters: rates go on along"):
+    with pytest.raises(UsageError, match="two smallest, 1x32 and 4x16, must differ in parameters"):
         a_plan(sizes=sizes)
     assert len(a_plan(sizes=sizes, grid=(1.0,)).sizes) == 3
 
