@@ -73,7 +73,7 @@ class Cited:
 
     def with_tables(self, page: str) -> str:
         """The page with its tables as the records have them."""
-        return TABLE.sub(lambda found: f"{found[1]}{self._table(found[2])}\n{found[3]}", page)
+        return TABLE.sub(lambda found: f"{found[1]}\n{self._table(found[2])}\n\n{found[3]}", page)
 
     def write(self) -> None:
         """Write numbers.json and the tables of the pages."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,12 @@ def change(path: str, old: str, new: str) -> list[str]:
 
 def test_the_documents_numbers_are_the_records():
     assert Cited(ROOT / "results").faults() == []
+
+
+def test_every_record_has_its_section_of_tables():
+    told = re.findall(r"^- sha256 of results/(\S+): ", (ROOT / "docs" / "TABLES.md").read_text(encoding="utf-8"), re.M)
+    records = [path.name for path in (ROOT / "results").glob("*.json") if '"kind"' in path.read_text()[:100]]
+    assert sorted(told) == sorted([*records, "other-runs.json"])
 
 
 def test_what_is_right_has_no_fault_and_is_looked_up(project, capsys):
