@@ -1,0 +1,49 @@
+import contextlib
+import io
+import runpy
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+from attnres.bench import curves, gpu, operator, readers
+
+
+@pytest.fixture(autouse=True)
+def nothing_large(monkeypatch, request):
+    """Nothing is compiled, the bandwidth is not measured, and fla, whose import takes seconds, is a stand-in."""
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    for module in (operator, gpu, curves):
+        monkeypatch.setattr(module, "copy_bandwidth", lambda *_: 1e10)
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setitem(readers._LOADERS, "fla-core", lambda _: readers.stacked)
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """What starts `python -m MODULE` or `python -c TEXT` runs it here: importing torch again takes seconds.
+
+    Returns a list of the environments that were given.
+    """
+    environments = []
+
+    def run(command, *, env=None, **_):
+        environments.append(env)
+        (kind, what), arguments = command[1:3], command[3:]
+        output, given = io.StringIO(), sys.argv
+        try:
+            sys.argv = [what, *arguments]
+            with contextlib.redirect_stdout(output), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # runpy warns that the module is imported already
+                if kind == "-m":
+                    runpy.run_module(what, run_name="__main__")
+                else:
+                    exec(what, {})
+        finally:
+            sys.argv = given
+        return subprocess.CompletedProcess(command, 0, output.getvalue())
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return environments
