@@ -25,7 +25,7 @@ GRACE = 60.0
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """One server imports torch once and forks all processes, before it has any thread."""
-CONTEXT.set_forkserver_preload(["attnres.parallel.pipeline", "attnres.train.loop", "tests.parallel.ranks"])
+CONTEXT.set_forkserver_preload(["pytest", "attnres.cli.train", "attnres.train.distributed", "tests.parallel.ranks"])
 
 
 class Ranks:

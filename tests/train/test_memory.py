@@ -19,9 +19,9 @@ def held(size: int) -> None:
 def test_peak_counts_what_was_held_in_between_and_nothing_before():
     held(48 * 2**20)  # before
     peak = PeakMemory(torch.device("cpu"))
-    assert peak.bytes() < 2**22
+    assert peak.bytes() < 16 * 2**20
     held(32 * 2**20)  # and given back at once
-    assert 30 * 2**20 < peak.bytes() < 40 * 2**20
+    assert 24 * 2**20 < peak.bytes() < 40 * 2**20
 
 
 @pytest.mark.parametrize(("dim", "message"), [(2**20, "this machine has"), (10**9, "a matrix of more than")])
@@ -37,6 +37,7 @@ def test_a_batch_larger_than_memory_is_refused():
     check_fits(TransformerConfig(), rows=64)
 
 
+@pytest.mark.slow
 def test_a_backbone_of_its_own_default_size_says_what_makes_it_smaller():
     pytest.importorskip("transformers")
     with pytest.raises(UsageError, match=r"or less in --model\.backbone-options"):

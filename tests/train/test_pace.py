@@ -1,10 +1,9 @@
 """The pace of a run: how long its steps take, what they wait for, their share of the processor's peak."""
 
 import pytest
-import torch
 
 from attnres.train import read_metrics, train
-from attnres.train.pace import product_speed, range_over_parts
+from attnres.train.pace import range_over_parts
 
 
 def test_a_checkpoint_comes_with_the_pace_of_the_process(make_config, tmp_path, monkeypatch):
@@ -28,8 +27,3 @@ def test_a_busy_stretch_shows_in_the_range_over_parts():
     assert range_over_parts([1.0] * 12 + [2.0] * 6 + [1.0] * 2) == [1.0, 2.0]
     assert range_over_parts([1.0, 3.0, 2.0, 2.0, 2.0]) == [1.0, 3.0]
     assert range_over_parts([1.0, 3.0]) is None, "too few to have parts"
-
-
-def test_the_speed_of_products_is_that_of_the_processor():
-    """Slower than a rate that no processor has per thread, faster than one in plain Python."""
-    assert 1e8 < product_speed(torch.device("cpu"), "float32") < 1e13

@@ -13,7 +13,7 @@ RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.py"))
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_shipped_recipes(path):
     assert isinstance(load_recipe(path), RunConfig)
-    docstring = path.read_text().split('"""')[1]
+    docstring = path.read_text(encoding="utf-8").split('"""')[1]
     assert f"recipes/{path.name}" in docstring, "a recipe's docstring gives its command"
 
 
@@ -69,14 +69,9 @@ DATA = (
     "content, message",
     [
         ("x = 1", "must define config"),
-        ("config = {}", "must define config"),
         ("def (", "SyntaxError"),
-        ("import nothing_of_this_name", "ModuleNotFoundError"),
         ("import sys\nsys.exit(0)", "the recipe fails with SystemExit: 0"),
-        ("from attnres.train import RunConfig\nconfig = RunConfig(steps=0)", "steps"),
-        (f"{DATA}DataConfig(paths=(Path('a'),)))", "field data.paths must be str, not PosixPath"),
-        (f"{DATA}DataConfig(paths='a'))", r"paths must be a tuple of files or folders, such as \('a',\), not a string"),
-        (f"{DATA}DataConfig(cache=Path('a')))", "field data.cache must be str"),
+        (f"{DATA}DataConfig(paths='a'))", "paths must be a tuple of files or folders"),
         (f"{DATA}DataConfig(), start_from=Path('a'))", "field start_from must be str"),
         (f"{DATA}DataConfig(), optimizer=OptimizerConfig(lr=np.float32(0.01)))", "field optimizer.lr must be float"),
     ],
@@ -86,11 +81,3 @@ def test_bad_recipe(tmp_path, content, message):
     file.write_text(content)
     with pytest.raises(UsageError, match=message):
         load_recipe(file)
-
-
-def test_no_recipe(tmp_path):
-    with pytest.raises(UsageError, match="no such recipe"):
-        load_recipe(tmp_path / "none.py")
-    (tmp_path / "text.txt").write_text("config = 1")
-    with pytest.raises(UsageError, match="Python file"):
-        load_recipe(tmp_path / "text.txt")

@@ -115,12 +115,16 @@ def test_a_rule_that_is_edited_while_its_runs_train_is_noticed_when_they_are_don
     config = make_config(steps=1, model={"connection": f"{file}:Scaled"})
     connection_class(config.model.connection)  # as a command does that checks its arms
     jobs = [Job("seed 0", config, tmp_path / "seed-0")]
-    launch = sweep._launch
+    popen = subprocess.Popen
 
-    def edited(*arguments):
+    def edited(command, **how):
+        """A worker reads the file as it is now; here in this process, and one that does nothing ends well."""
+        monkeypatch.setattr(subprocess, "Popen", popen)
         file.write_text(f"{RULE}\n# edited\n")
-        return launch(*arguments)
+        forget_rules()
+        train(config, jobs[0].folder)
+        return popen([sys.executable, "-c", ""], **how)
 
-    monkeypatch.setattr(sweep, "_launch", edited)
+    monkeypatch.setattr(sweep.subprocess, "Popen", edited)
     with pytest.raises(UsageError, match=r"seed-0 is not of the text that this command began with"):
         run_jobs(jobs, 1)
