@@ -234,9 +234,9 @@ def test_a_lock_is_refused_or_waited_for(tmp_path):
         with pytest.raises(UsageError, match="taken"), locked(tmp_path / ".lock", taken=refuse):
             raise AssertionError
         waiting.start()
-        assert inside.wait(10)
+        assert inside.wait(120)
         order.append("first")
-    waiting.join(10)
+    waiting.join(120)
     assert order == ["first", "second"]
 
 

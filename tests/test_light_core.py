@@ -1,7 +1,8 @@
-"""What torch and numpy alone are enough for, and what is said where more is needed."""
+"""What torch and numpy alone are enough for, what is said where more is needed, and what help does without."""
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -15,17 +16,28 @@ from attnres.cli import command_names
 from attnres.errors import LAB
 
 ROOT = Path(__file__).parents[1]
+SLOW = {"matplotlib", "numpy", "scipy", "torch", "transformers"}
+"""What takes a part of a second, or seconds, to import."""
+
+SLOW_HELP = {"compare", "report"}
+"""Commands whose options come from modules that import more than they need; to become empty."""
+
 OF_TORCH = {"filelock", "jinja2"}  # installed with it
 HEAVY = {*LAB, "accelerate", "datasets", "lm_eval", "tokenizers", "transformers"} - OF_TORCH
 
 BLOCKED = f"""
 import sys
 
+asked = set()
+
 class WithoutHeavy:
     def __init__(self, finder):
         self.finder = finder
     def find_spec(self, name, *rest):
-        return None if name.partition(".")[0] in {HEAVY!r} else self.finder.find_spec(name, *rest)
+        if (module := name.partition(".")[0]) in {HEAVY!r}:
+            asked.add(module)
+            return None
+        return self.finder.find_spec(name, *rest)
     def __getattr__(self, name):
         return getattr(self.finder, name)
 
@@ -36,37 +48,55 @@ USE = """
 import torch
 import attnres
 
+asked.clear()
 attnres.depth_attention([torch.randn(2, 3, 8)], torch.randn(8))
 x = torch.randn(2, 3, 8)
 sublayers = [torch.nn.Linear(8, 8) for _ in range(4)]
 for name in attnres.connection_names():
     attnres.mixing_matrix(attnres.make_connection(name, 8, 4), x, sublayers)
+print(sorted(asked))
+for missing in ("attnres.plot_depth_matrix", "import attnres.hf"):
+    try:
+        exec(missing)
+    except ImportError as error:
+        print(error)
 """
 
 
-def python(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+def python(code: str, *arguments: str) -> list[str]:
+    """The lines that this program prints, on either stream."""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout.splitlines()
 
 
-def test_connections_and_operators_need_torch_and_numpy_alone():
-    done = python(BLOCKED + USE)
-    assert done.returncode == 0, done.stderr
-
-
-def test_importing_them_imports_nothing_heavy():
-    done = python(f"{USE}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})")
-    assert done.returncode == 0, done.stderr
-    imported = set(done.stdout.split())
-    assert "attnres" in imported and not imported & HEAVY
+def test_connections_and_operators_need_torch_and_numpy_alone_and_the_rest_says_what_it_needs():
+    """Without the modules of all extras, which nothing here even asks for, were they there."""
+    asked, figure, transformers = python(BLOCKED + USE)[-3:]
+    assert asked == "[]"
+    assert re.search(r"attnres\.plot_depth_matrix needs \w+; .* pip install -e '\.\[lab\]'$", figure)
+    assert transformers.startswith("attnres.hf needs safetensors") and transformers.endswith("pip install -e '.[hf]'")
 
 
 def test_every_command_without_the_lab_says_in_one_line_what_to_install():
-    calls = f"from attnres.cli import main\nfor name in {command_names()!r}: print(main([name]))"
-    done = python(BLOCKED + calls)
-    assert done.stdout.split() == ["2"] * len(command_names())
-    lines = done.stderr.splitlines()
-    assert len(lines) == len(command_names())
-    assert all(line.endswith("pip install -e '.[lab]'") and "tyro" in line for line in lines)
+    calls = "from attnres.cli import command_names, main\n"
+    calls += "for name in [*command_names(), '--version', '--help']: print(main([name]), flush=True)\n"
+    lines = python(BLOCKED + calls)
+    refused, shown = lines[: 2 * len(command_names())], lines[2 * len(command_names()) :]
+    assert set(refused[1::2]) == {"2"} and shown[1] == "0" == shown[-1]
+    assert all(line.endswith("pip install -e '.[lab]'") and "tyro" in line for line in refused[::2])
+
+
+def test_help_imports_nothing_that_takes_its_time():
+    """Nor does the default of an option. By what was imported, and by no clock."""
+    calls = "import sys\nfrom attnres.cli import main\n"
+    calls += "for name in sys.argv[1:]:\n    try: main([name, '--help'])\n    except SystemExit: pass\n"
+    calls += f"    print('imported:', name, *{SLOW!r} & set(sys.modules))"
+    names = [name for name in command_names() if name not in SLOW_HELP]
+    imported = [line.split()[1:] for line in python(calls, *names) if line.startswith("imported:")]
+    assert imported == [[name] for name in names]
 
 
 def test_everything_at_the_top_level_is_there():
@@ -76,21 +106,11 @@ def test_everything_at_the_top_level_is_there():
         attnres.depth_profil  # noqa: B018
 
 
-def test_what_needs_the_lab_says_so():
-    done = python(f"{BLOCKED}\nimport attnres\nattnres.plot_depth_matrix")
-    last = done.stderr.splitlines()[-1]
-    assert re.search(r"attnres\.plot_depth_matrix needs \w+; .* pip install -e '\.\[lab\]'$", last)
-
-
-def test_transformers_side_says_what_to_install():
-    last = python(f"{BLOCKED}\nimport attnres.hf").stderr.splitlines()[-1]
-    assert last.startswith("ImportError: attnres.hf needs safetensors") and last.endswith("pip install -e '.[hf]'")
-
-
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_and_version_need_no_lab(option):
-    done = python(f"{BLOCKED}\nfrom attnres.cli import main\nsys.exit(main([{option!r}]))")
-    assert done.returncode == 0 and done.stdout
+@pytest.mark.parametrize("package", ["analysis", "connections", "data", "model", "model.backbones", "report", "train"])
+def test_a_package_has_all_that_it_says_it_has(package):
+    """Its names come on first use: one that its module lacks would be noticed by its first user alone."""
+    module = importlib.import_module(f"attnres.{package}")
+    assert all(getattr(module, name) is not None for name in module.__all__)
 
 
 def test_the_extra_is_what_commands_look_for():

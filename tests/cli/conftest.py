@@ -1,14 +1,15 @@
 from __future__ import annotations
 
-import os
+import io
 import random
-import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from pathlib import Path
 
 import pytest
 
+from attnres.cli import main
 from attnres.connections import _files
 from attnres.train import train
 from attnres.train.loop import Diverged
@@ -20,8 +21,11 @@ TINY = [
 ]
 
 
+COMPARED = ("residual", "block:block_size=2")
+
+
 def run_jobs_here(jobs, workers, watch):
-    """`run_jobs` in this process: a worker takes seconds to start, and the tests of compare have real ones."""
+    """`run_jobs` in this process: a worker takes seconds to start; test_processes.py has real ones."""
     states = [JobState(job) for job in jobs]
     for state in states:
         try:
@@ -67,27 +71,23 @@ def corpus(tmp_path_factory) -> list[str]:
 
 
 @pytest.fixture(scope="session")
-def attnres():
-    """Run the command line as a user does: in a process of its own. Returns code, stdout and stderr."""
-
-    def call(*arguments: str | Path, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [sys.executable, "-m", "attnres", *map(str, arguments)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "160"},
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            stdin=subprocess.DEVNULL,
-        )
-
-    return call
-
-
-@pytest.fixture(scope="session")
-def comparison(attnres, corpus, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
-    """A finished comparison of two tiny arms and its output."""
+def comparison(corpus, tmp_path_factory) -> tuple[Path, str]:
+    """A finished comparison of two tiny arms with two seeds, which no test may change, and what the command said."""
     out = tmp_path_factory.mktemp("comparison")
-    arms = ["residual", "block:block_size=2"]
-    done = attnres("compare", *arms, "--seeds", "2", "--out", out, *TINY, *corpus)
-    assert done.returncode == 0, done.stderr
-    return out, done
+    said = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
+        patch.setenv("COLUMNS", "160")
+        patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
+        assert main(["compare", *COMPARED, "--seeds", "2", "--out", str(out), *TINY, *corpus]) == 0
+    return out, said.getvalue()
+
+
+@pytest.fixture
+def trained_here(monkeypatch) -> None:
+    monkeypatch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
+
+
+@pytest.fixture
+def no_page(monkeypatch) -> None:
+    """Drawing a page takes longer than these runs; tests/lab draws those of every experiment."""
+    monkeypatch.setattr("attnres.cli._experiment.write_results", lambda records, out: out / "results.html")

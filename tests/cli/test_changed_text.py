@@ -23,7 +23,7 @@ def change(text):
         file.write_text(file.read_text().upper())
 
 
-@pytest.mark.parametrize("tokenizer", ["bytes", "bpe:280"])
+@pytest.mark.parametrize("tokenizer", ["bytes", pytest.param("bpe:280", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("command", "keeps", "page"), [("compare", ["comparison.json"], "report.html"), ("dynamics", [], "results.html")]
 )

@@ -23,23 +23,22 @@ def plain(tmp_path):
     return tmp_path / "plain"
 
 
-def test_convert(attnres, plain, tmp_path):
+def test_convert(plain, tmp_path, capsys):
     target = tmp_path / "attached"
     options = ("--connection", "block:block_size=3,eps=1e-5")
-    done = attnres("convert", plain, target, *options)
-    assert done.returncode == 0, done.stderr
-    assert "576 parameters in 18 tensors added to" in done.stdout and "differ by at most" in done.stdout
+    assert main(["convert", str(plain), str(target), *options]) == 0
+    said = capsys.readouterr().out
+    assert "576 parameters in 18 tensors added to" in said and "differ by at most" in said
     assert {f.name for f in target.iterdir()} == {*(f.name for f in plain.iterdir()), "modeling_attnres.py"}
     assert sorted(f.name for f in tmp_path.iterdir()) == ["attached", "plain"]
     model, tokens = hf.load(target), make_tokens()
     assert (hf.connection_of(model).block_size, hf.connection_of(model).options.eps) == (3, 1e-5)
     torch.testing.assert_close(model(tokens).logits, make_model("llama")(tokens).logits, rtol=1e-4, atol=1e-5)
 
-    again = attnres("convert", plain, target)
-    assert again.returncode == 2 and again.stderr == f"attnres: {target} exists; give a new folder\n"
-    other = attnres("convert", plain, tmp_path / "other", "--connection", "mhc")
-    assert other.returncode == 2 and "the logits would differ by" in other.stderr
-    assert "Traceback" not in other.stderr
+    assert main(["convert", str(plain), str(target)]) == 2
+    assert capsys.readouterr().err == f"attnres: {target} exists; give a new folder\n"
+    assert main(["convert", str(plain), str(tmp_path / "other"), "--connection", "mhc"]) == 2
+    assert "the logits would differ by" in capsys.readouterr().err
     assert sorted(f.name for f in tmp_path.iterdir()) == ["attached", "plain"]
 
 
@@ -64,6 +63,7 @@ def test_chat_templates_in_their_folder_are_kept(plain, tmp_path):
     assert not (tmp_path / "new" / "original").exists()
 
 
+@pytest.mark.slow
 def test_a_model_without_a_head_is_compared_by_what_it_returns(tmp_path):
     base = make_model("llama").model
     base.save_pretrained(tmp_path / "base")
@@ -75,7 +75,8 @@ def test_a_model_without_a_head_is_compared_by_what_it_returns(tmp_path):
         convert(tmp_path / "base", tmp_path / "other", "mhc")
 
 
-@pytest.mark.parametrize("size", [16, (16, 8)])
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [(16, 8)])
 def test_a_vision_model_is_compared_on_pixels(tmp_path, size):
     config = transformers.ViTConfig(image_size=size, patch_size=8, **SMALL)
     torch.manual_seed(0)
@@ -87,7 +88,8 @@ def test_a_vision_model_is_compared_on_pixels(tmp_path, size):
     torch.testing.assert_close(found, model(pixels).logits, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("positions", [1, 4])
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", [1])
 def test_few_positions_are_enough(tmp_path, positions):
     torch.manual_seed(0)
     config = transformers.GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=4, n_positions=positions)
@@ -134,16 +136,8 @@ def test_a_target_that_another_command_is_writing_or_has_written_stays(plain, tm
 @pytest.mark.parametrize(
     ("entry", "value", "message"),
     [
-        (
-            "num_hidden_layers",
-            "x",
-            "plain: cannot be loaded: TypeError: Field 'num_hidden_layers' expected int, got str",
-        ),
         ("hidden_act", "nope", "plain: cannot be loaded: nothing is known as 'nope'"),
-        ("num_attention_heads", 0, "plain: cannot be loaded: integer modulo by zero"),
-        ("dtype", "float99", "plain: cannot be loaded: "),
         ("architectures", [5], "architectures must name a class of transformers"),
-        ("architectures", 5, "architectures must name a class of transformers"),
     ],
 )
 def test_a_config_that_makes_no_model_is_one_line(plain, tmp_path, capsys, entry, value, message):
@@ -152,13 +146,10 @@ def test_a_config_that_makes_no_model_is_one_line(plain, tmp_path, capsys, entry
     assert main(["convert", str(plain), str(tmp_path / "new")]) == 2
     (said,) = capsys.readouterr().err.splitlines()
     assert message in said
-    (plain / "config.json").write_text("[" * 100_000)
-    assert main(["convert", str(plain), str(tmp_path / "new")]) == 2
-    assert "config.json: not valid JSON (nested too deeply)" in capsys.readouterr().err
     assert [f.name for f in tmp_path.iterdir()] == ["plain"]
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize("number", [float("nan")])
 def test_a_checkpoint_that_is_not_finite_itself_is_blamed_and_no_connection(plain, tmp_path, number):
     model = make_model("llama")
     with torch.no_grad():
@@ -176,14 +167,3 @@ def test_a_name_that_is_none_is_refused_before_the_weights_are_read(plain, tmp_p
     with pytest.raises(UsageError, match=r"unknown connection|has no option"):
         convert(plain, tmp_path / "new", connection, step=told.append)
     assert told == []
-
-
-@pytest.mark.parametrize(
-    ("options", "message"), [("block_size=99", "block_size 99 is more than"), ("size=1", "has no option 'size'")]
-)
-def test_bad_options_leave_nothing(plain, tmp_path, options, message):
-    with pytest.raises(UsageError, match=message):
-        convert(plain, tmp_path / "new", f"block:{options}")
-    assert [f.name for f in tmp_path.iterdir()] == ["plain"]
-    with pytest.raises(UsageError, match=r"no config\.json"):
-        convert(tmp_path / "nowhere", tmp_path / "new")

@@ -10,21 +10,23 @@ from attnres.cli import main
 from tests.evaluation.conftest import make_run, plain_run, run, tasks  # noqa: F401  fixtures
 
 
-def test_a_run_beside_its_twin(attnres, run, plain_run, tasks, tmp_path):  # noqa: F811
+def test_a_run_beside_its_twin(run, plain_run, tasks, tmp_path, capsys, monkeypatch):  # noqa: F811
     out = tmp_path / "scores.json"
-    done = attnres("eval", run, "--beside", plain_run, "--tasks", tasks["choice"], tasks["text"], "--out", out)
-    assert done.returncode == 0, done.stderr
-    assert "sums_choice" in done.stdout and "acc_norm ↑" in done.stdout and "bits_per_byte ↓" in done.stdout
-    assert f"scores: {out}" in done.stdout.replace("\n", "")
+    monkeypatch.setenv("COLUMNS", "160")
+    texts = [str(tasks[name]) for name in ("choice", "text")]
+    assert main(["eval", str(run), "--beside", str(plain_run), "--tasks", *texts, "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "sums_choice" in said and "acc_norm ↑" in said and "bits_per_byte ↓" in said
     record = json.loads(out.read_text())
     assert record["model"] == str(run) and record["beside"] == str(plain_run) and "lm-eval" in record["versions"]
     assert [score["metric"] for score in record["scores"]] == ["acc", "acc_norm", "bits_per_byte"]
     for score, other, difference in zip(record["scores"], record["others"], record["differences"], strict=True):
         assert difference["value"] == score["value"] - other["value"]
-        assert f"{score['value']:.4f} ±{score['error']:.4f}" in done.stdout
-        assert f"{difference['value']:+.4f}" in done.stdout
+        assert f"{score['value']:.4f} ±{score['error']:.4f}" in said
+        assert f"{difference['value']:+.4f}" in said
 
 
+@pytest.mark.slow
 def test_the_task_that_help_shows(run, tmp_path, monkeypatch):  # noqa: F811
     from attnres.cli import eval as command
 
@@ -69,6 +71,7 @@ def test_bad_input_is_one_line_before_anything_is_scored(
     assert message in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_scores_of_another_evaluation_are_not_replaced(run, tasks, tmp_path, capsys, monkeypatch):  # noqa: F811
     out = tmp_path / "scores.json"
     asked = ["eval", str(run), "--tasks", str(tasks["choice"]), "--limit", "2", "--out", str(out)]

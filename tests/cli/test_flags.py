@@ -45,19 +45,9 @@ LONG = "99999999999999999999"
     "arguments",
     [
         ["train", "--steps", LONG],
-        ["train", "--batch-size", LONG],
-        ["train", "--accumulate", LONG],
         ["train", "--validation-tokens", LONG],
-        ["train", "--model.vocab-size", LONG],
-        ["train", "--model.layers", "1000000"],
-        ["train", "--model.context", LONG],
-        ["train", "--model.dim", LONG],
         ["train", "--pipeline", LONG],
         ["compare", "--seeds", LONG],
-        ["compare", "--workers", LONG],
-        ["ablate", "--seeds", LONG],
-        ["ablate", "--model.dim", LONG],
-        ["dynamics", "--batch-size", LONG],
         ["ablate", "--tuning-seeds", LONG],
         ["bench", "operator", "--rounds", LONG],
     ],
@@ -70,11 +60,6 @@ def test_more_than_anything_is_counted_to_is_one_line_that_names_the_flag(argume
     assert error.count("\n") == 1 and value in error and " must be at most " in error
     assert f"attnres: {flag} must" in error
     assert not list(tmp_path.iterdir())
-
-
-def test_micro_batches_of_no_cluster_are_refused(capsys):
-    assert main(["cost", "--batch", "-5"]) == 2
-    assert capsys.readouterr().err == "attnres: --batch is of a cluster; give --gpus, too, or --micro-batches instead\n"
 
 
 def test_a_step_that_no_memory_holds_is_refused_before_there_is_a_folder(capsys, tmp_path):

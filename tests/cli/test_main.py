@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -99,28 +98,6 @@ def test_a_terminal_that_closes_is_a_signal_and_no_failure(monkeypatch, capsys):
     assert capsys.readouterr().err == "attnres: stopped by SIGHUP\n"
 
 
-def test_ctrl_c_while_the_commands_are_imported_is_no_traceback():
-    program = (
-        "import os, runpy, signal, sys\n"
-        "class Stop:\n"
-        "    def find_spec(self, name, *_):\n"
-        "        if name == 'attnres.cli._checks':\n"
-        "            os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.meta_path.insert(0, Stop())\n"
-        "runpy.run_module('attnres', run_name='__main__')\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
-
-
-def test_a_reader_of_the_overview_may_go():
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run([sys.executable, "-m", "attnres"], stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, "")
-
-
 def test_a_reader_of_tables_may_go(monkeypatch, capsys):
     read, write = os.pipe()
     os.close(read)
@@ -138,12 +115,6 @@ def test_completion_knows_every_command_and_refuses_an_unknown_shell(capsys):
     assert "complete -F _tyro_attnres attnres" in script and all(f"'{name}'" in script for name in cli.command_names())
     assert cli.main(["--tyro-print-completion", "ksh"]) == 2
     assert capsys.readouterr().err == "attnres: --tyro-print-completion takes one of: bash, zsh, fish, tcsh\n"
-
-
-def test_help_for_an_output_that_is_closed():
-    command = f"{sys.executable} -m attnres cost --help >&-"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(("ended", "code"), [(0, 141), (1, 1), (130, 130)])

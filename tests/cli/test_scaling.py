@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import io
 import re
+import shutil
+from contextlib import redirect_stdout
 
 import pytest
 
@@ -17,66 +20,61 @@ from attnres.train import RunConfig
 from tests.cli.conftest import run_jobs_but, run_jobs_here
 from tests.lab.sample import parsed
 
-SMALL = [*("--sizes", "1x16", "2x16", "1x32", "--tokens-per-parameter", "0.02", "--seeds", "2")]
+SIZES = ["1x16", "2x16", "1x32"]
+SMALL = ["--sizes", *SIZES, "--tokens-per-parameter", "0.02", "--seeds", "1"]
 LEVEL = {1: 2.9, 2: 3.4, 4: 2.5, 5: 3.3, 8: 2.6}
 """Losses by compute whose line falls a little, and may as well rise."""
 SMALL += [*("--model.context", "16", "--batch-size", "1", "--validation-tokens", "32")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def in_this_process():
-    with pytest.MonkeyPatch.context() as patch:
+@pytest.fixture(scope="module")
+def sweep(corpus, tmp_path_factory):
+    """Where a finished sweep of six runs is, its options, and what the command said."""
+    out, said = tmp_path_factory.mktemp("scaling"), io.StringIO()
+    options = [*SMALL, *corpus, "--out", str(out / "runs"), "--record", str(out / "record.json")]
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
         patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
-        yield
+        assert main(["scaling", "residual", "full", *options]) == 0
+    return out, options, said.getvalue()
 
 
-def test_a_sweep_leaves_points_and_a_table(tmp_path, corpus, capsys, monkeypatch):
-    record_path = tmp_path / "record.json"
-    code = main(
-        ["scaling", "residual", "full", *SMALL, *corpus, "--out", str(tmp_path / "runs"), "--record", str(record_path)]
-    )
-    told = capsys.readouterr()
-    record = read_record(record_path, ScalingRecord)
+def test_a_sweep_leaves_points_and_a_table(sweep):
+    out, _, said = sweep
+    record = read_record(out / "record.json", ScalingRecord)
     points = final_points(record)
-    assert list(points) == ["residual", "full"] and [len(p) for p in points.values()] == [6, 6]
-    sizes = {(p.size, p.seed) for p in points["full"]}
-    assert sizes == {(size, seed) for size in ("1x16", "2x16", "1x32") for seed in (0, 1)}
+    assert {arm: [point.size for point in of] for arm, of in points.items()} == dict.fromkeys(
+        ("residual", "full"), SIZES
+    )
     for run in record.runs:
         config = sized(RunConfig(batch_size=1), parse_size(run.size), run.arm, 0.02, run.seed).model
         assert run.tokens == pytest.approx(0.02 * run.parameters, abs=16)
         assert run.flops_per_token < training_flops(config)  # of a longer context
         assert run.curve[-1] == (run.tokens, run.loss)
-    assert code == 0 and "advantage over" in told.out and "L = A C^-a" in told.out
-    assert [figure.name for figure in (tmp_path / "runs" / "figures").iterdir()] == ["scaling.png"]
-    assert "Does it last with scale?" in (tmp_path / "runs" / "results.html").read_text()
-    options = [*SMALL, *corpus, "--out", str(tmp_path / "runs"), "--record", str(record_path)]
-    for arms in ("residual full", "full residual"):  # nothing is trained again, and the baseline may be another
-        monkeypatch.setattr("sys.argv", ["attnres", "scaling", *arms.split(), "again"])
-        assert main(["scaling", *arms.split(), *options]) == 0
-        written = read_record(record_path, ScalingRecord)
-        assert written.arms == tuple(arms.split()) and written.runs == record.runs
-        assert ("again" in written.command) == (arms != "residual full")
+    assert "advantage over" in said and "L = A C^-a" in said
+    assert [figure.name for figure in (out / "runs" / "figures").iterdir()] == ["scaling.png"]
+    assert "Does it last with scale?" in (out / "runs" / "results.html").read_text()
 
 
-def test_steps_of_all_arms_are_timed_by_turns_when_asked(tmp_path, corpus, capsys, monkeypatch):
-    monkeypatch.setattr("attnres.lab.scaling.run.ROUNDS", 1)
-    record_path = tmp_path / "record.json"
-    options = [*SMALL, *corpus, "--out", str(tmp_path / "runs"), "--record", str(record_path)]
-    assert main(["scaling", "residual", "full", *options]) == 0
-    trained = read_record(record_path, ScalingRecord)
-    assert trained.step_times is None and "A step's time" not in capsys.readouterr().out
+def test_what_is_recorded_is_kept_by_the_calls_that_follow(sweep, tmp_path, no_page, monkeypatch):
+    """Another baseline, then step times when asked for, which the next call without the question keeps."""
+    shutil.copytree(sweep[0], tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "record.json"
+    options = [*sweep[1][:-4], "--out", str(tmp_path / "runs"), "--record", str(file)]
     monkeypatch.setattr("attnres.train.sweep.run_jobs", None)  # nothing is trained again
+    monkeypatch.setattr("attnres.lab.scaling.run.ROUNDS", 1)
+    trained = read_record(file, ScalingRecord)
+    assert main(["scaling", "full", "residual", *options]) == 0
+    written = read_record(file, ScalingRecord)
+    assert written.arms == ("full", "residual") and written.runs == trained.runs and written.step_times is None
     assert main(["scaling", "residual", "full", *options, "--time-steps"]) == 0
-    timed = read_record(record_path, ScalingRecord)
+    timed = read_record(file, ScalingRecord)
     assert timed.runs == trained.runs and timed.step_times.machine["threads"] == 1
     assert [list(of) for of in timed.step_times.seconds.values()] == [["residual", "full"]] * 3
-    assert all(seconds > 0 for of in timed.step_times.seconds.values() for seconds in of.values())
-    assert "A step's time" in capsys.readouterr().out
     assert main(["scaling", "residual", "full", *options]) == 0
-    assert read_record(record_path, ScalingRecord).step_times == timed.step_times
+    assert read_record(file, ScalingRecord).step_times == timed.step_times
 
 
-def test_a_grid_with_a_run_that_failed_ends_in_one_line_each(tmp_path, corpus, capsys, monkeypatch):
+def test_a_grid_with_a_run_that_failed_ends_in_one_line_each(tmp_path, corpus, capsys, monkeypatch, no_page):
     failing = run_jobs_but(lambda name: "full, 1x16, lr x2" in name)
     monkeypatch.setattr("attnres.train.sweep.run_jobs", failing)
     options = [*SMALL, *corpus, "--grid", "1", "2", "--out", str(tmp_path), "--record", str(tmp_path / "record.json")]
@@ -160,6 +158,7 @@ def test_an_advantage_outside_of_what_was_measured_is_marked():
     assert table.note.endswith(" a is extrapolated to what it would need for b."), "17 times its largest compute"
 
 
+@pytest.mark.slow
 def test_a_bound_that_is_almost_none_is_not_written_in_a_hundred_digits(tmp_path, capsys):
     points = "arm,compute,loss\na,1,3\na,10,2.5\na,100,2.2\nb,1,2.9\nb,10,2.5\nb,100,2.1\n"
     (tmp_path / "points.csv").write_text(points)
@@ -177,6 +176,7 @@ def test_points_that_support_no_factor_are_fitted_and_told(tmp_path, capsys):
     assert "e+" not in told and "x [" not in told
 
 
+@pytest.mark.slow
 def test_one_arm_from_a_file_is_one_panel_and_no_warning(tmp_path, capsys, recwarn):
     path = tmp_path / "one.csv"
     path.write_text("arm,compute,loss\na,1,2\na,2,1.9\na,4,1.8\n")
@@ -202,22 +202,12 @@ def test_no_name_from_a_file_reaches_the_terminal_as_it_is(tmp_path, capsys):
     ("arguments", "message"),
     [
         (["--sizes", "2x16", "2x32"], "sizes: give at least three"),
-        (["--sizes", "2x16", "2x32", "deep"], "write LAYERSxDIM"),
         (["--sizes", "2x16", "2x32", "2x17"], "a multiple of 16"),
-        (["--sizes", "2x16", "2x32", "9999999999999x32"], "write LAYERSxDIM"),
-        (["--sizes", "2x16", "2x32", "20000x32"], "--model.layers must be at most 10000, not 20000"),
         (["--tokens-per-parameter", "0"], "tokens-per-parameter must be positive"),
-        (
-            ["--tokens-per-parameter", "1e300"],
-            "--tokens-per-parameter must be positive and at most 1000000, not 1e+300",
-        ),
-        (["--grid", "1", "1e300"], "--optimizer.lr must be at most 1e+37"),
-        (["--grid", "1", "1e-320"], "--optimizer.lr must be at least 1e-37"),
-        (["--record", "/proc/none/r.json"], "/proc/none"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys, tmp_path):
-    assert main(["scaling", *arguments, "--out", str(tmp_path)]) in (1, 2)
+    assert main(["scaling", *arguments, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
 
@@ -241,12 +231,3 @@ def test_more_arms_than_a_figure_has_styles_are_refused(capsys, tmp_path):
     assert main(["fit", str(tmp_path / "points.csv"), "--out", str(tmp_path / "out")]) == 2
     assert "43 arms are more than a figure can tell apart; give at most 42" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(("begin", "line"), [("", 1), ("arm,compute,loss\n\nblock,1e15,3\n", 4)])
-def test_a_field_too_long_for_csv_is_one_line(begin, line, capsys, tmp_path):
-    points = tmp_path / "points.csv"
-    points.write_text(f"{begin}{'x' * 131_073},1e15,3\n")
-    assert main(["fit", str(points)]) == 2
-    error = capsys.readouterr().err
-    assert f"points.csv, line {line}: field larger than field limit" in error and error.count("\n") == 1

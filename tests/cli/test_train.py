@@ -1,17 +1,13 @@
 """`attnres train` as a user sees it."""
 
 import functools
-import os
-import signal
-import subprocess
-import sys
 
 import pytest
 import torch
 
 from attnres.cli import main
 from attnres.ops import cpu
-from attnres.train import RunConfig, load_run, read_metrics
+from attnres.train import load_run
 from tests.cli.conftest import forget_rules
 
 SHAPE = ["--model.dim=8", "--model.layers=1", "--model.heads=1", "--model.context=8"]
@@ -45,6 +41,7 @@ def test_train(small, tmp_path, capsys):
     assert "done: validation loss" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_that_the_first_step_compiles_is_said(small, capsys, monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
     for options, said in (([], False), (["--compile"], True)):
@@ -96,40 +93,6 @@ def test_a_connections_file_is_found_from_every_folder(small, tmp_path, capsys, 
     assert "holds a run of another configuration: --model.connection is" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "code", "said"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "stopped by SIGTERM")]
-)
-def test_a_signal_while_modules_are_imported_ends_the_process(name, code, said):
-    program = (
-        "import builtins, os, signal, sys\n"
-        "import attnres.cli as cli\n"
-        "def command(*_):\n"
-        "    try:\n"
-        f"        os.kill(os.getpid(), signal.{name})\n"
-        "    except KeyboardInterrupt:\n"
-        "        pass  # as torch's import can\n"
-        "    return lambda: 0\n"
-        "cli._command = command\n"
-        "sys.exit(cli.main(['cost']))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (code, f"attnres: {said}\n")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_second_signal_while_the_process_ends_is_nothing(number):
-    program = (
-        "import atexit, os, sys\n"
-        "import attnres.cli as cli\n"
-        f"atexit.register(lambda: os.kill(os.getpid(), {int(number)}))\n"
-        f"cli._command = lambda *_: lambda: os.kill(os.getpid(), {int(number)})\n"
-        "sys.argv = ['attnres', 'cost']\n"
-        "sys.exit(cli.main())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr.count("\n")) == (128 + number, 1), done.stderr
-
-
 def test_default_folder_tells_runs_apart_and_finds_them_again(small, tmp_path):
     for options in (["--seed", "1"], ["--seed", "2"], ["--optimizer.lr", "1e-3"], ["--seed", "1"]):
         assert main(["train", *small, "--steps", "2", *options]) == 0
@@ -154,6 +117,7 @@ def test_options_override_the_recipe(small, tmp_path):
     assert load_run("other").config.optimizer.lr == 0.5
 
 
+@pytest.mark.slow
 def test_each_option_of_a_backbone_has_a_flag_of_its_own(small, tmp_path):
     pytest.importorskip("transformers")
     given = (("num_experts", "4"), ("num_experts_per_tok", "2"), ("moe_intermediate_size", "16"))
@@ -182,10 +146,6 @@ def test_a_connection_over_that_of_a_recipe(small, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (["--model.connection", "nothing"], "unknown connection 'nothing'"),
-        (["--model.connection", "block:block_size=0"], "block_size"),
-        (["--model.connection", "full:heads=3"], "connection full:heads=3: heads must divide dim: 3 does not divide"),
-        (["--model.connection", "block:blocks=2"], "has no option 'blocks'"),
         (["--recipe", "none.py"], "no such recipe"),
         (["--steps", "0"], "steps must be"),
         (["--data.paths", "nowhere"], "nowhere"),
@@ -204,52 +164,3 @@ def test_other_configuration(small, capsys):
     assert "steps is 2 there and 1 here" in capsys.readouterr().err
     assert main(["train", "out", *small, "--steps", "3", "--seed", "1"]) == 2  # more steps alone would go on
     assert "seed is 0 there and 1 here" in capsys.readouterr().err
-
-
-def test_help_teaches(capsys):
-    with pytest.raises(SystemExit) as caught:
-        main(["train", "--help"])
-    assert caught.value.code == 0
-    text = capsys.readouterr().out
-    for part in (
-        "attnres train --recipe recipes/block.py --steps 100",
-        "block:block_size=2,query=input",
-        "--optimizer.lr",
-    ):
-        assert part in text
-    assert RunConfig.__doc__ and "FOLDER" in text
-
-
-def test_a_reader_that_goes_loses_nothing(small, tmp_path):
-    command = f"{sys.executable} -m attnres train out {' '.join(small)} --steps 1000000 | head -n 1"
-    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 130 and done.stdout.count("\n") == 1 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith("attnres: the output cannot be written (Broken pipe); stopped at step")
-    assert load_run("out").step == read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]["step"]
-
-
-def test_output_that_is_closed(small):
-    command = f"{sys.executable} -m attnres train out {' '.join(small)} --steps 1 >&-"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_saves_and_says_how_to_go_on(small, tmp_path, number):
-    command = [sys.executable, "-m", "attnres", "train", "out", *small, "--steps", "1000000"]
-    process = subprocess.Popen(
-        command, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        while not process.stdout.readline().startswith("step 0: validation loss"):
-            pass
-        process.send_signal(number)
-        errors = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 128 + number
-    assert "run the same command again to go on" in errors
-    assert errors.count("\n") == 1
-    step = load_run("out").step
-    assert step == read_metrics(tmp_path / "out" / "metrics.jsonl")[-1]["step"]

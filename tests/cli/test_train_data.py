@@ -38,7 +38,9 @@ def train(tmp_path, *options: str) -> int:
     return main(["train", str(tmp_path / "run"), *TINY, "--data.cache", str(tmp_path / "cache"), *options])
 
 
-@pytest.mark.parametrize("form", ["saved", "parquet", "json", "text"])
+@pytest.mark.parametrize(
+    "form", ["parquet", *(pytest.param(form, marks=pytest.mark.slow) for form in ("saved", "json", "text"))]
+)
 def test_a_local_dataset_with_a_library_tokenizer(form, tokenizer, tmp_path, capsys, offline):
     rows, column = datasets.Dataset.from_dict({"body": ROWS}), "body"
     path = tmp_path / form
@@ -82,11 +84,3 @@ def test_a_name_that_cannot_be_had_offline(tmp_path, capsys, offline):
     assert train(tmp_path, "--data.dataset", "nowhere/at-all") == 2
     error = capsys.readouterr().err
     assert "cannot load the dataset nowhere/at-all" in error and error.count("\n") == 1
-
-
-def test_a_tokenizer_that_is_none(tmp_path, capsys):
-    file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps({"model": 3}))
-    assert train(tmp_path, "--data.tokenizer", str(tmp_path)) == 2
-    error = capsys.readouterr().err
-    assert "is not a tokenizer.json" in error and error.count("\n") == 1
