@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import os
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from PIL import Image
 
 from attnres.data.config import DataConfig
+from attnres.lab import page
 from attnres.lab.dynamics.options import DEFAULTS
 from attnres.lab.dynamics.run import Planned, runs
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig, train
 
-ARMS = ("residual", "block:block_size=2", "hc:streams=2")
+ARMS = ("residual", "block:block_size=2")
 SITES = 6
 TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
 
@@ -26,6 +32,25 @@ TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
 def several_fast(names: Iterable[str], *fast: str) -> list[Any]:
     """All as parameters of a test, those not named among the slow ones."""
     return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.fixture
+def wide_figures(monkeypatch) -> None:
+    """A page's figures are made for wide bright screens alone."""
+    monkeypatch.setattr(page, "VARIANTS", {"": page.VARIANTS[""]})
+
+
+@pytest.fixture
+def quick_figures(monkeypatch, wide_figures) -> None:
+    """And of each a pixel that follows from what its lines say."""
+
+    def pixel(figure: Figure) -> bytes:
+        said = b"".join(np.asarray(line.get_ydata(), float).tobytes() for axes in figure.axes for line in axes.lines)
+        made, digest = io.BytesIO(), zlib.crc32(said)
+        Image.new("RGB", (1, 1), (digest & 255, digest >> 8 & 255, digest >> 16 & 255)).save(made, "png")
+        return made.getvalue()
+
+    monkeypatch.setattr(page, "png", pixel)
 
 
 @dataclass(frozen=True)
@@ -47,7 +72,7 @@ def corpus_options(tmp_path_factory) -> list[str]:
 
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory, corpus_options) -> Sweep:
-    """Two seeds of three arms with three layers, trained for six steps, all checkpoints still there."""
+    """Two seeds of two arms with three layers, trained for six steps, all checkpoints still there."""
     out = tmp_path_factory.mktemp("sweep")
     sizes = {"dim": 16, "layers": SITES // 2, "heads": 2, "context": 16}
     fields = {"steps": 6, "save_every": 2, "evaluate_every": 3, "batch_size": 2, "validation_tokens": 64}

@@ -18,6 +18,7 @@ from attnres.lab.document import tables_page
 from attnres.lab.page import read_records, write_results
 from attnres.lab.record import read_record, write_record
 from attnres.report.axes import STYLE
+from tests.lab.conftest import several_fast
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -78,6 +79,7 @@ def test_tables_claims_and_a_finding_are_there(name):
     assert finding[0].isupper() and finding.endswith(".") and "\n" not in finding
 
 
+@pytest.mark.parametrize("name", several_fast(experiment_names(), "prune", "probes", "retrofit"))
 def test_narrow_pictures_are_no_wider_than_a_phone_shows_well(name):
     experiment, record = load_experiment(name), recorded(name)
     with mpl.rc_context(STYLE):

@@ -35,7 +35,7 @@ def results(tmp_path) -> Path:
     return folder
 
 
-def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results, tmp_path, capsys):
+def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results, tmp_path, capsys, wide_figures):
     out = tmp_path / "report"
     assert main(["report", str(results), "--out", str(out)]) == 0
     page = (out / "results.html").read_text()
@@ -46,7 +46,7 @@ def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results,
             assert all(f">{row[1]}<" in page for row in table.rows)
 
 
-def test_an_experiment_may_have_several_records(results, tmp_path, capsys):
+def test_an_experiment_may_have_several_records(results, tmp_path, capsys, quick_figures):
     """A record of another name has a section behind the experiment's own, which says whose it is."""
     ladder = scaling() | {"command": "attnres scaling --record ladder-16.json", "tokens_per_parameter": 20.0}
     for run in ladder["runs"]:
@@ -68,7 +68,7 @@ def test_an_experiment_may_have_several_records(results, tmp_path, capsys):
     assert "record:" not in own and "## Does it last with scale?\n" in own
 
 
-def test_one_record_is_drawn_from_its_file(results, tmp_path, capsys):
+def test_one_record_is_drawn_from_its_file(results, tmp_path, capsys, quick_figures):
     one = (results / "scaling.json").rename(tmp_path / "mine.json")
     assert main(["report", str(one), "--out", str(tmp_path / "out")]) == 0
     assert f"mine: {tmp_path}" in capsys.readouterr().out
@@ -180,7 +180,7 @@ def test_long_names_leave_room_for_rates(count):
     assert axes.title.get_window_extent().x1 < figure.bbox.x1
 
 
-def test_a_learning_rate_that_was_not_tuned_has_no_figure(tmp_path):
+def test_a_learning_rate_that_was_not_tuned_has_no_figure(tmp_path, quick_figures):
     record = ablation()
     for cell in record["cells"]:
         cell["tuning"] = []
@@ -239,7 +239,7 @@ def test_no_name_reaches_the_terminal_as_it_is(tmp_path):
     assert "\x1b" not in document and "| full␛[2J⏎ |\n|---|\n| full␛[2J⏎ |\n" in document
 
 
-def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path, monkeypatch):
+def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path, monkeypatch, quick_figures):
     def broken(record, narrow):
         raise KeyError("loss")
 

@@ -143,7 +143,7 @@ def test_a_signal_while_the_page_is_drawn_does_not_say_that_nothing_was_saved(sw
     assert read_record(record, ProbesRecord).runs
 
 
-def test_from_runs_to_record_tables_and_page(sweep, tmp_path, capsys):
+def test_from_runs_to_record_tables_and_page(sweep, tmp_path, capsys, quick_figures):
     assert main(["probe", "--runs", str(sweep.folder), "--tokens", "256", "--out", str(tmp_path)]) == 0
     record = read_record(tmp_path / "probes.json", ProbesRecord)
     assert {run.arm for run in record.runs} == set(ARMS) and record.tokens == 256

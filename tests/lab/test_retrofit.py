@@ -144,7 +144,7 @@ def test_training_that_makes_a_model_worse_counts(ended, status, monkeypatch, tm
     assert worse.status == "diverged", "what was read stays as it was"
 
 
-@pytest.mark.parametrize("arm", several_fast(["block", "full", "rms-block", "delta:block_size=4", "x0"], "block", "x0"))
+@pytest.mark.parametrize("arm", several_fast(["block", "full", "rms-block", "delta:block_size=4", "x0"], "block"))
 def test_the_models_are_those_of_attach(arm):
     """transformers' own llama, attached to, has the logits and the gradients of the model that is trained here."""
     pytest.importorskip("transformers")
