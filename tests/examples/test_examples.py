@@ -78,6 +78,7 @@ def test_a_corpus_of_small_talk(tmp_path):
 
 
 @needs_node
+@pytest.mark.slow
 def test_a_server_that_speaks_openais_protocol(tmp_path):
     pytest.importorskip("gguf")
     from attnres.hf.gguf import write_gguf

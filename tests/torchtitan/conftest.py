@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CONNECTION = "llama3_block:block_size=5"
-SAVING = ("--checkpoint.enable", "--checkpoint.interval", "10", "--checkpoint.no-last-save-model-only")
+SAVING = ("--checkpoint.enable", "--checkpoint.interval", "3", "--checkpoint.no-last-save-model-only")
 
 
 def steps(log: str) -> list[tuple[float, float]]:
@@ -18,11 +18,12 @@ def steps(log: str) -> list[tuple[float, float]]:
     return list({int(step): (float(loss), float(norm)) for step, loss, norm in found}.values())
 
 
-def assert_same(losses: list, expected: list, norms: float = 2e-3) -> None:
+def assert_same(losses: list, expected: list) -> None:
+    """Over a few steps, which rounding moves by some 1e-5: Adam takes full steps where a gradient is near zero."""
     assert len(losses) == len(expected) > 0
     for (loss, norm), (expected_loss, expected_norm) in zip(losses, expected, strict=True):
         assert loss == pytest.approx(expected_loss, abs=1e-3)
-        assert norm == pytest.approx(expected_norm, rel=norms)
+        assert norm == pytest.approx(expected_norm, rel=2e-3)
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +48,7 @@ def run(start, tmp_path_factory):
     from tests.torchtitan.processes import train
 
     def run(
-        processes: int, *options: str, count: int = 20, config: str = CONNECTION, **environment: str
+        processes: int, *options: str, count: int = 3, config: str = CONNECTION, **environment: str
     ) -> tuple[Path, str]:
         folder = tmp_path_factory.mktemp("run") / "run"
         shutil.copytree(start(config), folder)
@@ -59,7 +60,7 @@ def run(start, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def alone(run) -> tuple[Path, list]:
-    folder, log = run(1)
+    folder, log = run(1, count=6)
     losses = steps(log)
-    assert len(losses) == 20 and losses[-1][0] < losses[0][0] - 0.3
+    assert len(losses) == 6 and losses[-1][0] < losses[0][0]
     return folder, losses

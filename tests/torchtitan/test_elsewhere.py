@@ -45,10 +45,10 @@ def loss_at(model, step: int) -> float:
 def test_a_checkpoint_is_an_attached_model_and_back(alone, tmp_path):
     """transformers' Llama with attnres.hf's connection goes on with torchtitan's loss, from trained weights."""
     target = tmp_path / "attached"
-    checkpoint = str(alone[0] / "checkpoint/step-10")
+    checkpoint = str(alone[0] / "checkpoint/step-3")
     assert export_command([checkpoint, str(target), "--module", "tests.torchtitan", "--config", CONNECTION]) == 0
     model = load(target)
-    assert loss_at(model, 11) == pytest.approx(alone[1][10][0], abs=2e-5)
+    assert loss_at(model, 4) == pytest.approx(alone[1][3][0], abs=1e-4)
 
     spec = configuration("llama3", CONNECTION.partition("_")[2]).model_spec
     adapter = spec.state_dict_adapter(spec.model, None)
@@ -95,7 +95,7 @@ def test_the_labs_trainer_takes_the_same_steps(run, tmp_path):
         connection=CONNECTION.partition("_")[2], backbone="llama", norm_eps=1e-5, rope_base=5e5,
     )  # fmt: skip
     optimizer = OptimizerConfig(hidden="adamw", lr=LR, adamw_lr=LR, weight_decay=0.0, warmup=0.0, decay=0.0)
-    config = RunConfig(model=model, optimizer=optimizer, steps=20, batch_size=BATCH, device="cpu")
+    config = RunConfig(model=model, optimizer=optimizer, steps=3, batch_size=BATCH, device="cpu")
     text = SimpleNamespace(train=np.zeros(1000, np.int64), tokenizer=None)
     trainer = Trainer(config, text)  # type: ignore[arg-type]
     trainer.model.load_state_dict({named_in_the_lab(name): tensor for name, tensor in weights.items()})
@@ -106,11 +106,11 @@ def test_the_labs_trainer_takes_the_same_steps(run, tmp_path):
         return torch.stack([torch.cat([x["input"], labels[-1:]]) for x, labels in rows])
 
     trainer.sampler = SimpleNamespace(next=batch)  # type: ignore[assignment]
-    records = [trainer.train_step() for _ in range(20)]
+    records = [trainer.train_step() for _ in range(3)]
     assert_same([(record["loss"], record["grad_norm"]) for record in records], steps(log))
 
 
-@pytest.mark.parametrize("family", ["llama3", "qwen3"])
+@pytest.mark.parametrize("family", ["llama3", pytest.param("qwen3", marks=pytest.mark.slow)])
 def test_torchtitan_starts_from_a_transformers_checkpoint(tmp_path, family):
     """An attached model of each family: torchtitan's first loss is transformers' own, and it goes on from there."""
     torch.manual_seed(0)
@@ -127,6 +127,7 @@ def test_torchtitan_starts_from_a_transformers_checkpoint(tmp_path, family):
     assert len(losses) == 3 and losses[-1] < losses[0]
 
 
+@pytest.mark.slow
 def test_an_exported_checkpoint_is_evaluated(alone, tasks, tmp_path):  # noqa: F811
     """Trained by torchtitan, exported with its tokenizer, scored by `attnres eval`."""
     pytest.importorskip("lm_eval", reason="needs the extra eval")
@@ -139,7 +140,7 @@ def test_an_exported_checkpoint_is_evaluated(alone, tasks, tmp_path):  # noqa: F
     PreTrainedTokenizerFast(tokenizer_object=made, eos_token=letters[0]).save_pretrained(tmp_path / "assets")
     config = configuration("llama3", CONNECTION.partition("_")[2])
     config.hf_assets_path = str(tmp_path / "assets")
-    export(alone[0] / "checkpoint/step-20", tmp_path / "exported", config)
+    export(alone[0] / "checkpoint/step-6", tmp_path / "exported", config)
     out = tmp_path / "scores.json"
     assert main(["eval", str(tmp_path / "exported"), "--tasks", tasks["choice"], tasks["text"], "--out", str(out)]) == 0
     scores = {score["metric"]: score["value"] for score in json.loads(out.read_text())["scores"]}

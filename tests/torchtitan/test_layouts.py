@@ -36,12 +36,14 @@ EP = ("--parallelism.expert_parallel_degree", "2")
 SCHEDULE = "--parallelism.pipeline_parallel_schedule"
 LAYOUTS = {
     "shards": (2, *HALF),
-    "replicas": (2, *HALF, "--parallelism.data_parallel_replicate_degree", "2"),
     "1f1b": (2, *PP),
-    "zero bubble in a V": (2, *PP, SCHEDULE, "ZBVZeroBubble"),
     "tensor parallel": (2, *TP),
+    "replicas": (2, *HALF, "--parallelism.data_parallel_replicate_degree", "2"),
+    "zero bubble in a V": (2, *PP, SCHEDULE, "ZBVZeroBubble"),
     "pipeline and shards": (4, *PP, *HALF),
 }
+QUICK = ("shards", "1f1b", "tensor parallel")
+EACH = [pytest.param(layout, marks=[] if layout in QUICK else pytest.mark.slow) for layout in LAYOUTS]
 COMPILED = ("--compile.enable", "--compile.components", "model", "--compile.backend", "aot_eager")
 """Traced and differentiated as always, without making machine code of it."""
 
@@ -84,11 +86,12 @@ def test_several_reads_are_refused():
         config_registry.configuration("llama3", "block:reads=qkv", "debug")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("layout", EACH)
 def test_every_layout_trains_as_one_process(run, alone, layout):
-    assert_same(steps(run(*LAYOUTS[layout])[1]), alone[1])
+    assert_same(steps(run(*LAYOUTS[layout])[1]), alone[1][:3])
 
 
+@pytest.mark.slow
 def test_torchrun_starts_it(start, alone, tmp_path):
     """As a user does, and not by tests/torchtitan/processes.py."""
     folder = tmp_path / "run"
@@ -115,26 +118,30 @@ def test_a_pipeline_sends_what_cost_says(run, alone, tmp_path):
     assert math.prod(entries) > 0
 
 
+@pytest.mark.slow
 def test_what_a_pipeline_saved_while_it_trained_goes_on_as_one_process(run, alone):
-    """A thread writes step 10 while the next ones change the weights; then another layout reads it."""
-    folder, log = run(2, *PP, "--checkpoint.async_mode", "async")
+    """A thread writes step 3 while the next ones change the weights; then another layout reads it."""
+    folder, log = run(2, *PP, "--checkpoint.async_mode", "async", count=6)
     assert_same(steps(log), alone[1])
-    shutil.rmtree(folder / "checkpoint/step-20")
-    again = steps(train(folder, 1, "--training.steps", "20", *SAVING, config=CONNECTION))
-    assert_same(again, alone[1][10:])
+    shutil.rmtree(folder / "checkpoint/step-6")
+    again = steps(train(folder, 1, "--training.steps", "6", *SAVING, config=CONNECTION))
+    assert_same(again, alone[1][3:])
 
 
+@pytest.mark.slow
 def test_recomputation_changes_nothing(run, alone):
-    assert steps(run(1, "activation-checkpoint:full", count=3)[1]) == alone[1][:3]
+    assert_same(steps(run(1, "activation-checkpoint:full")[1]), alone[1][:3])
 
 
+@pytest.mark.slow
 def test_recomputed_and_compiled_sublayers_in_a_pipeline_compute_the_same(run, alone):
-    assert_same(steps(run(2, *PP, *COMPILED, "activation-checkpoint:full", count=3)[1]), alone[1][:3])
+    assert_same(steps(run(2, *PP, *COMPILED, "activation-checkpoint:full")[1]), alone[1][:3])
 
 
+@pytest.mark.slow
 def test_bfloat16_is_close(run, alone):
     """In a compiled pipeline of shards: matrices in bfloat16, the connection in float32."""
-    log = run(4, *PP, *HALF, *COMPILED, "--training.mixed_precision_param", "bfloat16", count=3)[1]
+    log = run(4, *PP, *HALF, *COMPILED, "--training.mixed_precision_param", "bfloat16")[1]
     for (loss, norm), (expected_loss, expected_norm) in zip(steps(log), alone[1][:3], strict=True):
         assert loss == pytest.approx(expected_loss, abs=2e-2) and norm == pytest.approx(expected_norm, rel=5e-2)
 
@@ -143,30 +150,29 @@ def validation(log: str) -> list[float]:
     return [float(loss) for loss in re.findall(r"validate step:\s+\d+\s+loss:\s+(\d\S*)", log)]
 
 
+@pytest.mark.slow
 def test_validation_goes_through_the_schedule(run, alone):
     """Forward only, between training steps, which go on as without it."""
-    one = validation(run(1, "--validator.enable", count=3)[1])
-    log = run(2, "--validator.enable", *PP, SCHEDULE, "Interleaved1F1B", count=3)[1]
+    one = validation(run(1, "--validator.enable")[1])
+    log = run(2, "--validator.enable", *PP, SCHEDULE, "Interleaved1F1B")[1]
     assert len(one) == 3 and validation(log) == pytest.approx(one, abs=1e-3)
     assert_same(steps(log), alone[1][:3])
 
 
 FAMILIES = {
+    "experts": ("qwen3-moe_block:block_size=5", (2, *HALF, *EP)),
     # Its embedding is tied, for which torchtitan has no pipeline.
-    "qwen3_block:block_size=5": {"shards of tensor parallelism": (4, *TP, *HALF)},
-    "qwen3-moe_block:block_size=5": {
-        "experts": (2, *HALF, *EP),
-        "pipeline of experts": (4, *PP, *HALF, *EP),
-        "experts over shares of the sequence": (2, *TP, *EP),
-    },
+    "tied, shards of tensor parallelism": ("qwen3_block:block_size=5", (4, *TP, *HALF)),
+    "pipeline of experts": ("qwen3-moe_block:block_size=5", (4, *PP, *HALF, *EP)),
+    "experts over shares of the sequence": ("qwen3-moe_block:block_size=5", (2, *TP, *EP)),
 }
 
 
-@pytest.mark.parametrize("config", FAMILIES)
-def test_other_families_train_as_one_process(run, config):
-    expected = steps(run(1, count=5, config=config)[1])
-    assert len(expected) == 5 and expected[-1][0] < expected[0][0]
-    for layout, (processes, *options) in FAMILIES[config].items():
-        losses = steps(run(processes, *options, count=5, config=config)[1])
-        print(layout, losses, expected)
-        assert_same(losses, expected)
+@pytest.mark.parametrize(
+    "case", ["experts", *(pytest.param(name, marks=pytest.mark.slow) for name in list(FAMILIES)[1:])]
+)
+def test_other_families_train_as_one_process(run, case):
+    config, (processes, *options) = FAMILIES[case]
+    expected = steps(run(1, config=config)[1])
+    assert len(expected) == 3 and expected[-1][0] < expected[0][0]
+    assert_same(steps(run(processes, *options, config=config)[1]), expected)
