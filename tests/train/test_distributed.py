@@ -17,7 +17,6 @@ LAYOUTS = {
     "pipeline 4": Layout(pipeline=4, shard=1),
     "zero bubble 4 x 2": Layout(pipeline=4, virtual=2, shard=1, schedule="zero-bubble"),
     "pipeline 2 x 2, shard 2": PIPELINE,
-    "pipeline 2 x 2, replicate 2": Layout(pipeline=2, virtual=2, replicate=2, shard=1),
     "zero bubble 2 x 2, shard 2": Layout(pipeline=2, virtual=2, shard=2, schedule="zero-bubble"),
     "zero bubble 2 x 2, replicate 2": ZERO_BUBBLE,
     "pipeline 2 x 2 without cache, shard 2": Layout(pipeline=2, virtual=2, shard=2, cache="off"),
@@ -54,9 +53,11 @@ CASES = [
     ("zero bubble 2 x 2, replicate 2", {"model": {"connection": "denseformer"}}),
 ]
 OTHERS = [
-    *((layout, {}) for layout in LAYOUTS),
-    *((layout, {"model": {"tied": True}, "optimizer": {"clip": 0.1}}) for layout in ("shard 4", "pipeline 4")),
-    *(("pipeline 2 x 2, shard 2", {"model": {"connection": name}}) for name in ("hc", "rezero", "full:query=input")),
+    ("pipeline 4", {}),
+    ("zero bubble 4 x 2", {}),
+    ("zero bubble 2 x 2, shard 2", {"model": {"connection": "full:query=input"}}),
+    ("pipeline 2 x 2 without cache, shard 2", {"model": {"connection": "hc"}}),
+    ("shard 4", {"model": {"tied": True}, "optimizer": {"clip": 0.1}}),
 ]
 
 
@@ -89,12 +90,11 @@ def test_a_rule_with_a_buffer_and_with_what_it_keeps_fixed(make_config, pair, tm
 
 @slow
 @pytest.mark.parametrize("layout", PAIRS)
-@pytest.mark.parametrize("backbone", ["llama", "kimi_linear"])
-def test_sublayers_of_transformers_train_as_in_one_process(make_config, pair, tmp_path, backbone, layout):
+def test_sublayers_of_transformers_train_as_in_one_process(make_config, pair, tmp_path, layout):
     pytest.importorskip("transformers")
     from tests.model.test_backbones import config_of  # not where each rank would import it, too
 
-    model = dataclasses.asdict(config_of(backbone, vocab_size=256))
+    model = dataclasses.asdict(config_of("kimi_linear", vocab_size=256))
     config = make_config(batch_size=4, accumulate=2, model=model, optimizer={"hidden": "adamw"})
     assert_trains_as_one_process(config, pair, PAIRS[layout], tmp_path, size=2)
 
@@ -109,9 +109,9 @@ def go_compiled(group, config, *args):
 
 
 @slow
-@pytest.mark.parametrize("layout", ["shard 4", "pipeline 2 x 2, shard 2", "zero bubble 2 x 2, replicate 2"])
+@pytest.mark.parametrize("layout", ["shard 4", "zero bubble 2 x 2, replicate 2"])
 def test_compiled_sublayers_train_as_in_one_process(make_config, ranks, tmp_path, layout):
-    config = make_config(batch_size=4, accumulate=2, model={"layers": 4}, optimizer={"hidden": "adamw"})
+    config = make_config(batch_size=4, accumulate=2, model={"layers": 2}, optimizer={"hidden": "adamw"})
     config = dataclasses.replace(config, checkpointing=True)
     assert_trains_as_one_process(config, ranks, LAYOUTS[layout], tmp_path, go_compiled)
 
@@ -119,7 +119,7 @@ def test_compiled_sublayers_train_as_in_one_process(make_config, ranks, tmp_path
 @slow
 def test_bfloat16_is_close(make_config, ranks):
     """Products of numbers with 8 bits, summed in other orders: a few of their units of 0.4%."""
-    config = make_config(batch_size=4, accumulate=2, precision="bfloat16", model={"layers": 4})
+    config = make_config(batch_size=4, accumulate=2, precision="bfloat16", model={"layers": 2})
     expected = go(None, config, None, 1)[0]
     for layout in ("shard 4", "pipeline 2 x 2, shard 2"):
         losses, _, _ = ranks.run(go, config, LAYOUTS[layout], 1, ranks=4)[0]

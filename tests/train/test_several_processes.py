@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import threading
 from functools import partial
@@ -143,6 +144,32 @@ def test_processes_of_two_versions_are_one_line(make_config, tmp_path):
     command = PatientCommand("train", tmp_path / "run", "--recipe", recipe(tmp_path, make_config(batch_size=4)))
     commands = [command, OtherVersion(*command.arguments)]
     assert "process 1 differs from process 0 in its code" in refused(tmp_path / "said", *commands)
+
+
+class Launched(PatientCommand):
+    """As torchrun starts it: with a file for what went wrong, which it prints last."""
+
+    def __init__(self, *arguments: object, file: Path) -> None:
+        super().__init__(*arguments)
+        self.file = file
+
+    def __call__(self) -> int:
+        os.environ["TORCHELASTIC_ERROR_FILE"] = str(self.file)
+        os.environ["TORCHELASTIC_RUN_ID"] = "none"
+        world.give_way = lambda: None  # it sleeps until torchrun ends it
+        return super().__call__()
+
+
+def test_torchrun_is_told_what_is_wrong(make_config, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "notes.txt").touch()
+    arguments = ("train", run, "--recipe", recipe(tmp_path, make_config(batch_size=4)))
+    commands = [Launched(*arguments, file=tmp_path / f"error-{rank}.json") for rank in range(2)]
+    assert "holds files and no run" in refused(tmp_path / "said", *commands)
+    for rank in range(2):
+        told = json.loads((tmp_path / f"error-{rank}.json").read_text(encoding="utf-8"))
+        assert "holds files and no run" in told["message"]["message"]
 
 
 class OtherVersion(PatientCommand):
