@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnres.look.subject import open_subjects
@@ -21,17 +22,17 @@ REQUESTS = {
 }
 
 
-def write_examples(folder: Path) -> None:
+def write_examples(folder: Path, runs: Sequence[Path]) -> None:
     """Write one file per command: what two small runs answer."""
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        runs = [train_small(Path(scratch), name) for name in ("residual", "block:block_size=2")]
-        with serving(open_subjects(runs)) as client:
-            (folder / "session.json").write_text(json.dumps(client.session(), indent=1), encoding="utf-8")
-            for command, request in REQUESTS.items():
-                answer = client.open("POST", f"/api/{command}", request).read().decode()
-                (folder / f"{command}.ndjson").write_text(answer, encoding="utf-8")
+    with serving(open_subjects(runs)) as client:
+        (folder / "session.json").write_text(json.dumps(client.session(), indent=1), encoding="utf-8")
+        for command, request in REQUESTS.items():
+            answer = client.open("POST", f"/api/{command}", request).read().decode()
+            (folder / f"{command}.ndjson").write_text(answer, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    write_examples(Path(sys.argv[1]))
+    with tempfile.TemporaryDirectory() as scratch:
+        trained = [train_small(Path(scratch), name) for name in ("residual", "block:block_size=2")]
+        write_examples(Path(sys.argv[1]), trained)

@@ -53,10 +53,13 @@ def test_the_picture_is_what_the_model_does(client, runs, model):
     assert client.session()["models"][model]["per_channel"] == (model == 2)
 
 
-@pytest.mark.parametrize("model", range(len(CONNECTIONS)))
-@pytest.mark.parametrize("change", [*CHANGES, None], ids=lambda change: change["kind"] if change else "all")
-def test_a_change_does_what_its_python_does(client, model, change):
-    told = client.one("look", **view(model, changes=[change] if change else CHANGES))
+@pytest.mark.parametrize(
+    ("model", "changes"),
+    [*((1, [change]) for change in CHANGES), *((model, CHANGES) for model in range(len(CONNECTIONS)))],
+    ids=lambda given: "+".join(change["kind"] for change in given) if isinstance(given, list) else str(given),
+)
+def test_a_change_does_what_its_python_does(client, model, changes):
+    told = client.one("look", **view(model, changes=changes))
     space: dict = {}
     exec(told["python"], space)
     assert told["mean_loss"] == pytest.approx(float(space["loss"]), abs=1e-5)
@@ -100,12 +103,8 @@ def test_removal_goes_through_all_sources(client):
     assert effect["random"] == pytest.approx(sum(effect["draws"]) / len(effect["draws"]))
     here = client.ask("remove", **view(), sites=[1, 2])
     assert sorted(effect["source"] for effect in here) == [0, 1, 2]
-    (refused,) = client.ask("remove", **view(), sources=[1, 99])
-    assert refused["kind"] == "failure" and refused["message"] == "sources are 0, the embedding, to 4"
-    assert "give one or more" in client.one("remove", **view(), sites=[])["message"]
-    for sources in ([], [3]):
-        unread = client.one("remove", **view(), sites=[0, 1], sources=sources)["message"]
-        assert unread == "the sources that can be read there are 0 to 1; give one or more"
+    for asked in ({"sources": [1, 99]}, {"sites": []}, {"sites": [0, 1], "sources": [3]}):
+        assert client.one("remove", **view(), **asked)["kind"] == "failure", asked
 
 
 def test_the_continuation_is_that_of_generate(client, runs):
@@ -130,7 +129,7 @@ def test_a_changed_model_goes_on_differently(client):
     assert plain != changed
 
 
-def test_the_largest_numbers(client):
+def test_a_scale_that_a_norm_takes_out_changes_nothing(client):
     """A norm takes a scale out: with one a million times smaller the answer is the same."""
     changes, fewer = ([{"kind": "pin", "source": 0, "value": value}] for value in (1e15, 1e9))
     told = client.one("look", **view(changes=changes))
@@ -168,17 +167,11 @@ def test_an_empty_text_and_a_short_one(client):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ([{"kind": "mute"}], "mute needs a source"),
         ([{"kind": "pin", "source": 1}], "pin needs a value"),
-        ([{"kind": "patch", "source": 1}], "patch needs a text"),
         ([{"kind": "uniform", "source": 1}], "uniform takes no source"),
-        ([{"kind": "off", "source": 1, "sites": [2]}], "off takes no sites"),
-        ([{"kind": "mute", "source": 1, "value": 0.5}], "mute takes no value"),
-        ([{"kind": "pin", "source": 1, "value": 1e20}], "weight must be a number from -1e+15 to 1e+15, not 1e+20"),
-        ([{"kind": "mute", "source": 9}], "sources are 0, the embedding, to 4"),
+        ([{"kind": "pin", "source": 1, "value": 1e20}], "weight must be a number"),
         ([{"kind": "mute", "source": 3, "sites": [1]}], "sites that can read it are 3 to 4"),
         ([{"kind": "patch", "source": 1, "text": ""}], "the other prompt has 0 tokens"),
-        ([{"kind": "mute", "source": 1}] * 300, "300 changes"),
     ],
 )
 def test_changes_that_do_not_fit_are_said_in_one_line(client, changes, says):
@@ -202,10 +195,10 @@ def test_models_of_transformers(saved_models):
             *drawn, _ = client.ask("continue", **view(model, changes=CHANGES), temperature=0.0, count=4)
             assert len(drawn) == 4
         assert (numbers(client.one("look", **view(0))["weights"]) == 1).all()
-        assert "no run of the lab" in client.one("watch", model=0)["message"]
+        assert client.one("watch", model=0)["kind"] == "failure"
 
 
-@pytest.mark.parametrize("where", ["generation_config.json", "config.json"])
+@pytest.mark.parametrize("where", [pytest.param("generation_config.json", marks=pytest.mark.slow), "config.json"])
 def test_a_text_ends_where_the_model_says_as_a_chat_does(saved_models, tmp_path, where):
     """The tokenizer knows no end here; of the ids that end a text one may be none of those drawn."""
     shutil.copytree(saved_models[0], tmp_path / "model")
@@ -221,6 +214,7 @@ def test_a_text_ends_where_the_model_says_as_a_chat_does(saved_models, tmp_path,
     assert ended["reason"] == "end of text"
 
 
+@pytest.mark.slow
 def test_a_text_begins_as_the_tokenizer_of_transformers_begins_it(saved_models, tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     folder = tmp_path / "model"
@@ -242,6 +236,7 @@ def test_a_text_begins_as_the_tokenizer_of_transformers_begins_it(saved_models, 
         assert [line["kind"] for line in continued] == ["drawn", "drawn", "ended"]
 
 
+@pytest.mark.slow
 def test_a_model_keeps_the_weights_that_it_was_opened_with(saved_models, tmp_path):
     """Whatever is written over the file, as by cp; a file cut short would end the process."""
     shutil.copytree(saved_models[0], tmp_path / "model")
@@ -255,6 +250,7 @@ def test_a_model_keeps_the_weights_that_it_was_opened_with(saved_models, tmp_pat
     assert all(torch.equal(before[name], tensor) for name, tensor in subject.model(0).state_dict().items())
 
 
+@pytest.mark.slow
 def test_a_model_that_sees_ahead_is_refused(saved_models, tmp_path):
     from attnres.hf.small import small_model
 
@@ -299,6 +295,6 @@ def test_pieces_of_tokenizers():
     assert [read.piece(token) for token in range(4)] == [b"<unk>", b" the", b"\xf0", "é".encode()]
 
 
-def test_examples_are_written(tmp_path):
-    write_examples(tmp_path)
+def test_examples_are_written(tmp_path, runs):
+    write_examples(tmp_path, runs[:2])
     assert len(list(tmp_path.iterdir())) == 7 and "failure" not in (tmp_path / "look.ndjson").read_text()[:30]

@@ -1,0 +1,105 @@
+"""Work takes turns on a model's thread, ends when nobody waits for it, and holds up no other model."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from attnres.look import answers, work
+from attnres.look.work import Worker
+
+LIMIT = 60
+"""Seconds after which a test that hangs is ended."""
+
+
+class Gate:
+    """Holds up the traces of one text at every site of depth, until it is opened."""
+
+    def __init__(self, monkeypatch, text: str) -> None:
+        self.text, self.sites = text, 0
+        self.reached, self.opened = threading.Event(), threading.Event()
+        self.pieces: list[work.Piece] = []
+        inner, gate = answers.trace, self
+
+        class Piece(work.Piece):
+            def __init__(self, deliver) -> None:
+                super().__init__(deliver)
+                gate.pieces.append(self)
+
+        def trace(model, ids, changes, read, on_site):
+            def held(site: int) -> None:
+                if len(ids) == len(text):
+                    gate.sites += 1
+                    gate.reached.set()
+                    assert gate.opened.wait(LIMIT)
+                on_site(site)
+
+            return inner(model, ids, changes, read, held)
+
+        monkeypatch.setattr(answers, "trace", trace)
+        monkeypatch.setattr(work, "Piece", Piece)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    made = Gate(monkeypatch, "a text that nobody read yet")
+    yield made
+    made.opened.set()
+
+
+def test_a_closed_tab_stops_its_work(client, gate):
+    answer = client.open("POST", "/api/look", {"view": {"model": 1, "text": gate.text}})
+    assert gate.reached.wait(LIMIT)
+    answer.close()
+    ended = time.monotonic() + LIMIT
+    while not gate.pieces[0].stopped and time.monotonic() < ended:
+        time.sleep(0.01)
+    gate.opened.set()
+    assert client.one("look", view={"model": 1, "text": "the brown dog"})["kind"] == "picture"
+    assert gate.sites == 1, "it went on"
+
+
+def test_a_busy_model_does_not_hold_up_another(client, gate):
+    busy = client.open("POST", "/api/look", {"view": {"model": 0, "text": gate.text}})
+    assert gate.reached.wait(LIMIT)
+    assert client.one("look", view={"model": 1, "text": "on the other model"})["kind"] == "picture"
+    gate.opened.set()
+    assert b'"picture"' in busy.read()
+
+
+def test_how_far_a_long_trace_is_is_said_on_the_way(client, monkeypatch):
+    monkeypatch.setattr(answers, "PROGRESS_SECONDS", -1.0)
+    lines = client.ask("look", view={"model": 1, "text": "said at every site"})
+    assert [line["done"] for line in lines[:-1]] == [0, 1, 2, 3, 4][: len(lines) - 1] and len(lines) > 3
+
+
+def test_pieces_of_work_take_turns():
+    """A long answer lets a short one in."""
+    order: list[str] = []
+    begun, both = threading.Event(), threading.Event()
+
+    def steps(name: str):
+        for number in range(3):
+            order.append(name)
+            begun.set()
+            assert both.wait(LIMIT)
+            yield number
+
+    async def together() -> list[list[int]]:
+        worker = Worker("of a test")
+
+        async def all_of(name: str) -> list[int]:
+            return [message async for message in worker.run(lambda _: steps(name))]  # type: ignore[misc]
+
+        first = asyncio.create_task(all_of("a"))
+        await asyncio.to_thread(begun.wait, LIMIT)
+        second = asyncio.create_task(all_of("b"))
+        await asyncio.sleep(0)  # in which it is handed to the worker
+        both.set()
+        return list(await asyncio.gather(first, second))
+
+    assert asyncio.run(together()) == [[0, 1, 2]] * 2
+    assert order == ["a", "b"] * 3
