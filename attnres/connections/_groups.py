@@ -10,16 +10,17 @@ from torch import Tensor, nn
 from attnres.connections._connection import Connection
 from attnres.errors import UsageError
 
-ORDER = ("connection", "channel maps", "decayed", "not decayed")
-"""The order of the groups, which a saved optimizer depends on."""
+ORDER = ("decayed", "not decayed", "connection", "channel maps")
+"""The order of the groups, which a saved optimizer depends on. The weights come first: transformers' Trainer logs the
+rate of the first group."""
 
 
 def param_groups(
-    model: nn.Module, lr: float, query_lr: float | None = None, weight_decay: float = 0.0
+    model: nn.Module, lr: float, query_lr: float | None = None, weight_decay: float | None = None
 ) -> list[dict[str, Any]]:
     """Group the parameters of a module that contains a connection, for any torch optimizer.
 
-    >>> torch.optim.AdamW(param_groups(model, lr=1e-3, weight_decay=0.1))
+    >>> torch.optim.AdamW(param_groups(model, lr=1e-3), weight_decay=0.1)
 
     transformers' Trainer takes it as `optimizers=(AdamW(param_groups(model, ...)), None)`. Only what requires a
     gradient is listed; a group that would be empty is left out.
@@ -29,11 +30,12 @@ def param_groups(
         lr: of all that is not the connection's.
         query_lr: of the connection, 10 lr if None; matrices that make a query from a token's channels get query_lr
             / dim.
-        weight_decay: of matrices outside the connection. Decay would pull the connection to the plain residual.
+        weight_decay: of matrices outside the connection; the optimizer's own if None. All else has none: decay would
+            pull the connection to the plain residual.
 
     Returns:
-        The groups "connection" and "channel maps" without decay, "decayed", which are matrices, and "not decayed",
-        vectors such as norms and biases.
+        The groups "decayed", which are matrices, "not decayed", vectors such as norms and biases, "connection" and
+        "channel maps".
 
     Raises:
         UsageError: no connection in the model, or a rate or the decay is negative or no number.
@@ -41,11 +43,11 @@ def param_groups(
     connections = [module for module in model.modules() if isinstance(module, Connection)]
     if not connections:
         raise UsageError(f"the {type(model).__name__} has no connection; make it with one, or attach one first")
-    for name, value in {"lr": lr, "query_lr": query_lr or 0.0, "weight_decay": weight_decay}.items():
+    for name, value in {"lr": lr, "query_lr": query_lr or 0.0, "weight_decay": weight_decay or 0.0}.items():
         if not isinstance(value, Real | Tensor):
             raise UsageError(f"{name} must be a number, not {value!r}")
     query_lr = 10 * lr if query_lr is None else query_lr
-    if not all(value >= 0 for value in (lr, query_lr, weight_decay)):
+    if not all(value >= 0 for value in (lr, query_lr, weight_decay or 0.0)):
         raise UsageError(f"rates and decay must not be negative: {lr=}, {query_lr=}, {weight_decay=}")
     kinds = {
         id(parameter): ("channel maps", query_lr / connection.dim)
@@ -59,7 +61,9 @@ def param_groups(
         if parameter.requires_grad:
             kind = kinds.get(id(parameter), ("decayed" if parameter.ndim > 1 else "not decayed", lr))
             groups.setdefault(kind, []).append(parameter)
+    decay = dict.fromkeys(ORDER, {"weight_decay": 0.0})
+    decay["decayed"] = {} if weight_decay is None else {"weight_decay": weight_decay}
     return [
-        {"name": name, "params": groups[name, rate], "lr": rate, "weight_decay": weight_decay * (name == "decayed")}
+        {"name": name, "params": groups[name, rate], "lr": rate, **decay[name]}
         for name, rate in sorted(groups, key=lambda kind: ORDER.index(kind[0]))
     ]

@@ -32,6 +32,15 @@ def test_every_parameter_is_in_one_group_with_the_rates_of_its_kind():
     torch.optim.AdamW(groups)
 
 
+@pytest.mark.parametrize(("options", "decay"), [({}, 0.01), ({"weight_decay": 0.1}, 0.1)])
+def test_the_optimizers_own_decay_reaches_the_matrices_and_nothing_else(options, decay):
+    """The first group is the weights', whose rate transformers' Trainer logs."""
+    optimizer = torch.optim.AdamW(param_groups(Two(), lr=1e-3), **options)
+    decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
+    assert decays == {"decayed": decay, "not decayed": 0.0, "connection": 0.0, "channel maps": 0.0}
+    assert optimizer.param_groups[0]["name"] == "decayed" and optimizer.param_groups[0]["lr"] == 1e-3
+
+
 def test_frozen_parameters_and_empty_groups_are_left_out():
     model = nn.Sequential(make_connection("full", 4, 2), nn.Linear(4, 4)).requires_grad_(False)
     model[1].weight.requires_grad_()
