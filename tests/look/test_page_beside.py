@@ -41,6 +41,7 @@ def test_two_models_beside_each_other(opened, runs):
     assert len(opened.all(".side")) == 1 and not opened.find(".between").is_displayed()
 
 
+@pytest.mark.slow
 def test_two_prompts_beside_each_other(opened, runs):
     opened.choose("Put beside it", PROMPT)
     opened.all(".side textarea")[1].send_keys("!!")
@@ -49,6 +50,7 @@ def test_two_prompts_beside_each_other(opened, runs):
     assert opened.loss(1) == pytest.approx(mean_loss(runs[0], TEXT + "!!"), abs=1e-5)
 
 
+@pytest.mark.slow
 def test_a_change_beside_the_same_unchanged(opened, runs):
     opened.choose("Model", 1)
     opened.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
@@ -80,6 +82,7 @@ def test_a_link_restores_everything_in_another_tab(opened):
     assert (opened.sentence(), opened.loss()) == (shown[0], shown[2])
 
 
+@pytest.mark.slow
 def test_a_link_finds_its_models_in_another_session(opened, runs):
     opened.choose("Model", 1)
     opened.press(Keys.ARROW_RIGHT)
@@ -95,6 +98,7 @@ def test_a_link_finds_its_models_in_another_session(opened, runs):
         page.browser.get("about:blank")
 
 
+@pytest.mark.slow
 def test_changes_of_sites_that_are_not_there_are_left_out(opened):
     """As where the run that a link means was replaced by one of fewer layers."""
     opened.press(Keys.ARROW_RIGHT)
@@ -109,6 +113,7 @@ def test_changes_of_sites_that_are_not_there_are_left_out(opened):
     assert page.find("#said").text == said
 
 
+@pytest.mark.slow
 def test_losses_of_other_tokens_are_compared_by_bytes(opened, runs, saved_models):
     with serving(open_subjects([runs[0], saved_models[0]])) as client:
         page = Page(opened.browser, address(client))
@@ -123,6 +128,7 @@ def test_losses_of_other_tokens_are_compared_by_bytes(opened, runs, saved_models
         page.browser.get("about:blank")
 
 
+@pytest.mark.slow
 def test_a_chosen_token_is_one_of_its_own_model(opened, runs, saved_models):
     """Its id is another token where a side has other tokens: that side stays at the token that follows."""
     with serving(open_subjects([*runs[:2], saved_models[0]])) as client:
@@ -147,6 +153,7 @@ def test_a_chosen_token_is_one_of_its_own_model(opened, runs, saved_models):
         page.browser.get("about:blank")
 
 
+@pytest.mark.slow
 def test_other_tokens_are_compared_over_the_bytes_that_both_predict(opened, runs, saved_models, tmp_path):
     """A first token of three bytes is given; to the model of bytes two of them are not."""
     shutil.copytree(saved_models[0], tmp_path / "merged")
@@ -171,6 +178,7 @@ def test_other_tokens_are_compared_over_the_bytes_that_both_predict(opened, runs
         page.browser.get("about:blank")
 
 
+@pytest.mark.slow
 def test_two_tabs_at_once(opened, runs, client):
     """While one tab measures and writes on, the other changes and reads the same model; neither sees the other's."""
     opened.choose("Model", 1)

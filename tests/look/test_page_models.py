@@ -12,7 +12,6 @@ pytest.importorskip("starlette", reason="the extra look is not installed")
 
 from selenium.webdriver.common.keys import Keys
 
-from attnres import connection_names
 from attnres.data import load_tokenizer
 from attnres.look.subject import open_subjects
 from tests.look.conftest import ODD
@@ -35,7 +34,8 @@ def resize(page: Page, width: int, height: int = 900) -> None:
     page.browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]));")
 
 
-@pytest.mark.parametrize("width", [360, 400, 1060, 1400])
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [360, 1060])
 def test_nothing_overflows_or_overlaps_at_any_depth(deep, width):
     resize(deep, width)
     for model in range(len(ODD)):
@@ -69,6 +69,7 @@ return [...document.querySelectorAll("svg.depth text")].filter((text) => {
 """
 
 
+@pytest.mark.slow
 def test_a_wide_page_has_room_for_more_columns(deep):
     """Five from 1,200 pixels of picture on, four from 1,000 on, below that one, and only then a list to choose it."""
     everything = ["weight", "weight \N{MULTIPLICATION SIGN} |v|", "logit part", "removal", "logit lens"]
@@ -86,6 +87,7 @@ def test_a_wide_page_has_room_for_more_columns(deep):
         assert deep.find("select[aria-label='Beside the path']").is_displayed() == (len(columns) == 1)
 
 
+@pytest.mark.slow
 def test_ticks_of_the_matrix_are_evenly_spaced_layers(deep):
     for model, (_, layers) in enumerate(ODD.values()):
         deep.choose("Model", model)
@@ -95,17 +97,7 @@ def test_ticks_of_the_matrix_are_evenly_spaced_layers(deep):
         assert ticks == [str(layer) for layer in range(0, layers, stride)]
 
 
-def test_every_connection_can_be_looked_at(deep):
-    for index, name in enumerate(connection_names(), len(ODD)):
-        deep.choose("Model", index)
-        assert deep.find(".side h2").text == f"all-{name}"
-        assert deep.sentence() and len(deep.all("svg.depth .bar")) > 3
-        before = deep.loss()
-        deep.press(Keys.ARROW_RIGHT)
-        assert deep.change("Mute") > 0 and deep.find(".changes li").text.startswith("mute")
-        assert deep.change("Undo") == before
-
-
+@pytest.mark.slow
 def test_models_of_transformers(opened, saved_models):
     import attnres.hf
 
@@ -174,6 +166,7 @@ def test_a_saved_page_has_the_numbers_of_the_live_one(opened, tmp_path):
     opened.asked()  # the file itself
 
 
+@pytest.mark.slow
 def test_a_saved_page_leaves_out_sizes_that_do_not_follow_from_what_it_has(opened, tmp_path):
     opened.choose("Model", 2)
     (html,) = downloads(opened, tmp_path, "Save page")
@@ -185,6 +178,7 @@ def test_a_saved_page_leaves_out_sizes_that_do_not_follow_from_what_it_has(opene
     opened.asked()  # the file itself
 
 
+@pytest.mark.slow
 def test_saved_files_open_from_disk_without_a_request(deep, tmp_path):
     """200 tokens of 48 sublayers, what was measured and a second side included."""
     deep.choose("Model", list(ODD).index("deep"))

@@ -252,6 +252,7 @@ function lost() {
   retrying = setInterval(async () => {
     let back;
     try { back = await askSession(); } catch (error) { if (error instanceof Lost) return; }
+    if (!retrying) return; // a try before this one, which took long, has been answered
     clearInterval(retrying);
     retrying = null;
     if (!back) {
