@@ -61,7 +61,7 @@ def param_groups(
         if parameter.requires_grad:
             kind = kinds.get(id(parameter), ("decayed" if parameter.ndim > 1 else "not decayed", lr))
             groups.setdefault(kind, []).append(parameter)
-    decay = dict.fromkeys(ORDER, {"weight_decay": 0.0})
+    decay = {name: {"weight_decay": 0.0} for name in ORDER}
     decay["decayed"] = {} if weight_decay is None else {"weight_decay": weight_decay}
     return [
         {"name": name, "params": groups[name, rate], "lr": rate, **decay[name]}
