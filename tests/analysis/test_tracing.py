@@ -108,10 +108,11 @@ def test_a_final_norm_of_another_kind_is_refused():
 def test_final_norms_of_every_kind_close(name):
     model = small_k3() if name == "kimi_k3" else attached(name)
     traced = trace(model, TEXT)
-    torch.testing.assert_close(traced.logits, own_logits(model), rtol=1e-3, atol=2e-5)
+    rounding = 1e-3 * traced.logits.std().item()  # in float32, of models whose norms magnify a small embedding
+    torch.testing.assert_close(traced.logits, own_logits(model), rtol=0, atol=rounding)
     told = explain(model, traced, 4, target=2)
-    torch.testing.assert_close(told.logits[-1], traced.logits[4], rtol=1e-3, atol=1e-5)
-    assert told.rest.abs().max() < 1e-4
+    torch.testing.assert_close(told.logits[-1], traced.logits[4], rtol=0, atol=rounding)
+    assert told.rest.abs().max() < rounding
 
 
 def test_shares_are_the_terms_of_the_logit_written_out():
