@@ -176,9 +176,9 @@ def test_chunks_do_not_change_the_result(tokens, monkeypatch):
     whole = depth_profile(model, tokens, positions=[0, 3, 5])
     monkeypatch.setattr("attnres.analysis.dynamics.TAG_BYTES", 7 * 7 * 8 * 4 * 2)  # two tokens at a time
     chunked = depth_profile(model, tokens, positions=[0, 3, 5])
-    np.testing.assert_allclose(chunked.mean_matrix, whole.mean_matrix, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(chunked.token_matrices, whole.token_matrices, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(chunked.entropy, whole.entropy, rtol=1e-5)
+    np.testing.assert_allclose(chunked.mean_matrix, whole.mean_matrix, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(chunked.token_matrices, whole.token_matrices, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(chunked.entropy, whole.entropy, rtol=1e-4)
 
 
 def test_memory_grows_with_neither_batch_nor_time(monkeypatch):

@@ -260,9 +260,8 @@ def test_every_connection_compiled_as_one_graph_is_the_same(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["block", "x0"])
-def test_inductor_changes_nothing(name):
-    assert_compiled_is_the_same((name, {}), "inductor")
+def test_inductor_changes_nothing():
+    assert_compiled_is_the_same(("block", {}), "inductor")
 
 
 class Doubled(nn.Module):
