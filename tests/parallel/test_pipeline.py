@@ -79,7 +79,7 @@ def test_every_gradient_is_that_of_one_process(ranks, schedule, name, options):
     check(ranks, Case(connection=name, options=tuple(options.items()), layers=4, **SCHEDULES[schedule]))
 
 
-GRID = [(2, 3, True), (3, 3, True), (4, 4, True), (1, 2, False), (4, 3, False)]
+GRID = [(2, 3, True), (4, 4, True), (4, 3, False)]
 FAST = [(1, 3, True), (4, 2, True), (3, 2, False)]
 
 
@@ -123,9 +123,8 @@ def run_compiled(group: dist.ProcessGroup, case: Case) -> Outcome:
 
 
 @slow
-@pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zero-bubble"])
-def test_compiled_sublayers(ranks, schedule):
-    check(ranks, Case(compile=True, checkpointing=True, layers=4, **SCHEDULES[schedule]), run_compiled)
+def test_compiled_sublayers(ranks):
+    check(ranks, Case(2, 2, "zero-bubble", 2, compile=True, checkpointing=True, layers=2), run_compiled)
 
 
 def forward_calls(group: dist.ProcessGroup, case: Case) -> list[int]:
@@ -178,13 +177,10 @@ def test_experts_under_autocast(ranks):
 
 
 @slow
-@pytest.mark.parametrize("schedule", ["1f1b", "interleaved-1f1b"])
-def test_float32_is_bitwise_where_the_order_of_sums_is_the_same(ranks, schedule):
+def test_float32_is_bitwise_where_the_order_of_sums_is_the_same(ranks):
     """A stream has one reader per site, so cutting it changes no sum."""
     for name in ("residual", "hc", "highway"):
-        outcomes = check(
-            ranks, case := Case(connection=name, dtype=torch.float32, **SCHEDULES[schedule]), tolerance=0.0
-        )
+        outcomes = check(ranks, case := Case(connection=name, dtype=torch.float32, **INTERLEAVED), tolerance=0.0)
         assert [outcome.losses for outcome in outcomes] == [reference(case)[0]] * case.ranks
 
 
@@ -247,23 +243,19 @@ def test_a_batch_that_does_not_fit_is_refused_on_every_rank(ranks):
         assert float(messages[3]) == pytest.approx(reference(case)[0][0])
 
 
-def die(group: dist.ProcessGroup, case: Case, how: str) -> None:
+def die(group: dist.ProcessGroup, case: Case) -> None:
     pipeline = make_pipeline(group, case)
     pipeline.forward_backward(case.batches(0))
     if dist.get_rank() == 1:
-        if how == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise ValueError("on purpose")
+        os.kill(os.getpid(), signal.SIGKILL)
     pipeline.forward_backward(case.batches(0))
 
 
-@pytest.mark.parametrize("how", ["kill", pytest.param("raise", marks=slow)])
-def test_a_rank_that_fails_ends_the_others_within_seconds(tmp_path, how):
+def test_a_rank_that_is_killed_ends_the_others(tmp_path):
     """They fail because a connection closes, long before the group's time limit."""
     pool = Ranks(3, tmp_path)
     with pytest.raises(RuntimeError) as error:
-        pool.run(die, Case(3, 2, "interleaved-1f1b", 3), how, ranks=3)
+        pool.run(die, Case(3, 2, "interleaved-1f1b", 3), ranks=3)
     message = str(error.value)
-    assert ("rank 1 is gone" if how == "kill" else "on purpose") in message
-    assert "rank 0:" in message and "rank 2:" in message
+    assert "rank 1 is gone" in message and "rank 0:" in message and "rank 2:" in message
     assert "waiting" not in message  # ranks.GRACE

@@ -8,13 +8,12 @@ import threading
 from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from attnres.parallel import world
 from attnres.parallel.layout import Layout
-from attnres.train import config_to_json, train
+from attnres.train import config_to_json
 from tests.train.conftest import steps_on_disk
 from tests.train.many import contents, go, make_trainer
 from tests.train.processes import Command, Processes
@@ -79,20 +78,6 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on_to_the_same_bits(ma
         (line,) = run.errors
         assert "has lost another one" in line and "step-00000004" in line
     assert_goes_on_to_the_same_bits(config, tmp_path / "run", pair, tmp_path)
-
-
-@pytest.mark.slow
-def test_one_process_goes_on_where_two_stopped(make_config, tmp_path):
-    """Elastic: from their checkpoint, and to about the same loss."""
-    config = make_config(batch_size=4, steps=8, save_every=8, evaluate_every=8, optimizer={"hidden": "adamw"})
-    stops = recipe(tmp_path, config, "stops.py", {(rank, 5): int(signal.SIGINT) for rank in "01"})
-    with both(tmp_path / "first", tmp_path / "run", stops) as run:
-        assert run.end() == [130, 130], run.said
-    events = []
-    summary = train(config, tmp_path / "run", events.append)
-    assert events[0]["step"] == 6 and summary["steps"] == 8
-    # Two steps from one point; a hundred times what rounding does to them.
-    assert summary["validation_loss"] == pytest.approx(train(config, tmp_path / "one")["validation_loss"], rel=1e-3)
 
 
 def refused(said: Path, *commands: "PatientCommand", size: int | None = None) -> str:

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attnres.connections import connection_names
 from attnres.data import Sampler, open_corpus, validation_batches
 from attnres.errors import UsageError
 from attnres.model import Transformer
@@ -141,7 +140,6 @@ def test_compile_without_a_compiler_is_refused_before_anything_is_written(make_c
     [
         ("block", "muon", "float32"),
         ("hc", "adamw", "bfloat16"),
-        *(pytest.param(name, "muon", "float32", marks=pytest.mark.slow) for name in connection_names()),
     ],
 )
 def test_restore_is_bit_equal(make_trainer, hidden, precision, connection):
