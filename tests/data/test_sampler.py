@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnres.data import Sampler, validation_batches
@@ -30,6 +30,8 @@ def epoch_starts(sampler: Sampler) -> list[int]:
 
 
 @given(length=st.integers(2, 200), sequence=st.integers(1, 30), seed=st.integers(0, 2**40))
+@example(length=31, sequence=30, seed=0)  # one window, wherever it begins
+@example(length=32, sequence=30, seed=1)
 def test_every_target_once_per_epoch(length, sequence, seed):
     if length <= sequence:
         return

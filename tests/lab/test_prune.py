@@ -88,7 +88,7 @@ def test_for_attnres_zero_is_removal_from_the_softmax():
             if site != removed:
                 sources.append(sublayer(mixture(sources, site)))
         assert len(sources) == SITES
-        assert base + added[removed] == pytest.approx(loss_of(model, mixture(sources, SITES), tokens), rel=1e-9)
+        assert base + added[removed] == pytest.approx(loss_of(model, mixture(sources, SITES), tokens), rel=1e-6)
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def test_for_the_plain_residual_off_is_skipped():
         x = model.embedding(torch.from_numpy(tokens[:, :-1]))
         for site, sublayer in enumerate(model.bound_sublayers(12)):
             x = x if site == removed else x + sublayer(x)
-        assert base + added[removed] == pytest.approx(loss_of(model, x, tokens), rel=1e-9)
+        assert base + added[removed] == pytest.approx(loss_of(model, x, tokens), rel=1e-6)
 
 
 def test_gini_and_removable_of_known_costs():
