@@ -41,7 +41,7 @@ def tasks(tmp_path_factory) -> dict[str, str]:
         "text": {
             "output_type": "loglikelihood_rolling",
             "doc_to_text": "",
-            "doc_to_target": "{{question}} {{choices | join(' ')}}",
+            "doc_to_target": "{{question}} {{choices | join(' ')}}, and {{question}} {{answer}}",
             "metric_list": [{"metric": "bits_per_byte", "aggregation": "bits_per_byte", "higher_is_better": False}],
         },
         "answer": {
