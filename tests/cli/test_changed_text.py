@@ -25,7 +25,11 @@ def change(text):
 
 @pytest.mark.parametrize("tokenizer", ["bytes", pytest.param("bpe:280", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("command", "keeps", "page"), [("compare", ["comparison.json"], "report.html"), ("dynamics", [], "results.html")]
+    ("command", "keeps", "page"),
+    [
+        ("compare", ["comparison.json"], "report.html"),
+        pytest.param("dynamics", [], "results.html", marks=pytest.mark.slow),
+    ],
 )
 def test_finished_runs_are_not_measured_on_another_text(
     command, keeps, page, tokenizer, text, tmp_path, capsys, monkeypatch

@@ -183,6 +183,7 @@ def test_a_full_disk_is_one_line(run, tmp_path, capsys, target):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_a_run_of_another_backbone_is_refused_without_transformers(tmp_path, comparison):
     folder = comparison[0] / "residual" / "seed-0"
     program = (

@@ -134,7 +134,6 @@ def test_a_connection_over_that_of_a_recipe(small, tmp_path):
     )
     for number, (given, expected) in enumerate(
         [
-            ([], "block:block_size=2,key_norm=false"),
             (["--model.connection", "block:block_size=1"], "block:block_size=1"),
             (["--model.connection", "residual"], "residual"),
         ]
