@@ -49,8 +49,8 @@ COMPILED = ("--compile.enable", "--compile.components", "model", "--compile.back
 
 
 @pytest.mark.parametrize(("family", "size"), config_registry.SIZES)
-def test_every_connection_has_a_configuration_that_can_be_built(family, size):
-    for name in connection_names():
+def test_every_configuration_can_be_built(family, size):
+    for name in connection_names() if (family, size) == ("llama3", "debug") else ["block"]:
         model = getattr(config_registry, f"{family}_{name}_{size}")().model_spec.model
         with torch.device("meta"):
             made = model.build()
