@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from attnres.bench.kernels import Launch, noted
 from attnres.bench.measure import Row, Setting
 from attnres.connections.block import Block
+from attnres.errors import UsageError
 from attnres.ops import library, triton_backend, triton_kernels
+from attnres.ops.backends import native_backend
 from attnres.torch_private import TorchDispatchMode
 
 TOKENS = (2048, 4096)  # at least triton_backend.PROGRAMS, from where on no parameter's share grows
@@ -54,6 +56,13 @@ OPERATORS = {library.attend: triton_backend.attend, library.attend_backward: tri
 
 
 def measure(setting: Setting) -> list[Row]:
+    """Count.
+
+    Raises:
+        UsageError: there is no CPU kernel, so that calls go to plain PyTorch and not to the operators.
+    """
+    if native_backend("cpu") == "reference":
+        raise UsageError("bench traffic needs the CPU kernel, which cannot be built here: install g++ or set CXX")
     rows = []
     for shape in SHAPES[:1] if setting.quick else SHAPES:
         setting.progress(f"counting bytes of {shape}")

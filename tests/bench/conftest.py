@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from attnres.bench import curves, gpu, operator, readers
+from tests.ops.conftest import kernel as kernel  # builds it, or skips the test
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ def test_peers_take_part_with_and_without_their_stack():
         assert "not measured" in str(row.details[name]), "what cannot run here says why"
 
 
-def test_the_check_passes_what_is_right(monkeypatch):
+def test_the_check_passes_what_is_right(monkeypatch, kernel):
     """Every path, by this machine's kernel; tests/ops has the GPU's themselves under Triton's interpreter."""
     monkeypatch.setattr(gpu, "device_here", lambda: CPU)
     monkeypatch.setattr(gpu_check, "native_backend", lambda _: "triton")

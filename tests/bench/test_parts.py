@@ -11,6 +11,7 @@ import torch
 from attnres.analysis.cost import counted_transfers
 from attnres.bench import curves, decode, imports, lab, measure, memory, operator, parallel, step, targets
 from attnres.bench.measure import Row, Setting
+from attnres.errors import UsageError
 
 SETTING = Setting(rounds=1, quick=True)
 
@@ -55,9 +56,7 @@ def test_every_target_takes_its_turn(monkeypatch):
     assert rows[f"operator forward, {operator.QUICK}, x86-64-v3: bfloat16 over float32"].ratio == pytest.approx(2)
 
 
-def test_a_target_is_measured_on_its_own_kernel(in_this_process):
-    if not targets.cpu.load():
-        pytest.skip("no CPU kernel")
+def test_a_target_is_measured_on_its_own_kernel(in_this_process, kernel):
     forward, backward = targets._in_a_process("x86-64-v3", "bfloat16", 1, quick=True)
     assert forward > 0 and backward > 0
     assert in_this_process[0]["ATTNRES_MARCH"] == "x86-64-v3"
@@ -86,6 +85,7 @@ def test_importing_attnres_over_importing_torch(in_this_process):
 
 def test_the_labs_step_is_a_share_of_what_products_reach(monkeypatch):
     monkeypatch.setattr(lab, "take_turns", lambda runs, *_: [run() for run in runs.values()] and dict.fromkeys(runs, 2))
+    monkeypatch.setattr("attnres.train.trainer.check_compiler", lambda _: None)  # nothing is compiled here
     threads = torch.get_num_threads()
     *rows, muon = lab.measure(SETTING)
     assert torch.get_num_threads() == threads and muon.ratio == 1
@@ -129,13 +129,21 @@ $__internal_0_$__slowpath:
     assert sass.ctas_per_sm("sm_80", 1, 32, 24576) == 6 and sass.ctas_per_sm("sm_90", 1, 32, 24576) == 9
 
 
-def test_what_a_stack_moves():
+def test_what_a_stack_moves(kernel):
     """The design is held to its bytes: docs/PERFORMANCE.md has the table."""
     traffic = pytest.importorskip("attnres.bench.traffic")
     forward, backward, decoding = traffic.measure(SETTING)
     assert 0 < forward.ratio < 8.7 and 0 < backward.ratio < 11.2
     assert backward.details.get("zeros_like", 0) < 0.01, "the readout's gradient comes from outside of the stack"
     assert 1 < decoding.ratio < 1.05, "a launch at each site, at the readout, and the sum of the last"
+
+
+def test_bytes_are_not_counted_of_plain_pytorch(monkeypatch):
+    """Without the CPU kernel no call comes to the operators whose launches are counted: ten times too many bytes."""
+    traffic = pytest.importorskip("attnres.bench.traffic")
+    monkeypatch.setattr(traffic, "native_backend", lambda _: "reference")
+    with pytest.raises(UsageError, match="install g"):
+        traffic.measure(SETTING)
 
 
 @pytest.mark.parametrize("lost", [0, 1])

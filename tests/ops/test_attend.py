@@ -72,14 +72,14 @@ def test_a_source_alone_is_the_output(backend):
 
 
 @pytest.mark.parametrize("call", [Call(3, 2, 7, dtypes=(BF16,), added=BF16, out=BF16), Call(2, added=BF16, out=F32)])
-def test_a_sum_is_torch_s(kernel, call):
+def test_a_sum_is_torch_s(kernel, operators_as_they_are, call):
     inputs = call.inputs()
     *_, total = call.operator("cpu")(*inputs)
     expected = inputs[call.sources - 1] + inputs[-1]
     assert total.dtype == expected.dtype and torch.equal(total, expected)
 
 
-def test_what_is_added_may_be_strided(backend):
+def test_what_is_added_may_be_strided(backend, operators_as_they_are):
     sources, y, query = make_sources(2, 7, 24), torch.randn(24, 7).mT, make_vector(24)
     (out,), total = add_and_attend(sources, y, [query], [], (), EPS, F32, backend)
     assert torch.equal(total, sources[-1] + y)

@@ -63,7 +63,7 @@ def test_calls_of_many_lengths_compile_to_one_graph():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant):
+def test_activation_checkpointing(reentrant, operators_as_they_are):
     def recomputed(*tensors):
         return checkpoint(both, *tensors, use_reentrant=reentrant)
 
@@ -83,7 +83,7 @@ def saved_tensors():
 
 
 @pytest.mark.parametrize("count", [1, 9])
-def test_saved_besides_the_sources_is_small(count):
+def test_saved_besides_the_sources_is_small(count, operators_as_they_are):
     """Per source and token a few numbers: no outputs, no products."""
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(count, 64))
     known = {x.data_ptr() for x in (*sources, query, gain)}
@@ -96,7 +96,7 @@ def test_saved_besides_the_sources_is_small(count):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_merge_saves_its_output_or_its_prior(dtype):
+def test_a_merge_saves_its_output_or_its_prior(dtype, operators_as_they_are):
     """h is kept by the norm that follows anyway, and out_j can go at once; but h rounded would not do."""
     out = torch.randn(64, DIM, requires_grad=True)
     with saved_tensors() as saved:
@@ -204,7 +204,7 @@ def test_what_the_kernel_cannot_do_is_an_error():
 
 
 @pytest.mark.parametrize("merges", [False, True])
-def test_registration(merges):
+def test_registration(merges, operators_as_they_are):
     """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(2, 3))
     priors = [torch.randn(3, DIM), torch.randn(3)] if merges else []
@@ -219,7 +219,7 @@ def test_registration(merges):
 
 
 @pytest.mark.parametrize("gained", [True, False])
-def test_the_operators_without_gradients_are_the_general_one_to_the_bit(gained):
+def test_the_operators_without_gradients_are_the_general_one_to_the_bit(gained, operators_as_they_are):
     """Decoding calls them: a token that is read again must be what it was in the prompt."""
     operator = torch.ops.attnres  # not through `library`, which tests of rounding replace
     *sources, query, gain = inputs_of(3)

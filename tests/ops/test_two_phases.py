@@ -88,7 +88,7 @@ def test_a_site_alone_and_a_token_alone_are_read_in_one_phase(monkeypatch, token
     connection.run(values, sublayers[first:last], first)
 
 
-def test_a_sum_is_no_pass_of_its_own():
+def test_a_sum_is_no_pass_of_its_own(kernel, operators_as_they_are):
     """But where a tile ends: of three sums in a block of four sublayers torch makes one."""
     connection, sublayers = make_connection("block", dim=DIM, sites=8, block_size=4), make_sublayers(DIM, 8)
     values = connection.start(torch.randn(9, DIM))
@@ -121,7 +121,7 @@ def test_a_rule_that_takes_outputs_up_in_its_own_way_is_asked(method):
         torch.testing.assert_close(one, other)
 
 
-def test_rounding_phase_1():
+def test_rounding_phase_1(kernel, operators_as_they_are):
     """A bfloat16 stack against float64: the option adds less than the stream's own roundings, and keeps less."""
     dim, sites = 64, 12
     sublayers, x = make_sublayers(dim, sites), torch.randn(50, dim).bfloat16()
