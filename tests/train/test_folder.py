@@ -6,11 +6,13 @@ import subprocess
 
 import pytest
 
+from attnres.connections._sound import check_rule
 from attnres.errors import UsageError
-from attnres.train import Interrupted, environment, load_run, train
+from attnres.train import Interrupted, environment, load_run, loop, train
 from attnres.train.folder import RunFolder
 from attnres.train.loop import Loop
 from tests.train.conftest import stop_at
+from tests.train.many import RULE
 
 
 def test_a_result_without_a_configuration_is_refused(make_config, tmp_path):
@@ -53,6 +55,14 @@ def test_nothing_is_written_before_the_options_are_known_to_be_good(make_config,
         with pytest.raises(UsageError):
             train(make_config(model=bad), tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def test_a_rule_whose_maths_is_wrong_is_refused_before_anything_is_written(make_config, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "check_rule", check_rule)
+    (tmp_path / "rule.py").write_text(RULE.replace("values[0] * weights[0]", "values[0] ** 2 * weights[0]"))
+    with pytest.raises(UsageError, match="linear"):
+        train(make_config(model={"connection": f"{tmp_path / 'rule.py'}:Scaled"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_two_processes_on_one_folder(make_config, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -12,10 +13,11 @@ import torch
 from attnres.connections import connection_class
 from attnres.data.config import DataConfig
 from attnres.errors import UsageError
-from attnres.train import sweep, train
+from attnres.train import sweep, train, worker
 from attnres.train.sweep import Job, JobState, failures, run_jobs
 from tests.cli.conftest import forget_rules
 from tests.train.many import RULE
+from tests.train.processes import Processes
 
 DIES = "import os, signal; os.kill(os.getpid(), {})"
 CHATTY = (
@@ -118,11 +120,11 @@ def test_a_rule_that_is_edited_while_its_runs_train_is_noticed_when_they_are_don
     popen = subprocess.Popen
 
     def edited(command, **how):
-        """A worker reads the file as it is now; here in this process, and one that does nothing ends well."""
+        """The worker, forked where its imports are done: it reads the file as it is now."""
         monkeypatch.setattr(subprocess, "Popen", popen)
         file.write_text(f"{RULE}\n# edited\n")
-        forget_rules()
-        train(config, jobs[0].folder)
+        with Processes(tmp_path / "said", partial(worker.main, command[3:5])) as run:
+            assert run.end() == [0], run.said
         return popen([sys.executable, "-c", ""], **how)
 
     monkeypatch.setattr(sweep.subprocess, "Popen", edited)
