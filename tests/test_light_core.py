@@ -19,9 +19,6 @@ ROOT = Path(__file__).parents[1]
 SLOW = {"matplotlib", "numpy", "scipy", "torch", "transformers"}
 """What takes a part of a second, or seconds, to import."""
 
-SLOW_HELP = {"compare", "report"}
-"""Commands whose options come from modules that import more than they need; to become empty."""
-
 OF_TORCH = {"filelock", "jinja2"}  # installed with it
 HEAVY = {*LAB, "accelerate", "datasets", "lm_eval", "tokenizers", "transformers"} - OF_TORCH
 
@@ -94,7 +91,7 @@ def test_help_imports_nothing_that_takes_its_time():
     calls = "import sys\nfrom attnres.cli import main\n"
     calls += "for name in sys.argv[1:]:\n    try: main([name, '--help'])\n    except SystemExit: pass\n"
     calls += f"    print('imported:', name, *{SLOW!r} & set(sys.modules))"
-    names = [name for name in command_names() if name not in SLOW_HELP]
+    names = command_names()
     imported = [line.split()[1:] for line in python(calls, *names) if line.startswith("imported:")]
     assert imported == [[name] for name in names]
 

@@ -28,17 +28,9 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._checks import alone_in, check_output_folder, check_own_file, check_own_page
 from attnres.cli._recipe import named_recipe
-from attnres.cli._tables import Output, print_error, print_table
-from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
-from attnres.lab.comparison import ARMS, DEFAULTS, QUICK, RECORD, plan_comparison, recipe_defaults, run_comparison
-from attnres.lab.options import check_seeds
-from attnres.report.figures import FIGURES
-from attnres.report.runs import COMPARISON_TITLE
-from attnres.report.write import PAGE
-from attnres.texttable import duration
+from attnres.lab.defaults import ARMS, DEFAULTS, QUICK, recipe_defaults
 from attnres.train import RunConfig
 from attnres.train.workers import default_workers
 
@@ -70,6 +62,16 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             quick: A small comparison, in about a minute.
             recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
+        from attnres.cli._checks import alone_in, check_output_folder, check_own_file, check_own_page
+        from attnres.cli._tables import Output, print_error, print_table
+        from attnres.cli._terminal import Terminal, stopped
+        from attnres.lab.comparison import RECORD, plan_comparison, run_comparison
+        from attnres.lab.options import check_seeds
+        from attnres.report.figures import FIGURES
+        from attnres.report.runs import COMPARISON_TITLE
+        from attnres.report.write import PAGE
+        from attnres.texttable import duration
+
         check_seeds(seeds, workers)
         check_output_folder("--out", out)
         check_own_page(out, PAGE, COMPARISON_TITLE, FIGURES)

@@ -44,7 +44,7 @@ def command(
         raise UsageError(f"--port must be 0 to 65535, not {port}")
     if token is not None and not re.fullmatch(r"[\w-]{16,}", token, re.ASCII):
         raise UsageError("--token must be 16 letters, digits, - and _ at least; leave it out for a random one")
-    from attnres.lab.comparison import DEFAULTS
+    from attnres.lab.defaults import DEFAULTS
     from attnres.look.prepare import Preparation, pair_of
     from attnres.look.server import Microscope
     from attnres.look.start import start

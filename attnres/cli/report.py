@@ -21,14 +21,7 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._checks import alone_in, check_output_folder, check_own_page
-from attnres.cli._tables import Output, print_line
-from attnres.cli._terminal import working
 from attnres.errors import UsageError
-from attnres.lab import experiments
-from attnres.lab.document import tables_page
-from attnres.lab.numbers import CITED, Cited
-from attnres.lab.page import PAGE, TITLE, figure_names, read_records, write_results
 
 
 def command(
@@ -47,6 +40,13 @@ def command(
     """
     if numbers:
         return _look_up(results)
+    from attnres.cli._checks import alone_in, check_output_folder, check_own_page
+    from attnres.cli._tables import Output, print_line
+    from attnres.cli._terminal import working
+    from attnres.lab import experiments
+    from attnres.lab.document import tables_page
+    from attnres.lab.page import PAGE, TITLE, figure_names, read_records, write_results
+
     if not tables:
         check_output_folder("--out", out)
     if not results.exists():
@@ -74,6 +74,8 @@ def command(
 
 
 def _look_up(results: Path) -> int:
+    from attnres.lab.numbers import CITED, Cited
+
     if not (results / CITED).is_file():
         raise UsageError(f"{results}: no {CITED} there, which says what the documents cite")
     cited = Cited(results)

@@ -22,7 +22,7 @@ from attnres.report.comparison import NATS_PER_BYTE, result_tables
 from attnres.report.runs import comparison_report
 from attnres.report.write import PAGE
 from attnres.texttable import TextTable
-from attnres.train import RunConfig, load_recipe
+from attnres.train import RunConfig
 from attnres.train.folder import RunFolder, evaluated_bytes_per_token
 from attnres.train.sweep import Job, JobState, failures, refuse_other_texts, require_done
 
@@ -31,37 +31,6 @@ UNIT = NATS_PER_BYTE
 RECORD = "comparison.json"
 OWN = (RECORD, PAGE, "figures")
 """What a comparison's folder holds beside a folder of runs for each arm."""
-
-ARMS = ("residual", "x0", "block", "full")
-
-
-@dataclass(frozen=True)
-class Defaults:
-    """What a comparison is where its options do not say."""
-
-    config: RunConfig
-    seeds: int
-    folder: Path
-
-
-DEFAULTS = Defaults(
-    RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=80, validation_tokens=32_768),
-    seeds=5,
-    folder=Path("runs") / "compare",
-)
-QUICK = Defaults(
-    dataclasses.replace(DEFAULTS.config, steps=48, evaluate_every=16, validation_tokens=16_384),
-    seeds=2,
-    folder=Path("runs") / "quick",
-)
-
-
-def recipe_defaults(file: str) -> Defaults:
-    """Those of a recipe, but for its connection, which the arms name."""
-    config = load_recipe(file)
-    model = dataclasses.replace(config.model, connection=DEFAULTS.config.model.connection)
-    folder = Path("runs") / f"compare-{Path(file).stem}"
-    return Defaults(dataclasses.replace(config, model=model), DEFAULTS.seeds, folder)
 
 
 @dataclass(frozen=True)
