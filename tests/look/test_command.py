@@ -42,12 +42,7 @@ def started(*arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], Cli
         process.communicate()
 
 
-slow = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, *(pytest.param(n, marks=slow) for n in (signal.SIGTERM, signal.SIGHUP))]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_a_signal_in_the_middle_of_an_answer_ends_it_without_a_word(runs, number):
     with started(*runs[:2]) as (process, client):
         assert [model["name"] for model in client.session()["models"]] == ["residual", "block"]

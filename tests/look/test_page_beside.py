@@ -41,25 +41,6 @@ def test_two_models_beside_each_other(opened, runs):
     assert len(opened.all(".side")) == 1 and not opened.find(".between").is_displayed()
 
 
-@pytest.mark.slow
-def test_two_prompts_beside_each_other(opened, runs):
-    opened.choose("Put beside it", PROMPT)
-    opened.all(".side textarea")[1].send_keys("!!")
-    opened.until(lambda: len(opened.all(".side:last-child .strip .token")) == len(TEXT) + 2)
-    opened.settled()
-    assert opened.loss(1) == pytest.approx(mean_loss(runs[0], TEXT + "!!"), abs=1e-5)
-
-
-@pytest.mark.slow
-def test_a_change_beside_the_same_unchanged(opened, runs):
-    opened.choose("Model", 1)
-    opened.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
-    changed = opened.change("Mute")
-    opened.choose("Put beside it", UNCHANGED)
-    opened.until(lambda: opened.all(".between .cells"))
-    assert opened.loss() == changed != opened.loss(1) == pytest.approx(mean_loss(runs[1]), abs=1e-5)
-
-
 def test_a_link_restores_everything_in_another_tab(opened):
     opened.choose("Model", 1)
     opened.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)

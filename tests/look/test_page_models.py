@@ -88,16 +88,6 @@ def test_a_wide_page_has_room_for_more_columns(deep):
 
 
 @pytest.mark.slow
-def test_ticks_of_the_matrix_are_evenly_spaced_layers(deep):
-    for model, (_, layers) in enumerate(ODD.values()):
-        deep.choose("Model", model)
-        units = deep.units()
-        ticks = units[units.index("emb") + 1 : units.index("source (layer)")]
-        stride = int(ticks[1]) if ticks[1:] else 1
-        assert ticks == [str(layer) for layer in range(0, layers, stride)]
-
-
-@pytest.mark.slow
 def test_models_of_transformers(opened, saved_models):
     import attnres.hf
 

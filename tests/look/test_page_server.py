@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import re
 import shutil
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -20,9 +16,8 @@ from selenium.webdriver.common.keys import Keys
 
 from attnres.look.messages import Progress
 from attnres.look.subject import open_subjects
-from attnres.train.jsonconfig import config_to_json
 from tests.look.pages import TEXT, Page, address, mean_loss
-from tests.look.runs import serving, small_config
+from tests.look.runs import serving
 
 
 @pytest.fixture
@@ -167,37 +162,3 @@ def test_a_server_that_returns_with_other_models(page, runs):
         assert page.loss() == pytest.approx(mean_loss(runs[1]), abs=1e-5)
         assert [option.text for option in page.all("[aria-label=Model] option")] == ["highway", "block"]
         page.browser.get("about:blank")
-
-
-@pytest.mark.slow
-def test_a_run_that_another_process_trains_is_watched(page, tmp_path):
-    config = small_config(tmp_path, "block", steps=100_000, save_every=400, evaluate_every=400, keep=9)
-    recipe = f"config = config_from_json({config_to_json(config)!r})\n"
-    imported = "from attnres.train.jsonconfig import config_from_json\n"
-    (tmp_path / "recipe.py").write_text(imported + recipe, encoding="utf-8")
-    run = tmp_path / "live"
-    trainer = subprocess.Popen(
-        [sys.executable, "-m", "attnres", "train", str(run), "--recipe", str(tmp_path / "recipe.py")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        page.until(lambda: (run / "tokenizer.json").exists() and (run / "metrics.jsonl").exists())
-        with serving(open_subjects([run])) as client:
-            page.open(address(client))
-            first = page.until(lambda: reached(page))
-            page.until(lambda: reached(page) > first)
-            page.until(lambda: "(newest)" in page.find(".steps").text)  # two checkpoints
-            early = page.until(lambda: page.all(".losses[data-loss]") and page.loss())
-            page.until(lambda: page.loss() != early)
-            page.browser.get("about:blank")
-    finally:
-        trainer.kill()
-        trainer.wait()
-
-
-def reached(page: Page) -> int:
-    """The step at which the run that is watched says it is."""
-    found = re.search(r"step (\d+) of 100000", page.find(".training summary").text)
-    return int(found[1]) if found else 0
