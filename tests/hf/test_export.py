@@ -13,19 +13,12 @@ from tests.hf.models import assert_near, attached, make_tokens
 @pytest.mark.slow
 def test_many_layers_are_compiled_one_by_one():
     """torch takes eight graphs of one forward; every layer here reads another number of sources."""
-    model, tokens = attached(num_hidden_layers=10), make_tokens()
+    model, tokens = attached(num_hidden_layers=9), make_tokens()
     with torch.no_grad():
         expected = model(tokens, use_cache=False).logits
         for layer in model.model.layers:
             layer.compile(fullgraph=True, backend="eager")
         assert_near(model(tokens, use_cache=False).logits, expected)
-
-
-@pytest.mark.slow
-def test_torch_export():
-    model, tokens = attached(num_hidden_layers=2), make_tokens()
-    program = torch.export.export(model, (tokens,), {"use_cache": False}, strict=False)
-    assert_near(program.module()(tokens, use_cache=False).logits, model(tokens).logits)
 
 
 @pytest.mark.slow

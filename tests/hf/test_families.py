@@ -30,14 +30,8 @@ FAMILIES: dict[str, tuple] = {
     "falcon, two norms": ("falcon", CAUSAL, {"new_decoder_architecture": True, "num_kv_heads": 2}, 4, False),
     "gpt_neox": ("gpt_neox", CAUSAL, {}, 4, False),
     "gpt_neox, sequential": ("gpt_neox", CAUSAL, {"use_parallel_residual": False}, 8, False),
-    "gptj": ("gptj", CAUSAL, {}, 4, False),
-    "phi": ("phi", CAUSAL, {}, 4, False),
     "bloom": ("bloom", CAUSAL, {}, 8, False),
     "bloom, residual after the norm": ("bloom", CAUSAL, {"apply_residual_connection_post_layernorm": True}, 8, True),
-    "mpt": ("mpt", CAUSAL, {}, 8, False),
-    "stablelm": ("stablelm", CAUSAL, {}, 8, False),
-    "stablelm, parallel": ("stablelm", CAUSAL, {"use_parallel_residual": True}, 4, False),
-    "cohere": ("cohere", CAUSAL, {}, 4, False),
     "llama4_text": ("llama4_text", CAUSAL, {}, 8, False),
     "glm_moe_dsa": ("glm_moe_dsa", CAUSAL, {}, 8, False),
     "minimax": ("minimax", CAUSAL, {"full_attn_alpha_factor": 2.5, "mlp_beta_factor": 0.5}, 8, True),
@@ -45,10 +39,8 @@ FAMILIES: dict[str, tuple] = {
     "nemotron_h": ("nemotron_h", CAUSAL, {}, 4, False),
     "gemma4_text": ("gemma4_text", CAUSAL, {}, 12, True),
     "bert": ("bert", MASKED, {}, 8, True),
-    "roberta": ("roberta", MASKED, {}, 8, True),
     "modernbert": ("modernbert", MASKED, {}, 8, False),
     "vit": ("vit", IMAGES, {}, 8, False),
-    "dinov2": ("dinov2", IMAGES, {}, 8, False),
 }
 
 # One of each kind: dense, sliding windows, experts, tied, a state beside the cache; sublayers side by side, a sum
@@ -97,9 +89,9 @@ def test_starts_as_the_plain_model(name, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "kimi_linear", "gemma4_text"])
-def test_starts_as_the_plain_model_with_blocks_of_every_size(name):
-    assert_starts_as_plain(name, ["full", *(f"block:block_size={size}" for size in range(1, FAMILIES[name][3] + 1))])
+@pytest.mark.parametrize("name", ["llama", "gemma4_text"])
+def test_starts_as_the_plain_model_with_blocks_of_other_sizes(name):
+    assert_starts_as_plain(name, ["full", *(f"block:block_size={size}" for size in (1, 2, 4, FAMILIES[name][3]))])
 
 
 @pytest.mark.parametrize("name", EACH)
@@ -126,10 +118,8 @@ def test_trained_queries_depth_matrix_cache_and_gradients(name):
         ("qwen3_moe", True),
         ("glm_moe_dsa", False),
         ("gemma4_text", True),
-        *(
-            pytest.param(*given, marks=pytest.mark.slow)
-            for given in [("falcon", True), ("bert", False), ("gpt2", True)]
-        ),
+        pytest.param("falcon", True, marks=pytest.mark.slow),
+        pytest.param("bert", False, marks=pytest.mark.slow),
     ],
 )
 def test_recomputation_changes_no_gradient(name, reentrant):

@@ -11,7 +11,7 @@ from attnres.hf.small import small_model, spread_weights
 from tests.depth import randomise
 from tests.hf.models import assert_near
 
-KINDS = ["gemma3", "llava", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma4", "got_ocr2", "fuyu"))]
+KINDS = ["gemma3", "llava", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma4", "got_ocr2"))]
 
 
 def attached(kind):

@@ -36,14 +36,13 @@ def test_beams_carry_their_caches():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_compile(name):
+def test_compile():
     torch._dynamo.reset()
-    model, tokens = attached(name, num_hidden_layers=2).train(), make_tokens()
+    model, tokens = attached(num_hidden_layers=2).train(), make_tokens()
 
     def step(run):
         model.zero_grad()
-        logits = run(tokens, use_cache=False).logits  # gpt2's own loss logs, which is a graph break
+        logits = run(tokens, use_cache=False).logits
         logits.square().mean().backward()
         return {"logits": logits} | {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
 
