@@ -159,6 +159,7 @@ def test_a_run_that_lost_its_metrics_is_reported_all_the_same(tmp_path, ablate, 
     assert 0 < again.hours < before.hours
 
 
+@pytest.mark.slow
 def test_a_tuning_run_that_was_killed_is_made_up_for(tmp_path, ablate, corpus, monkeypatch):
     """The better of two rates is killed while it is tried: the other one is reported, until the same command again."""
 

@@ -83,9 +83,8 @@ def ended(record: ScalingRecord, part: str) -> dict[tuple, float]:
     return {(run.arm, run.size, run.seed, run.factor): run.loss for run in getattr(record, part)}
 
 
-@pytest.mark.parametrize(
-    "stop_at", [pytest.param(3, marks=pytest.mark.slow), 10, pytest.param(15, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stop_at", [3, 10, 15])
 def test_a_sweep_that_was_stopped_anywhere_goes_on_on_another_machine(stop_at, machine, attnres, tmp_path, undisturbed):
     """The folder of all runs is lost, and the record was written when the sweep was stopped."""
     machine.stop_at = stop_at

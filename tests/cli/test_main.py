@@ -45,6 +45,7 @@ def test_other_errors_keep_their_traceback(monkeypatch):
         cli.main(["train"])
 
 
+@pytest.mark.slow
 def test_torchrun_is_told_of_every_end(monkeypatch, tmp_path, capsys):
     """It prints what it finds in that file last, below a traceback of its own."""
     file = tmp_path / "error.json"
@@ -65,6 +66,7 @@ def test_torchrun_is_told_of_every_end(monkeypatch, tmp_path, capsys):
         file.unlink()
 
 
+@pytest.mark.slow
 def test_only_training_takes_several_processes(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))

@@ -19,7 +19,7 @@ ARMS = ("residual", "block", "block@1")
 SMALL = [*TINY, "--model.heads", "2", "--model.backbone", "lab", "--steps", "32", "--optimizer.warmup", "0"]
 
 
-pytestmark = pytest.mark.usefixtures("trained_here", "no_page")
+pytestmark = [pytest.mark.usefixtures("trained_here", "no_page"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

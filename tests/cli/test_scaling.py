@@ -74,6 +74,7 @@ def test_what_is_recorded_is_kept_by_the_calls_that_follow(sweep, tmp_path, no_p
     assert read_record(file, ScalingRecord).step_times == timed.step_times
 
 
+@pytest.mark.slow
 def test_a_grid_with_a_run_that_failed_ends_in_one_line_each(tmp_path, corpus, capsys, monkeypatch, no_page):
     failing = run_jobs_but(lambda name: "full, 1x16, lr x2" in name)
     monkeypatch.setattr("attnres.train.sweep.run_jobs", failing)

@@ -135,6 +135,7 @@ def test_peft_lora_with_trained_queries(tmp_path):
             PeftModel.from_pretrained(attnres.hf.attach(make_model("llama"), "block", block_size=2), tmp_path)
 
 
+@pytest.mark.slow
 def test_states_averaged_by_hand_load_and_others_are_still_refused():
     """Averaging rounds what says whose state it is; it must not become that of another connection."""
     states = [attached().state_dict() for _ in range(3)]
@@ -154,6 +155,7 @@ def test_a_moving_mean_kept_in_a_copy_loads():
     attached().load_state_dict(mean.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("assign", [False, True])
 def test_a_model_that_was_emptied_and_filled_says_whose_its_state_is(assign):
     good = attached().state_dict()

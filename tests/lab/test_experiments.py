@@ -79,6 +79,7 @@ def test_tables_claims_and_a_finding_are_there(name):
     assert finding[0].isupper() and finding.endswith(".") and "\n" not in finding
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", several_fast(experiment_names(), "prune", "probes", "retrofit"))
 def test_narrow_pictures_are_no_wider_than_a_phone_shows_well(name):
     experiment, record = load_experiment(name), recorded(name)

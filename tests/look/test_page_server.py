@@ -40,6 +40,7 @@ def test_a_wrong_token_and_a_hostile_name_are_said(page, client):
     assert page.all("svg.depth .bar")
 
 
+@pytest.mark.slow
 def test_a_killed_server_is_said_and_its_return_goes_on(page, runs):
     with contextlib.ExitStack() as stack:
         client = stack.enter_context(serving(open_subjects(runs)))

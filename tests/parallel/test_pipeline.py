@@ -79,8 +79,8 @@ def test_every_gradient_is_that_of_one_process(ranks, schedule, name, options):
     check(ranks, Case(connection=name, options=tuple(options.items()), layers=4, **SCHEDULES[schedule]))
 
 
-GRID = [(2, 3, True), (4, 4, True), (4, 3, False)]
-FAST = [(1, 3, True), (4, 2, True), (3, 2, False)]
+GRID = [(2, 3, True), (4, 2, True), (4, 4, True), (4, 3, False)]
+FAST = [(1, 3, True), (3, 2, False)]
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ COLLECTIVES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layout", "expected"), COLLECTIVES, ids=["shard 4", "pipeline 2, shard 2"])
 def test_no_collective_is_needless(make_config, ranks, layout, expected):
     config = make_config(batch_size=4, accumulate=4, model={"layers": 1}, optimizer={"hidden": "adamw"})

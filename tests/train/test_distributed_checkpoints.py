@@ -12,6 +12,7 @@ from tests.disk import files_up_to
 from tests.train.many import contents, go, make_trainer
 
 
+@pytest.mark.slow
 def test_a_checkpoint_goes_from_layout_to_layout_bit_for_bit(make_config, ranks, pair, tmp_path):
     """4 processes -> 2 -> 1 -> 4: loading and saving again changes no bit, and training goes on."""
     config = make_config(batch_size=4, accumulate=4, steps=12, model={"layers": 2})

@@ -57,6 +57,7 @@ def killed_while_deleting(step, config, folder) -> None:
     train(config, folder)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_goes_on_to_the_same_bits(make_config, tmp_path):
     config = make_config(steps=12, save_every=2, keep=1)
     train(config, tmp_path / "straight")

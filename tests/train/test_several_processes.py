@@ -8,6 +8,7 @@ import threading
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -165,6 +166,7 @@ class OtherVersion(PatientCommand):
         return super().__call__()
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_not_shared_is_refused_before_the_first_step(make_config, tmp_path):
     """Two machines that have different disks at the same path: nothing that they wrote could be joined."""
     folders = [tmp_path / "one", tmp_path / "other"]
@@ -176,6 +178,7 @@ def test_a_folder_that_is_not_shared_is_refused_before_the_first_step(make_confi
     assert not list(tmp_path.rglob("config.json"))
 
 
+@pytest.mark.slow
 def test_a_process_without_the_others_gives_up(make_config, tmp_path):
     command = PatientCommand("train", tmp_path / "run", "--recipe", recipe(tmp_path, make_config()), "--timeout", 2)
     assert "has not met all the others within 2 s" in refused(tmp_path / "said", command, size=2)

@@ -110,6 +110,7 @@ def test_runs_of_two_rules_under_one_name_are_refused(make_config, tmp_path):
         run_jobs(jobs, 1)
 
 
+@pytest.mark.slow
 def test_a_rule_that_is_edited_while_its_runs_train_is_noticed_when_they_are_done(make_config, tmp_path, monkeypatch):
     file = tmp_path / "rule.py"
     file.write_text(RULE)
