@@ -15,22 +15,25 @@ export OMP_NUM_THREADS := 1
 .PHONY: demo test test-all numbers lint docs torchtitan clean
 
 # What another processor computes otherwise: ATEN_CPU_CAPABILITY=default ATTNRES_MARCH=x86-64-v2 make numbers
-NUMBERS := tests/ops tests/connections
+NUMBERS := $(addprefix tests/ops/test_,$(addsuffix .py,attend depth_attention normalised torch_features two_phases newton_schulz)) \
+    $(addprefix tests/connections/test_,$(addsuffix .py,every_connection oracles successors)) \
+    tests/generate tests/analysis/test_interventions.py
 
-DEMO := $(if $(QUICK),--quick,--seeds 4 --steps 120 --out runs/demo)
+DEMO := $(if $(QUICK),--quick,--seeds 4 --evaluate-every 80 --validation-tokens 16384 --out runs/demo)
 
 demo: .venv/demo-ready
+	@echo "Training 16-layer models of width 64, two at a time: about four minutes"
 	$(BIN)/attnres compare residual block $(DEMO)
 
 test: .venv/test-ready
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist loadfile
 
 test-all: .venv/test-ready
-	$(BIN)/pytest -n 2 -m "slow or not slow"
+	$(BIN)/pytest -n 2 --dist loadfile -m "slow or not slow"
 	PYTHONPATH=.venv/torchao $(BIN)/pytest tests/hf/test_torchao.py
 
 numbers: .venv/test-ready
-	$(BIN)/pytest -n 2 $(NUMBERS)
+	$(BIN)/pytest -n 2 --dist loadfile $(NUMBERS)
 
 lint: .venv/test-ready
 	$(BIN)/ruff check .
@@ -43,7 +46,7 @@ docs: .venv/docs-ready
 	@echo "site/index.html; with its search: python3 -m http.server --directory site"
 
 torchtitan: .venv-torchtitan/ready
-	.venv-torchtitan/bin/python -m pytest -n 2 tests/torchtitan tests/test_torch_private.py tests/parallel
+	.venv-torchtitan/bin/python -m pytest -n 2 tests/torchtitan tests/test_torch_private.py
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	@echo "Installing PyTorch and what the commands need into .venv, once: about a minute"
