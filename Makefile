@@ -19,10 +19,10 @@ NUMBERS := $(addprefix tests/ops/test_,$(addsuffix .py,attend depth_attention no
     $(addprefix tests/connections/test_,$(addsuffix .py,every_connection oracles successors)) \
     tests/generate tests/analysis/test_interventions.py
 
-DEMO := $(if $(QUICK),--quick,--seeds 4 --evaluate-every 80 --validation-tokens 16384 --out runs/demo)
+DEMO := $(if $(QUICK),--quick,--seeds 3 --evaluate-every 80 --validation-tokens 16384 --out runs/demo)
 
 demo: .venv/demo-ready
-	@echo "Training 16-layer models of width 64, two at a time: about four minutes"
+	@echo "Training 16-layer models of width 64, two at a time: about three minutes"
 	$(BIN)/attnres compare residual block $(DEMO)
 
 test: .venv/test-ready

@@ -102,6 +102,6 @@ def _what_next(run: Path) -> str:
     folder = shlex.quote(str(run))
     return f"""
 Open the report in a browser. Then try:
-  {program} look {folder}                              # the same model live: change what depth reads
-  {program} generate {folder} --prompt "def read("     # what it writes
-  {program} compare residual x0 block full --seeds 5   # with the two usual controls, about 10 minutes"""
+  {program} look {folder}                              (the same model live: change what depth reads)
+  {program} generate {folder} --prompt "def read("     (what it writes)
+  {program} compare residual x0 block full --seeds 5   (with the two usual controls, about 10 minutes)"""
