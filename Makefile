@@ -1,20 +1,24 @@
-# make demo             train the plain residual and Block AttnRes beside each other, and draw what depth does: 5 minutes
-# make test             the tests, in five minutes
-# make test-all         those marked slow, too
-# make lint             ruff, pyright, the direction of imports
+# make demo             train the plain residual and Block AttnRes side by side and draw what depth does: 5 minutes
+# make test             the fast tests: 5 minutes
+# make test-all         all tests, the slow ones too
+# make numbers          the numerical tests alone, to run as another processor would (see NUMBERS below)
+# make lint             ruff, pyright, import-linter
 # make docs             the guides and the API reference as a site, in site/
 # make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 3.3 GiB; needs gcc
-# Each starts from nothing and makes .venv first. PYTHON chooses the interpreter; make demo QUICK=1 takes a minute less.
+# make clean            remove the environments and all build outputs
+# Each installs what it needs into .venv first (torchtitan into .venv-torchtitan). PYTHON chooses the interpreter.
+# make demo QUICK=1 trains two seeds for 48 steps, in place of three for 160.
 
 PYTHON ?= python3
 BIN := .venv/bin
-# Python compiles at its first import what is imported: a third of the time that pip would take to compile everything.
+# pip compiles nothing here. Python compiles a module at its first import, which takes a third of the time in all.
 PIP := pip install --quiet --no-compile
 export OMP_NUM_THREADS := 1
 
 .PHONY: demo test test-all numbers lint docs torchtitan clean
 
-# What another processor computes otherwise: ATEN_CPU_CAPABILITY=default ATTNRES_MARCH=x86-64-v2 make numbers
+# Tests whose results differ in rounding between processors. To imitate an older one:
+# ATEN_CPU_CAPABILITY=default ATTNRES_MARCH=x86-64-v2 make numbers
 NUMBERS := $(addprefix tests/ops/test_,$(addsuffix .py,attend depth_attention normalised torch_features two_phases newton_schulz)) \
     $(addprefix tests/connections/test_,$(addsuffix .py,every_connection oracles successors)) \
     tests/generate tests/analysis/test_interventions.py

@@ -59,7 +59,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             out: The folder of the comparison.
             seeds: Paired seeds: seed, seed + 1, ..
             workers: Runs at a time, each with one thread.
-            quick: A small comparison, in about a minute.
+            quick: A small comparison, in about two minutes; it decides nothing.
             recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
         from attnres.cli._checks import alone_in, check_output_folder, check_own_file, check_own_page
