@@ -1,4 +1,4 @@
-"""Names of a package that are imported on first use: torch takes seconds, for which `--help` should not wait."""
+"""Import names of a package on first use: importing torch takes seconds, and `--help` should not wait for it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 
 def on_first_use(package: str, **modules: Sequence[str]) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a package.
+    """Make the `__getattr__` of a package that imports its names on first use.
 
     Args:
-        package: its `__name__`.
-        modules: each of its modules from which names come, with those names.
+        package: The package's `__name__`.
+        modules: For each module of the package, the names that come from it.
     """
     homes = {name: module for module, names in modules.items() for name in names}
 

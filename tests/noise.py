@@ -1,9 +1,10 @@
-"""Rounding of another processor, imitated: matrix products and our operators off by a relative 1e-7.
+"""Imitate the rounding of another processor: perturb matrix products and our operators by a relative 1e-7.
 
     ATTNRES_TEST_NOISE=1e-7 .venv/bin/pytest tests/ops tests/connections
 
-The error is a function of the number and of how many it stands among. So a computation repeated on the same shapes
-gives the same bits, as it does on any one processor, and one that is split differently gives others.
+The error depends only on the number itself and on the size of its tensor. So repeating a computation on the same
+shapes gives the same bits, as on one real processor, and splitting it differently gives other bits. In float64 the
+error is smaller, in proportion to the rounding of that dtype.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ _aten = torch.library.Library("aten", "IMPL")
 
 
 def make_noise() -> None:
-    """From now on, and for the rest of the process. Nothing happens unless the variable is set."""
+    """Perturb results for the rest of the process, if ATTNRES_TEST_NOISE is set."""
     if not SIZE:
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch tells that a kernel is replaced, which is the point
+        warnings.simplefilter("ignore")  # torch warns that a kernel is replaced, as intended
         for name in PRODUCTS:
             _aten.impl(name, _noisy_product(getattr(torch.ops.aten, name).out), "CPU")
     for name in OPERATORS:
@@ -38,7 +39,7 @@ def make_noise() -> None:
 
 
 def _noisy_product(into: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """into: the product's form with `out`, whose kernel stays torch's."""
+    """Wrap a product. `into` is its `out=` overload, whose kernel is still torch's own."""
 
     def product(*arguments: Any, **options: Any) -> Tensor:
         return _moved(into(*arguments, **options, out=arguments[-1].new_empty(0)))
@@ -56,7 +57,7 @@ def _noisy(operator: Callable[..., Any]) -> Callable[..., Any]:
 def _moved(x: Any) -> Any:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         return x
-    size = SIZE * 2e-9 if x.dtype == torch.float64 else SIZE  # as much finer as its rounding is
+    size = SIZE * 2e-9 if x.dtype == torch.float64 else SIZE  # float64 rounds that much finer
     with torch.no_grad():
         by = 1 + size * torch.sin(1e4 * x.double() + x.numel())
     return (x * by).to(x.dtype)

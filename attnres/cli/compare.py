@@ -1,7 +1,7 @@
 """Train several residual connections side by side and show what depth does in each.
 
-With nothing set: the plain residual, the embedding fed back in (x0), Block and Full Attention Residuals, five seeds
-each, on the Python sources of torch, byte by byte:
+By default it trains four connections: the plain residual, the embedding fed back in (x0), Block and Full Attention
+Residuals. Each has five seeds and reads the Python sources of torch, byte by byte:
 
     attnres compare
     attnres compare --quick
@@ -11,9 +11,9 @@ each, on the Python sources of torch, byte by byte:
     attnres compare --model.embedding-std 0.02 --out runs/small-embedding
     attnres compare residual block full --recipe recipes/kimi_linear.py --seeds 2
 
-The first arm is the baseline. Arms of one seed share initial weights and the order of the data, so differences are
-paired. Every run is a one-thread process with a folder of its own; stop it with Ctrl-C or in any other way, and the
-same command goes on. Ends with a table, OUT/comparison.json and OUT/report.html.
+The first connection is the baseline. Runs of one seed share initial weights and the order of the data, so differences
+are paired. Every run is a one-thread process with its own folder. If you stop the command with Ctrl-C, or in any other
+way, the same command continues it. It ends with a table, OUT/comparison.json and OUT/report.html.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from attnres.train.workers import default_workers
 
 
 def command_for(arguments: list[str]) -> Callable[..., int]:
-    """The command with the defaults of --quick or of a recipe, if they are among the arguments."""
+    """The command, with the defaults of --quick or of a recipe if the arguments have one of them."""
     quick, recipe_file = "--quick" in arguments, named_recipe(arguments)
     if quick and recipe_file:
         raise UsageError("--quick and --recipe each say what a run is; give one of them")
@@ -97,7 +97,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
 
 
 def _what_next(run: Path) -> str:
-    """Commands that go on from here, spelt so that they run in this shell, with or without an activated environment."""
+    """The next commands to try, written so that they run in this shell with or without an activated environment."""
     program = "attnres" if shutil.which("attnres") else shlex.quote(sys.argv[0])
     folder = shlex.quote(str(run))
     return f"""

@@ -1,4 +1,4 @@
-"""What `attnres compare` trains where its options do not say. Its help shows this, so nothing here imports torch."""
+"""The defaults of `attnres compare`. Its `--help` shows them, so this module must not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ARMS = ("residual", "x0", "block", "full")
 
 @dataclass(frozen=True)
 class Defaults:
-    """What a comparison is where its options do not say."""
+    """What a comparison trains, with how many seeds, and where it writes, unless options say otherwise."""
 
     config: RunConfig
     seeds: int
@@ -33,7 +33,7 @@ QUICK = Defaults(
 
 
 def recipe_defaults(file: str) -> Defaults:
-    """Those of a recipe, but for its connection, which the arms name."""
+    """The defaults from a recipe, without its connection: the command line names the connections."""
     from attnres.train import load_recipe
 
     config = load_recipe(file)

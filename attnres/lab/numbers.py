@@ -1,8 +1,8 @@
 """The measured numbers of the documents: where each is stored, how it is written, and whether a page has it right.
 
-results/cited.toml names them. A line of prose that has measured numbers ends with the names, in the order in which it
-has the numbers: `<!-- numbers: demo-block step-block -->`. Tables between `<!-- table: NAME -->` and `<!-- end -->` are
-made from the same places. Everything is looked up and nothing computed, so every machine writes the same.
+results/cited.toml gives each number a name. A line of prose with measured numbers ends with their names, in the order
+of the numbers: `<!-- numbers: demo-block step-block -->`. Tables between `<!-- table: NAME -->` and `<!-- end -->` are
+generated from the same records. Numbers are only looked up, never computed, so every machine writes the same text.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ NO_PROSE = re.compile(  # code, links, comments, dates, commits, sizes of models
 
 
 def record_hash(text: str) -> str:
-    """What docs/TABLES.md says of the record that a section was made from."""
+    """The hash that docs/TABLES.md stores for the record from which a section was made."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Cited:
-    """What the documents cite: results/cited.toml, read with the records beside it and the pages above."""
+    """What the documents cite: results/cited.toml, the records in its folder and the pages in the parent folder."""
 
     results: Path
 
@@ -59,7 +59,7 @@ class Cited:
 
     @cached_property
     def numbers(self) -> dict[str, dict[str, Any]]:
-        """By name: the value as it is stored, the text that pages have, and where it is stored."""
+        """For each name: the stored value, the text that pages must have, and where the value is stored."""
         found = {}
         for name, spec in self.source["numbers"].items():
             values = self._values(name, spec)
@@ -72,7 +72,7 @@ class Cited:
         return json.dumps(self.numbers, indent=1, ensure_ascii=False) + "\n"
 
     def with_tables(self, page: str) -> str:
-        """The page with its tables as the records have them."""
+        """The page, with its tables generated again from the records."""
         return TABLE.sub(lambda found: f"{found[1]}\n{self._table(found[2])}\n\n{found[3]}", page)
 
     def write(self) -> None:
@@ -82,7 +82,7 @@ class Cited:
             write_text(self.root / name, self.with_tables(self._page(name)))
 
     def faults(self) -> list[str]:
-        """Say what is wrong in the pages, one line for each."""
+        """List what is wrong in the pages, one line per fault."""
         again, named, phrases = "run attnres report --numbers", set(), set()
         path = self.results / NUMBERS
         faults = [f"{path}: not what the records say; {again}"] * (_read(path) != self.numbers_json())
@@ -105,7 +105,7 @@ class Cited:
         return faults + self._stale_tables()
 
     def _without_phrases(self, line: str, met: set[str]) -> str:
-        """The prose of a line without what is not ours or not measured; adds the phrases that it has."""
+        """The prose of a line without the phrases of [elsewhere], whose numbers are not ours; adds those to met."""
         rest = NO_PROSE.sub(" ", line)
         for phrase in sorted(self.source["elsewhere"], key=len, reverse=True):
             form = re.escape(phrase).replace(r"\#", r"\d[\d,]*")
@@ -115,7 +115,7 @@ class Cited:
         return rest
 
     def _stale_tables(self) -> list[str]:
-        """Say which records have changed since the tables that hold their numbers were made."""
+        """List the records that have changed since docs/TABLES.md was generated."""
         name = self.source["tables"]
         told = re.findall(r"^- sha256 of results/(\S+): (\w+)$", self._page(name), re.MULTILINE)
         now = {record: record_hash(_read(self.results / record)) for record, _ in told}
@@ -136,7 +136,7 @@ class Cited:
         return "\n".join([head, "|" + "---|" * len(lines[0]), *rows])
 
     def _values(self, name: str, spec: Mapping[str, Any]) -> list[Any]:
-        """The stored values of one citation: of a bench's record, or of the cells of docs/TABLES.md."""
+        """The stored values of one citation, from the record of a benchmark or from the cells of docs/TABLES.md."""
         columns = [spec["column"]] if isinstance(spec["column"], str) else spec["column"]
         if "record" in spec:
             rows = json.loads(self._text(spec["record"]))["rows"]
@@ -150,7 +150,7 @@ class Cited:
         return [cells[0][column] for column in columns if cells[0][column] != ""]
 
     def _rows(self, spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-        """The lines of a table of docs/TABLES.md, and their cells by column."""
+        """The rows of a table of docs/TABLES.md: each line, and its cells by column."""
         _, _, section = self._page(self.source["tables"]).partition(f"\n## {spec['section']}\n")
         _, _, rest = section.partition("\n## ")[0].partition(f"\n### {spec['table']}\n")
         lines = [line for line in rest.partition("\n#")[0].splitlines() if line.startswith("|")]
@@ -176,7 +176,7 @@ def _read(path: Path) -> str:
 
 
 def written(values: list[Any], spec: Mapping[str, Any]) -> str:
-    """The stored values as pages show them: each number in them scaled, rounded half up, and signed as it is said."""
+    """The stored values as pages show them: each number is scaled, rounded half up, and signed as `spec` says."""
 
     def number(found: re.Match[str]) -> str:
         value = Decimal(found[0].replace(",", "")) * Decimal(str(spec.get("scale", 1)))
@@ -193,7 +193,7 @@ def written(values: list[Any], spec: Mapping[str, Any]) -> str:
 
 
 def prose(page: str) -> Iterator[tuple[int, str]]:
-    """The lines of a page that are no code, heading, picture or generated table, with their numbers."""
+    """The lines of a page, numbered, without code, headings, pictures and generated tables."""
     for made in (CODE, TABLE):
         page = made.sub(lambda found: "\n" * found[0].count("\n"), page)
     for place, line in enumerate(page.splitlines(), 1):
