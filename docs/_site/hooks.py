@@ -6,12 +6,13 @@ import ast
 import os
 import re
 from pathlib import Path
-from typing import TypeGuard
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from attnres.lab import experiment_commands, experiment_help
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -120,17 +121,11 @@ def _reference(name: str) -> str:
 
 def _commands() -> str:
     """The help of each command: a file's of cli/ or, under the name that it gives its command, an experiment's."""
-    helps = {file.stem: ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.glob("cli/[!_]*.py")}
-    for file in PACKAGE.glob("lab/*/__init__.py"):
-        experiment = ast.parse(file.read_text(encoding="utf-8"))
-        (name,) = [ast.literal_eval(node.value) for node in ast.walk(experiment) if _gives_command(node)]
-        helps[name] = experiment
-    sections = [f"## {name}\n\n{ast.get_docstring(helps[name])}" for name in sorted(helps)]
+    files = {file.stem: file.read_text(encoding="utf-8") for file in PACKAGE.glob("cli/[!_]*.py")}
+    helps = {name: ast.get_docstring(ast.parse(text)) for name, text in files.items()}
+    helps |= {command: experiment_help(name) for command, name in experiment_commands().items()}
+    sections = [f"## {name}\n\n{helps[name]}" for name in sorted(helps)]
     return "\n\n".join(["# Commands", "`attnres COMMAND --help` lists the options of each.", *sections])
-
-
-def _gives_command(node: ast.AST) -> TypeGuard[ast.keyword]:
-    return isinstance(node, ast.keyword) and node.arg == "command"
 
 
 def _overview() -> str:
