@@ -1,4 +1,7 @@
+import os
 import signal
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -7,6 +10,9 @@ from tests.browser import browser as browser  # one for the whole session, where
 from tests.noise import make_noise
 
 make_noise()
+
+if not os.access(Path.home(), os.W_OK):  # then caches, ours and those of other libraries, go to a folder of the user's
+    os.environ.setdefault("XDG_CACHE_HOME", f"{tempfile.gettempdir()}/attnres-tests-{os.getuid()}")
 
 
 @pytest.fixture(autouse=True)
