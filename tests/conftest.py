@@ -12,7 +12,8 @@ from tests.noise import make_noise
 make_noise()
 
 if not os.access(Path.home(), os.W_OK):  # then caches, ours and those of other libraries, go to a folder of the user's
-    os.environ.setdefault("XDG_CACHE_HOME", f"{tempfile.gettempdir()}/attnres-tests-{os.getuid()}")
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+        os.environ.setdefault(name, f"{tempfile.gettempdir()}/attnres-tests-{os.getuid()}")
 
 
 @pytest.fixture(autouse=True)
