@@ -20,16 +20,25 @@ OF_THE_BROWSER = ("chrome://", "chrome-untrusted://")
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory):
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    from urllib3.exceptions import ReadTimeoutError
+
     if not (CHROMIUM and DRIVER):
         pytest.skip("chromium or chromedriver is not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in [*FLAGS.split(), f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"]:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    try:
+        driver = _start(webdriver, tmp_path_factory.mktemp("chromium"))
+    except ReadTimeoutError:  # seen on a crowded machine: it hung at its start
+        driver = _start(webdriver, tmp_path_factory.mktemp("chromium"))
     yield driver
     driver.quit()
+
+
+def _start(webdriver, profile):
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in [*FLAGS.split(), f"--user-data-dir={profile}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    return webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
 
 
 def asked_for(browser) -> list[str]:
