@@ -19,7 +19,7 @@ from torch import Tensor
 
 from attnres.ops import library
 
-SIZE = float(os.environ.get("ATTNRES_TEST_NOISE", "0"))
+SIZE = float(os.environ.get("ATTNRES_TEST_NOISE") or 0)
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 OPERATORS = ("attend", "attend_one", "add_and_attend_one", "attend_backward")
 
