@@ -11,11 +11,13 @@ from attnres import TransformerConfig, UsageError
 from attnres.analysis import depth_profile
 from attnres.cli import main
 from attnres.data import open_corpus
+from attnres.lab import comparison as lab_comparison
 from attnres.lab.arms import arm_model
 from attnres.lab.comparison import compare_runs, plan_comparison
 from attnres.report import write_report
 from attnres.report.runs import comparison_report, validation_tokens
 from attnres.train import RunConfig, load_run, read_metrics
+from attnres.train.sweep import JobState
 from tests.cli.conftest import COMPARED, TINY, run_jobs_but
 
 
@@ -43,6 +45,21 @@ def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
     assert escape(record["finding"]) in page
     assert "<script>alert(1)" not in page and "block:block_size=2" in page
     assert (out / "figures").is_dir() and any((out / "figures").glob("*.png"))
+
+
+def test_a_first_page_is_drawn_once_when_two_connections_have_two_seeds(tmp_path, monkeypatch):
+    plan = plan_comparison(("residual", "block", "full"), RunConfig(), tmp_path / "out", seeds=3)
+    states = {job.name: JobState(job, status="waiting") for jobs in plan.values() for job in jobs}
+    drawn = []
+    monkeypatch.setattr(lab_comparison._EarlyPage, "_draw", lambda self, finished: drawn.append(finished))
+    early = lab_comparison._EarlyPage(plan, RunConfig(), None, tmp_path, None)
+    states["full, seed 2"].status = "running"
+    for name in ("residual, seed 0", "residual, seed 1", "block, seed 0", "block, seed 1", "block, seed 2"):
+        states[name].status = "done"
+        early.watch(list(states.values()))
+        early.finish()
+        assert len(drawn) == (name in ("block, seed 1", "block, seed 2"))
+    assert {arm: sorted(runs) for arm, runs in drawn[0].items()} == {"residual": [0, 1], "block": [0, 1]}
 
 
 def test_arms_of_a_seed_are_paired(comparison):
