@@ -40,7 +40,6 @@ def test_a_killed_process_is_started_again_and_goes_on_to_the_same_bits(make_con
     run = torchrun(tmp_path / "run", *options, restarts=1)
     out, error = run.communicate(timeout=LIMIT)
     assert run.returncode == 0, error
-    assert error.count("attnres: ") == 1 and "has lost another one" in error
     assert "going on from step 3" in out
     pair.run(go, config, Layout(pipeline=2, virtual=2, shard=1), 6, None, tmp_path / "straight", ranks=2)
     straight, found = contents(tmp_path / "straight", 6), contents(tmp_path / "run" / "checkpoints", 6)
