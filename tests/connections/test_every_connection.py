@@ -241,27 +241,24 @@ def test_a_new_one_of_any_size_is_finite_and_lets_gradients_through(name):
         assert all(parameter.grad is not None for parameter in connection.parameters())
 
 
-def assert_compiled_is_the_same(variant, backend: str) -> None:
-    connection = in_float64(variant)
+def assert_compiled_is_the_same(name, backend: str, sites: int) -> None:
+    connection, sublayers = randomised(name, sites=sites).double(), make_sublayers(sites=sites)
     torch._dynamo.reset()
-    compiled = torch.compile(whole(connection), fullgraph=True, backend=backend)
-    expected = outputs_and_gradients(connection, whole(connection))
+    compiled = torch.compile(whole(connection, sublayers), fullgraph=True, backend=backend)
+    expected = outputs_and_gradients(connection, whole(connection, sublayers))
     assert_equal_to_rounding(outputs_and_gradients(connection, compiled), expected, 1e-10)
 
 
-def test_compiled_as_one_graph_it_is_the_same():
-    assert_compiled_is_the_same(("block", {"block_size": 3}), "aot_eager")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", connection_names())
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "block" else pytest.mark.slow) for name in connection_names()]
+)
 def test_every_connection_compiled_as_one_graph_is_the_same(name):
-    assert_compiled_is_the_same((name, {}), "aot_eager")
+    assert_compiled_is_the_same(name, "aot_eager", sites=5)  # one whole block of 4 and an open one
 
 
 @pytest.mark.slow
 def test_inductor_changes_nothing():
-    assert_compiled_is_the_same(("block", {}), "inductor")
+    assert_compiled_is_the_same("block", "inductor", sites=2)
 
 
 class Doubled(nn.Module):

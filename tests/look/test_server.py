@@ -287,11 +287,6 @@ def test_with_nothing_given_a_pair_is_trained_first(tmp_path, trained_here):
     prepared(a_pair(tmp_path))
 
 
-@pytest.mark.slow
-def test_with_nothing_given_a_pair_is_trained_first_by_workers(tmp_path):
-    prepared(a_pair(tmp_path))
-
-
 def test_a_pair_that_could_not_be_trained_is_tried_again(tmp_path, trained_here):
     """As where another process was at it."""
     job = a_pair(tmp_path)[0]

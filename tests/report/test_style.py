@@ -108,19 +108,3 @@ def test_the_numbers_of_a_logarithmic_axis_do_not_touch():
     png(figure)
     boxes = [label.get_window_extent() for label in axes.get_xticklabels() if label.get_text()]
     assert len(boxes) > 2 and not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
-
-
-@pytest.mark.slow
-def test_long_names_are_read_whole(monkeypatch):
-    drawn = []
-    monkeypatch.setattr("attnres.report.figures.png", drawn.append)
-    arms = ["residual", *(f"block:block_size={n},query=input,gate=scalar" for n in range(2, 6))]
-    figures.figures(report(arms=[ArmReport(arm, curves=curves(1), profile=profile()) for arm in arms], results=()))
-    for figure in drawn:
-        figure.draw_without_rendering()
-    curve, matrices, profiles = drawn
-    for figure in (curve, profiles):
-        box = figure.legends[0].get_window_extent()
-        assert box.x0 >= 0 and box.x1 <= figure.bbox.width
-    titles = [axes.title.get_window_extent() for axes in matrices.axes if axes.get_title()]
-    assert len(titles) == 5 and not any(a.overlaps(b) for a, b in itertools.combinations(titles, 2))
