@@ -52,10 +52,10 @@ def learned_tokenizer(documents: Documents, size: int, fraction: float, root: Pa
 def _learn(documents: Documents, size: int, fraction: float, progress: Progress) -> str:
     """The tokenizer.json."""
     library = import_tokenizers()
-    survey = Survey(documents.families)
+    survey = Survey()
     for text in _texts(documents):
         survey.add(text)
-    held = held_out(survey.hashes(), survey.sizes, fraction) if len(survey.sizes) else None
+    held = held_out(survey.hashes(documents.families), survey.sizes, fraction) if len(survey.sizes) else None
     if held is None:
         raise UsageError(
             "too few documents of different text to hold whole ones out, so no training part to learn byte pairs "

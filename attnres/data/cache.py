@@ -101,7 +101,7 @@ def _build(documents: Documents, tokenizer: Tokenizer, fraction: float, folder: 
         left_out = f": {made.counts.skipped:,} files in it are not UTF-8" if made.left_out else ""
         raise UsageError(f"{documents.describe(made.counts)}: the corpus is empty{left_out}; give some text")
     tokens = np.memmap(spool, dtype=token_dtype(tokenizer.vocab_size), mode="r")
-    split = split_documents(made.survey.hashes(), made.survey.sizes, made.lengths, fraction)
+    split = split_documents(made.survey.hashes(documents.families), made.survey.sizes, made.lengths, fraction)
     record: dict[str, Any] = {
         "tokens": {},
         "sha256": {},
@@ -136,7 +136,7 @@ class _Tokenized:
 
 def _tokenize(documents: Documents, tokenizer: Tokenizer, spool: Path, progress: Progress) -> _Tokenized:
     """Write the tokens of all documents."""
-    survey, lengths = Survey(documents.families), array("q")
+    survey, lengths = Survey(), array("q")
     separator = np.array(tokenizer.separator, dtype=token_dtype(tokenizer.vocab_size))
     done = lost = torn = 0
     left_out: list[str] = []

@@ -84,8 +84,8 @@ class Documents(Protocol):
         ...
 
     @property
-    def families(self) -> bool:
-        """Whether documents that share most of their lines go to the same part, and not only equal ones."""
+    def families(self) -> Sequence[Sequence[int]]:
+        """The numbers of documents that go to the same part although their texts are not equal."""
         ...
 
     def identity(self) -> list[Any]:
@@ -123,7 +123,7 @@ class TextFiles:
     Text is UTF-8, or UTF-16 or UTF-32 with a byte-order mark. field: what holds the text of a line of JSON.
     """
 
-    families = False
+    families = ()
 
     def __init__(self, label: str, files: list[TextFile], field: str) -> None:
         self.label = label
@@ -280,7 +280,7 @@ class DatasetRows:
     """
 
     total = 0
-    families = False
+    families = ()
 
     def __init__(self, config: DataConfig, cache: Path) -> None:
         assert config.dataset

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from array import array
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from attnres.data.families import families, line_marks
 
 
 class Piece(NamedTuple):
@@ -34,32 +34,26 @@ class Split(NamedTuple):
 class Survey:
     """What the split needs to know of each text, gathered one by one."""
 
-    def __init__(self, families: bool) -> None:
-        self._families = families
+    def __init__(self) -> None:
         self._hashes, self._sizes = array("Q"), array("q")
-        self._marks: list[np.ndarray] = []
 
     def add(self, text: str) -> None:
         utf8 = text.encode("utf-8", errors="replace")
         self._hashes.append(int.from_bytes(hashlib.sha256(utf8).digest()[:8], "little"))
         self._sizes.append(len(utf8) + 1)
-        if self._families:
-            self._marks.append(line_marks(utf8))
 
     @property
     def sizes(self) -> np.ndarray:
         """int64 [documents], in UTF-8 bytes, the separator counting as one."""
         return np.array(self._sizes, np.int64)
 
-    def hashes(self) -> np.ndarray:
-        """The hash of each text; where families stay together, the lowest of its family: uint64 [documents]."""
+    def hashes(self, families: Sequence[Sequence[int]] = ()) -> np.ndarray:
+        """The hash of each text; in a family, which has the numbers of its texts, the lowest: uint64 [documents]."""
         hashes = np.array(self._hashes, np.uint64)
-        if not self._marks:
-            return hashes
-        family = families(self._marks)
-        lowest = np.full(family.max() + 1, np.iinfo(np.uint64).max, np.uint64)
-        np.minimum.at(lowest, family, hashes)
-        return lowest[family]
+        for family in families:
+            members = np.array(family)
+            hashes[members] = hashes[members].min()
+        return hashes
 
 
 def held_out(hashes: np.ndarray, sizes: np.ndarray, fraction: float) -> np.ndarray | None:
