@@ -149,6 +149,14 @@ class Wide(nn.Module):
         return super()._apply(kept, recurse)
 
 
+class Undecayed(nn.LayerNorm):
+    """What a connection is to optimizers: Trainer, PEFT and others keep weight decay off every nn.LayerNorm, which for
+    a connection's parameters would pull away from the plain residual. Nothing else of a norm is used."""
+
+    def __init__(self) -> None:
+        nn.Module.__init__(self)
+
+
 def _is_narrow(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
 
@@ -252,7 +260,8 @@ def attached_class(original: type, role: type) -> type:
     parts, because by that name it could not be found.
     """
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__reduce__": _reduce}
-    attached = type(original.__name__, (role, original), {**names, "_made_of": (original, role)})
+    kinds = (Undecayed,) if issubclass(original, Connection) else ()
+    attached = type(original.__name__, (role, original, *kinds), {**names, "_made_of": (original, role)})
     if role in (Attention, MLP):
         attached.forward = forward_with_reads(original, PROJECTIONS[role is MLP])
     if role is Layer:

@@ -101,6 +101,17 @@ def test_trainer_with_a_learning_rate_for_queries(tmp_path, caplog):
     assert "taken for that of Block(dim=32, sites=8" in warned and "block_size=3" in warned and "config.json" in warned
 
 
+@pytest.mark.parametrize("connection", ["block", "x0", "denseformer", "hc", "mhc"])
+def test_trainers_weight_decay_leaves_the_connection_out(connection):
+    from transformers import Trainer
+    from transformers.trainer_pt_utils import get_parameter_names
+
+    model = attnres.hf.attach(make_model("llama"), connection)
+    for decayed in Trainer.get_decay_parameter_names(None, model), get_parameter_names(model, [torch.nn.LayerNorm]):
+        assert "model.layers.0.mlp.up_proj.weight" in decayed
+        assert not any("connection" in name for name in decayed)
+
+
 def test_peft_lora_with_trained_queries(tmp_path):
     from peft import LoraConfig, PeftModel, get_peft_model
 
