@@ -237,12 +237,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def sha256(path: Path) -> str:
-    """Hash a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def block_hashes(path: Path, first: int = 0, step: int = 1) -> dict[int, str]:
     """Hash every step-th block of a file, from block `first` on. Block number -> SHA-256."""
     hashes = {}

@@ -6,8 +6,7 @@
 
 SRC is a local folder that save_pretrained wrote, DST a new one. The new model gives the same logits, which is checked
 before DST appears. The Auto class that loads SRC loads DST; docs/TRANSFORMERS.md goes on from there. A connection that
-does not start as the plain residual (mhc, highway, window ..) needs --lossy. An attached model that an earlier version
-saved, which transformers takes for a plain one, is written so that it loads by itself; it keeps its connection.
+does not start as the plain residual (mhc, highway, window ..) needs --lossy.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def command(
     print_line(console, f"{target}: {done.connection}")
     print_line(
         console,
-        f"  {done.added:,} parameters in {len(done.tensors)} tensors {'kept beside' if done.upgraded else 'added to'} "
+        f"  {done.added:,} parameters in {len(done.tensors)} tensors added to "
         f"{done.parameters:,} "
         f"({done.added / done.parameters:.3%}); all others as they were",
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnres.connections._grammar import Option
 from attnres.errors import UsageError
@@ -109,15 +109,6 @@ def _signature_in(state: Mapping[str, Any], prefix: str, metadata: Mapping[str, 
     if tensor is None or tensor.is_meta:
         return metadata.get("connection")
     return bytes(tensor.double().round().to(torch.uint8).tolist()).decode(errors="replace")
-
-
-def leave_out_unused(connection: Connection, state: Any, prefix: str, *_: Any) -> None:
-    """Drop what older states have for sites without a parameter, as a hook: no loss ever reached it."""
-    for name, entries in connection.named_children():
-        if isinstance(entries, nn.ParameterList):
-            for site, parameter in enumerate(entries):
-                if parameter is None:
-                    state.pop(f"{prefix}{name}.{site}", None)
 
 
 def refuse_other(connection: Connection, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from attnres.connections._connection import Mixture, Values, Weights, inverse_rms, stream_dtype, widen
 from attnres.connections._reads import Reads, each_read, mixture, per_read
-from attnres.connections._state import leave_out_unused
 from attnres.connections.block import Block
 from attnres.errors import UsageError
 from attnres.ops import attend
@@ -46,7 +45,6 @@ class HAARES(Block):
         self.detach = detach
         self._half = -(-block_size // 2)
         # Where there is no detail there is no bias: one that never gets a gradient stops DistributedDataParallel.
-        self.register_load_state_dict_pre_hook(leave_out_unused)
         self.bias = nn.ParameterList(
             per_read(START, count, 1) if self._has_detail(site) else None for site, count in enumerate(self._reads)
         )

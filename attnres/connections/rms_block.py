@@ -16,7 +16,6 @@ from attnres.connections._connection import (
     stream_dtype,
 )
 from attnres.connections._reads import Reads
-from attnres.connections._state import leave_out_unused
 from attnres.connections.block import Block
 from attnres.ops import add_normalised
 
@@ -57,7 +56,6 @@ class RMSBlock(Block):
         super().__init__(dim, sites, block_size=block_size, eps=eps, reads=reads, total=total)
         self.pending = pending
         # A last block that does not fill up is read raw: a gate there would never get a gradient.
-        self.register_load_state_dict_pre_hook(leave_out_unused)
         used = sites - sites % block_size if pending == "raw" else sites
         gates = (torch.zeros(1) if site < used else None for site in range(sites))
         self.gate = nn.ParameterList(gates) if gate else None

@@ -13,7 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnres.errors import UsageError, first_line
 from attnres.hf import classes
-from attnres.hf.classes import MODEL_TYPE, PREFIX, of_connection, refuse_differences
+from attnres.hf.classes import PREFIX, of_connection, refuse_differences
 from attnres.hf.folder import read_config, read_tensors
 from attnres.hf.record import RECORD, recorded_connection
 from attnres.model.backbones.borrowed import runnable_kernels
@@ -23,7 +23,7 @@ def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> An
     """Load the attached model that `save_pretrained` wrote to a folder.
 
     `AutoModelForCausalLM.from_pretrained` does the same for a folder of today. This one refuses any tensor too many or
-    too few, with its name, and reads what was saved when a folder was still marked as the plain model's.
+    too few, with its name.
 
     Args:
         path: the folder.
@@ -53,8 +53,7 @@ def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> An
         connection = recorded_connection(entries, trusted=trust_remote_code)
     except UsageError as error:
         raise UsageError(f"{folder}: {error}") from None
-    plain = entries[RECORD].get("plain", entries.get("model_type"))
-    entries |= {"model_type": MODEL_TYPE, RECORD: {"connection": connection, "plain": plain}}
+    entries[RECORD] = {"connection": connection, "plain": entries[RECORD].get("plain")}
     cls = getattr(classes, PREFIX + _model_class(entries, folder).__name__)
     dtype = {name: kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs}  # "auto" is none
     with _refusals_of(folder):
@@ -69,11 +68,6 @@ def load_plain(folder: Path, **kwargs: Any) -> Any:
     # exaone has llama's class: by its own configuration alone its tensors have one name in loading and in saving.
     own = kind in CONFIG_MAPPING and cls in classes.auto_classes(CONFIG_MAPPING[kind]).values()
     return _loaded(cls, folder, CONFIG_MAPPING[kind] if own else None, **kwargs)
-
-
-def loads_by_itself(entries: Mapping[str, Any]) -> bool:
-    """Whether config.json is one that `AutoModelForCausalLM` loads as an attached model, or refuses."""
-    return entries.get("model_type") == MODEL_TYPE
 
 
 def _loaded(cls: Any, folder: Path, config_class: Any = None, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A checkpoint with a connection, made on disk from a plain one or from an older form of itself."""
+"""A checkpoint with a connection, made on disk from a plain one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from attnres.connections import canonical_connection
 from attnres.errors import UsageError
 from attnres.files import added_folder, check_new_names
 from attnres.hf.attach import attach, connection_of, examine
-from attnres.hf.checkpoint import load, load_plain, loads_by_itself
+from attnres.hf.checkpoint import load, load_plain
 from attnres.hf.classes import of_connection
 from attnres.hf.folder import read_config, weight_files
 from attnres.hf.parts import run_whole
@@ -42,8 +42,6 @@ class Conversion:
     """Parameters of the connection."""
     tensors: tuple[str, ...]
     """Names of the connection's tensors."""
-    upgraded: bool
-    """Whether the checkpoint had them already."""
     difference: float
     """Largest difference of a logit to the checkpoint's, in units of the largest logit."""
 
@@ -61,8 +59,7 @@ def convert(
     Tokenizer and other files are copied.
 
     Args:
-        plain: folder of a plain transformers checkpoint, or of an attached model that an earlier version saved, which
-            `AutoModelForCausalLM` takes for a plain one: this keeps its connection and all tensors.
+        plain: folder of a plain transformers checkpoint.
         target: a folder that does not exist yet; it appears whole or not at all.
         connection: as for `attach`; "block" if None.
         lossy: write the model although its logits differ.
@@ -74,19 +71,18 @@ def convert(
     """
     plain, target = Path(plain), Path(target)
     check_new_names(target)
-    upgraded = _is_attached(plain, connection)
+    if RECORD in read_config(plain):
+        raise UsageError(f"{plain} has a connection already; give the plain checkpoint")
     canonical_connection(connection or "block")  # refused before the weights are read
     with added_folder(target) as partial:
         step("reading the checkpoint")
-        model = load(plain, trust_remote_code=True, dtype="auto") if upgraded else load_plain(plain, dtype="auto")
-        if not upgraded:
-            examine(model)
+        model = load_plain(plain, dtype="auto")
+        examine(model)
         expected = _logits(model)
         if not expected.isfinite().all():
             raise UsageError(f"{plain}: its own logits are not finite; give a copy without NaN and inf")
-        if not upgraded:
-            step("attaching the connection")
-            attach(model, connection or "block")
+        step("attaching the connection")
+        attach(model, connection or "block")
         step("writing")
         model.save_pretrained(partial, max_shard_size=_shard_size(plain))
         _copy_other_files(plain, partial)
@@ -102,17 +98,7 @@ def convert(
                 f"the logits would differ by {difference:.1e} of the largest: {attached} is not "
                 "the plain residual at the start; choose block or full, or give --lossy"
             )
-    return Conversion(attached, parameters, added, names, upgraded, difference)
-
-
-def _is_attached(plain: Path, connection: str | None) -> bool:
-    """Whether it is an attached model of an earlier version. Raises UsageError if it is one that needs nothing."""
-    entries = read_config(plain)
-    if loads_by_itself(entries):
-        raise UsageError(f"{plain} has a connection already, and loads by itself; give the plain checkpoint")
-    if RECORD in entries and connection is not None:
-        raise UsageError(f"{plain} has a connection already; leave out {connection}, or give the plain checkpoint")
-    return RECORD in entries
+    return Conversion(attached, parameters, added, names, difference)
 
 
 def _difference(found: torch.Tensor, expected: torch.Tensor) -> float:

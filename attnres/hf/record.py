@@ -18,14 +18,14 @@ class would take the record for its configuration."""
 
 CHECKSUM = "checksum"
 """What config.json has beside those two, of the connection as it stands there: another `block_size` put in its place
-fits the same tensors, and makes another model of them. Folders of before have none."""
+fits the same tensors, and makes another model of them. Whoever means that takes it out."""
 
 FILE = "connection_file"
 """And of a connection FILE.py:CLASS the hash of that file's text: what it says decides what the tensors mean, too."""
 
 
 def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str:
-    """The connection of config.json's record, which used to hold the options beside the name.
+    """The connection of config.json's record, in canonical form.
 
     Raises:
         UsageError: a damaged record, one that is not as it was saved, or a connection FILE.py:CLASS of a file that this
@@ -46,7 +46,7 @@ def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str
             f"config.json names a connection of the file {file}, which is not there, seen from {Path.cwd()}; where it "
             "is elsewhere, write its path there"
         )
-    canonical = canonical_connection(connection, **record.get("options", {}))
+    canonical = canonical_connection(connection)
     if record.get(CHECKSUM) not in (None, _checksum(connection), _checksum(canonical)):
         raise UsageError(
             f"config.json: {connection} is not the connection that these tensors were saved with; put that back, or "
@@ -85,8 +85,7 @@ def file_of(connection: str) -> str:
 
 def _sound_record(config: Mapping[str, Any]) -> Mapping[str, Any]:
     record = config.get(RECORD)
-    options = record.get("options", {}) if isinstance(record, Mapping) else None
-    if not isinstance(record, Mapping) or not isinstance(options, dict) or "connection" not in record:
+    if not isinstance(record, Mapping) or "connection" not in record:
         raise UsageError(f'config.json: "{RECORD}" must hold the connection, written NAME:OPTION=VALUE,OPTION=VALUE')
     return record
 

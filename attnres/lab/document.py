@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from attnres.lab import experiments
 from attnres.lab.numbers import record_hash
 from attnres.lab.page import section_facts, section_title
-from attnres.lab.record import THE_DEFAULT_THEN, Record
+from attnres.lab.record import Record
 from attnres.texttable import TextTable, visible
 
 HEAD = """\
@@ -21,26 +19,16 @@ The hash of each record says whether its section is still its own.
 [RESULTS.md](RESULTS.md) says what the numbers mean, [EVIDENCE.md](EVIDENCE.md) at length.
 Its head has the commit in which `recipes/ladder`, `recipes/ladder.sh` and `recipes/rules` are."""
 
-OTHER_RUNS = "other-runs.json"
-"""Tables of runs from before there were records, copied once from what the commands printed."""
-
-
-OTHER_HEAD = f"""\
-## Runs without a record
-
-From before there were records.
-[results/{OTHER_RUNS}](../results/{OTHER_RUNS}) was copied once from what the commands printed.
-All read the standard library of Python 3.11.7, {THE_DEFAULT_THEN}.
-Two cores of an AMD EPYC (virtual), no GPU, 2026-11-20."""
+OTHER_RUNS = "other-runs.md"
+"""Tables of runs without a record, copied once from what the commands printed."""
 
 
 def tables_page(records: Mapping[str, Record], folder: Path) -> str:
-    """All tables of the records by name, then those of OTHER_RUNS in the folder, if it is there. Markdown."""
+    """All tables of the records by name, then OTHER_RUNS if it is in the folder. Markdown."""
     files = {name: folder / f"{name}.json" if folder.is_dir() else folder for name in records}
     sections = [_section(name, record, files[name]) for name, record in records.items()]
     if (folder / OTHER_RUNS).exists():
-        others = json.loads((folder / OTHER_RUNS).read_text(encoding="utf-8"))
-        sections += [f"{OTHER_HEAD}\n\n{_hash(folder / OTHER_RUNS)}", *map(_other_section, others)]
+        sections.append((folder / OTHER_RUNS).read_text(encoding="utf-8").rstrip())
     return visible("\n\n".join([HEAD, *sections]), keep="\n") + "\n"
 
 
@@ -54,11 +42,6 @@ def _section(name: str, record: Record, path: Path) -> str:
     facts = f"{facts}\n{_hash(path)}"
     tables = (f"### {table.title}\n\n{_markdown(table)}" for table in experiment.tables(record))
     return "\n\n".join([f"## {title}", experiment.question, *tables, "### Where this comes from", facts])
-
-
-def _other_section(other: Mapping[str, Any]) -> str:
-    table = TextTable(other["title"], tuple(other["columns"]), tuple(map(tuple, other["rows"])), other["note"])
-    return f"### {table.title}\n\n    {other['command']}\n\n{_markdown(table)}"
 
 
 def _markdown(table: TextTable) -> str:

@@ -25,10 +25,7 @@ from attnres.errors import UsageError
 from attnres.files import read_json, write_text
 from attnres.train import RunConfig, config_to_json
 from attnres.train.folder import RunFolder
-from attnres.train.jsonconfig import flat_fields, names_no_text
-
-THE_DEFAULT_THEN = "the default then and --data.dataset stdlib now"
-"""Said of the text of records whose configuration names none."""
+from attnres.train.jsonconfig import flat_fields
 
 SIGNIFICANT_DIGITS = 7
 """How many measured numbers have: those of fields that are declared a float."""
@@ -96,8 +93,7 @@ class Record(Stored):
             "commit": ", ".join(self.commits or [str(self.versions.get("commit"))]),
             "computing": f"{self.hours:.1f} hours of one thread",
             "machine": ", ".join(f"{name} {value}" for name, value in self.machine.items()),
-            "corpus": f"{self.corpus.get('description')}, sha256 {self.corpus.get('sha256')}"
-            + (f", {THE_DEFAULT_THEN}" if names_no_text(self.config) else ""),
+            "corpus": f"{self.corpus.get('description')}, sha256 {self.corpus.get('sha256')}",
         }
 
 

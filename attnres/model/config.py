@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 
 from attnres.connections import Option, canonical_connection
 from attnres.errors import UsageError, check_count, refuse_non_finite
@@ -31,8 +31,6 @@ class TransformerConfig:
     """The longest sequence."""
     connection: str = "block"
     """What carries information through depth, NAME or NAME:OPTION=VALUE,OPTION=VALUE; kept in its canonical form."""
-    connection_options: InitVar[object] = None
-    """The connection's options as a dict: how recipes and run folders had them before the name could carry them."""
     backbone: str = "lab"
     """Where the sublayers come from: the lab's own, or a model type of transformers such as kimi_linear (extra: hf)."""
     backbone_options: dict[str, Option | tuple[str, ...]] = field(default_factory=dict)
@@ -47,8 +45,8 @@ class TransformerConfig:
     rope_base: float = 10_000.0
     """Base wavelength of the rotary position embedding."""
 
-    def __post_init__(self, connection_options: object) -> None:
-        object.__setattr__(self, "connection", _with_options(self.connection, connection_options))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "connection", canonical_connection(self.connection))
         refuse_non_finite(self)
         for name in ("vocab_size", "dim", "heads", "context"):
             check_count(name, getattr(self, name))
@@ -78,14 +76,3 @@ class TransformerConfig:
     @property
     def n_hidden(self) -> int:
         return -(-8 * self.dim // 48) * 16 if self.hidden is None else self.hidden
-
-
-def _with_options(connection: str, options: object) -> str:
-    """The canonical name of the connection with the options, which may be None."""
-    if options is None:
-        return canonical_connection(connection)
-    if not isinstance(options, dict):
-        raise UsageError(f"connection_options must be a dict, not {options!r}; or write them into connection")
-    if ":" in connection:
-        raise UsageError(f"connection {connection!r} carries its options; leave connection_options out")
-    return canonical_connection(connection, **options)

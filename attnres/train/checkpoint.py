@@ -33,7 +33,6 @@ from attnres.files import (
     read_json,
     remove_folder,
     remove_partial,
-    sha256,
 )
 from attnres.model import TransformerConfig
 from attnres.train.jsonconfig import flat_fields, model_from_json, model_to_json
@@ -49,8 +48,7 @@ FILES = (MODEL, OPTIMIZER, STATE)
 NAME = r"step-\d{8,}"
 """The names of checkpoints' folders, as a regular expression."""
 BLOCKS = "blocks "
-"""What a checksum begins with, so that processes can share the work; without it, it is of the file as one, as the first
-versions wrote it."""
+"""What a checksum begins with: it is one of a file's blocks, so that processes can share the work."""
 
 Hashes = Callable[[Path], Mapping[int, str]]
 """What gives the hashes of a file's blocks; see `block_hashes`."""
@@ -83,13 +81,12 @@ class Checkpoint:
     def require(self, model: TransformerConfig, weights: Tensors) -> None:
         """Raise UsageError, naming what differs, unless this is a checkpoint of that model with those weights."""
         state = self.state()
-        if "model" in state:  # the first versions did not say
-            stored = state["model"]
-            if ".py:" in stored["connection"]:  # its file has another name from here; the run's record knows the file
-                stored = {**stored, "connection": model.connection}
-            there, here = flat_fields(model_to_json(model_from_json(stored))), flat_fields(model_to_json(model))
-            names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-            self._refuse([f"{name} is {there.get(name)!r} in it and {here.get(name)!r} in the run" for name in names])
+        stored = state["model"]
+        if ".py:" in stored["connection"]:  # its file has another name from here; the run's record knows the file
+            stored = {**stored, "connection": model.connection}
+        there, here = flat_fields(model_to_json(model_from_json(stored))), flat_fields(model_to_json(model))
+        names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
+        self._refuse([f"{name} is {there.get(name)!r} in it and {here.get(name)!r} in the run" for name in names])
         with self.readable(MODEL), safe_open(self.path / MODEL, "pt") as file:
             shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 not a dict
         expected = {name: list(weight.shape) for name, weight in weights.items()}
@@ -117,8 +114,7 @@ class Checkpoint:
         try:
             expected = read_json((self.path / CHECKSUMS).read_text(encoding="utf-8"))
             for name in FILES:
-                file, blocks = self.path / name, expected[name].startswith(BLOCKS)
-                if (checksum_of_blocks(hashes(file)) if blocks else sha256(file)) != expected[name]:
+                if checksum_of_blocks(hashes(self.path / name)) != expected[name]:
                     return f"{name} is not as it was written"
             if (step := self.state()["step"]) != self.step:
                 return f"it is of step {step} and has another's name"

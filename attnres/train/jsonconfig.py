@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import types
-from collections.abc import Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from attnres.errors import UsageError
@@ -26,8 +25,6 @@ def config_from_json(data: Any) -> RunConfig:
     Raises:
         UsageError: an unknown field or a value of the wrong type, naming the field.
     """
-    if isinstance(data, dict) and names_no_text(data):
-        data = {**data, "data": {**data["data"], "dataset": "stdlib"}}
     return _record(RunConfig, data, "")
 
 
@@ -49,12 +46,6 @@ def flat_fields(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return flat
 
 
-def names_no_text(data: Mapping[str, Any]) -> bool:
-    """Whether what `config_to_json` wrote is of before there was a choice: the text was the standard library's."""
-    text = data.get("data")
-    return isinstance(text, dict) and "dataset" in text and not (text["dataset"] or text.get("paths"))
-
-
 def _plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
@@ -73,8 +64,6 @@ def _record(cls: type[T], data: Any, where: str) -> T:
 
 def _value(hint: Any, value: Any, where: str) -> Any:
     """The JSON value as the type that the field is declared with."""
-    if isinstance(hint, dataclasses.InitVar):  # what an older version wrote and the record still takes
-        return value
     if dataclasses.is_dataclass(hint):
         return _record(hint, value, f"{where}.")  # type: ignore[arg-type]
     origin, arguments = get_origin(hint), get_args(hint)

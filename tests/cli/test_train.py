@@ -106,7 +106,7 @@ def test_options_override_the_recipe(small, tmp_path):
         "from attnres.train import RunConfig, OptimizerConfig\n"
         "from attnres import TransformerConfig\n"
         "config = RunConfig(steps=5, seed=9, optimizer=OptimizerConfig(lr=0.5, clip=2.0),\n"
-        "    model=TransformerConfig(connection='hc', connection_options={'streams': 2}))\n"
+        "    model=TransformerConfig(connection='hc:streams=2'))\n"
     )
     assert main(["train", "out", "--recipe", "mine.py", *small, "--steps", "2", "--optimizer.lr", "0.25"]) == 0
     config = load_run("out").config

@@ -31,18 +31,6 @@ def edit_config(folder: Path, change: Callable[[dict], Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def mark_as_before(folder: Path, record: dict) -> None:
-    """Give a llama's folder the form from before it loaded by itself: the plain model's, with a record."""
-
-    def change(config):
-        for entry in ("auto_map", "transformers_weights"):
-            del config[entry]
-        config.update(model_type="llama", architectures=["LlamaForCausalLM"], attnres=record)
-
-    edit_config(folder, change)
-    (folder / "modeling_attnres.py").unlink()
-
-
 def rename(old: str, new: str) -> Callable[[Path], None]:
     return lambda folder: edit_tensors(folder, lambda tensors: tensors.update({new: tensors.pop(old)}))
 

@@ -11,13 +11,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForSequenceClass
 
 import attnres.hf
 from attnres import UsageError
-from attnres.cli import main
 from attnres.connections import connection_class
 from attnres.evaluation.harness import _open_model
 from attnres.hf.folder import read_config
 from attnres.look.subject import TransformersSubject
 from tests.depth import randomise
-from tests.hf.folders import edit_config, mark_as_before, run_elsewhere
+from tests.hf.folders import edit_config, run_elsewhere
 from tests.hf.models import assert_near, make_model, make_tokens
 
 SOURCE = """
@@ -104,8 +103,6 @@ def test_options_other_than_those_that_were_saved(load, others):
 @pytest.mark.parametrize("load", LOADERS)
 def test_a_file_is_not_run_unasked(load, others):
     model, folder, file = others
-    if load is attnres.hf.load:
-        mark_as_before(folder, {"connection": f"{file}:Rule", "options": {"gate": True}})
     named = re.escape(f"names a connection of the file {file}, which is not run unasked")
     with pytest.raises(UsageError, match=named):
         load(folder)
@@ -186,12 +183,6 @@ def test_attnres_eval(others):
     pytest.importorskip("lm_eval")
     _, folder, file = others
     assert _open_model(folder, 1) and ran(file)
-
-
-def test_attnres_convert_of_an_old_folder(others, tmp_path):
-    _, folder, file = others
-    mark_as_before(folder, {"connection": f"{file}:Rule:gate=true"})
-    assert main(["convert", str(folder), str(tmp_path / "new")]) == 0 and ran(file)
 
 
 ELSEWHERE = """

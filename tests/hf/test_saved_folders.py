@@ -15,10 +15,9 @@ import attnres.hf
 from attnres import UsageError
 from attnres.hf import classes
 from attnres.hf.classes import CODE_FILE
-from attnres.hf.convert import convert
 from attnres.hf.small import small_inputs, small_model
 from tests.depth import randomise
-from tests.hf.folders import edit_config, edit_tensors, keys, mark_as_before, rename, run_elsewhere, truncate, written
+from tests.hf.folders import edit_config, edit_tensors, keys, rename, run_elsewhere, truncate, written
 from tests.hf.models import assert_near, attached, make_model, make_tokens
 
 LOADERS = (AutoModelForCausalLM.from_pretrained, attnres.hf.load)
@@ -286,7 +285,7 @@ def test_the_options_of_a_folder_may_stand_in_another_order(kept, saved):
 
 
 def test_a_record_without_a_checksum_is_taken_at_its_word(kept, saved):
-    """Folders of before have none, and whoever means another connection takes it out."""
+    """Whoever means another connection takes it out."""
     edit_config(saved, lambda config: config["attnres"].pop("checksum"))
     for load in LOADERS:
         assert_near(load(saved)(make_tokens()).logits, kept.logits)
@@ -295,22 +294,6 @@ def test_a_record_without_a_checksum_is_taken_at_its_word(kept, saved):
     assert other.model.connection.block_size == 4
     other.save_pretrained(saved / "again")
     assert_near(attnres.hf.load(saved / "again")(make_tokens()).logits, other(make_tokens()).logits)
-
-
-def test_a_folder_of_before_loads_and_is_converted(kept, saved, tmp_path):
-    """Options stood beside the name then."""
-    mark_as_before(saved, {"connection": "block", "options": {"block_size": 2, "total": True}})
-    again = attnres.hf.load(saved)
-    assert_near(again(make_tokens()).logits, kept.logits)
-    assert again.config.attnres == kept.model.config.attnres
-    with pytest.raises(UsageError, match="has a connection already; leave out full"):
-        convert(saved, tmp_path / "new", "full")
-    done = convert(saved, tmp_path / "new")
-    assert (done.connection, done.upgraded) == ("block:block_size=2,total=true", True) and done.difference < 1e-5
-    assert_near(AutoModelForCausalLM.from_pretrained(tmp_path / "new")(make_tokens()).logits, kept.logits)
-    assert AutoTokenizer.from_pretrained(tmp_path / "new")("a").input_ids
-    with pytest.raises(UsageError, match="has a connection already, and loads by itself"):
-        convert(tmp_path / "new", tmp_path / "newer")
 
 
 @pytest.mark.filterwarnings("ignore:.*does not start as the plain residual")

@@ -231,14 +231,6 @@ def test_a_record_whose_parts_do_not_fit_is_refused(name, path, value, message, 
         read_records(tmp_path)
 
 
-def test_no_name_reaches_the_terminal_as_it_is(tmp_path):
-    hostile = "full\x1b[2J\n"
-    table = {"title": hostile, "command": hostile, "columns": [hostile], "rows": [[hostile]], "note": hostile}
-    (tmp_path / "other-runs.json").write_text(json.dumps([table]))
-    document = tables_page({}, tmp_path)
-    assert "\x1b" not in document and "| full␛[2J⏎ |\n|---|\n| full␛[2J⏎ |\n" in document
-
-
 def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path, monkeypatch, quick_figures):
     def broken(record, narrow):
         raise KeyError("loss")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -148,7 +147,6 @@ def test_checkpointing_gives_the_same_loss_and_gradients(connection):
         ({"connection": "block:heads=7"}, "7 does not divide 24"),
         ({"connection": "block:query=input,mixing=static"}, "has no query"),
         ({"connection": "mhc-lite:streams=9"}, "at most 6"),
-        ({"connection": "full:heads=2", "connection_options": {"eps": 1e-5}}, "leave connection_options out"),
         ({"norm_eps": float("nan")}, "norm_eps must be a finite number"),
         ({"heads": 5}, "even multiple of heads"),
         ({"kv_heads": 3}, "kv_heads must divide heads"),
@@ -158,14 +156,6 @@ def test_a_bad_configuration_is_one_line(change, message):
     with pytest.raises(UsageError, match=message) as caught:
         Transformer(TransformerConfig(**{**SMALL, **change}))
     assert "\n" not in str(caught.value)
-
-
-def test_options_beside_the_connections_name():
-    """As recipes and run folders had them before the name could carry them."""
-    old = TransformerConfig(connection="block", connection_options={"heads": 2, "block_size": 8, "window": None})
-    assert old == TransformerConfig(connection="block:block_size=8,heads=2")
-    assert replace(old, connection="residual", connection_options={}).connection == "residual"
-    assert replace(old, dim=128).connection == "block:block_size=8,heads=2"
 
 
 def test_tokens_that_would_be_taken_silently_are_refused():

@@ -52,20 +52,6 @@ def test_whole_number_is_a_float_too():
     assert config_from_json({"optimizer": {"lr": 1}}).optimizer.lr == 1.0
 
 
-def test_a_run_folder_from_before_the_name_carried_the_options():
-    old = {"model": {"dim": 32, "connection": "block", "connection_options": {"block_size": 2, "query": "input"}}}
-    config = config_from_json(old)
-    assert config.model.connection == "block:block_size=2,query=input"
-    assert "connection_options" not in config_to_json(config)["model"]
-    assert config_from_json({"model": {"connection": "block", "connection_options": {}}}) == RunConfig()
-
-
-def test_a_run_folder_from_before_there_was_a_choice_of_texts():
-    assert config_from_json({"data": {"paths": [], "dataset": None}}).data.dataset == "stdlib"
-    assert config_from_json({"data": {"paths": ["a"], "dataset": None}}).data.paths == ("a",)
-    assert config_from_json({"data": {"tokenizer": "bytes"}}) == RunConfig()
-
-
 def test_a_run_of_another_version_says_both(tmp_path):
     corpus = {"description": "a text", "sha256": "0" * 64, "vocab_size": 256}
     record = {"config": {"depth": 7}, "corpus": corpus, "versions": {"attnres": "99.0"}}
