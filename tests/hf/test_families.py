@@ -89,9 +89,8 @@ def test_starts_as_the_plain_model(name, caplog):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama", "gemma4_text"])
-def test_starts_as_the_plain_model_with_blocks_of_other_sizes(name):
-    assert_starts_as_plain(name, ["full", *(f"block:block_size={size}" for size in (1, 2, 4, FAMILIES[name][3]))])
+def test_starts_as_the_plain_model_with_blocks_of_other_sizes():
+    assert_starts_as_plain("gemma4_text", ["full", "block:block_size=1", "block:block_size=4"])
 
 
 @pytest.mark.parametrize("name", EACH)
