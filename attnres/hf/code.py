@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from attnres.errors import UsageError
 from attnres.hf.stream import SUMS, Kind, Reader, scope_of
-from attnres.hf.syntax import Unreadable, code_of, decided, names, quoted
+from attnres.hf.syntax import Unreadable, code_of, decided, names, quoted, refuse_own_forward
 
 CARRIED, READ = "_carried", "_read"
 """Variables of a piece: what the layer returns beside its hidden states, and h where it is needed at the end."""
@@ -128,6 +128,9 @@ class _Cut:
     def __init__(self, layer: nn.Module) -> None:
         self.home = type(layer)
         code = code_of(self.home.forward)  # type: ignore[attr-defined]
+        if len(code.arguments) < 2:
+            raise Unreadable("its forward names no hidden states, as that of a wrapper; attach before wrapping layers")
+        refuse_own_forward(layer)
         scope = scope_of(layer, code)
         self.reader = Reader(scope)
         self.tree, (_, self.stream, *self.parameters) = code.tree, code.arguments

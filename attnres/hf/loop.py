@@ -12,7 +12,7 @@ from transformers import AutoModel
 
 from attnres.errors import UsageError
 from attnres.hf.stream import scope_of, without_matrices
-from attnres.hf.syntax import Unreadable, answer_to, code_of, decided, names, quoted, value_of
+from attnres.hf.syntax import Unreadable, answer_to, code_of, decided, names, quoted, refuse_own_forward, value_of
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ def read_loop(decoder: nn.Module) -> Loop:
         found = [loop for part in (decoder, *decoder.children()) if (loop := _loop_in(part)) is not None]
         if not found:
             raise Unreadable("its forward has no loop that passes the hidden states through a list of layers")
+        refuse_own_forward(decoder)
         if len(found) > 1:
             raise Unreadable("it passes hidden states through more than one list of layers")
         return found[0]
@@ -65,6 +66,8 @@ def _loop_in(module: nn.Module) -> Loop | None:
             stream, layers = passed
             after = (s for s in statements[place + 1 :] if stream in names(s, ast.Load))
             found.append(Loop(layers, _norm(next(after, None), stream, scope)))
+    if found:
+        refuse_own_forward(module)
     if len(found) > 1:
         raise Unreadable("its forward has more than one loop over layers")
     return found[0] if found else None

@@ -21,6 +21,7 @@ from attnres.connections._offload import at_hand
 from attnres.errors import UsageError
 from attnres.hf.code import LayerCode, Piece
 from attnres.hf.several import PROJECTIONS, Several, forward_with_reads
+from attnres.hf.syntax import own_forward
 
 CONNECTION = "connection"
 """The decoder's attribute that holds the connection; parameters are called `model.connection.query.0` and so on."""
@@ -240,16 +241,15 @@ def _bind(
 def change_class(module: nn.Module, cls: type) -> None:
     """Make an instance of cls of a module, under the hook that it may have."""
     hook = getattr(module, "_hf_hook", None)
-    if hook is None:
-        module.__class__ = cls
-        return
-    # accelerate keeps the bound forward of the class that it found.
-    from accelerate.hooks import add_hook_to_module, remove_hook_from_module
+    if hook is not None:
+        from accelerate.hooks import add_hook_to_module, remove_hook_from_module
 
-    remove_hook_from_module(module)
-    vars(module).pop("forward", None)  # it is put back as the old class's, bound to the instance
+        remove_hook_from_module(module)
+    if own_forward(module) is None:
+        vars(module).pop("forward", None)  # accelerate leaves that of the old class, bound to the instance
     module.__class__ = cls
-    add_hook_to_module(module, hook)
+    if hook is not None:
+        add_hook_to_module(module, hook)  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
 @functools.cache

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from attnres.errors import UsageError
 from attnres.hf.code import LayerCode, Piece, compiled
-from attnres.hf.syntax import Unreadable, code_of, names
+from attnres.hf.syntax import Unreadable, code_of, names, refuse_own_forward
 
 PROJECTIONS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 """What attention and an MLP apply to their input, in the order of a site's reads."""
@@ -58,6 +58,7 @@ def called_module(layer: nn.Module, code: LayerCode, which: int) -> str:
         if len(found) != 1:
             raise Unreadable("it has no such projections")
         several(code.pieces[which], found[0])
+        refuse_own_forward(getattr(layer, found[0]))
         forward_with_reads(type(getattr(layer, found[0])), wanted)
     except Unreadable as error:
         kind = f"layers of class {type(layer).__name__}"

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from attnres.hf.syntax import Code, Unreadable, answer_to, code_of, decided, names, value_of
+from attnres.hf.syntax import Code, Unreadable, answer_to, code_of, decided, names, own_forward, value_of
 
 DEPTH = 4
 """So many calls deep is code read."""
@@ -180,7 +180,7 @@ def joined(kinds: Iterable[Kinds]) -> Kinds:
 
 def _code_and_receiver(callee: Any) -> tuple[Callable[..., Any] | None, Any]:
     if isinstance(callee, nn.Module):
-        return type(callee).forward, callee
+        return type(callee).forward if own_forward(callee) is None else None, callee
     if isinstance(callee, MethodType):
         return callee.__func__, callee.__self__
     return (callee, None) if isinstance(inspect.unwrap(callee) if callee else None, FunctionType) else (None, None)

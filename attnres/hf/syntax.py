@@ -10,10 +10,10 @@ import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 _LATER = frozenset({"training", "gradient_checkpointing"})
 """Attributes that change while a model is used; and those that begin with an underscore."""
@@ -44,6 +44,21 @@ class Code:
     @property
     def body(self) -> list[ast.stmt]:
         return self.tree.body[1:] if ast.get_docstring(self.tree) is not None else self.tree.body
+
+
+def own_forward(module: nn.Module) -> Any:
+    """The forward that was set on the instance in place of its class's, None if none was. accelerate keeps it aside."""
+    own = vars(module).get("_old_forward", vars(module).get("forward"))
+    is_its_class_s = isinstance(own, MethodType) and (own.__self__, own.__func__) == (module, type(module).forward)
+    return None if is_its_class_s else own
+
+
+def refuse_own_forward(module: nn.Module) -> None:
+    """Raise Unreadable where the instance does not run the forward of its class, which is what attach reads."""
+    if (own := own_forward(module)) is not None:
+        function = own.func if isinstance(own, functools.partial) else own
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise Unreadable(f"the forward of a {type(module).__name__} was replaced by {name}; attach first, then replace")
 
 
 def code_of(function: Callable[..., Any]) -> Code:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import functools
 import threading
 import warnings
 
 import pytest
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
 import attnres.hf
@@ -186,9 +189,39 @@ def adapted(model):
         return get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
 
 
+def replaced(*parts):
+    """A model in which the forward of some modules is another on the instance, as of one's own checkpointing."""
+
+    def spoil(model):
+        for part in map(model.get_submodule, parts):
+            part.forward = functools.partial(checkpoint, part.forward, use_reentrant=False)
+        return model
+
+    return spoil
+
+
+def wrapped(wrap):
+    def spoil(model):
+        for index, layer in enumerate(model.model.layers):
+            model.model.layers[index] = wrap(layer)
+        return model
+
+    return spoil
+
+
+READ = {"reads": "qkv-gate-up", "block_size": 3}
+
+
 @pytest.mark.parametrize(
     ("spoil", "arguments", "message"),
     [
+        (replaced(*(f"model.layers.{index}" for index in range(4))), {}, "DecoderLayer was replaced by checkpoint"),
+        (replaced("model.layers.2"), {}, "DecoderLayer was replaced by checkpoint; attach first"),
+        (replaced("model"), {}, "LlamaModel was replaced by checkpoint"),
+        (replaced("model.layers.1.self_attn"), READ, "LlamaAttention was replaced by checkpoint"),
+        (replaced("model.layers.3.mlp"), READ, "LlamaMLP was replaced by checkpoint"),
+        (wrapped(torch.compile), {}, "OptimizedModule: .*attach before wrapping layers"),
+        (wrapped(checkpoint_wrapper), {}, "CheckpointWrapper: .*attach before wrapping layers"),
         (old_style, {}, "layers of class Block: 'outputs'"),
         (tied, {}, "layers 1 and 2 share mlp.up_proj.weight"),
         (quantised, {}, "quantised"),

@@ -6,6 +6,7 @@ import pytest
 import torch
 import transformers
 from accelerate import cpu_offload, dispatch_model, init_empty_weights
+from accelerate.hooks import remove_hook_from_module
 
 import attnres
 import attnres.hf
@@ -51,6 +52,14 @@ def test_offloaded_weights(first, way, tmp_path):
     for of_attached in (attnres.hf.mixing_matrix, attnres.mixing_matrix):
         assert_near(of_attached(model, tokens), matrix)
     assert [parameter.device for parameter in model.parameters()] == places, "what was fetched is given back"
+
+
+def test_a_model_that_was_offloaded_once_and_is_no_more(tmp_path):
+    """accelerate leaves the class's forward on every instance, as if it were another."""
+    tokens, expected = make_tokens(), attach(make_model("llama"))(make_tokens()).logits
+    model = offload(make_model("llama"), "disk", tmp_path)
+    remove_hook_from_module(model, recurse=True)
+    assert_near(attach(model)(tokens).logits, expected)
 
 
 @pytest.mark.parametrize(
