@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from attnres.analysis.dynamics import depth_profile
     from attnres.analysis.interventions import intervene
     from attnres.analysis.profile import DepthProfile, sublayer_names
+    from attnres.analysis.removal import added_losses
     from attnres.analysis.tracing import Effect, Explanation, Trace, explain, removal_effects, trace
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Scale",
     "Trace",
     "Uniform",
+    "added_losses",
     "depth_profile",
     "explain",
     "intervene",
@@ -39,5 +41,6 @@ __getattr__ = on_first_use(
     dynamics=["depth_profile"],
     interventions=["intervene"],
     profile=["DepthProfile", "sublayer_names"],
+    removal=["added_losses"],
     tracing=["Effect", "Explanation", "Trace", "explain", "removal_effects", "trace"],
 )

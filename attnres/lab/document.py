@@ -19,16 +19,16 @@ The hash of each record says whether its section is still its own.
 [RESULTS.md](RESULTS.md) says what the numbers mean, [EVIDENCE.md](EVIDENCE.md) at length.
 Its head has the commit in which `recipes/ladder`, `recipes/ladder.sh` and `recipes/rules` are."""
 
-OTHER_RUNS = "other-runs.md"
-"""Tables of runs without a record, copied once from what the commands printed."""
+STORED = "stored-tables.md"
+"""Sections that no code makes any more: of commands that have left, and of runs from before there were records."""
 
 
 def tables_page(records: Mapping[str, Record], folder: Path) -> str:
-    """All tables of the records by name, then OTHER_RUNS if it is in the folder. Markdown."""
+    """All tables of the records by name, then what is STORED in the folder, if there is any. Markdown."""
     files = {name: folder / f"{name}.json" if folder.is_dir() else folder for name in records}
     sections = [_section(name, record, files[name]) for name, record in records.items()]
-    if (folder / OTHER_RUNS).exists():
-        sections.append((folder / OTHER_RUNS).read_text(encoding="utf-8").rstrip())
+    if (folder / STORED).exists():
+        sections.append((folder / STORED).read_text(encoding="utf-8").rstrip())
     return visible("\n\n".join([HEAD, *sections]), keep="\n") + "\n"
 
 

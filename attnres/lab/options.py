@@ -43,26 +43,18 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
         UsageError: an unknown arm, fewer than two that differ, or other options that say what the connection is.
     """
     names = tuple(canonical_connection(arm) for arm in arms)
-    refuse_equal_arms(arms, names)
+    folders: dict[Path, str] = {}
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            first = arms[names.index(name)]
+            raise UsageError(f"the arms {first} and {arms[index]} are the same connection; give each once")
+        if (other := folders.setdefault(arm_folder(Path(), name), arms[index])) != arms[index]:
+            raise UsageError(f"the arms {other} and {arms[index]} would have one folder for their runs; rename a file")
+    if len(arms) < 2:
+        raise UsageError("give at least two arms; the first is the baseline")
     if config.model.connection != RunConfig().model.connection:
         raise UsageError("the arms name the connections: write them as NAME:OPTION=VALUE instead of --model.connection")
     return names
-
-
-def refuse_equal_arms(arms: Sequence[str], identities: Sequence[object]) -> None:
-    """Raise UsageError if two arms are the same, by what stands for each of them, or there are fewer than two, or two
-    would have one folder."""
-    for index, identity in enumerate(identities):
-        if identity in identities[:index]:
-            first = arms[identities.index(identity)]
-            raise UsageError(f"the arms {first} and {arms[index]} are the same connection; give each once")
-    if len(arms) < 2:
-        raise UsageError("give at least two arms; the first is the baseline")
-    folders: dict[Path, str] = {}
-    for arm, identity in zip(arms, identities, strict=True):
-        other = folders.setdefault(arm_folder(Path(), identity if isinstance(identity, str) else arm), arm)
-        if other != arm:
-            raise UsageError(f"the arms {other} and {arm} would have one folder for their runs; rename a file")
 
 
 def check_seeds(seeds: int, workers: int) -> None:
@@ -70,11 +62,7 @@ def check_seeds(seeds: int, workers: int) -> None:
     check_count("workers", workers, MOST_RUNS)
 
 
-def check_positive(name: str, values: Sequence[float], most: float = sys.float_info.max) -> None:
-    if (
-        not values
-        or len({f"{value:g}" for value in values}) < len(values)
-        or not all(0 < value <= most for value in values)
-    ):
-        limit = f" of at most {most:g}" if most < sys.float_info.max else ""
-        raise UsageError(f"{name}: give at least one positive number{limit}, each once")
+def check_positive(name: str, values: Sequence[float]) -> None:
+    apart = {f"{value:g}" for value in values}
+    if not values or len(apart) < len(values) or not all(0 < value <= sys.float_info.max for value in values):
+        raise UsageError(f"{name}: give at least one positive number, each once")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 TUNING_SEED = 1000
@@ -25,17 +25,12 @@ class Tried(Protocol):
     def loss(self) -> float: ...
 
 
-def losses_of_rates(runs: Sequence[Tried]) -> Mapping[float, Sequence[float]]:
-    """factor -> the losses of its runs, infinite where one did not end."""
+def choose(runs: Sequence[Tried]) -> float | None:
+    """The factor of lowest mean loss among those that ran on most seeds, none of them unfinished; None without any."""
     losses: dict[float, list[float]] = {}
     for run in runs:
         losses.setdefault(run.factor, []).append(run.loss if run.done else math.inf)
-    return losses
-
-
-def choose(runs: Sequence[Tried]) -> float | None:
-    """The factor of lowest mean loss among those that ran on most seeds, none of them unfinished; None without any."""
-    finished = {factor: of for factor, of in losses_of_rates(runs).items() if math.isfinite(sum(of))}
+    finished = {factor: of for factor, of in losses.items() if math.isfinite(sum(of))}
     return min(finished, key=lambda f: (-len(finished[f]), statistics.mean(finished[f])), default=None)
 
 

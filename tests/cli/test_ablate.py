@@ -105,12 +105,12 @@ def test_the_record_lies_beside_the_runs_and_spares_others(tmp_path, ablate, cor
     options = [*STEPS, *corpus, "--grid", "1", "--embedding-stds", "1", "--seeds", "1", "--out", tmp_path / "runs"]
     assert ablate("residual", "full", *options)[0] == 0
     assert read_record(tmp_path / "runs" / "ablation.json", AblationRecord).cells
-    (tmp_path / "other.json").write_text('{"kind": "prune"}')
+    (tmp_path / "other.json").write_text('{"kind": "probes"}')
     (tmp_path / "folder").mkdir()
     for record, message in (("other.json", "not a record of ablation; choose"), ("folder", "it is a folder")):
         code, told = ablate("residual", "x0", *options, "--record", tmp_path / record)
         assert code == 2 and message in told.err and told.err.count("\n") == 1 and not told.out
-    assert (tmp_path / "other.json").read_text() == '{"kind": "prune"}'
+    assert (tmp_path / "other.json").read_text() == '{"kind": "probes"}'
 
 
 def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):

@@ -16,7 +16,7 @@ from attnres.parallel.schedule import check_schedule
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-NOT_COMMANDS = "attnres ablate | scaling | dynamics | prune"  # README's row of four
+NOT_COMMANDS = "attnres ablate | scaling | dynamics "  # README's row of three
 
 
 def commands(text: str, program: str = "attnres") -> list[str]:

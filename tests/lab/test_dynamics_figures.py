@@ -1,4 +1,4 @@
-"""The figures of dynamics and pruning, from records alone."""
+"""The figures of dynamics, from records alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ import pytest
 from attnres.lab.dynamics import figures
 from attnres.lab.dynamics.experiment import EXPERIMENT
 from attnres.lab.dynamics.record import DynamicsRecord
-from attnres.lab.prune.figures import costs
-from attnres.lab.prune.record import PruneRecord
 from tests.lab.sample import parsed
 from tests.lab.test_dynamics_claims import made_up_record
-from tests.lab.test_prune import record_of
 
 
 @pytest.mark.parametrize("name", ["depth", "training", "weights", "ranks", "matrices"])
@@ -40,21 +37,6 @@ def test_lines_are_means_over_seeds():
     line = next(line for line in axes.get_lines() if line.get_label() == "residual")
     expected = np.mean([run["moments"][-1]["input_rms"] for run in record["arms"][0]["runs"]], 0)
     assert np.asarray(line.get_ydata()) == pytest.approx(expected)
-
-
-def test_pruning_shows_attention_and_mlp_apart_and_the_cost_sorted():
-    record = record_of({"residual": 0.02, "block": 0.2}, seeds=2)
-    record["runs"].append({"arm": "x0", "seed": 0, "status": "unfinished"})
-    figure = costs(parsed(PruneRecord, record))
-    attention, mlp, ordered = figure.axes
-    added = np.mean([run["added"] for run in record["runs"] if run["arm"] == "block"], 0)
-    for axes, expected in ((attention, added[::2]), (mlp, added[1::2])):
-        line = next(line for line in axes.get_lines() if line.get_label() == "block")
-        assert np.asarray(line.get_ydata()) == pytest.approx(expected)
-    falling = np.asarray(next(line for line in ordered.get_lines() if line.get_label() == "block").get_ydata())
-    assert np.all(np.diff(falling) <= 0)
-    lowest = min(min(run["added"]) for run in record["runs"] if run["status"] == "done")
-    assert min(2 * lowest, 0) - 0.001 < ordered.get_ylim()[0] < min(lowest, 0)  # no empty decades below zero
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_tables_claims_and_a_finding_are_there(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", several_fast(experiment_names(), "prune", "probes", "retrofit"))
+@pytest.mark.parametrize("name", several_fast(experiment_names(), "probes"))
 def test_narrow_pictures_are_no_wider_than_a_phone_shows_well(name):
     experiment, record = load_experiment(name), recorded(name)
     with mpl.rc_context(STYLE):

@@ -213,10 +213,7 @@ TOO_LARGE = 10**400
 @pytest.mark.parametrize(
     ("name", "path", "value", "message"),
     [
-        ("prune", ["runs", 0, "added"], [0.5], "with 1 of [0-9]+ sublayers of [a-z]+, seed [0-9]+"),
         ("scaling", ["runs", 0, "tokens"], TOO_LARGE, r"with 10+ under 'runs\[0\].tokens'"),
-        ("retrofit", ["fractions", 0], 3.0, "with no run of the fraction 3"),
-        ("retrofit", ["runs", 0, "seed"], 77, "with no plain model of residual, seed 77"),
         ("probes", ["runs", 0, "right"], [0.5], "with 1 of 6 tasks of block, seed 0"),
     ],
 )

@@ -15,22 +15,19 @@ from attnres.errors import UsageError
 from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.dynamics.record import DynamicsRecord, Profiles
 from attnres.lab.probes.record import ProbesRecord
-from attnres.lab.prune.record import Pruned, PruneRecord
 from attnres.lab.record import Given, Stored, read_record, write_record
-from attnres.lab.retrofit.record import RetrofitRecord
 from attnres.lab.scaling.record import ScalingRecord
 
 RESULTS = Path(__file__).parents[2] / "results"
 
 
-@pytest.mark.parametrize(("cls", "command"), [(Profiles, "dynamics"), (Pruned, "prune")])
-def test_a_record_of_a_run_that_is_missing_says_what_writes_it(cls, command, tmp_path):
-    with pytest.raises(UsageError, match=f"run `attnres {command}` first"):
-        read_record(tmp_path / "missing.json", cls)
+def test_a_record_of_a_run_that_is_missing_says_what_writes_it(tmp_path):
+    with pytest.raises(UsageError, match="run `attnres dynamics` first"):
+        read_record(tmp_path / "missing.json", Profiles)
 
 
 def test_a_record_of_another_kind_is_refused(tmp_path):
-    write_record(tmp_path / "run.json", Pruned(tokens=1, step=1, loss=1.0, added=(0.1,), seconds=1.0))
+    write_record(tmp_path / "run.json", Sample(whole=3, pairs=(), maybe=None))
     with pytest.raises(UsageError, match="not a record of dynamics of a run"):
         read_record(tmp_path / "run.json", Profiles)
 
@@ -88,8 +85,6 @@ def test_values_of_another_type_are_named(entries, message, tmp_path):
         ("ablation", AblationRecord, ("cells", 0, "runs")),
         ("dynamics", DynamicsRecord, ("arms", 0, "runs")),
         ("probes", ProbesRecord, ("runs",)),
-        ("prune", PruneRecord, ("runs",)),
-        ("retrofit", RetrofitRecord, ("runs",)),
         ("scaling", ScalingRecord, ("runs",)),
     ],
 )

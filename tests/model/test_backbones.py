@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from attnres import Transformer, TransformerConfig
+from attnres.connections import canonical_connection
+from attnres.connections._start import with_exact_start
 from attnres.errors import UsageError
 from attnres.generate import generate
 from attnres.model import parameter_roles
@@ -17,7 +19,7 @@ from attnres.train import RunConfig
 
 transformers = pytest.importorskip("transformers")
 
-import attnres.hf.k3  # noqa: E402, F401 it tells the Auto classes of kimi_k3
+import attnres.hf.k3  # noqa: E402 it tells the Auto classes of kimi_k3
 
 EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 LATENT = {"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 12, "q_lora_rank": None}
@@ -64,6 +66,33 @@ def transformers_twin(model: Transformer) -> torch.nn.Module:
         weights[".".join(["model", "layers", str(layer), place, *rest])] = tensor
     theirs.load_state_dict(weights)  # strict: no weight is left over on either side
     return theirs.eval()
+
+
+@pytest.mark.parametrize("arm", ["block", pytest.param("rms-block", marks=pytest.mark.slow)])
+def test_with_a_connection_it_is_the_attached_model(arm):
+    """transformers' own llama, attached to, has the logits and the gradients of the model that is trained here."""
+    sizes = {"backbone": "llama", "layers": 6, "heads": 4, "context": 128, "embedding_std": 0.02}
+    plain = Transformer(TransformerConfig(**sizes, connection="residual"), seed=1)
+    exact = canonical_connection(arm, **with_exact_start(arm, {}))
+    ours = Transformer(TransformerConfig(**sizes, connection=exact), seed=1)
+    theirs = attnres.hf.attach(transformers_twin(plain), arm)
+    for each in (plain, ours, theirs):  # the embedding's 0.02 makes float32's rounding 50 times larger in gradients
+        each.double()
+    parameters = dict(attnres.hf.connection_of(theirs).named_parameters())
+    draw = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in ours.connection.named_parameters():
+            parameter += 0.3 * torch.randn(parameter.shape, generator=draw, dtype=parameter.dtype)
+            parameters[name].copy_(parameter)
+    tokens = torch.randint(256, (2, 20), generator=draw)
+    here, there = ours(tokens), theirs(tokens).logits
+    assert (here - plain(tokens)).abs().max() > 1e-3, "the connection is at work"
+    torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5)
+    upstream = torch.randn(here.shape, generator=draw, dtype=here.dtype)
+    here.backward(upstream)
+    there.backward(upstream)
+    for name, parameter in ours.connection.named_parameters():
+        torch.testing.assert_close(parameter.grad, parameters[name].grad, rtol=1e-3, atol=1e-4)
 
 
 def test_every_backbone_is_tested():

@@ -1,0 +1,96 @@
+"""The loss that a sublayer which is switched off adds, against models without it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from attnres import connection_names
+from attnres.analysis import added_losses
+from attnres.connections import canonical_connection
+from attnres.model import Transformer, TransformerConfig
+
+SITES = 6
+FAST = ("highway", "mhc", "block", "delta")
+
+
+def model_of(name: str, **options) -> Transformer:
+    connection = canonical_connection(name, **options)
+    config = TransformerConfig(dim=16, layers=SITES // 2, heads=2, context=16, connection=connection, norm_eps=1e-12)
+    model = Transformer(config).double().eval()
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.connection.parameters():
+            parameter.add_(0.5 * torch.randn(parameter.shape, generator=generator))
+        for sublayer in model.sublayers:
+            sublayer.out.weight.mul_(4)
+        model.head.weight.mul_(20)
+    return model
+
+
+def batch(seed: int = 0, sequences: int = 3) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (sequences, 13))
+
+
+def loss_of(model: Transformer, hidden: torch.Tensor, tokens: np.ndarray) -> float:
+    return F.cross_entropy(model.logits(hidden).flatten(0, 1), torch.from_numpy(tokens)[:, 1:].flatten()).item()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in connection_names()],
+)
+@torch.no_grad()
+def test_a_sublayer_that_is_off_is_one_whose_output_matrix_is_zero(name):
+    """The same for every connection, against the whole model run again; over two batches of unequal size."""
+    model = model_of(name)
+    batches = [batch(), batch(1, 1)]
+    base, added = added_losses(model, batches)
+
+    def mean_loss() -> float:
+        losses = [loss_of(model, model.hidden(torch.from_numpy(part[:, :-1])), part) for part in batches]
+        return (3 * losses[0] + losses[1]) / 4
+
+    assert base == pytest.approx(mean_loss(), rel=1e-6)
+    for site in range(SITES):
+        weight = model.sublayers[site].out.weight
+        kept = weight.clone()
+        weight.zero_()
+        assert base + added[site] == pytest.approx(mean_loss(), rel=1e-6)
+        weight.copy_(kept)
+    assert np.abs(added).max() > 1e-3
+
+
+@torch.no_grad()
+def test_for_attnres_zero_is_removal_from_the_softmax():
+    """The definition of Full written out without the source: the mass that a zero takes only scales h."""
+    model, tokens = model_of("full"), batch()
+    base, added = added_losses(model, [tokens])
+    connection = model.connection
+    sublayers = model.bound_sublayers(12)
+
+    def mixture(sources: list[torch.Tensor], site: int) -> torch.Tensor:
+        stack = torch.stack(sources)
+        keys = stack * torch.rsqrt(stack.square().mean(-1, keepdim=True) + 1e-6) * connection.gain[site]
+        return (torch.softmax(keys @ connection.query[site], 0).unsqueeze(-1) * stack).sum(0)
+
+    for removed in range(SITES):
+        sources = [model.embedding(torch.from_numpy(tokens[:, :-1]))]
+        for site, sublayer in enumerate(sublayers):
+            if site != removed:
+                sources.append(sublayer(mixture(sources, site)))
+        assert len(sources) == SITES
+        assert base + added[removed] == pytest.approx(loss_of(model, mixture(sources, SITES), tokens), rel=1e-6)
+
+
+@torch.no_grad()
+def test_for_the_plain_residual_off_is_skipped():
+    model, tokens = model_of("residual"), batch()
+    base, added = added_losses(model, [tokens])
+    for removed in range(SITES):
+        x = model.embedding(torch.from_numpy(tokens[:, :-1]))
+        for site, sublayer in enumerate(model.bound_sublayers(12)):
+            x = x if site == removed else x + sublayer(x)
+        assert base + added[removed] == pytest.approx(loss_of(model, x, tokens), rel=1e-6)
