@@ -17,6 +17,7 @@ from attnres.analysis.positions import told_positions
 from attnres.connections import Connection, Sublayer, Values, Weights
 from attnres.connections._connection import Mixture
 from attnres.connections._mixing import unrolled
+from attnres.connections._offload import at_hand, device_of
 from attnres.connections._reads import mixture
 from attnres.connections._state import refuse_other
 from attnres.errors import UsageError, list_of_ids
@@ -223,7 +224,8 @@ def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, 
             raise UsageError(f"{change} changes nothing; leave out the empty list, and it is all of them")
     prompts = {change.ids for change in listed if isinstance(change, Patch)}
     others = {prompt: sources_of(model, prompt) for prompt in prompts}
-    return Intervened(connection, listed, others, watch)
+    with at_hand(connection, model):
+        return Intervened(connection, listed, others, watch)
 
 
 @contextmanager
@@ -250,7 +252,7 @@ def differs_by_channel(connection: Connection) -> bool:
     """Whether the rule may have other weights in other channels."""
     widths: list[int] = []
     seen = Intervened(connection, watch=lambda _, reading: widths.append(reading.rows[0].weights[0].shape[-1]))
-    values = seen.start(torch.zeros(1, connection.dim, device=_device(connection)))
+    values = seen.start(torch.zeros(1, connection.dim, device=device_of(connection)))
     seen.readout(seen.run(values, [lambda h, *_: h.clone()] * connection.sites))
     return max(widths) > 1
 
@@ -280,7 +282,6 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 @torch.no_grad()
 def sources_of(model: Any, tokens: Iterable[int]) -> list[Tensor]:
     """The sources v_0 .. v_L of one text, [time, dim] each, of the model as it is but for its dropout."""
-    weight = next(model.parameters())
     ids = ids_for(model, "prompt", tokens)
     sources: list[Tensor] = []
 
@@ -292,9 +293,10 @@ def sources_of(model: Any, tokens: Iterable[int]) -> list[Tensor]:
         return call
 
     with without_dropout(model):
-        connection, x, sublayers = unrolled(model, torch.tensor([ids], device=weight.device))
+        connection, x, sublayers = unrolled(model, torch.tensor([ids], device=device_of(model)))
         sources.append(x)
-        connection.run(connection.start(x), [recorded(sublayer) for sublayer in sublayers])
+        with at_hand(connection, model):
+            connection.run(connection.start(x), [recorded(sublayer) for sublayer in sublayers])
     return [source[0] for source in sources]
 
 
@@ -303,7 +305,7 @@ def _tag_channels(connection: Connection) -> int:
     """How many channels the tags have: one, which is dim times less work, unless the rule takes dim of them alone."""
     if connection in _CHANNELS:
         return _CHANNELS[connection]
-    x = torch.zeros(1, connection.dim, device=_device(connection))
+    x = torch.zeros(1, connection.dim, device=device_of(connection))
     values, tagged = connection.start(x), connection.start(x[:, :1])
     _CHANNELS[connection] = 1
     try:
@@ -320,10 +322,6 @@ def _tag_channels(connection: Connection) -> int:
 
 
 _CHANNELS: WeakKeyDictionary[Connection, int] = WeakKeyDictionary()
-
-
-def _device(connection: Connection) -> torch.device:
-    return next((parameter.device for parameter in connection.parameters()), torch.device("cpu"))
 
 
 def _place(model: Any) -> tuple[Any, str]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
 from attnres.analysis.interventions import Reading, as_changes, ids_for, prepared, replaced, without_dropout
+from attnres.connections._offload import at_hand, device_of
 from attnres.errors import UsageError
 from attnres.model import Transformer
 
@@ -74,7 +75,7 @@ def trace(
         last[:] = [reading]
 
     connection = prepared(model, changes, watch)
-    ids = torch.tensor(text, device=next(model.parameters()).device)
+    ids = torch.tensor(text, device=device_of(model))
     with replaced(model, connection), without_dropout(model):
         out = model(ids[None])
     connection.warn()
@@ -164,15 +165,16 @@ def explain(
     connection.first_position = position
     dtype = next(model.parameters()).dtype
     x, *outputs = traced.sources[:, None, position : position + 1].to(dtype)
-    connection.readout(connection.run(connection.start(x), [lambda *_, y=y: y for y in outputs]))
-
-    h, parts = torch.stack(inputs), torch.stack(brought)
-    normed = norm(h.to(dtype))
+    with at_hand(connection.inner, model):
+        connection.readout(connection.run(connection.start(x), [lambda *_, y=y: y for y in outputs]))
+        h, parts = torch.stack(inputs), torch.stack(brought)
+        normed = norm(h.to(dtype))
+        scaled = _scaled(norm, h, parts)
     with torch.enable_grad():
         leaf = normed.detach().requires_grad_()
         logits = head(leaf)
         (rows,) = torch.autograd.grad(logits[:, target].sum(), leaf)
-    shares = (_scaled(norm, h, parts) * rows.float()[:, None]).sum(-1)
+    shares = (scaled * rows.float()[:, None]).sum(-1)
     logits = logits.detach().float()
     sizes = parts.square().mean(-1).sqrt()
     return Explanation(torch.stack(weights), sizes, shares, logits, logits[:, target] - shares.sum(-1))

@@ -69,6 +69,7 @@ def mixing_matrix(
             "mixing_matrix takes a connection or a model, then a tensor, an embedding or tokens, and not what start "
             f"makes of it; these are {type(model).__name__} and {type(x).__name__}"
         )
+    holder = model if sublayers is None else None
     connection, x, sublayers = (
         unrolled(model, x) if sublayers is None else (cast(Connection, model), x, list(sublayers))
     )
@@ -77,7 +78,7 @@ def mixing_matrix(
     connection._fitting((x,), sublayers, first=0)
     reads = max(connection.reads(site) for site in range(connection.sites + 1))
     rows = []
-    with at_hand(connection):
+    with at_hand(connection, holder):
         for h in _tags_read(connection, x, sublayers):
             row = _all_reads(h, reads) if per_read else mean_read(h)[None]
             rows.append(row if per_channel else row.mean(-1))

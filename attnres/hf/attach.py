@@ -7,11 +7,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import nn
 from transformers import PreTrainedModel
 
 from attnres.connections import Connection, canonical_connection
+from attnres.connections._offload import device_of
 from attnres.connections._start import difference_at_start, with_exact_start
 from attnres.errors import UsageError
 from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, no_model, read_anatomy
@@ -49,7 +49,9 @@ def attach_as_written(model: Any, connection: str) -> Any:
     made = fitting_connection(connection, anatomy.dim, anatomy.sites)
     if any(parameter.is_meta for parameter in made.parameters()):
         raise UsageError("under accelerate's init_empty_weights a connection is empty too; attach outside of it")
-    device = _device(anatomy.layers[0])
+    device = device_of(anatomy.layers[0])
+    if device.type == "meta":
+        raise UsageError("the model's weights are on the meta device; attach to it when they are loaded")
     if differs := difference_at_start(made):
         log.warning(
             "%s does not start as the plain residual (%s): the model's outputs change until it is trained",
@@ -109,15 +111,3 @@ def _refuse_sharing(layers: Sequence[nn.Module]) -> None:
             other = owner.setdefault(id(parameter), index)
             if other != index:
                 raise UsageError(f"layers {other} and {index} share {name}; a connection needs a layer for every site")
-
-
-def _device(layer: nn.Module) -> torch.device:
-    """Where a layer computes, which for offloaded weights is not where they are."""
-    weight = next(layer.parameters())
-    if not weight.is_meta:
-        return weight.device
-    hooks = [getattr(part, "_hf_hook", None) for part in layer.modules()]
-    device = next((found for hook in hooks if (found := getattr(hook, "execution_device", None)) is not None), None)
-    if device is None:
-        raise UsageError("the model's weights are on the meta device; attach to it when they are loaded")
-    return torch.device(device)

@@ -196,6 +196,10 @@ class Model:
         model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *signatures}
         super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
 
+    def unrolled(self, tokens: Tensor) -> Unrolled:
+        """Unroll the model over depth for tokens [batch, time], as `mixing_matrix` asks for."""
+        return unroll(decoder_of(self), lambda: run_whole(self, tokens))
+
     def _get_candidate_generator(self, generation_config: Any, *inputs: Any, **kwargs: Any) -> Any:
         """Refuse to draft by early exit before transformers sets num_hidden_layers for it: after an error it leaves the
         configuration so, and what is saved with it does not load."""
@@ -235,11 +239,6 @@ class Decoder(Model):
     """What the class becomes whose forward runs the layers."""
 
     connection: Connection
-
-    def unrolled(self, tokens: Tensor) -> Unrolled:
-        """Unroll the model over depth for tokens [batch, time], as `mixing_matrix` asks for."""
-        decoder: Any = self
-        return unroll(decoder, lambda: run_whole(decoder, tokens))
 
     def _with_states_as_read(self, outputs: Any) -> Any:
         """Say what each layer read, where hidden states were asked for."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.connections import mixing_matrix as connection_mixing_matrix
+from attnres.connections._offload import at_hand
 from attnres.errors import UsageError
 from attnres.hf.anatomy import decoder_of, norm_of
 from attnres.hf.attach import connection_of
@@ -36,7 +37,8 @@ def mixing_matrix(model: Any, input_ids: Tensor, per_channel: bool = False, **in
     """
     connection_of(model)
     connection, embedding, sublayers = unroll(decoder_of(model), lambda: run_whole(model, input_ids, **inputs))
-    return connection_mixing_matrix(connection, embedding, sublayers, per_channel)
+    with at_hand(connection, model):
+        return connection_mixing_matrix(connection, embedding, sublayers, per_channel)
 
 
 def readout_parts(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.connections import Connection, Sublayer, Unrolled, Values
-from attnres.connections._offload import at_hand
+from attnres.connections._offload import at_hand, gathered
 from attnres.errors import UsageError
 from attnres.hf.code import LayerCode, Piece
 from attnres.hf.several import PROJECTIONS, Several, forward_with_reads
@@ -221,8 +221,16 @@ def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
             hook.remove()
     if not calls:
         raise UsageError("the model's layers are not those that attach makes; ask attnres.mixing_matrix or trace")
+
+    def within(layer: nn.Module, sublayer: Sublayer) -> Sublayer:
+        def call(*reads: Tensor) -> Tensor:
+            with gathered(layer):
+                return sublayer(*reads)
+
+        return call
+
     sublayers = [
-        sublayer
+        within(layer, sublayer)
         for index, layer in enumerate(layers)
         for sublayer in bound_sublayers(layer, calls[index][0][1:], calls[index][1], {})
     ]

@@ -1,4 +1,4 @@
-"""An attached model whose weights are elsewhere: on several devices, on disk, or nowhere yet."""
+"""An attached model whose weights are elsewhere: on several devices, on disk, cut over processes, or nowhere yet."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import torch
 import transformers
 from accelerate import cpu_offload, dispatch_model, init_empty_weights
 from accelerate.hooks import remove_hook_from_module
+from torch import distributed as dist
+from torch.distributed.fsdp import fully_shard
 
 import attnres
 import attnres.hf
-from attnres import UsageError
+from attnres import UsageError, analysis
+from attnres.analysis import Patch
 from attnres.hf.anatomy import decoder_of
 from attnres.hf.small import small_model, spread_weights
 from tests.depth import randomise
-from tests.hf.models import assert_near, make_model, make_tokens
+from tests.hf.models import assert_near, attached, make_model, make_tokens
 
 ON_DISK = {
     **dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "lm_head", "model.layers.3"), "cpu"),
@@ -52,6 +55,34 @@ def test_offloaded_weights(first, way, tmp_path):
     for of_attached in (attnres.hf.mixing_matrix, attnres.mixing_matrix):
         assert_near(of_attached(model, tokens), matrix)
     assert [parameter.device for parameter in model.parameters()] == places, "what was fetched is given back"
+
+
+@pytest.fixture
+def one_process():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist.init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+def shard(model, mesh):
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+@pytest.mark.parametrize("way", ["cpu", "disk", "fsdp2"])
+def test_analysis_fetches_the_weights_that_it_reads(way, tmp_path, one_process):
+    """What runs a connection, its layers' parts or the final norm by hand, outside of the model's own forward."""
+    whole, tokens, changes = attached(), make_tokens(1), [Patch(3, prompt=[9, 8, 7, 6])]
+    model = shard(attached(), one_process) if way == "fsdp2" else offload(attached(), way, tmp_path)
+    traces = [analysis.trace(each, tokens[0].tolist(), changes) for each in (model, whole)]
+    for made in (
+        lambda model, traced: vars(traced),
+        lambda model, traced: vars(analysis.explain(model, traced, 2, 5, changes)),
+        lambda model, traced: {"M": attnres.mixing_matrix(model, tokens)},
+        lambda model, traced: {"M": attnres.hf.mixing_matrix(model, tokens)},
+    ):
+        assert_near(*map(made, (model, whole), traces))
 
 
 def test_a_model_that_was_offloaded_once_and_is_no_more(tmp_path):
