@@ -29,6 +29,8 @@ VARIANTS: list[tuple[str, dict]] = [
     ("full", {"query": "input", "heads": 4, "weighting": "sigmoid", "window": 3}),
     ("block", {"block_size": 3, "mixing": "static", "heads": 3, "reads": "qkv"}),
     ("block", {"block_size": 3, "weighting": "sigmoid", "total": True}),
+    ("block", {"block_size": 3, "key_slice": 5}),
+    ("full", {"key_slice": 6, "null": True, "heads": 3, "query": "input", "total": True}),
     ("rms-block", {"block_size": 2}),
     ("rms-block", {"block_size": 3, "pending": "normalised"}),
     ("rms-block", {"block_size": 3, "reads": "qkv-gate-up"}),
@@ -44,6 +46,11 @@ VARIANTS: list[tuple[str, dict]] = [
     ("kromhc", {"streams": 8}),
     ("hc", {"dynamic": False}),
     ("hc", {"streams": 1}),
+    ("wide", {"streams": 3, "retention": True}),
+    ("altup", {"streams": 3, "active": 1, "laurel": True}),
+    ("gated-residual", {"streams": 2, "rank": 5}),
+    ("muse-gate", {"norm": False, "temperature": 1.0}),
+    ("depth-scaled", {"norm": False}),
 ]
 """Every connection, and each option that changes the maths once."""
 

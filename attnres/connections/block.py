@@ -43,6 +43,12 @@ class AttnResOptions:
     """False: score_i = w_l . v_i; no gain."""
     heads: int = 1
     """Slices of dim, each with a softmax of its own."""
+    key_slice: int | None = None
+    """Keys are the last so many channels, R: score_i = w_l . RMSNorm(v_i[-R:]; g_l), w_l and g_l in R^R; values are
+    whole. Sliced LR-AttnRes (2607.09694)."""
+    null: bool = False
+    """p_i = e^score_i / (1 + sum_j e^score_j): with a score of zero that has no source the weights add up to less than
+    one. Softmax1 over depth, OASIS (2605.17887)."""
     window: int | None = None
     """Only the embedding and so many of the newest sources."""
     total: bool = False
@@ -69,6 +75,12 @@ class AttnResOptions:
                 one_of(name, getattr(self, name), get_args(hint))
         if self.mixing == "static" and self.query == "input":
             raise UsageError('mixing="static" has no query; leave query="static"')
+        if self.key_slice is not None:
+            check_count("key_slice", self.key_slice)
+            if self.mixing == "static":
+                raise UsageError('mixing="static" has no keys; leave out key_slice')
+        if self.null and self.weighting == "sigmoid":
+            raise UsageError('weighting="sigmoid" needs no null; leave it out')
 
     @property
     def fused(self) -> bool:
@@ -96,9 +108,12 @@ class Block(TwoPhase):
         self.block_size = block_size
         self.options = AttnResOptions(**options)
         self.eps = self.options.eps
-        heads = self.options.heads
+        heads, width = self.options.heads, self.options.key_slice or dim
         if dim % heads:
             raise UsageError(f"heads must divide dim: {heads} does not divide {dim}")
+        if width > dim or width % heads:
+            raise UsageError(f"key_slice must be at most dim, {dim}, and a multiple of heads, {heads}, not {width}")
+        self._key_width = width
         self._fused = self.options.fused
         self._rounds_phase_1 = self.options.round_phase_1
         # Of a subclass that takes outputs up in a way of its own, that way is asked.
@@ -109,11 +124,11 @@ class Block(TwoPhase):
             counts = (self._count(site) for site in range(sites + 1))
             self.logits = nn.ParameterList(map(per_read, repeat(0.0), self._reads, counts, repeat(heads)))
             return
-        self.query = nn.ParameterList(per_read(0.0, reads, dim) for reads in self._reads)
+        self.query = nn.ParameterList(per_read(0.0, reads, width) for reads in self._reads)
         if self.options.key_norm:
-            self.gain = nn.ParameterList(per_read(1.0, reads, dim) for reads in self._reads)
+            self.gain = nn.ParameterList(per_read(1.0, reads, width) for reads in self._reads)
         if self.options.query == "input":
-            self.query_map = nn.ParameterList(per_read(0.0, reads, dim, dim) for reads in self._reads)
+            self.query_map = nn.ParameterList(per_read(0.0, reads, width, dim) for reads in self._reads)
 
     def reads(self, site: int) -> int:
         return self._reads[site]
@@ -144,15 +159,18 @@ class Block(TwoPhase):
         """p of one read, [sources, ..., heads]."""
         scores = self._scores(sources, site, read)
         if self.options.scaled_scores:
-            scores = scores * (self.dim // self.options.heads) ** -0.5
-        weights = torch.sigmoid(scores) if self.options.weighting == "sigmoid" else torch.softmax(scores, 0)
+            scores = scores * (self._key_width // self.options.heads) ** -0.5
+        if self.options.null:
+            weights = torch.softmax(torch.cat([scores, torch.zeros_like(scores[:1])]), 0)[:-1]
+        else:
+            weights = torch.sigmoid(scores) if self.options.weighting == "sigmoid" else torch.softmax(scores, 0)
         if self.options.value_norm and len(sources) > 1:
             weights = weights * torch.stack([inverse_rms(source, self.options.eps) for source in sources])
         return weights * self._scale(len(scores)) if self.options.total else weights
 
     def _scale(self, sources: int) -> float:
         """What the weights of so many sources are multiplied by where they are scaled (`total`)."""
-        return 2.0 if self.options.weighting == "sigmoid" else float(sources)
+        return 2.0 if self.options.weighting == "sigmoid" else float(sources + self.options.null)
 
     def _scores(self, sources: Values, site: int, read: int) -> Tensor:
         """Return the scores before the softmax, [sources, ..., heads]."""
@@ -169,7 +187,8 @@ class Block(TwoPhase):
             key_vector = key_vector + torch.matmul(normed, self._own(self.query_map, site, read).to(normed).mT)
         if options.key_norm:
             key_vector = key_vector * self._own(self.gain, site, read)
-        return torch.stack(depth_scores(sources, key_vector, options.eps if options.key_norm else None, options.heads))
+        keys = sources if options.key_slice is None else [source[..., -self._key_width :] for source in sources]
+        return torch.stack(depth_scores(keys, key_vector, options.eps if options.key_norm else None, options.heads))
 
     def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
         if isinstance(weights, tuple):

@@ -114,6 +114,18 @@ def test_sublayer_options_against_plain_definitions():
     sources, inputs = trace(connection, x, sublayers)
     torch.testing.assert_close(inputs[-1], weighted(scores(sources, connection.query[SITES]).softmax(0), sources))
 
+    connection = randomised("full", key_slice=5, scaled_scores=True)
+    sources, inputs = trace(connection, x, sublayers)
+    keys = [rms_norm(v[:, 7:], connection.gain[SITES]) for v in sources]
+    p = (scores(keys, connection.query[SITES]) / 5**0.5).softmax(0)
+    torch.testing.assert_close(inputs[-1], weighted(p, sources))
+
+    connection = randomised("full", null=True)
+    sources, inputs = trace(connection, x, sublayers)
+    keys = [rms_norm(v, connection.gain[SITES]) for v in sources]
+    odds = scores(keys, connection.query[SITES]).exp()
+    torch.testing.assert_close(inputs[-1], weighted(odds / (1 + odds.sum(0)), sources))
+
     connection = randomised("full", heads=3)
     sources, inputs = trace(connection, x, sublayers)
     keys = [rms_norm(v, connection.gain[SITES]) for v in sources]

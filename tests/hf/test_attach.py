@@ -21,7 +21,7 @@ from tests.hf.models import assert_near, attached, make_model, make_tokens
 
 EXACT = {
     *("residual", "x0", "denseformer", "block", "full", "delta", "interlayer"),
-    *("rms-block", "rms-full", "rms-residual"),
+    *("rms-block", "rms-full", "rms-residual", "wide", "altup"),
 }
 QUICK = {"full", "delta", "highway", "mhc-lite"}  # mhc-lite has tables that no checkpoint holds
 EACH = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in connection_names()]
@@ -32,7 +32,7 @@ def test_every_connection_starts_as_it_says_and_is_saved(name, caplog, tmp_path)
     model, tokens = make_model("llama"), make_tokens()
     with torch.no_grad():
         plain = model(tokens).logits
-    if name in ("postnorm", "rezero"):
+    if name in ("postnorm", "rezero", "gated-residual"):
         with pytest.raises(UsageError, match="sublayers without a norm"):
             attnres.hf.attach(model, name)
         return
