@@ -16,7 +16,8 @@ if (!path || !existsSync(path)) {
   console.error(path ? `${path}: there is no such file` : "usage: node examples/serve.mjs FILE.gguf [PORT] [CONTEXT]");
   process.exit(2);
 }
-const llama = await getLlama({ gpu: false, build: "never", maxThreads: Number(process.env.THREADS ?? 0) }); // 0: no limit
+// One thread: more than free cores wait for each other by spinning, and a small model is fastest with one.
+const llama = await getLlama({ gpu: false, build: "never", maxThreads: Number(process.env.THREADS ?? 1) });
 const model = await llama.loadModel({ modelPath: path });
 const context = await model.createContext({ contextSize: Number(size) });
 const sequence = context.getSequence(); // one for all: given back, it is free only a little later

@@ -76,7 +76,7 @@ class RunDisplay:
         self.bytes_per_token = event["bytes_per_token"]
         self._print(f"connection: {event['connection']}")
         self._print(f"parameters: {event['parameters']:,}")
-        self._print(f"corpus:     {event['corpus']}")
+        self._print(f"corpus:     {event['corpus']}; each ends with {event['separator']}")
         self._print(f"folder:     {event['folder']}")
         if event["note"]:
             self._print(event["note"])

@@ -1,6 +1,6 @@
 """Fit power laws to points of your own: loss against compute, and the compute that one connection saves over another.
 
-    attnres fit results/paper-scaling.csv --unit PFLOP/s-days
+    attnres fit results/paper-scaling.csv
     attnres fit losses.csv --out runs/losses
 
 Reads a CSV with the columns arm, compute, loss and, if you like, size and seed; the first arm is the baseline. Runs of
@@ -21,18 +21,18 @@ from attnres.cli._checks import check_output_folder, check_own_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.errors import UsageError
 
+UNIT = "units of the file"
+
 
 def command(
     csv: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="CSV")],
     out: Path = Path("runs/fit"),
-    unit: str = "FLOPs",
 ) -> int:
     """Fit.
 
     Args:
         csv: The file of the points.
         out: The folder of the figure.
-        unit: What the compute is counted in.
     """
     from attnres.analysis.powerlaw import fit_power_laws, read_points
     from attnres.lab.scaling.figures import FIT, write_fit
@@ -44,6 +44,6 @@ def command(
     console, points = Output(), read_points(csv)
     if len(points) > MOST_STYLES:
         raise UsageError(f"{csv}: {len(points)} arms are more than a figure can tell apart; give at most {MOST_STYLES}")
-    print_table(console, scaling_table(*fit_power_laws(points), unit))
-    print_line(console, f"Figure: {write_fit(points, unit, out)}")
+    print_table(console, scaling_table(*fit_power_laws(points), UNIT))
+    print_line(console, f"Figure: {write_fit(points, UNIT, out)}")
     return 0

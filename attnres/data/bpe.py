@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 from attnres.data.documents import Documents
-from attnres.data.split import Survey, held_out
+from attnres.data.split import split_documents
 from attnres.data.tokenizer import END_TOKENS, Tokenizer, import_tokenizers, tokenizer_from_file
 from attnres.errors import UsageError
 from attnres.files import locked, write_text
@@ -31,13 +31,10 @@ def vocabulary_size(name: str) -> int | None:
 
 
 def learned_tokenizer(documents: Documents, size: int, fraction: float, root: Path, progress: Progress) -> Tokenizer:
-    """Byte-level BPE with `size` ids, from `root` or learned there from the documents that are not held out.
+    """Byte-level BPE with `size` ids, from `root` or learned there from the training part.
 
     The first ids are `<|endoftext|>`, which ends documents, and the 256 bytes; text is cut into words as GPT-2 does.
     All text comes back but `<|endoftext|>` itself, which is the end of a document wherever it stands.
-
-    Raises:
-        UsageError: no documents can be held out whole, so that there is no training part before there are tokens.
     """
     key = json.dumps([FORMAT, documents.identity(), size, fraction], sort_keys=True)
     file = root / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
@@ -51,16 +48,7 @@ def learned_tokenizer(documents: Documents, size: int, fraction: float, root: Pa
 
 def _learn(documents: Documents, size: int, fraction: float, progress: Progress) -> str:
     """The tokenizer.json."""
-    library = import_tokenizers()
-    survey = Survey()
-    for text in _texts(documents):
-        survey.add(text)
-    held = held_out(survey.hashes(documents.families), survey.sizes, fraction) if len(survey.sizes) else None
-    if held is None:
-        raise UsageError(
-            "too few documents of different text to hold whole ones out, so no training part to learn byte pairs "
-            "from; give more files (or rows), a larger validation_fraction, or a tokenizer that is trained already"
-        )
+    library, split = import_tokenizers(), split_documents(documents, fraction)
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
@@ -71,10 +59,5 @@ def _learn(documents: Documents, size: int, fraction: float, progress: Progress)
         show_progress=False,
     )
     progress("learning byte pairs of", 0, 0)
-    tokenizer.train_from_iterator((text for text, out in zip(_texts(documents), held, strict=True) if not out), trainer)
+    tokenizer.train_from_iterator((text for text, held in split.texts(documents) if not held), trainer)
     return tokenizer.to_str()
-
-
-def _texts(documents: Documents) -> Iterator[str]:
-    """Those that count: what is no text or empty is no document of a corpus."""
-    return (document.text for document in documents.read() if document.text)

@@ -14,9 +14,9 @@ from attnres.data.bpe import learned_tokenizer, vocabulary_size
 from attnres.data.cache import cached_tokens
 from attnres.data.config import DataConfig
 from attnres.data.texts import open_documents
-from attnres.data.tokenizer import Tokenizer, load_tokenizer
+from attnres.data.tokenizer import Tokenizer, load_tokenizer, separator_name, tokenizer_from_json
 from attnres.errors import UsageError
-from attnres.files import cache_folder, check_new_names
+from attnres.files import cache_folder
 
 log = logging.getLogger("attnres")
 
@@ -44,6 +44,11 @@ class Corpus:
     def vocab_size(self) -> int:
         return self.tokenizer.vocab_size
 
+    @property
+    def separator(self) -> str:
+        """What follows every document, in words."""
+        return separator_name(self.tokenizer)
+
 
 def open_corpus(
     config: DataConfig, progress: Callable[[str, int, int], None] | None = None, checked: bool = False
@@ -51,17 +56,16 @@ def open_corpus(
     """Open the corpus of a configuration: from the cache when it is there, whole and up to date, else built there.
 
     Whole documents are held out for validation, chosen by a hash of their text and the same for every tokenizer
-    (`split_documents`); in a package near-duplicates go the same way. Tokens lie in `config.cache`
-    (default: `attnres.files.cache_folder`), in a folder named by the paths, sizes and times of the files (of a package
-    by its version), the tokenizer and the validation fraction. Several processes may open the same corpus at once: one
-    builds it, the others wait. A dataset on the hub is read once and then taken from the cache. One line is logged for
-    files that were left out, for a tokenizer that loses text, for documents with the separator in them, for a tokenizer
-    that learned fewer ids than it was to and for a document that had to be cut.
+    (`split_documents`). Tokens lie in `config.cache` (default: `attnres.files.cache_folder`), in a folder named by the
+    paths, sizes and times of the files (of a package by its version), the tokenizer and the validation fraction.
+    Several processes may open the same corpus at once: one builds it, the others wait. A dataset on the hub is read
+    once and then taken from the cache. Warnings name a tokenizer that loses text or learned fewer ids than it was to,
+    and a document that had to be cut.
 
     Args:
         config: text, tokenizer, validation fraction and cache.
-        progress: called with (work, done, total) of "tokenizing", "checking", "waiting" and "learning byte pairs of";
-            total is 0 where unknown.
+        progress: called with (work, done, total) of "reading", "tokenizing", "checking", "waiting" and "learning byte
+            pairs of"; total is 0 where unknown.
         checked: another process of this machine has opened it just now: it is neither hashed nor warned of again.
 
     Raises:
@@ -70,18 +74,14 @@ def open_corpus(
     """
     report = progress or (lambda work, done, total: None)
     root = Path(config.cache).expanduser() if config.cache else cache_folder()
-    check_new_names(root)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except (FileNotFoundError, FileExistsError, NotADirectoryError, PermissionError) as error:
-        raise UsageError(f"no cache can be made in {root} ({error.strerror}); give another data.cache") from None
+    root.mkdir(parents=True, exist_ok=True)
     documents, size = open_documents(config, root), vocabulary_size(config.tokenizer)
     if size:
         tokenizer = learned_tokenizer(documents, size, config.validation_fraction, root / "tokenizers", report)
         if tokenizer.vocab_size < size and not checked:
             log.warning("%s: the text has no more to learn than %s ids", config.tokenizer, f"{tokenizer.vocab_size:,}")
     else:
-        tokenizer = load_tokenizer(config.tokenizer)
+        tokenizer = tokenizer_from_json(load_tokenizer(config.tokenizer).to_json())
     stored = cached_tokens(documents, tokenizer, config.validation_fraction, root / "corpora", report, checked)
     for warning in () if checked else stored.warnings:
         log.warning("%s", warning)

@@ -28,8 +28,6 @@ class Sampler:
     def __init__(
         self, tokens: np.ndarray, sequence: int, batch_size: int, seed: int, rows: range | None = None
     ) -> None:
-        if min(sequence, batch_size) < 1 or seed < 0:
-            raise UsageError(f"need sequence and batch_size >= 1, seed >= 0; not {sequence}, {batch_size}, {seed}")
         if len(tokens) <= sequence:
             raise UsageError(f"{len(tokens)} tokens are less than a sequence of {sequence} + 1: give more text")
         self.tokens = tokens
@@ -61,19 +59,12 @@ class Sampler:
         Raises:
             UsageError: the state is of another seed, sequence or corpus.
         """
-        try:
-            epoch, position = int(state["epoch"]), int(state["position"])
-            identity = {name: state[name] for name in self._identity()}
-        except (KeyError, TypeError, ValueError):
-            raise UsageError("this is not the state of a sampler; start the run afresh") from None
-        if identity != self._identity():
+        if (identity := {name: state[name] for name in self._identity()}) != self._identity():
             raise UsageError(
                 f"the sampler's state is of another run: it has {identity}, this run has {self._identity()}; "
                 "go on with the configuration and text it was made with"
             )
-        if epoch < 0 or not 0 <= position <= len(self._order(epoch)):
-            raise UsageError(f"the sampler's state has no such place: epoch {epoch}, position {position}")
-        self._enter(epoch, position)
+        self._enter(state["epoch"], state["position"])
 
     def _identity(self) -> dict[str, int]:
         return {"seed": self.seed, "sequence": self.sequence, "tokens": len(self.tokens)}

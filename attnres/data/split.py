@@ -1,66 +1,74 @@
-"""Which documents and tokens are held out for validation."""
+"""Which documents are held out for validation: their texts alone decide, so it is the same for every tokenizer."""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
+from attnres.data.documents import Counts, Documents
 
 
-class Piece(NamedTuple):
-    """Tokens start..stop-1 of all tokens, and where they go."""
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Where each document with text goes."""
 
-    start: int
-    stop: int
-    held_out: bool
-
-
-class Split(NamedTuple):
-    """What `split_documents` decided."""
-
-    pieces: list[Piece]
-    whole: int
-    """How many whole documents are held out."""
+    counts: Counts
+    held: np.ndarray
+    """Whether it is held out: bool [documents]."""
+    kept: np.ndarray
+    """Whether it goes anywhere: bool [documents]."""
     cut: int | None = None
     """The number of the document whose end is held out, where whole ones could not be."""
-    repeated: int = 0
-    """Documents that were then left out of both parts, because their text is another one's."""
+    share: float = 0.0
+    """How much of that one is."""
+
+    def texts(self, documents: Documents) -> Iterator[tuple[str, bool]]:
+        """Each text and whether it is held out, in order."""
+        for number, text in enumerate(filter(None, documents.read())):
+            if number == self.cut:
+                at = len(text) - max(1, min(round(self.share * len(text)), len(text) - 1))
+                yield text[:at], False
+                yield text[at:], True
+            elif self.kept[number]:
+                yield text, bool(self.held[number])
 
 
-class Survey:
-    """What the split needs to know of each text, gathered one by one."""
+def split_documents(documents: Documents, fraction: float) -> Split:
+    """Read the documents and hold out about `fraction` of their text as whole documents (`held_out`).
 
-    def __init__(self) -> None:
-        self._hashes, self._sizes = array("Q"), array("q")
-
-    def add(self, text: str) -> None:
-        utf8 = text.encode("utf-8", errors="replace")
-        self._hashes.append(int.from_bytes(hashlib.sha256(utf8).digest()[:8], "little"))
-        self._sizes.append(len(utf8) + 1)
-
-    @property
-    def sizes(self) -> np.ndarray:
-        """int64 [documents], in UTF-8 bytes, the separator counting as one."""
-        return np.array(self._sizes, np.int64)
-
-    def hashes(self, families: Sequence[Sequence[int]] = ()) -> np.ndarray:
-        """The hash of each text; in a family, which has the numbers of its texts, the lowest: uint64 [documents]."""
-        hashes = np.array(self._hashes, np.uint64)
-        for family in families:
-            members = np.array(family)
-            hashes[members] = hashes[members].min()
-        return hashes
+    Where whole documents cannot come near (one document, or a few long ones), the end of the longest is held out
+    instead, and of equal texts only the first is kept: a copy of the longest would have the held-out end in the
+    training part.
+    """
+    digests, lengths, skipped = array("Q"), array("q"), 0
+    for text in documents.read():
+        if text:
+            utf8 = text.encode("utf-8", errors="replace")
+            digests.append(int.from_bytes(hashlib.sha256(utf8).digest()[:8], "little"))
+            lengths.append(len(utf8) + 1)
+        skipped += text is None
+    hashes, sizes = np.array(digests, np.uint64), np.array(lengths, np.int64)
+    counts = Counts(documents=len(sizes), bytes=int(sizes.sum()) - len(sizes), skipped=skipped)
+    for family in map(np.array, documents.families):
+        hashes[family] = hashes[family].min()
+    held, every = held_out(hashes, sizes, fraction), np.full(len(sizes), True)
+    if held is not None or not len(sizes):
+        return Split(counts, every if held is None else held, every)
+    first = np.sort(np.unique(hashes, return_index=True)[1])
+    longest = int(first[np.lexsort((hashes[first], -sizes[first]))[0]])
+    share = fraction * float(sizes[first].sum() / sizes[longest])
+    return Split(counts, ~every, np.isin(np.arange(len(sizes)), first), longest, share)
 
 
 def held_out(hashes: np.ndarray, sizes: np.ndarray, fraction: float) -> np.ndarray | None:
     """Which documents to hold out, bool [documents]; None where whole ones cannot come near the fraction.
 
-    hashes: uint64 [documents], equal where documents must go the same way. sizes: int64 [documents], in bytes: so that
-    every tokenizer is judged on the same documents.
+    hashes: uint64 [documents], equal where documents must go the same way. sizes: int64 [documents], in bytes, what
+    follows each counting as one.
 
     In the order of their hashes, documents are held out if that brings the share nearer to the fraction. So the choice
     depends on the set of texts, not on names or order.
@@ -74,47 +82,3 @@ def held_out(hashes: np.ndarray, sizes: np.ndarray, fraction: float) -> np.ndarr
             held += size
             taken[i] = True
     return None if taken.all() or held < target / 2 else taken[group]
-
-
-def split_documents(hashes: np.ndarray, sizes: np.ndarray, lengths: np.ndarray, fraction: float) -> Split:
-    """Hold out about `fraction` of the text as whole documents (`held_out`).
-
-    lengths: int64 [documents], in tokens.
-
-    Where whole documents cannot come near (one document, or a few long ones), the end of the longest is held out
-    instead, and of equal texts only the first is kept: a copy of the longest would have the held-out end in the
-    training part. The pieces are in order and cover all tokens that are kept.
-    """
-    stops, held = np.cumsum(lengths), held_out(hashes, sizes, fraction)
-    if held is None:
-        return _cut(hashes, lengths, stops, fraction)
-    last = np.flatnonzero(np.append(held[1:] != held[:-1], True))  # the last document of each run
-    starts = np.concatenate(([0], stops[last][:-1]))
-    return Split(
-        [
-            Piece(int(start), int(stop), bool(side))
-            for start, stop, side in zip(starts, stops[last], held[last], strict=True)
-        ],
-        int(held.sum()),
-    )
-
-
-def _cut(hashes: np.ndarray, lengths: np.ndarray, stops: np.ndarray, fraction: float) -> Split:
-    kept = np.sort(np.unique(hashes, return_index=True)[1])
-    longest = int(kept[np.lexsort((hashes[kept], -lengths[kept]))[0]])
-    pieces: list[Piece] = []
-
-    def add(start: int, stop: int, held_out: bool) -> None:
-        if pieces and pieces[-1].stop == start and pieces[-1].held_out == held_out:
-            start = pieces.pop().start
-        if start < stop:
-            pieces.append(Piece(start, stop, held_out))
-
-    for document in kept.tolist():
-        start, stop = int(stops[document] - lengths[document]), int(stops[document])
-        cut = stop
-        if document == longest:
-            cut -= max(1, min(round(fraction * int(lengths[kept].sum())), stop - start - 1))
-        add(start, cut, False)
-        add(cut, stop, True)
-    return Split(pieces, 0, longest, len(hashes) - len(kept))

@@ -17,9 +17,7 @@ from attnres.data.config import DataConfig
 from attnres.data.documents import (
     Counts,
     DatasetRows,
-    Document,
     Documents,
-    TextFile,
     TextFiles,
     describe_counts,
     expand,
@@ -65,27 +63,26 @@ def open_documents(config: DataConfig, cache: Path) -> Documents:
         return PackageText(KNOWN[config.dataset])
     if config.dataset == "stdlib":
         label = f"Python {platform.python_version()} standard library"
-        return TextFiles(label, _standard_library(), config.dataset_column)
+        return TextFiles(label, dict.fromkeys(_standard_library(), False), config.dataset_column)
     if config.dataset:
         return DatasetRows(config, cache)
-    files = [file for file in expand(config.paths) if cache.resolve() not in file.path.resolve().parents]
-    if not files:
-        raise UsageError(f"there are no files in {shorten(config.paths)} but those of the cache; give files of text")
+    files = {
+        file: named for file, named in expand(config.paths).items() if cache.resolve() not in file.resolve().parents
+    }
     return TextFiles(shorten(config.paths), files, config.dataset_column)
 
 
-class PackageText:
+class PackageText(Documents):
     """A text of known bytes. Once its tokens are in the cache, the package need not be installed any more."""
 
     def __init__(self, known: KnownText) -> None:
         self.known = known
-        self.total = known.bytes
         self.families = known.families
 
     def identity(self) -> list[Any]:
         return ["package", self.known.package, self.known.version, self.known.sha256]
 
-    def read(self) -> Iterator[Document]:
+    def read(self) -> Iterator[str | None]:
         """Raises UsageError where another version is installed, or, at the end, where a file is not as it was."""
         root, sha = self._root(), hashlib.sha256()
         files = {path.relative_to(root).parts: path for path in root.rglob("*.py")}
@@ -93,24 +90,12 @@ class PackageText:
             content = files[parts].read_bytes().replace(b"\r\n", b"\n")
             if content and "/".join(parts) not in self.known.left_out:
                 sha.update(content + b"\0")
-                yield Document(content.decode("utf-8", errors="replace"), len(content), str(files[parts]))
+                yield content.decode("utf-8", errors="replace")
         if sha.hexdigest() != self.known.sha256:
-            raise UsageError(
-                f"the .py files in {root} are not those of {self._pin}: reinstall it "
-                f"(pip install --force-reinstall --no-deps {self._pin}), or {self._elsewhere}"
-            )
+            raise self._wrong(f"the .py files in {root} have changed", "--force-reinstall --no-deps ")
 
     def describe(self, counts: Counts) -> str:
         return f"Python sources of {self.known.package} {self.known.version}, {describe_counts(counts, 'file')}"
-
-    @property
-    def _pin(self) -> str:
-        return f"{self.known.package}=={self.known.version}"
-
-    @property
-    def _elsewhere(self) -> str:
-        others = ", ".join(f"--data.dataset {name}" for name in (*KNOWN, "stdlib") if name != self.known.package)
-        return f"choose another text: {others} or --data.paths"
 
     def _root(self) -> Path:
         package = self.known.package
@@ -120,21 +105,23 @@ class PackageText:
             installed = "none"
         spec = importlib.util.find_spec(package)
         if installed.partition("+")[0] != self.known.version or not spec or not spec.submodule_search_locations:
-            raise UsageError(
-                f"the corpus {package!r} is the Python sources of {self._pin}, and installed is {installed}: "
-                f"pip install {self._pin}, or {self._elsewhere}"
-            )
+            raise self._wrong(f"installed is {installed}")
         return Path(spec.submodule_search_locations[0])
 
+    def _wrong(self, what: str, options: str = "") -> UsageError:
+        pin = f"{self.known.package}=={self.known.version}"
+        others = ", ".join(f"--data.dataset {name}" for name in (*KNOWN, "stdlib") if name != self.known.package)
+        return UsageError(
+            f"{what}, and this text is of {pin}: pip install {options}{pin}, or choose another text: {others} or "
+            "--data.paths"
+        )
 
-def _standard_library() -> list[TextFile]:
+
+def _standard_library() -> list[Path]:
     """Its .py files without tests, and without what describes the machine it was built on, in sorted order."""
     root = Path(sysconfig.get_path("stdlib"))
-    files = [
-        TextFile.at(path)
+    return [
+        path
         for path in walk(root, lambda name: name in SKIPPED_FOLDERS or name.startswith("config-"))
         if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
     ]
-    if not files:
-        raise UsageError(f"the standard library has no modules in {root}; give paths to text instead")
-    return files

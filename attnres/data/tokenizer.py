@@ -5,88 +5,30 @@ A tokenizer goes into a run folder as JSON (`to_json`, `tokenizer_from_json`), s
 
 from __future__ import annotations
 
-import codecs
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from attnres.data.hub import hub_or_cache
 from attnres.errors import UsageError, first_line, install_command
+from attnres.files import read_json
 
-# An end-of-text token by any of these names separates documents; the first one that the vocabulary knows is taken.
-END_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>", "<eos>", "[EOS]", "[SEP]")
-
-
-class StreamDecoder(Protocol):
-    """Text as its ids arrive, never cutting a character: "".join of all the returns equals `decode` of all the ids."""
-
-    def feed(self, token: int) -> str:
-        """The text that this id completes; often empty."""
-        ...
-
-    def finish(self) -> str:
-        """What is left at the end: an incomplete character, as U+FFFD."""
-        ...
-
-
-class Tokenizer(Protocol):
-    @property
-    def vocab_size(self) -> int:
-        """All ids lie in 0..vocab_size-1."""
-        ...
-
-    @property
-    def separator(self) -> tuple[int, ...]:
-        """The ids that follow every document of a corpus."""
-        ...
-
-    @property
-    def end(self) -> int | None:
-        """The id that ends a text, if there is one of its own for that."""
-        ...
-
-    def encode(self, text: str, special: bool = False) -> list[int]:
-        """The ids of the text; with `special`, those too that the tokenizer adds, such as one for the beginning."""
-        ...
-
-    def spans(self, text: str, special: bool = False) -> list[tuple[int, int]]:
-        """Tell which characters each id of `encode` covers, start and stop; parts of one character share it.
-
-        A special token covers none: (0, 0).
-        """
-        ...
-
-    def piece(self, token: int) -> bytes:
-        """What one id stands for by itself, which may be a part of a character."""
-        ...
-
-    def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of many texts at once, as arrays of `dtype`."""
-        ...
-
-    def count_lost(self, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> int:
-        """Count the texts that do not come back from their ids: with unknown characters, spaces or case changed."""
-        ...
-
-    def count_bytes(self, ids: np.ndarray) -> int:
-        """Count the UTF-8 bytes of the text that the ids stand for."""
-        ...
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """The text of the ids. Never fails on ids below vocab_size: what is no valid UTF-8 becomes U+FFFD."""
-        ...
-
-    def stream_decoder(self, before: Sequence[int] = ()) -> StreamDecoder:
-        """A decoder of ids one by one. before: the ids that they go on from, whose text is not given out."""
-        ...
-
-    def to_json(self) -> dict[str, Any]: ...
+CONFIG = "tokenizer_config.json"
+END_TOKENS = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",  # DeepSeek
+    "</s>",
+    "<eos>",
+    "[EOS]",
+    "[SEP]",
+    "<|bos|>",  # nanochat, which has no other between documents
+)
+"""What separates documents where tokenizer_config.json names no `eos_token`: the first that the vocabulary knows."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -98,32 +40,40 @@ class ByteTokenizer:
     """UTF-8, one token per byte. A zero byte separates documents, and seldom stands in text."""
 
     vocab_size = 256
+    """All ids are below it."""
     separator = (0,)
+    """The ids that follow every document of a corpus."""
     end = 0
+    """The id that ends a text, if there is one of its own for that."""
 
     def encode(self, text: str, special: bool = False) -> list[int]:
+        """The ids of the text; with `special`, those too that the tokenizer adds, such as one for the beginning."""
         return list(_utf8(text))
 
     def spans(self, text: str, special: bool = False) -> list[tuple[int, int]]:
+        """Tell which characters each id of `encode` covers, start and stop; parts of one character share it.
+
+        A special token covers none: (0, 0).
+        """
         return [(at, at + 1) for at, character in enumerate(text) for _ in _utf8(character)]
 
     def piece(self, token: int) -> bytes:
+        """What one id stands for by itself, which may be a part of a character."""
         return bytes([token])
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of many texts at once, as arrays of `token_dtype`."""
         return [np.frombuffer(_utf8(text), dtype=np.uint8) for text in texts]
 
     def count_lost(self, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> int:
+        """Count the texts that do not come back from their ids: with unknown characters, spaces or case changed."""
         return 0
 
-    def count_bytes(self, ids: np.ndarray) -> int:
-        return len(ids)
-
     def decode(self, ids: Iterable[int]) -> str:
-        return b"".join(map(_bytes_of, ids)).decode("utf-8", errors="replace")
-
-    def stream_decoder(self, before: Sequence[int] = ()) -> StreamDecoder:
-        return _ByteStream()
+        """The text of the ids. Never fails on ids below vocab_size: what is no valid UTF-8 becomes U+FFFD."""
+        # A model with room for more draws ids that no text has: what stands for no character.
+        of_each = (bytes([token]) if token < 256 else "\N{REPLACEMENT CHARACTER}".encode() for token in ids)
+        return b"".join(of_each).decode("utf-8", errors="replace")
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "bytes"}
@@ -133,53 +83,35 @@ def _utf8(text: str) -> bytes:
     return text.encode("utf-8", errors="replace")  # a lone surrogate, as from a broken terminal, becomes "?"
 
 
-def _bytes_of(token: int) -> bytes:
-    """The byte; of an id that a model with room for more draws and no text has, what stands for no character."""
-    return bytes([token]) if token < 256 else "\N{REPLACEMENT CHARACTER}".encode()
+def byte_characters() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary: printable ones for themselves (GPT-2)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
-class _ByteStream:
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def feed(self, token: int) -> str:
-        return self._decoder.decode(_bytes_of(token))
-
-    def finish(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-
-def _byte_of() -> dict[str, int]:
-    """How byte-level tokenizers write bytes: those that can be seen as themselves, the others from U+0100 on."""
-    seen = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in seen]
-    return {chr(b): b for b in seen} | {chr(0x100 + n): b for n, b in enumerate(others)}
-
-
-BYTE_OF = _byte_of()
+BYTE_OF = {character: byte for byte, character in enumerate(byte_characters())}
 
 
 class LibraryTokenizer:
     """A `tokenizers.Tokenizer`. Its truncation and padding, which many files carry, are switched off.
 
-    The separator is the vocabulary's end-of-text token (`END_TOKENS`), or else the tokens of a newline. The names of
-    special tokens become these tokens in text, too, which chats are written with; `decode` leaves them out.
+    end: what separates documents; where it is not given or not in the vocabulary, the first of `END_TOKENS` that is,
+    or else the tokens of a newline. The names of special tokens become these tokens in text, too, which chats are
+    written with; `decode` leaves them out.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, end: str | None = None) -> None:
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        self._tokenizer = tokenizer
+        self._tokenizer, self._end_name = tokenizer, end
         self.vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
-        if not self.vocab_size:
-            raise UsageError("the tokenizer has an empty vocabulary; give a trained one")
-        ends = [end for end in map(tokenizer.token_to_id, END_TOKENS) if end is not None]
-        self.end = ends[0] if ends else None
-        self.separator = tuple(ends[:1] or self.encode("\n"))
+        ends = (tokenizer.token_to_id(name) for name in (end, *END_TOKENS) if name)
+        self.end: int | None = next((token for token in ends if token is not None), None)
+        self.separator = tuple(self.encode("\n")) if self.end is None else (self.end,)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        with _said():
-            return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=special).ids
+        return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=special).ids
 
     def spans(self, text: str, special: bool = False) -> list[tuple[int, int]]:
         return self._tokenizer.encode(_utf8(text).decode(), add_special_tokens=special).offsets
@@ -190,15 +122,14 @@ class LibraryTokenizer:
             return bytes([int(written[3:5], 16)])
         if self._is_byte_level and all(character in BYTE_OF for character in written):
             return bytes(BYTE_OF[character] for character in written)
-        return written.replace("▁", " ").encode()
+        return written.replace("\u2581", " ").encode()
 
     @functools.cached_property
     def _is_byte_level(self) -> bool:
         return '"ByteLevel"' in json.dumps(json.loads(self._tokenizer.to_str())["decoder"])
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
-        with _said():
-            encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)  # uses all cores
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)  # uses all cores
         return [np.array(encoding.ids, dtype=token_dtype(self.vocab_size)) for encoding in encodings]
 
     def count_lost(self, texts: Sequence[str], encoded: Sequence[np.ndarray]) -> int:
@@ -206,43 +137,44 @@ class LibraryTokenizer:
         # Many tokenizers add a space before the first word.
         return sum(text.lstrip(" ") != again.lstrip(" ") for text, again in zip(texts, decoded, strict=True))
 
-    def count_bytes(self, ids: np.ndarray) -> int:
-        return len(_utf8(self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)))
-
     def decode(self, ids: Iterable[int]) -> str:
         return self._tokenizer.decode([int(i) for i in ids])
 
-    def stream_decoder(self, before: Sequence[int] = ()) -> StreamDecoder:
-        return _LibraryStream(self, before)
-
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "tokenizers", "tokenizer": json.loads(self._tokenizer.to_str())}
+        named = {} if self._end_name is None else {"end": self._end_name}
+        return {"kind": "tokenizers", "tokenizer": json.loads(self._tokenizer.to_str()), **named}
 
 
-@contextmanager
-def _said() -> Iterator[None]:
-    """Say in one line what the tokenizer cannot encode, such as an unknown word without a token for those."""
-    try:
-        yield
-    except Exception as error:  # the library has no class of its own
-        raise UsageError(f"the tokenizer cannot encode the text: {first_line(error)}") from error
+Tokenizer: TypeAlias = ByteTokenizer | LibraryTokenizer
 
 
-class _LibraryStream:
-    """Decodes a short window of ids again at every step: how ids join (spaces, bytes of one character) depends on it.
+def separator_name(tokenizer: Tokenizer) -> str:
+    """What follows every document of a corpus, for humans."""
+    if tokenizer.end is None:
+        return "a newline (the tokenizer has no end-of-text token)"
+    name = tokenizer.piece(tokenizer.end).decode()
+    return "a zero byte" if name == "\0" else name
 
+
+class StreamDecoder:
+    """Text as its ids arrive, never cutting a character: "".join of all the returns equals `decode` of all the ids.
+
+    It decodes a short window of ids again at every step: how ids join (spaces, bytes of one character) depends on it.
     The library's own DecodeStream cannot give back an unfinished end, and raises on some sequences of invalid bytes.
+
+    before: the ids that the first one goes on from, whose text is not given out.
     """
 
     BEFORE = 8
     """Ids before the first that its text may depend on: one word's last, and what of it belongs together."""
 
-    def __init__(self, tokenizer: LibraryTokenizer, before: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._shown = list(before[-self.BEFORE :])  # then the ids of the last text given out: the context of the next
         self._pending: list[int] = []
 
     def feed(self, token: int) -> str:
+        """The text that this id completes; often empty."""
         self._pending.append(token)
         text = self.finish()
         if not text or text.endswith("\ufffd"):
@@ -251,6 +183,7 @@ class _LibraryStream:
         return text
 
     def finish(self) -> str:
+        """What is left at the end: an incomplete character, as U+FFFD."""
         before = self._tokenizer.decode(self._shown)
         return self._tokenizer.decode(self._shown + self._pending)[len(before) :]
 
@@ -271,44 +204,62 @@ def load_tokenizer(name: str) -> Tokenizer:
         path /= "tokenizer.json"
     if path.is_file():
         return tokenizer_from_file(path)
-    if path.suffix == ".json":
-        raise UsageError(f"there is no tokenizer file {path}; check the path, or leave it out to train on bytes")
-    library = import_tokenizers()
-    with hub_or_cache() as unreachable:
-        try:
-            tokenizer = library.Tokenizer.from_pretrained(name)
-        except Exception as error:  # the library raises bare Exception
-            why = unreachable or first_line(error)
-            raise UsageError(f"cannot load the tokenizer {name!r}: no such file, and from the hub: {why}") from None
-    return LibraryTokenizer(tokenizer)
+    import_tokenizers()
+    from huggingface_hub import snapshot_download
+
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=["tokenizer.json", CONFIG]))
+        return tokenizer_from_file(folder / "tokenizer.json")
+    except Exception as error:
+        raise UsageError(
+            f"cannot load the tokenizer {name!r}: no such file, and on the hub: {first_line(error)}"
+        ) from error
 
 
 def tokenizer_from_file(path: Path) -> Tokenizer:
-    """Read a tokenizer.json. Raises UsageError where it is none."""
+    """Read a tokenizer.json, and from the tokenizer_config.json beside it what ends a text. Raises UsageError."""
+    config = path.with_name(CONFIG)
     try:
+        entries = read_json(config.read_text(encoding="utf-8")) if config.is_file() else {}
+        end = entries.get("eos_token")
         text = path.read_text(encoding="utf-8")
-    except ValueError:
-        raise UsageError(f"{path} is not a tokenizer.json: it is not UTF-8 text") from None
-    return _from_text(text, str(path))
+    except ValueError as error:
+        raise UsageError(f"{path} or {CONFIG} beside it is not JSON: {first_line(error)}") from None
+    return _from_text(text, str(path), end["content"] if isinstance(end, dict) else end)
 
 
 def tokenizer_from_json(record: Mapping[str, Any]) -> Tokenizer:
-    """Make the tokenizer whose `to_json` this is. Raises UsageError when the record is none."""
+    """Make the tokenizer whose `to_json` this is, as a run has it: it puts no special tokens around a text.
+
+    Training does not, so whatever reads the run must not either; a Llama's tokenizer.json would put <s> in front.
+
+    Raises:
+        UsageError: the record is of no tokenizer.
+    """
     kind = record.get("kind") if isinstance(record, Mapping) else None
     if kind == "bytes":
         return ByteTokenizer()
     if kind == "tokenizers":
-        return _from_text(json.dumps(record.get("tokenizer")), "this record")
+        library = record.get("tokenizer")
+        if isinstance(library, dict):
+            library = {**library, "post_processor": _without_special(library.get("post_processor"))}
+        return _from_text(json.dumps(library), "this record", record.get("end"))
     raise UsageError(f"not the record of a tokenizer: its kind is {kind!r}, expected 'bytes' or 'tokenizers'")
 
 
-def _from_text(text: str, where: str) -> Tokenizer:
+def _without_special(post: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Of a tokenizer.json's post-processors the one that adds no tokens: it says which characters a token covers."""
+    parts = [] if post is None else post["processors"] if post["type"] == "Sequence" else [post]
+    return next((part for part in parts if part["type"] == "ByteLevel"), None)
+
+
+def _from_text(text: str, where: str, end: str | None) -> Tokenizer:
     library = import_tokenizers()
     try:
         tokenizer = library.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise UsageError(f"{where} is not a tokenizer.json: {first_line(error)}") from None
-    return LibraryTokenizer(tokenizer)
+    return LibraryTokenizer(tokenizer, end)
 
 
 def import_tokenizers() -> Any:

@@ -11,6 +11,7 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
+from attnres.data import StreamDecoder
 from attnres.errors import UsageError
 from attnres.generate import generate
 from attnres.train import Run
@@ -109,7 +110,7 @@ class RunLM(TemplateLM):
         kept = max(self.max_length - limit, (self.max_length + 1) // 2)
         given = self.ids.encode(prompt)[-kept:] or [self.eot_token_id]
         sampling = {name: options[name] for name in ("temperature", "top_k", "top_p")}
-        decoder, text = self.ids.stream_decoder(), ""
+        decoder, text = StreamDecoder(self.ids), ""
         for token in generate(self.model, given, limit, **sampling, seed=seed):
             if token == self.ids.end:
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from attnres.data import Tokenizer
+from attnres.data import StreamDecoder, Tokenizer
 from attnres.errors import UsageError
 from attnres.generate.decode import generate
 from attnres.model import Transformer
@@ -40,7 +40,7 @@ class Continuation:
         self._ids = generate(model, self._prompt, tokens, **sampling)
 
     def __iter__(self) -> Iterator[str]:
-        decoder, held = self._tokenizer.stream_decoder(self._prompt), ""
+        decoder, held = StreamDecoder(self._tokenizer, self._prompt), ""
         for token in self._ids:
             self.drawn += 1
             if token == self._tokenizer.end:

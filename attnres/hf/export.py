@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from attnres.data import Tokenizer
-from attnres.data.tokenizer import END_TOKENS, import_tokenizers
+from attnres.data.tokenizer import END_TOKENS, byte_characters, import_tokenizers
 from attnres.hf.gguf import TYPES, write_gguf
-from attnres.hf.gguf_vocabulary import byte_characters
 from attnres.hf.k3 import KimiK3ForCausalLM
 from attnres.hf.k3.published import save_into
 from attnres.hf.llamacpp import quantize

@@ -242,7 +242,9 @@ def _add_vocabulary(writer: Any, vocabulary: Vocabulary | None) -> None:
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.types)
     writer.add_token_merges(vocabulary.merges)
-    writer.add_add_bos_token(False)
+    writer.add_add_bos_token(vocabulary.begin is not None)
+    if vocabulary.begin is not None:
+        writer.add_bos_token_id(vocabulary.begin)
     writer.add_add_space_prefix(False)
     if vocabulary.end is not None:
         writer.add_eos_token_id(vocabulary.end)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnres.data import Tokenizer
+from attnres.data.tokenizer import byte_characters
 from attnres.errors import UsageError
 
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
@@ -36,13 +37,8 @@ class Vocabulary:
     splitting: str
     """llama.cpp's name of the expression that cuts a text first."""
     end: int | None
-
-
-def byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: printable ones for themselves (GPT-2)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
+    begin: int | None = None
+    """What stands in front of every text, as the tokenizer of a published model may have it; a run's has nothing."""
 
 
 def vocabulary_of(tokenizer: Tokenizer, size: int) -> Vocabulary:
@@ -86,7 +82,21 @@ def _from_library(record: dict[str, Any], end: int | None) -> Vocabulary:
     tokens = [names.get(token, f"[PAD{token}]") for token in range(count)]
     types = [kinds.get(token, UNUSED) for token in range(count)]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return Vocabulary(tokens, types, merges, splitting, end)
+    return Vocabulary(tokens, types, merges, splitting, end, _begin(record.get("post_processor")))
+
+
+def _begin(post: Any) -> int | None:
+    """The token that a tokenizer.json's post-processor puts in front of a text."""
+    parts = [] if post is None else post["processors"] if post["type"] == "Sequence" else [post]
+    match [part for part in parts if part["type"] != "ByteLevel"]:
+        case []:
+            return None
+        case [{"single": [{"SpecialToken": {"id": name}}, {"Sequence": _}], "special_tokens": tokens}]:
+            return tokens[name]["ids"][0]
+    raise UsageError(
+        "llama.cpp puts at most one token in front of a text and none behind it, and this tokenizer does otherwise; "
+        "take that out of its post_processor"
+    )
 
 
 def _check_joining(record: dict[str, Any], splitting: str) -> None:

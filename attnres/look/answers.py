@@ -25,6 +25,7 @@ from attnres.analysis import (
     trace,
 )
 from attnres.analysis.interventions import prepared, replaced
+from attnres.data import StreamDecoder
 from attnres.errors import UsageError
 from attnres.generate import sample
 from attnres.look import messages as m
@@ -250,7 +251,7 @@ def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
     if not seen.ids:
         raise UsageError("the text is empty; write something to go on from")
     tokenizer = subject.tokenizer
-    stream, generator = tokenizer.stream_decoder(seen.ids), torch.Generator().manual_seed(request.seed)
+    stream, generator = StreamDecoder(tokenizer, seen.ids), torch.Generator().manual_seed(request.seed)
     decoder = Decoder(seen.model)
     connection = prepared(seen.model, seen.changes, lambda *_: piece.check())
     new = seen.ids

@@ -32,19 +32,15 @@ class Layout:
     replicate: int = 1
     """Copies of that, each with its own part of every batch (data parallel)."""
     timeout: float = 300.0
-    """Seconds that a process waits for the others before it gives up."""
-    file_timeout: float = 3600.0
-    """Seconds that it waits for the others' work on files: checkpoints, the corpus."""
+    """Seconds that a process waits for the others in a step before it gives up."""
 
     def __post_init__(self) -> None:
         for name in ("pipeline", "virtual", "shard", "replicate"):
             value = getattr(self, name)
             if value is not None:
                 check_count(name, value)
-        for name in ("timeout", "file_timeout"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise UsageError(f"{name} must be a positive number of seconds, not {value}")
+        if not (math.isfinite(self.timeout) and self.timeout > 0):
+            raise UsageError(f"timeout must be a positive number of seconds, not {self.timeout}")
         if self.virtual > 1 and self.pipeline == 1:
             raise UsageError("virtual stages are a pipeline's; give --pipeline 2 or more too")
 

@@ -33,6 +33,9 @@ from attnres.version import __version__
 
 T = TypeVar("T")
 
+FILE_TIMEOUT = timedelta(hours=1)
+"""How long a process waits for the others' work on files: checkpoints, the corpus."""
+
 SEE_SECONDS = 10.0
 """How long a network file system may take to show one machine what another has written."""
 
@@ -100,7 +103,7 @@ class ManyProcesses(World):
         shape = (layout.pipeline, layout.replicate, layout.shard)
         self.mesh = init_device_mesh(device.type, shape, mesh_dim_names=("pipeline", "replicate", "shard"))
         # Waiting for a disk is not waiting for a peer: what is said about files has a limit of its own.
-        self._about_files: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=layout.file_timeout))
+        self._about_files: Any = dist.new_group(backend="gloo", timeout=FILE_TIMEOUT)
 
     @property
     def data_rank(self) -> int:

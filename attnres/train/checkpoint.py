@@ -2,7 +2,8 @@
 
 checkpoints/step-00000400/model.safetensors        the weights
                           optimizer.safetensors    optimizer state and random-number state
-                          state.json               step, position in the data, validation loss
+                          state.json               step, position in the data, validation loss; of the last step
+                                                   the run's result
                           checksums.json           of the three: the SHA-256 of the SHA-256 of their blocks
 """
 
@@ -129,6 +130,10 @@ class Checkpoint:
     def weights_checksum(self) -> str:
         """By which the weights can be told from others, as they were written."""
         return read_json((self.path / CHECKSUMS).read_text(encoding="utf-8"))[MODEL]
+
+    def result(self) -> dict[str, Any] | None:
+        """The result of the run whose last step this is; None at any other."""
+        return self.state().get("result")
 
     def validation_loss(self) -> float:
         """Measured at this very step; infinite if it was not measured or cannot be read."""

@@ -4,7 +4,7 @@ config.json      the whole configuration, versions, corpus, machine
 tokenizer.json
 metrics.jsonl    one JSON object per line while the run goes
 checkpoints/     see checkpoint.py
-summary.json     when the run is done
+summary.json     when the run is done: its result, copied from the last checkpoint, where it has a checksum
 steps-N/         the end of the run of N steps that this one began as
 """
 
@@ -52,8 +52,6 @@ OWN = (LOCK, TOKENIZER, "checkpoints")
 
 TEXT = {"description", "sha256", "vocab_size"}
 """What config.json must say of a run's text."""
-RESULT = {"steps", "validation_loss", "best_validation_loss", "step_seconds", "peak_memory_bytes"}
-"""What summary.json must say."""
 
 FREE_FIELDS = ("device", "save_every", "keep", "tensorboard", "data.cache")
 """What may change when a run goes on: it decides where and how often something is written, not the weights."""
@@ -172,14 +170,8 @@ class RunFolder:
             return None
         if self.record() is None:
             raise UsageError(f"{self.path}: the run's config.json is gone; choose another folder")
-        try:
-            summary = read_json(self._summary.read_text(encoding="utf-8"))
-        except ValueError:
-            return None  # what it says is made anew from the last checkpoint
         newest = self.checkpoints.newest_good()
-        whole = isinstance(summary, dict) and summary.keys() >= RESULT
-        reached = newest is not None and whole and newest.step == summary["steps"]
-        return summary if reached and (self.path / TOKENIZER).is_file() else None
+        return newest.result() if newest is not None and (self.path / TOKENIZER).is_file() else None
 
     def evaluations(self) -> list[Record]:
         """The evaluations so far, in order. One warning where those of a finished run do not reach its end."""
@@ -192,6 +184,12 @@ class RunFolder:
         return found
 
     def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json, unless it says just that: a copy for people, beside the run's last checkpoint."""
+        try:
+            if read_json(self._summary.read_text(encoding="utf-8")) == summary:
+                return
+        except (FileNotFoundError, ValueError):
+            pass  # new or damaged
         write_json(self._summary, summary)
 
     def reopen(self, begun: int, steps: int) -> str:

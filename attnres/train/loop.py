@@ -75,9 +75,9 @@ def train(
         config: all that decides the result. A `model.vocab_size` below the corpus's is raised to it.
         folder: the run folder.
         listen: called with every record of metrics.jsonl as it is written, before them with {"kind": "start", "folder",
-            "connection", "parameters", "corpus", "step", "steps", "note" (what was done to go on with a shorter run or
-            one that has lost its end, or ""), "tokens_per_step", "compiles"}, and for every checkpoint with {"kind":
-            "saved", "step", "path"}.
+            "connection", "parameters", "corpus", "separator", "step", "steps", "note" (what was done to go on with a
+            shorter run or one that has lost its end, or ""), "tokens_per_step", "compiles"}, and for every checkpoint
+            with {"kind": "saved", "step", "path"}.
         progress: handed to `open_corpus`.
         layout: in each of several processes (see `join_world`), how they share the work. All of them call this with the
             same arguments; only the first one writes and calls `listen`.
@@ -125,6 +125,8 @@ def _train(
         return done  # and of what it was made is not needed any more
     if done is not None:
         run.refuse_other_text(corpus, "choose another folder")
+        if world.main:
+            run.write_summary(done)
         return done
     world.agree({"corpus": corpus.sha256})
     check_length(corpus, config.model.context)
@@ -251,7 +253,9 @@ class Loop:
                 if trainer.step == steps:
                     break
                 self._step()
-        summary = self._summary()
+        assert self.last_good is not None
+        summary = self.last_good.result()
+        assert summary is not None
         if self.world.main:
             self.folder.write_summary(summary)
         return summary
@@ -276,13 +280,15 @@ class Loop:
         """Save, unless the checkpoint of this step is there; but one made before its evaluation gets the loss."""
         step, loss = self.trainer.step, self._validation_loss()
         saved = self.last_good if self.last_good and self.last_good.step == step else None
-        if saved and (loss is None or saved.validation_loss() == loss):
+        last = step == self.config.steps and loss is not None
+        if saved and (loss is None or saved.validation_loss() == loss) and bool(saved.result()) == last:
             return saved
         model, optimizer = self.trainer.tensors()
         state = {
             **self.trainer.state(),
             "validation_loss": loss,
             "peak_memory_bytes": self._peak_memory(),
+            "result": self._result() if last else None,
         }
         if not saved:
             each = self.world.gather({"peak_memory_bytes": self.memory.bytes(), **self.pace.record()})
@@ -337,6 +343,7 @@ class Loop:
             "connection": self.config.model.connection,
             "parameters": self.trainer.parameters,
             "corpus": self.trainer.corpus.description,
+            "separator": self.trainer.corpus.separator,
             "bytes_per_token": self.trainer.bytes_per_token,
             "step": self.trainer.step,
             "steps": self.config.steps,
@@ -345,7 +352,7 @@ class Loop:
             "compiles": self.config.compile,
         }
 
-    def _summary(self) -> dict[str, Any]:
+    def _result(self) -> dict[str, Any]:
         seconds = [record["step_seconds"] for record in self.metrics.of_kind("train")]
         warm = seconds[WARM_UP_STEPS:]
         validation = [record["loss"] for record in self.metrics.of_kind("eval")]

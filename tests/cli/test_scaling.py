@@ -87,8 +87,7 @@ def test_a_grid_with_a_run_that_failed_ends_in_one_line_each(tmp_path, corpus, c
 
 
 def test_the_papers_curves_from_a_file(tmp_path, capsys):
-    options = ["--unit", "PFLOP/s-days", "--out", str(tmp_path)]
-    assert main(["fit", "results/paper-scaling.csv", *options]) == 0
+    assert main(["fit", "results/paper-scaling.csv", "--out", str(tmp_path)]) == 0
     told = capsys.readouterr().out
     assert "1.891" in told and "0.0580" in told and "1.25x" in told
     assert (tmp_path / "figures" / "scaling-fit.png").read_bytes().startswith(b"\x89PNG")
@@ -189,7 +188,7 @@ def test_no_name_from_a_file_reaches_the_terminal_as_it_is(tmp_path, capsys):
     path = tmp_path / "hostile\x1b[2J.csv"
     path.write_text("arm,compute,loss\n" + "".join(f"\x1b]0;a\x07,{c},{3 - c / 9}\n" for c in (1, 2, 4)))
     (out := tmp_path / "\x1b[5mout").mkdir()  # a new one of such a name is refused
-    assert main(["fit", str(path), "--unit", "\x1b[1m", "--out", str(out)]) == 0
+    assert main(["fit", str(path), "--out", str(out)]) == 0
     told = capsys.readouterr().out
     assert "\x1b" not in told and "␛]0;a␇" in told and "␛[5mout" in told
     path.write_text("arm,compute,loss\n\x1b[7m,1,0\n")

@@ -59,7 +59,7 @@ def install(site: Path, version: str, files: dict[str, str]) -> None:
 
 
 def texts(known: KnownText) -> list[str | None]:
-    return [document.text for document in PackageText(known).read()]
+    return list(PackageText(known).read())
 
 
 @pytest.mark.slow
@@ -104,10 +104,10 @@ def test_line_ends_of_wheels_for_windows_change_nothing(toy, tmp_path):
         (
             "1.1",
             FILES,
-            r"installed is 1\.1: pip install toy_text==1\.0",
+            r"installed is 1\.1, .*: pip install toy_text==1\.0",
         ),
-        ("1.0", {**FILES, "b.py": "b = 3\n"}, "are not those of"),
-        ("1.0", {**FILES, "c.py": "c = 3\n"}, "are not those of"),
+        ("1.0", {**FILES, "b.py": "b = 3\n"}, "have changed"),
+        ("1.0", {**FILES, "c.py": "c = 3\n"}, "have changed"),
     ],
     ids=["another version", "a changed file", "a file more"],
 )
@@ -121,7 +121,7 @@ def test_another_text_is_one_line_that_says_what_to_do(version, files, message, 
 
 def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(KNOWN, "nowhere", replace(KNOWN["sympy"], package="nowhere"))
-    with pytest.raises(UsageError, match=r"installed is none: pip install nowhere==1\.14\.0"):
+    with pytest.raises(UsageError, match=r"installed is none, .*: pip install nowhere==1\.14\.0"):
         open_corpus(DataConfig(dataset="nowhere", cache=str(tmp_path)))
 
 

@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnres.data import load_tokenizer, tokenizer_from_json
+from attnres.data import StreamDecoder, load_tokenizer, tokenizer_from_json
 from attnres.errors import UsageError
 from tests.data.text import TEXT, library_tokenizer
 
@@ -21,7 +21,7 @@ both = pytest.mark.parametrize("tokenizer", [BYTES, LIBRARY], ids=["bytes", "lib
 
 
 def stream(tokenizer, ids, before=()) -> list[str]:
-    decoder = tokenizer.stream_decoder(before)
+    decoder = StreamDecoder(tokenizer, before)
     return [*map(decoder.feed, ids), decoder.finish()]
 
 
@@ -102,18 +102,26 @@ def test_truncation_and_padding_of_the_file_are_off(tmp_path):
     assert LIBRARY.decode(LIBRARY.encode(TEXT)) == TEXT
 
 
-def test_separator_is_the_end_token_or_a_newline():
+def test_separator_is_what_the_tokenizer_ends_a_text_with(tmp_path):
     assert BYTES.separator == (0,)
     assert LIBRARY.separator == tuple(LIBRARY.encode("\n"))
-    library = library_tokenizer(special_tokens=["<|endoftext|>"])
-    with_end = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
-    assert with_end.separator == (library.token_to_id("<|endoftext|>"),)
-    assert with_end.decode([*with_end.separator, *with_end.encode("a")]) == "a"
+    for name in ("<|endoftext|>", "<\uff5cend\u2581of\u2581sentence\uff5c>", "<|bos|>"):  # GPT-2, DeepSeek, nanochat
+        library = library_tokenizer(special_tokens=["<|im_end|>", name])
+        library.save(str(tmp_path / "tokenizer.json"))
+        tokenizer = load_tokenizer(str(tmp_path))
+        assert tokenizer.separator == (library.token_to_id(name),)
+        assert tokenizer.decode([*tokenizer.separator, *tokenizer.encode("a")]) == "a"
+        assert "end" not in tokenizer.to_json()
+    for end in ("<|im_end|>", {"content": "<|im_end|>"}):  # the file beside it knows better
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": end}))
+        tokenizer = load_tokenizer(str(tmp_path))
+        again = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
+        assert tokenizer.end == again.end == library.token_to_id("<|im_end|>")
 
 
 def test_what_is_no_tokenizer_is_named(tmp_path, monkeypatch):
     (tmp_path / "bad.json").write_text('{"model": 3}')
-    with pytest.raises(UsageError, match=r"no tokenizer file"):
+    with pytest.raises(UsageError, match=r"cannot load the tokenizer .*none\.json"):
         load_tokenizer(str(tmp_path / "none.json"))
     with pytest.raises(UsageError, match=r"bad\.json is not a tokenizer"):
         load_tokenizer(str(tmp_path / "bad.json"))
@@ -122,14 +130,3 @@ def test_what_is_no_tokenizer_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(UsageError, match=r"pip install"):
         load_tokenizer("gpt2")
-
-
-def test_a_tokenizer_without_its_unknown_token_is_one_line():
-    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({"one": 0}, unk_token="[UNK]"))
-    says = r"the tokenizer cannot encode the text: .*\[UNK\]"
-    with pytest.raises(UsageError, match=says):  # a newline already
-        tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
-    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    words = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
-    with pytest.raises(UsageError, match=says):
-        words.encode_documents(["two"])

@@ -9,7 +9,7 @@ import pytest
 import tokenizers
 
 from attnres import UsageError
-from attnres.data.tokenizer import ByteTokenizer, tokenizer_from_json
+from attnres.data.tokenizer import ByteTokenizer, StreamDecoder, tokenizer_from_json
 from attnres.generate import Continuation
 
 
@@ -43,7 +43,7 @@ def test_where_a_text_ends(drawn, tokens, stops, expected, end, monkeypatch):
 def test_ids_that_no_text_has_are_no_character():
     """A model with room for more ids than its tokenizer has draws them, too."""
     tokenizer = ByteTokenizer()
-    stream = tokenizer.stream_decoder()
+    stream = StreamDecoder(tokenizer)
     assert tokenizer.decode([104, 700, 105]) == "h\ufffdi" == "".join(map(stream.feed, [104, 700, 105]))
 
 

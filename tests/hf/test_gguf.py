@@ -14,10 +14,12 @@ from tests.hf.k3 import SIZES, KimiK3Config, KimiK3ForCausalLM, decided_tokens, 
 
 pytest.importorskip("gguf", reason="the gguf library writes the files")
 
-from attnres.data import tokenizer_from_json
+from attnres.data import DataConfig, load_tokenizer, open_corpus, tokenizer_from_json
+from attnres.data.tokenizer import byte_characters
 from attnres.hf import llamacpp
+from attnres.hf.export import write_published
 from attnres.hf.gguf import write_gguf
-from attnres.hf.gguf_vocabulary import _EXPRESSIONS, byte_characters, vocabulary_of
+from attnres.hf.gguf_vocabulary import _EXPRESSIONS, vocabulary_of
 
 BYTES = tokenizer_from_json({"kind": "bytes"})
 needs_llama_cpp = pytest.mark.skipif(
@@ -150,6 +152,31 @@ class Recorded:
 def byte_level(changed: dict) -> Recorded:
     model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
     return Recorded({"model": model, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}, **changed})
+
+
+def test_a_run_gets_no_special_tokens_and_a_published_model_keeps_its_own(tmp_path):
+    """A run was published with <s> in front of every text, which its training had never seen."""
+    transformers, tokenizers = map(pytest.importorskip, ("transformers", "tokenizers"))
+    from tests.data.text import library_tokenizer
+
+    library = library_tokenizer(["<s>", "</s>"])
+    around = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 0)])
+    library.post_processor = tokenizers.processors.Sequence([tokenizers.processors.ByteLevel(), around])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "a.txt").write_text("some text " * 90)
+    source = str(tmp_path / "tokenizer.json")
+    config = DataConfig(paths=(str(tmp_path / "a.txt"),), tokenizer=source, cache=str(tmp_path / "cache"))
+    run = open_corpus(config).tokenizer
+    write_published(small_k3(vocab_size=300), tmp_path / "out", run, None)
+    published = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert published("some text").input_ids == run.encode("some text") == run.encode("some text", special=True)
+    assert vocabulary_of(run, 300).begin is None
+    assert vocabulary_of(load_tokenizer(str(tmp_path / "out")), 300).begin is None
+    assert vocabulary_of(load_tokenizer(source), 300).begin == 0
+    library.post_processor = tokenizers.processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
+    library.save(source)
+    with pytest.raises(UsageError, match="none behind it"):
+        vocabulary_of(load_tokenizer(source), 300)
 
 
 def test_tokenizers_that_llama_cpp_does_not_have_are_refused():

@@ -6,13 +6,14 @@ from contextlib import ExitStack
 
 import pytest
 import torch
-from rich.console import Console
 
-from attnres.cli._run_display import RunDisplay
 from attnres.data import load_tokenizer
 from attnres.errors import UsageError
+from attnres.lab.outcome import outcome_of
+from attnres.lab.trained import open_runs
 from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
 from attnres.train.folder import RunFolder
+from attnres.train.sweep import Job, JobState
 from attnres.train.trainer import Trainer
 from tests.disk import files_up_to
 from tests.train.conftest import results, steps_on_disk, stop_at, weights
@@ -51,25 +52,26 @@ def test_a_finished_run_that_lost_something_is_made_whole(finished, done, lost, 
     assert weights(folder, 8) == weights(done, 8) and load_run(folder).step == 8
 
 
-def test_a_finished_run_that_lost_its_metrics_has_a_summary(finished, capsys):
-    config, folder = finished
-    expected = json.loads((folder / "summary.json").read_text())["validation_loss"]
-    for name in ("metrics.jsonl", "summary.json"):
-        (folder / name).unlink()
-    summary = train(config, folder)
-    assert (summary["validation_loss"], summary["step_seconds"]) == (expected, None)
-    RunDisplay(Console(width=200)).done(summary, folder)
-    assert "(best " in (shown := capsys.readouterr().out) and "per step" not in shown
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"steps": 8}'])
-def test_a_damaged_summary_is_made_anew(finished, content):
+def test_a_finished_run_that_lost_its_metrics_has_its_result(finished):
     config, folder = finished
     expected = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(content)
-    train(config, folder)
-    again = json.loads((folder / "summary.json").read_text())
-    assert again["validation_loss"] == expected["validation_loss"]
+    for name in ("metrics.jsonl", "summary.json"):
+        (folder / name).unlink()
+    assert train(config, folder) == expected == json.loads((folder / "summary.json").read_text())
+
+
+def test_results_are_read_where_they_have_a_checksum(finished):
+    """A changed digit of summary.json was published as the run's loss. train writes the right one again."""
+    config, folder = finished
+    whole = (folder / "summary.json").read_text()
+    wrong = {**json.loads(whole), "validation_loss": 0.1}
+    for content in (json.dumps(wrong), "", "[]"):
+        (folder / "summary.json").write_text(content)
+        (run,) = open_runs([folder])
+        assert run.folder.summary() == json.loads(whole)
+        assert outcome_of(folder, JobState(Job("a", config, folder), status="done")).loss > 0.2
+        train(config, folder)
+        assert (folder / "summary.json").read_text() == whole
 
 
 def test_a_tokenizer_that_is_not_the_runs(finished):
