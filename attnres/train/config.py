@@ -105,8 +105,7 @@ class RunConfig:
     save_every: int = 100
     """Steps between checkpoints; the last step is always saved."""
     keep: int = 2
-    """How many of the newest checkpoints to keep, beside the one of lowest validation loss (at an evaluated step) and
-    the last one before the learning rate falls, from which a longer run could go on."""
+    """How many of the newest checkpoints to keep. The best one, and the one from which a longer run goes on, stay too."""
     tensorboard: bool = False
     """Write TensorBoard scalars too (extra: tensorboard)."""
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attnres.data import DataConfig, open_corpus, tokenizer_from_json
+from attnres.data import DataConfig, open_corpus
 from attnres.errors import UsageError
 from tests.data.text import TEXT, library_tokenizer
 
@@ -72,17 +70,6 @@ def test_every_local_form_gives_the_same_tokens(form, make, tokenizer, tmp_path)
     assert corpus.description == f"dataset {tmp_path / form}, split train, 60 documents, {size / 1e3:.1f} kB"
     held_out = sum(len(text.encode()) + 1 for text in parts[1])
     assert corpus.bytes_per_token == held_out / len(corpus.validation)
-
-
-def test_cached_tokens_need_no_datasets_library(make, tokenizer, tmp_path, monkeypatch):
-    path = make("a.csv")
-    first = open_(path, tmp_path, tokenizer=tokenizer)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    again = open_(path, tmp_path, tokenizer=tokenizer)
-    assert again.sha256 == first.sha256
-    assert tokenizer_from_json(json.loads(json.dumps(again.tokenizer.to_json()))).encode(TEXT)
-    with pytest.raises(UsageError, match=r"needs the datasets library: pip install"):
-        open_(path, tmp_path)  # another tokenizer: not in the cache
 
 
 def test_a_changed_file_is_read_again(make, tmp_path):

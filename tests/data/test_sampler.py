@@ -47,16 +47,6 @@ def test_every_target_once_per_epoch(length, sequence, seed):
         assert covered[0] <= sequence and length - 1 - covered[-1] < sequence  # nothing more would fit at the ends
 
 
-def test_epochs_and_seeds_differ():
-    orders = []
-    for seed in (0, 1):
-        sampler = Sampler(np.arange(1000), 10, 1, seed)
-        orders += [epoch_starts(sampler), epoch_starts(sampler)]
-    assert all(order != sorted(order) for order in orders)
-    assert len({tuple(order) for order in orders}) == 4
-    assert len({order[0] % 10 for order in orders}) > 1  # the offset
-
-
 def test_the_order_is_pinned():
     """A checkpoint must go on after an upgrade: this fails if the order ever changes."""
     sampler = Sampler(np.arange(100), 10, 4, 7)
@@ -118,42 +108,6 @@ def test_processes_read_their_own_validation_windows():
         np.testing.assert_array_equal(np.concatenate(of_batch), batch)
     (none,) = validation_batches(corpus_of(701), 100, 4, 200, range(2, 4))
     assert none.shape == (0, 101) and none.dtype == np.int64
-
-
-@given(length=st.integers(2, 300), sequence=st.integers(1, 40), tokens=st.integers(1, 400))
-def test_validation_count(length, sequence, tokens):
-    if length <= sequence:
-        with pytest.raises(UsageError, match="too short: its validation part"):
-            next(validation_batches(corpus_of(length), sequence, 3, tokens))
-        return
-    starts = [row[0] for batch in validation_batches(corpus_of(length), sequence, 3, tokens) for row in batch]
-    assert len(starts) == min(max(1, tokens // sequence), (length - 1) // sequence)
-    assert (np.diff(starts) >= sequence).all()
-
-
-class OnDisk:
-    """Tokens that notice how many of them are read."""
-
-    def __init__(self, length: int) -> None:
-        self.length, self.read = length, 0
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, window: slice) -> np.ndarray:
-        positions = np.arange(window.start, window.stop)
-        self.read += len(positions)
-        return positions
-
-
-def test_a_corpus_larger_than_memory_is_read_window_by_window():
-    """And of a batch only the rows of this process."""
-    tokens, sequence = OnDisk(2**40), 2**28
-    sampler = Sampler(tokens, sequence, 4, 0, range(2))  # type: ignore[arg-type]
-    assert tokens.read == 0 and len(sampler._starts) <= 2**40 // sequence
-    sampler.sequence = 1000  # a window of a gigabyte is not needed for the second half
-    first = sampler.next()
-    assert tokens.read == 2 * 1001 == first.size
 
 
 def test_a_state_of_another_run_is_refused():

@@ -6,7 +6,6 @@ import hashlib
 import importlib
 import importlib.metadata
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -117,12 +116,6 @@ def test_another_text_is_one_line_that_says_what_to_do(version, files, message, 
         open_corpus(DataConfig(dataset="toy_text", cache=str(tmp_path / "cache")))
     assert "\n" not in str(caught.value)
     assert not list((tmp_path / "cache" / "corpora").glob("*/"))
-
-
-def test_a_package_that_is_missing_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(KNOWN, "nowhere", replace(KNOWN["sympy"], package="nowhere"))
-    with pytest.raises(UsageError, match=r"installed is none, .*: pip install nowhere==1\.14\.0"):
-        open_corpus(DataConfig(dataset="nowhere", cache=str(tmp_path)))
 
 
 def test_a_cached_text_needs_its_package_no_more(toy, tmp_path):

@@ -167,6 +167,7 @@ def test_a_run_gets_no_special_tokens_and_a_published_model_keeps_its_own(tmp_pa
     source = str(tmp_path / "tokenizer.json")
     config = DataConfig(paths=(str(tmp_path / "a.txt"),), tokenizer=source, cache=str(tmp_path / "cache"))
     run = open_corpus(config).tokenizer
+    (tmp_path / "out").mkdir()
     write_published(small_k3(vocab_size=300), tmp_path / "out", run, None)
     published = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert published("some text").input_ids == run.encode("some text") == run.encode("some text", special=True)
