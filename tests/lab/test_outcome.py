@@ -43,10 +43,11 @@ def test_a_run_says_what_it_was_trained_on(finished):
     assert outcome_of(folder, state).gpu == "NVIDIA H200"
 
 
-def test_a_run_that_ends_no_lower_than_it_began_has_diverged(finished):
+def test_a_run_that_ends_no_lower_than_it_began_has_diverged(finished, monkeypatch):
     folder, state = finished
     assert outcome_of(folder, state).status == "done"
-    edit(next(folder.glob("summary*.json")), lambda summary: summary.update(validation_loss=99.0))
+    summary = RunFolder(folder).summary() or {}
+    monkeypatch.setattr(RunFolder, "summary", lambda self: {**summary, "validation_loss": 99.0})
     diverged = outcome_of(folder, state)
     assert (diverged.status, diverged.loss) == ("diverged", 99.0)
 
