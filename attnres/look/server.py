@@ -9,11 +9,13 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attnres.errors import UsageError
 from attnres.look import answers
@@ -28,6 +30,8 @@ from attnres.signals import STOPS, heard
 from attnres.version import __version__
 
 MAX_BODY = 1_000_000
+REQUEST_SECONDS = 20.0
+"""Within which a request must have come, headers and body."""
 WATCH_SECONDS = 0.5
 SAMPLE = "def add(a, b):\n    return a + b\n\ndef mul(a, b):\n    return a *"
 
@@ -209,17 +213,53 @@ def listen(host: str, port: int) -> socket.socket:
     return taken
 
 
-def serve(microscope: Microscope, host: str, listening: socket.socket, token: str) -> None:
-    """Answer until Ctrl-C."""
+def make_server(microscope: Microscope, host: str, token: str) -> Server:
+    """The server behind the guard, yet to be run."""
     config = uvicorn.Config(
         make_app(microscope, host, token),
+        http=Connection,
         log_level="warning",
         lifespan="off",
         ws="none",
         server_header=False,
         timeout_graceful_shutdown=1,
     )
-    Server(config, microscope.closing).run(sockets=[listening])
+    return Server(config, microscope.closing)
+
+
+class Connection(H11Protocol):
+    """A connection that is closed unless its request is whole within REQUEST_SECONDS.
+
+    uvicorn limits the time between requests only, so half-sent ones would stay for ever and use up the open files.
+    """
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self._limit()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._limit()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._limit()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._late is not None:
+            self._late.cancel()
+
+    def _limit(self) -> None:
+        """Begin to count where a request is awaited, and stop where it has come."""
+        awaited = self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
+        if awaited and self._late is None:
+            self._late = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
+        elif not awaited and self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class Server(uvicorn.Server):

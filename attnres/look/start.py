@@ -8,7 +8,7 @@ import sys
 import webbrowser
 
 from attnres.look.prepare import PAIR, PAIR_FOLDER
-from attnres.look.server import Microscope, listen, serve
+from attnres.look.server import Microscope, listen, make_server
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -32,7 +32,7 @@ def start(microscope: Microscope, host: str, port: int, token: str | None, brows
     if browser and _has_screen():
         webbrowser.open(address)
     try:
-        serve(microscope, host, listening, token)
+        make_server(microscope, host, token).run(sockets=[listening])
     except KeyboardInterrupt:
         pass  # how it ends
     finally:

@@ -47,16 +47,16 @@ def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
         "Result",
         (
             "connection",
+            f"difference to {rows[0].arm}",  # first, because a narrow page shows the first columns
+            "p",
             f"validation {unit}",
             *(("bits per byte",) if in_both else ()),
-            f"difference to {rows[0].arm}",
-            "p",
             *(("step time",) if timed else ()),
             "peak memory",
             "seeds",
         ),
         tuple(
-            (*_losses(row, in_both), *_difference(row), *((_step_time(row),) if timed else ()), *_costs(row))
+            (row.arm, *_difference(row), *_losses(row, in_both), *((_step_time(row),) if timed else ()), *_costs(row))
             for row in rows
         ),
         METHOD + about_time + _about_memory(rows),
@@ -73,7 +73,7 @@ def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
 
 def _losses(row: Comparison, in_both: bool) -> tuple[str, ...]:
     bits = None if row.validation_loss is None else in_bits(row.validation_loss)
-    return row.arm, number(row.validation_loss, ".4f"), *((number(bits, ".4f"),) if in_both else ())
+    return number(row.validation_loss, ".4f"), *((number(bits, ".4f"),) if in_both else ())
 
 
 def _difference(row: Comparison) -> tuple[str, str]:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import uvicorn
 
 from attnres.data.config import DataConfig
 from attnres.look.prepare import Preparation
-from attnres.look.server import Microscope, Server, listen, make_app
+from attnres.look.server import Microscope, listen, make_server
 from attnres.look.subject import Subject
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig, train
@@ -94,9 +93,7 @@ def serving(
     listening = listen("127.0.0.1", port)
     port = listening.getsockname()[1]
     microscope = Microscope(subjects, preparation)
-    app = make_app(microscope, host, token)
-    config = uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
-    server = Server(config, microscope.closing)
+    server = make_server(microscope, host, token)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:

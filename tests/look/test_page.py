@@ -15,7 +15,8 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import Select
 
-from attnres import load_run
+from attnres import connection_names, load_run, make_connection, mixing_matrix
+from attnres.analysis import sublayer_names
 from attnres.report.html import script
 from attnres.report.style import colour_scale
 from tests.look.pages import TEXT, Page, mean_loss
@@ -48,18 +49,18 @@ def test_keys_and_pointer_go_through_tokens_sites_and_sources(opened):
     opened.find(".strip").send_keys(Keys.HOME, Keys.ARROW_RIGHT)
     opened.settled()
     assert opened.sentence().startswith("“h” (token 1)")
-    opened.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT, "]")
+    opened.press(Keys.ARROW_UP, Keys.ARROW_RIGHT, "]")
     opened.settled()
     assert opened.sentence().startswith("“e” (token 2): layer 1 MLP reads")
     assert opened.tooltip().startswith("layer 1 MLP reads 1 of layer 0 attention\nweight")
     assert opened.find(".subject").text == "layer 0 attention as read by layer 1 MLP"
     assert opened.units()[0] == "layer 1 MLP reads of each row:"
-    opened.press(Keys.ARROW_UP, Keys.ARROW_RIGHT)
+    opened.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
     assert opened.find(".subject").text != "layer 0 attention as read by layer 1 MLP"
     chart = opened.find("svg.depth")
     opened.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
     box, n = opened.find("svg.depth .cells").rect, 5
-    x, y = box["x"] + 1.5 / n * box["width"], box["y"] + (n - 3.5) / n * box["height"]  # site 3, source 1
+    x, y = box["x"] + 1.5 / n * box["width"], box["y"] + 3.5 / n * box["height"]  # site 3, source 1
     middle = chart.rect["x"] + chart.rect["width"] / 2, chart.rect["y"] + chart.rect["height"] / 2
     at = round(x - middle[0]), round(y - middle[1])
     ActionChains(opened.browser, duration=10).move_to_element_with_offset(chart, *at).perform()
@@ -89,7 +90,7 @@ def test_the_keyboard_alone_is_enough(opened):
 
     for name in ("Text", "Continue the text", "temperature", "Model", "Tokens of the text", "Depth in"):
         tab_to(name)
-    opened.browser.switch_to.active_element.send_keys(Keys.ARROW_DOWN, Keys.ARROW_RIGHT, "m")
+    opened.browser.switch_to.active_element.send_keys(Keys.ARROW_UP, Keys.ARROW_RIGHT, "m")
     opened.until(lambda: opened.all(".changes li:not(.none)"))
     opened.settled()
     assert opened.loss() != before and focused(opened).startswith("Depth in")
@@ -130,7 +131,7 @@ def test_a_change_does_what_its_python_does(opened, tool, everywhere):
     opened.choose("Model", 1)
     before = opened.loss()
     opened.find(".strip").send_keys(Keys.HOME, Keys.ARROW_RIGHT)
-    opened.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
+    opened.press(Keys.ARROW_UP, Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
     if everywhere:
         Select(opened.find("select[name=where]")).select_by_value("all")
         Select(opened.find("select[name=when]")).select_by_value("token")
@@ -150,7 +151,7 @@ def test_a_change_does_what_its_python_does(opened, tool, everywhere):
 @pytest.mark.slow
 def test_removal_is_measured_against_a_random_source(opened):
     opened.choose("Model", 1)
-    opened.press(Keys.ARROW_DOWN)
+    opened.press(Keys.ARROW_UP)
     opened.find("#measure").click()
     opened.until(lambda: len(opened.all("svg.depth .beside")) == 4)
     opened.press(Keys.ARROW_RIGHT)
@@ -297,18 +298,75 @@ def test_the_last_colour_says_that_it_stands_for_more(opened):
     assert any(text.text.startswith("≥ 0.") for text in opened.all("svg.depth .unit"))  # the first site reads with 1
 
 
+def in_browser(browser, name: str) -> None:
+    """Have what reading.js exports as `window.exported`."""
+    browser.get("about:blank")
+    module = script("look/page/reading.js").removesuffix("})();\n")
+    browser.execute_script(f"{module}window.exported = look_page_reading.{name};}})();")
+
+
 def test_the_scale_of_colours_is_that_of_the_figures(browser):
     """The page computes its own, report/style.py that of figures and reports."""
-    browser.get("about:blank")
-    text = (
-        script("look/page/reading.js").removesuffix("})();\n") + "window.scaleOf = look_page_reading.colourScale;})();"
-    )
-    browser.execute_script(text)
+    in_browser(browser, "colourScale")
     generator = torch.Generator().manual_seed(0)
     for size, low, outlier in ((5, 0.0, 1), (9, 0.0, 30), (33, -1.0, 1), (33, -0.001, 9), (3, 0.0, 0)):
         matrix = (low + (1 - low) * torch.rand(size, size, generator=generator)).tril()
         matrix[-1, 1] *= outlier
         matrix *= bool(outlier)
         rows = [row[: i + 1] for i, row in enumerate(matrix.tolist())]
-        made = browser.execute_script("return scaleOf(arguments[0])", rows)
+        made = browser.execute_script("return exported(arguments[0])", rows)
         assert made == pytest.approx(colour_scale(matrix.numpy()), rel=1e-6)
+
+
+READ = """
+const [model, weights] = arguments, sizes = new Float32Array(model.sites.length);
+const read = new exported(model, 0, 0, Float32Array.from(weights), sizes, null, new Map());
+return [model.sites.map((_, site) => read.sentence(site)[1]), read.telling()];
+"""
+
+
+def claims(sentence: str, written: dict[str, float]) -> tuple[dict[str, float], int]:
+    """What a sentence says: the weight of each source that it names, and how many others have less."""
+    others = re.search(r" and less of (\d+) other sources?\.$", sentence)
+    text = sentence.removeprefix("reads ").removesuffix(others[0] if others else ".")
+    told, sources = {}, list(written)
+    for weight, names in re.findall(r"([-.\de]+) of (.+?)(?=, [-.\de]+ of |$)", text):
+        if count := re.fullmatch(r"each of (\d+) sources", names):
+            named = [source for source in sources if written[source] == float(weight)]
+            assert len(named) == int(count[1])
+        else:
+            ends = [part.split(" to ") for part in re.split(", | and ", names.removeprefix("each of "))]
+            named = [name for end in ends for name in sources[sources.index(end[0]) : sources.index(end[-1]) + 1]]
+        told |= dict.fromkeys(named, float(weight))
+    return told, int(others[1]) if others else 0
+
+
+@pytest.mark.parametrize(
+    "name", [*connection_names(), "block:block_size=3", "block:block_size=2", "rms-block:block_size=4"]
+)
+def test_the_sentence_is_true_of_every_rule(browser, name):
+    in_browser(browser, "Reading")
+    sites, sources = 12, ["embedding", *sublayer_names(12)]
+    torch.manual_seed(0)
+    connection = make_connection(name, 8, sites)
+    for parameter in connection.parameters():
+        torch.nn.init.normal_(parameter)
+    matrix = mixing_matrix(connection, torch.randn(1, 1, 8), [torch.tanh] * sites)[0, 0]
+    rows, columns = torch.tril_indices(sites + 1, sites + 1)
+    model = {"sites": [*sources[1:], "readout"], "sources": sources, "per_channel": False}
+    sentences, telling = browser.execute_script(READ, model, matrix[rows, columns].tolist())
+    share = matrix.abs() / matrix.abs().sum(-1, keepdim=True)
+    uneven = [float((share[site, : site + 1] - 1 / (site + 1)).abs().sum()) / 2 for site in range(sites + 1)]
+    assert telling == (None if max(uneven) <= 0.1 else uneven.index(max(uneven)))
+    for site, sentence in enumerate(sentences):
+        written = {
+            source: float(f"{weight:.2g}") for source, weight in zip(sources, matrix[site, : site + 1], strict=False)
+        }
+        if " alike, " in sentence:
+            ends = {float(end) for end in re.findall(r"[-.\de]+(?= to | of each)", sentence)}
+            assert ends == {min(written.values()), max(written.values())} and f"all {site + 1} " in sentence
+            continue
+        told, others = claims(sentence, written)
+        assert told == pytest.approx({source: written[source] for source in told}, rel=0.06), sentence
+        rest = [abs(weight) for source, weight in written.items() if source not in told]
+        assert len(rest) == others and all(weight < min(map(abs, told.values())) for weight in rest), sentence

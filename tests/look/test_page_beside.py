@@ -43,7 +43,7 @@ def test_two_models_beside_each_other(opened, runs):
 
 def test_a_link_restores_everything_in_another_tab(opened):
     opened.choose("Model", 1)
-    opened.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    opened.press(Keys.ARROW_UP, Keys.ARROW_UP, Keys.ARROW_RIGHT)
     opened.find(".strip").send_keys(Keys.ARROW_LEFT)
     loss = opened.change("Mute")
     shown = opened.sentence(), opened.find(".changes").text, loss
@@ -172,7 +172,7 @@ def test_two_tabs_at_once(opened, runs, client):
         other = Page(browser, address(client))
         other.choose("Model", 1)
         other.type(TEXT + " too")
-        other.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+        other.press(Keys.ARROW_UP, Keys.ARROW_RIGHT)
         assert other.change("Mute") != mean_loss(runs[1], TEXT + " too")
         assert other.change("Undo") == pytest.approx(mean_loss(runs[1], TEXT + " too"), abs=1e-5)
     finally:

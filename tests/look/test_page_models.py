@@ -138,21 +138,26 @@ def values(page: Page) -> list[str]:
     return list(texts)
 
 
+CHANGED = "return [...document.querySelectorAll('svg.depth .changed')].map((text) => text.textContent)"
+
+
 def test_a_saved_page_has_the_numbers_of_the_live_one(opened, tmp_path):
     """At a token that was not chosen, beside a weight that is 100,000 times larger."""
     opened.choose("Model", 1)
-    opened.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    opened.press(Keys.ARROW_UP, Keys.ARROW_RIGHT)
     opened.find("input[aria-label=weight]").clear()
     opened.find("input[aria-label=weight]").send_keys("1e5")
     opened.change("Pin")
-    opened.press(Keys.ARROW_UP)
-    (html,) = downloads(opened, tmp_path, "Save page")
+    opened.press(Keys.ARROW_DOWN)
+    html, svg = downloads(opened, tmp_path, "Save page", "SVG")
     opened.find(".strip").send_keys(Keys.HOME)
     opened.settled()
     live, n = values(opened), 5
     saved = Page(opened.browser, html.as_uri())
     saved.find(".strip").send_keys(Keys.HOME)
     assert values(saved) == live[: 2 * n]  # weight and weight x |v|
+    changed = "changed: weight of layer 0 attention = 1e+5 in layer 1 MLP"
+    assert saved.browser.execute_script(CHANGED) == [changed] and f">{changed}</text>" in svg.read_text()
     opened.asked()  # the file itself
 
 
@@ -174,7 +179,7 @@ def test_saved_files_open_from_disk_without_a_request(deep, tmp_path):
     deep.choose("Model", list(ODD).index("deep"))
     deep.type("the quick brown fox jumps over the lazy dog, " * 4 + "and then it sleeps !")
     assert len(deep.all(".strip .token")) == 200
-    deep.press(Keys.ARROW_DOWN, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    deep.press(Keys.ARROW_UP, Keys.ARROW_UP, Keys.ARROW_RIGHT)
     html, png, svg = downloads(deep, tmp_path, "Save page", "PNG", "SVG")
     assert html.stat().st_size < 2_000_000
     assert png.read_bytes()[:4] == b"\x89PNG" and svg.read_text().startswith("<svg")
@@ -183,7 +188,7 @@ def test_saved_files_open_from_disk_without_a_request(deep, tmp_path):
     saved = Page(deep.browser, html.as_uri())
     assert (saved.sentence(), saved.loss()) == (sentence, loss) and not saved.find("#text").is_displayed()
     saved.find(".strip").send_keys(Keys.HOME)
-    saved.press(Keys.ARROW_UP)
+    saved.press(Keys.ARROW_DOWN)
     assert saved.sentence().startswith("“t” (token 0): layer 23 MLP reads")
     asked = deep.asked()
     assert asked and all(url.startswith(("file:", "data:", "blob:", "about:")) for url in asked)

@@ -47,7 +47,7 @@ def test_a_killed_server_is_said_and_its_return_goes_on(page, runs):
         page.open(address(client))
         page.settled()
         page.choose("Model", 1)
-        page.press(Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+        page.press(Keys.ARROW_UP, Keys.ARROW_RIGHT)
         page.change("Mute")
         stack.close()
         sentence = page.sentence()

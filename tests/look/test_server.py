@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch.nn.functional as F
 from attnres import load_run
 from attnres.look import answers, server
 from attnres.look.guard import Guard
+from attnres.look.messages import Progress
 from attnres.look.prepare import Preparation
 from attnres.look.server import MAX_BODY
 from attnres.look.subject import RunSubject, open_subjects
@@ -140,6 +142,32 @@ def test_numbers_out_of_range_are_refused_in_one_line(client, number):
         told = client.one(command, **request)
         assert told["kind"] == "failure" and "terminal" not in told["message"], (command, request, told)
         assert len(told["message"]) < 1000
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /api/look HTTP/1.1\r\nHost: 127", b"POST / HTTP/1.1\r\nContent-Length: 9\r\n\r\n{"]
+)
+def test_a_half_sent_request_is_let_go(monkeypatch, sent):
+    """Else it stays for ever, and many of them use up the open files."""
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.05)
+    with serving([]) as client, socket.create_connection(("127.0.0.1", client.port), timeout=20) as half:
+        half.sendall(sent)
+        while half.recv(1000):  # a refusal may come first
+            pass
+        assert client.session()["models"] == []
+
+
+def test_an_answer_may_take_longer_than_a_request(monkeypatch):
+    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.01)
+
+    async def slowly(*_):
+        for done in range(5):
+            yield Progress("steps", done, 5)
+            await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(server.Microscope, "answer", slowly)
+    with serving([]) as client:
+        assert [line["done"] for line in client.ask("prepare")] == [0, 1, 2, 3, 4]
 
 
 def test_a_form_of_another_site_is_no_request(client):

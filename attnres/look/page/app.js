@@ -18,7 +18,8 @@ const saved = stored && JSON.parse(stored.textContent);
 let session = { models: [], text: "" };
 let sides = [], active = null;
 let past = [], future = []; // [spec, changes] each: for undo and redo
-// position, site: null is the last; source: null is none; target: { id, tokens }, null is the token that follows.
+let telling = null; // the site to begin with: of this text one that has something to say
+// position: null is the last; site: null is none chosen; source: null is none; target: { id, tokens }, null is the token that follows.
 const state = { text: "", position: null, site: null, source: null, target: null, metric: "weight", column: "weight" };
 const current = () => active ?? sides[0];
 const modelOf = (id) => session.models.find((model) => model.id === id);
@@ -90,9 +91,11 @@ const app = {
     watch();
   },
   changed() { redraw(false); },
+  pictured(side) { telling ??= side.read()?.telling() ?? null; },
+  telling: () => telling,
   drawMatrix(parent, model, matrix, scale) {
     const title = state.metric === "size" ? "Weight × |v|, all sites" : "Weights, all sites";
-    matrixFigure(parent, figureOf(model, title), matrix, scale, { upward: true, select: shared });
+    matrixFigure(parent, figureOf(model, title), matrix, scale, shared);
   },
 };
 
@@ -165,6 +168,7 @@ text.addEventListener("input", () => write(text.value));
 function write(written) {
   if (text.value !== written) text.value = written;
   Object.assign(state, { text: written, position: null, target: null });
+  telling = null;
   counted();
   for (const side of sides) if (side.spec.text === null) side.refreshSoon();
 }
@@ -306,7 +310,7 @@ async function save(form) {
   if (form === "svg") download("depth.svg", new Blob([svgText(chart)], { type: "image/svg+xml" }));
   if (form === "png") download("depth.png", await png(chart));
   if (form !== "html") return;
-  download("depth.html", new Blob([await page({ ...state }, session, sides)], { type: "text/html" }));
+  download("depth.html", new Blob([await page({ ...state, site: current().at().site }, session, sides)], { type: "text/html" }));
 }
 
 // ---- the beginning ----

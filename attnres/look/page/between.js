@@ -77,5 +77,5 @@ function matrices(parent, first, second, metric, choose) {
   parent.append(room);
   const described = `${metric === "size" ? "weight × |v|" : "weight"}, at the chosen token`;
   matrixFigure(room, figureOf(first.model, "B − A", described), difference, [-largest, largest],
-    { upward: true, select: choose });
+    choose);
 }

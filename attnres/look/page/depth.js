@@ -1,7 +1,7 @@
-// One token's way up through the depth of a model: who reads whom, with numbers and the matrix beside it.
+// One token's way through the depth of a model: who reads whom, with numbers and the matrix beside it.
 //
-// Rows go upwards: row 0 is the embedding (source 0), row r the sublayer whose input is site r - 1 and whose output is
-// source r, and the last row is the readout (site L). All columns and the matrix stand on the same rows.
+// Row 0, on top, is the embedding (source 0), row r the sublayer whose input is site r - 1 and whose output is source r,
+// and the last row is the readout (site L). All columns and the matrix stand on the same rows.
 
 import { cells, gradient, isClipped, scaleEnds, shares } from "../../report/charts/cells.js";
 import { number, svg } from "../../report/charts/dom.js";
@@ -14,7 +14,7 @@ const MARKS = {
   attention: (x, y, r) => `M${x - r} ${y}a${r} ${r} 0 1 0 ${2 * r} 0a${r} ${r} 0 1 0 ${-2 * r} 0`,
   mlp: (x, y, r) => `M${x - r} ${y - r}h${2 * r}v${2 * r}h${-2 * r}z`,
   embedding: (x, y, r) => `M${x} ${y - r * 1.3}L${x + r * 1.3} ${y}L${x} ${y + r * 1.3}L${x - r * 1.3} ${y}z`,
-  readout: (x, y, r) => `M${x} ${y - r * 1.2}L${x + r * 1.2} ${y + r}L${x - r * 1.2} ${y + r}z`,
+  readout: (x, y, r) => `M${x} ${y + r * 1.2}L${x + r * 1.2} ${y - r}L${x - r * 1.2} ${y - r}z`,
 };
 const mark = (parent, kind, x, y, r, attributes = {}) =>
   svg("path", { d: MARKS[kind](x, y, r), class: `mark ${kind}`, ...attributes }, parent);
@@ -28,7 +28,7 @@ function labelOf(name, room, tall) {
 }
 
 const LABELLED = 13; // pixels from which on each row has room for words
-const TOP = 52, BOTTOM = 44;
+const TOP = 52, BOTTOM = 44, LINE = 15;
 const HEADS = { group: 12, title: 29, unit: 44 }; // the lines above the rows
 
 // Geometry: where the columns stand for a given width. `columns` are those that a narrow page has room for.
@@ -48,17 +48,28 @@ function layout(width, rows, columns, withMatrix) {
     matrixX: width - matrix - 6 };
 }
 
+// The changes as lines of text that are no wider than the picture, at 6.5 pixels a letter.
+function lines(changes, width) {
+  const made = [];
+  for (const [k, change] of changes.entries()) {
+    const text = `${k ? "" : "changed: "}${change}${k < changes.length - 1 ? ";" : ""}`;
+    if (made.length && 6.5 * (made.at(-1).length + text.length) < width) made[made.length - 1] += ` ${text}`;
+    else made.push(text);
+  }
+  return made;
+}
+
 // view: {names: {sites, sources}, matrix: rows that arcs and cells show, loudness [source], scale, site, source,
 //        columns: [{id, title, values: row of numbers, marks?, texts?, note}], describe(site, source), label,
-//        matrixTitle, withMatrix}
+//        matrixTitle, withMatrix, changes: what is changed, in words}
 export function depthPicture(parent, select, key) {
   const chart = svg("svg", { role: "img", tabindex: 0, class: "depth" }, parent);
   let view = null, box = null;
-  const yOf = (row) => box.top + (view.names.sites.length - row + 0.5) * box.rowHeight;
+  const yOf = (row) => box.top + (row + 0.5) * box.rowHeight;
 
   function place(px, py) {
     const L = view.names.sites.length - 1;
-    const row = L + 1 - Math.floor((py - box.top) / box.rowHeight);
+    const row = Math.floor((py - box.top) / box.rowHeight);
     if (row < 0 || row > L + 1) return null;
     if (box.matrix && px >= box.matrixX) {
       const site = row - 1, source = Math.floor((px - box.matrixX) / (box.matrix / (L + 1)));
@@ -71,7 +82,7 @@ export function depthPicture(parent, select, key) {
     place,
     (cursor, dx, dy) => {
       const L = view.names.sites.length - 1;
-      const site = Math.max(0, Math.min(L, view.site - dy));
+      const site = Math.max(0, Math.min(L, view.site + dy));
       const source = Math.max(0, Math.min(site, (view.source ?? 0) + dx));
       select({ site, source });
       return { site, source, part: "key" };
@@ -95,7 +106,7 @@ export function depthPicture(parent, select, key) {
     const L = view.names.sites.length - 1;
     const width = Math.max(300, parent.clientWidth);
     box = layout(width, L + 2, view.columns, view.withMatrix);
-    const height = box.height;
+    const notes = lines(view.changes, width), height = box.height + notes.length * LINE;
     for (const [name, value] of Object.entries({ width, height, viewBox: `0 0 ${width} ${height}`,
       "aria-label": view.label })) chart.setAttribute(name, value);
     chart.replaceChildren();
@@ -105,6 +116,7 @@ export function depthPicture(parent, select, key) {
     drawGroup();
     view.columns.forEach((column, k) => drawColumn(column, box.columns[k]));
     if (box.matrix) drawMatrix();
+    notes.forEach((line, k) => svg("text", { x: 4, y: box.height + k * LINE + 4, class: "changed" }, chart, line));
   }
 
   // The chosen site reaches into the matrix, whose row it is; the chosen source is a column there.
@@ -164,7 +176,7 @@ export function depthPicture(parent, select, key) {
       const y = yOf(row) + (box.rowHeight >= LABELLED || label === name ? 4 : 4 - box.rowHeight / 2);
       svg("text", { x: box.labels - 6, y, "text-anchor": "end", class: isSite ? "label on" : "label" }, chart, label);
     });
-    svg("text", { x: box.labels + 2, y: HEADS.title, class: "head" }, chart, "reads from below");
+    svg("text", { x: box.labels + 2, y: HEADS.title, class: "head" }, chart, "reads from earlier");
   }
 
   // Whose columns they are: those of sources say what the chosen site reads of each row.
@@ -184,8 +196,8 @@ export function depthPicture(parent, select, key) {
     const written = column.texts && box.rowHeight >= LABELLED;
     const room = written ? at.width * 0.3 : at.width - (box.rowHeight >= LABELLED ? 38 : 4);
     const scale = room / (high - low || 1), zero = at.x - low * scale, thick = Math.max(4, box.rowHeight - 5);
-    svg("line", { x1: zero, x2: zero, y1: yOf(column.first + column.values.length - 1) - box.rowHeight / 2,
-      y2: yOf(column.first) + box.rowHeight / 2, class: "axis" }, chart);
+    svg("line", { x1: zero, x2: zero, y1: yOf(column.first) - box.rowHeight / 2,
+      y2: yOf(column.first + column.values.length - 1) + box.rowHeight / 2, class: "axis" }, chart);
     column.values.forEach((value, k) => {
       if (value === null || value === undefined) return;
       const row = column.first + k, end = zero + value * scale;
@@ -204,8 +216,8 @@ export function depthPicture(parent, select, key) {
 
   function drawMatrix() {
     const n = view.names.sites.length, cell = box.matrix / n, x = box.matrixX;
-    const y = yOf(n) - box.rowHeight / 2, height = n * box.rowHeight;
-    cells(chart, view.matrix, view.scale, { x, y, width: box.matrix, height }, true);
+    const y = yOf(1) - box.rowHeight / 2, height = n * box.rowHeight;
+    cells(chart, view.matrix, view.scale, { x, y, width: box.matrix, height });
     svg("path", { d: `M${x} ${y}V${y + height}H${x + box.matrix}`, fill: "none", class: "axis" }, chart);
     svg("text", { x, y: HEADS.title, class: "head" }, chart, view.matrixTitle);
     svg("text", { x, y: HEADS.unit, class: "unit" }, chart, "row: who reads · column: what is read");

@@ -5,7 +5,7 @@ import { Failed, Lost, ask, numbers } from "./client.js";
 import { depthPicture } from "./depth.js";
 import { Reading, colourScale } from "./reading.js";
 import { nextTokens, tokenStrip } from "./tokens.js";
-import { nats, quoted, signed } from "./texts.js";
+import { nats, quoted, signed, told } from "./texts.js";
 
 const WIDE = 1000; // pixels from which on four columns fit
 const WIDEST = 1200; // and five
@@ -15,7 +15,7 @@ const noEffects = () => Object.assign(new Map(), { site: null });
 
 export class Side {
   // app: {state, saved, session(), modelOf(id), text(), sides(), active(), shared(chosen), act(side), asked(side),
-  //       remove(side), changed(), lost(), renew(), key(event), drawMatrix(..)};
+  //       remove(side), pictured(side), telling(), changed(), lost(), renew(), key(event), drawMatrix(..)};
   // spec: {model, step, text, read, changes}, kept in the address
   constructor(parent, app, spec) {
     Object.assign(this, { app, spec, picture: null, model: null, text: "", explanation: null, effects: noEffects() });
@@ -93,7 +93,7 @@ export class Side {
   }
   at() {
     const { state } = this.app, last = (this.model ?? this.asked()).sites.length - 1;
-    const tokens = this.picture?.tokens.length ?? 0, site = Math.min(last, state.site ?? last);
+    const tokens = this.picture?.tokens.length ?? 0, site = Math.min(last, state.site ?? this.app.telling() ?? last);
     return { site, source: state.source === null || state.source > site ? null : state.source,
       position: Math.max(0, Math.min(tokens - 1, state.position ?? tokens - 1)) };
   }
@@ -161,8 +161,9 @@ export class Side {
     this.stop();
     this.root.classList.add("stale");
     const model = this.asked(), view = this.view();
-    if (!await this.#ask("look", { view }, (picture) => this.#take(picture, model, view.text))) return;
+    if (!await this.#ask("look", { view }, (picture) => this.#take(picture, model, view))) return;
     if (!model.steps.includes(this.picture.step)) await this.app.renew();
+    this.app.pictured(this);
     this.render();
     this.app.changed();
     await this.explain();
@@ -180,8 +181,8 @@ export class Side {
     this.render();
     if (this.spec.step === null && newest !== before?.steps.at(-1) && newest !== this.picture?.step) this.refresh();
   }
-  #take(picture, model, text) {
-    Object.assign(this, { picture, model, text, explanation: null, effects: noEffects() });
+  #take(picture, model, { text, changes }) {
+    Object.assign(this, { picture, model, text, changes, explanation: null, effects: noEffects() });
     this.#forgetDrawn();
     this.weights = numbers(picture.weights);
     this.sizes = numbers(picture.size);
@@ -295,7 +296,7 @@ export class Side {
     const matrix = read.matrix(metric), scale = colourScale(matrix);
     this.drawing.update({ names: this.model, matrix, scale, loudness: read.loudness, site, source,
       columns: read.columns(site, this.isWide() ? all : [column]), withMatrix: width >= NARROW,
-      describe: (l, i) => read.describe(l, i),
+      describe: (l, i) => read.describe(l, i), changes: this.changes.map((change) => told(change, this.model)),
       matrixTitle: `${metric === "size" ? "weight × |v|" : "weights"}, all sites`,
       label: `Depth in ${this.model.name}. ${this.sentence.textContent} Arrow keys go through sites and sources.` });
     this.below.replaceChildren();
@@ -305,11 +306,12 @@ export class Side {
   // ---- saved files ----
 
   saved() {
-    const { spec, picture, explanation, effects } = this;
+    const { picture, explanation, effects } = this;
+    const spec = { ...this.spec, changes: this.changes ?? [] }; // those of the picture
     return { spec, picture, explanation, effects: [...effects.values()], effectsSite: effects.site };
   }
   restore({ picture, explanation, effects, effectsSite }) {
-    if (picture) this.#take(picture, this.asked(), this.view().text);
+    if (picture) this.#take(picture, this.asked(), this.view());
     this.explanation = explanation;
     this.effects = Object.assign(new Map(effects.map((effect) => [effect.source, effect])), { site: effectsSite });
   }
@@ -318,8 +320,8 @@ export class Side {
 function legend() {
   const kinds = [["attention", "● attention"], ["mlp", "■ MLP"], ["embedding", "◆ embedding"]];
   const marks = kinds.flatMap(([className, text]) => [html("span", { className }, text), "  "]);
-  return html("p", { className: "key" }, ...marks, "Each row is a sublayer, reading a weighted sum of the outputs " +
-    "below it: thicker is more. ", html("b", {}, "Click a row"), " to see what it reads",
+  return html("p", { className: "key" }, ...marks, "Each row is a sublayer, reading a weighted sum of " +
+    "earlier outputs: thicker is more. ", html("b", {}, "Click a row"), " to see what it reads",
   html("span", { className: "live" }, ", ", html("b", {}, "a bar or cell"), " to change that"), ".");
 }
 

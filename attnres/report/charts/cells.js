@@ -30,22 +30,22 @@ export function shares(row) {
   return row.map((value) => (value === null || total === 0 ? null : Math.abs(value) / total));
 }
 
-function pixels(matrix, scale, upward) {
+function pixels(matrix, scale) {
   const n = matrix.length;
   const canvas = html("canvas", { width: n, height: n });
   const context = canvas.getContext("2d");
   const image = context.createImageData(n, n);
   matrix.forEach((row, site) => row.forEach((value, source) => {
     const colour = value === null ? GREY : colourOf(value, scale);
-    image.data.set([...colour, 255], 4 * ((upward ? n - 1 - site : site) * n + source));
+    image.data.set([...colour, 255], 4 * (site * n + source));
   }));
   context.putImageData(image, 0, 0);
   return canvas.toDataURL();
 }
 
-// box: {x, y, width, height} in the chart; upward: the first site at the bottom, as depth is drawn, not at the top.
-export function cells(chart, matrix, scale, box, upward = false) {
-  svg("image", { href: pixels(matrix, scale, upward), ...box, class: "cells",
+// box: {x, y, width, height} in the chart.
+export function cells(chart, matrix, scale, box) {
+  svg("image", { href: pixels(matrix, scale), ...box, class: "cells",
     preserveAspectRatio: "none", style: "image-rendering: pixelated" }, chart);
 }
 
@@ -75,8 +75,8 @@ export const scaleEnds = ([low, high], clipped) =>
 export const isClipped = (matrix, scale) =>
   matrix.some((row) => row.some((value) => Math.abs(value) > scale[1] * 1.001));
 
-// arm: {name, description, sites, sources, siteTicks, sourceTicks}; options: {upward, select({site, source})}
-export function matrixFigure(parent, arm, matrix, scale, { upward = false, select } = {}) {
+// arm: {name, description, sites, sources, siteTicks, sourceTicks}; select({site, source}) is called by a click.
+export function matrixFigure(parent, arm, matrix, scale, select) {
   const n = matrix.length;
   const figure = html("figure", {}, html("figcaption", {}, arm.name, html("small", {}, arm.description)));
   figure.dataset.arm = arm.name;
@@ -86,13 +86,13 @@ export function matrixFigure(parent, arm, matrix, scale, { upward = false, selec
   const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0,
     "aria-label": `Depth matrix of ${arm.name}: ${n} sites by ${n} sources. Arrow keys read out single weights.`,
   }, figure);
-  cells(chart, matrix, scale, { x: left, y: top, width: size, height: size }, upward);
-  const cell = size / n, rowOf = (site) => (upward ? n - 1 - site : site);
+  cells(chart, matrix, scale, { x: left, y: top, width: size, height: size });
+  const cell = size / n;
   svg("path", { d: `M${left} ${top}V${top + size}H${left + size}`, fill: "none", class: "axis" }, chart);
   for (const [i, label] of arm.sourceTicks)
     svg("text", { x: left + (i + 0.5) * cell, y: top + size + 14, "text-anchor": "middle" }, chart, label);
   for (const [i, label] of arm.siteTicks)
-    svg("text", { x: left - 5, y: top + (rowOf(i) + 0.5) * cell + 4, "text-anchor": "end" }, chart, label);
+    svg("text", { x: left - 5, y: top + (i + 0.5) * cell + 4, "text-anchor": "end" }, chart, label);
   svg("text", { x: left + size / 2, y: top + size + 29, "text-anchor": "middle" }, chart, "source (layer)");
   const upwards = `translate(11 ${top + size / 2}) rotate(-90)`;
   svg("text", { x: 0, y: 0, "text-anchor": "middle", transform: upwards }, chart, "site that reads (layer)");
@@ -100,18 +100,18 @@ export function matrixFigure(parent, arm, matrix, scale, { upward = false, selec
 
   const marker = svg("rect", { width: cell, height: cell, class: "marker", visibility: "hidden" }, chart);
   const pick = (px, py) => {
-    const source = Math.floor((px - left) / cell), site = rowOf(Math.floor((py - top) / cell));
+    const source = Math.floor((px - left) / cell), site = Math.floor((py - top) / cell);
     return source >= 0 && site < n && source <= site ? { site, source } : null;
   };
   interactive(chart,
     pick,
     (cursor, dx, dy) => {
       if (!cursor) return { site: n - 1, source: 0 };
-      const site = Math.max(0, Math.min(n - 1, cursor.site + (upward ? -dy : dy)));
+      const site = Math.max(0, Math.min(n - 1, cursor.site + dy));
       return { site, source: Math.max(0, Math.min(site, cursor.source + dx)) };
     },
     ({ site, source }) => {
-      const x = left + source * cell, y = top + rowOf(site) * cell;
+      const x = left + source * cell, y = top + site * cell;
       marker.setAttribute("x", x);
       marker.setAttribute("y", y);
       marker.setAttribute("visibility", "visible");
