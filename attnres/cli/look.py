@@ -1,13 +1,18 @@
-"""Look into models live, and change what depth reads, on a page in the browser.
+"""Look into models live, and change what depth reads, on a page in the browser; or save what depth does as a file.
 
     attnres look runs/compare/block/seed-0
     attnres look runs/compare/residual/seed-0 runs/compare/block/seed-0
     attnres look models/attached
     attnres look
+    attnres look RUN --save depth.html
+    attnres look RUN --save depth.png --prompt "def add(a, b): return a + b"
 
 Takes runs of this lab, which may still be training, and folders of transformers models, attached or plain. With nothing
 given it first trains a Block and a plain residual of the demo's size (one seed, a minute on two free cores) into
 runs/look. Prints the page's address, which holds a token: who has the address can use the models. Ctrl-C ends it.
+
+With --save it starts no server. It reads the prompt or, without one, a few sequences of the run's own validation text,
+prints the strongest depth sinks and writes one file: a page (.html), or the picture of the depth matrix (.png, .svg).
 """
 
 from __future__ import annotations
@@ -24,6 +29,8 @@ from attnres.errors import UsageError
 
 def command(
     models: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="MODEL")] = (),
+    save: Path | None = None,
+    prompt: str | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     token: str | None = None,
@@ -33,12 +40,18 @@ def command(
 
     Args:
         models: Run folders, or folders of transformers models.
+        save: Write this file about one run, .html, .png or .svg, and end.
+        prompt: With --save: the text to read instead of the validation set. Its last token is predicted and not read.
         host: Where to listen. Any other than this machine's own address lets the network in: it has no encryption.
         port: The port; a free one when 0.
         token: What the address must hold to be answered, 16 characters at least; a random one when not given. With the
             same port and token as before, a page that is still open goes on.
         browser: Open the page in a browser, where there is one.
     """
+    if save is not None:
+        return _save(models, save, prompt)
+    if prompt is not None:
+        raise UsageError("--prompt goes with --save; on the page a text is typed")
     check_installed("look", "look", "starlette", "uvicorn")
     if not 0 <= port < 2**16:
         raise UsageError(f"--port must be 0 to 65535, not {port}")
@@ -52,4 +65,31 @@ def command(
 
     preparation = None if models else Preparation(pair_of(DEFAULTS.config))
     start(Microscope(open_subjects(models), preparation), host, port, token, browser)
+    return 0
+
+
+def _save(models: tuple[Path, ...], file: Path, prompt: str | None) -> int:
+    from attnres.cli._checks import check_output_file
+    from attnres.cli._tables import Output, print_line, print_table
+    from attnres.cli._terminal import working
+    from attnres.files import write_bytes
+    from attnres.report.comparison import sink_table
+    from attnres.report.runs import check_prompt, run_report
+    from attnres.report.write import FORMS, is_saved
+    from attnres.train import load_run
+
+    if len(models) != 1:
+        raise UsageError(f"--save is about one run; give one folder, not {len(models)}")
+    if file.suffix not in FORMS:
+        raise UsageError(f"--save {file}: a page ends in .html, a picture in .png or .svg")
+    check_output_file("--save", file, is_own=is_saved)
+    if prompt is not None:
+        check_prompt(models[0], prompt)
+    run = load_run(models[0])
+    console = Output()
+    with working(console, "reading the depth of the model"):
+        data = run_report(run, prompt)
+        write_bytes(file, FORMS[file.suffix](data))
+    print_table(console, sink_table([(arm.name, profile) for arm, profile in data.profiled]))
+    print_line(console, f"Saved: {file}")
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 import matplotlib as mpl
@@ -37,6 +38,14 @@ def figures(data: ReportData) -> dict[str, bytes]:
         drawn |= {matrices: _depth_matrices, profiles: _depth_profiles}
     with mpl.rc_context(STYLE):
         return {name: png(draw(data)) for name, draw in drawn.items()}
+
+
+def depth_picture(data: ReportData, form: str) -> bytes:
+    """The depth matrices alone, as "png" or "svg"."""
+    file = io.BytesIO()
+    with mpl.rc_context(STYLE):
+        _depth_matrices(data).savefig(file, format=form)
+    return file.getvalue()
 
 
 def _line_styles(data: ReportData) -> LineStyles:

@@ -25,8 +25,7 @@ from attnres.train import Run, RunConfig, load_run
 from attnres.train.folder import RunFolder, evaluated_bytes_per_token
 
 COMPARISON_TITLE = "Residual connections side by side"
-RUN_TITLE = "Depth in "
-"""How the titles of pages begin, by which commands know their own."""
+"""How the title of its page begins, by which the command knows its own."""
 
 PROFILE_SEQUENCES = 4
 CHOSEN_TOKENS = 8
@@ -99,7 +98,7 @@ def run_report(run: Run, prompt: str | None = None) -> ReportData:
     name = run.config.model.connection
     curves = curves_of({run.config.seed: run.folder}, record["corpus"]["bytes_per_token"])
     return ReportData(
-        title=f"{RUN_TITLE}{run.folder.name}: {name}",
+        title=f"Depth in {run.folder.name}: {name}",
         subtitle=f"{run.config.model.layers} transformer layers of width {run.config.model.dim} after "
         f"{run.step} steps, on {'its validation text' if prompt is None else 'a prompt'}",
         arms=[ArmReport(name, curves=curves, profile=depth_profile(run.model, tokens, positions))],

@@ -1,4 +1,4 @@
-"""A run that was trained, for generate and inspect."""
+"""A run that was trained, for generate and look."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_run_is_not_inspected_on_another_text(text, tmp_path, capsys):
     asked = [*TINY, "--data.paths", str(text), "--data.cache", str(tmp_path / "cache")]
     assert main(["train", str(run), *asked]) == 0
     change(text)
-    assert main(["inspect", str(run)]) == 2
+    assert main(["look", str(run), "--save", str(run / "depth.png")]) == 2
     assert "the corpus has changed since this run began" in capsys.readouterr().err
     assert not (run / "report").exists()
-    assert main(["inspect", str(run), "--prompt", "x1 = y"]) == 0
+    assert main(["look", str(run), "--save", str(run / "depth.png"), "--prompt", "x1 = y"]) == 0

@@ -37,7 +37,7 @@ def test_places_that_are_none(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     "command",
     [
-        ("inspect", "run", "--out"),
+        ("look", "run", "--save"),
         ("compare", "--out"),
         ("cost", "--figure"),
         ("eval", "run", "--tasks", "piqa", "--out"),
@@ -55,7 +55,7 @@ def test_a_place_that_only_seems_to_be_one(capsys, command):
         ("train",),
         ("compare", "--out"),
         ("ablate", "--record"),
-        ("inspect", "run", "--out"),
+        ("look", "run", "--save"),
         ("export", "run", "--checkpoint"),
         ("convert", "model"),
         ("train", "run", "--data.cache"),
@@ -109,7 +109,6 @@ def test_a_file_that_the_command_did_not_write_stays(tmp_path, capsys, content):
 
 
 PAGES = {  # how the title of each command's own page begins
-    ("inspect", "run"): ("report.html", "Depth in a: block", "depth_matrices.png"),
     ("compare", "residual", "full", *TINY): ("report.html", "Residual connections side by side", "loss_curves.png"),
     ("ablate", "residual", "full", *TINY): ("results.html", "attnres: results", "tuning.png"),
     ("report", "results"): ("results.html", "attnres: results", "scaling.png"),

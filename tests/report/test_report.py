@@ -138,7 +138,7 @@ def test_whatever_is_missing_or_odd_the_report_is_written(tmp_path, recwarn):
 
 
 def test_one_arm_without_curves_is_enough(tmp_path):
-    data = ReportData("attnres inspect", "one run", [ArmReport("full", profile=profile(positions=()))])
+    data = ReportData("one", "one run", [ArmReport("full", profile=profile(positions=()))])
     path = write_report(data, tmp_path)
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {"depth_matrices.png", "depth_profiles.png"}
     sections = [attributes for tag, attributes in Elements(path.read_text()).tags if tag == "section"]

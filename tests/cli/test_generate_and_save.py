@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 
 import pytest
 
@@ -36,15 +35,6 @@ def test_generate_refuses_in_one_line(options, message, comparison, capsys):
     assert message in captured.err and captured.err.count("\n") == 1 and captured.out == ""
 
 
-@pytest.mark.parametrize(("prompt", "tokens"), [("x", "1 token"), ("x" * 34, "34 tokens")])
-def test_inspect_looks_at_the_prompt_before_it_loads_the_run(prompt, tokens, comparison, capsys, monkeypatch):
-    monkeypatch.setattr("attnres.train.load_run", lambda *_: pytest.fail("it was loaded"))
-    assert main(["inspect", str(comparison[0] / "residual" / "seed-0"), "--prompt", prompt]) == 2
-    printed = capsys.readouterr()
-    assert printed.err == f"attnres: the prompt has {tokens}; give between 2 and 33 for this model\n"
-    assert printed.out == ""
-
-
 def test_generate_reads_standard_input_and_says_where_the_context_ended(comparison, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"def \xff\n")))
     assert (
@@ -71,11 +61,9 @@ def test_generate_sends_no_control_characters_to_a_terminal(comparison, capsys, 
     assert main(options) == 0 and capsys.readouterr().out == "xa\u241b[31m\u2407\n\tz\n"
 
 
-@pytest.mark.parametrize("command", ["generate", "inspect"])
-def test_a_folder_that_is_no_run_is_refused(command, tmp_path, capsys):
-    arguments = ["--prompt", "x"] if command == "generate" else []
-    assert main([command, str(tmp_path), *arguments]) == 2
-    assert "not a run folder" in capsys.readouterr().err
+def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+    for command in (["generate", str(tmp_path), "--prompt", "x"], ["look", str(tmp_path), "--save", "x.png"]):
+        assert main(command) == 2 and "not a run folder" in capsys.readouterr().err
 
 
 def test_a_comparison_is_no_run_but_holds_some(comparison, tmp_path, capsys):
@@ -84,41 +72,35 @@ def test_a_comparison_is_no_run_but_holds_some(comparison, tmp_path, capsys):
     (tmp_path / "deeper").symlink_to(comparison[0])
     assert main(["generate", str(tmp_path), "--prompt", "x"]) == 2
     assert f"such as {tmp_path / 'deeper'}/" in capsys.readouterr().err  # as deep as scaling's
-    assert main(["inspect", str(comparison[0] / "residual")]) == 2
-    assert f"such as {comparison[0] / 'residual' / 'seed-0'}" in capsys.readouterr().err
 
 
-def test_inspect_writes_a_page_beside_the_run_or_where_told(comparison, tmp_path, capsys):
-    run = tmp_path / "run"
-    shutil.copytree(comparison[0] / "block_block_size-2" / "seed-0", run)
-    assert main(["inspect", str(run)]) == 0
-    assert "Strongest depth sinks" in capsys.readouterr().out
-    assert (run / "report" / "report.html").is_file()
-    prompt = "</script><script>alert(2)</script>"[:33]
-    assert main(["inspect", str(run), "--prompt", prompt, "--out", str(tmp_path)]) == 0
-    assert "<script>alert(2)" not in (tmp_path / "report.html").read_text()
+def test_look_saves_a_page_or_a_picture_without_a_server(comparison, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("attnres.look.start.start", lambda *_: pytest.fail("a server was started"))
+    look = ["look", str(comparison[0] / "block_block_size-2" / "seed-0"), "--save"]
+    for name, begins in (("a.png", b"\x89PNG"), ("a.svg", b"<?xml"), ("a.html", b"<!doctype html>")):
+        file = tmp_path / name
+        prompt = ["--prompt", "</script><script>alert(2)</script>"[:33]] if name == "a.html" else []
+        for _ in range(2):  # its own it writes anew
+            assert main([*look, str(file), *prompt]) == 0
+        assert file.read_bytes().lstrip().startswith(begins) and b"<script>alert(2)" not in file.read_bytes()
+        assert "Strongest depth sinks" in capsys.readouterr().out
+        file.write_text("mine")
+        assert main([*look, str(file)]) == 2 and "would be lost" in capsys.readouterr().err
 
 
-def test_inspect_looks_at_its_own_place_before_the_first_second_of_work(tmp_path, capsys):
-    (tmp_path / "report").touch()
-    assert main(["inspect", str(tmp_path)]) == 2
-    assert "report is a file; give a folder" in capsys.readouterr().err
-    assert main(["inspect", str(tmp_path / "report")]) == 2
-    assert "not a run folder" in capsys.readouterr().err
-
-
-def test_inspect_speaks_of_out_only_where_it_was_given(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("attnres.cli._checks.os.access", lambda path, mode: path != tmp_path)
-    for out, says in (
-        ([], f"without --out the page goes to {tmp_path / 'report'}: {tmp_path} cannot be written; choose another"),
-        (["--out", str(tmp_path / "page")], f"attnres: --out {tmp_path / 'page'}: {tmp_path} cannot be written"),
-    ):
-        assert main(["inspect", str(tmp_path), *out]) == 2
-        assert says in (error := capsys.readouterr().err) and error.count("\n") == 1
-    (tmp_path / "report").mkdir()
-    (tmp_path / "report" / "report.html").write_text("mine")
-    assert main(["inspect", str(tmp_path)]) == 2
-    assert f"without --out the page goes to {tmp_path / 'report'}: there is another" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--save", "x.gif"], "a page ends in .html, a picture in .png or .svg"),
+        (["other", "--save", "x.png"], "give one folder, not 2"),
+        (["--prompt", "x"], "--prompt goes with --save"),
+        (["--save", "x.png", "--prompt", "x"], "the prompt has 1 token; give between 2 and 33"),
+    ],
+)
+def test_look_refuses_before_the_run_is_loaded(options, message, comparison, capsys, monkeypatch):
+    monkeypatch.setattr("attnres.train.load_run", lambda *_: pytest.fail("it was loaded"))
+    assert main(["look", str(comparison[0] / "residual" / "seed-0"), *options]) == 2
+    assert message in (error := capsys.readouterr().err) and error.count("\n") == 1
 
 
 @pytest.mark.parametrize(("name", "columns"), [*((name, 80) for name in command_names()), ("train", 120)])
