@@ -80,9 +80,9 @@ def _save(models: tuple[Path, ...], file: Path, prompt: str | None) -> int:
 
     if len(models) != 1:
         raise UsageError(f"--save is about one run; give one folder, not {len(models)}")
+    check_output_file("--save", file, is_own=is_saved)
     if file.suffix not in FORMS:
         raise UsageError(f"--save {file}: a page ends in .html, a picture in .png or .svg")
-    check_output_file("--save", file, is_own=is_saved)
     if prompt is not None:
         check_prompt(models[0], prompt)
     run = load_run(models[0])
