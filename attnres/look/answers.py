@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import dataclasses
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -67,7 +68,8 @@ class Seen:
         if len(self.ids) > self.most:
             has = f"the text has {len(self.ids):,} tokens"
             raise UsageError(f"{has} and {subject.name} takes {self.most:,}; shorten it")
-        reads = max(subject.describe().reads)
+        self.told = subject.describe()
+        reads = max(self.told.reads)
         if view.read is not None and view.read not in range(reads):
             raise UsageError(f"there is no read {view.read}; sites read {reads} mixtures at most, the first is 0")
         self.changes = [as_change(subject, change) for change in view.changes]
@@ -93,10 +95,9 @@ class Seen:
 
             return trace(self.model, self.ids, held, self.view.read, on_site)
 
-        told = self.subject.describe()
-        sites = len(told.sites)
+        sites = len(self.told.sites)
         key = ("trace", self.step, self.checksums, tuple(self.ids), tuple(map(str, held)), self.view.read)
-        size = 4 * len(self.ids) * (told.vocabulary + sites * sites)  # far the most of it
+        size = 4 * len(self.ids) * (self.told.vocabulary + sites * sites)  # far the most of it
         return self.subject.remembered(key, make, max(2, min(KEPT_TRACES, KEPT_BYTES // (1 + size))))
 
 
@@ -112,57 +113,53 @@ def _loaded(subject: Subject, asked: int | None) -> tuple[int, str, Any]:
     return _loaded(subject, asked)
 
 
-USED = {
-    "mute": ("source", "sites"),
-    "scale": ("source", "value", "sites"),
-    "pin": ("source", "value", "sites"),
-    "patch": ("source", "text", "sites"),
-    "off": ("source",),
-    "uniform": ("sites",),
-    "plain": ("sites",),
+KINDS: dict[str, type[Change]] = {
+    "mute": Mute,
+    "scale": Scale,
+    "pin": Pin,
+    "patch": Patch,
+    "off": Off,
+    "uniform": Uniform,
+    "plain": Plain,
 }
-"""What each kind of change has a use for, beside its tokens."""
+CALLED = {"by": "value", "weight": "value", "prompt": "text"}
+"""What the page calls a field of a change."""
 
 
 def as_change(subject: Subject, change: m.Change) -> Change:
     """The change of `attnres.analysis`. Raises UsageError on one that lacks something, or has what its kind ignores."""
-    used = USED[change.kind]
-    for name in ("source", "value", "text", "sites"):
-        given = getattr(change, name) is not None
-        if given and name not in used:
+    cls, given = KINDS[change.kind], {}
+    used = {CALLED.get(field.name, field.name): field.name for field in dataclasses.fields(cls)}
+    for name in ("source", "value", "text", "sites", "tokens"):
+        value = getattr(change, name)
+        if value is None:
+            if name in used and name not in ("sites", "tokens"):
+                raise UsageError(f"{change.kind} needs a {name}")
+        elif name not in used:
             raise UsageError(f"{change.kind} takes no {name}")
-        if not given and name in used and name != "sites":
-            raise UsageError(f"{change.kind} needs a {name}")
-    source, value, text = change.source or 0, change.value or 0.0, change.text or ""
-    sites, tokens = change.sites, change.tokens
-    if change.kind == "patch":
-        if len(text) > MAX_CHARACTERS:
-            raise UsageError(f"the other prompt is longer than {MAX_CHARACTERS:,} characters; shorten it")
-        ids = subject.encode(text)
-        if not 1 <= len(ids) <= subject.context:
-            raise UsageError(f"the other prompt has {len(ids)} tokens; give 1 to {subject.context}")
-        return Patch(source, ids, sites, tokens)
-    made: dict[str, Any] = {
-        "mute": lambda: Mute(source, sites, tokens),
-        "scale": lambda: Scale(source, value, sites, tokens),
-        "pin": lambda: Pin(source, value, sites, tokens),
-        "off": lambda: Off(source, tokens),
-        "uniform": lambda: Uniform(sites, tokens),
-        "plain": lambda: Plain(sites, tokens),
-    }
-    return made[change.kind]()
+        else:
+            given[used[name]] = _prompt(subject, value) if name == "text" else value
+    return cls(**given)
+
+
+def _prompt(subject: Subject, text: str) -> list[int]:
+    if len(text) > MAX_CHARACTERS:
+        raise UsageError(f"the other prompt is longer than {MAX_CHARACTERS:,} characters; shorten it")
+    ids = subject.encode(text)
+    if not 1 <= len(ids) <= subject.context:
+        raise UsageError(f"the other prompt has {len(ids)} tokens; give 1 to {subject.context}")
+    return ids
 
 
 def look(subject: Subject, request: m.Look, piece: Piece) -> Steps:
     """Answer with a Picture."""
-    began = time.monotonic()
     seen = Seen(subject, request.view, piece)
     changes, text = seen.changes, request.view.text
     python = subject.python(text, request.view.step, changes) if changes else ""
-    sources = len(subject.describe().sources)
+    sources = len(seen.told.sources)
     if not seen.ids:
         empty = array(torch.zeros(0, sources * (sources + 1) // 2)), array(torch.zeros(0, sources))
-        yield m.Picture(seen.step, (), (), None, None, (), *empty, python, 0.0)
+        yield m.Picture(seen.step, (), (), None, None, (), *empty, python)
         return
     traced = seen.traced()
     losses = traced.losses.tolist()
@@ -182,7 +179,6 @@ def look(subject: Subject, request: m.Look, piece: Piece) -> Steps:
         weights=array(traced.weights[:, rows, columns]),
         size=array(traced.sources.square().mean(-1).sqrt().T),
         python=python,
-        seconds=round(time.monotonic() - began, 4),
     )
 
 
@@ -197,12 +193,7 @@ def explanation(subject: Subject, request: m.Explain, piece: Piece) -> Steps:
     told = explain(seen.model, traced, position, target, seen.changes, request.view.read)
     probabilities = told.logits.softmax(-1)
     lens = tuple(
-        m.LensRow(
-            likeliest(subject, logits),
-            float(of_all[target]),
-            float(logits[target]),
-            1 + int((logits > logits[target]).sum()),
-        )
+        m.LensRow(likeliest(subject, logits), float(of_all[target]), float(logits[target]))
         for logits, of_all in zip(told.logits, probabilities, strict=True)
     )
     rows, columns = torch.tril_indices(*told.weights.shape)
@@ -237,7 +228,7 @@ def remove(subject: Subject, request: m.Remove, piece: Piece) -> Steps:
     for done, effect in enumerate(effects, 1):
         weight, size = float(largest_weight[effect.source]), float(largest[effect.source])
         random = sum(effect.random) / DRAWS
-        yield m.Effect(effect.source, weight, size, effect.removed, random, effect.random, done, len(order))
+        yield m.Effect(effect.source, weight, size, effect.removed, random, done, len(order))
 
 
 def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:

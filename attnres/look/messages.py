@@ -163,13 +163,11 @@ class Model:
 class Session:
     """GET /api/session, and in a Watch stream."""
 
-    version: str
     models: tuple[Model, ...]
     """Empty while the smallest pair is being trained (`attnres look` without arguments): ask /api/prepare."""
     text: str
     """To begin with."""
     max_characters: int
-    max_tokens: int
     max_changes: int
     max_new_tokens: int
 
@@ -236,8 +234,6 @@ class Picture:
     """[T, L + 1]: |v_i|, the root of the mean square over channels."""
     python: str
     """The changes as Python that does the same; "" where there are none."""
-    seconds: float
-    """What it took."""
 
 
 @dataclass(frozen=True)
@@ -249,8 +245,6 @@ class LensRow:
     """The target's."""
     logit: float
     """The target's."""
-    rank: int
-    """The target's, 1 is the likeliest."""
 
 
 @dataclass(frozen=True)
@@ -283,8 +277,7 @@ class Effect:
     removed: float
     """Mean loss without it minus mean loss."""
     random: float
-    """The same for a random vector as large as the source taken out instead: mean of `draws`."""
-    draws: tuple[float, ...]
+    """The same for a random vector as large as the source taken out instead: mean of a few."""
     done: int
     total: int
 

@@ -27,7 +27,6 @@ from attnres.look.subject import RunSubject, Subject
 from attnres.look.wire import decode, encode
 from attnres.look.work import Piece, Steps
 from attnres.signals import STOPS, heard
-from attnres.version import __version__
 
 MAX_BODY = 1_000_000
 REQUEST_SECONDS = 20.0
@@ -55,11 +54,9 @@ class Microscope:
     def session(self) -> m.Session:
         models = tuple(subject.describe() for subject in self.subjects)
         return m.Session(
-            version=__version__,
             models=models,
             text=SAMPLE[: min((model.context for model in models), default=None)],
             max_characters=answers.MAX_CHARACTERS,
-            max_tokens=answers.MAX_TOKENS,
             max_changes=answers.MAX_CHANGES,
             max_new_tokens=answers.MAX_NEW_TOKENS,
         )

@@ -15,7 +15,6 @@ from attnres.data.tokenizer import tokenizer_from_json
 from attnres.errors import UsageError
 from attnres.look.subject import open_subjects
 from tests.look.conftest import CONNECTIONS
-from tests.look.examples import write_examples
 from tests.look.runs import numbers, serving
 
 TEXT = "the brown 🙂 dog é́"
@@ -88,7 +87,6 @@ def test_a_token_taken_apart_closes(client, runs):
     with torch.no_grad():
         own = run.model(torch.tensor([ids]))[0, 4]
     assert logits[-1] == pytest.approx(float(own[ids[5]]), abs=1e-5)
-    assert told["lens"][-1]["rank"] == 1 + int((own > own[ids[5]]).sum())
     chosen = client.one("explain", **view(), position=len(ids) - 1, target=100)
     assert chosen["target"]["text"] == "d"
 
@@ -100,7 +98,6 @@ def test_removal_goes_through_all_sources(client):
     without = client.one("look", **view(changes=[{"kind": "mute", "source": 2, "tokens": [3]}]))
     (effect,) = (effect for effect in effects if effect["source"] == 2)
     assert effect["removed"] == pytest.approx(without["mean_loss"] - without["unchanged_loss"], abs=1e-5)
-    assert effect["random"] == pytest.approx(sum(effect["draws"]) / len(effect["draws"]))
     here = client.ask("remove", **view(), sites=[1, 2])
     assert sorted(effect["source"] for effect in here) == [0, 1, 2]
     for asked in ({"sources": [1, 99]}, {"sites": []}, {"sites": [0, 1], "sources": [3]}):
@@ -293,8 +290,3 @@ def test_pieces_of_tokenizers():
     library = tokenizers.Tokenizer(tokenizers.models.WordLevel(pieces, "<unk>"))
     read = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
     assert [read.piece(token) for token in range(4)] == [b"<unk>", b" the", b"\xf0", "é".encode()]
-
-
-def test_examples_are_written(tmp_path, runs):
-    write_examples(tmp_path, runs[:2])
-    assert len(list(tmp_path.iterdir())) == 7 and "failure" not in (tmp_path / "look.ndjson").read_text()[:30]
