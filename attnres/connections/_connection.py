@@ -8,6 +8,7 @@ from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from attnres.connections._state import options_given, refuse_other, sign
 from attnres.errors import UsageError, check_count
@@ -77,6 +78,8 @@ class Connection(nn.Module):
         check_count("sites", sites)
         self.dim = dim
         self.sites = sites
+        self._watched: set[int] = set()
+        """Sites whose sublayer was seen to change nothing in place, in their first call."""
         self.register_state_dict_post_hook(sign)
         self.register_load_state_dict_pre_hook(refuse_other)
 
@@ -214,8 +217,16 @@ class Connection(nn.Module):
         """
         for site, sublayer in enumerate(self._fitting(values, sublayers, first), first):
             weights, h = self.mix(values, site)
-            values = self.absorb(values, weights, site, h, output_of(sublayer, h, values))
+            values = self.absorb(values, weights, site, h, self._output_of(sublayer, h, values, site))
         return values
+
+    def _output_of(self, sublayer: Sublayer, h: Mixture, values: Values, site: int) -> Tensor:
+        """Do what `output_of` does; whether the sublayer works in place is looked at in the site's first call."""
+        watch = not is_compiling() and site not in self._watched
+        y = output_of(sublayer, h, values, watch)
+        if watch and not torch.is_inference_mode_enabled():  # which counts no changes of the tensors that it makes
+            self._watched.add(site)
+        return y
 
     def _fitting(self, values: Values, sublayers: Iterable[Sublayer], first: int) -> list[Sublayer]:
         """List the sublayers.
@@ -304,13 +315,14 @@ def _refuse_tensor(values: Values) -> None:
         raise UsageError("values are what start(x) returns, not x: connection.run(connection.start(x), sublayers)")
 
 
-def output_of(sublayer: Sublayer, h: Mixture, values: Values = ()) -> Tensor:
+def output_of(sublayer: Sublayer, h: Mixture, values: Values = (), watch: bool = True) -> Tensor:
     """Call the sublayer with what its site reads.
 
     Args:
         sublayer: a function of one tensor [..., dim], or of as many as `h` holds.
         h: what `mix` or `gather` returned.
         values: what depth carries meanwhile.
+        watch: look whether the sublayer changes h or the values in place.
 
     Returns:
         Its output, [..., dim].
@@ -321,7 +333,7 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = ()) -> Tensor:
             saved for the backward pass, or the values, which may hold what an earlier call returned as it is.
     """
     reads = h if isinstance(h, tuple) else (h,)
-    before, values_before = times_changed(reads), times_changed(values)
+    before, values_before = (times_changed(reads), times_changed(values)) if watch else (0, 0)
     y = sublayer(*reads) if len(reads) == 1 else _output_of_several(sublayer, reads)
     if not isinstance(y, Tensor):
         raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
@@ -331,6 +343,8 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = ()) -> Tensor:
     if y.dtype not in DTYPES or y.device != reads[0].device:
         read, returned = f"{reads[0].dtype} on {reads[0].device}", f"{y.dtype} on {y.device}"
         raise UsageError(f"a sublayer must return a floating dtype on the device that it reads, {read}, not {returned}")
+    if not watch:
+        return y
     if times_changed(reads) != before:
         raise UsageError("a sublayer changed its input in place, as nn.ReLU(inplace=True) does; let it work on a copy")
     if times_changed(values) != values_before:

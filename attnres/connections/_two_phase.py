@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from attnres.connections._connection import Connection, Mixture, Sublayer, Values, output_of, widen
+from attnres.connections._connection import Connection, Mixture, Sublayer, Values, widen
 from attnres.ops import attend
 
 TILE = 4
@@ -103,7 +103,7 @@ class TwoPhase(Connection):
                 h = self._joined(values, site, newest, *waiting.pop(0))
             else:
                 values, h = self._added_and_joined(values, to_add, site, newest, *waiting.pop(0))
-            y = output_of(sublayer, h, values)
+            y = self._output_of(sublayer, h, values, site)
             if site == sites[-1]:
                 return self.absorb(values, None, site, h, y)
             values, to_add = self._taken_up(values, site, h, y)

@@ -17,8 +17,7 @@ if not all(importlib.util.find_spec(name) for name in ("safetensors", "transform
 
 from attnres.connections import param_groups
 from attnres.hf.attach import attach, connection_of
-from attnres.hf.change import depth_change
 from attnres.hf.checkpoint import load
 from attnres.hf.depth import mixing_matrix
 
-__all__ = ["attach", "connection_of", "depth_change", "load", "mixing_matrix", "param_groups"]
+__all__ = ["attach", "connection_of", "load", "mixing_matrix", "param_groups"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +14,7 @@ from attnres.connections._offload import device_of
 from attnres.connections._start import difference_at_start, with_exact_start
 from attnres.errors import UsageError
 from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, no_model, read_anatomy
-from attnres.hf.classes import become_attached, install
+from attnres.hf.classes import become_attached, install, why_not_loadable
 from attnres.hf.parts import CONNECTION
 
 log = logging.getLogger("attnres")
@@ -28,8 +27,8 @@ def attach(model: Any, connection: str = "block", **options: Any) -> Any:
     `save_pretrained` and restored by `attnres.hf.load`, and are float32 whatever the model's dtype.
 
     Args:
-        model: a causal language model of transformers, or its base model. A model that has this one for its decoder
-            learns of the connection, too, so that it saves and loads with it.
+        model: a causal language model of transformers, or a base model that stands alone. Give the whole model: one
+            around a base model that was given does not save the connection.
         connection: as for `make_connection`: "block:block_size=8", or a name with options behind it.
         **options: options of the connection. `total=True` and `gate=True` are added where it has these options, so that
             the attached model starts as the plain one: the same logits up to rounding. A connection that cannot start
@@ -64,20 +63,11 @@ def attach_as_written(model: Any, connection: str) -> Any:
             "what the connection mixes is what each sublayer changes (docs/TRANSFORMERS.md)",
             model.config.model_type,
         )
-    whole = _whole(model)
     install(anatomy, made.to(device))
-    become_attached(whole, connection)
+    become_attached(model, connection)
+    if wrong := why_not_loadable(model):
+        log.warning("%s; save_pretrained will refuse", wrong)
     return model
-
-
-def _whole(model: Any) -> Any:
-    """The largest model that has this one's decoder for its own. A module does not know what it is a part of."""
-    decoder = decoder_of(model)
-    others = [other for other in gc.get_objects() if issubclass(type(other), PreTrainedModel)]
-    made = [other for other in others if "_modules" in vars(other)]  # some are still being made
-    around = [other for other in made if any(part is decoder for part in other.modules())]
-    own = [other for other in around if decoder_of(other) is decoder]
-    return max([model, *own], key=lambda other: len(list(other.modules())))
 
 
 def connection_of(model: Any) -> Connection:

@@ -13,10 +13,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnres.errors import UsageError, first_line
 from attnres.hf import classes
-from attnres.hf.classes import PREFIX, of_connection, refuse_differences
+from attnres.hf.classes import PREFIX, of_connection, plain_class, refuse_differences
 from attnres.hf.folder import read_config, read_tensors
 from attnres.hf.record import RECORD, recorded_connection
-from attnres.model.backbones.borrowed import runnable_kernels
 
 
 def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> Any:
@@ -103,12 +102,11 @@ def _model_class(config: Mapping[str, Any], folder: Path) -> Any:
         raise UsageError(f"{folder} is a run of attnres train; give the folder of a transformers checkpoint")
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else names
-    with runnable_kernels():
-        cls = getattr(transformers, name.removeprefix(PREFIX), None) if isinstance(name, str) else None  # imports it
+    cls = plain_class(name.removeprefix(PREFIX)) if isinstance(name, str) else None
     if not hasattr(cls, "from_pretrained"):
         named = repr(name) if name else "none"
         raise UsageError(
-            f"{folder / 'config.json'}: architectures must name a class of transformers {transformers.__version__}, "
-            f"not {named}"
+            f"{folder / 'config.json'}: architectures must name a class of transformers {transformers.__version__} "
+            f"or one that is registered there, not {named}"
         )
     return cls

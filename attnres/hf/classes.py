@@ -81,6 +81,8 @@ AUTO_CLASSES = (
     "AutoModelForTokenClassification",
 )
 
+REGISTER = "register it (AutoConfig.register, AutoModelForCausalLM.register)"
+
 CODE_FILE = "modeling_attnres.py"
 CODE = '''"""The classes of this folder's model, a {plain} with a residual connection of attnres."""
 
@@ -175,8 +177,12 @@ class Model:
         a connection FILE.py:CLASS is run. A `device_map` made for the plain model has no device for the connection; it
         gets the first layer's.
         """
-        if kwargs.get("trust_remote_code") and isinstance(config := kwargs.get("config"), Config):
-            recorded_connection(vars(config), trusted=True)
+        if isinstance(config := kwargs.get("config"), Config):
+            for name in (name.removeprefix(PREFIX) for name in getattr(config, "architectures", None) or ()):
+                if plain_class(name) is None:
+                    raise UsageError(f"{path}: it is a {name}, which transformers does not know; {REGISTER}")
+            if kwargs.get("trust_remote_code"):
+                recorded_connection(vars(config), trusted=True)
         if isinstance(device_map := kwargs.get("device_map"), dict):
             made: Any = cls
             config = copy.deepcopy(kwargs.get("config"))
@@ -190,8 +196,10 @@ class Model:
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does, without the tensor that says whose state it is: config.json says so here, and
-        vLLM stops at a tensor that is no parameter."""
+        vLLM stops at a tensor that is no parameter. Raises UsageError where the folder could not be loaded again."""
         model: Any = self
+        if wrong := why_not_loadable(model):
+            raise UsageError(wrong)
         signatures = {name for name, _ in model.named_buffers() if name.endswith(f"{CONNECTION}.{SIGNATURE}")}
         model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *signatures}
         super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
@@ -353,9 +361,8 @@ def attached_config_class(plain: Any) -> Any:
     return type(PREFIX + plain.__name__, (Config, plain), {**_own(plain), **names})
 
 
-@functools.cache
 def registered_config_class(plain: Any) -> Any:
-    """The same, known to transformers' auto classes, and its models with it."""
+    """The same, known to transformers' auto classes, and its models with it, those that were registered since too."""
     attached = attached_config_class(plain)
     for auto, cls in auto_classes(plain).items():
         made = attached_model_class(cls)
@@ -435,6 +442,30 @@ def auto_classes(plain: Any) -> dict[str, Any]:
         return {auto: mapping[plain] for auto, mapping in mappings.items() if plain in mapping}
 
 
+def plain_class(name: str) -> Any:
+    """The configuration or model class of that name, of transformers or registered there; None if there is none."""
+    with runnable_kernels():
+        if (own := getattr(transformers, name, None)) is not None:
+            return own
+    mappings = [CONFIG_MAPPING, *(getattr(transformers, auto)._model_mapping for auto in AUTO_CLASSES)]
+    registered = (cls for mapping in mappings for cls in mapping._extra_content.values())
+    return next((cls for cls in registered if cls.__name__ == name), None)
+
+
+def why_not_loadable(model: Any) -> str:
+    """Why no process could load what an attached model would save as the model that it is; "" if one can."""
+    kind, config = type(model)._made_of, type(model.config).plain
+    for cls, found in (
+        (kind, plain_class(kind.__name__)),
+        (config, CONFIG_MAPPING[config.model_type] if config.model_type in CONFIG_MAPPING else None),
+    ):
+        if found is not cls:
+            return (
+                f"what is saved could not be loaded as a {cls.__name__}, which transformers does not know; {REGISTER}"
+            )
+    return ""
+
+
 def _with_connection(device_map: dict[str, Any], model: Any) -> dict[str, Any]:
     """The device map with a place for the connection of a model, which may be an empty one."""
     names: dict[Any, str] = {module: name for name, module in model.named_modules()}
@@ -451,12 +482,10 @@ def _with_connection(device_map: dict[str, Any], model: Any) -> dict[str, Any]:
 
 
 def __getattr__(name: str) -> Any:
-    """The attached class of that name, made of the class of transformers with the name behind the prefix."""
+    """The attached class of that name, made of the plain class with the name behind the prefix."""
     if not name.startswith(PREFIX):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    with runnable_kernels():
-        plain = getattr(transformers, name.removeprefix(PREFIX), None)
-    if plain is None:
+    if (plain := plain_class(name.removeprefix(PREFIX))) is None:
         raise AttributeError(f"transformers {transformers.__version__} has no class {name.removeprefix(PREFIX)}")
     return _attached(plain)
 

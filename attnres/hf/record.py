@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,8 @@ RECORD = "attnres"
 {"connection": "block:block_size=8,total=true", "plain": "llama"}. Were that called "model_type", the plain model's own
 class would take the record for its configuration."""
 
-CHECKSUM = "checksum"
-"""What config.json has beside those two, of the connection as it stands there: another `block_size` put in its place
-fits the same tensors, and makes another model of them. Whoever means that takes it out."""
-
 FILE = "connection_file"
-"""And of a connection FILE.py:CLASS the hash of that file's text: what it says decides what the tensors mean, too."""
+"""What it holds, too, of a connection FILE.py:CLASS: the hash of that file's text, which decides what tensors mean."""
 
 
 def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str:
@@ -47,11 +42,6 @@ def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str
             "is elsewhere, write its path there"
         )
     canonical = canonical_connection(connection)
-    if record.get(CHECKSUM) not in (None, _checksum(connection), _checksum(canonical)):
-        raise UsageError(
-            f"config.json: {connection} is not the connection that these tensors were saved with; put that back, or "
-            f'remove "{CHECKSUM}" from "{RECORD}" if you mean it'
-        )
     if record.get(FILE) not in (None, file_digest(connection)):
         raise UsageError(
             f"config.json: {file_of(connection)} is not the file that these tensors were saved with; restore it, or "
@@ -74,8 +64,8 @@ def written_record(record: Mapping[str, Any]) -> dict[str, Any]:
     """The record as config.json has it, with the whole path of a file that this process has run."""
     connection = record["connection"]
     if (file := file_of(connection)) and is_loaded(file):
-        record = {**record, "connection": from_anywhere(connection), FILE: file_digest(connection)}
-    return {**record, CHECKSUM: _checksum(connection)}
+        return {**record, "connection": from_anywhere(connection), FILE: file_digest(connection)}
+    return dict(record)
 
 
 def file_of(connection: str) -> str:
@@ -93,8 +83,3 @@ def _sound_record(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def _may_be_run(connection: str) -> bool:
     """Whether it needs no file, or one that this process has run."""
     return not (file := file_of(connection)) or is_loaded(file)
-
-
-def _checksum(connection: str) -> str:
-    """Sum up the connection, but for the path of its file, which may move."""
-    return f"{zlib.crc32(connection.removeprefix(file_of(connection)).encode()):08x}"

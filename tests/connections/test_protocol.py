@@ -19,10 +19,11 @@ with_two_runs = pytest.mark.parametrize("name", ["residual", "block"])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_one_buffer_for_the_outputs_of_all_calls_is_refused_where_it_matters(name, mode):
     """A rule that sums outputs up has no use for the buffer any more; one that keeps them would read the newest."""
-    connection, x, kept = make_connection(name, DIM, SITES), torch.randn(2, DIM), torch.zeros(2, DIM)
+    x, kept = torch.randn(2, DIM), torch.zeros(2, DIM)
     sublayers = [lambda h, *_: torch.mul(h, 2, out=kept)[:]] * SITES
 
     def read(sublayers, step):
+        connection = make_connection(name, DIM, SITES)  # its first pass is the one that is looked at
         values = connection.start(x)
         for site in range(0, SITES, step):
             values = connection.run(values, sublayers[site : site + step], site)

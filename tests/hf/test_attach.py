@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import threading
 import warnings
@@ -81,19 +80,6 @@ def test_a_model_that_stops_before_its_last_layer_is_refused():
 def test_a_start_that_differs_is_said_with_site_and_weight(caplog):
     attnres.hf.attach(make_model("llama"), "highway")
     assert "(site 1 reads source 0 with weight 0.881, not 1)" in caplog.text
-
-
-def test_depth_change_is_the_same_noise_from_either_side():
-    """Of a model whose sources all weigh the same, too, where the other one's do not."""
-    model, tokens = attnres.hf.attach(make_model("llama"), "block:block_size=2").eval(), make_tokens()
-    moved = copy.deepcopy(model)
-    randomise(attnres.hf.connection_of(moved))
-    there, back = attnres.hf.depth_change(model, moved, tokens), attnres.hf.depth_change(moved, model, tokens)
-    assert there.moved == pytest.approx(back.moved, rel=1e-3) and there.moved > 0
-    assert there.score_noise > 0 and there.margin == 0
-    other = attnres.hf.attach(make_model("llama"), "full").eval()
-    with pytest.raises(UsageError, match="different connections"):
-        attnres.hf.depth_change(model, other, tokens)
 
 
 def test_against_sublayers_written_by_hand():

@@ -92,15 +92,6 @@ def test_its_modules_start_as_it_made_them(tmp_path):
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_options_other_than_those_that_were_saved(load, others):
-    """The path of the file may be another one."""
-    _, folder, file = others
-    edit_config(folder, lambda config: config["attnres"].update(connection=f"{file}:Rule:gate=false"))
-    with pytest.raises(UsageError, match="is not the connection that these tensors were saved with"):
-        load(folder, trust_remote_code=True)
-
-
-@pytest.mark.parametrize("load", LOADERS)
 def test_a_file_is_not_run_unasked(load, others):
     model, folder, file = others
     named = re.escape(f"names a connection of the file {file}, which is not run unasked")

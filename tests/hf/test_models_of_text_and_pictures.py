@@ -41,4 +41,3 @@ def test_what_depth_does_is_told_as_of_text_alone(kind):
     assert_near(matrix[1], plain[1])  # its mask leaves nothing out
     assert (matrix[0, 2:] - plain[0, 2:]).abs().max() > 1e-4
     assert_near(attnres.hf.mixing_matrix(model, tokens[1:, :6])[0], traced.weights)
-    assert attnres.hf.depth_change(model, model, tokens).largest == 0

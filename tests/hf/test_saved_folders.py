@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
-import zlib
 
 import pytest
 import torch
 import transformers
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 import attnres.hf
 from attnres import UsageError
@@ -82,7 +83,6 @@ def test_what_is_registered_loads_without_remote_code(name, tmp_path):
     plain = json.loads((tmp_path / "plain" / "config.json").read_text())
     assert config["model_type"] == "attnres" and plain["model_type"] == config["attnres"]["plain"] == name
     assert config["attnres"]["connection"] == "block:block_size=3,total=true"
-    assert config["attnres"]["checksum"] == f"{zlib.crc32(b'block:block_size=3,total=true'):08x}"
     assert config["architectures"] == [f"AttnRes{plain['architectures'][0]}"]
     assert {entry for entry in plain if plain[entry] != config[entry]} == {"model_type", "architectures"}
     # The tensors are those of a plain checkpoint, merged or split as that stores them, and the connection's.
@@ -162,29 +162,74 @@ def test_a_folder_has_no_tensor_that_says_whose_state_it_is(kept, caplog):
             assert torch.equal(again.state_dict()[key], tensor), key
 
 
-def test_what_is_around_a_base_model_learns_of_its_connection(tmp_path):
-    whole, bystander = make_model("llama"), make_model("llama")
-    twin = type(whole)(whole.config)  # with the very same configuration
-    base = attnres.hf.attach(whole.base_model, "block:block_size=3")
-    assert base is whole.base_model and base.config is whole.config
-    randomise(attnres.hf.connection_of(whole))
-    for name, model in {"whole": whole, "base": base, "twin": twin, "bystander": bystander}.items():
-        model.save_pretrained(tmp_path / name)
-    again, tokens = AutoModelForCausalLM.from_pretrained(tmp_path / "whole"), make_tokens()
-    assert again.config.attnres["connection"] == "block:block_size=3,total=true"
-    assert_near(again(tokens).logits, whole(tokens).logits)
-    assert_near(AutoModel.from_pretrained(tmp_path / "base")(tokens)[0], base(tokens)[0])
-    for name in ("twin", "bystander"):
-        assert not hasattr(AutoModelForCausalLM.from_pretrained(tmp_path / name).config, "attnres")
+class Doubled(LlamaForCausalLM):
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = 2 * outputs.logits
+        return outputs
+
+
+class OwnConfig(transformers.LlamaConfig):
+    model_type = "own_llama"
+
+
+class Own(Doubled):
+    config_class = OwnConfig
+
+
+def of_class(cls, config=transformers.LlamaConfig):
+    plain = make_model("llama")
+    made = cls(config(**{k: v for k, v in plain.config.to_dict().items() if k not in ("model_type", "architectures")}))
+    made.load_state_dict(plain.state_dict())
+    return made.eval()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        (lambda: of_class(Doubled), "Doubled"),
+        (lambda: of_class(type("LlamaForCausalLM", (Doubled,), {})), "LlamaForCausalLM"),
+        (lambda: of_class(LlamaForCausalLM, OwnConfig), "OwnConfig"),
+        (lambda: of_class(Own, OwnConfig), "Own"),
+    ],
+)
+def test_a_class_that_nobody_could_load_again_is_not_saved(model, name, tmp_path, caplog):
+    attached = attnres.hf.attach(model(), "block", block_size=3)
+    assert f"could not be loaded as a {name}, which" in caplog.text and "save_pretrained will refuse" in caplog.text
+    with pytest.raises(UsageError, match=f"as a {name}, which transformers does not know; register it"):
+        attached.save_pretrained(tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_registered_classes_are_loaded_as_what_they_are_or_not_at_all(tmp_path, monkeypatch):
+    models = AutoModelForCausalLM._model_mapping
+    for mapping in (CONFIG_MAPPING, TOKENIZER_MAPPING, models):
+        monkeypatch.setattr(mapping, "_extra_content", dict(mapping._extra_content))
+    AutoConfig.register("own_llama", OwnConfig)
+    AutoModelForCausalLM.register(OwnConfig, Own)
+    AutoModelForCausalLM.register(transformers.LlamaConfig, Doubled, exist_ok=True)
+    for cls, config in ((Own, OwnConfig), (Doubled, transformers.LlamaConfig)):
+        model = attnres.hf.attach(of_class(cls, config), "block", block_size=3)
+        randomise(attnres.hf.connection_of(model))
+        model.save_pretrained(tmp_path / cls.__name__)
+        for load in LOADERS:
+            again = load(tmp_path / cls.__name__)
+            assert isinstance(again, cls)
+            assert_near(again(make_tokens()).logits, model(make_tokens()).logits)
+    for config in (OwnConfig, transformers.LlamaConfig):  # as in a process that did not register them
+        del models._extra_content[config]
+    for load, name in [(load, name) for load in LOADERS for name in ("Own", "Doubled")]:
+        with pytest.raises(
+            UsageError, match=f"{name}, which transformers does not know|registered there, not .*{name}"
+        ):
+            load(tmp_path / name)
 
 
 def test_a_plain_folder_with_a_connection_s_tensors(tmp_path):
-    """As those are that were saved when what is around an attached base model did not learn of it."""
+    """As those are where only the base model inside was given to attach, which does not know what it is in."""
     whole = make_model("llama")
-    plain = whole.config
     attnres.hf.attach(whole.model, "block", block_size=8)
     whole.save_pretrained(tmp_path)
-    plain.save_pretrained(tmp_path)
     names = r"\(model.connection.gain.0, .*, model.connection.query.8\); attach to the whole model, and save that"
     with pytest.raises(UsageError, match=names):
         attnres.hf.load(tmp_path)
@@ -251,7 +296,6 @@ QUERY = "model.connection.query.3"
     ("damage", "message"),
     [
         (rename(QUERY, "model.connection.query.33"), f"missing: {QUERY}; surplus: model.connection.query.33"),
-        (written("block:block_size=4,total=true"), "is not the connection that these tensors"),
         (lambda folder: edit_config(folder, lambda c: c["attnres"].pop("connection")), "must hold the connection"),
     ],
 )
@@ -282,18 +326,6 @@ def test_a_damaged_folder_is_one_line(saved, damage, message):
 def test_the_options_of_a_folder_may_stand_in_another_order(kept, saved):
     written("block:total=true,block_size=2")(saved)
     assert_near(attnres.hf.load(saved)(make_tokens()).logits, kept.logits)
-
-
-def test_a_record_without_a_checksum_is_taken_at_its_word(kept, saved):
-    """Whoever means another connection takes it out."""
-    edit_config(saved, lambda config: config["attnres"].pop("checksum"))
-    for load in LOADERS:
-        assert_near(load(saved)(make_tokens()).logits, kept.logits)
-    written("block:block_size=4,total=true")(saved)
-    other = AutoModelForCausalLM.from_pretrained(saved)
-    assert other.model.connection.block_size == 4
-    other.save_pretrained(saved / "again")
-    assert_near(attnres.hf.load(saved / "again")(make_tokens()).logits, other(make_tokens()).logits)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not start as the plain residual")
