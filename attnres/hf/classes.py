@@ -455,14 +455,11 @@ def plain_class(name: str) -> Any:
 def why_not_loadable(model: Any) -> str:
     """Why no process could load what an attached model would save as the model that it is; "" if one can."""
     kind, config = type(model)._made_of, type(model.config).plain
-    for cls, found in (
-        (kind, plain_class(kind.__name__)),
-        (config, CONFIG_MAPPING[config.model_type] if config.model_type in CONFIG_MAPPING else None),
-    ):
+    known = config.model_type in CONFIG_MAPPING and CONFIG_MAPPING[config.model_type]
+    for cls, found in ((kind, plain_class(kind.__name__)), (config, known)):
         if found is not cls:
-            return (
-                f"what is saved could not be loaded as a {cls.__name__}, which transformers does not know; {REGISTER}"
-            )
+            wrong = f"what is saved could not be loaded as a {cls.__name__}"
+            return f"{wrong}, which transformers does not know; {REGISTER}"
     return ""
 
 
