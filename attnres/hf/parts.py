@@ -273,7 +273,8 @@ def attached_class(original: type, role: type) -> type:
     if role in (Attention, MLP):
         attached.forward = forward_with_reads(original, PROJECTIONS[role is MLP])
     if role is Layer:
-        attached.forward = role.forward  # GradientCheckpointingLayer wraps its subclasses' forward; Layer does that
+        # GradientCheckpointingLayer wraps its subclasses' forward; Layer does what that is for.
+        attached.forward = role.forward  # pyright: ignore[reportAttributeAccessIssue]
     return attached
 
 
