@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
-
-import numpy as np
 
 Run = TypeVar("Run")
 
@@ -100,7 +99,7 @@ def _step_times(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None,
         spread = [of_run[0] / of_base[1], of_run[1] / of_base[0]] if of_run and of_base else []
     if not spread or max(spread) > WIDEST * min(spread):
         return None, None
-    return float(np.median(ratios)), (min(spread), max(spread))
+    return statistics.median(ratios), (min(spread), max(spread))
 
 
 def _peak_memory(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None, tuple[float, float] | None]:
@@ -115,7 +114,7 @@ def _peak_memory(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None
 
 
 def _median_and_range(ratios: Sequence[float]) -> tuple[float, tuple[float, float]]:
-    return float(np.median(ratios)), (min(ratios), max(ratios))
+    return statistics.median(ratios), (min(ratios), max(ratios))
 
 
 def on_common_seeds(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, dict[int, Run]]:
@@ -187,7 +186,8 @@ def standard_error(values: Sequence[float]) -> float | None:
     """Return the standard error of the mean of the values, from their own spread; None for fewer than two."""
     if len(values) < 2:
         return None
-    return float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    spread = statistics.stdev(values) if all(map(math.isfinite, values)) else math.nan
+    return spread / math.sqrt(len(values))
 
 
 def paired_p_value(differences: Sequence[float]) -> float | None:
@@ -197,9 +197,9 @@ def paired_p_value(differences: Sequence[float]) -> float | None:
     """
     from scipy.stats import ttest_1samp  # half a second, which most commands need not wait for
 
-    if len(differences) < 2 or not np.isfinite(differences).all():
+    if len(differences) < 2 or not all(map(math.isfinite, differences)):
         return None
-    if np.ptp(differences) == 0:  # no spread at all: the test has no scale
+    if max(differences) == min(differences):  # no spread at all: the test has no scale
         return 1.0 if differences[0] == 0 else 0.0
     return float(ttest_1samp(differences, 0.0).pvalue)  # type: ignore[attr-defined]
 
@@ -216,7 +216,7 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+    return statistics.fmean(values) if values else None
 
 
 def t_quantile(degrees: int, share: float = 0.95) -> float:

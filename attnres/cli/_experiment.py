@@ -13,7 +13,6 @@ from attnres.errors import UsageError
 from attnres.files import check_new_names
 from attnres.lab import load_experiment
 from attnres.lab.page import PAGE, TITLE, figure_names, write_results
-from attnres.lab.record import Record, read_record, write_record
 from attnres.lab.trained import Plan, refuse_to_lose
 from attnres.texttable import duration
 
@@ -28,16 +27,16 @@ def run_experiment(name: str, options: Any, out: Path, record: Path | None) -> i
         check_new_names(record, "--record")
     terminal, began = Terminal(Output()), time.monotonic()
     plan = chosen.plan(options, out)
-    file = record_file(out / f"{name}.json" if record is None else record, out, chosen.record)
+    file = record_file(out / f"{name}.json" if record is None else record, out, name)
     if chosen.runs and file.exists() and (record is not None or not chosen.kept):
-        refuse_to_lose(file, read_record(file, chosen.record), chosen.runs(plan))
+        refuse_to_lose(file, chosen.read(file, name), chosen.runs(plan))
     saved = None
     try:
-        with alone_in(out), alone_at(file):
+        with alone_in(out), alone_at(file), terminal:
             ended = chosen.run(plan, file, terminal)
-            write_record(file, ended.record)
+            chosen.write(file, ended.record)
             saved = file
-            written = read_record(file, chosen.record)
+            written = chosen.read(file, name)
             for table in chosen.tables(written):
                 print_table(terminal.console, table)
             for note in ended.notes:
@@ -53,10 +52,10 @@ def run_experiment(name: str, options: Any, out: Path, record: Path | None) -> i
     return 1 if ended.failed else 0
 
 
-def record_file(path: Path, out: Path, cls: type[Record]) -> Path:
+def record_file(path: Path, out: Path, name: str) -> Path:
     """The record's file, once it is certain that neither it nor `out` is in another's place.
 
-    Raises UsageError, before hours of training, where one is a run's, or the file is not a record of that class.
+    Raises UsageError, before hours of training, where one is a run's, or the file is not a record of that experiment.
     """
     for folder in (out, path.parent):
         if (folder / "config.json").is_file():
@@ -67,7 +66,7 @@ def record_file(path: Path, out: Path, cls: type[Record]) -> Path:
         raise UsageError(f"{path}: it is a folder; give --record the name of a file")
     if path.exists():
         try:
-            read_record(path, cls)
+            load_experiment(name).read(path, name)
         except UsageError as error:
             raise UsageError(f"{error}; choose another --record") from error
     return path

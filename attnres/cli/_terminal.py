@@ -72,6 +72,50 @@ class Terminal:
 
     def __init__(self, console: Console) -> None:
         self.console = console
+        self.shown: Progress | None = None
+        self.told = time.monotonic()
+        self.began: tuple[float, float] | None = None
+        """(when, how far) of the first part that was seen done: before it come imports and a first compilation."""
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.shown is not None:
+            self.shown.stop()
+            self.shown = None
+
+    def __call__(self, done: float, total: float, what: str) -> None:
+        """Show how far it is: a bar, or where the output is no terminal a line now and then."""
+        now = time.monotonic()
+        if self.began is not None and done < self.began[1]:
+            self.began = None  # something else begins
+        if self.began is None and done:
+            self.began = now, done
+        left = self._time_left(now, done, total)
+        share = min(1.0, done / total) if total > 0 else 1.0
+        if self.console.is_terminal:
+            if self.shown is None:
+                columns = (
+                    TextColumn("{task.description}", markup=False),
+                    BarColumn(),
+                    TextColumn("{task.fields[left]}"),
+                )
+                self.shown = Progress(*columns, console=self.console)
+                self.shown.add_task("", total=1.0, left="")
+                self.shown.start()
+            self.shown.update(self.shown.task_ids[0], completed=share, description=visible(what), left=left)
+        elif now - self.told > PLAIN_SECONDS:
+            self.told = now
+            self.say(f"{what}, {share:.0%}" + (f", {left}" if left else ""))
+
+    def _time_left(self, now: float, done: float, total: float) -> str:
+        if done >= total:
+            return ""
+        if self.began is None or done <= self.began[1]:
+            return "starting"
+        left = (now - self.began[0]) / (done - self.began[1]) * (total - done)
+        return f"about {left / 60:.0f} min left" if left > 90 else f"about {left:.0f} s left"
 
     def say(self, line: str) -> None:
         print_line(self.console, line)
@@ -81,6 +125,7 @@ class Terminal:
             self.say(line)
 
     def during(self, what: str) -> AbstractContextManager[object]:
+        self.__exit__()  # a terminal shows one thing that moves at a time
         return working(self.console, what)
 
     @contextmanager

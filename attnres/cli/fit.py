@@ -35,8 +35,7 @@ def command(
         out: The folder of the figure.
     """
     from attnres.analysis.powerlaw import fit_power_laws, read_points
-    from attnres.lab.scaling.figures import FIT, write_fit
-    from attnres.lab.scaling.tables import scaling_table
+    from attnres.lab.laws import FIT, scaling_table, write_fit
     from attnres.report.style import MOST_STYLES
 
     check_output_folder("--out", out)

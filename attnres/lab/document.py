@@ -8,7 +8,7 @@ from pathlib import Path
 from attnres.lab import experiments
 from attnres.lab.numbers import record_hash
 from attnres.lab.page import section_facts, section_title
-from attnres.lab.record import Record
+from attnres.lab.runs import Record
 from attnres.texttable import TextTable, visible
 
 HEAD = """\

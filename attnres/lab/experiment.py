@@ -6,40 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attnres.lab.ahead import NOTHING, Bounds
-from attnres.lab.record import Record
 from attnres.texttable import TextTable
-from attnres.train import RunConfig
-from attnres.train.sweep import Job, JobState
 
-Options = TypeVar("Options")
-Plan = TypeVar("Plan")
-R = TypeVar("R", bound=Record)
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from attnres.train import RunConfig
+    from attnres.train.sweep import Job, JobState
 
 
 class Progress(Protocol):
     """What an experiment says while it runs, and how it has its jobs trained; the command line shows it."""
 
-    def say(self, line: str) -> None:
-        """Print one line."""
-        ...
-
-    def log(self, line: str) -> None:
-        """Print one line where nothing moves: the output is no terminal, and shows no bar."""
-        ...
-
-    def during(self, what: str) -> AbstractContextManager[object]:
-        """Show that something takes its time."""
-        ...
-
-    def bar(self, total: float) -> AbstractContextManager[Callable[[float, str], None]]:
-        """Show a bar; what is called with a part of the total and its name moves it on."""
-        ...
-
+    def say(self, line: str) -> None: ...
+    def log(self, line: str) -> None: ...
+    def during(self, what: str) -> AbstractContextManager[object]: ...
+    def bar(self, total: float) -> AbstractContextManager[Callable[[float, str], None]]: ...
     def train(
         self,
         jobs: Sequence[Job],
@@ -48,29 +33,20 @@ class Progress(Protocol):
         costs: Sequence[float] | None = None,
         later: Bounds = NOTHING,
         watch: Callable[[Sequence[JobState]], None] = lambda states: None,
-    ) -> list[JobState]:
-        """Train the jobs that are not done, `workers` at a time, and return how all of them ended.
-
-        labels: under which name each job is shown. costs: of one step of each job, in any unit, where they differ.
-        later: what the runs behind these cost, in the same unit; the time left counts them.
-        watch: called about twice a second with the states of all jobs.
-        """
-        ...
+    ) -> list[JobState]: ...
 
 
 @dataclass(frozen=True)
-class Ended(Generic[R]):
+class Ended:
     """What a call of an experiment leaves."""
 
-    record: R
+    record: Any
     failed: str = ""
-    """One line for each run that was not finished and should have been."""
     notes: Sequence[str] = ()
-    """Lines to be shown below the tables."""
 
 
 @dataclass(frozen=True)
-class Picture(Generic[R]):
+class Picture:
     """A figure, the name of its file, and what it shows for those who do not see it.
 
     draw: (record, narrow) -> the figure, or None where the record has nothing to show in it. A narrow one is to be read
@@ -79,7 +55,7 @@ class Picture(Generic[R]):
 
     name: str
     alt: str
-    draw: Callable[[R, bool], Figure | None]
+    draw: Callable[[Any, bool], Figure | None]
 
 
 class Judged(Protocol):
@@ -93,31 +69,48 @@ class Judged(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment(Generic[Options, Plan, R]):
-    """Everything that commands, pages and documents need of an experiment; its name is its folder's."""
+class Experiment:
+    """Everything that commands, pages and documents need of an experiment; its name is its file's."""
 
     command: str
     """The name of its command."""
     position: int
     """Where it stands among the others on pages and in documents, the lowest first."""
-    options: type[Options]
+    options: type
     """A frozen dataclass of the command's options, each with a default and a docstring."""
-    plan: Callable[[Options, Path], Plan]
+    plan: Callable[[Any, Path], Any]
     """(options, the folder of all runs) -> what will be run. Raises UsageError on bad options; writes nothing."""
-    run: Callable[[Plan, Path, Progress], Ended[R]]
+    run: Callable[[Any, Path, Any], Any]
     """(plan, the record's file, which may hold an earlier record) -> what it gave. A call that was stopped goes on."""
-    runs: Callable[[Plan], Mapping[tuple[str, int], RunConfig]] | None = None
-    """plan -> by arm and seed the runs of which the record is written anew; None where `run` goes on with a record."""
+    runs: Callable[[Any], Mapping[tuple[str, int], RunConfig]] | None = None
     kept: bool = True
-    """Whether what is measured of a run stays in its folder, too, so that the record is made again in a moment."""
-    record: type[R]
+    record: Any = None
     title: str
     question: str
-    finding: Callable[[R], str]
+    finding: Callable[[Any], str]
     """The answer in a sentence or two."""
-    claims: Callable[[R], Sequence[Judged]] = lambda _: ()
-    tables: Callable[[R], Sequence[TextTable]]
-    pictures: Sequence[Picture[R]]
+    claims: Callable[[Any], Sequence[Judged]] = lambda _: ()
+    tables: Callable[[Any], Sequence[TextTable]]
+    pictures: Sequence[Picture]
+
+    def read(self, path: Path, name: str) -> Any:
+        """The record of the experiment of that name. Raises UsageError if it is another's, or damaged."""
+        if self.record is not None:
+            from attnres.lab import record
+
+            return record.read_record(path, self.record)
+        from attnres.lab import runs
+
+        return runs.read_record(path, name)
+
+    def write(self, path: Path, written: Any) -> None:
+        if self.record is not None:
+            from attnres.lab import record
+
+            return record.write_record(path, written)
+        from attnres.lab import runs
+
+        return runs.write_record(path, written)
 
 
 def steps_of(jobs: Sequence[Job]) -> str:

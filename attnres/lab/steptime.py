@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from attnres.data import Corpus
+from attnres.lab.arms import arm_model
+from attnres.lab.engine import Progress
+from attnres.model.flops import training_flops
 from attnres.train import RunConfig
 from attnres.train.folder import fit_vocabulary
 from attnres.train.trainer import Trainer
@@ -19,6 +23,9 @@ ROUNDS = 31
 
 WARM_UP = 2
 """Rounds before those that count."""
+
+START_SECONDS = 6.0
+"""About what a worker process takes before its first step."""
 
 
 def median_steps(
@@ -43,3 +50,43 @@ def median_steps(
     finally:
         torch.set_num_threads(threads)
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def operations_of_steps(arms: Sequence[str], config: RunConfig, corpus: Corpus) -> dict[str, float]:
+    """What a step of each arm takes, over the first one's: operations counted, the connection's own among them."""
+    model = fit_vocabulary(config, corpus.vocab_size).model
+    operations = {arm: training_flops(arm_model(arm, model)) for arm in arms}
+    return {arm: operations[arm] / operations[arms[0]] for arm in arms}
+
+
+def seconds_of_steps(
+    arms: Sequence[str], config: RunConfig, corpus: Corpus, known: Mapping[str, float], progress: Progress
+) -> dict[str, float]:
+    """The same in seconds, measured on one thread. What is known is not measured again."""
+    missing = [arm for arm in arms if arm not in known]
+    if not missing:
+        return {arm: known[arm] for arm in arms}
+    configs = {arm: dataclasses.replace(config, model=arm_model(arm, config.model)) for arm in (arms[0], *missing)}
+    seconds = median_steps(configs, corpus, ROUNDS, told(progress, WARM_UP + ROUNDS))
+    costs = {**known, **{arm: taken / seconds[arms[0]] for arm, taken in seconds.items()}}
+    return {arm: costs[arm] for arm in arms}
+
+
+def told(progress: Progress, rounds: int) -> Callable[[], None]:
+    """What is called after every round, and tells how many are done."""
+    done = 0
+
+    def after_each() -> None:
+        nonlocal done
+        done += 1
+        progress(done, rounds, "timing a step of every connection, by turns")
+
+    return after_each
+
+
+def seconds_of_a_run(config: RunConfig, corpus: Corpus) -> float:
+    """Estimate the seconds of a run from three measured steps."""
+    step = median_steps({"": config}, corpus, 3, lambda: None)[""]
+    evaluations = 1 + math.ceil(config.steps / config.evaluate_every)
+    forward = step / 3 * max(1.0, config.validation_tokens / config.tokens_per_step)
+    return START_SECONDS + config.steps * step + evaluations * forward

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 import shutil
@@ -10,15 +11,13 @@ import pytest
 from attnres.analysis.powerlaw import Point, fit_power_laws
 from attnres.cli import main
 from attnres.errors import UsageError
-from attnres.lab.record import read_record
-from attnres.lab.scaling.fit import diverged, final_points, iso_flop_curves
-from attnres.lab.scaling.plan import parse_size, sized
-from attnres.lab.scaling.record import ScalingRecord
-from attnres.lab.scaling.tables import scaling_table
+from attnres.lab.experiments.scaling import parse_size
+from attnres.lab.laws import diverged, final_points, iso_flop_curves, scaling_table
+from attnres.lab.runs import Record, read_record
+from attnres.model import TransformerConfig
 from attnres.model.flops import training_flops
-from attnres.train import RunConfig
-from tests.cli.conftest import run_jobs_but, run_jobs_here
-from tests.lab.sample import parsed
+from tests.cli.conftest import run_jobs_here
+from tests.lab.sample import record as record_from
 
 SIZES = ["1x16", "2x16", "1x32"]
 SMALL = ["--sizes", *SIZES, "--tokens-per-parameter", "0.02", "--seeds", "1"]
@@ -40,16 +39,17 @@ def sweep(corpus, tmp_path_factory):
 
 def test_a_sweep_leaves_points_and_a_table(sweep):
     out, _, said = sweep
-    record = read_record(out / "record.json", ScalingRecord)
+    record = read_record(out / "record.json", "scaling")
     points = final_points(record)
     assert {arm: [point.size for point in of] for arm, of in points.items()} == dict.fromkeys(
         ("residual", "full"), SIZES
     )
     for run in record.runs:
-        config = sized(RunConfig(batch_size=1), parse_size(run.size), run.arm, 0.02, run.seed).model
-        assert run.tokens == pytest.approx(0.02 * run.parameters, abs=16)
-        assert run.flops_per_token < training_flops(config)  # of a longer context
-        assert run.curve[-1] == (run.tokens, run.loss)
+        size, own = parse_size(run.at), run.measured
+        longer = TransformerConfig(dim=size.dim, layers=size.layers, heads=size.heads, connection=run.arm)
+        assert own["tokens"] == pytest.approx(0.02 * own["parameters"], abs=16) and own["tokens"] == 16 * run.steps
+        assert own["flops_per_token"] < training_flops(longer)
+        assert run.curve[-1] == (run.steps, run.loss)
     assert "advantage over" in said and "L = A C^-a" in said
     assert [figure.name for figure in (out / "runs" / "figures").iterdir()] == ["scaling.png"]
     assert "Does it last with scale?" in (out / "runs" / "results.html").read_text()
@@ -61,29 +61,17 @@ def test_what_is_recorded_is_kept_by_the_calls_that_follow(sweep, tmp_path, no_p
     file = tmp_path / "record.json"
     options = [*sweep[1][:-4], "--out", str(tmp_path / "runs"), "--record", str(file)]
     monkeypatch.setattr("attnres.train.sweep.run_jobs", None)  # nothing is trained again
-    monkeypatch.setattr("attnres.lab.scaling.run.ROUNDS", 1)
-    trained = read_record(file, ScalingRecord)
+    monkeypatch.setattr("attnres.lab.steptime.ROUNDS", 1)
+    trained = read_record(file, "scaling")
     assert main(["scaling", "full", "residual", *options]) == 0
-    written = read_record(file, ScalingRecord)
-    assert written.arms == ("full", "residual") and written.runs == trained.runs and written.step_times is None
+    written = read_record(file, "scaling")
+    assert written.arms == ("full", "residual") and written.runs == trained.runs and not written.found
     assert main(["scaling", "residual", "full", *options, "--time-steps"]) == 0
-    timed = read_record(file, ScalingRecord)
-    assert timed.runs == trained.runs and timed.step_times.machine["threads"] == 1
-    assert [list(of) for of in timed.step_times.seconds.values()] == [["residual", "full"]] * 3
+    timed = read_record(file, "scaling")
+    assert timed.runs == trained.runs and timed.found["step_times"]["machine"]["threads"] == 1
+    assert [list(of) for of in timed.found["step_times"]["seconds"].values()] == [["residual", "full"]] * 3
     assert main(["scaling", "residual", "full", *options]) == 0
-    assert read_record(file, ScalingRecord).step_times == timed.step_times
-
-
-@pytest.mark.slow
-def test_a_grid_with_a_run_that_failed_ends_in_one_line_each(tmp_path, corpus, capsys, monkeypatch, no_page):
-    failing = run_jobs_but(lambda name: "full, 1x16, lr x2" in name)
-    monkeypatch.setattr("attnres.train.sweep.run_jobs", failing)
-    options = [*SMALL, *corpus, "--grid", "1", "2", "--out", str(tmp_path), "--record", str(tmp_path / "record.json")]
-    assert main(["scaling", "residual", "full", *options]) == 1
-    told = capsys.readouterr()
-    assert "full, 1x16, lr x2, seed 1000: killed" in told.err
-    assert "chosen when all of these runs are done; the same command tries them again" in told.out
-    assert read_record(tmp_path / "record.json", ScalingRecord).runs == ()
+    assert read_record(file, "scaling").found == timed.found
 
 
 def test_the_papers_curves_from_a_file(tmp_path, capsys):
@@ -93,20 +81,23 @@ def test_the_papers_curves_from_a_file(tmp_path, capsys):
     assert (tmp_path / "figures" / "scaling-fit.png").read_bytes().startswith(b"\x89PNG")
 
 
-def record_of(runs: list[dict], arms: tuple[str, ...] = ("a",), decay: float = 0.0) -> ScalingRecord:
-    common = {"seed": 0, "parameters": 1, "steps": 1, "loss": 1.0}
-    config = {"optimizer": {"decay": decay}}
-    entries = {"arms": list(arms), "tokens_per_parameter": 1.0, "runs": [common | run for run in runs]}
-    return parsed(ScalingRecord, entries | {"config": config})
+def run(size: float, tokens: int, flops: float, curve: tuple = (), **fields) -> dict:
+    """One of the arm a; as many steps as tokens over the size, which is its number of parameters."""
+    own = {"parameters": size, "tokens": tokens, "flops_per_token": flops}
+    place = {"arm": "a", "at": f"{size:g}", "seed": 0, "loss": 1.0, "steps": max(1, int(tokens / size))}
+    return {**place, "curve": list(curve), "measured": own, **fields}
+
+
+def record_of(runs: list[dict], decay: float = 0.0) -> Record:
+    return dataclasses.replace(record_from("scaling", runs), config={"optimizer": {"decay": decay}})
 
 
 def test_loss_at_equal_compute():
     """L = C^-0.1 along every run: each size has the same loss at the same compute."""
     runs = []
     for parameters in (1, 2, 4):
-        curve = [[k * parameters, (6 * parameters * k * parameters) ** -0.1] for k in range(1, 11)]
-        run = {"arm": "a", "size": f"{parameters}", "seed": 0, "parameters": parameters, "status": "done"}
-        runs.append(run | {"flops_per_token": 6 * parameters, "tokens": 10 * parameters, "curve": curve})
+        curve = [[k, (6 * parameters * k * parameters) ** -0.1] for k in range(1, 11)]
+        runs.append(run(parameters, 10 * parameters, 6 * parameters, curve))
     levels = iso_flop_curves(record_of(runs))["a"]
     assert any(len(points) > 1 for points in levels.values())
     for compute, points in levels.items():
@@ -115,37 +106,22 @@ def test_loss_at_equal_compute():
 
 def test_no_loss_at_equal_compute_is_of_a_run_whose_rate_decays():
     """A tenth of the loss falls in the last quarter of every run, and no level may see it."""
-    runs = []
-    for size in (1, 2, 4):
-        curve = [[k * size, 2.0 if k <= 7 else 1.8] for k in range(1, 11)]
-        run = {"arm": "a", "size": f"{size}", "parameters": size, "status": "done", "tokens": 10 * size}
-        runs.append(run | {"flops_per_token": size, "curve": curve})
-    levels = iso_flop_curves(record_of(runs, decay=0.25))["a"]
+    curve = [[k, 2.0 if k <= 7 else 1.8] for k in range(1, 11)]
+    levels = iso_flop_curves(record_of([run(size, 10 * size, size, curve) for size in (1, 2, 4)], decay=0.25))["a"]
     assert levels and {loss for points in levels.values() for _, loss in points} == {2.0}
 
 
 def test_fits_leave_out_runs_that_diverged():
-    runs = [
-        {
-            "arm": "a",
-            "size": str(c),
-            "seed": 0,
-            "status": "done",
-            "flops_per_token": c,
-            "tokens": 1,
-            "loss": 2 * c**-0.1,
-        }
-        for c in (1.0, 2.0, 4.0)
-    ]
-    runs.append({**runs[0], "size": "x", "status": "diverged", "loss": 100.0})
+    runs = [run(c, 1, c, loss=2 * c**-0.1) for c in (1.0, 2.0, 4.0)]
+    runs.append({**runs[0], "at": "x", "status": "diverged", "loss": 100.0})
     fits, _ = fit_power_laws(final_points(record_of(runs)))
     assert fits[0].runs == 3 and fits[0].exponent == pytest.approx(0.1)
-    runs += [{**run, "arm": "b", "status": "diverged"} for run in runs]
-    record = record_of(runs, ("a", "b"))
+    weak = [{**one, "arm": "b", "status": "diverged"} for one in runs]
+    record = record_of([*runs, *weak])
     table = scaling_table(*fit_power_laws(final_points(record)), "FLOPs", diverged(record))
     assert [row[:2] for row in table.rows] == [("a", "3, 1 diverged"), ("b", "0, 4 diverged")]
     with pytest.raises(UsageError, match="b: 0 different computes are too few"):
-        fit_power_laws(final_points(record_of(runs, ("b", "a"))))
+        fit_power_laws(final_points(record_of([*weak, *runs])))
 
 
 def test_an_advantage_outside_of_what_was_measured_is_marked():

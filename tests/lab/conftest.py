@@ -23,6 +23,9 @@ from attnres.lab.dynamics.options import DEFAULTS
 from attnres.lab.dynamics.run import Planned, runs
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig, train
+from tests.lab.machine import machine
+
+__all__ = ["machine"]
 
 ARMS = ("residual", "block:block_size=2")
 SITES = 6

@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from attnres.lab.ablation.claims import SUCCESSORS, all_verdicts, comparisons, finding, rank_correlation, verdicts
-from attnres.lab.ablation.record import AblationRecord
-from attnres.lab.ablation.tables import ablation_tables
-from attnres.lab.paper import CLAIMS
-from tests.lab.sample import parsed
+from attnres.lab.experiments.ablation import (
+    CLAIMS,
+    SUCCESSORS,
+    claims,
+    comparisons,
+    finding,
+    rank_correlation,
+    tables,
+    verdicts,
+)
+from attnres.lab.runs import Record
+from tests.lab.sample import ablation
 
 LOSSES = {
     "residual": [2.00, 2.10, 2.20, 2.30],
@@ -21,22 +28,16 @@ LOSSES = {
 }
 
 
-def cell(arm: str, std: float, runs: list[dict]) -> dict:
-    return {"arm": arm, "embedding_std": std, "factor": 1.0, "tuning": [], "runs": runs}
-
-
-def entries(losses: dict[str, list[float]]) -> dict:
-    done = {"factor": 1.0, "status": "done", "step_seconds": 1.0, "peak_memory_bytes": 1}
-    cells = [
-        cell(arm, 1.0, [{**done, "seed": seed, "loss": loss} for seed, loss in enumerate(values)])
+def runs(losses: dict[str, list[float]]) -> list[dict[str, Any]]:
+    return [
+        {"arm": arm, "at": "std 1", "seed": seed, "loss": loss, "step_seconds": 1.0, "peak_memory_bytes": 1}
         for arm, values in losses.items()
+        for seed, loss in enumerate(values)
     ]
-    sweep = {"config": {}, "grid": [1.0], "tuning_seeds": 1}
-    return {"sweep": sweep, "embedding_stds": [1.0], "left_out": [], "cells": cells}
 
 
-def record(losses: dict[str, list[float]]) -> AblationRecord:
-    return parsed(AblationRecord, entries(losses))
+def record(losses: dict[str, list[float]]) -> Record:
+    return ablation(runs(losses))
 
 
 def holm(p_values: list[float]) -> list[float]:
@@ -50,7 +51,7 @@ def holm(p_values: list[float]) -> list[float]:
 
 def test_claims_are_read_from_paired_corrected_tests():
     found = verdicts(record(LOSSES), CLAIMS)
-    pairs = [(verdict.better, verdict.other) for verdict in found]
+    pairs = [tuple(verdict.arm.split(" - ")) for verdict in found]
     assert pairs == [
         ("full", "residual"),
         ("block", "residual"),
@@ -60,23 +61,24 @@ def test_claims_are_read_from_paired_corrected_tests():
     ]
     tests: list[Any] = [stats.ttest_rel(LOSSES[a], LOSSES[b]) for a, b in pairs]
     expected = holm([float(test.pvalue) for test in tests])
-    for verdict, p_value in zip(found, expected, strict=True):
-        differences = [a - b for a, b in zip(LOSSES[verdict.better], LOSSES[verdict.other], strict=True)]
-        assert verdict.difference == pytest.approx(sum(differences) / 4)
+    for verdict, (better, other), p_value in zip(found, pairs, expected, strict=True):
+        differences = [a - b for a, b in zip(LOSSES[better], LOSSES[other], strict=True)]
+        assert verdict.value == pytest.approx(sum(differences) / 4)
         assert verdict.error == pytest.approx(stats.sem(differences))
         assert verdict.p_value == pytest.approx(p_value)
     readings = [verdict.reading for verdict in found]
-    assert readings == ["agrees", "not decided", "not decided", "agrees", "disagrees"]
-    assert [row[-1] for row in ablation_tables(record(LOSSES))[-1].rows] == readings
+    assert readings == ["shown", "not decided", "not decided", "shown", "refuted"]
+    said = [row[-1] for row in tables(record(LOSSES))[-1].rows]
+    assert said == ["agrees", "not decided", "not decided", "agrees", "disagrees"]
 
 
 def test_runs_that_diverged_are_left_out_of_pairs():
     losses = {arm: LOSSES[arm] for arm in ("residual", "full")}
-    changed = entries(losses)
-    changed["cells"][1]["runs"][3] = {"factor": 1.0, "seed": 3, "status": "diverged", "loss": 99.0}
-    shown = parsed(AblationRecord, changed)
+    changed = runs(losses)
+    changed[-1] |= {"status": "diverged", "loss": 99.0}
+    shown = ablation(changed)
     (verdict,) = verdicts(shown, CLAIMS)
-    assert verdict.difference == pytest.approx((-0.10 - 0.09 - 0.11) / 3)
+    assert verdict.value == pytest.approx((-0.10 - 0.09 - 0.11) / 3)
     ((_, rows),) = comparisons(shown)
     assert rows[1].validation_loss == pytest.approx(2.0)
 
@@ -91,29 +93,31 @@ def test_what_normalising_and_attention_give_together_is_held_against_their_sum(
     found = {verdict.claim: verdict for verdict in verdicts(shown, SUCCESSORS)}
     assert len(found) == 5
     together = found["attention helps more there than on raw ones"]
-    assert together.compared == "(rms-block - rms-residual) - (block - residual)"
-    assert together.difference == pytest.approx(-0.05) and together.reading == "agrees"
-    assert found["normalising outputs helps, without attention"].difference == pytest.approx(-0.1)
-    assert [row[-1] for row in ablation_tables(shown)[-1].rows] == [verdict.reading for verdict in found.values()]
-    assert len(all_verdicts(shown)) == len(found) + 1  # the paper's own: Block beats the plain residual
+    assert together.arm == "(rms-block - rms-residual) - (block - residual)"
+    assert together.value == pytest.approx(-0.05) and together.reading == "shown"
+    assert found["normalising outputs helps, without attention"].value == pytest.approx(-0.1)
+    assert len(claims(shown)) == len(found) + 1  # the paper's own: Block beats the plain residual
 
 
 def test_no_table_of_claims_where_none_is_tested():
-    (table,) = ablation_tables(record({"residual": LOSSES["residual"], "rezero": LOSSES["mhc"]}))
+    (table,) = tables(record({"residual": LOSSES["residual"], "rezero": LOSSES["mhc"]}))
     assert table.rows[1][0] == "rezero"
 
 
 def test_rank_correlation_is_kendalls_over_the_papers_arms():
-    assert rank_correlation(record({arm: LOSSES[arm] for arm in ("residual", "full")}), 1.0) is None
-    known = rank_correlation(record({**LOSSES, "x0": [3.0] * 4}), 1.0)  # the paper has no x0
-    assert known is not None
+    def correlation(losses: dict[str, list[float]]):
+        ((_, rows),) = comparisons(record(losses))
+        return rank_correlation(rows)
+
+    assert correlation({arm: LOSSES[arm] for arm in ("residual", "full")}) is None
     ours, papers = [2.15, 2.0525, 2.0975, 2.65], [1.766, 1.737, 1.746, 1.747]
     expected = stats.kendalltau(ours, papers)
+    known = correlation({**LOSSES, "x0": [3.0] * 4})  # the paper has no x0
     assert known == pytest.approx((expected.statistic, expected.pvalue, 4))  # type: ignore[attr-defined]
 
 
 def test_the_papers_differences_have_our_sign():
-    table, _ = ablation_tables(record({arm: LOSSES[arm] for arm in ("residual", "full")}))
+    table, _ = tables(record({arm: LOSSES[arm] for arm in ("residual", "full")}))
     assert [(row[0], row[-1]) for row in table.rows] == [("residual", ""), ("full", "-0.029")]
 
 
@@ -135,5 +139,6 @@ def test_only_what_is_decided_is_found():
 
 def test_nothing_is_found_where_nothing_ended():
     """The page said that nothing ends below residual when every run had failed on a full disk."""
-    for losses in ({"residual": [], "full": []}, {"residual": [2.0], "full": []}):
-        assert "at 1 nothing could be compared: no seed of residual and another one ended" in finding(record(losses))
+    failed = [run | {"status": "failed", "loss": None} for run in runs({"residual": [2.0], "full": [1.9]})]
+    for ended in (failed, [*runs({"residual": [2.0]}), failed[1]]):
+        assert "at 1 nothing could be compared: no seed of residual and another one ended" in finding(ablation(ended))

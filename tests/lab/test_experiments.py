@@ -1,4 +1,4 @@
-"""What every experiment passes; and a fifth one, tests/lab/fifth/toy, which is one folder and nothing else."""
+"""What every experiment passes; and a fifth one, tests/lab/fifth/toy.py, which is one file and nothing else."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from attnres.errors import UsageError
 from attnres.lab import experiment_commands, experiment_names, experiments, load_experiment
 from attnres.lab.document import tables_page
 from attnres.lab.page import read_records, write_results
-from attnres.lab.record import read_record, write_record
+from attnres.lab.runs import read_record
 from attnres.report.axes import STYLE
+from tests.cli.conftest import TINY, run_jobs_here
 from tests.lab.conftest import several_fast
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -25,11 +26,11 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 @pytest.fixture
 def toy(monkeypatch):
-    monkeypatch.setattr(attnres.lab, "__path__", [*attnres.lab.__path__, str(Path(__file__).parent / "fifth")])
+    place = attnres.lab.experiments_of
+    monkeypatch.setattr(place, "__path__", [*place.__path__, str(Path(__file__).parent / "fifth")])
     importlib.invalidate_caches()
     yield load_experiment("toy")
-    for module in [name for name in sys.modules if name.startswith("attnres.lab.toy")]:
-        del sys.modules[module]
+    sys.modules.pop(f"{place.__name__}.toy", None)
 
 
 @pytest.fixture(params=experiment_names())
@@ -38,20 +39,19 @@ def name(request) -> str:
 
 
 def recorded(name: str):
-    return read_record(RESULTS / f"{name}.json", load_experiment(name).record)
+    return load_experiment(name).read(RESULTS / f"{name}.json", name)
 
 
 def test_a_record_is_written_as_it_was_read(name, tmp_path):
     """The files of results/ lose and gain nothing."""
-    write_record(tmp_path / "again.json", recorded(name))
+    load_experiment(name).write(tmp_path / "again.json", recorded(name))
     written, first = (json.loads(path.read_text()) for path in (tmp_path / "again.json", RESULTS / f"{name}.json"))
     assert written == first
 
 
 def test_its_names_agree(name):
     experiment = load_experiment(name)
-    assert experiment.record.kind == name, "the record's file is named after the folder"
-    assert experiment.record.written_by == experiment.command == {v: k for k, v in experiment_commands().items()}[name]
+    assert experiment.command == {v: k for k, v in experiment_commands().items()}[name]
     assert experiment.command in command_names()
     pictures = [picture.name for other in experiments().values() for picture in other.pictures]
     assert len(set(pictures)) == len(pictures), "pictures of all experiments lie in one folder"
@@ -60,14 +60,10 @@ def test_its_names_agree(name):
 
 def test_a_damaged_record_is_named(name, tmp_path):
     data = json.loads((RESULTS / f"{name}.json").read_text())
-    cls = load_experiment(name).record
-    for damage, message in (
-        ({"hours": "five"}, "with 'five' under 'hours'"),
-        ({cls.never_empty[-1]: []}, f"with nothing under '{cls.never_empty[-1]}'"),
-    ):
+    for damage, message in (({"hours": "five"}, "with 'five' under 'hours'"),):
         (tmp_path / "damaged.json").write_text(json.dumps(data | damage))
         with pytest.raises(UsageError, match=f"damaged record of {name}, {message}"):
-            read_record(tmp_path / "damaged.json", cls)
+            load_experiment(name).read(tmp_path / "damaged.json", name)
 
 
 def test_tables_claims_and_a_finding_are_there(name):
@@ -91,23 +87,26 @@ def test_narrow_pictures_are_no_wider_than_a_phone_shows_well(name):
                 assert narrow.get_figwidth() <= 4.5 and narrow.get_figwidth() <= wide.get_figwidth()
 
 
-def test_one_folder_is_an_experiment(toy, tmp_path, capsys):
-    """Its command, its record and where it goes on, its tables, its figure, its section of the page."""
-    assert "throw" in command_names() and experiments()["toy"] is toy
-    assert main(["--help"]) == 0 and "Throw dice" in capsys.readouterr().out
-    assert main(["throw", "--dice", "0", "--out", str(tmp_path)]) == 2
-    assert "--dice" in capsys.readouterr().err
+def test_one_file_is_an_experiment(toy, tmp_path, capsys, corpus_options, monkeypatch, quick_figures):
+    """Its command, its runs, its record and where it goes on, its tables, its figure, its section of the page."""
+    monkeypatch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
+    assert len(Path(toy.run.__code__.co_filename).read_text().splitlines()) <= 100
+    assert "clip" in command_names() and experiments()["toy"] is toy
+    assert main(["--help"]) == 0 and "Clip gradients" in capsys.readouterr().out
+    assert main(["clip", "--clips", "0", "--out", str(tmp_path)]) == 2
+    assert "--clips" in capsys.readouterr().err
 
-    assert main(["throw", "--dice", "3", "--out", str(tmp_path)]) == 0
+    command = ["clip", *TINY, *corpus_options, "--model.heads", "1", "--out", str(tmp_path)]
+    assert main(command) == 0
     shown = capsys.readouterr().out
-    assert "All throws" in shown and "thrown by a fair hand" in shown
-    record = read_record(tmp_path / "toy.json", toy.record)
-    assert len(record.eyes) == 3
-    write_record(tmp_path / "again" / "toy.json", record)
-    assert read_record(tmp_path / "again" / "toy.json", toy.record) == record
+    assert "8 runs" in shown and "Does it help?" in shown and "clipped by a fair hand" in shown
+    record = read_record(tmp_path / "toy.json", "toy")
+    assert len(record.runs) == 8 and record.places() == ["clip 0.1", "clip 1"]
+    assert main(command) == 0 and "8 of 8 runs are there already" in capsys.readouterr().out
+    assert read_record(tmp_path / "toy.json", "toy") == record
 
     records = read_records(tmp_path)
-    assert list(records) == ["toy"] and f"| die 2 | {record.eyes[2]} |" in tables_page(records, tmp_path)
+    assert list(records) == ["toy"] and "| residual | clip 0.1 |" in tables_page(records, tmp_path)
     page = write_results(records, tmp_path / "page").read_text()
-    assert f"{sum(record.eyes)} eyes in all." in page and 'href="#toy"' in page and "1 not decided" in page
+    assert 'href="#toy"' in page and "not decided" in page
     assert (tmp_path / "page" / "figures" / "toy.png").read_bytes().startswith(b"\x89PNG")

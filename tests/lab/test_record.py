@@ -12,11 +12,9 @@ from typing import Any, ClassVar
 import pytest
 
 from attnres.errors import UsageError
-from attnres.lab.ablation.record import AblationRecord
 from attnres.lab.dynamics.record import DynamicsRecord, Profiles
 from attnres.lab.probes.record import ProbesRecord
 from attnres.lab.record import Given, Stored, read_record, write_record
-from attnres.lab.scaling.record import ScalingRecord
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -82,10 +80,8 @@ def test_values_of_another_type_are_named(entries, message, tmp_path):
 @pytest.mark.parametrize(
     ("name", "cls", "within"),
     [
-        ("ablation", AblationRecord, ("cells", 0, "runs")),
         ("dynamics", DynamicsRecord, ("arms", 0, "runs")),
         ("probes", ProbesRecord, ("runs",)),
-        ("scaling", ScalingRecord, ("runs",)),
     ],
 )
 def test_a_record_that_has_a_run_twice_is_refused(name, cls, within, tmp_path):

@@ -21,7 +21,7 @@ def test_attnres_understands_it(run_script, given, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     _, [(_, module, *arguments)] = run_script("decide.sh", **given)
     planned = []
-    monkeypatch.setattr("attnres.lab.scaling.run.open_corpus", lambda data: planned.append(data) or 1 / 0)
+    monkeypatch.setattr("attnres.data.open_corpus", lambda data: planned.append(data) or 1 / 0)
     with pytest.raises(ZeroDivisionError):
         main(arguments)
     assert module == "attnres" and planned[0].dataset == ("sympy" if given else "torch")

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from attnres import connection_names
 from attnres.analysis.powerlaw import Point
-from attnres.lab.scaling.figures import scaling_fit
+from attnres.lab.laws import scaling_fit
 from attnres.report import ArmReport, figures
 from attnres.report.axes import INK, STYLE, line_styles, plain_log_ticks, png
 from attnres.report.html import script

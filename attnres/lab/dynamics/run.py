@@ -62,7 +62,7 @@ def moments(config: RunConfig) -> list[int]:
     return [*range(0, config.steps, config.save_every), config.steps]
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> Ended[DynamicsRecord]:
+def run(plan: Plan, file: Path, progress: Progress) -> Ended:
     options, config = plan.options, plan.options.config
     with progress.during("opening the corpus"):
         corpus = open_corpus(config.data)

@@ -33,7 +33,7 @@ def plan(options: Options, out: Path) -> Plan:
     return planned
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> Ended[ProbesRecord]:
+def run(plan: Plan, file: Path, progress: Progress) -> Ended:
     corpus, context = plan.open_corpus(progress), plan.done[0].config.model.context
     text = np.concatenate(list(validation_batches(corpus, context, BATCH, plan.options.tokens)))
     asked = [task for task in tasks(text) if task.asked.any()]

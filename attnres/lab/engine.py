@@ -1,0 +1,455 @@
+"""The engine of the experiments: points x seeds x learning rates, each trained once.
+
+What has ended stands in a file of lines beside the runs, from the moment it ended: whatever stops the command, the same
+command goes on. The record is made of that file and of an earlier record, which is enough to go on with elsewhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from attnres.errors import UsageError
+from attnres.files import read_json, write_text
+from attnres.lab.runs import Record, Run, command, header, measured, read_record, run_from_json, to_json, write_record
+
+if TYPE_CHECKING:
+    from attnres.train import RunConfig
+    from attnres.train.sweep import JobState
+
+TUNING_SEED = 1000
+"""Learning rates are chosen on seeds from this on: choosing on a reported one would favour the arm tuned most."""
+
+
+class Progress(Protocol):
+    """What is said while an experiment runs; the command line shows it."""
+
+    def __call__(self, done: float, total: float, what: str) -> None:
+        """Show how far it is, in any unit. what: what is being done."""
+        ...
+
+    def say(self, line: str) -> None:
+        """Print one line."""
+        ...
+
+    def during(self, what: str) -> AbstractContextManager[object]:
+        """Show that something takes its time."""
+        ...
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run that is to be trained: its place in the record, and how it is made."""
+
+    arm: str
+    seed: int
+    config: RunConfig
+    folder: Path
+    at: str = ""
+    rate: float = 1.0
+    part: str = "runs"
+    cost: float = 1.0
+    """Of one step, in any unit, for the time left."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """What the record says of it, however it ends."""
+
+    def ended(self, **fields: Any) -> Run:
+        place = {name: getattr(self, name) for name in ("arm", "seed", "at", "rate", "part")}
+        return Run(**place, steps=self.config.steps, measured=self.measured, **fields)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return self.part, self.arm, self.at, self.rate, self.seed
+
+    @property
+    def name(self) -> str:
+        return self.ended(status="unfinished").name
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a call of an experiment leaves."""
+
+    record: Record
+    failed: str = ""
+    """One line for each run that was not finished and should have been."""
+    notes: Sequence[str] = ()
+    """Lines to be shown below the tables."""
+
+
+class Incomplete(Exception):
+    """Some of the runs failed from which learning rates were to be chosen."""
+
+
+class Sweep:
+    """Trains runs that have not ended yet, and makes the record of all that have.
+
+    Args:
+        kind: The experiment's name.
+        arms: Connections, the baseline first.
+        settings: What all runs have in common; of its "config" what decides no loss may differ.
+        config: One of the runs', for its text.
+        workers: Runs at a time.
+        file: The record's.
+        out: The folder of the runs.
+        measure: What is measured of each run that is done, after the training.
+        sort: In what order the record has its runs.
+
+    Raises:
+        UsageError: the record, or the file of lines, is another sweep's.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        arms: Sequence[str],
+        settings: Mapping[str, Any],
+        config: RunConfig,
+        workers: int,
+        file: Path,
+        out: Path,
+        progress: Progress,
+        measure: Callable[[Planned], Mapping[str, Any]] | None = None,
+        sort: Callable[[Run], Any] = lambda run: 0,
+    ) -> None:
+        from attnres.data import check_length, open_corpus
+
+        self.kind, self.arms, self.settings, self.workers = kind, arms, json.loads(json.dumps(settings)), workers
+        self.file, self.out, self.progress, self.measure, self.sort = file, out, progress, measure, sort
+        with progress.during("opening the corpus"):  # before any worker, so that bad text is one error and not many
+            self.corpus = open_corpus(config.data)
+            check_length(self.corpus, config.model.context)
+        self.failed: list[JobState] = []
+        self.ran: dict[tuple[object, ...], Run] = {}
+        self.head: dict[str, Any] = {}
+        """What a record says of the newest run."""
+        self.new = False
+        """Whether this call has added a run."""
+        self.earlier = read_record(file, kind) if file.exists() else None
+        self.found = dict(self.earlier.found) if self.earlier else {}
+        if self.earlier:
+            self._refuse_other(file, vars(self.earlier))
+            self.ran = {run.key: run for run in self.earlier.runs}
+        self.lines = _Lines(out / f"{kind}.runs.jsonl")
+        for data in self.lines.read():
+            if "found" in data:
+                self.found |= data["found"]
+            elif "settings" in data:
+                self._refuse_other(self.lines.path, data)
+                self.head = data
+            else:
+                run = run_from_json(data)
+                self.ran[run.key] = run
+        self.whole, self.spent = 0.0, 0.0
+
+    def _refuse_other(self, where: Path, there: Mapping[str, Any]) -> None:
+        """Raise UsageError if a command may not go on with these runs: what it would add does not compare."""
+        from attnres.train.folder import FREE_FIELDS, RunFolder
+
+        instead = "or choose another --record and --out"
+        if "config" not in there["settings"]:
+            raise UsageError(
+                f"{where} does not say with which options its runs were made; choose another --record and --out"
+            )
+        old, new = (_flat(settings) for settings in (there["settings"], self.settings))
+        differing = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in FREE_FIELDS]
+        if differing:
+            raise UsageError(
+                f"{where} holds a sweep with another {' and another '.join(differing)}; repeat its options to go on "
+                f"with it, {instead}"
+            )
+        text = self.corpus.sha256
+        if (recorded := there["corpus"].get("sha256")) not in (None, text):
+            raise UsageError(
+                f"{where} holds runs on another text, {there['corpus'].get('description')}, whose hash begins with "
+                f"{recorded:.8}; this one's begins with {text:.8}: restore that text, {instead}"
+            )
+        start = there["config"].get("start_from")
+        if there.get("start") and start and RunFolder(start).weights() not in (None, there["start"]):
+            raise UsageError(
+                f"{start} has other weights than when the runs in {where} began with them, as after more training; put "
+                f"those back, {instead}"
+            )
+        from attnres.connections import file_digest
+
+        for arm, digest in there["files"].items():
+            if arm in self.arms and file_digest(arm) != digest:
+                raise UsageError(f"the file of {arm} has changed since its runs in {where}; restore it, {instead}")
+
+    def announce(self, certain: Sequence[Planned], possible: Sequence[Planned] = ()) -> None:
+        """Say how many runs there are before any is trained. possible: those that may come beside them."""
+        tokens, more = (
+            sum(one.config.steps * one.config.tokens_per_step for one in planned) / 1e6
+            for planned in (certain, possible)
+        )
+        self.whole = sum(one.cost * one.config.steps for one in certain)
+        text = f"{len(certain)} runs, {tokens:.1f} million tokens in all"
+        if possible:
+            text += (
+                f", and up to {len(possible)} runs, {more:.1f} million tokens more where a best rate lies at an edge"
+            )
+        self.progress.say(f"{text}, {self.workers} at a time: {self.out}")
+
+    def train(
+        self,
+        planned: Sequence[Planned],
+        what: str = "runs",
+        watch: Callable[[Sequence[JobState]], None] = lambda states: None,
+    ) -> list[Run]:
+        """How the runs ended, after those are trained that have not ended yet. What ended is kept at once.
+
+        Raises UsageError where every run of several failed.
+        """
+        from attnres.train import sweep
+
+        missing = {one.name: one for one in planned if not self._has(one)}
+        if len(missing) < len(planned):
+            self.whole -= sum(one.cost * one.config.steps for one in planned if one.name not in missing)
+            told = f"{len(planned) - len(missing)} of {len(planned)} runs are there already"
+            self.progress.say(f"{what}: {told} ({self.file if self.earlier else self.lines.path})")
+        if missing:
+            steps = sorted({one.config.steps for one in missing.values()})
+            told = str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
+            self.progress.say(f"{what}: {len(missing)} runs of {told} steps")
+            jobs = [sweep.Job(name, one.config, one.folder) for name, one in missing.items()]
+            sweep.refuse_other_texts(jobs, self.corpus)
+            pace = _Pace(self, missing)
+            try:
+                states = sweep.run_jobs(jobs, self.workers, lambda states: (pace(states), watch(states)))  # type: ignore[arg-type]
+                sweep.require_done(states)
+                sweep.refuse_other_texts(jobs, self.corpus)
+                self._measure(missing, states)
+            finally:
+                self.save()
+            self.failed += [state for state in states if state.status == "failed" and not state.diverged]
+        return [self.ran[one.key] for one in planned]
+
+    def _has(self, one: Planned) -> bool:
+        """Whether it is known how that run ended. Raises UsageError if it was one of other steps."""
+        run = self.ran.get(one.key)
+        if run is None or run.status not in ("done", "diverged"):
+            return False
+        if run.steps not in (0, one.config.steps):
+            raise UsageError(
+                f"{self.file} holds {run.name} with {run.steps} steps, and this command has {one.config.steps}; repeat "
+                "its options to go on with it, or choose another --record and --out"
+            )
+        return True
+
+    def _measure(self, missing: Mapping[str, Planned], states: Sequence[JobState]) -> None:
+        for number, state in enumerate(states):
+            one = missing[state.job.name]
+            if self.ran.get(one.key) is None or self.ran[one.key].status not in ("done", "diverged"):
+                if self.measure:
+                    self.progress(number, len(states), f"measuring {one.name}")
+                self.end(one, state)
+
+    def end(self, one: Planned, state: JobState) -> None:
+        """Keep how a run ended, and what is measured of it."""
+        from attnres.train.folder import RunFolder
+
+        run = ended(one, state)
+        if run.done and self.measure:
+            run = dataclasses.replace(run, measured=measured({**run.measured, **self.measure(one)}))
+        self.ran[one.key] = run
+        if run.status in ("done", "diverged"):
+            record = RunFolder(one.folder).record()
+            head = {**header(record or {}, [run]), "files": files_of(self.arms), "settings": self.settings}
+            self.lines.append(*([] if self.new else [head]), run)
+            self.head, self.new = head, True
+
+    def find(self, **found: Any) -> None:
+        """Keep what was measured that is of no single run."""
+        self.found |= measured(found)
+        self.lines.append({"found": self.found})
+
+    def tune(
+        self,
+        make: Callable[[str, str, float], Planned],
+        cells: Sequence[tuple[str, str]],
+        grid: Sequence[float],
+        wider: int,
+    ) -> dict[tuple[str, str], list[Run]]:
+        """Try every rate of the grid in every cell, and up to `wider` times one more where the best lies at an edge.
+
+        Args:
+            make: (arm, at, rate) -> a run of the tuning.
+            cells: (arm, at) of each.
+
+        Raises:
+            Incomplete: a run failed; a grid is whole before a rate is chosen from it.
+        """
+        runs: dict[tuple[str, str], list[Run]] = {cell: [] for cell in cells}
+        wanted = {cell: list(grid) for cell in cells}
+        for number in range(1 + wider):
+            tried = [make(*cell, rate) for cell, rates in wanted.items() for rate in rates]
+            for run in self.train(tried, "tuning beyond the edge" if number else "tuning") if tried else []:
+                runs[run.arm, run.at].append(run)
+            self.require_whole()
+            wanted = {cell: [rate] for cell, of in runs.items() if (rate := beyond(of)) is not None}
+        return runs
+
+    def require_whole(self) -> None:
+        """Raise Incomplete if a run failed."""
+        if self.failed:
+            raise Incomplete
+
+    def leave_out(self, part: str, rates: Mapping[tuple[str, str], Sequence[float]]) -> None:
+        """Leave out runs of that part at other rates than these of their arm and place: a mean is of runs at one."""
+        for key, run in list(self.ran.items()):
+            if run.part == part and run.rate not in rates.get((run.arm, run.at), [run.rate]):
+                self.progress.say(f"left out, at another rate than now: {run.name}")
+                del self.ran[key]
+
+    def record(self) -> Record:
+        """The record of what has ended, in this and earlier calls."""
+        runs = tuple(sorted(self.ran.values(), key=self.sort))
+        named = dict.fromkeys([*self.arms, *(self.earlier.arms if self.earlier else ())])
+        arms = tuple(arm for arm in named if any(run.arm == arm for run in runs))
+        files = {**(self.earlier.files if self.earlier else {}), **self.head.get("files", {})}
+        fields: dict[str, Any] = {"files": files, "found": self.found, "arms": arms, "runs": runs}
+        if self.earlier and {run.key for run in runs} <= {run.key for run in self.earlier.runs}:
+            if arms[0] != self.earlier.arms[0]:
+                fields["command"] = command()  # another baseline
+            return dataclasses.replace(self.earlier, **fields)
+        return Record(kind=self.kind, settings=self.settings, **header(self.head, runs), **fields)
+
+    def save(self) -> None:
+        """Write the record, if there is anything to be recorded."""
+        if self.ran and (self.head or self.earlier):
+            write_record(self.file, self.record())
+
+    def ended(self, notes: Sequence[str] = ()) -> Ended:
+        from attnres.train.sweep import failures
+
+        return Ended(self.record(), failures(self.failed), notes)
+
+
+class _Pace:
+    """Keeps what ends while others are trained, and tells how far they are."""
+
+    def __init__(self, sweep: Sweep, runs: Mapping[str, Planned]) -> None:
+        self.sweep, self.runs = sweep, runs
+        self.steps: dict[str, int] = {}
+
+    def __call__(self, states: Sequence[JobState]) -> None:
+        sweep = self.sweep
+        for state in states:
+            one = self.runs[state.job.name]
+            if state.job.name not in self.steps:  # what it has from before is no measure of this machine
+                sweep.whole -= one.cost * state.step
+                self.steps[state.job.name] = state.step
+            # A killed run goes on from its checkpoint, behind the steps that it had logged: what rises was computed.
+            sweep.spent += one.cost * max(0, state.step - self.steps[state.job.name])
+            self.steps[state.job.name] = state.step
+            ended = state.status == "done" or state.diverged
+            if ended and not sweep.measure and one.key not in sweep.ran:
+                sweep.end(one, state)
+        losses = [state.loss for state in states if state.status == "running" and state.loss is not None]
+        of = f"{sum(state.status == 'done' for state in states)} of {len(states)} runs"
+        sweep.progress(sweep.spent, sweep.whole, f"{of}, loss {losses[-1]:.3f}" if losses else of)
+
+
+class _Lines:
+    """A file with a line for every run that has ended, one before those of a call for what they share, and one for what
+    else was found."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> Iterator[dict[str, Any]]:
+        """Each line. A last one that was cut off is taken away."""
+        if not self.path.exists():
+            return
+        text = self.path.read_text(encoding="utf-8")
+        if not text.endswith("\n"):
+            text = text[: text.rfind("\n") + 1]
+            write_text(self.path, text)
+        for number, line in enumerate(text.splitlines(), 1):
+            try:
+                yield read_json(line)
+            except ValueError as error:
+                raise UsageError(
+                    f"{self.path}, line {number}: damaged ({error}); delete the file, the runs stay"
+                ) from error
+
+    def append(self, *lines: Any) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write("".join(json.dumps(to_json(line), allow_nan=False) + "\n" for line in lines))
+
+
+def ended(one: Planned, state: JobState) -> Run:
+    """How that run ended, from its folder."""
+    from attnres.train.folder import RunFolder
+
+    folder = RunFolder(one.folder)
+    record = folder.record() or {"corpus": {}, "versions": {}, "machine": {}}  # one that failed at once has none
+    per_byte = (record["corpus"] or {}).get("bytes_per_token", 1.0)
+    curve = tuple((each["step"], each["loss"] / per_byte) for each in folder.evaluations())
+    of_all = {"curve": measured(curve), "commit": record["versions"].get("commit"), "gpu": record["machine"].get("gpu")}
+    if state.status != "done":
+        return one.ended(status="diverged" if state.diverged else "failed", error=state.error, **of_all)
+    summary = folder.summary()
+    if summary is None:
+        raise UsageError(
+            f"{one.folder}: its result is gone since the run was done; repeat the command to train it again"
+        )
+    loss = summary["validation_loss"] / per_byte
+    status = "done" if has_learned([before for _, before in curve], loss) else "diverged"
+    costs = {name: measured(summary[name]) for name in ("step_seconds", "peak_memory_bytes")}
+    return one.ended(status=status, loss=measured(loss), **costs, **of_all)
+
+
+def has_learned(evaluations: Sequence[float], last: float) -> bool:
+    """Whether a run's last loss is below its first evaluation, if it had one; a loss that is not a number is not."""
+    return not evaluations or last < evaluations[0]
+
+
+def files_of(arms: Iterable[str]) -> dict[str, str]:
+    """The hash of the file of each connection that is written FILE.py:CLASS."""
+    from attnres.connections import file_digest
+
+    return {arm: digest for arm in arms if (digest := file_digest(arm))}
+
+
+def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name, a field of the configuration by its own, with the defaults of those that it does not name."""
+    from attnres.train import config_from_json, config_to_json
+    from attnres.train.jsonconfig import flat_fields
+
+    config = flat_fields(config_to_json(config_from_json(settings.get("config", {}))))
+    return {**config, **{name: value for name, value in settings.items() if name != "config"}}
+
+
+def choose(runs: Sequence[Run]) -> float | None:
+    """The rate of lowest mean loss among those that ran on most seeds, none of them unfinished; None without any."""
+    losses: dict[float, list[float]] = {}
+    for run in runs:
+        losses.setdefault(run.rate, []).append(run.loss if run.done else math.inf)
+    finished = {rate: of for rate, of in losses.items() if math.isfinite(sum(of))}
+    return min(finished, key=lambda rate: (-len(finished[rate]), statistics.mean(finished[rate])), default=None)
+
+
+def beyond(runs: Sequence[Run]) -> float | None:
+    """The rate to try next where the best one has no neighbour on one side: as far from it as the one on the other.
+
+    None where it has both, where only one was tried, and where none trains.
+    """
+    best, rates = choose(runs), sorted({run.rate for run in runs})
+    if best is None or len(rates) < 2 or rates[0] < best < rates[-1]:
+        return None
+    neighbour = rates[1] if best == rates[0] else rates[-2]
+    return rounded(best * best / neighbour)
+
+
+def rounded(rate: float) -> float:
+    """Three digits: folders carry it in their names."""
+    return float(f"{rate:.3g}")

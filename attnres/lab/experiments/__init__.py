@@ -1,0 +1,1 @@
+"""The lab's experiments, one file each; see attnres/lab/experiment.py."""

@@ -1,0 +1,621 @@
+"""The paper's ablation table at laptop scale: every residual rule, its learning rate tuned, with error bars.
+
+    attnres ablate
+    attnres ablate --budget 30m
+    attnres ablate residual block full hc --seeds 5 --embedding-stds 1.0
+    attnres ablate residual full full:heads=4 --grid 1 --steps 400 --out runs/heads
+
+For each arm and scale of the embedding, the learning rates are chosen from a grid of multiples of the defaults: all of
+it on one seed, the best two on others too, none of them reported; then every arm runs on the same seeds, so differences
+to the first arm are paired. Every run is a one-thread process with a folder of its own; stop it with Ctrl-C or in any
+other way, and the same command goes on. A run that diverges is kept, marked, and left out of the means. Ends with
+tables, OUT/results.html and OUT/figures/. Runs that RECORD holds already are not run again; `attnres report RECORD`
+draws from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnres.analysis.comparison import Comparison, compare_arms, decided_sides
+from attnres.errors import UsageError, check_count
+from attnres.lab.arms import arm_folder, arm_model
+from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, choose
+from attnres.lab.experiment import Experiment, Picture
+from attnres.lab.judge import Statement, judged
+from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, checked_arms
+from attnres.lab.runs import Record, Run, done, runs_text
+from attnres.texttable import TextTable, duration, number, visible
+from attnres.train import RunConfig, config_to_json
+from attnres.train.workers import default_workers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+ARMS = (
+    "residual",
+    "block",
+    "full",
+    "x0",
+    "denseformer",
+    "mhc",
+    "hc",
+    "window",
+    "full:query=input",
+    "full:mixing=static",
+    "full:weighting=sigmoid",
+    "full:key_norm=false",
+    "full:heads=16",
+    "block:block_size=2",
+    "block:block_size=8",
+    "block:block_size=16",
+    "block:key_norm=false",
+    "block:heads=16",
+    "mhc-lite",
+    "identity-hc",
+    "rezero",
+    "highway",
+    "rms-residual",
+    "rms-block",
+    "rms-full",
+    "delta:block_size=4",
+    "rms-block:pending=normalised",
+    "delta",
+    "rms-block:block_size=8",
+    "rms-block:reads=qkv-gate-up",
+    "block:reads=qkv-gate-up",
+    "haares",
+    "kromhc",
+)
+"""In the order in which a budget buys them."""
+
+# Evaluated at the start and the end: nothing is drawn from what lies between, and it is a fifth of a run's time.
+DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=160, validation_tokens=32_768)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `attnres ablate` asks for."""
+
+    arms: Arms = ARMS
+    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
+    seeds: int = 3
+    """Paired seeds: seed, seed + 1, .."""
+    grid: tuple[float, ...] = (0.5, 1.0, 2.0)
+    """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from."""
+    wider: int = 0
+    """How often an arm tries one multiple more where its best one lies at an edge of what it tried."""
+    tuning_seeds: int = 2
+    """Seeds to choose the rates on; only the best two of the grid run on more than the first."""
+    equal: Literal["steps", "operations", "seconds"] = "steps"
+    """What all arms spend alike: steps, or the first one's operations (the connection's are counted too) or seconds.
+    An arm that takes more of them per token has fewer steps, and its schedule spans those.
+    Seconds of a step are measured by turns before the runs: let the machine do nothing else then."""
+    embedding_stds: tuple[float, ...] = (1.0, 0.02)
+    """Scales of the embedding, each a table of its own."""
+    budget: str | None = None
+    """Time to spend, such as 30m or 2h: the arms are taken in order while they fit."""
+    workers: int = default_workers()
+    """Runs at a time, each with one thread."""
+    config: Config = DEFAULTS
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The cells of the table, an arm at a scale of the embedding each; all of them exist."""
+
+    options: Options
+    out: Path
+    seconds: float | None
+    """The time to spend."""
+    costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    """What a step of each arm takes of what counts, over the first one's; empty: all alike, or not known yet."""
+
+    @property
+    def cells(self) -> list[tuple[str, str]]:
+        return [(arm, f"std {std:.15g}") for std in self.options.embedding_stds for arm in self.options.arms]
+
+    def run(self, arm: str, at: str, rate: float, seed: int, part: str = "runs") -> Planned:
+        """Raises UsageError if the connection or its options do not exist, or there is no step for it."""
+        config = self.options.config
+        steps = round(config.steps / self.costs.get(arm, 1.0))
+        if not steps:
+            raise UsageError(
+                f"{config.steps} steps of {self.options.arms[0]} cost less than one of {arm}; raise --steps"
+            )
+        rates = {"lr": rate * config.optimizer.lr, "adamw_lr": rate * config.optimizer.adamw_lr}
+        chosen = dataclasses.replace(
+            config,
+            model=dataclasses.replace(arm_model(arm, config.model), embedding_std=std_of(at)),
+            optimizer=dataclasses.replace(config.optimizer, **rates),
+            seed=seed,
+            steps=steps,
+            evaluate_every=steps if config.evaluate_every == config.steps else config.evaluate_every,
+            save_every=steps,
+            keep=1,  # only the last weights: there are hundreds of runs
+        )
+        folder = arm_folder(self.out / f"std-{std_of(at):g}", arm) / f"lr-{rate:g}" / f"seed-{seed}"
+        return Planned(arm, seed, chosen, folder, at, rate, part)
+
+    def tuning(self, arm: str, at: str, rate: float, seed: int = 0) -> Planned:
+        return self.run(arm, at, rate, self.options.config.seed + TUNING_SEED + seed, "tuning")
+
+    def reported(self, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
+        """Seed by seed, so that a sweep that is stopped early has pairs for every arm."""
+        first = self.options.config.seed
+        return [
+            self.run(*cell, rate, seed)
+            for seed in range(first, first + self.options.seeds)
+            for cell, rate in rates.items()
+        ]
+
+    def all_runs(self, cells: Sequence[tuple[str, str]]) -> tuple[list[Planned], list[Planned]]:
+        """All that the cells may have, before any rate is chosen: those that certainly come, and those that may."""
+        options, runs = self.options, self.reported(dict.fromkeys(cells, 1.0))
+        if len(options.grid) < 2:
+            return runs, []
+        grid = [self.tuning(*cell, rate) for cell in cells for rate in options.grid]
+        again = [self.tuning(*cell, 1.0, seed) for cell in cells for seed in range(1, options.tuning_seeds)] * 2
+        return [*grid, *again, *runs], [self.tuning(*cell, 1.0) for cell in cells] * options.wider
+
+
+def plan(options: Options, out: Path) -> Plan:
+    """Raises UsageError on bad options, arms among them."""
+    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
+    check_seeds(options.seeds, options.workers)
+    check_positive("grid", options.grid)
+    check_positive("embedding_stds", options.embedding_stds)
+    check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
+    check_count("wider", options.wider, most=20, least=0)
+    planned = Plan(options, out, None if options.budget is None else seconds_of(options.budget))
+    for arm, at in planned.cells:
+        planned.run(arm, at, 1.0, options.config.seed)
+    for rate in options.grid:  # one may be too small or too large
+        planned.run(*planned.cells[0], rate, options.config.seed)
+    return planned
+
+
+def seconds_of(text: str) -> float:
+    """The seconds in 90s, 30m, 2h or 1.5h."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if not match or float(match[1]) == 0:
+        raise UsageError(f"budget: write a time such as 30m or 2h, not {text!r}")
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def std_of(at: str) -> float:
+    return float(at.removeprefix("std "))
+
+
+def run(plan: Plan, file: Path, progress: Progress) -> Ended:
+    """Tune the learning rate of every cell, then train it on all seeds."""
+    options = plan.options
+    names = ("grid", "tuning_seeds", "wider", "equal")
+    settings = {"config": config_to_json(options.config), **{name: getattr(options, name) for name in names}}
+    if options.equal != "steps":
+        settings["spends"] = options.arms[0]  # every arm what this one spends
+    sweep = Sweep("ablation", options.arms, settings, options.config, options.workers, file, plan.out, progress)
+    plan = dataclasses.replace(plan, costs=_costs(plan, sweep))
+    cells = _within_budget(plan, sweep)
+    sweep.announce(*plan.all_runs(cells))
+    if len(options.grid) == 1:
+        rates = dict.fromkeys(cells, options.grid[0])
+    else:
+        try:
+            tuned = sweep.tune(plan.tuning, cells, options.grid, options.wider)
+            for again in sweep.train(_playoff(plan, tuned), "tuning, the best two again"):
+                tuned[again.arm, again.at].append(again)
+            sweep.require_whole()
+        except Incomplete:
+            return sweep.ended(
+                ["Learning rates are chosen when all of these are done; the same command tries them again."]
+            )
+        rates = {cell: rate for cell, runs in tuned.items() if (rate := choose(runs)) is not None}
+    if not rates:
+        raise UsageError("no rate of --grid trains any arm; give smaller ones")
+    sweep.leave_out("runs", {cell: [rate] for cell, rate in rates.items()})
+    sweep.train(plan.reported(rates), "final runs")
+    return sweep.ended()
+
+
+def _playoff(plan: Plan, tuned: Mapping[tuple[str, str], Sequence[Run]]) -> list[Planned]:
+    """The two best rates of each cell's grid on the other tuning seeds. One seed alone often chose by a few thousandths
+    of a nat between rates whose means differ by several hundredths."""
+    best = {cell: sorted(done(runs), key=lambda run: run.loss)[:2] for cell, runs in tuned.items()}
+    seeds = range(1, plan.options.tuning_seeds)
+    return [plan.tuning(*cell, run.rate, seed) for seed in seeds for cell, runs in best.items() for run in runs]
+
+
+def _costs(plan: Plan, sweep: Sweep) -> dict[str, float]:
+    """What a step of each arm takes of what all arms spend alike, over the first one's."""
+    from attnres.lab.steptime import operations_of_steps, seconds_of_steps
+
+    options = plan.options
+    if options.equal == "steps":
+        return {}
+    if options.equal == "operations":
+        costs = operations_of_steps(options.arms, options.config, sweep.corpus)
+    else:
+        known = sweep.found.get("costs", {})
+        costs = seconds_of_steps(options.arms, options.config, sweep.corpus, known, sweep.progress)
+    sweep.find(costs={**sweep.found.get("costs", {}), **costs})
+    return costs
+
+
+def _within_budget(plan: Plan, sweep: Sweep) -> list[tuple[str, str]]:
+    """The cells that the budget buys, taken in order; all of them without one. Says what it leaves out.
+
+    A cell costs all runs that it can have, at the measured time of a few steps of its own, on one thread. A later one
+    that still fits is taken where an earlier one did not. Those that are trained already cost nothing.
+    """
+    from attnres.lab.steptime import seconds_of_a_run
+
+    if plan.seconds is None:
+        return plan.cells
+    bought, left_out, left, minutes = [], [], plan.seconds * plan.options.workers, {}
+    with sweep.progress.during("measuring how long each arm takes"):
+        for cell in plan.cells:
+            runs = sum(map(len, plan.all_runs([cell])))
+            there = [run for run in sweep.ran.values() if (run.arm, run.at, run.part) == (*cell, "runs")]
+            config = plan.run(*cell, 1.0, plan.options.config.seed).config
+            cost = 0.0 if len(there) >= plan.options.seeds else runs * seconds_of_a_run(config, sweep.corpus)
+            minutes[cell] = cost / 60 / plan.options.workers
+            (bought if cost <= left else left_out).append(cell)
+            left -= cost if cost <= left else 0
+    total = sum(minutes[cell] for cell in bought)
+    sweep.progress.say(f"the budget buys {len(bought)} of {len(plan.cells)} arms, about {duration(60 * total)}")
+    for cell in left_out:
+        sweep.progress.say(f"left out: {', '.join(cell)}, about {duration(60 * minutes[cell])}")
+    if not bought:
+        least = duration(60 * minutes[plan.cells[0]])
+        raise UsageError(f"the budget is too small for any arm; the first needs about {least}")
+    return bought
+
+
+# -------------------------------------------------------------------------------------------------------------- claims
+
+PAPER = {
+    "residual": 1.766,
+    "denseformer": 1.767,
+    "mhc": 1.747,
+    "full": 1.737,
+    "full:query=input": 1.731,
+    "full:mixing=static": 1.749,
+    "full:weighting=sigmoid": 1.741,
+    "full:key_norm=false": 1.743,
+    "window": 1.764,
+    "block": 1.746,
+    "block:heads=16": 1.752,
+    "block:key_norm=false": 1.750,
+    "block:block_size=2": 1.746,
+    "block:block_size=8": 1.748,
+    "block:block_size=16": 1.753,
+}
+"""Validation loss of the paper's 16-layer model (2603.15031, Table 4), by our arm. `block` is S = 4."""
+
+Side = str | tuple[str, str]
+"""An arm, or an arm and another one that it is held against."""
+
+CLAIMS: tuple[tuple[Side, Side, str], ...] = (
+    ("full", "residual", "attention over depth beats the plain residual"),
+    ("block", "residual", "Block S = 4 beats the plain residual"),
+    ("full", "block", "Full beats Block S = 4"),
+    ("full", "denseformer", "weights that depend on the input beat fixed ones"),
+    ("full", "mhc", "Full beats mHC"),
+    ("mhc", "residual", "mHC beats the plain residual"),
+    ("full", "window", "distant sources matter more than many near ones"),
+    ("full:query=input", "full", "a query from the input helps"),
+    ("full", "full:mixing=static", "keys beat a mixing without them"),
+    ("full", "full:weighting=sigmoid", "softmax beats sigmoid"),
+    ("full", "full:key_norm=false", "keys want a norm"),
+    ("block", "block:heads=16", "one head beats sixteen"),
+    ("block", "block:block_size=16", "smaller blocks beat larger ones"),
+)
+"""(the arm that the paper finds better, the other one, what that says)"""
+
+SUCCESSORS: tuple[tuple[Side, Side, str], ...] = (
+    ("rms-residual", "residual", "normalising outputs helps, without attention"),
+    ("rms-block", "block", "normalising outputs helps under attention"),
+    ("rms-block", "rms-residual", "attention helps on normalised outputs"),
+    (("rms-block", "rms-residual"), ("block", "residual"), "attention helps more there than on raw ones"),
+    ("block", "rms-residual", "Block beats the control that only normalises"),
+    ("rms-full", "rms-block", "RMS Full beats RMS Block"),
+    ("rms-block:pending=normalised", "rms-block", "normalising the open block at once helps"),
+    ("delta:block_size=4", "residual", "Delta Block beats the plain residual"),
+    ("delta:block_size=4", "block", "Delta Block beats Block"),
+    ("block:reads=qkv-gate-up", "block", "reads of their own help Block"),
+    ("rms-block:reads=qkv-gate-up", "rms-block", "reads of their own help RMS Block"),
+)
+"""The same of the rules that came after Block."""
+
+
+def scales(record: Record) -> list[str]:
+    """The places of the record, the largest embedding first whatever was run first."""
+    return sorted({run.at for run in record.runs}, key=std_of, reverse=True)
+
+
+def comparisons(record: Record) -> Iterator[tuple[str, list[Comparison]]]:
+    """Compare the arms of each embedding scale, the first one being the baseline. Runs that diverged are left out."""
+    for at in scales(record):
+        arms = [arm for arm in record.arms if any((run.arm, run.at) == (arm, at) for run in record.runs)]
+        summaries = {
+            arm: {
+                run.seed: {
+                    "validation_loss": run.loss,
+                    "step_seconds": run.step_seconds or math.nan,
+                    "peak_memory_bytes": run.peak_memory_bytes or math.nan,
+                }
+                for run in done(record.of(arm, at))
+            }
+            for arm in arms
+        }
+        yield at, compare_arms(summaries, baseline=arms[0])
+
+
+def verdicts(record: Record, claims: Sequence[tuple[Side, Side, str]]) -> list[Statement]:
+    """Judge every claim whose arms have paired runs, at every scale, by its sign alone; p-values are corrected over the
+    claims that are given. The statement's arm is what was subtracted from what, its detail the scale."""
+    found = []
+    for at in scales(record):
+        losses, pairs, compared = record.losses(at), {}, {}
+        for better, other, claim in claims:
+            one, two = _losses(losses, better), _losses(losses, other)
+            if seeds := sorted(one.keys() & two.keys()):
+                pairs[claim] = [one[seed] - two[seed] for seed in seeds]
+                compared[claim] = f"{_written(better)} - {_written(other)}"
+        for one in judged("", -1, pairs, negligible=0.0):
+            detail = f"{std_of(at):g}"
+            found.append(dataclasses.replace(one, claim=one.arm, arm=compared[one.arm], detail=detail))
+    return found
+
+
+def _losses(losses: Mapping[str, Mapping[int, float]], side: Side) -> dict[int, float]:
+    """seed -> the arm's loss, or its difference to the arm that it is held against."""
+    if isinstance(side, str):
+        return dict(losses.get(side, {}))
+    one, two = (losses.get(arm, {}) for arm in side)
+    return {seed: one[seed] - two[seed] for seed in one.keys() & two.keys()}
+
+
+def _written(side: Side) -> str:
+    return side if isinstance(side, str) else f"({side[0]} - {side[1]})"
+
+
+def claims(record: Record) -> list[Statement]:
+    """The paper's claims, and apart from them those on the successors."""
+    return [*verdicts(record, CLAIMS), *verdicts(record, SUCCESSORS)]
+
+
+def rank_correlation(rows: Sequence[Comparison]) -> tuple[float, float, int] | None:
+    """Kendall's tau between our losses and the paper's, its p-value, and over how many arms; None below three."""
+    from scipy.stats import kendalltau
+
+    both = [(row.validation_loss, PAPER[row.arm]) for row in rows if row.arm in PAPER and row.validation_loss]
+    if len(both) < 3:
+        return None
+    tau, p_value = kendalltau(*zip(*both, strict=True))  # type: ignore[misc]
+    return float(tau), float(p_value), len(both)  # type: ignore[arg-type]
+
+
+def finding(record: Record) -> str:
+    """Which arms are decided at each scale, and how many of the paper's claims hold."""
+    parts = []
+    for at, (baseline, *others) in comparisons(record):
+        compared = [row for row in others if row.difference is not None]
+        undecided = sum(not row.decided for row in compared)
+        if not compared:
+            said = f"nothing could be compared: no seed of {baseline.arm} and another one ended"
+        elif sides := decided_sides([baseline, *compared]):
+            said = sides + (f", not decided: {undecided} of {len(compared)} arms" if undecided else "")
+        else:
+            said = f"no arm is decided against {baseline.arm}"
+        parts.append(f"at {std_of(at):g} {said}")
+    text = f"By embedding std: {'; '.join(parts)} (nats per byte)."
+    if readings := [verdict.reading for verdict in verdicts(record, CLAIMS)]:
+        agree, disagree = readings.count("shown"), readings.count("refuted")
+        text += (
+            f" Of {len(readings)} tests of the paper's claims {agree} agree, {disagree} disagree, the others are open."
+        )
+    return text
+
+
+# -------------------------------------------------------------------------------------------------------------- tables
+
+
+def tables(record: Record) -> list[TextTable]:
+    """One for each embedding scale, best arm first, the baseline on top; then the claims, as far as any are tested."""
+    made = []
+    equal = record.settings["equal"]
+    for at, (baseline, *others) in comparisons(record):
+        others.sort(key=lambda row: math.inf if row.difference is None else row.difference)
+        paper = PAPER.get(baseline.arm)
+        rows = []
+        for row in (baseline, *others):
+            runs = record.of(row.arm, at)
+            steps = [str(max((run.steps for run in runs), default=""))] if equal != "steps" else []
+            known = row is not baseline and paper is not None and row.arm in PAPER
+            rows.append(
+                (
+                    row.arm,
+                    number(row.validation_loss, ".4f"),
+                    number(row.difference, "+.4f"),
+                    number(row.difference_error, ".4f"),
+                    _rate(runs, record.of(row.arm, at, "tuning")),
+                    *steps,
+                    runs_text(runs),
+                    f"{PAPER[row.arm] - paper:+.3f}" if known else "",
+                )
+            )
+        note = "lr: multiple of the default rates, chosen on seeds of its own; * at the edge of the grid."
+        if equal != "steps":
+            note += f" Every arm spends the {equal} of the first one."
+        if tau := rank_correlation([baseline, *others]):
+            note += f" Order against the paper's: Kendall's tau {tau[0]:+.2f}, p = {tau[1]:.3f}, {tau[2]} arms."
+        columns = ("connection", "loss", f"difference to {baseline.arm}", "standard error", "lr")
+        columns = (*columns, *(["steps"] if equal != "steps" else []), "runs", "paper")
+        made.append(TextTable(f"embedding std {std_of(at):g}, nats per byte", columns, tuple(rows), note))
+    made += _verdict_tables("The paper's claims on these runs", "the paper finds", verdicts(record, CLAIMS))
+    return made + _verdict_tables("What Block's successors add", "claim", verdicts(record, SUCCESSORS))
+
+
+def _rate(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
+    chosen, tried = next((run.rate for run in runs), None) or choose(tuning), {run.rate for run in tuning}
+    if chosen is None:
+        return "none"
+    return f"x{chosen:g}" + "*" * (len(tried) > 1 and chosen in (min(tried), max(tried)))
+
+
+def _verdict_tables(title: str, first_column: str, found: Sequence[Statement]) -> list[TextTable]:
+    words = {"shown": "agrees", "refuted": "disagrees"}
+    rows = tuple(
+        (
+            one.claim,
+            one.arm,
+            one.detail,
+            number(one.value, "+.4f"),
+            number(one.error, ".4f"),
+            number(one.p_value, ".3f"),
+            words.get(one.reading, one.reading),
+        )
+        for one in found
+    )
+    columns = (first_column, "difference", "std", "ours", "standard error", "p", "reading")
+    note = "p: two-sided paired t-test over seeds, Holm-corrected within a scale; decided where p < 0.05."
+    return [TextTable(title, columns, rows, note)] if rows else []
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+
+NARROW_NAME = 28
+"""Characters in a line of an arm's name on a phone: those of rules from files leave no room for points beside them."""
+
+
+def differences(record: Record, narrow: bool = False) -> Figure:
+    """Each arm's difference to the baseline, seed by seed, beside the paper's."""
+    from attnres.lab.figures import PAPER_MARK, panels
+    from attnres.report.axes import ink, legend_below, line_styles
+
+    compared = list(comparisons(record))
+    others = [
+        row
+        for _, rows in compared
+        for row in sorted(rows[1:], key=lambda row: (row.difference is None, row.difference))
+    ]
+    order = list(dict.fromkeys(row.arm for row in others))  # of the first scale; what only another one has comes below
+    longest = max((len(visible(arm)) for arm in order), default=0)  # rules of files have long names
+    size = (5.2 + (1.8 + 0.08 * max(0, longest - 30)) / len(compared), 1.2 + 0.27 * len(order))
+    figure, axes_of_all = panels(len(compared), len(compared), size, narrow, sharey=True)
+    place = {arm: len(order) - index for index, arm in enumerate(order)}
+    for axes, (at, rows) in zip(axes_of_all, compared, strict=True):
+        losses = record.losses(at)
+        base = losses.get(rows[0].arm, {})
+        axes.axvline(0, color=ink(), linewidth=1)
+        for row in rows[1:]:
+            if row.difference is None:
+                continue
+            y = place[row.arm]
+            pairs = [loss - base[seed] for seed, loss in losses[row.arm].items() if seed in base]
+            colour = line_styles([row.arm])[row.arm]["color"]  # two may have one: all are named
+            axes.plot(pairs, [y] * len(pairs), "o", color=colour, alpha=0.45, markersize=4, markeredgewidth=0)
+            axes.errorbar(row.difference, y, xerr=row.difference_error, fmt="|", color=colour, markersize=9, capsize=2)
+            if row.arm in PAPER and rows[0].arm in PAPER:
+                axes.plot(PAPER[row.arm] - PAPER[rows[0].arm], y, markersize=5, **PAPER_MARK)
+        axes.set_title(f"embedding std {std_of(at):g}", loc="left")
+        axes.set_xlabel(f"validation loss minus that of {visible(rows[0].arm)}\n(nats per byte)")
+        axes.grid(axis="x", alpha=0.25)
+        if narrow:
+            labels = ["\n".join(textwrap.wrap(visible(arm), NARROW_NAME)) for arm in place]
+            axes.set_yticks(list(place.values()), labels=labels, fontsize=6 if longest > NARROW_NAME else None)
+        else:
+            axes.set_yticks(list(place.values()), labels=[visible(arm) for arm in place])
+        axes.set_ylim(0.3, len(order) + 0.7)
+    first = axes_of_all[0]
+    first.plot([], [], "o", color=ink(), alpha=0.45, label="one seed")
+    first.errorbar([], [], xerr=[], fmt="|", color=ink(), label="mean ± standard error")
+    if any(rows[0].arm in PAPER and row.arm in PAPER for _, rows in compared for row in rows[1:]):
+        first.plot([], [], **PAPER_MARK, label="paper (other data, size and unit: nats per token)")
+    legend_below(figure, first, columns=1 if narrow else 3)
+    return figure
+
+
+def tuning(record: Record, narrow: bool = False) -> Figure | None:
+    """Loss of each arm at each learning rate, over that of the rate chosen: was the grid wide enough?
+
+    Differences are means over the tuning seeds that both rates ran on. None where there was nothing to choose.
+    """
+    import numpy as np
+
+    from attnres.lab.figures import panels
+    from attnres.report.axes import INK, ink
+    from attnres.report.style import WEIGHT_COLOURS
+
+    places = scales(record)
+    arms = list(record.arms)
+    rates = sorted({run.rate for run in record.of(part="tuning")})
+    if not rates:
+        return None
+    names = 0.06 * max(len(visible(arm)) for arm in arms)  # inches
+    size = (names / len(places) + 0.6 + 1.0 * len(rates), 1.0 + 0.27 * len(arms))
+    figure, axes_of_all = panels(len(places), len(places), size, narrow, sharey=True)
+    image, clipped = None, False
+    for axes, at in zip(axes_of_all, places, strict=True):
+        excess = np.full((len(arms), len(rates)), np.nan)
+        for row, arm in enumerate(arms):
+            tried = record.of(arm, at, "tuning")
+            best = choose(tried)
+            for rate in {run.rate for run in tried}:
+                column = rates.index(rate)
+                value = excess[row, column] = _excess(tried, rate, best)
+                text = "diverged" if np.isnan(value) else "best" if rate == best else f"{value:+.3f}"
+                colour = "white" if value > 0.08 else ink() if np.isnan(value) else INK
+                axes.text(column, row, text, ha="center", va="center", fontsize=6 if narrow else 7, color=colour)
+        image = axes.imshow(excess, cmap=WEIGHT_COLOURS + "_r", vmin=0, vmax=0.15, aspect="auto")
+        clipped |= bool(np.nanmax(excess, initial=0.0) > 0.15)
+        axes.set_xticks(range(len(rates)), labels=[f"x{rate:g}" for rate in rates])
+        axes.set_yticks(range(len(arms)), labels=[visible(arm) for arm in arms])
+        axes.set_title(f"embedding std {std_of(at):g}", loc="left")
+        axes.set_xlabel("learning rates over the defaults")
+    if image is not None:
+        label = "loss above the arm's\nbest (nats per byte)"
+        where: dict[str, Any] = {"location": "bottom", "aspect": 40} if narrow else {"shrink": 0.8}
+        figure.colorbar(image, ax=axes_of_all, label=label, extend="max" if clipped else "neither", **where)
+    return figure
+
+
+def _excess(tuning: Sequence[Run], rate: float, best: float | None) -> float:
+    """How far the rate's loss lies above that of the best, mean over the seeds of both; NaN where a run did not end."""
+    losses = {(run.rate, run.seed): run.loss if run.done else math.nan for run in tuning}
+    pairs = [(loss, losses.get((best, seed))) for (of, seed), loss in losses.items() if of == rate]  # type: ignore[arg-type]
+    differences = [loss - other for loss, other in pairs if other is not None]
+    return sum(differences) / len(differences) if differences else math.nan
+
+
+EXPERIMENT = Experiment(
+    command="ablate",
+    position=1,
+    options=Options,
+    plan=plan,
+    run=run,
+    title="Which residual rule?",
+    question=(
+        "The paper's Table 4: every rule with its own learning rate, on the same seeds as the baseline. Negative "
+        "differences are better. Runs that diverged are counted and left out of the means."
+    ),
+    finding=finding,
+    claims=claims,
+    tables=tables,
+    pictures=(
+        Picture("ablation", "difference to the baseline of every arm, beside the paper's", differences),
+        Picture("tuning", "loss of every arm at each learning rate of the grid", tuning),
+    ),
+)

@@ -1,0 +1,514 @@
+"""Scaling laws at laptop scale: loss against compute for several sizes, and the compute that a connection saves.
+
+    attnres scaling
+    attnres scaling residual full --sizes 8x32 12x48 16x64 --seeds 2
+    attnres scaling residual block --sizes 16x32 16x48 16x64@10 --tokens-per-parameter 20 --grid 0.5 1 2
+
+Trains every connection at every size on tokens in proportion to the parameters, fits L = A C^-a in log space, and says
+how many times the compute the first connection needs for the others' loss, along the range and with 95% bootstrap
+intervals, of each and of all at once. With --grid every arm gets its own learning rates. Every run has a folder of its
+own; stop it with Ctrl-C or in any other way, and the same command goes on. RECORD has what is done after every phase
+and where the sweep was stopped, and is all that another machine needs to go on with it. Ends with a table,
+OUT/results.html and OUT/figures/; `attnres report RECORD` draws them again from RECORD, and `attnres fit` fits points
+from anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnres.errors import UsageError, check_count
+from attnres.lab.arms import arm_folder, arm_model
+from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, rounded
+from attnres.lab.experiment import Experiment, Picture
+from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
+from attnres.lab.runs import Record, Run, done
+from attnres.model import TransformerConfig
+from attnres.texttable import TextTable, number
+from attnres.train import RunConfig, config_to_json
+from attnres.train.workers import default_workers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HEAD_DIM = 16
+MOST_TOKENS = 1_000_000
+"""Tokens per parameter."""
+MOST_BEYOND = 3
+"""How often a grid is made wider where the best lies at its edge."""
+CHECKED_AT = (0.5, 2.0)
+"""What a size's rate is multiplied by where it is checked."""
+
+ARMS = ("residual", "block", "full")
+SIZES = ("16x32", "16x48", "20x64", "24x80", "28x96")
+DEFAULTS = RunConfig(batch_size=4, validation_tokens=32_768)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `attnres scaling` asks for."""
+
+    arms: Arms = ARMS
+    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
+    sizes: tuple[str, ...] = SIZES
+    """Models as LAYERSxDIM, at least three; LAYERSxDIM@N has N tokens per parameter. Steps, heads, layers and dim below
+    are replaced by theirs; a run is evaluated and saved after every tenth of its steps."""
+    heads: int | None = None
+    """Attention heads at every size. None: heads of 16 channels, of which a size's dim must then be a multiple."""
+    tokens_per_parameter: float = 0.4
+    """Tokens of a run over the parameters of its sublayers that a token meets; of the lab's own sublayers these are
+    taken as 12 layers dim^2, a few percent less than they are."""
+    seeds: int = 3
+    """Paired seeds: seed, seed + 1, .."""
+    grid: tuple[float, ...] = (1.0,)
+    """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) that every arm tries at the two
+    smallest sizes, and one beyond where the best lies at an edge, at most three times. Other sizes have the rate on the
+    line through both."""
+    checks: int = 1
+    """With a grid: how many sizes, from the third on, are tried at half and twice the rate of their line, on the first
+    seed; 0 for none."""
+    workers: int = default_workers()
+    """Runs at a time, each with one thread."""
+    time_steps: bool = False
+    """When all is trained, time a step of every arm at every size by turns, on one thread; the advantage in seconds is
+    then of these times. Otherwise it is of the runs' own, which other work on the machine blurs. The same command with
+    it goes on with a record and only times."""
+    config: Config = DEFAULTS
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model's depth and width, written LAYERSxDIM or LAYERSxDIM@N."""
+
+    layers: int
+    dim: int
+    heads: int
+    parameters: int
+    """The sublayers': what the number of tokens is in proportion to."""
+    tokens_per_parameter: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.layers}x{self.dim}"
+
+    def tokens(self, per_parameter: float) -> float:
+        """Those of a run, unless the size has a ratio of its own."""
+        return (self.tokens_per_parameter or per_parameter) * self.parameters
+
+
+def parse_size(text: str, heads: int | None = None, model: TransformerConfig = DEFAULTS.model) -> Size:
+    """Raises UsageError if it is no size, or its dim does not divide into the heads. model: all but its size."""
+    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})(?:@(\d{1,6}(?:\.\d+)?))?", text)
+    multiple = 2 * heads if heads else HEAD_DIM  # rotary positions turn pairs of channels
+    if not match or int(match[2]) % multiple or (match[3] and not float(match[3])):
+        raise UsageError(
+            f"size {text!r}: write LAYERSxDIM such as 16x64, dim a multiple of {multiple}, or 16x64@10 for 10 tokens "
+            "per parameter"
+        )
+    layers, dim = int(match[1]), int(match[2])
+    heads = heads or dim // HEAD_DIM
+    parameters = _parameters(dataclasses.replace(model, layers=layers, dim=dim, heads=heads))
+    return Size(layers, dim, heads, parameters, float(match[3]) if match[3] else None)
+
+
+def _parameters(model: TransformerConfig) -> int:
+    """How many parameters of the sublayers a token meets.
+
+    The lab's own have 12 dim^2 per layer, up to the width of the MLP, which is a multiple of 16: that is not counted,
+    so that sizes stand in the same proportion at every width.
+    """
+    if (model.backbone, model.hidden, model.kv_heads) == ("lab", None, None):
+        return 12 * model.layers * model.dim**2
+    from attnres.model.counts import count_parameters
+
+    counts = count_parameters(model)
+    return counts.active_without_embedding - counts.connection
+
+
+@dataclass(frozen=True)
+class Plan:
+    options: Options
+    sizes: Sequence[Size]
+    """The smallest first."""
+    out: Path
+    flops: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
+    """(arm, size) -> operations per token, once they are counted."""
+
+    @property
+    def cells(self) -> list[tuple[str, str]]:
+        return [(arm, size.name) for size in self.sizes for arm in self.options.arms]
+
+    def size(self, name: str) -> Size:
+        return next(size for size in self.sizes if size.name == name)
+
+    def run(self, arm: str, at: str, rate: float, seed: int, part: str = "runs") -> Planned:
+        """Its tokens are in proportion to parameters. Raises UsageError if there is no such arm at that size."""
+        options, config, size = self.options, self.options.config, self.size(at)
+        steps = max(1, math.ceil(size.tokens(options.tokens_per_parameter) / config.tokens_per_step))
+        tenth = max(1, steps // 10)
+        rates = {"lr": config.optimizer.lr * rate, "adamw_lr": config.optimizer.adamw_lr * rate}
+        chosen = dataclasses.replace(
+            config,
+            model=arm_model(arm, dataclasses.replace(config.model, layers=size.layers, dim=size.dim, heads=size.heads)),
+            optimizer=dataclasses.replace(config.optimizer, **rates),
+            steps=steps,
+            seed=seed,
+            evaluate_every=tenth,
+            save_every=tenth,
+            keep=1,
+        )
+        folder = arm_folder(self.out, arm) / at / (f"lr-{rate:g}" if rate != 1 else "") / f"seed-{seed}"
+        flops = self.flops.get((arm, at), 1.0)
+        counted = {"parameters": size.parameters, "tokens": steps * config.tokens_per_step, "flops_per_token": flops}
+        return Planned(arm, seed, chosen, folder, at, rate, part, cost=flops, measured=counted)
+
+    def tuning(self, arm: str, at: str, rate: float) -> Planned:
+        return self.run(arm, at, rate, self.options.config.seed + TUNING_SEED, "tuning")
+
+    def reported(self, size: Size, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
+        """Every arm at its own rate on all seeds."""
+        first = self.options.config.seed
+        seeds = range(first, first + self.options.seeds)
+        return [self.run(arm, size.name, rates[arm, size.name], seed) for seed in seeds for arm in self.options.arms]
+
+    def checks(self, size: Size, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
+        """A size at half and twice its rate, on the first seed; none if it is not among those that are checked."""
+        if len(self.options.grid) < 2 or size not in self.sizes[2 : 2 + self.options.checks]:
+            return []
+        return [
+            self.run(arm, size.name, rounded(rates[arm, size.name] * by), self.options.config.seed, "check")
+            for arm in self.options.arms
+            for by in CHECKED_AT
+        ]
+
+
+def plan(options: Options, out: Path) -> Plan:
+    """Raises UsageError on bad options, arms and sizes among them."""
+    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
+    check_seeds(options.seeds, options.workers)
+    if len(set(options.sizes)) < max(3, len(options.sizes)):
+        raise UsageError("sizes: give at least three, each once; a line through two points has no error")
+    if not 0 < options.tokens_per_parameter <= MOST_TOKENS:
+        raise UsageError(
+            f"tokens_per_parameter must be positive and at most {MOST_TOKENS}, not {options.tokens_per_parameter}"
+        )
+    check_positive("grid", options.grid)
+    check_count("checks", options.checks, least=0)
+    if options.heads is not None:
+        check_count("heads", options.heads)
+    given = (parse_size(size, options.heads, options.config.model) for size in options.sizes)
+    sizes = sorted(given, key=lambda size: size.parameters)
+    if len({size.name for size in sizes}) < len(sizes):
+        raise UsageError("sizes: give each LAYERSxDIM once")
+    if len(options.grid) > 1 and sizes[0].parameters == sizes[1].parameters:
+        raise UsageError(
+            f"sizes: with a grid the two smallest, {sizes[0].name} and {sizes[1].name}, must differ in parameters: "
+            "rates go on along the line through both"
+        )
+    chosen = Plan(options, sizes, out)
+    for cell in chosen.cells:
+        chosen.run(*cell, 1.0, options.config.seed)
+    for rate in options.grid:  # one may be too small or too large
+        chosen.run(*chosen.cells[0], rate, options.config.seed)
+    return chosen
+
+
+def settings(plan: Plan) -> dict[str, Any]:
+    """What all runs have in common: of the configuration all but what each size has of its own."""
+    options, plain = plan.options, RunConfig()
+    model = dataclasses.replace(
+        options.config.model,
+        **{name: getattr(plain.model, name) for name in ("layers", "dim", "heads", "connection")},
+    )
+    own = {name: getattr(plain, name) for name in ("steps", "evaluate_every", "save_every", "keep")}
+    return {
+        "config": config_to_json(dataclasses.replace(options.config, model=model, **own)),
+        "grid": options.grid,
+        "heads": options.heads,
+        "tokens_per_parameter": options.tokens_per_parameter,
+        "smallest_sizes": [size.name for size in plan.sizes[:2]] if len(options.grid) > 1 else None,
+    }
+
+
+def run(plan: Plan, file: Path, progress: Progress) -> Ended:
+    """Choose every arm's rates at the two smallest sizes, then go from the smallest size to the largest."""
+    from attnres.model.flops import training_flops
+    from attnres.train.folder import fit_vocabulary
+
+    options = plan.options
+    sweep = Sweep(
+        "scaling", options.arms, settings(plan), options.config, options.workers, file, plan.out, progress,
+        sort=lambda run: run.measured["parameters"],
+    )  # fmt: skip
+    if options.time_steps and sweep.earlier:
+        named = {*options.arms, *(size.name for size in plan.sizes)}
+        if missing := [name for name in (*sweep.earlier.arms, *sweep.earlier.places()) if name not in named]:
+            raise UsageError(
+                f"--time-steps times all that {file} has by turns; name {', '.join(missing)} in the command, too"
+            )
+    fitting = {cell: fit_vocabulary(plan.run(*cell, 1.0, 0).config, sweep.corpus.vocab_size) for cell in plan.cells}
+    plan = dataclasses.replace(plan, flops={cell: training_flops(config.model) for cell, config in fitting.items()})
+    ones = dict.fromkeys(plan.cells, 1.0)
+    certain = [run for size in plan.sizes for run in (*plan.reported(size, ones), *plan.checks(size, ones))]
+    tuned = plan.cells[: 2 * len(options.arms)] if len(options.grid) > 1 else []
+    certain += [plan.tuning(*cell, rate) for cell in tuned for rate in options.grid]
+    sweep.announce(certain, [plan.tuning(*cell, 1.0) for cell in tuned] * MOST_BEYOND)
+    rates = dict.fromkeys(plan.cells, options.grid[0])
+    if tuned:
+        try:
+            rates = chosen_rates(plan, sweep.tune(plan.tuning, tuned, options.grid, MOST_BEYOND))
+        except Incomplete:
+            return sweep.ended(
+                ["Learning rates are chosen when all of these are done; the same command tries them again."]
+            )
+    sweep.leave_out("runs", {cell: [rate] for cell, rate in rates.items()})
+    sweep.leave_out("check", {cell: [rounded(rate * by) for by in CHECKED_AT] for cell, rate in rates.items()})
+    for size in plan.sizes:
+        sweep.train(plan.reported(size, rates), size.name)
+        sweep.train(plan.checks(size, rates), f"check of {size.name}")
+    if options.time_steps:
+        _time_steps(plan, sweep)
+    return sweep.ended()
+
+
+def _time_steps(plan: Plan, sweep: Sweep) -> None:
+    """Time the steps of all arms, size by size."""
+    from attnres.lab import steptime
+    from attnres.ops.cpu import instruction_set
+    from attnres.train.environment import environment
+
+    seconds = {}
+    after_each = steptime.told(sweep.progress, len(plan.sizes) * (steptime.WARM_UP + steptime.ROUNDS))
+    for size in plan.sizes:
+        configs = {arm: plan.run(arm, size.name, 1.0, plan.options.config.seed).config for arm in plan.options.arms}
+        seconds[size.name] = steptime.median_steps(configs, sweep.corpus, steptime.ROUNDS, after_each)
+    here = environment()
+    machine = here["machine"] | {"threads": 1, "instruction set": instruction_set()}
+    day, commit = date.today().isoformat(), here["versions"]["commit"]
+    sweep.find(step_times={"seconds": seconds, "date": day, "commit": commit, "machine": machine})
+
+
+def chosen_rates(plan: Plan, tuned: Mapping[tuple[str, str], Sequence[Run]]) -> dict[tuple[str, str], float]:
+    """The multiple of every arm and size.
+
+    At the two smallest sizes: the lowest point of the parabola through the best of the grid and its neighbours, loss
+    over log multiple, or the best itself at an edge. From there on: the line through both, log multiple over log
+    parameters, kept within what the arm tried.
+    """
+    rates = {}
+    for arm in plan.options.arms:
+        of_sizes = [tuned[arm, size.name] for size in plan.sizes[:2]]
+        first, second = (best({run.rate: run.loss for run in done(runs)}) for runs in of_sizes)
+        tried = [run.rate for runs in of_sizes for run in runs]
+        for size in plan.sizes:
+            on_line = _on_line(plan.sizes, first, second, size)
+            rates[arm, size.name] = rounded(min(max(tried), max(min(tried), on_line)))
+    return rates
+
+
+def best(losses: Mapping[float, float]) -> float:
+    """The multiple of lowest loss, between those that were tried; 1 where no run came to its end."""
+    if not losses:
+        return 1.0
+    factors = sorted(losses)
+    at = factors.index(min(losses, key=lambda factor: losses[factor]))
+    if at in (0, len(factors) - 1):
+        return factors[at]
+    x = [math.log(factor / factors[at]) for factor in factors[at - 1 : at + 2]]
+    y = [losses[factor] - losses[factors[at]] for factor in factors[at - 1 : at + 2]]
+    curvature = (y[2] / x[2] - y[0] / x[0]) / (x[2] - x[0])
+    slope = y[2] / x[2] - curvature * x[2]
+    return factors[at] * math.exp(-slope / (2 * curvature)) if curvature > 0 else factors[at]
+
+
+def _on_line(sizes: Sequence[Size], first: float, second: float, size: Size) -> float:
+    along = math.log(size.parameters / sizes[0].parameters) / math.log(sizes[1].parameters / sizes[0].parameters)
+    return first * (second / first) ** along
+
+
+# ---------------------------------------------------------------------------------------- what it says, tables, figure
+
+
+def finding(record: Record) -> str:
+    """How much compute each arm saves."""
+    from attnres.analysis.powerlaw import FEWEST_SIZES, fit_where_possible
+    from attnres.lab import laws
+
+    if not laws.fitted(record):
+        return f"Fewer than {FEWEST_SIZES} sizes are done."
+    baseline, *others = record.arms
+    if not others:
+        return "There is one arm alone."
+    fits, advantages = fit_where_possible(laws.final_points(record))
+    if not advantages:
+        return laws.why_no_advantage(baseline, fits)
+    parts = [
+        f"{one.factor:.2f} [{one.interval[0]:.2f}, {one.interval[1]:.2f}] times the compute of {one.arm}"
+        for one in advantages
+    ]
+    return f"For the same loss {baseline} needs {', '.join(parts)}."
+
+
+SECONDS = {
+    True: " Seconds: median step times of all arms by turns.",
+    False: " Seconds: median step times of these runs, which other work on the machine blurs.",
+}
+"""By whether the steps were timed by turns."""
+
+
+def tables(record: Record) -> list[TextTable]:
+    from attnres.analysis.powerlaw import fit_where_possible
+    from attnres.lab import laws
+
+    points = laws.final_points(record)
+    made = (
+        [laws.scaling_table(*fit_where_possible(points), "FLOPs", laws.diverged(record), points)]
+        if laws.fitted(record)
+        else []
+    )
+    left_out = sum(run.done for run in record.of()) - sum(map(len, points.values()))
+    if left_out:
+        note = f" Finished runs left out, because an arm lacks their seed at their size: {left_out}."
+        made = [dataclasses.replace(law, note=law.note + note) for law in made]
+    return [*made, *([along_table(record)] if record.of() else []), *step_tables(record), *rate_tables(record)]
+
+
+def along_table(record: Record) -> TextTable:
+    """The lead and the compute advantage of every arm, size by size."""
+    from attnres.analysis.powerlaw import advantages_at_sizes
+    from attnres.lab import laws
+
+    baseline, *arms = record.arms
+    sizes = record.places()
+    axes = laws.axes_of(record) if laws.fitted(record) else {}
+    advantages = {name: advantages_at_sizes(points) for name, points in axes.items()}
+    between = [laws.advantages_over_the_size_below(record, points) for points in axes.values()]
+    rows = []
+    for arm, size in ((arm, size) for arm in arms for size in sizes):
+        lead, error = laws.paired_lead(record, arm, size)
+        factors = [
+            laws.factor_with_interval(of.get((arm, size)))
+            for both in zip(advantages.values(), between, strict=True)
+            for of in both
+        ]
+        rows.append((arm, size, number(lead, "+.4f") + (f" ± {error:.4f}" if error is not None else ""), *factors))
+    named = ((f"advantage in {name}", f"{name}, between sizes") for name in advantages)
+    columns = ("connection", "size", f"difference to {baseline}", *itertools.chain.from_iterable(named))
+    note = (
+        "Differences: nats per byte, mean over paired seeds ± standard error. Advantages: what the baseline needs over "
+        "what the arm used for the arm's loss at that size, on the two fitted lines; 95% bootstrap intervals over the "
+        f"sizes. Between sizes: the same on the power law through {baseline}'s own losses at that size and the one "
+        "below, seed by seed; 95% t intervals over the seeds; the smallest size has none, nor has one seed or a size "
+        "with other tokens per parameter than the one below."
+    )
+    if any(len(of) < len(rows) for of in advantages.values()):
+        note += (
+            " Blank: no run is done at that size, one of both lines is missing, or the 95% interval of "
+            f"{baseline}'s exponent is not all above 0."
+        )
+    if "seconds" in advantages:
+        note += SECONDS[laws.by_turns(record)]
+    return TextTable("Along the range", columns, tuple(rows), note)
+
+
+def step_tables(record: Record) -> list[TextTable]:
+    """What a step takes, over the baseline's at the same size; nothing where steps were not timed by turns."""
+    from attnres.lab.steptime import ROUNDS
+
+    if not (timed := record.found.get("step_times")):
+        return []
+    baseline, *arms = record.arms
+    seconds = timed["seconds"]
+    rows = [(baseline, *(_milliseconds(of.get(baseline)) for of in seconds.values()))]
+    for arm in arms:
+        rows.append((arm, *(_over(of.get(arm), of.get(baseline)) for of in seconds.values())))
+    machine = ", ".join(f"{name} {value}" for name, value in timed["machine"].items())
+    note = (
+        f"A training step on one thread, its median over {ROUNDS} rounds in which all arms take turns; of the others, "
+        f"times {baseline}'s. Measured on {timed['date']}, commit {timed['commit']}, {machine}."
+    )
+    return [TextTable("A step's time", ("connection", *seconds), tuple(rows), note)]
+
+
+def _milliseconds(seconds: float | None) -> str:
+    return f"{float(f'{1000 * seconds:.3g}'):g} ms" if seconds else ""
+
+
+def _over(seconds: float | None, of_baseline: float | None) -> str:
+    return f"{seconds / of_baseline:.2f}x" if seconds and of_baseline else ""
+
+
+def rate_tables(record: Record) -> list[TextTable]:
+    """The learning rates of every arm, and what their check found; nothing where none were chosen."""
+    if not (record.of(part="tuning") and record.of()):
+        return []
+    factors = {(run.arm, run.at): run.rate for run in record.of()}
+    sizes, checked = record.places(), record.places("check")
+    rows = []
+    for arm in record.arms:
+        rates = (_rate(record, arm, size, factors.get((arm, size))) for size in sizes)
+        rows.append((arm, *rates, *(_checked(record, arm, size) for size in checked)))
+    note = (
+        "Multiples of the default rates: at the two smallest sizes the lowest point of a parabola through a grid, on a "
+        "seed of its own, which goes on where the best lies at its edge, and on the line through both from there on. * "
+        "still at the edge of what was tried there: the best rate may lie beyond."
+    )
+    if checked:
+        note += (
+            " Check: loss at half and twice the rate, one seed, less the loss at the rate itself; below zero the line "
+            "was wrong."
+        )
+    columns = ("connection", *sizes, *(f"check of {size}" for size in checked))
+    return [TextTable("Learning rates", columns, tuple(rows), note)]
+
+
+def _rate(record: Record, arm: str, size: str, factor: float | None) -> str:
+    if factor is None:
+        return ""
+    tried = {run.rate for run in record.of(arm, size, "tuning")}
+    return f"x{factor:g}" + "*" * (len(tried) > 1 and factor in (min(tried), max(tried)))
+
+
+def _checked(record: Record, arm: str, size: str) -> str:
+    at_rate = {run.seed: run.loss for run in done(record.of(arm, size))}
+    parts = []
+    for tried in record.of(arm, size, "check"):
+        if not tried.done:
+            parts.append(f"x{tried.rate:g}: {tried.status}")
+        elif tried.seed in at_rate:
+            parts.append(f"x{tried.rate:g}: {tried.loss - at_rate[tried.seed]:+z.4f}")
+    return ", ".join(parts)
+
+
+def law(record: Record, narrow: bool = False) -> Figure | None:
+    from attnres.lab import laws
+
+    return laws.scaling_law(record, narrow)
+
+
+EXPERIMENT = Experiment(
+    command="scaling",
+    position=2,
+    options=Options,
+    plan=plan,
+    run=run,
+    title="Does it last with scale?",
+    question=(
+        "Loss against training compute for several sizes, tokens in proportion to parameters, fitted in log "
+        "space. The compute advantage is how many times the compute the baseline needs for the same loss."
+    ),
+    finding=finding,
+    tables=tables,
+    pictures=(Picture("scaling", "losses with fits, differences, compute advantage, loss against size", law),),
+)

@@ -1,0 +1,292 @@
+"""Runs and their record: everything that tables and figures are drawn from, small enough for the repository.
+
+A record is one JSON object, of the same form for every experiment. Measured numbers have seven digits, what is not
+finite is null, and fields that hold their default are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from attnres.errors import UsageError
+from attnres.files import read_json, write_text
+
+STATUSES = ("done", "diverged", "failed", "unfinished")
+DIGITS = 7
+"""Those that are kept of a measured number: float32's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run: where it belongs, how it ended, and what was measured of it.
+
+    Raises ValueError where it cannot be one, as in a damaged file.
+    """
+
+    arm: str
+    """The connection, with its options."""
+    seed: int
+    at: str = ""
+    """The place on the experiment's other axis, such as a size."""
+    rate: float = 1.0
+    """The multiple of both learning rates."""
+    part: str = "runs"
+    """"runs" are reported; "tuning": the rate was chosen from it; "check": the rate was checked with it."""
+    status: str
+    """"done"; "diverged" if it met a number that is not finite or ended no lower than it began; "failed" if it stopped
+    for any other reason; "unfinished" if it has no result."""
+    error: str = ""
+    loss: float = math.nan
+    """The last validation loss, in nats per byte."""
+    steps: int = 0
+    step_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    curve: tuple[tuple[float, float], ...] = ()
+    """(step, validation loss)"""
+    commit: str | None = None
+    """The commit of its code."""
+    gpu: str | None = None
+    """What it was trained on; None for a CPU."""
+    measured: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The experiment's own numbers."""
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"with a status {self.status!r:.40}")
+        if self.done and math.isnan(self.loss):
+            raise ValueError("with no loss of a run that is done")
+
+    @property
+    def done(self) -> bool:
+        return self.status == "done"
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What tells it from all others of its experiment."""
+        return self.part, self.arm, self.at, self.rate, self.seed
+
+    @property
+    def name(self) -> str:
+        rate = f"lr x{self.rate:g}" if self.rate != 1 else ""
+        return ", ".join(part for part in (self.arm, self.at, rate, f"seed {self.seed}") if part)
+
+
+def done(runs: Iterable[Run]) -> list[Run]:
+    """The runs that count: those that diverged or failed are left out."""
+    return [run for run in runs if run.done]
+
+
+def runs_text(runs: Iterable[Run]) -> str:
+    """How many runs are done, and how many ended in any other way."""
+    ended = [run.status for run in runs]
+    others = [f"{ended.count(status)} {status}" for status in STATUSES[1:] if status in ended]
+    return ", ".join([str(ended.count("done")), *others])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """What an experiment has run and measured. Raises ValueError where a run is in it twice."""
+
+    kind: str
+    """The experiment's name."""
+    command: str
+    date: str
+    hours: float
+    """Hours of computing, one thread each, summed over this and earlier calls."""
+    versions: Mapping[str, Any]
+    commits: tuple[str, ...] = ()
+    """The commits of the runs' code, which differ where a sweep was taken up again later."""
+    machine: Mapping[str, Any]
+    corpus: Mapping[str, Any]
+    config: Mapping[str, Any]
+    """That of one of the runs."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """The hash of each arm's file, of arms that have one."""
+    start: str | None = None
+    """The checksum of the weights that the runs began with, if they had another run's."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What all runs have in common: a command with other settings does not go on with the record."""
+    found: Mapping[str, Any] = field(default_factory=dict)
+    """What was measured that is of no single run."""
+    arms: tuple[str, ...]
+    """The first is the baseline."""
+    runs: tuple[Run, ...]
+
+    def __post_init__(self) -> None:
+        if not self.arms or not self.runs:
+            raise ValueError(f"with nothing under {'runs' if self.arms else 'arms'!r}")
+        seen = set()
+        for run in self.runs:
+            if run.key in seen:
+                raise ValueError(f"with {run.name} 2 times under 'runs'")
+            seen.add(run.key)
+            if run.arm not in self.arms:
+                raise ValueError(f"with {run.arm} under 'runs' and not under 'arms'")
+
+    def of(self, arm: str | None = None, at: str | None = None, part: str = "runs") -> list[Run]:
+        """The runs of that part, of one arm or place or of all."""
+        return [run for run in self.runs if run.part == part and arm in (None, run.arm) and at in (None, run.at)]
+
+    def places(self, part: str = "runs") -> list[str]:
+        return list(dict.fromkeys(run.at for run in self.runs if run.part == part))
+
+    def losses(self, at: str | None = None) -> dict[str, dict[int, float]]:
+        """arm -> seed -> loss, of the reported runs that are done."""
+        arms = {arm: {run.seed: run.loss for run in done(self.of(arm, at))} for arm in self.arms}
+        return {arm: losses for arm, losses in arms.items() if losses}
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """What was run, when and on what, to be shown. Hours on a GPU stand apart where some of the runs had one."""
+        on_gpu = [run for run in self.runs if run.gpu]
+        computing = f"{self.hours:.1f} hours of one thread"
+        if on_gpu and len(on_gpu) < len(self.runs):
+            hours = sum((run.step_seconds or 0.0) * run.steps for run in on_gpu) / 3600
+            which = ", ".join(dict.fromkeys(run.at for run in on_gpu))
+            cards = ", ".join(dict.fromkeys(str(run.gpu) for run in on_gpu))
+            computing = (
+                f"{self.hours - hours:.1f} hours of one thread, {hours:.1f} of {len(on_gpu)} runs of {which} on {cards}"
+            )
+        return {
+            "command": self.command,
+            "date": self.date,
+            "commit": ", ".join(self.commits or [str(self.versions.get("commit"))]),
+            "computing": computing,
+            "machine": ", ".join(f"{name} {value}" for name, value in self.machine.items()),
+            "corpus": f"{self.corpus.get('description')}, sha256 {self.corpus.get('sha256')}",
+        }
+
+
+def command() -> str:
+    """The one that runs now."""
+    return shlex.join(["attnres", *sys.argv[1:]])
+
+
+def header(run_record: Mapping[str, Any], runs: Iterable[Run], hours: float | None = None) -> dict[str, Any]:
+    """The fields of `Record` that say what this process has run.
+
+    Args:
+        run_record: config.json of one of the runs.
+        runs: all of them.
+        hours: of computing; those of training the runs if not given.
+    """
+    runs = list(runs)
+    seconds = sum((run.step_seconds or 0.0) * run.steps for run in runs)
+    return {
+        "command": command(),
+        "date": date.today().isoformat(),
+        "hours": measured(seconds / 3600 if hours is None else hours),
+        "versions": run_record["versions"],
+        "commits": tuple(dict.fromkeys(run.commit for run in runs if run.commit)),
+        "machine": run_record["machine"],
+        "corpus": run_record["corpus"],
+        "config": run_record["config"],
+        "start": run_record.get("start"),
+    }
+
+
+def measured(value: Any) -> Any:
+    """The value as JSON has it, its numbers rounded."""
+    if isinstance(value, Mapping):
+        return {str(key): measured(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [measured(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value
+
+
+def to_json(value: Any) -> Any:
+    """A run or a record, or what stands in one, as JSON has it."""
+    if dataclasses.is_dataclass(value):
+        fields = {each.name: (getattr(value, each.name), _default(each)) for each in dataclasses.fields(value)}
+        return {name: to_json(item) for name, (item, default) in fields.items() if not _same(item, default)}
+    if isinstance(value, Mapping):
+        return {str(key): to_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _default(of: dataclasses.Field) -> Any:
+    return of.default if of.default_factory is dataclasses.MISSING else of.default_factory()
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value == default or (value != value and default != default)  # NaN equals itself here
+
+
+NUMBER = int | float
+TYPES = {"arm": str, "seed": int, "at": str, "rate": NUMBER, "part": str, "status": str, "loss": NUMBER | None}
+
+
+def run_from_json(data: Any) -> Run:
+    """Raises ValueError, saying what is wrong with it."""
+    if not isinstance(data, dict):
+        raise ValueError("with a run that is no JSON object")
+    for name, kind in TYPES.items():
+        if name in data and not isinstance(data[name], kind):
+            raise ValueError(f"with {data[name]!r:.40} under {name!r}")
+    try:
+        curve = tuple((step, _number(loss)) for step, loss in data.get("curve", ()))
+        return Run(**data | {"curve": curve, "loss": _number(data.get("loss"))})
+    except TypeError as error:
+        raise ValueError(f"with a run of which {_without_class(error)}") from error
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _without_class(error: TypeError) -> str:
+    return str(error).removeprefix("Run.__init__() ").removeprefix("Record.__init__() ")
+
+
+def write_record(path: Path, record: Record) -> None:
+    """Write the record, atomically."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(to_json(record), allow_nan=False) + "\n")
+
+
+def read_record(path: Path, kind: str) -> Record:
+    """Read a record. Raises UsageError if the file is none of that experiment, or a damaged one."""
+    remedy = "put a copy back, or delete it: the same command fills it again from its runs"
+    try:
+        data = read_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}; give a record of {kind}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid JSON ({error}); {remedy}") from error
+    if not isinstance(data, dict) or data.get("kind") != kind:
+        raise UsageError(f"{path}: not a record of {kind}")
+    try:
+        if not isinstance(data.get("hours"), int | float):
+            raise ValueError(f"with {data.get('hours')!r:.40} under 'hours'")
+        listed = {name: tuple(data.get(name) or ()) for name in ("commits", "arms")}
+        return Record(**data | listed | {"runs": tuple(map(run_from_json, data.get("runs") or ()))})
+    except TypeError as error:
+        raise UsageError(f"{path}: a damaged record of {kind}, of which {_without_class(error)}; {remedy}") from error
+    except ValueError as error:
+        raise UsageError(f"{path}: a damaged record of {kind}, {error}; {remedy}") from error
+
+
+def kind_of(path: Path) -> str | None:
+    """What a file says that it is a record of; None if it says nothing. Raises UsageError if it is cut or damaged."""
+    try:
+        content = path.read_bytes()
+        data = read_json(content)
+    except OSError:
+        return None
+    except ValueError as error:
+        if b'"kind"' in content:
+            raise UsageError(f"{path}: not valid JSON ({error}); put a copy back, or take it away") from error
+        return None
+    kind = data.get("kind") if isinstance(data, dict) else None
+    return kind if isinstance(kind, str) else None

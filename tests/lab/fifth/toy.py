@@ -1,0 +1,97 @@
+"""Clip gradients or not: an experiment that shows that one file is all that an experiment is.
+
+attnres clip
+attnres clip residual full --clips 0.1 1
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+from attnres.lab.arms import arm_folder, arm_model
+from attnres.lab.engine import Ended, Planned, Progress, Sweep
+from attnres.lab.experiment import Experiment, Picture
+from attnres.lab.judge import DECIDED, Statement, judged, mean_text, paired, statement_tables, summary
+from attnres.lab.options import Arms, Config, check_positive, checked_arms
+from attnres.lab.runs import Record, runs_text
+from attnres.texttable import TextTable
+from attnres.train import RunConfig, config_to_json
+
+DEFAULTS = RunConfig(steps=40)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `attnres clip` asks for."""
+
+    arms: Arms = ("residual", "block")
+    """Connections; the first is the baseline."""
+    clips: tuple[float, ...] = (0.1, 1.0)
+    """The largest norms of a gradient."""
+    seeds: int = 2
+    """Paired seeds: seed, seed + 1, .."""
+    workers: int = 1
+    """Runs at a time, each with one thread."""
+    config: Config = DEFAULTS
+
+
+def plan(options: Options, out: Path) -> tuple[Options, list[Planned]]:
+    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
+    check_positive("clips", options.clips)
+    runs = []
+    for seed in range(options.seeds):
+        for arm in options.arms:
+            for clip in options.clips:
+                model = arm_model(arm, options.config.model)
+                optimizer = dataclasses.replace(options.config.optimizer, clip=clip)
+                config = dataclasses.replace(options.config, model=model, optimizer=optimizer, seed=seed)
+                folder = arm_folder(out, arm) / f"clip-{clip:g}" / f"seed-{seed}"
+                runs.append(Planned(arm, seed, config, folder, at=f"clip {clip:g}"))
+    return options, runs
+
+
+def run(plan: tuple[Options, list[Planned]], file: Path, progress: Progress) -> Ended:
+    options, runs = plan
+    settings = {"config": config_to_json(options.config)}
+    sweep = Sweep("toy", options.arms, settings, options.config, options.workers, file, file.parent, progress)
+    sweep.announce(runs)
+    sweep.train(runs)
+    return sweep.ended(["clipped by a fair hand"])
+
+
+def claims(record: Record) -> list[Statement]:
+    baseline = record.arms[0]
+    pairs = {at: paired(record.losses(at), baseline, float) for at in record.places()}
+    return [one for at, of_arms in pairs.items() for one in judged(f"{at}: below {baseline}", -1, of_arms)]
+
+
+def tables(record: Record) -> list[TextTable]:
+    rows = [(arm, at, mean_text(list(losses.values()), ".4f"), runs_text(record.of(arm, at)))
+            for at in record.places() for arm, losses in record.losses(at).items()]  # fmt: skip
+    all_losses = TextTable("Losses", ("connection", "clip", "loss", "runs"), tuple(rows), "nats per byte")
+    return [all_losses, *statement_tables("Does it help?", claims(record), f"{DECIDED}.")]
+
+
+def points(record: Record, narrow: bool) -> object:
+    from attnres.lab.figures import panels
+
+    figure, (axes,) = panels(1, 1, (4.0, 3.0), narrow)
+    axes.plot([run.at for run in record.runs], [run.loss for run in record.runs], "o")
+    return figure
+
+
+EXPERIMENT = Experiment(
+    command="clip",
+    position=9,
+    options=Options,
+    plan=plan,
+    run=run,
+    title="Does clipping help?",
+    question="Every connection at every largest norm.",
+    finding=lambda record: summary(claims(record)),
+    claims=claims,
+    tables=tables,
+    pictures=(Picture("toy", "the loss of every run", points),),
+)

@@ -1,0 +1,227 @@
+"""The engine: nothing is trained twice, whatever stops it, and only what compares goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnres.errors import UsageError
+from attnres.lab.engine import beyond, choose, rounded
+from attnres.lab.experiments import scaling
+from attnres.lab.experiments.scaling import CHECKED_AT, Options, plan
+from attnres.lab.runs import Run, read_record, write_record
+from tests.lab.machine import Machine
+
+ALL = 12 + 12 + 4
+"""Runs of the grid, reported and of the check."""
+
+
+def go(machine: Machine, file: Path, **others):
+    options = Options(arms=("residual", "block"), sizes=("8x32", "8x48", "8x64"), seeds=2, grid=(0.5, 1.0, 2.0))
+    return scaling.run(plan(replace(options, **others), file.parent / "runs"), file, machine)
+
+
+@pytest.fixture
+def file(tmp_path) -> Path:
+    return tmp_path / "scaling.json"
+
+
+def lines_of(file: Path) -> Path:
+    return file.parent / "runs" / "scaling.runs.jsonl"
+
+
+@pytest.mark.parametrize("stop_at", [3, 14, 27])
+@pytest.mark.parametrize("left", ["record", "lines", "a cut line"])
+def test_a_sweep_that_was_stopped_anywhere_goes_on(machine, file, stop_at, left):
+    """From its record alone, as on another machine after Ctrl-C; from its lines alone, as after kill -9, which may cut
+    the last one."""
+    machine.stop_at = stop_at
+    with pytest.raises(KeyboardInterrupt):
+        go(machine, file)
+    assert len(read_record(file, "scaling").runs) == stop_at
+    if left == "record":
+        lines_of(file).unlink()
+    else:
+        file.unlink()
+    if left == "a cut line":
+        with lines_of(file).open("a") as lines:
+            lines.write('{"arm": "resid')
+    machine.stop_at = None
+    record = go(machine, file).record
+    assert len(machine.trained) == len(set(machine.trained)) == len(record.runs) == ALL, "nothing is trained twice"
+    assert record.hours * 3600 == pytest.approx(sum(0.1 * run.steps for run in record.runs), rel=1e-6)
+    again = go(machine, file).record
+    assert len(machine.trained) == ALL and again == record
+
+
+def test_a_damaged_line_is_named(machine, file):
+    go(machine, file)
+    text = lines_of(file).read_text().splitlines()
+    lines_of(file).write_text("\n".join([text[0], text[1][:-9], *text[2:]]) + "\n")
+    with pytest.raises(UsageError, match=r"scaling\.runs\.jsonl, line 2: damaged"):
+        go(machine, file)
+
+
+def test_a_run_that_diverged_is_not_trained_again_and_one_that_failed_is(machine, file):
+    record = go(machine, file).record
+    diverged, failed = record.of("block", "8x64")
+    changed = {diverged.key: "diverged", failed.key: "failed"}
+    runs = tuple(replace(run, status=changed.get(run.key, run.status)) for run in record.runs)
+    write_record(file, replace(record, runs=runs))
+    lines_of(file).unlink()
+    machine.trained.clear()
+    go(machine, file)
+    assert machine.trained == [failed.name]
+
+
+def test_progress_is_what_is_done_of_the_whole(machine, file):
+    machine.stop_at = 5
+    with pytest.raises(KeyboardInterrupt):
+        go(machine, file)
+    machine.stop_at = None
+    machine.told.clear()
+    go(machine, file)
+    assert all(before[0] <= after[0] <= after[1] * 1.0001 for before, after in itertools.pairwise(machine.told))
+    assert machine.told[0][0] == 0 and machine.told[-1][0] == pytest.approx(machine.told[-1][1])
+
+
+def test_no_rate_is_chosen_while_a_run_of_the_grid_is_missing(machine, file):
+    machine.broken = "lr x2"
+    ended = go(machine, file)
+    assert len(ended.record.of(part="tuning")) == 12 == len(ended.record.runs)
+    assert ended.failed.count("killed") == 4 and "the same command tries them again" in ended.notes[0]
+    machine.broken, machine.trained = None, []
+    ended = go(machine, file)
+    assert sorted(machine.trained[:4]) == sorted(name for name in machine.trained if "lr x2, seed 1000" in name)
+    assert not ended.failed and len(ended.record.of()) == 12 and len(ended.record.of(part="check")) == 4
+
+
+def test_a_mean_is_of_runs_at_one_rate(machine, file):
+    """A record may have runs at a rate that is not the grid's."""
+    record = go(machine, file).record
+    moved = [run.part != "tuning" and run.arm == "block" and run.at != "8x32" for run in record.runs]
+    runs = [replace(run, rate=1.5 * run.rate) if other else run for run, other in zip(record.runs, moved, strict=True)]
+    write_record(file, replace(record, runs=tuple(runs)))
+    lines_of(file).unlink()
+    machine.trained = []
+    ended = go(machine, file)
+    assert len(machine.trained) == 6, "two seeds of two sizes, and the check of one at two rates"
+    rates = {(run.arm, run.at): run.rate for run in ended.record.of()}
+    assert all(run.rate == rates[run.arm, run.at] for run in ended.record.of())
+    checked = {(run.arm, run.rate) for run in ended.record.of(part="check")}
+    assert checked == {(arm, rounded(rates[arm, "8x64"] * by)) for arm in ("residual", "block") for by in CHECKED_AT}
+    assert any("left out, at another rate than now: block, 8x48" in line for line in machine.said)
+
+
+def test_an_arm_joins_and_those_that_are_not_named_stay(machine, file):
+    before = go(machine, file).record
+    machine.trained.clear()
+    after = go(machine, file, arms=("residual", "full")).record
+    assert {name.split(",")[0] for name in machine.trained} == {"full"}
+    assert set(before.runs) < set(after.runs) and after.arms == ("residual", "full", "block")
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"tokens_per_parameter": 0.2}, "another tokens_per_parameter"),
+        ({"sizes": ("8x32", "8x40", "8x64"), "heads": 1}, "another heads and another smallest_sizes"),
+        ({"grid": (0.5, 1.0)}, "another grid"),
+        ({"config": replace(scaling.DEFAULTS, batch_size=8)}, "another batch_size"),
+    ],
+)
+@pytest.mark.parametrize("left", ["record", "lines"])
+def test_another_sweep_is_refused(machine, file, options, what, left):
+    go(machine, file)
+    (lines_of(file) if left == "record" else file).unlink()
+    machine.trained.clear()
+    with pytest.raises(UsageError, match=f"holds a sweep with {what}; repeat its options"):
+        go(machine, file, **options)
+    assert not machine.trained
+
+
+def test_what_decides_no_loss_may_differ(machine, file):
+    go(machine, file)
+    machine.trained.clear()
+    config = replace(scaling.DEFAULTS, evaluate_every=7, keep=9, model=replace(scaling.DEFAULTS.model, dim=128))
+    go(machine, file, config=config)
+    assert not machine.trained
+
+
+def test_a_record_on_another_text_or_without_settings_is_refused(machine, file):
+    record = go(machine, file).record
+    lines_of(file).unlink()
+    for changed, message in (
+        ({"corpus": {"sha256": "f" * 64}}, "holds runs on another text.*hash begins with ffffffff"),
+        ({"settings": {"tokens_per_parameter": 0.4}}, "does not say with which options its runs were made"),
+        ({"files": {"block": "0"}}, "the file of block has changed since its runs"),
+    ):
+        write_record(file, replace(record, **changed))
+        with pytest.raises(UsageError, match=message):
+            go(machine, file)
+
+
+def test_what_is_written_is_read(machine, file):
+    record = go(machine, file).record
+    assert read_record(file, "scaling") == dataclasses.replace(record, commits=())
+    written = json.loads(file.read_text())
+    assert "error" not in written["runs"][0] and written["kind"] == "scaling"
+    nan = replace(record, runs=(replace(record.runs[0], loss=math.nan, status="diverged"),), arms=("residual",))
+    write_record(file, nan)
+    assert json.loads(file.read_text())["runs"][0].get("loss") is None
+    assert math.isnan(read_record(file, "scaling").runs[0].loss)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"loss": "x"}, "'x' under 'loss'"),
+        ({"seed": 1.5}, "1.5 under 'seed'"),
+        ({"loss": None}, "no loss of a run that is done"),
+        ({"status": "well"}, "a status 'well'"),
+        ({"colour": 1}, "unexpected keyword argument 'colour'"),
+        ({"arm": "full"}, "full under 'runs' and not under 'arms'"),
+        ({}, "2 times under 'runs'"),
+    ],
+)
+def test_a_damaged_record_is_named(machine, file, change, message):
+    go(machine, file)
+    data = json.loads(file.read_text())
+    data["runs"].append(data["runs"][0] | change)
+    file.write_text(json.dumps(data))
+    with pytest.raises(UsageError, match=f"damaged record of scaling.*{message}.*put a copy back"):
+        read_record(file, "scaling")
+    with pytest.raises(UsageError, match="not a record of dynamics"):
+        read_record(file, "dynamics")
+
+
+def tried(rate: float, loss: float) -> Run:
+    status = "done" if math.isfinite(loss) else "diverged"
+    return Run(arm="full", rate=rate, seed=0, loss=loss, status=status)
+
+
+@pytest.mark.parametrize(
+    ("losses", "following"),
+    [
+        ({0.25: 3.0, 0.5: 2.0, 1.0: 3.0}, None),
+        ({0.25: 1.0, 0.5: 2.0, 1.0: 3.0}, 0.125),
+        ({0.25: 3.0, 0.5: 2.0, 1.0: 1.0}, 2.0),
+        ({0.25: 1.0, 0.5: 2.0, 1.0: math.inf}, 0.125),
+        ({0.25: math.inf, 0.5: math.inf}, None),
+        ({0.1: 4.0, 0.2: 3.0, 0.8: 2.0, 1.6: 1.0}, 3.2),
+        ({1.0: 1.0}, None),
+    ],
+)
+def test_a_grid_goes_on_where_its_best_lies_at_an_edge(losses, following):
+    assert beyond([tried(rate, loss) for rate, loss in losses.items()]) == following
+
+
+def test_the_mean_over_tuning_seeds_decides():
+    losses = [(0.5, 1.0), (0.5, 4.0), (1.0, 2.0), (1.0, 2.5), (2.0, 0.1), (2.0, math.inf)]
+    assert choose([tried(*one) for one in losses]) == 1.0

@@ -1,0 +1,367 @@
+"""Scaling: which runs, which rates, and what the record says, by hand; its sweeps train nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnres import UsageError
+from attnres.analysis.powerlaw import advantages_at_sizes
+from attnres.lab.arms import arm_folder
+from attnres.lab.engine import Planned
+from attnres.lab.experiments.scaling import MOST_TOKENS, Options, Plan, best, finding, parse_size, run, tables
+from attnres.lab.experiments.scaling import plan as make_plan
+from attnres.lab.laws import axes_of, final_points, paired_lead, scaling_law
+from attnres.lab.runs import Record, Run, read_record
+from attnres.model import Transformer, TransformerConfig
+from attnres.train import RunConfig
+from tests.lab.machine import Machine
+from tests.lab.sample import scaling, scaling_runs
+
+GRID = (0.5, 1.0, 2.0)
+UNUSED = {"parameters": 1, "tokens": 1, "flops_per_token": 1.0}
+
+
+def a_plan(**options) -> Plan:
+    given = {"arms": ("residual", "full"), "sizes": ("2x32", "1x16", "2x16", "2x64@3"), "grid": GRID, **options}
+    return make_plan(Options(**given), Path("out"))
+
+
+def test_a_size_may_have_its_own_tokens_per_parameter():
+    assert [size.name for size in a_plan().sizes] == ["1x16", "2x16", "2x32", "2x64"]
+    assert [size.tokens_per_parameter for size in a_plan().sizes] == [None, None, None, 3.0]
+    for text in ("16x60", "16x64@0"):
+        with pytest.raises(UsageError, match="write LAYERSxDIM"):
+            parse_size(text)
+    with pytest.raises(UsageError, match="each LAYERSxDIM once"):
+        a_plan(sizes=("1x16", "2x16", "2x32", "2x32@3"))
+
+
+def test_a_grid_needs_two_smallest_sizes_of_different_parameters():
+    sizes = ("1x32", "4x16", "2x32")
+    with pytest.raises(UsageError, match="two smallest, 1x32 and 4x16, must differ in parameters"):
+        a_plan(sizes=sizes)
+    assert len(a_plan(sizes=sizes, grid=(1.0,)).sizes) == 3
+
+
+OPTIMA = {("residual", "1x16"): 1.2, ("residual", "2x16"): 0.9, ("full", "1x16"): 1.0, ("full", "2x16"): 1.0}
+EDGES = OPTIMA | {("residual", "1x16"): 3.6, ("residual", "2x16"): 0.3}
+
+
+def swept(machine: Machine, tmp_path: Path, optima: dict[tuple[str, str], float], **options) -> Record:
+    """The record of a sweep whose losses at the two smallest sizes are parabolas in log rate."""
+
+    def loss(one: Planned) -> float:
+        return 2 + math.log(one.rate / optima.get((one.arm, one.at), 1.0)) ** 2
+
+    machine.loss = loss
+    return run(replace(a_plan(**options), out=tmp_path), tmp_path / "scaling.json", machine).record
+
+
+def rates_of(record: Record, arm: str) -> dict[str, float]:
+    return {run.at: run.rate for run in record.of(arm)}
+
+
+def test_rates_are_on_the_line_through_the_two_smallest_sizes_and_stay_in_the_grid(machine, tmp_path):
+    record = swept(machine, tmp_path, OPTIMA, checks=1)
+    grid = record.of(part="tuning")
+    assert {(run.at, run.arm, run.rate) for run in grid} == {
+        (size, arm, rate) for size in ("1x16", "2x16") for arm in ("residual", "full") for rate in GRID
+    }
+    assert {run.seed for run in grid} == {1000}
+    assert rates_of(record, "full") == {"1x16": 1.0, "2x16": 1.0, "2x32": 1.0, "2x64": 1.0}
+    # twice the parameters take 0.75 of the rate, and 2x32 has four times those of 2x16
+    expected = {"1x16": 1.2, "2x16": 0.9, "2x32": 0.9 * 0.75**2, "2x64": 0.5}
+    assert rates_of(record, "residual") == pytest.approx(expected, rel=5e-3)
+    half = a_plan().run("full", "1x16", 0.5, 0).config.optimizer
+    assert (half.lr, half.adamw_lr) == (0.01, 0.0015)
+
+
+@pytest.mark.parametrize(("checks", "checked"), [(0, []), (1, ["2x32"]), (2, ["2x32", "2x64"]), (9, ["2x32", "2x64"])])
+def test_so_many_sizes_are_checked(checks, checked, machine, tmp_path):
+    record = swept(machine, tmp_path, OPTIMA, checks=checks)
+    expected = [("full", size, 0, rate) for size in checked for rate in (0.5, 2.0)]
+    assert [(run.arm, run.at, run.seed, run.rate) for run in record.of("full", part="check")] == expected
+    assert len(record.of(part="check")) == 2 * len(expected)
+    assert f"{36 + 4 * len(checked)} runs, " in machine.said[0] and "and up to 12 runs, " in machine.said[0]
+    with pytest.raises(UsageError, match="checks must be a whole number of at least 0"):
+        a_plan(checks=-1)
+
+
+def test_a_grid_goes_on_where_the_best_lies_at_its_edge(machine, tmp_path):
+    record = swept(machine, tmp_path, EDGES)
+    beyond = {(run.arm, run.at, run.rate) for run in record.of(part="tuning") if run.rate not in GRID}
+    assert beyond == {
+        ("residual", "1x16", 4.0),
+        ("residual", "1x16", 8.0),
+        ("residual", "2x16", 0.25),
+        ("residual", "2x16", 0.125),
+    }
+    # a twelfth for twice the parameters, kept within what the arm tried
+    expected = {"1x16": 3.6, "2x16": 0.3, "2x32": 0.125, "2x64": 0.125}
+    assert rates_of(record, "residual") == pytest.approx(expected, rel=5e-3)
+    assert set(rates_of(record, "full").values()) == {1.0}
+
+
+def test_without_a_grid_every_run_has_the_one_multiple(machine, tmp_path):
+    record = swept(machine, tmp_path, OPTIMA, grid=(2.0,))
+    assert {run.rate for run in record.runs} == {2.0} and len(record.runs) == 24
+    assert machine.said[0].startswith("24 runs, ") and "edge" not in machine.said[0]
+
+
+def test_steps_are_timed_of_all_that_the_record_has(machine, tmp_path, monkeypatch):
+    before = swept(machine, tmp_path, OPTIMA)
+    monkeypatch.setattr("attnres.lab.steptime.median_steps", lambda *_: pytest.fail("something was timed"))
+    for fewer, missing in (({"arms": ("residual", "block")}, "full"), ({"sizes": ("1x16", "2x16", "2x32")}, "2x64")):
+        with pytest.raises(UsageError, match=f"--time-steps times all .* name {missing} in the command, too"):
+            swept(machine, tmp_path, OPTIMA, time_steps=True, **fewer)
+    assert read_record(tmp_path / "scaling.json", "scaling").runs == before.runs
+
+
+def test_hours_on_a_gpu_are_told_apart():
+    def computing(runs: list[dict]) -> str:
+        return replace(scaling(runs), hours=3.0).origin["computing"]
+
+    runs = scaling_runs()
+    assert computing(runs) == "3.0 hours of one thread"
+    largest = [run | {"gpu": "H100", "step_seconds": 90.0} if run["at"] == "2" else run for run in runs]  # 10 steps
+    assert computing(largest) == "2.0 hours of one thread, 1.0 of 4 runs of 2 on H100"
+    assert computing([run | {"gpu": "H100"} for run in runs]) == "3.0 hours of one thread"
+
+
+@pytest.mark.parametrize("sizes", [("1x16@999999", "2x16", "4096x4096"), ("1x16", "2x16", "4096x4096@999999")])
+def test_every_size_has_its_own_limit_of_steps(sizes):
+    with pytest.raises(UsageError, match="steps must be at most 2147483647"):
+        a_plan(sizes=sizes, tokens_per_parameter=MOST_TOKENS)
+
+
+def test_the_best_of_a_grid():
+    assert best({0.5: 2.1, 1: 2.0, 2: 2.2}) == pytest.approx(2 ** (-1 / 6))  # by hand: y = 0.15 x^2 + 0.05 x
+    assert best({0.5: 2.0, 1: 2.1, 2: 2.2}) == 0.5 and best({0.5: 2.2, 1: 2.1, 2: 2.0}) == 2
+    assert best({1: 2.0}) == 1 and best({}) == 1
+
+
+def a_record(timed: bool = True) -> Record:
+    """The arm needs half the compute per token and ends where the baseline does; each seed ends a little higher."""
+    runs = []
+    for arm, flops in (("residual", 6.0), ("full", 3.0)):
+        for size in (1, 2, 4, 8):
+            for seed in range(3):
+                loss = 3 * (6.0 * size**2) ** -0.1 * (1 + 0.01 * seed) - 0.001 * seed * (arm == "full")
+                own = {"parameters": size**2, "tokens": size**2, "flops_per_token": flops}
+                run = {"arm": arm, "at": f"{size}x16", "seed": seed, "steps": 10, "loss": loss, "measured": own}
+                runs.append(run | ({"step_seconds": flops * size**2 * 2} if timed else {}))
+    more = {"arm": "full", "steps": 1, "measured": UNUSED}
+    runs.append({**more, "at": "1x16", "rate": 0.5, "loss": 3.0, "seed": 1000, "part": "tuning"})
+    runs += [{**more, "at": "4x16", "rate": rate, "loss": 9.0, "seed": 0, "part": "check"} for rate in (0.5, 2.0)]
+    return scaling(runs)
+
+
+def moved(record: Record, change: Callable[[Run], Run | None]) -> Record:
+    """The record with reported runs changed, or without those that become None."""
+    runs = (change(run) if run.part == "runs" else run for run in record.runs)
+    return replace(record, runs=tuple(run for run in runs if run is not None))
+
+
+def test_the_advantage_is_told_at_every_size_in_operations_and_in_seconds():
+    record = a_record()
+    axes = axes_of(record)
+    assert list(axes) == ["operations", "seconds"] and list(axes_of(a_record(timed=False))) == ["operations"]
+    for points in axes.values():
+        found = advantages_at_sizes(points)
+        assert list(found) == [("full", f"{size}x16") for size in (1, 2, 4, 8)]
+        for advantage in found.values():
+            assert advantage.factor == pytest.approx(2, rel=0.02)
+            assert advantage.interval[0] < advantage.factor < advantage.interval[1]
+    lead, error = paired_lead(record, "full", "2x16")
+    assert lead == pytest.approx(-0.001) and error == pytest.approx(0.001 / math.sqrt(3))
+
+
+def test_the_tables_have_the_range_and_the_rates():
+    law, along, rates = tables(a_record())
+    assert law.title == "L = A C^-a" and len(along.rows) == 4
+    assert along.rows[0][:3] == ("full", "1x16", "-0.0010 ± 0.0006") and along.rows[0][3].startswith("2.0")
+    assert rates.rows[1][:5] == ("full", "x1", "x1", "x1", "x1") and rates.rows[1][5].startswith("x0.5: +7.0994, x2")
+
+
+@pytest.mark.parametrize(("tried", "shown"), [((0.5, 1.0, 2.0), "x1"), ((1.0, 2.0), "x1*"), ((0.25, 0.5, 1.0), "x1*")])
+def test_a_rate_at_the_edge_of_what_was_tried_is_marked(tried, shown):
+    other = a_record()
+    place = {"arm": "full", "at": "2x16", "loss": 3.0, "seed": 1000, "part": "tuning", "status": "done"}
+    record = replace(other, runs=(*other.of(), *(Run(**place, rate=rate) for rate in tried)))
+    (table,) = (table for table in tables(record) if table.title == "Learning rates")
+    assert table.rows[1][1:4] == ("x1", shown, "x1") and "* still at the edge" in table.note
+
+
+def test_steps_timed_by_turns_count_before_the_runs_own():
+    seconds = {f"{size}x16": {"residual": size**2 * 1.0, "full": size**2 * 4.0} for size in (1, 2, 4, 8)}
+    times = {"seconds": seconds, "date": "2026-11-23", "commit": "abc", "machine": {"cores": 2}}
+    record = replace(a_record(), found={"step_times": times})
+    for (_, size), advantage in advantages_at_sizes(axes_of(record)["seconds"]).items():
+        assert advantage.factor == pytest.approx(0.25, rel=0.02), size
+    by_title = {table.title: table for table in tables(record)}
+    assert "by turns" in by_title["Along the range"].note
+    assert by_title["A step's time"].rows == (
+        ("residual", "1000 ms", "4000 ms", "16000 ms", "64000 ms"),
+        ("full", *["4.00x"] * 4),
+    )
+    del seconds["8x16"]["full"]  # trained later: times of two kinds are not mixed
+    assert axes_of(record) == axes_of(a_record())
+    by_title = {table.title: table for table in tables(record)}
+    assert "blurs" in by_title["Along the range"].note and by_title["A step's time"].rows[1][-1] == ""
+
+
+def test_between_sizes_are_those_of_one_length():
+    record = a_record()
+    (place,) = (i for i, name in enumerate(tables(record)[1].columns) if name == "operations, between sizes")
+    assert [row[place] != "" for row in tables(record)[1].rows] == [False, True, True, True]
+    half = {"parameters": 16, "tokens": 8, "flops_per_token": 6.0}
+    shorter = moved(record, lambda run: replace(run, measured=half) if run.at == "4x16" else run)
+    rows = tables(shorter)[1].rows
+    assert [row[place] != "" for row in rows] == [False, True, False, False]
+    before = [row[place] for row in tables(record)[1].rows]
+    less = moved(
+        record,
+        lambda run: (
+            replace(run, measured={**run.measured, "tokens": 8}, loss=run.loss + 0.26) if run.at == "8x16" else run
+        ),
+    )
+    rows = tables(less)[1].rows
+    assert [row[place] for row in rows] == [*before[:3], ""], "8x16 has less compute and more loss than 4x16"
+
+
+def test_seconds_of_a_gpu_and_of_a_cpu_are_not_compared():
+    record = a_record()
+    one = moved(record, lambda run: replace(run, gpu="H100") if run.at == "8x16" else run)
+    assert list(axes_of(one)) == ["operations"]
+    assert list(axes_of(moved(record, lambda run: replace(run, gpu="H100")))) == ["operations", "seconds"]
+
+
+def only(record: Record, arm: str, *sizes: str) -> Record:
+    """That arm diverged at all other sizes."""
+    return moved(record, lambda run: replace(run, status="diverged") if run.arm == arm and run.at not in sizes else run)
+
+
+def test_a_weak_arm_has_a_blank_fit_and_a_note():
+    record = only(a_record(), "full", "1x16", "2x16")
+    law, along, _ = tables(record)
+    assert law.rows[0][1] == "12" and law.rows[0][3].startswith("0.1") and law.columns[-1].endswith("over residual")
+    assert law.rows[1] == ("full", "6, 6 diverged", "", "", "")
+    assert "No fit where fewer than 3 different computes are left: full." in law.note
+    assert {row[3::2] for row in along.rows} == {("", "")} and "one of both lines is missing" in along.note
+    assert finding(record) == "No compute advantage is given: no other connection has a fit."
+    figure = scaling_law(record)
+    assert figure
+    drawn = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].lines if line.get_linestyle() != "None"}
+    assert drawn["residual"] > 1 and drawn["full"] == 0, "in the legend, for the other panels, and without a line"
+
+
+def test_fits_are_of_the_same_seeds():
+    """A seed that one arm alone has lost moved its line by what seeds differ, and called that the arm's."""
+    record = a_record()
+    lost = ("full", "8x16", 0)
+    without = moved(record, lambda run: None if (run.arm, run.at, run.seed) == lost else run)
+    seeds = {(arm, point.size, point.seed) for arm, points in final_points(without).items() for point in points}
+    every = {(arm, point.size, point.seed) for arm, points in final_points(record).items() for point in points}
+    assert every - seeds == {("residual", "8x16", 0), lost}
+    law, *_ = tables(without)
+    assert [row[1] for row in law.rows] == ["11", "11"] and law.note.endswith("seed at their size: 1.")
+    assert "left out" not in tables(record)[0].note
+
+
+def test_a_weak_baseline_leaves_the_other_fits_without_advantages():
+    record = only(a_record(), "residual", "1x16")
+    law, *_ = tables(record)
+    assert law.rows[0] == ("residual", "3, 9 diverged", "", "", "")
+    assert law.rows[1][3].startswith("0.1") and law.rows[1][4] == ""
+    assert finding(record) == "No compute advantage is given: residual has no fit." and finding(record) in law.note
+    figure = scaling_law(record)
+    assert figure and figure.axes[2].texts
+    nothing = only(only(record, "residual"), "full")
+    assert {row[2:] for row in tables(nothing)[0].rows} == {("", "", "")} and scaling_law(nothing) is None
+
+
+def test_a_baseline_that_does_not_fall_leaves_advantages_blank():
+    record = a_record()
+    rising = moved(record, lambda run: replace(run, loss=6 - run.loss) if run.arm == "residual" else run)
+    law, along, _ = tables(rising)
+    assert law.rows[0][3].startswith("-0.") and law.rows[1][3].startswith("0.1") and law.rows[1][4] == ""
+    assert law.note.endswith("given: the 95% interval of residual's exponent is not all above 0.")
+    assert {row[3::2] for row in along.rows} == {("", "")} and finding(rising) in law.note
+    assert scaling_law(rising) is not None
+
+
+def test_a_panel_without_anything_says_why():
+    record = a_record()
+    short = moved(record, lambda run: replace(run, curve=run.curve[-1:]))
+    weak = only(short, "full", "1x16", "2x16")
+    figure = scaling_law(weak)
+    assert figure
+    *_, advantages, iso = figure.axes
+    assert [axes.texts[0].get_text().partition(":")[0] for axes in (advantages, iso)] == ["none", "none"]
+    assert not advantages.lines[0].get_xdata().size  # the legend's alone
+    whole = scaling_law(record)
+    assert whole and not whole.axes[2].texts
+
+
+def test_the_check_is_held_against_its_own_seed():
+    """The check trains with the first seed, whose run at the rate itself may have diverged."""
+    record = a_record()
+    without = moved(record, lambda run: None if (run.arm, run.at, run.seed) == ("full", "4x16", 0) else run)
+    checks = [tables(of)[2].rows[1][5] for of in (record, without)]
+    assert checks == ["x0.5: +7.0994, x2: +7.0994", ""]
+
+
+def test_the_tables_of_few_sizes_are_without_a_fit():
+    few = replace(a_record(), runs=a_record().runs[:1])
+    (along,) = tables(few)
+    assert along.title == "Along the range" and len(along.columns) == 3
+    assert finding(few) == "Fewer than 3 sizes are done." and scaling_law(few) is None
+
+
+def test_a_sizes_parameters_are_those_of_its_matrices():
+    size = parse_size("3x32")
+    model = Transformer(TransformerConfig(dim=size.dim, layers=size.layers, heads=2, context=8, vocab_size=16))
+    matrices = [p for p in model.sublayers.parameters() if p.ndim == 2]
+    # the MLP's width is rounded, so that its three matrices are only about as large as 8 dim^2
+    assert size.parameters == pytest.approx(sum(p.numel() for p in matrices), rel=0.1)
+
+
+@pytest.mark.parametrize("shape", [{"hidden": 256}, {"kv_heads": 1}])
+def test_of_another_shape_they_are_counted(shape):
+    options = Options(sizes=("2x16", "2x32", "3x32"), config=RunConfig(model=TransformerConfig(**shape)))
+    plan = make_plan(options, Path("runs"))
+    for size in plan.sizes:
+        config = plan.run("full", size.name, 1.0, 0).config
+        model = Transformer(config.model)
+        expected = sum(p.numel() for p in model.sublayers.parameters()) + size.dim  # and the norm behind them
+        assert size.parameters == expected
+        assert config.steps == pytest.approx(0.4 * size.parameters / config.tokens_per_step, abs=1)
+
+
+def test_heads_have_16_channels_unless_their_number_is_given():
+    assert [parse_size(text).heads for text in ("3x32", "3x64@2")] == [2, 4]
+    assert [parse_size(text, heads=1).heads for text in ("3x24", "3x64")] == [1, 1]
+    with pytest.raises(UsageError, match="dim a multiple of 6"):
+        parse_size("3x32", heads=3)
+    plan = make_plan(Options(sizes=("1x8", "1x16", "1x24"), heads=1), Path("runs"))
+    assert {plan.run("full", size.name, 1.0, 0).config.model.heads for size in plan.sizes} == {1}
+    with pytest.raises(UsageError, match="heads must be"):
+        make_plan(Options(heads=0), Path("runs"))
+
+
+def test_points_are_the_finished_runs_in_operations():
+    own = {"flops_per_token": 100.0, "tokens": 7, "parameters": 1}
+    run = {"arm": "full", "at": "3x32", "loss": 2.0, "steps": 1, "measured": own}
+    ((point,),) = final_points(scaling([run | {"seed": 0}, run | {"seed": 1, "status": "diverged"}])).values()
+    assert (point.compute, point.loss, point.size, point.seed) == (700.0, 2.0, "3x32", 0)
+
+
+def test_no_folder_of_an_arm_hides_and_no_two_are_one(tmp_path):
+    arms = ["rule.py:Rule", "./rule.py:Rule", "../rule.py:Rule", "/rule.py:Rule", "../../rule.py:Rule"]
+    names = [arm_folder(tmp_path, arm).name for arm in arms]
+    assert len(set(names)) == len(arms) and not any(name.startswith(".") for name in names)
