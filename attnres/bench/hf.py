@@ -21,6 +21,7 @@ import attnres.hf
 from attnres.bench.measure import Row, Run, Setting, milliseconds, take_turns
 from attnres.bench.memory import resident_peak
 from attnres.hf.convert import convert
+from attnres.model.backbones.borrowed import cache_name
 
 OPTIONS: dict[str, dict[str, Any]] = {"full": {}, "block": {"block_size": 8}}
 NAMES = {"full": "Full", "block": "Block S=8"}
@@ -119,14 +120,15 @@ def decode_steps(model: Any, count: int) -> Callable[[], None]:
     from transformers import DynamicCache
 
     prompt, cache = torch.randint(VOCABULARY, (1, PROMPT)), DynamicCache(config=model.config)
+    kept = {cache_name(model): cache}
     with torch.no_grad():
-        model.eval()(prompt, cache=cache, use_cache=True)
+        model.eval()(prompt, **kept, use_cache=True)
 
     @torch.no_grad()
     def step() -> None:
         model.eval()
         for _ in range(count):
-            model(prompt[:, -1:], cache=cache, use_cache=True)
+            model(prompt[:, -1:], **kept, use_cache=True)
         cache.crop(-count)
 
     return step

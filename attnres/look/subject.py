@@ -25,6 +25,7 @@ from attnres.errors import UsageError
 from attnres.files import read_json
 from attnres.look.messages import Curve, Model
 from attnres.look.work import Worker
+from attnres.model.backbones.borrowed import cache_name
 from attnres.report.style import arm_styles
 from attnres.train import load_run
 from attnres.train.checkpoint import CHECKSUMS
@@ -368,6 +369,7 @@ class Decoder:
         start, self.length = self.length, self.length + len(ids)
         if hasattr(self.model, "new_caches"):
             return self.model.logits(self.model.hidden(tokens, self._caches, start)[0, -1])
-        out = self.model(input_ids=tokens, cache=self._caches, use_cache=True, logits_to_keep=1)
-        self._caches = out.cache
+        name = cache_name(self.model)
+        out = self.model(input_ids=tokens, **{name: self._caches}, use_cache=True, logits_to_keep=1)
+        self._caches = out[name]
         return cast(Tensor, out.logits[0, -1])

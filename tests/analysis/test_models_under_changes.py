@@ -16,11 +16,11 @@ import attnres.hf
 from attnres import Transformer, TransformerConfig, UsageError, mixing_matrix
 from attnres.analysis import Mute, Noise, Off, Patch, Pin, Plain, Scale, intervene
 from attnres.analysis.interventions import sources_of
-from attnres.hf.small import small_model
 from attnres.model import parameter_roles
 from tests.analysis.test_interventions import ALL
 from tests.depth import DIM, randomise
 from tests.hf.models import make_model
+from tests.hf.small import small_model
 
 SITES = 5
 

@@ -325,7 +325,7 @@ def test_answers_longer_than_the_context(run, tasks, tmp_path):
 
 
 def test_a_model_that_sees_ahead_is_refused(llama, tasks, tmp_path):
-    from attnres.hf.small import small_model
+    from tests.hf.small import small_model
 
     shutil.copytree(llama, tmp_path / "bert")
     small_model("bert", "AutoModelForMaskedLM", vocab_size=256).save_pretrained(tmp_path / "bert")

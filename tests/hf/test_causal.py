@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from attnres import hf
 from attnres.errors import UsageError
 from attnres.hf.causal import refuse_other_than_causal
-from attnres.hf.small import small_model
+from tests.hf.small import small_model
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,9 @@ import attnres.hf
 from attnres import UsageError
 from attnres.hf.code import read_layer
 from attnres.hf.parts import attached_layers
-from attnres.hf.small import small_inputs, small_model, spread_weights
 from tests.depth import randomise
 from tests.hf.models import CONFIGS, assert_decodes_as_whole, assert_near, make_model
+from tests.hf.small import small_inputs, small_model, spread_weights
 
 CAUSAL, MASKED, IMAGES = "AutoModelForCausalLM", "AutoModelForMaskedLM", "AutoModelForImageClassification"
 

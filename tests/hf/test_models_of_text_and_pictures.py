@@ -7,9 +7,9 @@ import torch
 
 import attnres.hf
 from attnres.analysis import explain, trace
-from attnres.hf.small import small_model, spread_weights
 from tests.depth import randomise
 from tests.hf.models import assert_near
+from tests.hf.small import small_model, spread_weights
 
 KINDS = ["gemma3", "llava", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma4", "got_ocr2"))]
 

@@ -15,9 +15,9 @@ import attnres.hf
 from attnres import UsageError, analysis
 from attnres.analysis import Patch
 from attnres.hf.anatomy import decoder_of
-from attnres.hf.small import small_model, spread_weights
 from tests.depth import randomise
 from tests.hf.models import assert_near, attached, make_model, make_tokens
+from tests.hf.small import small_model, spread_weights
 
 ON_DISK = {
     **dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "lm_head", "model.layers.3"), "cpu"),

@@ -16,10 +16,10 @@ import attnres.hf
 from attnres import UsageError
 from attnres.hf import classes
 from attnres.hf.classes import CODE_FILE
-from attnres.hf.small import small_inputs, small_model
 from tests.depth import randomise
 from tests.hf.folders import edit_config, edit_tensors, keys, rename, run_elsewhere, truncate, written
 from tests.hf.models import assert_near, attached, make_model, make_tokens
+from tests.hf.small import small_inputs, small_model
 
 LOADERS = (AutoModelForCausalLM.from_pretrained, attnres.hf.load)
 

@@ -10,9 +10,10 @@ from transformers import AutoModelForCausalLM
 
 import attnres.hf
 from attnres import Connection, UsageError
-from attnres.hf.small import small_configs, small_inputs, small_model, spread_weights
+from attnres.model.backbones.borrowed import cache_name
 from tests.depth import randomise
 from tests.hf.models import assert_near, make_model, make_tokens
+from tests.hf.small import small_configs, small_inputs, small_model, spread_weights
 
 
 def assert_starts_as_plain(model, connection, reads="qkv-gate-up"):
@@ -72,8 +73,8 @@ def test_trained_decoding_saving_pickling_and_gradients(tmp_path):
     randomise(attnres.hf.connection_of(model))
     with torch.no_grad():
         whole = model(tokens, use_cache=False).logits
-        first = model(tokens[:, :6], use_cache=True)
-        rest = model(tokens[:, 6:], cache=first.cache, use_cache=True).logits
+        first, name = model(tokens[:, :6], use_cache=True), cache_name(model)
+        rest = model(tokens[:, 6:], **{name: first[name]}, use_cache=True).logits
     assert_near(torch.cat([first.logits, rest], 1), whole)
     model.save_pretrained(tmp_path)
     for twin in (attnres.hf.load(tmp_path).eval(), pickle.loads(pickle.dumps(model))):

@@ -80,9 +80,11 @@ def test_trainer_with_a_learning_rate_for_queries(tmp_path, caplog):
     model = attnres.hf.attach(make_model("llama"), "block", block_size=3)
     before = [q.detach().clone() for q in attnres.hf.connection_of(model).query]
     data = [{"input_ids": row, "labels": row} for row in make_tokens(8)]
+    known = TrainingArguments.__dataclass_fields__  # versions differ
+    checkpointing = "activation_checkpointing" if "activation_checkpointing" in known else "gradient_checkpointing"
     arguments = TrainingArguments(
         output_dir=str(tmp_path), max_steps=2, per_device_train_batch_size=4, save_steps=2, report_to=[],
-        disable_tqdm=True, use_cpu=True, activation_checkpointing=True, logging_steps=1, dataloader_pin_memory=False,
+        disable_tqdm=True, use_cpu=True, **{checkpointing: True}, logging_steps=1, dataloader_pin_memory=False,
     )  # fmt: skip
     optimizer = torch.optim.AdamW(attnres.hf.param_groups(model, 1e-4, query_lr=1e-2, weight_decay=0.1))
     with warnings.catch_warnings():

@@ -249,7 +249,7 @@ def test_a_model_keeps_the_weights_that_it_was_opened_with(saved_models, tmp_pat
 
 @pytest.mark.slow
 def test_a_model_that_sees_ahead_is_refused(saved_models, tmp_path):
-    from attnres.hf.small import small_model
+    from tests.hf.small import small_model
 
     small_model("bert", "AutoModelForMaskedLM", vocab_size=256).save_pretrained(tmp_path)
     shutil.copy(saved_models[0] / "tokenizer.json", tmp_path)

@@ -13,6 +13,7 @@ Importing this registers the model with transformers' Auto classes.
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
+import attnres.model.backbones.kimi_k3_config  # noqa: F401 first, because it says which transformers it needs
 from attnres.hf.k3.lab import from_transformer
 from attnres.hf.k3.model import KimiK3ForCausalLM, KimiK3Model
 from attnres.hf.k3.published import load, save

@@ -159,12 +159,13 @@ class SoftmaxAttention(BorrowedSublayer):
     def __init__(self, norm: nn.Module, block: nn.Module, layer: int) -> None:
         super().__init__(norm, block)
         self.layer = layer
-        self.takes = frozenset(inspect.signature(block.forward).parameters)
+        self.takes_positions = "position_embeddings" in inspect.signature(block.forward).parameters
+        self.cache_name = cache_name(block)
 
     def _arguments(self, time: int, context: Context) -> dict[str, Any]:
         cache = context.caches
-        arguments: dict[str, Any] = {"cache": cache, "attention_mask": None}
-        if "position_embeddings" in self.takes:
+        arguments: dict[str, Any] = {self.cache_name: cache, "attention_mask": None}
+        if self.takes_positions:
             arguments["position_embeddings"] = context.cos[None], context.sin[None]
         more = cache is not None and time > 1
         if more and (stored := cache.get_seq_length(self.layer)):  # type: ignore[attr-defined]
@@ -172,6 +173,12 @@ class SoftmaxAttention(BorrowedSublayer):
             mask = torch.ones(time, stored + time, dtype=torch.bool, device=context.cos.device)
             arguments["attention_mask"] = mask.tril(stored)[None, None]
         return arguments
+
+
+def cache_name(module: nn.Module) -> str:
+    """The argument by which a model or an attention of transformers takes its cache; it has changed with versions."""
+    taken = inspect.signature(module.forward).parameters
+    return next((name for name in ("past_key_values", "cache_params") if name in taken), "cache")
 
 
 def transformers_config(config: TransformerConfig) -> Any:

@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+import transformers
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
-from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
 
 from attnres.errors import UsageError
+
+try:
+    from transformers.models.kimi_linear.configuration_kimi_linear import KimiLinearConfig
+except ModuleNotFoundError:
+    raise UsageError(
+        f"Kimi K3 is built on transformers' kimi_linear: it needs transformers 5.24, not {transformers.__version__}"
+    ) from None
 
 FIXED = {
     "hidden_act": "situ",

@@ -11,36 +11,30 @@ import torch
 from torch import Tensor, nn
 
 from attnres.model.backbones.borrowed import runnable_kernels
+from tests.hf.models import skip_unless_known
 
-VOCABULARY, LAYERS, HEADS = 64, 4, 4
+VOCABULARY, LAYERS = 64, 4
 
 LARGEST = 30_000_000
 """Parameters of a model that is still small: some types have sizes under names that are not known here."""
 
-_SIZES: tuple[tuple[str, int], ...] = (
-    (r"(unpadded_)?vocab_size(_per_layer_input)?", VOCABULARY),
-    (r"(num_(hidden_)?|n_|encoder_|decoder_|num_decoder_|num_encoder_)layers?", LAYERS),
-    (r"hidden_size|d_model|n_embd|word_embed_proj_dim|embedding_size|dim_model|emb_dim|dim", 32),
-    (r"(shared_)?(expert|moe)\w*(intermediate|ffn|hidden)\w*(size|dim)|expert_dim", 16),
-    (r"(\w*_)?(intermediate|ffn|inner)\w*|dim_ff|d_ff", 48),
-    (r"(num|n|encoder|decoder|num_encoder|num_decoder)_(attention_)?heads?|num_heads?", HEADS),
-    (r"num_(key_value|kv)_heads|num_global_key_value_heads", 2),
-    (r"(global_|local_|swa_)?head_dim|attention_head_dim|d_kv|kv_channels", 8),
-    (r"q_lora_rank", 16),
-    (r"kv_lora_rank|qk_nope_head_dim|v_head_dim|swa_v_head_dim", 8),
-    (r"qk_rope_head_dim|rotary_dim", 4),
-    (r"(num_|n_)(routed_|local_)?experts|num_moe_experts|moe_num_experts", 4),
-    (r"(num_experts_per_tok|moe_k|moe_topk|top_k_experts|num_experts_per_token|moe_top_k|top_k)", 2),
-    (r"n_group|topk_group", 1),
-    (r"max_position_embeddings|n_positions|max_sequence_length|max_seq_len(gth)?|n_ctx|block_size", 64),
-    (r"(sliding|attention_window)\w*|window_size|attention_chunk_size", 6),
-    (r"hidden_size_per_layer_input", 8),
-    (r"image_size", 16),
-    (r"patch_size", 8),
-    (r"pad_token_id", 0),
-    (r"bos_token_id", 1),
-    (r"eos_token_id|sep_token_id", 2),
-)
+_SIZES = {
+    VOCABULARY: r"(unpadded_)?vocab_size(_per_layer_input)?|max_position_embeddings|max_seq(uence)?_len(gth)?"
+    r"|n_positions|n_ctx|block_size",
+    16: r"(shared_)?(expert|moe)\w*(intermediate|ffn|hidden)\w*(size|dim)|expert_dim|q_lora_rank|image_size",
+    48: r"(\w+_)?(intermediate|ffn|inner)\w*|dim_ff|d_ff",
+    32: r"hidden_size|d_model|n_embd|word_embed_proj_dim|embedding_size|dim_model|emb_dim|dim",
+    8: r"(attention_|global_|local_|qk_nope_|swa_|swa_v_|v_)?head_dim|d_kv|kv_channels|kv_lora_rank|patch_size"
+    r"|hidden_size_per_layer_input",
+    6: r"(sliding|attention_window)\w*|window_size|attention_chunk_size",
+    4: r"((num_)?(hidden|encoder|decoder)_|num_|n_)layers?|n_heads?"
+    r"|(num_)?((attention|encoder|decoder)_(attention_)?)?heads?|(num_|n_)(routed_|local_)?experts|(num_moe|moe_num)_experts|qk_rope_head_dim|rotary_dim",
+    2: r"num_(key_value|kv|global_key_value)_heads|num_experts_per_tok(en)?|moe_(top_?)?k|top_k(_experts)?",
+    1: r"n_group|topk_group",
+}
+"""What is written for an entry of a configuration whose name is like this."""
+
+_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "sep_token_id": 2}
 
 
 def small_model(model_type: str, auto_class: str = "AutoModelForCausalLM", **overrides: Any) -> Any:
@@ -98,6 +92,7 @@ def small_configs(model_type: str, **overrides: Any) -> Iterator[Any]:
     """
     from transformers import AutoConfig
 
+    skip_unless_known(model_type)
     default = AutoConfig.for_model(model_type)
     for options in ({**_small_options(default), **_layer_lists(default)}, _small_options(default)):
         yield type(default)(**{**options, **overrides})
@@ -112,13 +107,13 @@ def _small_options(default: Any) -> dict[str, Any]:
             options |= {} if part is None else {name: _small_options(part)}
             continue
         value = known.get(default.attribute_map.get(name, name))
-        size = next((size for pattern, size in _SIZES if re.fullmatch(pattern, name)), None)
+        size = next((size for size, pattern in _SIZES.items() if re.fullmatch(pattern, name)), _TOKENS.get(name))
         if size is None or isinstance(value, bool | str | float | Mapping | list | tuple):
             continue
         if value is not None or name.endswith("_token_id") or name == "head_dim":
             options[default.attribute_map.get(name, name)] = size
     if "kv_lora_rank" in options:  # queries, keys and values have heads of their own, and two parts each
-        options |= {"num_key_value_heads": HEADS, "head_dim": options.get("qk_rope_head_dim")}
+        options |= {"num_key_value_heads": 4, "head_dim": options.get("qk_rope_head_dim")}
     return options
 
 
