@@ -99,6 +99,12 @@ def _make_model(name: str, overrides: dict[str, Any]):
     return model
 
 
+def recompute(model: Any, options: dict[str, Any] | None = None) -> None:
+    """Let a model recompute activations, by the name that its version of transformers has for it."""
+    name = "activation_checkpointing_enable"
+    getattr(model, name if hasattr(model, name) else "gradient_checkpointing_enable")(options)
+
+
 def make_tokens(batch: int = 2, time: int = 11) -> torch.Tensor:
     return torch.randint(3, VOCABULARY, (batch, time), generator=torch.Generator().manual_seed(5))
 

@@ -12,7 +12,7 @@ import attnres.hf
 from attnres import Connection, UsageError
 from attnres.model.backbones.borrowed import cache_name
 from tests.depth import randomise
-from tests.hf.models import assert_near, make_model, make_tokens
+from tests.hf.models import assert_near, make_model, make_tokens, recompute
 from tests.hf.small import small_configs, small_inputs, small_model, spread_weights
 
 
@@ -89,7 +89,7 @@ def test_trained_decoding_saving_pickling_and_gradients(tmp_path):
 
     model.train()
     plain = gradients()
-    model.activation_checkpointing_enable()
+    recompute(model)
     assert_near(gradients(), plain)
     assert attnres.hf.connection_of(model).query[2].grad.norm(dim=-1).min() > 0
 
