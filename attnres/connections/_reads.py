@@ -13,13 +13,13 @@ from torch import Tensor
 
 from attnres.connections._connection import Mixture, one_of
 
-Reads = Literal["one", "qkv", "qkv-gate-up"]
+Reads = Literal["one", "qk-v", "qkv", "qkv-gate-up"]
 
-_COUNTS: dict[str, tuple[int, int]] = {"one": (1, 1), "qkv": (3, 1), "qkv-gate-up": (3, 2)}
+_COUNTS: dict[str, tuple[int, int]] = {"one": (1, 1), "qk-v": (2, 1), "qkv": (3, 1), "qkv-gate-up": (3, 2)}
 
 
 def reads_at(reads: Reads, site: int) -> int:
-    """Count the mixtures that a sublayer reads: attention, at even sites, and an MLP, at odd ones.
+    """Count the mixtures that are made for a sublayer: attention, at even sites, and an MLP, at odd ones.
 
     Raises:
         UsageError: an unknown word.
@@ -29,7 +29,7 @@ def reads_at(reads: Reads, site: int) -> int:
 
 
 def reads_of_sites(reads: Reads, sites: int) -> list[int]:
-    """Count the mixtures of sites 0 .. L; the readout reads one."""
+    """Count the mixtures that are made at sites 0 .. L; the readout reads one."""
     return [*(reads_at(reads, site) for site in range(sites)), 1]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from attnres.connections._connection import Connection, Mixture, Sublayer, Values, widen
+from attnres.connections._reads import mixture
 from attnres.ops import attend
 
 TILE = 4
@@ -23,7 +24,18 @@ class TwoPhase(Connection):
     block_size: int
     eps: float
     _reads: list[int]
+    """How many mixtures are made at each site."""
+    _shares_qk = False
+    """Whether the first of two is for attention's q and k, which are handed the same tensor (reads="qk-v")."""
     _rounds_phase_1 = False
+
+    def reads(self, site: int) -> int:
+        made = max(1, self._reads[site])
+        return made + (self._shares_qk and made > 1)
+
+    def _mixture(self, made: Iterable[Tensor]) -> Mixture:
+        first, *others = made
+        return mixture((first, first, *others) if self._shares_qk and others else (first, *others))
 
     def _bank(self, values: Values, first: int) -> Values:
         """The finished blocks at a site, which all later ones attend to."""

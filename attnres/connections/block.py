@@ -64,7 +64,8 @@ class AttnResOptions:
 
     reads: Reads = "one"
     """qkv: attention reads a mixture for each of q, k and v; qkv-gate-up: an MLP one for its gate and one for what it
-    gates, too. A query, a gain or whatever makes p is then [reads, ...] at such a site. Multiway (2502.12170)."""
+    gates, too. A query, a gain or whatever makes p is then [reads, ...] at such a site. Multiway (2502.12170).
+    qk-v: one for q and k, and one for v, as RD-AttnRes (2608.01075): [2, ...]."""
 
     def __post_init__(self) -> None:
         check_count("heads", self.heads)
@@ -120,6 +121,7 @@ class Block(TwoPhase):
         self._adds = type(self).scatter is Block.scatter and type(self).absorb is Block.absorb
 
         self._reads = reads_of_sites(self.options.reads, sites)
+        self._shares_qk = self.options.reads == "qk-v"
         if self.options.mixing == "static":
             counts = (self._count(site) for site in range(sites + 1))
             self.logits = nn.ParameterList(map(per_read, repeat(0.0), self._reads, counts, repeat(heads)))
@@ -129,9 +131,6 @@ class Block(TwoPhase):
             self.gain = nn.ParameterList(per_read(1.0, reads, width) for reads in self._reads)
         if self.options.query == "input":
             self.query_map = nn.ParameterList(per_read(0.0, reads, width, dim) for reads in self._reads)
-
-    def reads(self, site: int) -> int:
-        return self._reads[site]
 
     def _own(self, parameters: nn.ParameterList, site: int, read: int) -> Tensor:
         return each_read(parameters[site], self._reads[site])[read]
@@ -192,7 +191,7 @@ class Block(TwoPhase):
 
     def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
         if isinstance(weights, tuple):
-            return tuple(self.gather(values, of_read, site) for of_read in weights)
+            return self._mixture(self.gather(values, of_read, site) for of_read in weights)
         if self.options.heads > 1:
             weights = weights.repeat_interleave(self.dim // self.options.heads, -1)
         first, *others = zip(weights, self._visible(values, site), strict=True)
@@ -231,9 +230,9 @@ class Block(TwoPhase):
     ) -> Mixture:
         dtype, scale = values[0].dtype, self._scale(self._count(site)) if self.options.total else 1.0
         if newest:
-            return mixture(attend_outs(newest, queries, gains, prior, self.eps, dtype, scale=scale))
+            return self._mixture(attend_outs(newest, queries, gains, prior, self.eps, dtype, scale=scale))
         # Phase 1 is not scaled: the other sites of the tile merge it.
-        return mixture((scale * h if self.options.total else h).to(dtype) for h in prior[: len(queries)])
+        return self._mixture((scale * h if self.options.total else h).to(dtype) for h in prior[: len(queries)])
 
     def _taken_up(self, values: Values, site: int, h: Mixture, y: Tensor) -> tuple[Values, Tensor | None]:
         opens_block = site % self.block_size == 0
@@ -251,7 +250,7 @@ class Block(TwoPhase):
     ) -> tuple[Values, Mixture]:
         dtype, scale = values[0].dtype, self._scale(self._count(site)) if self.options.total else 1.0
         outs, total = add_and_attend(newest, y, queries, gains, prior, self.eps, dtype, scale=scale)
-        return (*values[:-1], total), mixture(outs)
+        return (*values[:-1], total), self._mixture(outs)
 
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
         """The queries and gains of all reads of consecutive sites."""

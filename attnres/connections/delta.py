@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 
 from attnres.connections._connection import Mixture, Values, Weights, widen
-from attnres.connections._reads import Reads, each_read, mixture, per_read, reads_of_sites
+from attnres.connections._reads import Reads, each_read, per_read, reads_of_sites
 from attnres.connections._two_phase import TwoPhase
 from attnres.errors import check_count
 from attnres.ops import attend_outs, depth_weights
@@ -40,15 +40,13 @@ class Delta(TwoPhase):
         self.block_size = block_size
         self.eps = eps
         self._reads = reads_of_sites(reads, sites)
+        self._shares_qk = reads == "qk-v"
         self._reads[0] = 1
         # Site 0 has nothing to attend to; None keeps query[site] true.
         counts = self._reads[1:-1]
         self.query = nn.ParameterList([None, *(per_read(0.0, count, dim) for count in counts)])
         self.gain = nn.ParameterList([None, *(per_read(1.0, count, dim) for count in counts)])
         self.gate = nn.ParameterList([None, *(per_read(0.0, count, 1) for count in counts)]) if gate else None
-
-    def reads(self, site: int) -> int:
-        return self._reads[site]
 
     def value_count(self, site: int) -> int:
         return 1 + -(-site // self.block_size)
@@ -74,7 +72,7 @@ class Delta(TwoPhase):
         x, *blocks = values
         if not weights:
             return x
-        return mixture(
+        return self._mixture(
             sum((p * block for p, block in zip(of_read, blocks, strict=True)), x).to(x.dtype) for of_read in weights
         )
 
@@ -106,7 +104,7 @@ class Delta(TwoPhase):
         outs = prior[: len(queries)]
         if newest:
             outs = attend_outs(newest, queries, gains, prior, self.eps, widen(x).dtype)
-        return mixture((x + out).to(x.dtype) for out in self._gated(outs, site))
+        return self._mixture((x + out).to(x.dtype) for out in self._gated(outs, site))
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         x, *blocks = values

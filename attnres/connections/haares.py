@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.connections._connection import Mixture, Values, Weights, inverse_rms, stream_dtype, widen
-from attnres.connections._reads import Reads, each_read, mixture, per_read
+from attnres.connections._reads import Reads, each_read, per_read
 from attnres.connections.block import Block
 from attnres.errors import UsageError
 from attnres.ops import attend
@@ -91,7 +91,7 @@ class HAARES(Block):
 
     def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
         if isinstance(weights, tuple):
-            return tuple(self.gather(values, of_read, site) for of_read in weights)
+            return self._mixture(self.gather(values, of_read, site) for of_read in weights)
         return super().gather((values[0], *values[1::2], *values[2::2]), weights, site)
 
     def weigh_output(self, values: Values, weights: Weights, site: int, y: Tensor) -> Weights:
@@ -133,7 +133,7 @@ class HAARES(Block):
         if not newest:
             return super()._joined(values, site, newest, queries, gains, prior)
         parts = self._parts(values, site, newest)
-        return mixture(self._attend(*parts, queries, gains, self._own_biases(site), prior, values[0].dtype)[0])
+        return self._mixture(self._attend(*parts, queries, gains, self._own_biases(site), prior, values[0].dtype)[0])
 
     def _attend(
         self,

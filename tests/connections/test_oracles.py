@@ -43,6 +43,20 @@ def test_full_equals_fla_at_every_site():
         torch.testing.assert_close(h, expected, **IN_FLOAT32)
 
 
+def test_q_and_k_share_what_they_read_and_v_has_its_own():
+    connection, sublayers = randomised("full", reads="qk-v"), make_sublayers()
+    sources, inputs = trace(connection, torch.randn(2, 3, DIM), sublayers)
+    for site, h in enumerate(inputs):
+        if site % 2 or site == SITES:
+            assert isinstance(h, torch.Tensor)
+            continue
+        q, k, v = h
+        assert q is k and connection.reads(site) == 3
+        for read, other in enumerate((q, v)):
+            query, gain = connection.query[site][read], connection.gain[site][read]
+            torch.testing.assert_close(other, naive_attnres()(query, sources[: site + 1], gain), **IN_FLOAT32)
+
+
 @pytest.mark.parametrize("block_size", [2, 3])
 def test_block_equals_fla_over_the_sums_of_blocks(block_size):
     connection, sublayers = randomised("block", block_size=block_size), make_sublayers()

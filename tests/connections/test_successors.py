@@ -126,7 +126,7 @@ def test_each_read_has_its_own_query(name):
 @pytest.mark.parametrize("name", ["delta", "block", "full", "rms-block", "rms-full", "window"])
 def test_reads_start_equal_and_are_checked(name):
     x, sublayers = torch.randn(2, 3, DIM), make_sublayers()
-    with pytest.raises(UsageError, match="reads must be one of one, qkv, qkv-gate-up, not 'kv'"):
+    with pytest.raises(UsageError, match="reads must be one of one, qk-v, qkv, qkv-gate-up, not 'kv'"):
         make_connection(name, DIM, SITES, reads="kv")
     _, inputs = trace(make_connection(name, DIM, SITES, reads="qkv-gate-up"), x, sublayers)
     assert any(isinstance(h, tuple) for h in inputs)
