@@ -78,7 +78,7 @@ def build() -> Path:
 
     Processes that start at once wait for the first one's build.
     """
-    from attnres.files import cache_folder, locked, replacement  # setup.py loads this file alone
+    from attnres.files import cache_folder, locked, replacement, write_text  # setup.py loads this file alone
 
     if os.name != "posix":
         raise BuildError("it needs Linux or macOS with g++ or clang++")
@@ -92,15 +92,33 @@ def build() -> Path:
             return installed
     target = chosen or NATIVE
     library = cache_folder() / library_name(target, compiler(), _features())
-    if library.exists():
+    if _is_whole(library):
         return library
     library.parent.mkdir(parents=True, exist_ok=True)
     with locked(library.parent / "build.lock", taken=lambda: None):
-        if not library.exists():
+        if not _is_whole(library):
             log.warning("building the CPU kernel, once, in about %d s", BUILD_SECONDS)
             with replacement(library) as partial:
                 compile_to(partial, target)
+                checksum = _checksum(partial)
+            write_text(_checksum_file(library), checksum)
     return library
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether the file is all that was compiled: loading one that was cut short ends the process with a bus error."""
+    try:
+        return _checksum_file(library).read_text() == _checksum(library)
+    except OSError:
+        return False
+
+
+def _checksum(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()
+
+
+def _checksum_file(library: Path) -> Path:
+    return library.with_suffix(".sha256")
 
 
 def compiler() -> str:

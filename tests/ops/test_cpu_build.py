@@ -95,7 +95,16 @@ def test_two_that_start_at_once_build_once(shelf, monkeypatch):
     for thread in threads:
         thread.join()
     assert built == ["native"] and paths[0] == paths[1] and paths[0].read_text() == "native"
-    assert sorted(path.suffix for path in paths[0].parent.iterdir()) == [".lock", ".so"]
+    assert sorted(path.suffix for path in paths[0].parent.iterdir()) == [".lock", ".sha256", ".so"]
+
+
+def test_a_library_that_was_cut_short_is_built_again(shelf, monkeypatch):
+    """Loading it would end the process with a bus error."""
+    library = cpu.build()
+    library.write_text(library.read_text()[:-1])
+    assert cpu.build() == library and library.read_text() == "native"
+    monkeypatch.setattr(cpu, "compile_to", lambda *_: pytest.fail("built once more"))
+    assert cpu.build() == library
 
 
 def test_another_source_target_or_compiler_is_another_file(shelf):
