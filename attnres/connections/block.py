@@ -18,6 +18,7 @@ from attnres.connections._connection import (
     Weights,
     inverse_rms,
     one_of,
+    stream_dtype,
     widen,
 )
 from attnres.connections._reads import Reads, each_read, mixture, per_read, reads_of_sites
@@ -203,8 +204,11 @@ class Block(TwoPhase):
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         opens_block = site % self.block_size == 0
         # The embedding is a block of its own, so the first sublayer opens a new one. At a block's end nothing moves:
-        # the partial is complete, and from the next site on it is a block.
-        return (*values, y) if opens_block else (*values[:-1], values[-1] + y)
+        # the partial is complete, and from the next site on it is a block. Its sum is kept in the stream's dtype:
+        # autocast makes outputs narrower, and the plain residual does not round each sum to that.
+        if opens_block:
+            return (*values, y)
+        return (*values[:-1], values[-1].to(stream_dtype(values[0], values[-1])) + y)
 
     def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
         if not self._fused:

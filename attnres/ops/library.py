@@ -8,9 +8,9 @@
 sources: N tensors [..., d]. queries: S vectors [d]; gains: S vectors, or none. prior: none, or for each query the out,
 then for each the lse, of its attention over other sources: with scale 1, in float32 or, the outs, all of `dtype`. It is
 merged as one more source of that query alone, whose score is lse. added: none, or y [..., d]: the last source is then
-the sum of the last one given and y, rounded to the wider of their dtypes, which is returned, too. outs: S tensors
-[..., d] of `dtype`; lses: S float32 tensors [...]; statistics: float32 [tokens, N (S + 1)], what the backward pass
-needs besides the sources.
+the sum of the last one given and y, rounded to the widest of their dtypes and `dtype`, and returned, too. outs: S
+tensors [..., d] of `dtype`; lses: S float32 tensors [...]; statistics: float32 [tokens, N (S + 1)], what the backward
+pass needs besides the sources.
 
 `attend_backward` takes the sources with the sum in its place, and the prior as the lses with outs, or as the lses and
 then the outs of it without them. grad_sums: none, or what reaches the last source from elsewhere, which is added to its
@@ -94,9 +94,12 @@ def check(
             )
 
 
-def sums_of(sources: Sequence[Tensor], added: Sequence[Tensor], make: Callable[..., Tensor]) -> list[Tensor]:
+def sums_of(
+    sources: Sequence[Tensor], added: Sequence[Tensor], dtype: torch.dtype, make: Callable[..., Tensor]
+) -> list[Tensor]:
     """The sums as `make(shape, dtype)` makes tensors: one if anything is added."""
-    return [make(y.shape, dtype=torch.promote_types(sources[-1].dtype, y.dtype)) for y in added]
+    wide = torch.promote_types(sources[-1].dtype, dtype)
+    return [make(y.shape, dtype=torch.promote_types(wide, y.dtype)) for y in added]
 
 
 @torch.library.register_fake("attnres::attend")
@@ -107,7 +110,7 @@ def _attend_fake(sources, queries, gains, prior, added, eps, scale, dtype):
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
     lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
     statistics = x.new_empty((tokens, len(sources) * (len(queries) + 1)), dtype=torch.float32)
-    return outs, lses, sums_of(sources, added, x.new_empty), statistics
+    return outs, lses, sums_of(sources, added, dtype, x.new_empty), statistics
 
 
 @torch.library.register_fake("attnres::attend_one")
@@ -119,7 +122,7 @@ def _attend_one_fake(sources, query, gain, eps, scale, dtype):
 @torch.library.register_fake("attnres::add_and_attend_one")
 def _add_and_attend_one_fake(sources, added, query, gain, eps, scale, dtype):
     check(sources, [query], [] if gain is None else [gain], (), [added])
-    return sources[0].new_empty(sources[0].shape, dtype=dtype), *sums_of(sources, [added], added.new_empty)
+    return sources[0].new_empty(sources[0].shape, dtype=dtype), *sums_of(sources, [added], dtype, added.new_empty)
 
 
 def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor) -> None:
@@ -218,7 +221,8 @@ class _Attend(SingleLevelFunction):
         if ctx.summands:  # both have the sum's gradient
             *of_sources, of_sum = of_sources
             of_sources = [*of_sources, of_sum.to(ctx.summands[0])]
-            others.append([of_sum.to(ctx.summands[1])])
+            nearest = of_sources[-1] if ctx.summands[0] == ctx.summands[1] else of_sum
+            others.append([nearest.to(ctx.summands[1])])
         return None, None, None, None, *of_sources, *(gradient for group in others for gradient in group)
 
 

@@ -86,7 +86,7 @@ class _AddNormalised(SingleLevelFunction):
 
 def _gradient(grad: Tensor, y: Tensor, eps: float) -> Tensor:
     r, wide, g = inverse_rms(y, eps), widen(y), widen(grad)
-    return (r * (g - wide * r.square() * (g * wide).mean(-1, keepdim=True))).to(y.dtype)
+    return (r * (g - wide * r * ((g * wide).mean(-1, keepdim=True) * r))).to(y.dtype)
 
 
 def add_normalised(

@@ -23,8 +23,8 @@ def depth_attention(
 ) -> Tensor:
     """Attend over depth: h = sum_i p_i v_i with p = softmax_i(query . RMSNorm(v_i; gain, eps)).
 
-    Computed in float32 (float64 for float64 input) and rounded once. Squares must fit float32 as in any RMSNorm: |v_i|
-    below 1e18.
+    Computed in float32 (float64 for float64 input) and rounded once. Entries of sources may be up to 1e34, where those
+    of the query and of gradients are of order one: products with them must fit float32, squares need not.
     Source: Attention Residuals (2603.15031), eq. 3; SPEC.md 3.
 
     Args:
@@ -184,13 +184,14 @@ def add_and_attend(
         y: [..., d], of any of the sources' dtypes.
 
     Returns:
-        outs, S of [..., d] in `dtype`, and the sum sources[-1] + y, rounded once to the wider of their dtypes.
+        outs, S of [..., d] in `dtype`, and the sum sources[-1] + y, rounded once to the widest of their dtypes and
+        `dtype`: where autocast makes outputs narrower than the stream, their sum is the stream's.
 
     Raises:
         UsageError: as for `attend`.
     """
     if not is_fused(backend, (*sources, y, *queries, *gains, *prior), dtype):
-        total = sources[-1] + y
+        total = sources[-1].to(torch.promote_types(dtype, sources[-1].dtype)) + y
         return reference.attend([*sources[:-1], total], queries, gains, prior, eps, dtype, scale)[0], total
     if _is_plain(queries, prior):
         out, total = library.add_and_attend_one(sources, y, queries[0], gains[0] if gains else None, eps, scale, dtype)
@@ -281,7 +282,7 @@ def normalise_backward(grad: Tensor, y: Tensor, inverse_rms: Tensor) -> Tensor:
     if is_fused("auto", (grad, y), y.dtype):
         return torch.ops.attnres.add_normalised_backward(grad, y, inverse_rms)
     r = inverse_rms.unsqueeze(-1)
-    return (r * (grad - y * r.square() * (grad * y).mean(-1, keepdim=True))).to(y.dtype)
+    return (r * (grad - y * r * ((grad * y).mean(-1, keepdim=True) * r))).to(y.dtype)
 
 
 def _check(

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
+from torch.jit import is_tracing
+
+from attnres.torch_private import interpreter_stack
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -59,7 +64,8 @@ def attend(
 
 def add_normalised(y: Tensor, total: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:
     """Return total + y / rms(y) in `dtype`, rounded once."""
-    normalised = inverse_rms(y, eps) * y
+    y, r, _ = _with_inverse_rms(widen(y), eps)
+    normalised = r * y
     return (normalised if total is None else total + normalised).to(dtype)
 
 
@@ -70,8 +76,35 @@ def widen(x: Tensor) -> Tensor:
 
 def inverse_rms(x: Tensor, eps: float) -> Tensor:
     """1 / sqrt(mean(x^2) + eps) over the channels, [..., 1], in at least float32."""
+    _, r, size = _with_inverse_rms(widen(x), eps)
+    return r if size is None else r / size
+
+
+def _with_inverse_rms(x: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor | None]:
+    """x / size, its 1/rms [..., 1], and size [..., 1]: None if 1, a constant to autograd otherwise.
+
+    size is the largest entry, or sqrt(eps) if that is larger: float32 has no room for the squares of entries of 1e19,
+    nor, without an eps, for those of 1e-20 and their gradients.
+    """
     # Not rsqrt: its gradient has rms^-3, which from 1e13 on is not a normal float32 and soon nothing.
-    return (widen(x).square().mean(-1, keepdim=True) + eps).sqrt().reciprocal()
+    mean = x.square().mean(-1, keepdim=True) + eps
+    if _fits(mean):
+        return x, mean.sqrt().reciprocal(), None
+    size = torch.linalg.vector_norm(x.detach(), math.inf, -1, keepdim=True)
+    size = size.clamp(min=math.sqrt(eps)) if eps else torch.where(size == 0, 1.0, size)
+    x = x / size
+    return x, (x.square().mean(-1, keepdim=True) + eps / size / size).sqrt().reciprocal(), size
+
+
+def _fits(mean: Tensor) -> bool:
+    """Whether these means of squares neither overflowed nor vanished. False where numbers cannot be looked at.
+
+    Looking is free on a CPU; the division by size would take a fifth of the attention's time there. A GPU would have to
+    be waited for, a compiler and torch.func know no numbers, and a compiler makes one loop of both.
+    """
+    if type(mean) is not Tensor or mean.device.type != "cpu" or is_compiling() or is_tracing() or interpreter_stack():
+        return False
+    return bool(((mean > 1e-30) & (mean < math.inf)).all())
 
 
 def depth_scores(sources: Sequence[Tensor], key_vector: Tensor, eps: float | None, heads: int = 1) -> list[Tensor]:
@@ -81,8 +114,9 @@ def depth_scores(sources: Sequence[Tensor], key_vector: Tensor, eps: float | Non
     """
     scores = []
     for source in map(widen, sources):
-        score = (source * key_vector).unflatten(-1, (heads, -1)).sum(-1)
-        scores.append(score if eps is None else score * inverse_rms(source, eps))
+        x, r, _ = (source, None, None) if eps is None else _with_inverse_rms(source, eps)
+        score = (x * key_vector).unflatten(-1, (heads, -1)).sum(-1)
+        scores.append(score if r is None else score * r)
     return scores
 
 

@@ -50,9 +50,9 @@ def attend(
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
     lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
     if s == 1:
-        sums = library.sums_of(sources, added, x.new_empty)
+        sums = library.sums_of(sources, added, dtype, x.new_empty)
     else:
-        sums = [sources[-1] + y for y in added]
+        sums = [sources[-1].to(torch.promote_types(dtype, sources[-1].dtype)) + y for y in added]
         sources[n - len(sums) :] = sums
     forward = _Forward(sources, queries, gains, outs, lses, prior[:s], prior[s:], statistics, eps, scale)
     if x.numel() > 0:

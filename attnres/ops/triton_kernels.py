@@ -109,10 +109,35 @@ def key_vector(query, gain, channel, inside):
 
 
 @triton.jit
+def fits(mean):
+    """Whether a mean of squares is right: they neither overflowed nor vanished in float32. False for NaN, too."""
+    return (mean > 1e-30) & (mean < float("inf"))
+
+
+@triton.jit
+def rescaling(mean):
+    """A power of two that brings rows to where `fits` holds, given the mean of squares that does not fit."""
+    return tl.where(mean > 1e-30, 2.0**-80, 2.0**80)
+
+
+@triton.jit
+def inverse_rms(v, squares, eps, D: tl.constexpr):
+    """1 / sqrt(mean of squares + eps) of a row [BLOCK], given the sum of its squares."""
+    mean = squares / D + eps
+    if fits(mean):
+        r = 1.0 / tl.sqrt_rn(mean)
+    else:
+        x = rescaling(mean)
+        scaled = v * x
+        r = x / tl.sqrt_rn(tl.sum(scaled * scaled) / D + eps * x * x)
+    return r
+
+
+@triton.jit
 def _joined(v, c, statistics, i, n, eps, acc, top, total, D: tl.constexpr):
     """Let source i, whose row is v, join a softmax: the sum acc of rows, of weights total, above the score top."""
     squares, along_c = tl.split(tl.sum(tl.join(v * v, c * v), 0))  # [], []: one reduction for both
-    r = 1.0 / tl.sqrt_rn(squares / D + eps)
+    r = inverse_rms(v, squares, eps, D)
     score = along_c * r
     tl.store(statistics + i, r)
     tl.store(statistics + n + i, score)

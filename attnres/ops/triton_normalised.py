@@ -14,22 +14,23 @@ import triton.language as tl
 from torch import Tensor
 
 from attnres.ops import normalised
+from attnres.ops.triton_kernels import inverse_rms
 
 
 @triton.jit
-def forward_kernel(y, total, out, inverse_rms, eps, D: tl.constexpr, BLOCK: tl.constexpr):
-    """total: a tuple, one tensor [tokens, D] or none. inverse_rms: [tokens]."""
+def forward_kernel(y, total, out, inverse_rmss, eps, D: tl.constexpr, BLOCK: tl.constexpr):
+    """total: a tuple, one tensor [tokens, D] or none. inverse_rmss: [tokens]."""
     t = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)
     inside = channel < D
     row = t * D + channel
     v = tl.load(y + row, mask=inside, other=0.0).to(tl.float32)
-    r = 1.0 / tl.sqrt_rn(tl.sum(v * v) / D + eps)
+    r = inverse_rms(v, tl.sum(v * v), eps, D)
     result = r * v
     for i in tl.static_range(len(total)):
         result += tl.load(total[i] + row, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row, result.to(out.dtype.element_ty), mask=inside)
-    tl.store(inverse_rms + t, r)
+    tl.store(inverse_rmss + t, r)
 
 
 @triton.jit

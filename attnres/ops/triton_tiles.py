@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnres.ops.triton_kernels import INTEGERS, LISTS, load, store
+from attnres.ops.triton_kernels import INTEGERS, LISTS, fits, load, rescaling, store
 
 ROWS = tl.constexpr(16)
 
@@ -68,7 +68,17 @@ def _scores(sources, keys, i, t, j, real, n, eps, D: tl.constexpr, CHANNELS: tl.
         wide = v.to(tl.float32)
         squares += wide * wide
         along_c = _product(v, tl.trans(c), along_c)
-    r = 1.0 / tl.sqrt_rn(tl.sum(squares, 1) / D + eps)
+    mean = tl.sum(squares, 1) / D + eps  # [ROWS]
+    r = 1.0 / tl.sqrt_rn(mean)
+    if tl.min((fits(mean) | (i >= n)).to(tl.int32)) == 0:
+        x = tl.where(fits(mean), 1.0, rescaling(mean))
+        squares = tl.zeros([ROWS, CHANNELS], tl.float32)
+        for start in range(0, D, CHANNELS):
+            channel = start + tl.arange(0, CHANNELS)[None, :]
+            v = load(sources, i[:, None], t * D + channel, (i[:, None] < n) & (channel < D), DTYPE, ALIGNED)
+            scaled = v.to(tl.float32) * x[:, None]
+            squares += scaled * scaled
+        r = x / tl.sqrt_rn(tl.sum(squares, 1) / D + eps * x * x)
     return r, along_c * r[:, None]
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnres.ops import add_and_attend, attend
+from attnres.ops import add_and_attend, add_normalised, attend
 
 EPS = 1e-6
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -93,6 +93,7 @@ class Call:
         if added:
             total = sources[-1] + added[0]
             stored = torch.promote_types(self.dtypes[(self.sources - 1) % len(self.dtypes)], self.added)
+            stored = torch.promote_types(stored, self.out)
             total = total + (total.to(stored).double() - total).detach()
             sources = [*sources[:-1], total]
         outs, lses = [], []
@@ -178,3 +179,38 @@ def _uneven(x: Tensor) -> Tensor:
     """Exact in every dtype, so that a bfloat16 output's gradient is not rounded on its way in."""
     generator = torch.Generator().manual_seed(x.numel())
     return torch.randn(x.shape, generator=generator).bfloat16().double().to(x.device)
+
+
+HUGE_AND_TINY = [  # float32 has no room for the squares of the first three and the last
+    (9e17, 1e-6, 1024),
+    (1e20, 1e-6, 40),
+    (1e34, 1e-6, 40),
+    (1e-20, 0.0, 40),
+    (1e-25, 0.0, 40),
+]
+
+
+def assert_right_at(size: float, eps: float, dim: int, backend: str, queries: int = 1) -> None:
+    """Attention over sources of a magnitude, and a normalised sum, forward and backward, are those of float64."""
+    sources = [size * v for v in make_sources(3, 2, dim)]
+    vectors = [make_vector(dim) for _ in range(queries)]
+
+    def attention(*x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(attend(x[:3], x[3:], [], (), eps, F32, backend)[0])
+
+    def exact(*x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(plain(x[:3], query, eps=eps) for query in x[3:])
+
+    def normalised(y: Tensor) -> Tensor:
+        return add_normalised(y, eps=eps, backend=backend)
+
+    def exactly_normalised(y: Tensor) -> Tensor:
+        return y / (y.pow(2).mean(-1, keepdim=True) + eps).sqrt()
+
+    for ours, theirs, inputs in (
+        (attention, exact, [*sources, *vectors]),
+        (normalised, exactly_normalised, sources[:1]),
+    ):
+        found, expected = value_and_gradients(ours, *inputs), value_and_gradients(theirs, *in_double(*inputs))
+        for one, other in zip(found, expected, strict=True):
+            assert (one.double() - other).norm() <= 1e-5 * other.norm()

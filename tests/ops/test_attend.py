@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnres.ops import add_and_attend, attend, attend_blocks, merge_partial
+from attnres.ops import add_and_attend, attend, attend_blocks, depth_attention, merge_partial
 from tests.ops.cases import (
     BF16,
     EPS,
     F32,
     F64,
+    HUGE_AND_TINY,
     Call,
     assert_right,
+    assert_right_at,
     make_sources,
     make_vector,
     plain,
@@ -50,6 +52,7 @@ KERNEL = {
     "a sum in bfloat16": Call(6, 2, 37, dtypes=(BF16,), added=BF16, out=BF16),
     "a sum that widens, and merges": Call(1, 3, 37, dtypes=(BF16,), prior=F32, added=F32, out=BF16),
     "a float32 sum of bfloat16": Call(3, 1, 37, added=BF16, scale=1.7),
+    "a sum that is wider than what it is of": Call(1, 1, 37, dtypes=(BF16,), prior=F32, added=BF16),
 }
 
 
@@ -159,6 +162,19 @@ def test_saved_tensors_may_come_back_with_other_strides(kernel):
     with torch.autograd.graph.saved_tensors_hooks(turned, lambda x: x):
         actual = value_and_gradients(call.operator("cpu"), *inputs)
     assert all(map(torch.equal, actual, expected))
+
+
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize(("size", "eps", "dim"), HUGE_AND_TINY)
+def test_sources_whose_squares_float32_cannot_hold(backend, size, eps, dim, queries):
+    assert_right_at(size, eps, dim, backend, queries)
+
+
+def test_the_larger_of_two_opposite_sources_of_1e20(backend):
+    v = torch.ones(8)
+    sources = [(1e20 * v).bfloat16(), (-1e20 * v).bfloat16()]
+    h = depth_attention(sources, v, backend=backend)
+    assert torch.equal(h, sources[0]), "their scores are 8 and -8"
 
 
 def test_float64_is_computed_in_float64():

@@ -86,7 +86,8 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
   }
   std::vector<Tensor> sums;
   for (const Tensor& y : added)
-    sums.push_back(Pool::get().empty(shape, c10::promoteTypes(sources[n - 1].scalar_type(), y.scalar_type())));
+    sums.push_back(Pool::get().empty(
+        shape, c10::promoteTypes(dtype, c10::promoteTypes(sources[n - 1].scalar_type(), y.scalar_type()))));
   const bool adds = !added.empty();
   const std::vector<Rows> summands = adds ? rows_of({sources[n - 1], added[0]}) : std::vector<Rows>{};
   if (adds) in[n - 1] = Rows(sums[0]);
@@ -125,7 +126,7 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
         v[i] = with[s] = in[i].read(t, row_scratch + i * d);
         in[i].prefetch(t + 1);
         dots(v[i], with.data(), s + 1, d, dotted);
-        r[i] = 1.f / std::sqrt(dotted[s] / d + static_cast<float>(eps));
+        r[i] = inverse_rms(v[i], dotted[s], d, eps);
         for (int64_t j = 0; j < s; ++j) scores[j * stride + i] = dotted[j] * r[i];
       }
       if (merges && s == 1) v[n] = prior_rows[0].read(t, row_scratch + n * d);

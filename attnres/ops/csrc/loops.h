@@ -42,6 +42,16 @@ inline void dots(const float* v, const float* const* with, int64_t count, int64_
   }
 }
 
+// 1 / sqrt(mean of squares + eps) of v: [d], given the sum of its squares. Where float32 has no room for squares, as from
+// entries of 1e19 on, or below 1e-15 without an eps, they are taken again in double.
+inline float inverse_rms(const float* v, float square, int64_t d, double eps) {
+  const float mean = square / d + static_cast<float>(eps);
+  if (mean > 1e-30f && mean < INFINITY) [[likely]] return 1.f / std::sqrt(mean);
+  double again = 0;
+  for (int64_t k = 0; k < d; ++k) again += static_cast<double>(v[k]) * v[k];
+  return static_cast<float>(1 / std::sqrt(again / d + eps));
+}
+
 // out_g = sum_i p_gi v_i for G outputs at once; v: n of [d]; p: [G, stride]; out: G of [d].
 template <int G, int U, class X>
 inline void weigh_channels(
