@@ -1,15 +1,20 @@
-"""One token at batch 1 behind a short prompt, Block over residual."""
+"""One token at batch 1 after a short prompt, over the plain residual's: our own model, and a llama of Transformers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
 
 import torch
 
 from attnres.bench.measure import CPU, Row, Run, Setting, milliseconds, take_turns
 from attnres.bench.step import build_model
+from attnres.errors import install_command
 
 PROMPT = 32
+ATTACHED = {"block": ("Block S=8", {"block_size": 8}), "full": ("Full", {})}
+VOCABULARY = 1024
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Sizes:
 
 
 FULL, QUICK = Sizes(512, 12), Sizes(64, 1)
+ATTACHED_FULL, ATTACHED_QUICK = Sizes(512, 24), Sizes(64, 4)
 
 
 def measure(setting: Setting) -> list[Row]:
@@ -32,7 +38,7 @@ def measure(setting: Setting) -> list[Row]:
     medians = take_turns(steps, 20 * setting.rounds, setting.progress, "decode step")
     what = f"decode step at batch 1, Block over residual, {sizes}"
     ratio = medians["block"] / medians["residual"]
-    return [Row(what, setting.where, "1.06", "1.02", ratio, milliseconds(medians))]
+    return [Row(what, setting.where, "1.06", "1.02", ratio, milliseconds(medians)), *_attached(setting)]
 
 
 def decode_step(name: str, sizes: Sizes, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
@@ -49,4 +55,50 @@ def decode_step(name: str, sizes: Sizes, device: torch.device = CPU, dtype: torc
             cache.length = PROMPT
         model(token, caches, PROMPT)
 
+    return step
+
+
+def _attached(setting: Setting) -> list[Row]:
+    sizes = ATTACHED_QUICK if setting.quick else ATTACHED_FULL
+    rows = {
+        name: Row(f"attached decode step at batch 1, {what} over plain, {sizes}", setting.where, "1.08", "1.05")
+        for name, (what, _) in ATTACHED.items()
+    }
+    first, *_ = rows.values()
+    if find_spec("transformers") is None:
+        first.details = {"Transformers": f"not installed: {install_command('hf')}"}
+        return list(rows.values())
+    import attnres.hf
+
+    models = {"plain": _llama(sizes)}
+    for name, (_, options) in ATTACHED.items():
+        models[name] = attnres.hf.attach(_llama(sizes), name, **options)
+    steps = {name: _attached_step(model) for name, model in models.items()}
+    medians = take_turns(steps, 20 * setting.rounds, setting.progress, "attached decode step")
+    for name, row in rows.items():
+        row.ratio = medians[name] / medians["plain"]
+    first.details = milliseconds(medians)
+    return list(rows.values())
+
+
+def _llama(sizes: Sizes) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads, hidden = sizes.dim // 64, 4 * sizes.dim
+    config = LlamaConfig(VOCABULARY, sizes.dim, hidden, num_hidden_layers=sizes.layers, num_attention_heads=heads)
+    return LlamaForCausalLM(config).eval()
+
+
+def _attached_step(model: Any) -> Run:
+    from transformers import DynamicCache
+
+    prompt, cache = torch.randint(VOCABULARY, (1, PROMPT)), DynamicCache(config=model.config)
+
+    @torch.no_grad()
+    def step() -> None:
+        model(prompt[:, -1:], past_key_values=cache, use_cache=True)
+        cache.crop(-1)
+
+    with torch.no_grad():
+        model(prompt, past_key_values=cache, use_cache=True)
     return step

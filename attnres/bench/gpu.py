@@ -1,5 +1,4 @@
-"""Everything that needs a CUDA device: the operator, its phases and whole stacks against every peer, bandwidth,
-memory, decoding.
+"""Everything that needs a CUDA device: the operator and whole stacks against every peer, bandwidth, memory, decoding.
 
 Without such a device every row says "not measured"; there is no estimate.
 """
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from attnres.bench import decode, operator, phases, readers, stack
+from attnres.bench import decode, operator, readers, stack
 from attnres.bench.graphs import captured
 from attnres.bench.measure import Row, Setting, copy_bandwidth, milliseconds, take_turns
 from attnres.bench.operator import Comparison
@@ -51,15 +50,13 @@ class Goal:
 
 
 OPERATOR = Goal("operator forward+backward over the fastest other, bf16", "1x", "1x")
-PHASE_1 = Goal("a block's queries at once, forward+backward over the fastest other, bf16", "1x", "1x")
-MERGE = Goal("a site's merge, forward+backward over the fastest other, bf16", "1x", "1x")
 STACK = Goal("whole stack forward+backward over the fastest other, bf16", "1x", "1.5x")
 FORWARD = Goal("operator forward, share of the copy bandwidth", "85%", "95%")
 BACKWARD = Goal("operator backward, share of the copy bandwidth", "85%", "95%")
 MEMORY = Goal("peak memory of a whole stack of SwiGLU over the plain residual's, bf16", "-", "1.10")
 DECODE = Goal("decode step with CUDA graphs, Block more than residual", "2%", "1%")
 
-GOALS = (OPERATOR, PHASE_1, MERGE, STACK, FORWARD, BACKWARD, MEMORY, DECODE)
+GOALS = (OPERATOR, STACK, FORWARD, BACKWARD, MEMORY, DECODE)
 """The single operator moves the same bytes for everybody; what several sites share is ours to win."""
 
 
@@ -93,8 +90,6 @@ def measure_on(device: torch.device, sizes: Sizes, setting: Setting) -> Iterator
     for sublayers in sizes.sublayers:
         for dim in sizes.dims:
             yield from _stack_rows(device, dim, sublayers, sizes, where, setting)
-    for dim in sizes.dims:
-        yield from _phase_rows(device, dim, sizes, where, setting)
 
 
 def name_of(device: torch.device) -> str:
@@ -121,13 +116,6 @@ def _bandwidth_rows(shape: operator.Shape, where: str, copied: float, setting: S
             "peak bandwidth, GB/s": peak / 1e9 if peak else "unknown",
         }
         yield goal.row(where, f", {shape}", reached / copied, details)
-
-
-def _phase_rows(device: torch.device, dim: int, sizes: Sizes, where: str, setting: Setting) -> Iterator[Row]:
-    tokens = sizes.stack_elements // dim // sizes.batch
-    shape = phases.Shape(sizes.batch, tokens, dim, sizes.block_size, sizes.sources, torch.bfloat16, device)
-    yield _over_the_next(PHASE_1, shape, where, phases.compare_phase_1(shape, setting))
-    yield _over_the_next(MERGE, shape, where, phases.compare_merge(shape, setting))
 
 
 def _stack_rows(

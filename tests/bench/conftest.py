@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from attnres.bench import curves, gpu, operator, readers
+from attnres.bench import gpu, operator, readers
 from tests.ops.conftest import kernel as kernel  # builds it, or skips the test
 
 
@@ -16,7 +16,7 @@ from tests.ops.conftest import kernel as kernel  # builds it, or skips the test
 def nothing_large(monkeypatch, request):
     """Nothing is compiled, the bandwidth is not measured, and fla, whose import takes seconds, is a stand-in."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    for module in (operator, gpu, curves):
+    for module in (operator, gpu):
         monkeypatch.setattr(module, "copy_bandwidth", lambda *_: 1e10)
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setitem(readers._LOADERS, "fla-core", lambda _: readers.stacked)
@@ -24,7 +24,7 @@ def nothing_large(monkeypatch, request):
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """What starts `python -m MODULE` or `python -c TEXT` runs it here: importing torch again takes seconds.
+    """What starts `python -m MODULE` runs it here: importing torch again takes seconds.
 
     Returns a list of the environments that were given.
     """
@@ -32,16 +32,13 @@ def in_this_process(monkeypatch):
 
     def run(command, *, env=None, **_):
         environments.append(env)
-        (kind, what), arguments = command[1:3], command[3:]
+        what, arguments = command[2], command[3:]
         output, given = io.StringIO(), sys.argv
         try:
             sys.argv = [what, *arguments]
             with contextlib.redirect_stdout(output), warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # runpy warns that the module is imported already
-                if kind == "-m":
-                    runpy.run_module(what, run_name="__main__")
-                else:
-                    exec(what, {})
+                runpy.run_module(what, run_name="__main__")
         finally:
             sys.argv = given
         return subprocess.CompletedProcess(command, 0, output.getvalue())

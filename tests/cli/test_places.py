@@ -144,9 +144,6 @@ def test_single_files_that_the_command_did_not_write_stay(tmp_path, capsys, corp
         path.write_text('{"mine": 1}')
     assert "comparison.json: there is another file" in said(capsys, "compare", *TINY, *corpus, "--out", tmp_path)
     assert "scaling-fit.png: there is another file" in said(capsys, "fit", "points.csv", "--out", tmp_path)
-    (tmp_path / "figures" / "performance-curves.png").write_text("mine")
-    error = said(capsys, "bench", "curves", "--figures", picture.parent)
-    assert "performance-curves.png: there is another file" in error
 
 
 @pytest.mark.parametrize("command", ["compare", "ablate"])

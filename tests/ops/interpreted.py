@@ -16,10 +16,20 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction, InterpreterBuilder, TensorHandle
 
-from attnres.bench.traffic import bytes_of
 from attnres.ops import add_normalised, depth_attention, triton_backend
 from attnres.ops.backends import native_backend
-from tests.ops.cases import BF16, EPS, F32, Call, assert_right, make_sources, make_vector
+from tests.ops.cases import (
+    BF16,
+    EPS,
+    F32,
+    HUGE_AND_TINY,
+    Call,
+    assert_right,
+    assert_right_at,
+    make_sources,
+    make_vector,
+)
+from tests.ops.launches import bytes_of
 
 assert os.environ["TRITON_INTERPRET"] == "1"
 _product = InterpreterBuilder.create_dot
@@ -42,6 +52,7 @@ triton_backend.PROGRAMS, triton_backend.RUNS = 3, 2
 CALLS = {
     "one query": Call(3, dim=7, tokens=(4,)),
     "one query, everything": Call(5, 1, 20, (2,), (F32, BF16), prior=F32, added=F32, scale=1.7),
+    "a sum that is wider than what it is of": Call(1, 1, 20, (2,), (BF16,), prior=F32, added=BF16),
     "a merge in bfloat16": Call(1, 1, 20, (2,), (BF16,), prior=BF16, out=BF16),
     "several queries": Call(2, 3, 20, (4,)),
     "several queries, everything": Call(17, 5, 20, (2,), (BF16,), prior=BF16, scale=1.7, out=BF16),
@@ -65,6 +76,13 @@ def test_normalised_sums(dtypes):
 
     inputs = [torch.randn(2, 33).to(dtype) for dtype in dtypes]
     assert_right(lambda *x: add_normalised(*x, backend="triton"), exact, *inputs, roundings=2)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy, also about rows that are none
+@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize(("size", "eps", "dim"), HUGE_AND_TINY[1:])  # its tiles of 16 channels are slow at 1024
+def test_sources_whose_squares_float32_cannot_hold(size, eps, dim, queries):
+    assert_right_at(size, eps, dim, "triton", queries)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter's numpy
@@ -123,7 +141,7 @@ def touched(monkeypatch):
 
 @pytest.mark.parametrize("case", COUNTED.values(), ids=COUNTED)
 def test_each_byte_that_triton_touches_is_counted_once(touched, case):
-    """What `attnres bench traffic` counts is what the kernels touch."""
+    """What `launches.Traffic` counts is what the kernels touch."""
     n, s, merges, adds, dtypes, dtype = case
     sources = make_sources(n, 2, 24, dtypes=dtypes)
     added = [torch.randn(2, 24).to(dtypes[0])] if adds else []

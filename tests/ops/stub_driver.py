@@ -17,7 +17,7 @@ import torch
 import triton
 from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
 
-from attnres.bench.kernels import Call, launches_of
+from tests.ops.launches import Call, launches_of
 
 STUB = ctypes.CDLL("libcuda.so.1")
 CALLS = {

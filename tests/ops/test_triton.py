@@ -11,9 +11,8 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from attnres.bench import gpu_check, kernels
-from attnres.bench.measure import Setting
 from attnres.ops import triton_backend
+from tests.ops.launches import TARGETS, Call, Launch, Stack, launches_of
 
 here = Path(__file__).parent
 F32, BF16 = torch.float32, torch.bfloat16
@@ -32,26 +31,41 @@ def test_the_kernels_in_the_interpreter():
     assert run.returncode == 0, run.stdout[-3000:] + run.stderr[-3000:]
 
 
+CALLS = [  # as users have them: one query, phase 1 of a block, and a site's sum and merge, at three widths
+    Call(channels, queries, sources, merges, adds=merges)
+    for channels in (1024, 4096, 7168)
+    for queries, sources, merges in ((1, 9, False), (8, 9, False), (24, 9, False), (1, 1, True))
+]
 COMPILED = [
-    (kernels.Call(1024, 1, 1, merges=True, adds=True), "sm_90"),
-    pytest.param(kernels.Call(33, 1, 2, merges=True, dtypes=(F32, BF16)), "sm_80", marks=pytest.mark.slow),
+    (Call(1024, 1, 1, merges=True, adds=True), "sm_90"),
+    *(pytest.param(call, target, marks=pytest.mark.slow) for call in CALLS for target in TARGETS),
+    pytest.param(Call(33, 1, 2, merges=True, dtypes=(F32, BF16)), "sm_80", marks=pytest.mark.slow),
     # Of a single source: Triton 3.6 once failed on lists of one tensor.
-    pytest.param(kernels.Call(7168, 8, 1), "sm_100", marks=pytest.mark.slow),
+    pytest.param(Call(7168, 8, 1), "sm_100", marks=pytest.mark.slow),
 ]
 
 
 @pytest.mark.parametrize(("call", "target"), COMPILED, ids=str)
 def test_no_register_is_spilled(call, target):
+    """A spill costs bandwidth that the kernels do not have to give."""
     for launch in both_ways(call):
-        assert kernels.resources(launch, target).spilled_bytes == 0, launch.build
+        assert launch.spilled_bytes(target) == 0, launch.build
+
+
+def test_what_a_stack_moves(kernel):
+    """Tensors of the stream per sublayer, and launches per decoded token: docs/KERNELS.md has the table."""
+    forward, backward = Stack().moved()
+    assert 0 < forward < 8.7 and 0 < backward < 11.2
+    sublayers = 48
+    assert sublayers < Stack(sublayers=sublayers).launched() < 1.05 * sublayers
 
 
 @pytest.mark.parametrize("sources", [(1,), (2, 9, 16), (17, 32, 40)], ids=["one", "arguments", "table"])
 @pytest.mark.parametrize("queries", [1, 3])
 def test_one_build_for_any_number_of_sources_and_tokens(sources, queries):
     """None is compiled in training that decoding has not met, or for a last batch that is shorter."""
-    calls = [kernels.Call(64, queries, n, tokens=tokens) for n in sources for tokens in (1, 7, 16)]
-    for directions in zip(*map(kernels.launches_of, calls), strict=True):
+    calls = [Call(64, queries, n, tokens=tokens) for n in sources for tokens in (1, 7, 16)]
+    for directions in zip(*map(launches_of, calls), strict=True):
         builds = {launch.build for launches in directions for launch in launches}
         names = {launch.name for launches in directions for launch in launches}
         assert len(builds) == len(names), builds
@@ -60,19 +74,19 @@ def test_one_build_for_any_number_of_sources_and_tokens(sources, queries):
 def test_few_launches_of_few_parameters():
     """Above 16 sources, or of several dtypes, those of a table for each list besides."""
     counts = {
-        kernels.Call(64, merges=True, sources=1, adds=True): (1, 2),
-        kernels.Call(64): (1, 2),
-        kernels.Call(7168, 24): (2, 4),
-        kernels.Call(64, 32, sources=2, merges=True): (2, 4),
-        kernels.Call(64, sources=17): (3, 6),
+        Call(64, merges=True, sources=1, adds=True): (1, 2),
+        Call(64): (1, 2),
+        Call(7168, 24): (2, 4),
+        Call(64, 32, sources=2, merges=True): (2, 4),
+        Call(64, sources=17): (3, 6),
     }
-    assert {call: tuple(map(len, kernels.launches_of(call))) for call in counts} == counts
+    assert {call: tuple(map(len, launches_of(call))) for call in counts} == counts
     for call in counts:
         for launch in both_ways(call):
             assert 8 * (numbers(launch) + 2) <= PARAMETER_BYTES, "with two for scratch memory"
 
 
-def numbers(launch: kernels.Launch) -> int:
+def numbers(launch: Launch) -> int:
     """How many the launch passes, of at most 8 bytes each, with those that a build has as constants."""
     given = launch.arguments.values()
     return sum(len(x) if isinstance(x, tuple) else 1 for x in given)
@@ -82,20 +96,12 @@ def test_the_number_of_warps_follows_from_shapes():
     assert [triton_backend.warps(4, d) for d in (1, 512, 1024, 2048, 4096, 7168, 2**20)] == [1, 1, 1, 2, 4, 8, 16]
     for queries in (1, 8):
         taken = {
-            tuple(launch.options.num_warps for launch in both_ways(kernels.Call(1024, queries, n, tokens=tokens)))
+            tuple(launch.options.num_warps for launch in both_ways(Call(1024, queries, n, tokens=tokens)))
             for n, tokens in ((9, 1), (9, 4000), (2, 5))
         }
         assert len(taken) == 1, "neither a decode step nor a rank's share of the batch chooses another"
 
 
-def both_ways(call: kernels.Call) -> list[kernels.Launch]:
-    forward, backward = kernels.launches_of(call)
+def both_ways(call: Call) -> list[Launch]:
+    forward, backward = launches_of(call)
     return [*forward, *backward]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu():
-    """Operators, rules, decoding, CUDA graphs and offsets beyond 2^31 against float64: `attnres bench gpu --check`."""
-    rows = gpu_check.measure(Setting())
-    assert gpu_check.passed(rows), [row for row in rows if not gpu_check.passed([row])]
