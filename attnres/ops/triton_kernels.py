@@ -117,7 +117,7 @@ def fits(mean):
 @triton.jit
 def rescaling(mean):
     """A power of two that brings rows to where `fits` holds, given the mean of squares that does not fit."""
-    return tl.where(mean > 1e-30, 2.0**-80, 2.0**80)
+    return tl.where(mean < 1e-30, 2.0**80, 2.0**-80)
 
 
 @triton.jit
