@@ -84,8 +84,8 @@ def _attached(setting: Setting) -> list[Row]:
 def _llama(sizes: Sizes) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    heads, hidden = sizes.dim // 64, 4 * sizes.dim
-    config = LlamaConfig(VOCABULARY, sizes.dim, hidden, num_hidden_layers=sizes.layers, num_attention_heads=heads)
+    width: dict[str, Any] = {"hidden_size": sizes.dim, "intermediate_size": 4 * sizes.dim, "vocab_size": VOCABULARY}
+    config = LlamaConfig(**width, num_hidden_layers=sizes.layers, num_attention_heads=sizes.dim // 64)
     return LlamaForCausalLM(config).eval()
 
 

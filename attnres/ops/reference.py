@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.jit import is_tracing
+from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from attnres.torch_private import interpreter_stack
 

@@ -93,7 +93,7 @@ def noted() -> Iterator[list[Launch]]:
         launches.append(Launch(kernel, bound, grid, *kernel._pack_args(backend, named, bound, specialization, rest)))
 
     original = jit.JITFunction.run
-    jit.JITFunction.run = note
+    jit.JITFunction.run = note  # type: ignore[method-assign]  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield launches
     finally:
