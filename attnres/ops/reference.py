@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
-from torch.jit import is_tracing  # pyright: ignore[reportPrivateImportUsage]
 
 from attnres.torch_private import interpreter_stack
 
@@ -102,7 +101,13 @@ def _fits(mean: Tensor) -> bool:
     Looking is free on a CPU; the division by size would take a fifth of the attention's time there. A GPU would have to
     be waited for, a compiler and torch.func know no numbers, and a compiler makes one loop of both.
     """
-    if type(mean) is not Tensor or mean.device.type != "cpu" or is_compiling() or is_tracing() or interpreter_stack():
+    if (
+        type(mean) is not Tensor
+        or mean.device.type != "cpu"
+        or is_compiling()
+        or torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        or interpreter_stack()
+    ):
         return False
     return bool(((mean > 1e-30) & (mean < math.inf)).all())
 
