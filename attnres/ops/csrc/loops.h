@@ -42,8 +42,8 @@ inline void dots(const float* v, const float* const* with, int64_t count, int64_
   }
 }
 
-// 1 / sqrt(mean of squares + eps) of v: [d], given the sum of its squares. Where float32 has no room for squares, as from
-// entries of 1e19 on, or below 1e-15 without an eps, they are taken again in double.
+// 1 / sqrt(mean of squares + eps) of v: [d], given the sum of its squares. Where float32 has no room for squares, as
+// from entries of 1e19 on, or below 1e-15 without an eps, they are taken again in double.
 inline float inverse_rms(const float* v, float square, int64_t d, double eps) {
   const float mean = square / d + static_cast<float>(eps);
   if (mean > 1e-30f && mean < INFINITY) [[likely]] return 1.f / std::sqrt(mean);
