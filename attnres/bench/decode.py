@@ -92,13 +92,17 @@ def _llama(sizes: Sizes) -> Any:
 def _attached_step(model: Any) -> Run:
     from transformers import DynamicCache
 
+    from attnres.model.backbones.borrowed import cache_name
+
     prompt, cache = torch.randint(VOCABULARY, (1, PROMPT)), DynamicCache(config=model.config)
+    kept = {cache_name(model): cache}
 
     @torch.no_grad()
     def step() -> None:
-        model(prompt[:, -1:], past_key_values=cache, use_cache=True)
+        model(prompt[:, -1:], **kept, use_cache=True)
         cache.crop(-1)
 
     with torch.no_grad():
-        model(prompt, past_key_values=cache, use_cache=True)
+        model(prompt, **kept, use_cache=True)
+    assert cache.get_seq_length() == PROMPT, "the model keeps its cache elsewhere"
     return step
