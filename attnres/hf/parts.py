@@ -64,6 +64,8 @@ class Layer(nn.Module):
     _is_last: bool
     _gradient_checkpointing_func: Callable[..., tuple[Any, ...]]
 
+    __call__ = nn.Module.__call__  # older versions of transformers recompute there, and would hand on a plain tuple
+
     @property
     def connection(self) -> Connection:
         return self._decoder[0].connection  # type: ignore[return-value]
