@@ -19,7 +19,8 @@ let session = { models: [], text: "" };
 let sides = [], active = null;
 let past = [], future = []; // [spec, changes] each: for undo and redo
 let telling = null; // the site to begin with: of this text one that has something to say
-// position: null is the last; site: null is none chosen; source: null is none; target: { id, tokens }, null is the token that follows.
+// position: null is the last; site: null is none chosen; source: null is none;
+// target: { id, tokens }, null is the token that follows.
 const state = { text: "", position: null, site: null, source: null, target: null, metric: "weight", column: "weight" };
 const current = () => active ?? sides[0];
 const modelOf = (id) => session.models.find((model) => model.id === id);
@@ -310,7 +311,8 @@ async function save(form) {
   if (form === "svg") download("depth.svg", new Blob([svgText(chart)], { type: "image/svg+xml" }));
   if (form === "png") download("depth.png", await png(chart));
   if (form !== "html") return;
-  download("depth.html", new Blob([await page({ ...state, site: current().at().site }, session, sides)], { type: "text/html" }));
+  const saved = await page({ ...state, site: current().at().site }, session, sides);
+  download("depth.html", new Blob([saved], { type: "text/html" }));
 }
 
 // ---- the beginning ----
