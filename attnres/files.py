@@ -11,7 +11,6 @@ import re
 import secrets
 import shutil
 import stat
-import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -30,18 +29,6 @@ BLOCK = 1 << 26
 
 PIECE = 1 << 20
 """Bytes that are in memory meanwhile."""
-
-
-def check_new_names(path: Path, flag: str = "") -> None:
-    """Raise UsageError if what is made at `path`, or a folder on the way, gets a control character into its name.
-
-    Scripts read names line by line. What is there already keeps its name. flag: the option that says the path.
-    """
-    for place in (path, *path.parents):
-        if place.exists():
-            return
-        if any(unicodedata.category(character) in ("Cc", "Zl", "Zp") for character in place.name):
-            raise UsageError(f"{flag} {path}: a name with a newline or control character; give another".lstrip())
 
 
 @contextmanager

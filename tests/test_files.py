@@ -17,7 +17,6 @@ from attnres.errors import UsageError
 from attnres.files import (
     added_folder,
     cache_folder,
-    check_new_names,
     locked,
     named_errors,
     new_folder,
@@ -273,16 +272,3 @@ def test_without_a_home_folder_there_is_no_cache_folder_and_no_kernel(monkeypatc
         cache_folder()
     assert cpu.load.__wrapped__() is False
     assert "no CPU kernel, so depth attention runs in plain PyTorch" in caplog.text
-
-
-def test_new_names_hold_no_control_characters(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a\nb", "a\rb/c", "a/\x7f", "a\u2028b", "\x9b31m"):
-        for path in (Path(name), tmp_path / name):
-            with pytest.raises(UsageError, match="a name with a newline or control character"):
-                check_new_names(path)
-    with pytest.raises(UsageError, match=r"^--out a\n: a name"):
-        check_new_names(Path("a\n"), "--out")
-    (tmp_path / "a\nb").mkdir()
-    for name in ("a\nb", "a\nb/c", "a b/ä é 🙂/👨‍👩‍👧", "/", "..", "."):
-        check_new_names(Path(name))

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,6 @@ from attnres.connections._connection import Mixture
 from attnres.connections._mixing import unrolled
 from attnres.connections._offload import at_hand, device_of
 from attnres.connections._reads import mixture
-from attnres.connections._state import refuse_other
 from attnres.errors import UsageError, list_of_ids
 
 log = logging.getLogger("attnres")
@@ -73,7 +71,7 @@ class Intervened(Connection):
         self.others = others or {}
         self.watch = watch
         self._drawn: dict[Noise, Tensor] = {}
-        self._channels = _tag_channels(inner)
+        self._channels = inner.dim if inner.mixes_channels else 1
         self.first_position: int | None = None
         """Where the tokens stand that `start` is given next: behind kept keys and values come the last ones. None where
         nobody says it, and they are taken for the first."""
@@ -93,7 +91,7 @@ class Intervened(Connection):
         torch calls this before it loads `inner`, which sees no metadata: they go by the names without changes.
         """
         if isinstance(self.inner, Connection):  # PEFT's wrapper around one is none
-            refuse_other(self.inner, state_dict, prefix, local_metadata)
+            self.inner.refuse_other(state_dict, prefix, local_metadata)
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[f"{prefix}inner.{key.removeprefix(prefix)}"] = state_dict.pop(key)
 
@@ -298,30 +296,6 @@ def sources_of(model: Any, tokens: Iterable[int]) -> list[Tensor]:
         with at_hand(connection, model):
             connection.run(connection.start(x), [recorded(sublayer) for sublayer in sublayers])
     return [source[0] for source in sources]
-
-
-@torch.no_grad()
-def _tag_channels(connection: Connection) -> int:
-    """How many channels the tags have: one, which is dim times less work, unless the rule takes dim of them alone."""
-    if connection in _CHANNELS:
-        return _CHANNELS[connection]
-    x = torch.zeros(1, connection.dim, device=device_of(connection))
-    values, tagged = connection.start(x), connection.start(x[:, :1])
-    _CHANNELS[connection] = 1
-    try:
-        for site in range(connection.sites + 1):
-            weights = connection.weigh(values, site)
-            h, tags = connection.gather(values, weights, site), connection.gather(tagged, weights, site)
-            if site < connection.sites:
-                weights = connection.weigh_output(values, weights, site, x)
-                tagged = connection.scatter(tagged, weights, site, tags, x[:, :1])  # type: ignore[arg-type]
-                values = connection.scatter(values, weights, site, h, x)  # type: ignore[arg-type]
-    except RuntimeError:  # a shape that does not fit
-        _CHANNELS[connection] = connection.dim
-    return _CHANNELS[connection]
-
-
-_CHANNELS: WeakKeyDictionary[Connection, int] = WeakKeyDictionary()
 
 
 def _place(model: Any) -> tuple[Any, str]:

@@ -13,24 +13,21 @@ import importlib.util
 import io
 import os
 import pkgutil
+import shutil
 import signal
 import sys
 import textwrap
 from collections.abc import Callable
-from contextlib import nullcontext
 from inspect import cleandoc  # the module would be hidden by the command of that name
 from pathlib import Path
 
 from attnres.cli._checks import check_paths_named
-from attnres.cli._flags import with_flags
-from attnres.cli._help import help_fitted, width
 from attnres.errors import LAB, UsageError, install_command
 from attnres.lab import experiment_commands, experiment_help
 from attnres.signals import STOPS, Stopped, exit_code, heard, in_words
 from attnres.texttable import visible
 
 COMPLETION = "--tyro-print-completion"
-SHELLS = ("bash", "zsh", "fish", "tcsh")
 READER_GONE = 141
 
 
@@ -42,7 +39,6 @@ def command_names() -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     """Run one command. Returns the exit code: 0 done, 1 failed on the way, 2 bad input, 130, 143 or 129 stopped by
     Ctrl-C, SIGTERM or SIGHUP, 141 the reader of the output has gone (these as shells count them)."""
-    _open_closed_output()
     code = _ended(*((sys.argv[1:] if argv is None else argv) or ["--help"]))
     if argv is None and code > 128:  # a second Ctrl-C would be a traceback of what Python does at its end
         for number in STOPS:
@@ -53,12 +49,6 @@ def main(argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains when it flushes
         return code or (READER_GONE if isinstance(error, BrokenPipeError) else _fail(_said(error), 1))
     return code
-
-
-def _open_closed_output() -> None:
-    """Let what is printed go nowhere where a shell has closed the output (`>&-`): Python has None there."""
-    if sys.stdout is None:
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _write_any_text() -> None:
@@ -78,8 +68,7 @@ def _ended(name: str, *arguments: str) -> int:
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         return READER_GONE
     except OSError as error:
-        stop = _stop_behind(error)
-        return _fail(_said(error), 1) if stop is None else _stopped(stop)
+        return _fail(_said(error), 1)
     except (MemoryError, RuntimeError) as error:
         if not _out_of_memory(error):
             raise
@@ -113,20 +102,16 @@ def _run_command(name: str, arguments: list[str]) -> int:
         command = None if name == COMPLETION else _command(name, arguments)
     config = (tyro.conf.SuppressFixed,)  # no mention of what only Python code can set
     if command is None:  # completion, of all commands at once
-        if len(arguments) != 1 or arguments[0] not in SHELLS:
-            raise UsageError(f"{COMPLETION} takes one of: {', '.join(SHELLS)}")
         commands = {known: _command(known, []) for known in command_names()}
         return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments], config=config)
     check_paths_named(arguments)
     if name != "train" and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UsageError(f"{name} runs in one process: start it without torchrun")
     helping = not {"-h", "--help"}.isdisjoint(arguments)
-    with heard(_stop, stops), help_fitted(_description(name)) if helping else nullcontext():
-        try:
-            return tyro.cli(command, prog=f"attnres {name}", description="", args=arguments, config=config) or 0
-        except UsageError as error:
-            error.args = (with_flags(str(error), command),)
-            raise
+    if helping:  # tyro would join its lines
+        print(_description(name), end="\n\n")
+    with heard(_stop, stops):
+        return tyro.cli(command, prog=f"attnres {name}", description="", args=arguments, config=config) or 0
 
 
 def _own_stops() -> list[int]:
@@ -163,12 +148,13 @@ def _description(name: str) -> str:
 
 
 def _overview() -> str:
+    width = min(120, shutil.get_terminal_size().columns)
     lines = ["attnres: what should carry information through depth?", "", "commands:"]
     for name in command_names():
         summary = _description(name).partition("\n")[0]
-        lines.append(textwrap.fill(summary, width(), initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13))
+        lines.append(textwrap.fill(summary, width, initial_indent=f"  {name:<10} ", subsequent_indent=" " * 13))
     last = "attnres COMMAND --help explains one, with examples; attnres --version prints the version."
-    lines += ["", textwrap.fill(last, width())]
+    lines += ["", textwrap.fill(last, width)]
     return "\n".join(lines)
 
 
@@ -176,13 +162,6 @@ def _out_of_memory(error: Exception) -> bool:
     """Whether numpy, torch's allocator or a GPU had no memory to give; torch says the second in words alone."""
     known = isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
     return known or "can't allocate memory" in str(error)
-
-
-def _stop_behind(error: BaseException | None) -> KeyboardInterrupt | None:
-    """The signal during whose handling the error came, such as that a terminal which has closed cannot be written."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error
 
 
 def _stopped(stop: KeyboardInterrupt) -> int:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from attnres.errors import LARGEST_COUNT, UsageError, install_command
-from attnres.files import LOCK, check_new_names, locked, read_json, remove_partial
+from attnres.errors import UsageError, check_count, install_command
+from attnres.files import LOCK, locked, read_json, remove_partial
 
 
 def is_figure(path: Path) -> bool:
@@ -28,24 +28,9 @@ def check_output_file(
     """
     if path is None:
         return
-    check_new_names(path, flag)
-    if path.is_dir():
-        raise UsageError(f"{flag} {path}: it is a folder; give the name of a file")
-    folder = path.absolute().parent
-    if not folder.is_dir():
-        raise UsageError(f"{flag} {path}: there is no folder {folder} to write to")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"{flag} {path}: {folder} cannot be written; choose another place")
-    if path.exists():
-        check_own_file(flag, path, entries, is_own)
-        return
-    if path.is_symlink():
-        raise UsageError(f"{flag} {path}: it is a link to nothing; remove it or give another name")
-    try:  # to root every folder looks as if it could be written, those of /proc too
-        path.touch()
-        path.unlink()
-    except OSError as error:
-        raise UsageError(f"{flag} {path}: no file can be made there ({error.strerror}); choose another place") from None
+    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"{flag} {path}: no file can be written there; give another name")
+    check_own_file(flag, path, entries, is_own)
 
 
 def check_own_file(
@@ -78,45 +63,6 @@ def check_own_page(out: Path, page: str, title: str, figures: Iterable[str], fla
             raise UsageError(f"{flag} {out}: there is another {there}, which would be lost; give another folder")
 
 
-def check_output_folder(flag: str, path: Path | None) -> None:
-    """Raise UsageError if that is no folder that can be written, and none can be made there."""
-    if path is None:
-        return
-    check_new_names(path, flag)
-    places = (path.absolute(), *path.absolute().parents)
-    existing = next(folder for folder in places if folder.exists())
-    if not existing.is_dir():
-        raise UsageError(f"{flag} {path}: {existing} is a file; give a folder")
-    if not os.access(existing, os.W_OK):
-        raise UsageError(f"{flag} {path}: {existing} cannot be written; choose another place")
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(
-            f"{flag} {path}: no folder can be made there ({error.strerror}); choose another place"
-        ) from None
-    for made in places[: places.index(existing)]:  # for the question alone: other arguments may be refused yet
-        made.rmdir()
-
-
-@contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """Make a folder, which goes again where the command is refused then, as for its text."""
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except UsageError:
-        for place in made:
-            left = list(place.iterdir())
-            if not all(path.name.endswith(LOCK) for path in left):
-                break
-            for path in left:
-                path.unlink()
-            place.rmdir()
-        raise
-
-
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
     """Hold the folder of `--out`, so that no second command trains the runs that this one has planned there.
@@ -130,7 +76,8 @@ def alone_in(folder: Path) -> Iterator[None]:
     def refuse() -> None:
         raise UsageError(f"--out {folder}: another command is at work there; wait for it or give another --out")
 
-    with _made(folder), locked(folder / LOCK, taken=refuse):
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / LOCK, taken=refuse):
         for place in (folder, folder / "figures"):
             remove_partial(place)
         yield
@@ -146,22 +93,16 @@ def alone_at(record: Path) -> Iterator[None]:
     def refuse() -> None:
         raise UsageError(f"--record {record}: another command is at work on it; wait for it or give another --record")
 
-    with _made(record.parent), locked(record.with_name(f".{record.name}{LOCK}"), taken=refuse):
+    record.parent.mkdir(parents=True, exist_ok=True)
+    with locked(record.with_name(f".{record.name}{LOCK}"), taken=refuse):
         yield
 
 
 def check_paths_named(arguments: Sequence[str]) -> None:
-    """Raise UsageError on what a shell's empty variable leaves: an empty argument, which as a path is the working
-    folder, and a `--data.paths` without any, for which the default text is no answer.
+    """Raise UsageError on a `--data.paths` without any, as of a shell's empty variable: the default text is no answer.
 
-    An empty prompt and empty paths of a text are answered as that. With a dataset `--data.paths` takes back the paths
-    of a recipe.
+    With a dataset it takes back the paths of a recipe.
     """
-    flag = ""
-    for argument in arguments:
-        flag = argument.partition("=")[0] if argument.startswith("--") else flag
-        if argument == "" and flag not in ("--prompt", "--data.paths"):
-            raise UsageError(f"{flag or 'an argument'} is empty; was it a variable that is not set?")
     following = dict(zip(arguments, [*arguments[1:], "--"], strict=False))
     dataset = any(argument.partition("=")[0] == "--data.dataset" for argument in arguments)
     if following.get("--data.paths", "").startswith("--") and not dataset:
@@ -177,11 +118,8 @@ def check_installed(command: str, extra: str, *modules: str) -> None:
 def check_at_least(least: int, **options: int | None) -> None:
     """Raise UsageError if an option that is given is less, or more than anything is counted to."""
     for name, value in options.items():
-        flag = f"--{name.replace('_', '-')}"
-        if value is not None and value < least:
-            raise UsageError(f"{flag} must be at least {least}, not {value}")
-        if value is not None and value > LARGEST_COUNT:
-            raise UsageError(f"{flag} must be at most {LARGEST_COUNT}, not {value}")
+        if value is not None:
+            check_count(name, value, least=least)
 
 
 def read_text(flag: str, path: Path) -> str:

@@ -6,11 +6,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attnres.cli._checks import alone_at, alone_in, check_output_folder, check_own_page
+from attnres.cli._checks import alone_at, alone_in, check_own_page
 from attnres.cli._tables import Output, print_error, print_table
 from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
-from attnres.files import check_new_names
 from attnres.lab import load_experiment
 from attnres.lab.page import PAGE, TITLE, figure_names, write_results
 from attnres.lab.trained import Plan, refuse_to_lose
@@ -20,11 +19,7 @@ from attnres.texttable import duration
 def run_experiment(name: str, options: Any, out: Path, record: Path | None) -> int:
     """Run it, keep its record and draw its page; return the exit code."""
     chosen = load_experiment(name)
-    check_output_folder("--out", out)
     check_own_page(out, PAGE, TITLE, figure_names({name: name}))
-    check_output_folder("--record", record and record.parent)
-    if record is not None:
-        check_new_names(record, "--record")
     terminal, began = Terminal(Output()), time.monotonic()
     plan = chosen.plan(options, out)
     file = record_file(out / f"{name}.json" if record is None else record, out, name)

@@ -62,7 +62,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             quick: A small comparison, in about two minutes; it decides nothing.
             recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
-        from attnres.cli._checks import alone_in, check_output_folder, check_own_file, check_own_page
+        from attnres.cli._checks import alone_in, check_own_file, check_own_page
         from attnres.cli._tables import Output, print_error, print_table
         from attnres.cli._terminal import Terminal, stopped
         from attnres.lab.comparison import RECORD, plan_comparison, run_comparison
@@ -73,7 +73,6 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
         from attnres.texttable import duration
 
         check_seeds(seeds, workers)
-        check_output_folder("--out", out)
         check_own_page(out, PAGE, COMPARISON_TITLE, FIGURES)
         check_own_file("--out", out / RECORD, ("finding", "arms"))
         terminal, began = Terminal(Output()), time.monotonic()

@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from attnres.cli._checks import check_at_least, check_installed, check_output_file, check_output_folder, read_text
+from attnres.cli._checks import check_at_least, check_installed, check_output_file, read_text
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
@@ -68,13 +68,10 @@ def command(
     )
 
     check_output_file("--gguf", gguf, is_own=is_exported)
-    check_output_folder("--checkpoint", checkpoint)
-    if gguf is not None and checkpoint is not None and gguf.absolute() == checkpoint.absolute():
-        raise UsageError(f"--gguf and --checkpoint are both {gguf}; one is a file and one a folder: give another name")
     check_at_least(1, measure=measure)
     if checkpoint is not None and checkpoint.exists():
         raise UsageError(f"--checkpoint {checkpoint} exists; give a new folder")
-    template = None if chat_template is None else _template(chat_template)
+    template = None if chat_template is None else read_text("--chat-template", chat_template)
     check_exportable(model)
     console = Output()
     with nullcontext() if checkpoint is None else added_folder(checkpoint) as partial:
@@ -104,21 +101,3 @@ def command(
     if gguf is not None and text is not None:
         print_table(console, agreement_table(gguf, compare_exported(made, gguf, text)))
     return 0
-
-
-def _template(path: Path) -> str:
-    """Read a chat template. Raises UsageError for a text that is none."""
-    import jinja2
-    import jinja2.meta
-
-    text = read_text("--chat-template", path)
-    environment = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"])
-    try:
-        names = jinja2.meta.find_undeclared_variables(environment.parse(text))
-    except jinja2.TemplateSyntaxError as error:
-        if "unknown tag" in str(error):  # engines have tags of their own, as transformers' generation
-            return text
-        raise UsageError(f"--chat-template {path}, line {error.lineno}: {error.message}; mend the template") from error
-    if "messages" not in names:
-        raise UsageError(f"--chat-template {path}: no chat template, because it uses no messages")
-    return text

@@ -17,7 +17,7 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._checks import check_output_folder, check_own_file
+from attnres.cli._checks import check_own_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.errors import UsageError
 
@@ -38,7 +38,6 @@ def command(
     from attnres.lab.laws import FIT, scaling_table, write_fit
     from attnres.report.style import MOST_STYLES
 
-    check_output_folder("--out", out)
     check_own_file("--out", out / FIT)
     console, points = Output(), read_points(csv)
     if len(points) > MOST_STYLES:

@@ -40,15 +40,13 @@ def command(
     """
     if numbers:
         return _look_up(results)
-    from attnres.cli._checks import alone_in, check_output_folder, check_own_page
+    from attnres.cli._checks import alone_in, check_own_page
     from attnres.cli._tables import Output, print_line
     from attnres.cli._terminal import working
     from attnres.lab import experiments
     from attnres.lab.document import tables_page
     from attnres.lab.page import PAGE, TITLE, figure_names, read_records, write_results
 
-    if not tables:
-        check_output_folder("--out", out)
     if not results.exists():
         raise UsageError(f"{results}: there is no such folder or file; give one that holds records")
     records = read_records(results)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from attnres.connections._groups import param_groups
     from attnres.connections._made import connection_class, file_digest, make_connection
     from attnres.connections._mixing import Unrolled, mixing_matrix
+    from attnres.connections._options import option_defaults
     from attnres.connections._reads import mean_read
-    from attnres.connections._state import option_defaults
 
 __all__ = [
     "Connection",
@@ -48,8 +48,8 @@ __getattr__ = on_first_use(
     _groups=["param_groups"],
     _made=["connection_class", "file_digest", "make_connection"],
     _mixing=["Unrolled", "mixing_matrix"],
+    _options=["option_defaults"],
     _reads=["mean_read"],
-    _state=["option_defaults"],
 )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from attnres.connections._state import options_given, refuse_other, sign
+from attnres.connections._options import options_given
 from attnres.errors import UsageError, check_count
 from attnres.ops import inverse_rms as inverse_rms
 from attnres.ops import widen as widen
@@ -64,6 +64,10 @@ class Connection(nn.Module):
     per_layer: ClassVar[bool] = False
     """Whether the rule tells the two sublayers of a transformer layer apart: even sites are a layer's first."""
 
+    mixes_channels: ClassVar[bool] = False
+    """Whether `gather` or `scatter` mixes the channels of a value, as a matrix over them does, or parts them into
+    pieces. Of other rules values of one channel are enough to see the weights."""
+
     _options: dict[str, Any]
     """The options that it was made with, defaults included; the base class sees to it (`__new__`)."""
 
@@ -80,8 +84,29 @@ class Connection(nn.Module):
         self.sites = sites
         self._watched: set[int] = set()
         """Sites whose sublayer was seen to change nothing in place, in their first call."""
-        self.register_state_dict_post_hook(sign)
-        self.register_load_state_dict_pre_hook(refuse_other)
+        self.register_state_dict_post_hook(Connection._sign)
+        self.register_load_state_dict_pre_hook(Connection.refuse_other)
+
+    @property
+    def signature(self) -> str:
+        """Its class and options, as a state says whose it is."""
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def _sign(self, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+        metadata["connection"] = self.signature
+
+    def refuse_other(self, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+        """Raise UsageError where strict loading would take another one's state: the parameters of a Full are those of
+        a Block. Plain tensors, as safetensors keeps them, do not say whose they are.
+        """
+        own = {prefix + name for name in self.state_dict(keep_vars=True)}
+        if own == {key for key in state if key.startswith(prefix)}:
+            self.refuse_signature(metadata.get("connection", self.signature))
+
+    def refuse_signature(self, theirs: str) -> None:
+        """Raise UsageError if that is the signature of another connection."""
+        if theirs != self.signature:
+            raise UsageError(f"the state is that of {theirs}, and this is {self.signature}; make the same one")
 
     def anew(self) -> Connection:
         """Make another one with the same options, as at its start."""
@@ -238,22 +263,15 @@ class Connection(nn.Module):
         refuse_no_stream(values[0])
         if values[0].shape[-1] != self.dim:
             raise UsageError(f"the connection has width {self.dim}; what it was given has {values[0].shape[-1]}")
-        if not isinstance(sublayers, Iterable):
-            raise UsageError(f"sublayers must be a list of them, not one {type(sublayers).__name__}")
         listed = list(sublayers)
-        if not all(map(callable, listed)):
-            wrong = next(sublayer for sublayer in listed if not callable(sublayer))
-            raise UsageError(f"a sublayer must be a function of h, or a module, not {wrong!r}")
-        if not isinstance(first, int) or first < 0:
-            raise UsageError(f"first must be the site of the first sublayer, 0 to {self.sites}, not {first!r}")
         if first + len(listed) > self.sites:
             raise UsageError(
                 f"the connection has {self.sites} sites; {len(listed)} sublayers from {first} on do not fit"
             )
-        self._refuse_of_another_site(values, first)
+        self._refuseof_another_site(values, first)
         return listed
 
-    def _refuse_of_another_site(self, values: Values, site: int) -> None:
+    def _refuseof_another_site(self, values: Values, site: int) -> None:
         expected = self.value_count(site)
         if expected is None or len(values) == expected:
             return
@@ -274,7 +292,7 @@ class Connection(nn.Module):
             UsageError: a tensor in place of them, or, where `value_count` tells, the values before an earlier site.
         """
         _refuse_tensor(values)
-        self._refuse_of_another_site(values, self.sites)
+        self._refuseof_another_site(values, self.sites)
         return self.mix(values, self.sites)[1]
 
     def forward(self, *_: Any, **__: Any) -> NoReturn:

@@ -24,7 +24,7 @@ def class_of_file(file: str, name: str) -> type[Connection]:
     """Find a class in a Python file, which is run as the program it is.
 
     Raises:
-        UsageError: there is no such file, it fails, or it defines no connection of that name.
+        UsageError: there is no such file, or it defines no connection of that name. What the file raises is raised.
     """
     path = Path(file).resolve()
     if not path.is_file():
@@ -45,41 +45,18 @@ def classes_of(module: ModuleType) -> list[type[Connection]]:
     ]
 
 
-@contextmanager
-def import_errors(file: str) -> Iterator[None]:
-    """Turn what a connection's file raises when it is imported into a UsageError of one line."""
-    try:
-        yield
-    except SyntaxError as error:
-        line = f", line {error.lineno}" if error.lineno else ""
-        raise UsageError(f"{error.filename or file}{line}: {error.msg}; mend the connection's file") from error
-    except UsageError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"the connection's file {file} fails with {told(error)}; mend it") from error
-
-
 def told(error: BaseException) -> str:
     """Say in one line what somebody's code raised."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 
 @contextmanager
-def making_errors(connection: str, name: str) -> Iterator[None]:
-    """Let a UsageError of a connection's class name the connection, as it was written: `heads` is the model's, too.
-
-    What the class of a FILE.py:CLASS raises else becomes a UsageError of one line.
-    """
+def making_errors(connection: str) -> Iterator[None]:
+    """Let a UsageError of a connection's class name the connection, as it was written: `heads` is the model's, too."""
     try:
         yield
     except UsageError as error:
         raise UsageError(f"connection {connection}: {error}") from error
-    except (Exception, SystemExit) as error:
-        if ":" not in name:
-            raise
-        raise UsageError(
-            f"{name} cannot be made: {told(error)}; it is called with dim, sites and its options"
-        ) from error
 
 
 def is_loaded(file: str) -> bool:
@@ -110,11 +87,10 @@ def _module(path: Path) -> ModuleType:
     assert spec is not None  # its name ends in .py, as the grammar asks
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with import_errors(str(path)):
-            text = path.read_bytes()  # not by the loader, which may take bytecode of an edit of the same second
-            setattr(module, DIGEST, _hash(text))
-            exec(compile(text, path, "exec", dont_inherit=True), vars(module))
-    except UsageError:
+        text = path.read_bytes()  # not by the loader, which may take bytecode of an edit of the same second
+        setattr(module, DIGEST, _hash(text))
+        exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+    except BaseException:
         del sys.modules[name]
         raise
     return module

@@ -24,8 +24,6 @@ def parse_connection(text: str) -> tuple[str, dict[str, Option]]:
     Raises:
         UsageError: any other form, an empty option or one that is given twice.
     """
-    if not isinstance(text, str):
-        raise UsageError(f"a connection is named by text, not {text!r}; {FORM}")
     match = _WRITTEN.fullmatch(text)
     assert match is not None
     options: dict[str, Option] = {}

@@ -9,9 +9,9 @@ from typing import Any
 
 from attnres.connections import connection_names
 from attnres.connections._connection import Connection
-from attnres.connections._files import class_of_file, classes_of, digest, import_errors, making_errors
+from attnres.connections._files import class_of_file, classes_of, digest, making_errors
 from attnres.connections._grammar import parse_connection, print_connection
-from attnres.connections._state import checked_option, option_defaults
+from attnres.connections._options import checked_option, option_defaults
 from attnres.errors import UsageError
 
 
@@ -31,8 +31,7 @@ def connection_class(connection: str) -> type[Connection]:
         known = connection_names()
         raise UsageError(f"unknown connection {name!r}; {_meant(name, known)}choose one of: {', '.join(known)}")
     file_name = name.replace("-", "_")
-    with import_errors(file_name):
-        module = importlib.import_module(f"{__package__}.{file_name}")
+    module = importlib.import_module(f"{__package__}.{file_name}")
     classes = classes_of(module)
     if len(classes) != 1:
         raise UsageError(f"{module.__file__} must define one subclass of Connection, not {len(classes)}")
@@ -64,11 +63,10 @@ def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Co
         The connection at the start that its class states, in torch's default dtype: float32 unless that was set.
 
     Raises:
-        UsageError: an unknown name or option, one that is given twice, or a value that the connection does not take;
-            a class of one's own that cannot be made.
+        UsageError: an unknown name or option, one that is given twice, or a value that the connection does not take.
     """
-    name, cls, options = _read(connection, options)
-    with making_errors(connection, name):
+    _, cls, options = _read(connection, options)
+    with making_errors(connection):
         return cls(dim, sites, **options)
 
 
@@ -100,7 +98,7 @@ def _read(connection: str, options: Mapping[str, Any]) -> tuple[str, type[Connec
         if option not in defaults:
             takes = f"{_meant(option, defaults)}it takes {', '.join(defaults)}" if defaults else "it takes no options"
             raise UsageError(f"connection {name!r} has no option {option!r}; {takes}")
-        with making_errors(connection, name):
+        with making_errors(connection):
             checked[option] = checked_option(cls, option, defaults[option], value)
     return name, cls, checked
 

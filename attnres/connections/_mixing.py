@@ -64,11 +64,6 @@ def mixing_matrix(
     Raises:
         UsageError: not as many sublayers as sites, or a model that does not say what its tokens unroll to.
     """
-    if not (isinstance(model, nn.Module) and isinstance(x, Tensor)):
-        raise UsageError(
-            "mixing_matrix takes a connection or a model, then a tensor, an embedding or tokens, and not what start "
-            f"makes of it; these are {type(model).__name__} and {type(x).__name__}"
-        )
     holder = model if sublayers is None else None
     connection, x, sublayers = (
         unrolled(model, x) if sublayers is None else (cast(Connection, model), x, list(sublayers))

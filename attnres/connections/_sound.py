@@ -1,5 +1,5 @@
-"""What every run asks of its rule before the first step: that it is linear where it must be, keeps tokens apart, and
-leaves what it is given as it is."""
+"""What a run asks of a rule from a user's own file before the first step: that it is linear where it must be, keeps
+tokens apart, and leaves what it is given as it is."""
 
 from __future__ import annotations
 
@@ -137,8 +137,6 @@ def check_rule(connection: str, dim: int, sites: int) -> None:
         except UsageError as error:
             raise UsageError(f"connection {connection}: {error}") from None
         except (Exception, SystemExit) as error:
-            if ":" not in connection:
-                raise
             raise UsageError(f"connection {connection} fails with {told(error)}; attnres check says where") from error
 
 

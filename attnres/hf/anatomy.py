@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from attnres.connections import Connection, connection_class, make_connection, parse_connection
-from attnres.connections._state import sign_by_tensor
 from attnres.errors import UsageError
 from attnres.hf.code import LayerCode, read_layer
 from attnres.hf.loop import read_loop, runs_layers
@@ -74,7 +73,7 @@ def norm_of(decoder: nn.Module) -> nn.Module:
 
 
 def fitting_connection(connection: str, dim: int, sites: int) -> Connection:
-    """Make the connection in float32, on the CPU, with a tensor that says what it is.
+    """Make the connection in float32, on the CPU.
 
     Raises UsageError where it does not fit a transformers decoder.
     """
@@ -85,7 +84,6 @@ def fitting_connection(connection: str, dim: int, sites: int) -> Connection:
     block_size = parse_connection(connection)[1].get("block_size")
     if isinstance(block_size, int) and block_size > sites:
         raise UsageError(f"block_size {block_size} is more than the model's {sites} sublayers; give at most {sites}")
-    sign_by_tensor(made)
     return made
 
 

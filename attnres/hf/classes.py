@@ -35,7 +35,6 @@ from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from attnres.connections import Connection, Unrolled, mean_read
 from attnres.connections._offload import at_hand
-from attnres.connections._state import SIGNATURE, sign_by_tensor
 from attnres.errors import UsageError
 from attnres.files import write_text
 from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, read_anatomy
@@ -200,7 +199,7 @@ class Model:
         model: Any = self
         if wrong := why_not_loadable(model):
             raise UsageError(wrong)
-        signatures = {name for name, _ in model.named_buffers() if name.endswith(f"{CONNECTION}.{SIGNATURE}")}
+        signatures = {name for name in model.state_dict() if name.endswith(f"{CONNECTION}._extra_state")}
         model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *signatures}
         super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
 
@@ -219,9 +218,7 @@ class Model:
         if not isinstance(module, Wide):  # a connection's parts start as it made them
             super()._init_weights(module)  # type: ignore[misc]
         elif isinstance(module, Connection):  # loading has emptied what is not in the checkpoint
-            new = module.anew()
-            sign_by_tensor(new)
-            for name, buffer in new.named_buffers():
+            for name, buffer in module.anew().named_buffers():
                 module.get_buffer(name).copy_(buffer)
 
     def _get_name(self) -> str:
@@ -277,8 +274,6 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
     """Put the connection into a plain decoder. Raises UsageError, having changed nothing, where that cannot be."""
     _check_layers(anatomy, connection)
     decoder, modules = anatomy.decoder, _modules_with_reads(anatomy, connection)
-    if connection.get_buffer(SIGNATURE).is_meta:  # accelerate fills an empty model with what files have, and no more
-        sign_by_tensor(connection)
     for part in list(connection.modules()):
         part.__class__ = attached_class(type(part), Wide)
     decoder.register_module(CONNECTION, connection)
@@ -389,7 +384,7 @@ def attached_model_class(plain: Any) -> Any:
         # What `save_pretrained` leaves out.
         "_keys_to_ignore_on_load_missing": [
             *(plain._keys_to_ignore_on_load_missing or ()),
-            rf"\b{CONNECTION}\.{SIGNATURE}$",
+            rf"\b{CONNECTION}\._extra_state$",
         ],
     }
     if mapping := get_checkpoint_conversion_mapping(plain.__name__):  # tensors are renamed by the class's name, too

@@ -14,7 +14,7 @@ from transformers.utils.hub import CHAT_TEMPLATE_DIR
 
 from attnres.connections import canonical_connection
 from attnres.errors import UsageError
-from attnres.files import added_folder, check_new_names
+from attnres.files import added_folder
 from attnres.hf.attach import attach, connection_of, examine
 from attnres.hf.checkpoint import load, load_plain
 from attnres.hf.classes import of_connection
@@ -70,7 +70,6 @@ def convert(
             or `target` is there, another command is making it, or has made it meanwhile.
     """
     plain, target = Path(plain), Path(target)
-    check_new_names(target)
     if RECORD in read_config(plain):
         raise UsageError(f"{plain} has a connection already; give the plain checkpoint")
     canonical_connection(connection or "block")  # refused before the weights are read

@@ -160,6 +160,20 @@ class Undecayed(nn.LayerNorm):
         nn.Module.__init__(self)
 
 
+class Signed(nn.Module):
+    """What a connection adds to a state of tensors alone, as PEFT's adapters have it: whose it is, letter by letter."""
+
+    signature: str
+    refuse_signature: Callable[[str], None]
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(list(self.signature.encode()), dtype=torch.int32, device="cpu")
+
+    def set_extra_state(self, state: Tensor) -> None:
+        if not state.is_meta:
+            self.refuse_signature(bytes(state.to(torch.uint8).tolist()).decode(errors="replace"))
+
+
 def _is_narrow(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
 
@@ -270,7 +284,7 @@ def attached_class(original: type, role: type) -> type:
     parts, because by that name it could not be found.
     """
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__reduce__": _reduce}
-    kinds = (Undecayed,) if issubclass(original, Connection) else ()
+    kinds = (Undecayed, Signed) if issubclass(original, Connection) else ()
     attached = type(original.__name__, (role, original, *kinds), {**names, "_made_of": (original, role)})
     if role in (Attention, MLP):
         attached.forward = forward_with_reads(original, PROJECTIONS[role is MLP])

@@ -17,7 +17,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from attnres.errors import UsageError, first_line
-from attnres.files import added_folder, check_new_names
+from attnres.files import added_folder
 from attnres.hf.attach import attach_as_written
 
 TOKENIZER = (
@@ -44,7 +44,6 @@ def export(checkpoint: Path, target: Path, config: Any) -> None:
     """
     if target.exists():
         raise UsageError(f"{target} is there already; give a folder that is not")
-    check_new_names(target)
     spec = config.model_spec
     if any(block.moe is not None for block in spec.model.layers):
         raise UsageError("torchtitan gives a router a bias for which transformers' Qwen 3 has no place; train it dense")

@@ -26,7 +26,6 @@ from attnres.data import Corpus, Tokenizer, tokenizer_from_json, validation_byte
 from attnres.errors import UsageError
 from attnres.files import (
     LOCK,
-    check_new_names,
     is_partial,
     locked,
     read_json,
@@ -205,10 +204,6 @@ class RunFolder:
 
         may_be_longer: more steps than the run there has, evaluated as often as wanted, are no difference.
         """
-        try:
-            str(self.path).encode()
-        except UnicodeEncodeError:  # safetensors writes tensors under such a name, and does not read them
-            raise UsageError(f"{self.path}: its bytes are no UTF-8 text; give a folder of another name") from None
         record = self.record()
         if record is None:
             self._refuse_foreign_files()
@@ -236,7 +231,6 @@ class RunFolder:
             return  # `summary` says what is wrong
         if self.path.exists() and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; give a folder")
-        check_new_names(self.path)
         paths = sorted(self.path.iterdir()) if self.path.is_dir() else []
         names = [path.name for path in paths if not (path.name in OWN or is_partial(path.name))]
         names += [checkpoint.path.name for checkpoint in self.checkpoints.all()]

@@ -78,8 +78,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             with contextlib.suppress(UsageError):
                 return _value(argument, value, where)
     if hint is float and _is(int, value):
-        with contextlib.suppress(OverflowError):
-            return float(value)
+        return float(value)
     if isinstance(hint, type) and origin is None and _is(hint, value):
         return value
     expected = " or ".join(map(repr, arguments)) if origin is Literal else getattr(hint, "__name__", None) or str(hint)

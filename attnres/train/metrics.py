@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
-import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,45 +12,15 @@ from attnres.files import named_errors, read_json, write_text
 
 Record = dict[str, Any]
 
-log = logging.getLogger(__name__)
-
-NUMBERS = {"train": ("loss", "step_seconds"), "eval": ("loss",)}
-"""What is read from records of these kinds: finite numbers, without which a record is a damaged one."""
-
 
 def read_metrics(path: Path) -> list[Record]:
-    """Read all whole records. Empty if there is no file.
-
-    The last line may be half-written after a crash; of damaged ones before it one warning says how many there are.
-    """
-    if not path.exists():
-        return []
-    records, damaged = [], []
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = read_json(line)
-        except ValueError:
-            record = None
-        if _is_whole(record):
-            records.append(record)
-        elif number < len(lines):
-            damaged.append(number)
-    if damaged:
-        log.warning("%s: %d damaged lines are left out, the first is line %d", path, len(damaged), damaged[0])
+    """Read all whole records; after a crash the last line may be half-written. Empty if there is no file."""
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            if isinstance(record := read_json(line), dict) and "step" in record:
+                records.append(record)
     return records
-
-
-def _is_whole(record: Any) -> bool:
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return False
-    kind = record.get("kind")
-    return isinstance(kind, str) and all(_is_finite(record.get(name)) for name in NUMBERS.get(kind, ()))
-
-
-def _is_finite(value: Any) -> bool:
-    """Whether it is a number that can be reckoned with: JSON's whole ones may be larger than any float."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
 
 
 class Records:

@@ -21,7 +21,7 @@ def load_recipe(path: str | Path) -> RunConfig:
     load only recipes that you would run.
 
     Raises:
-        UsageError: there is no such file, it fails, or it defines no RunConfig of that name.
+        UsageError: there is no such file, or it defines no RunConfig of that name. What the file raises is raised.
     """
     path = Path(path).resolve()
     if not path.is_file():
@@ -36,8 +36,6 @@ def load_recipe(path: str | Path) -> RunConfig:
             spec.loader.exec_module(module)
         except UsageError as error:
             raise UsageError(f"{path}: {error}") from error
-        except (Exception, SystemExit) as error:
-            raise UsageError(f"{path}: the recipe fails with {type(error).__name__}: {error}") from error
     config = getattr(module, "config", None)
     if not isinstance(config, RunConfig):
         raise UsageError(f"{path}: a recipe must define config = RunConfig(...) (from attnres.train)")

@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnres.connections import file_digest
 from attnres.data import Corpus
 from attnres.errors import UsageError
 from attnres.train.config import RunConfig
@@ -116,10 +115,7 @@ def run_jobs(
 
 
 def _refuse_changes(states: Sequence[JobState]) -> None:
-    """Raise UsageError where runs that are done had two texts or two rules under one name: they do not compare.
-
-    Each worker reads the text, and the file of a connection, as they are when it starts.
-    """
+    """Raise UsageError where runs that are done had two texts under one name: each worker reads it when it starts."""
     first: dict[str, tuple[Path, str]] = {}
     for state in states:
         folder = state.job.folder
@@ -132,12 +128,6 @@ def _refuse_changes(states: Sequence[JobState]) -> None:
                 f"the text has changed between the runs {other}, whose text has a hash that begins with {text:.8}, and "
                 f"{folder}, {record['corpus']['sha256']:.8}; remove those of the old text, or restore it and remove "
                 "those of the new, and repeat the command"
-            )
-        connection = state.job.config.model.connection
-        if record.get("connection_file") not in (None, file_digest(connection)):
-            raise UsageError(
-                f"the file of {connection} has changed: {folder} is not of the text that this command began with; "
-                "remove the runs of the other text, and repeat the command"
             )
 
 

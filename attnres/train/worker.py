@@ -27,8 +27,6 @@ DIVERGED = 3
 
 def main(arguments: list[str]) -> int:
     with_parent = arguments[2:] == ["--with-parent"]
-    if len(arguments) != 2 + with_parent:
-        return _fail("usage: python -m attnres.train.worker FOLDER CONFIG.json [--with-parent]", 2)
     folder, config_file = map(Path, arguments[:2])
     if with_parent:
         threading.Thread(target=_stop_with_parent, daemon=True).start()
@@ -43,10 +41,6 @@ def main(arguments: list[str]) -> int:
         return _fail(str(error), 1)
     except UsageError as error:
         return _fail(str(error), 2)
-    except json.JSONDecodeError as error:
-        return _fail(f"{config_file}: not valid JSON ({error})", 2)
-    except OSError as error:
-        return _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
     except KeyboardInterrupt:
         return _fail("interrupted", 130)
     return 0

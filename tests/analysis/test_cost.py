@@ -231,9 +231,9 @@ def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
         (["--micro-batches", "11", "--pipeline", "4"], "use 8 or 12"),
         (["--link", "0"], "link must be positive"),
         (["--tflops", "nan"], "finite"),
-        (["--block-size", "129"], "--block-size 129"),
-        (["--gpus", "12"], "--gpus must be a multiple of the 8 ranks of --pipeline, not 12"),
-        (["--gpus", "24"], "--batch must be a multiple of the 3 pipelines on 24 gpus, not 4096"),
+        (["--block-size", "129"], "block_size 129"),
+        (["--gpus", "12"], "gpus must be a multiple of the 8 ranks of --pipeline, not 12"),
+        (["--gpus", "24"], "batch must be a multiple of the 3 pipelines on 24 gpus, not 4096"),
     ],
 )
 def test_bad_plans_are_one_line(arguments, message, capsys):

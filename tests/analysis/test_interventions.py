@@ -139,6 +139,8 @@ def test_no_change_is_no_change_and_gradients_are_those_of_the_rule():
 class OfHalves(Connection):
     """The plain residual, written so that it takes no other number of channels."""
 
+    mixes_channels = True
+
     def weigh(self, values, site):
         return torch.ones(2, 1)
 

@@ -150,30 +150,3 @@ def test_arms_carry_options():
     assert model.connection == "full:eps=1e-05,query=input,key_norm=false,heads=4"
     with pytest.raises(UsageError, match="NAME:OPTION=VALUE"):
         arm_model("full:heads", TransformerConfig())
-
-
-def test_rules_that_would_share_a_folder_are_refused(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    rule = "from attnres.connections.block import Block\n\n\nclass My(Block):\n    pass\n"
-    (tmp_path / "rules").mkdir()
-    for place in ("rules/r.py", "rules_r.py"):
-        (tmp_path / place).write_text(rule)
-    assert main(["compare", "residual", "rules/r.py:My", "rules_r.py:My", "--out", "out"]) == 2
-    assert "rules/r.py:My and rules_r.py:My would have one folder for their runs" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["residual", "block", "block:block_size=4"], "block and block:block_size=4 are the same connection"),
-        (["residual", "resnet"], "unknown connection 'resnet'"),
-        (["residual", "full", "--model.connection", "hc"], "the arms name the connections"),
-        (["residual", "full", "--optimizer.lr", "nan"], "lr must be a finite number"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    code = main(["compare", *arguments, "--out", str(tmp_path / "out"), "--steps", "1"])
-    error = capsys.readouterr().err
-    assert code == 2 and message in error and error.count("\n") == 1

@@ -40,37 +40,6 @@ def test_the_task_that_help_shows(run, tmp_path, monkeypatch):  # noqa: F811
     assert score["metric"] == "bits_per_byte" and 4 < score["value"] < 12
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere", "--tasks", "x"], "nowhere: no such folder; give a run's, or a model's of transformers"),
-        ([".", "--tasks", "x", "--limit", "0"], "--limit must be at least 1, not 0"),
-        ([".", "--tasks"], "--tasks names none"),
-        ([".", "--tasks", "x"], "not a run folder"),
-        (["RUN", "--tasks", "nowhere.yaml"], "there is no task file nowhere.yaml"),
-        (["RUN", "--tasks", "TASK", "--beside", "."], "not a run folder"),
-        (
-            ["RUN", "--tasks", "TASK", "--out", "no/such/folder/x.json"],
-            "--out no/such/folder/x.json: there is no folder",
-        ),
-        (["RUN", "--tasks", "TASK", "--out", "."], "--out .: it is a folder"),
-    ],
-)
-def test_bad_input_is_one_line_before_anything_is_scored(
-    arguments,
-    message,
-    run,  # noqa: F811
-    tasks,  # noqa: F811
-    capsys,
-    monkeypatch,
-):
-    monkeypatch.setattr("attnres.evaluation.evaluate_model", lambda *_: pytest.fail("it was scored"))
-    names = {"RUN": str(run), "TASK": str(tasks["choice"])}
-    assert main(["eval", *(names.get(argument, argument) for argument in arguments)]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
 @pytest.mark.slow
 def test_scores_of_another_evaluation_are_not_replaced(run, tasks, tmp_path, capsys, monkeypatch):  # noqa: F811
     out = tmp_path / "scores.json"
@@ -82,21 +51,6 @@ def test_scores_of_another_evaluation_are_not_replaced(run, tasks, tmp_path, cap
     assert main([*asked, "--shots", "0"]) == 2
     assert "it has the scores of another evaluation (shots); give another name" in capsys.readouterr().err
     assert out.read_bytes() == before
-
-
-@pytest.mark.parametrize(
-    ("tasks", "message"),
-    [
-        ([], "--tasks names none"),
-        (["piqa", "nowhere.yaml"], "there is no task file nowhere.yaml"),
-        (["piqa", "arc_easy", "piqa"], "--tasks names 'piqa' twice"),
-    ],
-)
-def test_tasks_are_looked_at_before_a_model_or_lm_eval(tasks, message, capsys, monkeypatch):  # noqa: F811
-    for step in ("check_model", "load_tasks"):
-        monkeypatch.setattr(f"attnres.evaluation.{step}", lambda *_: pytest.fail("it was loaded"))
-    assert main(["eval", ".", "--tasks", *tasks]) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_without_lm_eval(run, capsys, monkeypatch):  # noqa: F811

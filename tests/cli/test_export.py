@@ -1,18 +1,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
 
 from attnres.cli import main
-from attnres.cli.export import _template
 from attnres.data import open_corpus
-from attnres.files import added_folder
 from attnres.train import load_recipe, train
-from tests.disk import files_up_to
 
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
@@ -133,69 +128,6 @@ def test_a_checkpoint_keeps_its_chat_template(run, tmp_path, capsys):
     assert "second: the tokenizer's files cannot be read: " in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{% for m in messages %}\n{{ m.content ", ", line 2: unexpected end of template"),
-        ('{"version": "1.0"}', ": no chat template, because it uses no messages"),
-    ],
-)
-def test_what_is_no_template_is_refused(text, message, run, tmp_path, capsys):
-    file = tmp_path / "template.jinja"
-    file.write_text(text)
-    assert main(["export", str(run), "--gguf", str(tmp_path / "k3.gguf"), "--chat-template", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"attnres: --chat-template {file}{message}") and error.count("\n") == 1
-    assert not (tmp_path / "k3.gguf").exists()
-
-
-def test_a_template_may_have_an_engines_own_tags(tmp_path):
-    (tmp_path / "own").write_text(own := "{% generation %}{{ messages[0].content }}{% endgeneration %}")
-    assert _template(tmp_path / "own") == own
-
-
-def test_a_type_is_of_the_gguf_file(tmp_path, capsys):
-    assert main(["export", "run", "--checkpoint", str(tmp_path / "k3"), "--type", "q8_0"]) == 2
-    assert capsys.readouterr().err == "attnres: --type q8_0 is of the file of --gguf; give that, or leave --type out\n"
-
-
-def test_a_checkpoint_that_another_command_is_writing_is_refused_before_the_model_is_opened(
-    run, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr("attnres.evaluation.exported.open_model", lambda *_: pytest.fail("it was opened"))
-    (tmp_path / "k3.partial").mkdir()  # the user's own
-    with added_folder(tmp_path / "k3"):
-        assert main(["export", str(run), "--checkpoint", str(tmp_path / "k3")]) == 2
-    error = capsys.readouterr().err
-    assert "k3: another command is writing it" in error and error.count("\n") == 1
-    assert (tmp_path / "k3.partial").is_dir()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("target", [("--checkpoint", "k3"), ("--gguf", "k3.gguf")])
-def test_a_full_disk_is_one_line(run, tmp_path, capsys, target):
-    option, name = target
-    with files_up_to(2**14):
-        assert main(["export", str(run), option, str(tmp_path / name)]) == 1
-    error = capsys.readouterr().err
-    assert error.startswith(f"attnres: {tmp_path / name}: ") and error.count("\n") == 1
-    assert "File too large" in error or "is the disk full?" in error
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_a_run_of_another_backbone_is_refused_without_transformers(tmp_path, comparison):
-    folder = comparison[0] / "residual" / "seed-0"
-    program = (
-        "import sys\nfrom attnres.cli import main\n"
-        f"code = main(['export', {str(folder)!r}, '--gguf', 'out.gguf'])\n"
-        "assert 'transformers' not in sys.modules\nsys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 2 and not done.stdout, done.stderr
-    assert done.stderr == f"attnres: {folder}: backbone lab is not Kimi K3's; train with --model.backbone kimi_k3\n"
-
-
 def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, monkeypatch):
     import gguf
 
@@ -217,15 +149,11 @@ def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, m
         assert "there is another file, which would be lost" in refused(run, "--gguf", file)
         assert file.read_bytes() == content
     file.unlink()
-    assert "give --gguf FILE or --checkpoint FOLDER" in refused(run)
-    assert "no folder" in refused(run, "--gguf", tmp_path / "none" / "k3.gguf")
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert "is a model of type llama: llama.cpp has attention over depth in Kimi K3 alone" in refused(
         tmp_path / "llama", "--gguf", file
     )
-    assert "give that, or leave --measure out" in refused(run, "--checkpoint", tmp_path / "k3", "--measure", 5)
-    assert "--gguf and --checkpoint are both" in refused(run, "--gguf", file, "--checkpoint", file)
     monkeypatch.setenv(llamacpp.VARIABLE, str(tmp_path))
     llamacpp.load_library.cache_clear()
     for needs_it in (("--type", "q4_k_m"), ("--measure", 5)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 
 import datasets
 import pytest
@@ -66,21 +65,3 @@ def test_a_local_dataset_with_a_library_tokenizer(form, tokenizer, tmp_path, cap
     run = load_run(tmp_path / "run")
     assert run.config.model.vocab_size == 280  # raised from bytes to the tokenizer's
     assert run.tokenizer.decode(run.tokenizer.encode("depth é")) == "depth é"
-
-
-@pytest.mark.parametrize(
-    ("library", "options"),
-    [("datasets", ["--data.dataset", "nowhere/at-all"]), ("tokenizers", ["--data.tokenizer", "nowhere/at-all"])],
-)
-def test_without_the_extra(library, options, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, library, None)
-    assert train(tmp_path, *options) == 2
-    error = capsys.readouterr().err
-    assert "pip install -e '.[hf]'" in error and error.count("\n") == 1
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_name_that_cannot_be_had_offline(tmp_path, capsys, offline):
-    assert train(tmp_path, "--data.dataset", "nowhere/at-all") == 2
-    error = capsys.readouterr().err
-    assert "cannot load the dataset nowhere/at-all" in error and error.count("\n") == 1

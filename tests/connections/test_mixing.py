@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnres import Transformer, TransformerConfig, UsageError, make_connection, mixing_matrix
+from attnres import Transformer, TransformerConfig, make_connection, mixing_matrix
 from attnres.connections._start import difference_at_start
 from tests.depth import make_sublayers, randomise
 
@@ -18,17 +18,6 @@ def test_shapes_follow_the_tokens_and_no_graph_is_kept():
         matrix = mixing_matrix(connection, x, sublayers)
         assert matrix.shape == (*shape, 4, 4) and not matrix.requires_grad and x.grad is None
         assert mixing_matrix(connection, x, sublayers, per_channel=True).shape == (*shape, 4, 4, 6)
-
-
-def test_what_is_given_in_the_wrong_place_is_named():
-    connection, x = make_connection("block", dim=8, sites=2), torch.randn(3, 8)
-    for arguments in ((connection, connection.start(x)), ("block", x)):
-        with pytest.raises(UsageError, match="and not what start makes of it"):
-            mixing_matrix(*arguments, [torch.sin] * 2)
-    with pytest.raises(UsageError, match="has 2 sites, but 1 sublayers"):
-        mixing_matrix(connection, x, [torch.sin])
-    with pytest.raises(UsageError, match=r"Linear has no method unrolled\(tokens\)"):
-        mixing_matrix(nn.Linear(6, 6), torch.randint(5, (2, 3)))
 
 
 def test_a_connection_may_have_an_empty_place_for_a_part():

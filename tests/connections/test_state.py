@@ -11,7 +11,7 @@ from torch import nn
 
 from attnres import Connection, UsageError, make_connection
 from attnres.connections import option_defaults
-from tests.depth import DIM, SITES, randomised
+from tests.depth import DIM, SITES
 
 
 class Rated(Connection):
@@ -26,14 +26,14 @@ class Rated(Connection):
 def test_the_state_of_another_connection_or_option_is_refused():
     """Their parameters have the same names and shapes, and would be loaded silently."""
     block, full = (make_connection(name, DIM, SITES) for name in ("block", "full"))
-    with pytest.raises(UsageError, match="the state is that of Block, and this connection is Full"):
+    with pytest.raises(UsageError, match=r"that of Block.*, and this is Full"):
         full.load_state_dict(block.state_dict())
     for name, other in (("block", "block:block_size=2"), ("hc", "hc:eps=0.5"), ("delta", "delta:block_size=3")):
         inside = nn.ModuleList([make_connection(name, DIM, SITES)])  # a model holds it
-        with pytest.raises(UsageError, match=f"the state is that of {other.partition(':')[2]}, and this"):
+        with pytest.raises(UsageError, match=f"the state is that of .*{other.partition(':')[2]}.*, and this"):
             inside.load_state_dict(nn.ModuleList([make_connection(other, DIM, SITES)]).state_dict())
         inside.load_state_dict(nn.ModuleList([make_connection(name, DIM, SITES)]).state_dict())
-    with pytest.raises(UsageError, match=r"is that of rate=0\.5, and this connection is rate=2\.0"):
+    with pytest.raises(UsageError, match=r"is that of Rated\(.*rate=0\.5\), and this is Rated\(.*rate=2\.0"):
         Rated(DIM, SITES, 2.0).load_state_dict(Rated(DIM, SITES, rate=0.5, map=torch.tanh).state_dict())
     full.load_state_dict(dict(block.state_dict()), strict=True)  # plain tensors do not say whose they are
 
@@ -44,22 +44,3 @@ def test_every_option_is_signed_and_shown():
         said = of.extra_repr().split(", ")
         options = option_defaults(type(connection)) | {"query": "input", "eps": 0.5}
         assert sorted(said) == sorted(f"{k}={v}" for k, v in {"dim": DIM, "sites": SITES, **options}.items())
-
-
-@pytest.mark.parametrize(
-    ("name", "entries"), [("haares:reads=qkv", "bias"), ("rms-block:gate=true", "gate"), ("delta:block_size=3", None)]
-)
-def test_older_states_load(name, entries):
-    """Every site had its parameters once, used or not; and not every option was signed."""
-    connection = randomised(name)
-    state, loaded = connection.state_dict(), make_connection(name, DIM, SITES)
-    state._metadata[""]["connection"] = f"{type(connection).__name__}(dim={DIM}, sites={SITES})"
-    if entries:
-        shape = next(value.shape for key, value in state.items() if key.startswith(entries))
-        for site in range(SITES):
-            state.setdefault(f"{entries}.{site}", torch.ones(shape))
-        assert len(state) > len(connection.state_dict())
-    loaded.load_state_dict(state)
-    assert all(
-        torch.equal(mine, value) for mine, value in zip(loaded.parameters(), connection.parameters(), strict=True)
-    )

@@ -30,21 +30,11 @@ class NoTuple(Decay):
         return weights * values[0] + y
 
 
-class NoReadout(Decay):
-    def weigh(self, values, site):
-        return self.decay[site]
-
-
 class Clamped(Decay):
     """Linear but where a stream has grown."""
 
     def gather(self, values, weights, site):
         return values[0].clamp(-20, 20)
-
-
-class BentScatter(Decay):
-    def scatter(self, values, weights, site, h, y):
-        return (weights * values[0] + y.relu(),)
 
 
 class TurnsTheText(Decay):
@@ -64,11 +54,6 @@ class CountsPlaces(Decay):
     def weigh(self, values, site):
         places = torch.arange(values[0].shape[-2] if values[0].dim() > 1 else 1)
         return (self.decay[site] / (1 + places))[:, None] if site < self.sites else ()
-
-
-class BentInUse(Decay):
-    def gather(self, values, weights, site):
-        return values[0] if self.training else torch.tanh(values[0])
 
 
 class Double(Decay):
@@ -98,16 +83,6 @@ class Rounds(Decay):
 
     def weigh(self, values, site):
         return self.decay[site][0] if site < self.sites else ()
-
-
-class Coarse(Decay):
-    def weigh(self, values, site):
-        return () if site == self.sites else self.decay[site] * (1.5 if values[0].dtype == torch.bfloat16 else 1)
-
-
-class Divides(Decay):
-    def weigh(self, values, site):
-        return self.decay[site] * 0 / 0 if site < self.sites else ()
 
 
 class Keeps(Decay):
@@ -140,19 +115,9 @@ class Unregistered(Decay):
         return self.decays[site] if site < self.sites else ()
 
 
-class Detached(Decay):
-    def weigh(self, values, site):
-        return self.decay[site].detach() if site < self.sites else ()
-
-
 class Forgets(Decay):
     def scatter(self, values, weights, site, h, y):
         return ((weights * values[0] + (y if site != 2 else 0 * y)).to(values[0].dtype),)
-
-
-class Leaves(Decay):
-    def weigh(self, values, site):
-        raise SystemExit(3)
 
 
 class Wrong(Decay):

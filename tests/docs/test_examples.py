@@ -75,13 +75,6 @@ def test_a_file_with_no_connection_is_named(tmp_path, monkeypatch):
         make_connection("empty", dim=4, sites=2)
 
 
-def test_a_typo_in_a_connection_is_named(tmp_path, monkeypatch):
-    (tmp_path / "typo.py").write_text("class Typo(Connection\n")
-    monkeypatch.setattr(attnres.connections, "__path__", [*attnres.connections.__path__, str(tmp_path)])
-    with pytest.raises(attnres.UsageError, match=r"typo.py, line 1: .*; mend the connection's file"):
-        make_connection("typo", dim=4, sites=2)
-
-
 def test_the_readmes_code_runs(capsys):
     blocks = python_blocks("README.md")
     assert blocks

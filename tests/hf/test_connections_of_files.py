@@ -12,9 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForSequenceClass
 import attnres.hf
 from attnres import UsageError
 from attnres.connections import connection_class
-from attnres.evaluation.harness import _open_model
 from attnres.hf.folder import read_config
-from attnres.look.subject import TransformersSubject
 from tests.depth import randomise
 from tests.hf.folders import edit_config, run_elsewhere
 from tests.hf.models import assert_near, make_model, make_tokens
@@ -140,15 +138,6 @@ def test_a_file_that_was_named_from_here_is_found_from_anywhere(tmp_path, monkey
     assert_same(model, attnres.hf.load(tmp_path / "model", trust_remote_code=True))
 
 
-def test_a_configuration_that_nobody_has_run_keeps_the_files_hash(others, tmp_path):
-    _, folder, file = others
-    saved = read_config(folder)["attnres"]["connection_file"]
-    file.write_text(f"{SOURCE}\n# another text\n")
-    AutoConfig.from_pretrained(folder, trust_remote_code=False).save_pretrained(tmp_path / "again")
-    record = read_config(tmp_path / "again")["attnres"]
-    assert record["connection_file"] == saved and record == read_config(folder)["attnres"] and not ran(file)
-
-
 def test_a_trusted_folder_is_loaded_by_the_auto_class(others, tmp_path):
     model, folder, file = others
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
@@ -162,18 +151,6 @@ def test_a_trusted_folder_is_loaded_by_the_auto_class(others, tmp_path):
     assert_same(model, again)
     again.save_pretrained(tmp_path / "again")
     assert_same(model, attnres.hf.load(tmp_path / "again"))
-
-
-def test_commands_run_files_of_folders_as_those_of_runs(others, tmp_path):
-    _, folder, file = others
-    subject = TransformersSubject(folder, "theirs")
-    assert ran(file) and f"attnres.hf.load({str(folder)!r}, trust_remote_code=True)" in subject.python("text", None, [])
-
-
-def test_attnres_eval(others):
-    pytest.importorskip("lm_eval")
-    _, folder, file = others
-    assert _open_model(folder, 1) and ran(file)
 
 
 ELSEWHERE = """

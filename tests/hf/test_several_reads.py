@@ -6,14 +6,13 @@ import pickle
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import attnres.hf
 from attnres import Connection, UsageError
 from attnres.model.backbones.borrowed import cache_name
 from tests.depth import randomise
 from tests.hf.models import assert_near, make_model, make_tokens, recompute
-from tests.hf.small import small_configs, small_inputs, small_model, spread_weights
+from tests.hf.small import small_inputs, small_model, spread_weights
 
 
 def assert_starts_as_plain(model, connection, reads="qkv-gate-up"):
@@ -117,11 +116,3 @@ def test_what_is_done_within_the_call_of_attention_is_done_to_every_mixture(name
     else:
         model = make_model(name)
     assert_starts_as_plain(model, "full", reads="qkv")
-
-
-@pytest.mark.slow
-def test_a_part_with_a_cache_is_not_run_for_every_mixture():
-    """falcon_h1 has a mamba before its attention, which advanced its state three times per token."""
-    model = AutoModelForCausalLM.from_config(next(small_configs("falcon_h1")))
-    with pytest.raises(UsageError, match=r"it calls mamba before self_attn; leave reads='one'"):
-        attnres.hf.attach(model, "full", reads="qkv")

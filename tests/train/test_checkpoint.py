@@ -178,25 +178,6 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_not_damaged(stopped, cap
         load_run(folder, step=chosen)
 
 
-def test_the_best_one_is_damaged(stopped):
-    _, folder = stopped
-    best = load_run(folder, best=True).step
-    truncate(folder / "checkpoints" / f"step-{best:08d}" / "model.safetensors")
-    assert load_run(folder, best=True).step == {4: 8, 8: 4}[best]
-
-
-def test_swapped_checkpoints_are_noticed(stopped, caplog):
-    """By their names the run would go on twice from the same step."""
-    _, folder = stopped
-    places = [folder / "checkpoints" / f"step-0000000{step}" for step in (4, 8)]
-    places[0].rename(folder / "third")
-    places[1].rename(places[0])
-    (folder / "third").rename(places[1])
-    with pytest.raises(UsageError, match="every checkpoint is damaged"):
-        load_run(folder)
-    assert "it is of step 4 and has another's name" in caplog.text
-
-
 def test_a_checkpoint_of_another_model_is_refused(make_config, stopped, tmp_path):
     _, folder = stopped
     for name, options in (("wide", {"dim": 32}), ("blocks", {"connection": "block:block_size=1"})):

@@ -115,34 +115,6 @@ def test_metrics_after_a_crash_have_no_line_twice_and_none_missing(done, make_co
     assert len(lines) == len(read_metrics(done / "metrics.jsonl"))
 
 
-def test_damaged_lines_of_metrics_are_counted(tmp_path, caplog):
-    good = '{"kind": "eval", "step": 1, "loss": 2.5}'
-    (tmp_path / "metrics.jsonl").write_text(f"{good}\n\x00\x00\n[]\n{good}\n" + good[:9])
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 2
-    assert caplog.messages == [f"{tmp_path / 'metrics.jsonl'}: 2 damaged lines are left out, the first is line 2"]
-    caplog.clear()
-    (tmp_path / "metrics.jsonl").write_text(f"{good}\n{good[:9]}")
-    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1 and not caplog.messages
-
-
-@pytest.mark.parametrize(
-    "damaged",
-    [
-        '{"kind": "eval", "step": 2}',
-        '{"kind": "eval", "step": 2, "loss": "2.5"}',
-        '{"kind": "eval", "step": 2, "loss": NaN}',
-        f'{{"kind": "eval", "step": 2, "loss": 1{"0" * 400}}}',
-        '{"kind": "train", "step": 2, "loss": 2.5}',
-        '{"step": 2, "loss": 2.5}',
-    ],
-)
-def test_a_record_without_the_numbers_of_its_kind_is_a_damaged_line(tmp_path, caplog, damaged):
-    good = '{"kind": "eval", "step": 1, "loss": 2}\n{"kind": "train", "step": 1, "loss": 2.5, "step_seconds": 0.1}'
-    (tmp_path / "metrics.jsonl").write_text(f'{good}\n{damaged}\n{{"kind": "processes", "step": 3}}\n')
-    assert [record["step"] for record in read_metrics(tmp_path / "metrics.jsonl")] == [1, 1, 3]
-    assert caplog.messages == [f"{tmp_path / 'metrics.jsonl'}: 1 damaged lines are left out, the first is line 3"]
-
-
 def test_a_finished_run_without_its_last_losses_says_so(finished, caplog):
     _, folder = finished
     run, metrics = RunFolder(folder), folder / "metrics.jsonl"

@@ -24,10 +24,9 @@ def test_peak_counts_what_was_held_in_between_and_nothing_before():
     assert 24 * 2**20 < peak.bytes() < 40 * 2**20
 
 
-@pytest.mark.parametrize(("dim", "message"), [(2**20, "this machine has"), (10**9, "a matrix of more than")])
-def test_a_model_larger_than_memory_is_refused_before_it_is_made(dim, message):
-    with pytest.raises(UsageError, match=message):
-        check_fits(TransformerConfig(dim=dim, layers=2))
+def test_a_model_larger_than_memory_is_refused_before_it_is_made():
+    with pytest.raises(UsageError, match="this machine has"):
+        check_fits(TransformerConfig(dim=2**20, layers=2))
     check_fits(TransformerConfig())
 
 

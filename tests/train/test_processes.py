@@ -90,15 +90,3 @@ def test_a_worker_is_stopped_and_a_second_one_refused(make_config, tmp_path, cap
     (said,) = first.said
     assert "run the same command again" in said.splitlines()[-1] and "Traceback" not in said + second.err
     assert steps_on_disk(folder) == [results(folder)[-1]["step"]]
-
-
-@pytest.mark.parametrize(
-    ("content", "message"), [("{", "not valid JSON"), ('{"stepps": 1}', "stepps"), (None, "No such")]
-)
-def test_a_worker_says_what_is_wrong_in_one_line(tmp_path, capsys, content, message):
-    file = tmp_path / "config.json"
-    if content is not None:
-        file.write_text(content, encoding="utf-8")
-    assert worker.main([str(tmp_path / "run"), str(file)]) in (1, 2)
-    captured = capsys.readouterr()
-    assert message in captured.err and captured.err.count("\n") == 1 and not captured.out

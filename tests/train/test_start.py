@@ -5,16 +5,13 @@ from __future__ import annotations
 import dataclasses
 import logging
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from attnres.data import open_corpus
 from attnres.errors import UsageError
-from attnres.parallel.layout import Layout
 from attnres.train import Interrupted, RunConfig, load_run, sweep, train
-from attnres.train.distributed import DistributedTrainer
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import Job, run_jobs
 from attnres.train.trainer import Trainer
@@ -139,13 +136,6 @@ def test_a_run_of_another_model_is_refused(plain, fields, message):
         started(with_model(plain[1], **fields))
 
 
-def test_a_folder_that_is_no_run_is_refused_before_anything_is_written(plain, tmp_path):
-    config = dataclasses.replace(plain[1], start_from=str(tmp_path / "nothing"))
-    with pytest.raises(UsageError, match="there is no such folder"):
-        train(config, tmp_path / "run")
-    assert not (tmp_path / "run").exists()
-
-
 def test_another_tokenizer_is_refused(plain, tmp_path):
     pytest.importorskip("tokenizers")
     from tokenizers import Tokenizer
@@ -158,9 +148,3 @@ def test_another_tokenizer_is_refused(plain, tmp_path):
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, tokenizer=str(path)))
         with pytest.raises(UsageError, match=r"another tokenizer than this run's text; give the same --data.tokenizer"):
             started(config)
-
-
-def test_several_processes_refuse_it(plain):
-    world = SimpleNamespace(layout=Layout())
-    with pytest.raises(UsageError, match="start_from is for one process"):
-        DistributedTrainer(plain[1], open_corpus(plain[1].data), world)  # type: ignore[arg-type]

@@ -5,19 +5,14 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 import torch
 
-from attnres.connections import connection_class
 from attnres.data.config import DataConfig
 from attnres.errors import UsageError
-from attnres.train import sweep, train, worker
+from attnres.train import sweep, train
 from attnres.train.sweep import Job, JobState, failures, run_jobs
-from tests.cli.conftest import forget_rules
-from tests.train.many import RULE
-from tests.train.processes import Processes
 
 DIES = "import os, signal; os.kill(os.getpid(), {})"
 CHATTY = (
@@ -94,40 +89,4 @@ def test_runs_that_read_two_texts_under_one_name_are_refused(make_config, tmp_pa
     with pytest.raises(
         UsageError, match=r"the text has changed between the runs .*seed-0, whose text has a hash .*seed-1, "
     ):
-        run_jobs(jobs, 1)
-
-
-def test_runs_of_two_rules_under_one_name_are_refused(make_config, tmp_path):
-    """Each worker runs the file as it is when it starts, and a rule is edited while a sweep goes on."""
-    file, jobs = tmp_path / "rule.py", []
-    for seed in range(2):
-        file.write_text(f"{RULE}\n# edited {seed} times\n")
-        forget_rules()
-        config = make_config(steps=1, model={"connection": f"{file}:Scaled"})
-        jobs.append(Job(f"seed {seed}", dataclasses.replace(config, seed=seed), tmp_path / f"seed-{seed}"))
-        train(jobs[-1].config, jobs[-1].folder)
-    with pytest.raises(UsageError, match=r"rule\.py:Scaled has changed"):
-        run_jobs(jobs, 1)
-
-
-@pytest.mark.slow
-def test_a_rule_that_is_edited_while_its_runs_train_is_noticed_when_they_are_done(make_config, tmp_path, monkeypatch):
-    file = tmp_path / "rule.py"
-    file.write_text(RULE)
-    forget_rules()
-    config = make_config(steps=1, model={"connection": f"{file}:Scaled"})
-    connection_class(config.model.connection)  # as a command does that checks its arms
-    jobs = [Job("seed 0", config, tmp_path / "seed-0")]
-    popen = subprocess.Popen
-
-    def edited(command, **how):
-        """The worker, forked where its imports are done: it reads the file as it is now."""
-        monkeypatch.setattr(subprocess, "Popen", popen)
-        file.write_text(f"{RULE}\n# edited\n")
-        with Processes(tmp_path / "said", partial(worker.main, command[3:5])) as run:
-            assert run.end() == [0], run.said
-        return popen([sys.executable, "-c", ""], **how)
-
-    monkeypatch.setattr(sweep.subprocess, "Popen", edited)
-    with pytest.raises(UsageError, match=r"seed-0 is not of the text that this command began with"):
         run_jobs(jobs, 1)

@@ -60,13 +60,6 @@ def test_a_file_of_other_tensors_is_noticed(file):
         file.check()
 
 
-def test_what_cannot_be_written_is_named(file):
-    os.unlink(file.path)
-    with pytest.raises(OSError) as caught:
-        file.write(cut(TENSORS, 0, 1))
-    assert caught.value.filename == str(file.path)
-
-
 def test_blocks_are_hashed_by_turns(tmp_path, monkeypatch):
     monkeypatch.setattr("attnres.files.BLOCK", 10)
     path = tmp_path / "x"
