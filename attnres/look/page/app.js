@@ -69,8 +69,8 @@ main.append(
     html("div", { className: "tools live" }, going, keep, html("label", {}, "temperature ", temperature), beside),
     html("div", { className: "tools" }, html("label", {}, "lines and matrix: ", metric), columnChoice, measuring)),
   room, curves, tools, between,
-  html("p", { className: "keys live" }, "Keys. Tokens: ← → Home End. Depth picture: ↑ ↓ sites, ← → sources, " +
-    "[ ] tokens, m mute, o switch off, u undo."));
+  html("p", { className: "keys live" }, "Keys. Tokens: ← → Home End. Depth picture: ↑ ↓ sites, ← → " +
+    "sources, [ ] tokens, m mute, o switch off, u undo."));
 
 // While a run trains its losses come first; of one that is done they stand below.
 const place = (running) => { if (running) room.before(curves); else room.after(curves); };

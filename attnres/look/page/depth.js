@@ -1,7 +1,7 @@
 // One token's way through the depth of a model: who reads whom, with numbers and the matrix beside it.
 //
-// Row 0, on top, is the embedding (source 0), row r the sublayer whose input is site r - 1 and whose output is source r,
-// and the last row is the readout (site L). All columns and the matrix stand on the same rows.
+// Row 0, on top, is the embedding (source 0). Row r is the sublayer whose input is site r - 1 and whose output is
+// source r, and the last row is the readout (site L). All columns and the matrix stand on the same rows.
 
 import { cells, gradient, isClipped, scaleEnds, shares } from "../../report/charts/cells.js";
 import { number, svg } from "../../report/charts/dom.js";
