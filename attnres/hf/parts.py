@@ -173,6 +173,13 @@ class Signed(nn.Module):
         if not state.is_meta:
             self.refuse_signature(bytes(state.to(torch.uint8).tolist()).decode(errors="replace"))
 
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *others: Any
+    ) -> None:
+        super()._load_from_state_dict(state, prefix, metadata, strict, missing, *others)
+        if (key := f"{prefix}_extra_state") in missing:  # as in the files of save_pretrained
+            missing.remove(key)
+
 
 def _is_narrow(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
