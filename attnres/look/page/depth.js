@@ -40,7 +40,7 @@ function layout(width, rows, columns, withMatrix) {
   const labels = roomy ? 118 : 60;
   const matrix = withMatrix ? Math.max(210, Math.min(rows * rowHeight, width * 0.36)) : 0;
   const rest = width - labels - (matrix ? matrix + 44 : 0);
-  const arcs = Math.max(110, Math.min(280, rest * (columns.length > 2 ? 0.31 : 0.5)));
+  const arcs = Math.max(136, Math.min(280, rest * (columns.length > 2 ? 0.31 : 0.5)));
   const each = (rest - arcs - 4) / columns.length;
   return { width, rowHeight, roomy, labels, matrix, arcs, top: TOP, bottom: BOTTOM,
     height: TOP + rows * rowHeight + BOTTOM,
