@@ -40,19 +40,6 @@ def test_the_task_that_help_shows(run, tmp_path, monkeypatch):  # noqa: F811
     assert score["metric"] == "bits_per_byte" and 4 < score["value"] < 12
 
 
-@pytest.mark.slow
-def test_scores_of_another_evaluation_are_not_replaced(run, tasks, tmp_path, capsys, monkeypatch):  # noqa: F811
-    out = tmp_path / "scores.json"
-    asked = ["eval", str(run), "--tasks", str(tasks["choice"]), "--limit", "2", "--out", str(out)]
-    assert main(asked) == 0
-    assert main(asked) == 0, "the same question again"
-    monkeypatch.setattr("attnres.evaluation.evaluate_model", lambda *_: pytest.fail("it was scored"))
-    before = out.read_bytes()
-    assert main([*asked, "--shots", "0"]) == 2
-    assert "it has the scores of another evaluation (shots); give another name" in capsys.readouterr().err
-    assert out.read_bytes() == before
-
-
 def test_without_lm_eval(run, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)

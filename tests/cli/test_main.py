@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 
 from attnres import cli
-from attnres.errors import UsageError
 
 
 @pytest.mark.parametrize("allocate", [lambda: np.empty(2**58), lambda: torch.empty(2**58)], ids=["numpy", "torch"])
@@ -31,38 +29,6 @@ def test_an_output_without_a_character_shows_its_code(monkeypatch):
     monkeypatch.setattr(cli, "_run", lambda *_: print("caf\u00e9 \u00b1 \udcff") or 0)
     assert cli.main(["cost"]) == 0
     assert output.buffer.getvalue() == rb"caf\xe9 \xb1 \udcff" + os.linesep.encode()
-
-
-@pytest.mark.slow
-def test_torchrun_is_told_of_every_end(monkeypatch, tmp_path, capsys):
-    """It prints what it finds in that file last, below a traceback of its own."""
-    file = tmp_path / "error.json"
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
-    silent = UsageError("the other process says so")
-    silent.speaker = False
-    ends = {OSError(28, "No space left on device", "a/b"): 1, MemoryError(): 1, UsageError("bad"): 2, silent: 2}
-    for error, code in ends.items():
-
-        def end(*_, error=error):
-            raise error
-
-        monkeypatch.setattr(cli, "_run", end)
-        assert cli.main(["cost"]) == code
-        said = json.loads(file.read_text())["message"]["message"]
-        assert capsys.readouterr().err == ("" if error is silent else f"attnres: {said}\n")
-        file.unlink()
-
-
-@pytest.mark.slow
-def test_only_training_takes_several_processes(monkeypatch, tmp_path, capsys):
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
-    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert cli.main(["cost"]) == 2
-    assert capsys.readouterr().err == "attnres: cost runs in one process: start it without torchrun\n"
-    monkeypatch.setenv("RANK", "1")
-    assert (cli.main(["cost"]), capsys.readouterr().err) == (2, "")
 
 
 def test_a_reader_of_tables_may_go(monkeypatch, capsys):

@@ -17,6 +17,7 @@ from torch.nn.utils import parametrize, prune
 from torch.utils.checkpoint import checkpoint
 
 from attnres import Connection, connection_names, make_connection, mixing_matrix
+from attnres.connections import connection_class, option_defaults
 from attnres.connections.block import AttnResOptions
 from tests.depth import DIM, SITES, VARIANTS, make_sublayers, randomise, randomised, trace, variant_id
 
@@ -241,8 +242,10 @@ def test_a_new_one_of_any_size_is_finite_and_lets_gradients_through(name):
         assert all(parameter.grad is not None for parameter in connection.parameters())
 
 
-def assert_compiled_is_the_same(name, backend: str, sites: int) -> None:
-    connection, sublayers = randomised(name, sites=sites).double(), make_sublayers(sites=sites)
+def assert_compiled_is_the_same(name, backend: str) -> None:
+    """Three sublayers: a whole block of two and an open one."""
+    options = {"block_size": 2} if "block_size" in option_defaults(connection_class(name)) else {}
+    connection, sublayers = randomised(name, sites=3, **options).double(), make_sublayers(sites=3)
     torch._dynamo.reset()
     compiled = torch.compile(whole(connection, sublayers), fullgraph=True, backend=backend)
     expected = outputs_and_gradients(connection, whole(connection, sublayers))
@@ -253,12 +256,12 @@ def assert_compiled_is_the_same(name, backend: str, sites: int) -> None:
     "name", [pytest.param(name, marks=[] if name == "block" else pytest.mark.slow) for name in connection_names()]
 )
 def test_every_connection_compiled_as_one_graph_is_the_same(name):
-    assert_compiled_is_the_same(name, "aot_eager", sites=5)  # one whole block of 4 and an open one
+    assert_compiled_is_the_same(name, "aot_eager")
 
 
 @pytest.mark.slow
 def test_inductor_changes_nothing():
-    assert_compiled_is_the_same("block", "inductor", sites=2)
+    assert_compiled_is_the_same("block", "inductor")
 
 
 class Doubled(nn.Module):

@@ -13,7 +13,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
 from attnres.hf import classes, connection_of
-from tests.depth import randomise
 from tests.hf.models import assert_near, make_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
@@ -166,48 +165,11 @@ def test_preferences_with_trl(folder, tmp_path):
     assert first["rewards/margins"] == pytest.approx(0, abs=1e-4)
 
 
-@pytest.mark.slow
-def test_policy_gradients_with_trl(folder, tmp_path):
-    trl = pytest.importorskip("trl")
-    from datasets import Dataset
-
-    options = {"beta": 0.1, "num_generations": 2, "max_completion_length": 4, "learning_rate": 0.01}
-    trainer = trl.GRPOTrainer(
-        folder,
-        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
-        args=trl.GRPOConfig(**arguments(tmp_path, **options)),
-        train_dataset=Dataset.from_list([{"prompt": text} for text in TEXTS]),
-    )
-    refuse_another_reference(trainer)
-    trainer.train()
-    first = next(record for record in trainer.state.log_history if "kl" in record)
-    assert first["kl"] == pytest.approx(0, abs=1e-4)
-
-
 def refuse_another_reference(trainer):
     tokens = make_tokens()
     policy, reference = (part.eval()(tokens).logits for part in (trainer.model, trainer.ref_model))
     assert is_attached(trainer.ref_model) and trainer.ref_model is not trainer.model
     assert_near(reference, policy)
-
-
-@pytest.mark.slow
-def test_a_model_attached_in_memory_has_no_reference_elsewhere(folder, tmp_path):
-    """TRL would load it from where the plain model came from."""
-    trl = pytest.importorskip("trl")
-    from datasets import Dataset
-    from transformers import LlamaForCausalLM
-
-    from attnres.hf import attach
-    from tests.hf.models import make_model
-
-    make_model("llama", vocab_size=280).save_pretrained(tmp_path / "plain")
-    model = attach(LlamaForCausalLM.from_pretrained(tmp_path / "plain"), "full")
-    randomise(connection_of(model))
-    data = Dataset.from_list([{"prompt": text, "chosen": " yes", "rejected": " no"} for text in TEXTS])
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    with pytest.raises(OSError, match="an attached model that was not saved"):
-        trl.DPOTrainer(model, args=trl.DPOConfig(**arguments(tmp_path)), train_dataset=data, processing_class=tokenizer)
 
 
 def test_adapters_of_peft(model, tmp_path):

@@ -9,17 +9,6 @@ from tests.hf.models import assert_near, attached, make_tokens
 
 
 @pytest.mark.slow
-def test_many_layers_are_compiled_one_by_one():
-    """torch takes eight graphs of one forward; every layer here reads another number of sources."""
-    model, tokens = attached(num_hidden_layers=9), make_tokens()
-    with torch.no_grad():
-        expected = model(tokens, use_cache=False).logits
-        for layer in model.model.layers:
-            layer.compile(fullgraph=True, backend="eager")
-        assert_near(model(tokens, use_cache=False).logits, expected)
-
-
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # the exporter's own
 def test_export_to_onnx(tmp_path):
     """From a path, and run by another engine."""

@@ -97,7 +97,7 @@ def test_starts_as_the_plain_model_with_blocks_of_other_sizes():
     assert_starts_as_plain("gemma4_text", ["full", "block:block_size=1", "block:block_size=4"])
 
 
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", sorted(KINDS))
 def test_trained_queries_depth_matrix_cache_and_gradients(name):
     model = attnres.hf.attach(family(name), "block", block_size=3)
     connection = attnres.hf.connection_of(model)

@@ -212,28 +212,6 @@ def test_a_text_ends_where_the_model_says_as_a_chat_does(saved_models, tmp_path,
 
 
 @pytest.mark.slow
-def test_a_text_begins_as_the_tokenizer_of_transformers_begins_it(saved_models, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="needs the extra hf")
-    folder = tmp_path / "model"
-    shutil.copytree(saved_models[1], folder)
-    told = json.loads((folder / "tokenizer.json").read_text())
-    pieces = [{"SpecialToken": {"id": "!", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
-    first = {"id": "!", "ids": [told["model"]["vocab"]["!"]], "tokens": ["!"]}
-    template = {"type": "TemplateProcessing", "single": pieces, "pair": pieces, "special_tokens": {"!": first}}
-    (folder / "tokenizer.json").write_text(json.dumps({**told, "post_processor": template}))
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    with serving(open_subjects([folder])) as client:
-        picture = client.one("look", **view(0, changes=CHANGES))
-        assert [token["id"] for token in picture["tokens"]] == tokenizer(TEXT)["input_ids"]
-        assert picture["tokens"][0] == {"id": first["ids"][0], "text": "!", "start": 0, "stop": 0}
-        space: dict = {}
-        exec(picture["python"], space)
-        assert picture["mean_loss"] == pytest.approx(float(space["loss"]), abs=1e-5)
-        continued = client.ask("continue", **view(0, text="a" * 60), temperature=0.0, count=2)
-        assert [line["kind"] for line in continued] == ["drawn", "drawn", "ended"]
-
-
-@pytest.mark.slow
 def test_a_model_keeps_the_weights_that_it_was_opened_with(saved_models, tmp_path):
     """Whatever is written over the file, as by cp; a file cut short would end the process."""
     shutil.copytree(saved_models[0], tmp_path / "model")

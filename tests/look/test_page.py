@@ -20,7 +20,6 @@ from attnres.analysis import sublayer_names
 from attnres.report.html import script
 from attnres.report.style import colour_scale
 from tests.look.pages import TEXT, Page, mean_loss
-from tests.look.runs import numbers
 
 
 def test_typing_shows_tokens_their_loss_and_what_may_follow(opened, runs):
@@ -31,17 +30,6 @@ def test_typing_shows_tokens_their_loss_and_what_may_follow(opened, runs):
     with torch.no_grad():
         likely = run.model(torch.tensor([run.tokenizer.encode(TEXT)]))[0, -1].softmax(-1).max()
     assert opened.find(".next li").text.split("\n")[-1] == f"{float(f'{100 * likely:.2g}'):g}%"
-
-
-@pytest.mark.slow
-def test_sources_that_are_read_alike_are_named_with_their_range(opened, client):
-    opened.choose("Model", 1)
-    opened.find(".strip").send_keys(Keys.HOME)
-    opened.settled()
-    row = numbers(client.one("look", view={"model": 1, "text": TEXT})["weights"])[0, -5:]  # the readout's
-    low, high = (f"{weight:.2g}" for weight in (min(row), max(row)))
-    assert low < high and max(row) < 1.1 * min(row)
-    assert opened.sentence().endswith(f"readout reads all 5 sources alike, {low} to {high} of each.")
 
 
 def test_keys_and_pointer_go_through_tokens_sites_and_sources(opened):
@@ -181,92 +169,6 @@ def test_the_text_goes_on_token_by_token_and_can_be_kept(opened, client):
     kept = "".join(line["text"] for line in expected)
     assert opened.find("#text").get_property("value") == TEXT + kept
     assert not opened.find("#keep").is_displayed()
-
-
-@pytest.mark.slow
-def test_what_is_kept_ends_before_bytes_that_are_no_characters(opened, client):
-    drawn = client.ask("continue", view={"model": 0, "text": TEXT}, count=40, temperature=5.0)
-    text = "".join(line["text"] for line in drawn)
-    kept = text.split("\N{REPLACEMENT CHARACTER}")[0]
-    assert 0 < len(kept) < len(text)
-    opened.find("#temperature").clear()
-    opened.find("#temperature").send_keys("5")
-    opened.find("#continue").click()
-    opened.until(lambda: opened.find(".status").text.endswith("what is before them can be kept."))
-    opened.find("#keep").click()
-    opened.until(lambda: not opened.all(".token.drawn"))
-    opened.settled()
-    assert opened.find("#text").get_property("value") == TEXT + kept
-
-
-@pytest.mark.slow
-def test_empty_odd_and_long_texts(opened):
-    opened.type("")
-    assert opened.find(".strip").text == "no tokens: the text is empty"
-    assert not opened.find("svg.depth").is_displayed()
-    opened.type("x")
-    assert opened.find(".losses").text == "one token alone has no loss"
-    opened.type("a🙂e\u0301\u202e<img src=x onerror=alert(1)>")
-    assert [piece.text for piece in opened.all(".token.piece")] == [
-        "F0",
-        "9F",
-        "99",
-        "82",
-        "CC",
-        "81",
-        "E2",
-        "80",
-        "AE",
-    ]
-    assert not opened.all(".strip img")
-    opened.type("👩‍👩‍👧 नि ﷽")  # joiners, a vowel sign, a ligature: every byte is a token
-    assert len(opened.all(".strip .token")) == len("👩‍👩‍👧 नि ﷽".encode())
-    opened.type("x" * 97)
-    assert "97 tokens" in opened.find(".status.wrong").text and opened.all(".side.stale")  # of the text before
-    opened.type(TEXT)
-    assert not opened.all(".status.wrong, .side.stale")
-
-
-@pytest.mark.slow
-def test_a_number_must_be_written(opened):
-    opened.press(Keys.ARROW_RIGHT)
-    for label, tool in (("factor", "Scale"), ("weight", "Pin")):
-        opened.find(f"input[aria-label={label}]").clear()
-        opened.change(tool)
-        assert opened.find("#said").text == "Write a number first." and opened.all(".changes li.none")
-    opened.find("#temperature").clear()
-    opened.click("Continue the text")
-    assert opened.find("#said").text == "Write a temperature first." and not opened.all(".token.drawn")
-
-
-@pytest.mark.slow
-def test_an_answer_that_is_not_finite_is_said(opened):
-    opened.press(Keys.ARROW_RIGHT)
-    Select(opened.find("select[name=where]")).select_by_value("all")
-    opened.find("input[aria-label=factor]").clear()
-    opened.find("input[aria-label=factor]").send_keys("1e15")
-    for _ in range(3):
-        opened.click("Scale")
-        opened.settled()
-    assert opened.find(".losses").text == "the model's answer is not finite, so there is no loss"
-    assert "not finite" in opened.find(".next li").text
-    opened.find(".strip").send_keys(Keys.HOME)  # nothing of it reaches the console as an error
-    opened.settled()
-
-
-@pytest.mark.slow
-def test_a_model_without_an_answer_shows_nothing_of_the_one_before(opened):
-    opened.press(Keys.ARROW_RIGHT)
-    opened.change("Mute")
-    opened.type("x" * 97)
-    assert opened.find("svg.depth").is_displayed()
-    opened.choose("Model", 1)
-    assert opened.find(".side h2").text == "block" and "97 tokens" in opened.find(".status.wrong").text
-    assert not opened.find("svg.depth").is_displayed() and opened.all(".changes li.none")
-    undo = opened.browser.find_element("xpath", "//button[.='Undo']")
-    assert not undo.is_enabled()
-    opened.type(TEXT)
-    assert opened.find("svg.depth").is_displayed()
 
 
 def test_typing_does_not_wait_for_answers(opened):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from urllib.parse import quote, unquote
 
 import pytest
 
@@ -61,52 +60,6 @@ def test_a_link_restores_everything_in_another_tab(opened):
         browser.close()
         browser.switch_to.window(first)
     assert (opened.sentence(), opened.loss()) == (shown[0], shown[2])
-
-
-@pytest.mark.slow
-def test_a_link_finds_its_models_in_another_session(opened, runs):
-    opened.choose("Model", 1)
-    opened.press(Keys.ARROW_RIGHT)
-    changed = opened.change("Mute")
-    opened.choose("Put beside it", MODEL)
-    state = opened.browser.current_url.partition("#")[2]
-    with serving(open_subjects([runs[0], runs[1]])) as client:
-        page = Page(opened.browser, f"{address(client)}#{state}")
-        assert [side.text for side in page.all(".side h2")] == ["block"]
-        assert page.find("#said").text == "Not open here, so left out: highway."
-        assert page.loss() == changed and page.find(".changes li").text.startswith("mute")
-        assert page.find("#text").get_property("value") == TEXT
-        page.browser.get("about:blank")
-
-
-@pytest.mark.slow
-def test_changes_of_sites_that_are_not_there_are_left_out(opened):
-    """As where the run that a link means was replaced by one of fewer layers."""
-    opened.press(Keys.ARROW_RIGHT)
-    opened.change("Mute")
-    where, _, state = opened.browser.current_url.partition("#")
-    kept = json.loads(unquote(state))
-    (mute,) = kept["sides"][0]["changes"]
-    kept["sides"][0]["changes"] = [{**mute, "source": 9}, mute, {**mute, "sites": [9]}]
-    page = Page(opened.browser, f"{where}#{quote(json.dumps(kept))}")
-    assert len(page.all(".changes li")) == 1 and page.find(".changes li").text.startswith("mute layer 0 attention")
-    said = "Not open here, so left out: changes of sites that residual does not have."
-    assert page.find("#said").text == said
-
-
-@pytest.mark.slow
-def test_losses_of_other_tokens_are_compared_by_bytes(opened, runs, saved_models):
-    with serving(open_subjects([runs[0], saved_models[0]])) as client:
-        page = Page(opened.browser, address(client))
-        page.type(TEXT)
-        page.choose("Put beside it", MODEL)
-        page.until(lambda: page.all(".between p"))
-        for text in (TEXT, "é déjà", "深い", "é"):  # tokens are bytes: of a first character the first alone is given
-            page.type(text)
-            told = page.find(".between p").text
-            losses = f"{page.loss():.3f} → {page.loss(1):.3f}"
-            assert told.startswith(f"mean loss {losses} nats per byte of the last {len(text.encode()) - 1} byte")
-        page.browser.get("about:blank")
 
 
 @pytest.mark.slow

@@ -63,20 +63,6 @@ def test_a_killed_server_is_said_and_its_return_goes_on(page, runs):
         page.until(lambda: page.loss() == pytest.approx(mean_loss(runs[1]), abs=1e-5))
 
 
-@pytest.mark.slow
-def test_another_server_at_its_place_is_said(page, runs):
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(serving(open_subjects(runs[:1])))
-        page.open(address(client))
-        page.settled()
-        stack.close()
-        stack.enter_context(serving(open_subjects(runs[:1]), port=client.port, token="another-token-of-16"))
-        page.write(TEXT)
-        page.until(lambda: "token" in page.find(".status.wrong").text)
-        sentence = page.sentence()
-        assert "open the address that attnres look printed last" in page.find(".status.wrong").text and sentence
-
-
 class Given:
     """A preparation that says how far it is until it may end."""
 
@@ -124,42 +110,4 @@ def test_a_checkpoint_that_comes_is_shown_and_steps_are_walked_through(page, run
         page.until(lambda: page.loss() == before)
         page.find(".steps input").send_keys(Keys.ARROW_RIGHT)
         page.until(lambda: page.loss() == newest)
-        page.browser.get("about:blank")
-
-
-@pytest.mark.slow
-def test_the_step_is_that_of_the_picture(page, runs, tmp_path):
-    """A run that was done and went on, which nobody watches any more."""
-    run = tmp_path / "going"
-    shutil.copytree(runs[1], run)
-    *_, last = sorted((run / "checkpoints").iterdir())
-    held = last.rename(tmp_path / last.name)
-    with serving(open_subjects([run])) as client:
-        page.open(address(client))
-        page.settled()
-        assert page.find(".steps").text == "step 4" and "4 of 6 steps" in page.find(".about").text
-        held.rename(last)
-        page.type(TEXT)
-        page.until(lambda: page.find(".steps").text == "step 6" and "6 of 6 steps" in page.find(".about").text)
-        assert page.loss() == pytest.approx(mean_loss(runs[1]), abs=1e-5)
-        page.browser.get("about:blank")
-
-
-@pytest.mark.slow
-def test_a_server_that_returns_with_other_models(page, runs):
-    with contextlib.ExitStack() as stack:
-        client = stack.enter_context(serving(open_subjects(runs[:2])))
-        page.open(address(client))
-        page.type(TEXT)
-        page.choose("Model", 1)
-        page.choose("Put beside it", 1)
-        assert [side.text for side in page.all(".side h2")] == ["A: block", "B: residual"]
-        stack.close()
-        stack.enter_context(serving(open_subjects([runs[2], runs[1]]), port=client.port))
-        page.type(TEXT)
-        page.until(lambda: page.find("#said").text == "Not open here, so left out: residual.")
-        page.settled()
-        assert [side.text for side in page.all(".side h2")] == ["block"]
-        assert page.loss() == pytest.approx(mean_loss(runs[1]), abs=1e-5)
-        assert [option.text for option in page.all("[aria-label=Model] option")] == ["highway", "block"]
         page.browser.get("about:blank")

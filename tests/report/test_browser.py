@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -170,17 +169,3 @@ def test_hostile_text_is_shown_as_text(opened):
     assert opened.find_elements(By.TAG_NAME, "mark")[1].text == text[:48]
     assert len(opened.find_elements(By.TAG_NAME, "script")) == 2 and not opened.find_elements(By.TAG_NAME, "img")
     on_a_phone(opened)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("opened", ["inspected", "bare", "diverged", "many"], indirect=True)
-def test_whatever_is_missing_the_page_draws_the_rest(opened):
-    """The console's silence is checked when the page is left."""
-    data = json.loads(opened.find_element(By.ID, "data").get_attribute("textContent"))
-    profiles = sum("profile" in arm for arm in data["arms"])
-    assert len(opened.find_elements(By.CSS_SELECTOR, "#matrix-charts .cells")) == profiles
-    assert len(opened.find_elements(By.CSS_SELECTOR, "#profile-charts svg")) == (6 if profiles else 0)
-    curves = any("curve" in arm for arm in data["arms"])
-    assert bool(opened.find_elements(By.CSS_SELECTOR, "#curve-charts svg")) == curves
-    if profiles > 4:
-        on_a_phone(opened)

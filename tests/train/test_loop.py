@@ -236,18 +236,6 @@ def test_a_finished_run_goes_on_to_more_steps(make_config, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_longer_run_may_be_evaluated_less_often(make_config, tmp_path):
-    train(make_config(steps=8, save_every=1, evaluate_every=2), tmp_path)
-    with pytest.raises(UsageError, match="evaluate_every is 2 there and 4 here"):
-        train(make_config(steps=8, evaluate_every=4), tmp_path)
-    train(make_config(steps=16, evaluate_every=4), tmp_path)
-    evaluated = [record["step"] for record in results(tmp_path) if record["kind"] == "eval"]
-    assert evaluated == [0, 2, 4, 6, 8, 12, 16]
-    with pytest.raises(UsageError, match="evaluate_every is 4 there and 2 here"):
-        train(make_config(steps=16, evaluate_every=2), tmp_path)
-
-
-@pytest.mark.slow
 def test_an_extension_that_failed_is_begun_anew(make_config, tmp_path, monkeypatch):
     short, long = (make_config(steps=steps, save_every=1, keep=9) for steps in (8, 16))
     first = train(short, tmp_path)

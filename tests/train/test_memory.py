@@ -34,10 +34,3 @@ def test_a_batch_larger_than_memory_is_refused():
     with pytest.raises(UsageError, match=r"a batch of 100,000,000 texts of 256 tokens takes .* a smaller batch_size"):
         check_fits(TransformerConfig(context=256), rows=10**8)
     check_fits(TransformerConfig(), rows=64)
-
-
-@pytest.mark.slow
-def test_a_backbone_of_its_own_default_size_says_what_makes_it_smaller():
-    pytest.importorskip("transformers")
-    with pytest.raises(UsageError, match=r"or less in --model\.backbone-options"):
-        check_fits(TransformerConfig(backbone="kimi_k3"))

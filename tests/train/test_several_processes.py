@@ -167,18 +167,6 @@ class OtherVersion(PatientCommand):
 
 
 @pytest.mark.slow
-def test_a_folder_that_is_not_shared_is_refused_before_the_first_step(make_config, tmp_path):
-    """Two machines that have different disks at the same path: nothing that they wrote could be joined."""
-    folders = [tmp_path / "one", tmp_path / "other"]
-    for folder in folders:
-        folder.mkdir()
-    arguments = ("train", "run", "--recipe", recipe(tmp_path, make_config(batch_size=4)), "--shard", 2)
-    commands = [PatientCommand(*arguments, folder=folder, SEE_SECONDS=0.5) for folder in folders]
-    assert "run: process 1 does not see what process 0 writes there" in refused(tmp_path / "said", *commands)
-    assert not list(tmp_path.rglob("config.json"))
-
-
-@pytest.mark.slow
 def test_a_process_without_the_others_gives_up(make_config, tmp_path):
     command = PatientCommand("train", tmp_path / "run", "--recipe", recipe(tmp_path, make_config()), "--timeout", 2)
     assert "has not met all the others within 2 s" in refused(tmp_path / "said", command, size=2)
