@@ -10,7 +10,8 @@ export function figureOf(model, name, description = "") {
   const label = (each) => ({ embedding: "emb", readout: "out" }[each] || each.split(" ")[1] || each);
   const ticks = (names) => { // the first, then whole layers of two sublayers each
     const stride = 2 * Math.ceil(names.length / 16), first = names[0] === "embedding" ? 1 : 0;
-    return names.map((each, i) => [i, label(each)]).filter(([i]) => i === 0 || (i > first && (i - first) % stride === 0));
+    return names.map((each, i) => [i, label(each)])
+      .filter(([i]) => i === 0 || (i > first && (i - first) % stride === 0));
   };
   return { name, description, sites: model.sites, sources: model.sources, siteTicks: ticks(model.sites),
     sourceTicks: ticks(model.sources) };
