@@ -143,7 +143,7 @@ def test_checkpointing_gives_the_same_loss_and_gradients(connection):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"connection": "resnet"}, "unknown connection 'resnet'; choose one of: block"),
+        ({"connection": "resnet"}, "unknown connection 'resnet'; choose one of: .*block"),
         ({"connection": "block:heads=7"}, "7 does not divide 24"),
         ({"connection": "block:query=input,mixing=static"}, "has no query"),
         ({"connection": "mhc-lite:streams=9"}, "at most 6"),
