@@ -68,12 +68,19 @@ torchtitan: .venv-torchtitan/ready
 	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
+# All of it by one call of pip, as .ci/run does.
+.venv/all-ready: pyproject.toml constraints.txt
+	@$(PYTHON) -m venv .venv
+	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[dev,docs]'
+	$(BIN)/$(PIP) --no-deps --target .venv/torchao torchao==0.18.0
+	touch .venv/demo-ready .venv/test-ready .venv/docs-ready $@
+
 # torch 2.14 comes as one build, linked to CUDA's libraries: tests/torchtitan/without_cuda.py says how it does without
 .venv-torchtitan/ready: pyproject.toml tests/torchtitan/without_cuda.py
 	$(PYTHON) -m venv .venv-torchtitan
 	.venv-torchtitan/bin/$(PIP) --no-deps torch==2.14.1 nvidia-cuda-runtime==13.0.96
 	.venv-torchtitan/bin/python tests/torchtitan/without_cuda.py
-	.venv-torchtitan/bin/$(PIP) --editable '.[torchtitan,eval]' pytest pytest-timeout pytest-xdist hypothesis
+	.venv-torchtitan/bin/$(PIP) --editable '.[torchtitan]' pytest pytest-timeout pytest-xdist hypothesis
 	touch $@
 
 clean:
