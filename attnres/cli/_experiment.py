@@ -12,7 +12,7 @@ from attnres.cli._terminal import Terminal, stopped
 from attnres.errors import UsageError
 from attnres.lab import load_experiment
 from attnres.lab.page import PAGE, TITLE, figure_names, write_results
-from attnres.lab.trained import Plan, refuse_to_lose
+from attnres.lab.runs import read_record, write_record
 from attnres.texttable import duration
 
 
@@ -23,15 +23,13 @@ def run_experiment(name: str, options: Any, out: Path, record: Path | None) -> i
     terminal, began = Terminal(Output()), time.monotonic()
     plan = chosen.plan(options, out)
     file = record_file(out / f"{name}.json" if record is None else record, out, name)
-    if chosen.runs and file.exists() and (record is not None or not chosen.kept):
-        refuse_to_lose(file, chosen.read(file, name), chosen.runs(plan))
     saved = None
     try:
         with alone_in(out), alone_at(file), terminal:
             ended = chosen.run(plan, file, terminal)
-            chosen.write(file, ended.record)
+            write_record(file, ended.record)
             saved = file
-            written = chosen.read(file, name)
+            written = read_record(file, name)
             for table in chosen.tables(written):
                 print_table(terminal.console, table)
             for note in ended.notes:
@@ -41,8 +39,7 @@ def run_experiment(name: str, options: Any, out: Path, record: Path | None) -> i
             with terminal.during("drawing"):
                 page = write_results({name: written}, out)
     except KeyboardInterrupt as stop:
-        given = plan.done if isinstance(plan, Plan) else []
-        return stopped(stop, out, [run.folder.path / f"{name}.json" for run in given], saved)
+        return stopped(stop, out, [out / f"{name}.runs.jsonl"], saved)
     terminal.say(f"{duration(time.monotonic() - began)}. Record: {file}. Report: {page}")
     return 1 if ended.failed else 0
 
@@ -61,7 +58,7 @@ def record_file(path: Path, out: Path, name: str) -> Path:
         raise UsageError(f"{path}: it is a folder; give --record the name of a file")
     if path.exists():
         try:
-            load_experiment(name).read(path, name)
+            read_record(path, name)
         except UsageError as error:
             raise UsageError(f"{error}; choose another --record") from error
     return path

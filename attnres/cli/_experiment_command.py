@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from attnres.lab import experiment_options
+from attnres.lab import load_experiment
 
 
 def experiment_command(command_name: str, name: str) -> Callable[..., int]:
@@ -26,6 +26,6 @@ def experiment_command(command_name: str, name: str) -> Callable[..., int]:
 
         return run_experiment(name, options, out, record)
 
-    own = Annotated[experiment_options(name), tyro.conf.arg(name="")]
+    own = Annotated[load_experiment(name).options, tyro.conf.arg(name="")]
     command.__annotations__ = {"options": own, "out": Path, "record": Path | None, "return": int}
     return command

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from attnres.cli._sweep_display import PLAIN_SECONDS, SweepDisplay
 from attnres.cli._tables import print_error, print_line
-from attnres.lab.ahead import NOTHING, Bounds
 from attnres.signals import exit_code
 from attnres.texttable import visible
 
-if TYPE_CHECKING:
-    from attnres.train.sweep import Job, JobState
+PLAIN_SECONDS = 20.0
+"""Between lines where the output is no terminal."""
 
 
 def stopped(stop: KeyboardInterrupt, out: Path, measured: Iterable[Path] = (), record: Path | None = None) -> int:
@@ -68,7 +65,7 @@ def _plain(line: str) -> Text:
 
 
 class Terminal:
-    """`attnres.lab.experiment.Progress` on a console."""
+    """`attnres.lab.engine.Progress` on a console."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -120,50 +117,6 @@ class Terminal:
     def say(self, line: str) -> None:
         print_line(self.console, line)
 
-    def log(self, line: str) -> None:
-        if not self.console.is_terminal:
-            self.say(line)
-
     def during(self, what: str) -> AbstractContextManager[object]:
         self.__exit__()  # a terminal shows one thing that moves at a time
         return working(self.console, what)
-
-    @contextmanager
-    def bar(self, total: float) -> Iterator[Callable[[float, str], None]]:
-        if not self.console.is_terminal:
-            with working(self.console, "measuring") as tell:
-                done = 0.0
-
-                def advance(part: float, name: str) -> None:
-                    nonlocal done
-                    done += part
-                    tell(f"{name}, {done / total:.0%} measured")
-
-                yield advance
-            return
-        columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=self.console) as progress:
-            whole = progress.add_task("", total=total)
-            yield lambda part, name: progress.update(whole, advance=part, description=visible(name))
-
-    def train(
-        self,
-        jobs: Sequence[Job],
-        labels: Sequence[str],
-        workers: int,
-        costs: Sequence[float] | None = None,
-        later: Bounds = NOTHING,
-        watch: Callable[[Sequence[JobState]], None] = lambda states: None,
-    ) -> list[JobState]:
-        from attnres.train.sweep import run_jobs
-
-        names = [job.name for job in jobs]
-        cost = dict(zip(names, costs or [1.0] * len(jobs), strict=True))
-        arms = dict(zip(names, labels, strict=True))
-        with SweepDisplay(self.console, jobs, arms, lambda job: cost[job.name], later) as display:
-
-            def both(states: Sequence[JobState]) -> None:
-                display.watch(states)
-                watch(states)
-
-            return run_jobs(jobs, workers, both)

@@ -74,11 +74,11 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
 
         check_seeds(seeds, workers)
         check_own_page(out, PAGE, COMPARISON_TITLE, FIGURES)
-        check_own_file("--out", out / RECORD, ("finding", "arms"))
+        check_own_file("--out", out / RECORD, ("kind", "arms"))
         terminal, began = Terminal(Output()), time.monotonic()
         plan = plan_comparison(arms, config, out, seeds)
         try:
-            with alone_in(out):
+            with alone_in(out), terminal:
                 compared = run_comparison(plan, config, out, workers, terminal)
         except KeyboardInterrupt as stop:
             return stopped(stop, out)
@@ -89,7 +89,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             print_error(f"{partial}\n{compared.failed}")
         terminal.say(f"{duration(time.monotonic() - began)}. Report: {compared.page}")
         if not compared.failed:
-            terminal.say(_what_next(list(plan.values())[-1][0].folder))
+            terminal.say(_what_next(next(one.folder for one in reversed(plan) if one.seed == config.seed)))
         return 1 if compared.failed else 0
 
     return command

@@ -20,18 +20,15 @@ from attnres.lab import experiments as experiments_of
 if TYPE_CHECKING:
     from attnres.lab.experiment import Experiment
 
-OLD = {"dynamics": "dynamics", "probes": "probe"}
-
 
 def experiment_names() -> list[str]:
     """The names of all experiments: those of the files."""
-    return sorted([*(module.name for module in pkgutil.iter_modules(experiments_of.__path__)), *OLD])
+    return sorted(module.name for module in pkgutil.iter_modules(experiments_of.__path__))
 
 
 def load_experiment(name: str) -> Experiment:
     """The experiment in the file of that name."""
-    place = f"{__name__}.{name}.experiment" if name in OLD else f"{experiments_of.__name__}.{name}"
-    return importlib.import_module(place).EXPERIMENT
+    return importlib.import_module(f"{experiments_of.__name__}.{name}").EXPERIMENT
 
 
 def experiments() -> dict[str, Experiment]:
@@ -45,22 +42,14 @@ def experiment_commands() -> dict[str, str]:
 
     Read off the files: what an experiment imports, such as tyro, may not be installed.
     """
-    named = [name for name in experiment_names() if name not in OLD]
-    found = {re.findall(r'^    command="([\w-]+)",$', _text_of(name), re.MULTILINE)[0]: name for name in named}
-    return {**found, **{command: name for name, command in OLD.items()}}
-
-
-def experiment_options(name: str) -> type:
-    """The dataclass of that experiment's options; without all that running it imports."""
-    if name in OLD:
-        return importlib.import_module(f"{__name__}.{name}.options").Options
-    return load_experiment(name).options
+    commands = {
+        name: re.search(r'^    command="([\w-]+)",$', _text_of(name), re.MULTILINE) for name in experiment_names()
+    }
+    return {found[1]: name for name, found in commands.items() if found}
 
 
 def experiment_help(name: str) -> str:
     """The help of the experiment's command."""
-    if name in OLD:
-        return importlib.import_module(f"{__name__}.{name}").__doc__ or ""
     return _text_of(name).split('"""')[1]
 
 

@@ -126,6 +126,7 @@ class Sweep:
         with progress.during("opening the corpus"):  # before any worker, so that bad text is one error and not many
             self.corpus = open_corpus(config.data)
             check_length(self.corpus, config.model.context)
+        self.places = "--out" if file.parent == out else "--record and --out"
         self.failed: list[JobState] = []
         self.ran: dict[tuple[object, ...], Run] = {}
         self.head: dict[str, Any] = {}
@@ -153,10 +154,10 @@ class Sweep:
         """Raise UsageError if a command may not go on with these runs: what it would add does not compare."""
         from attnres.train.folder import FREE_FIELDS, RunFolder
 
-        instead = "or choose another --record and --out"
+        instead = f"or choose another {self.places}"
         if "config" not in there["settings"]:
             raise UsageError(
-                f"{where} does not say with which options its runs were made; choose another --record and --out"
+                f"{where} does not say with which options its runs were made; choose another {self.places}"
             )
         old, new = (_flat(settings) for settings in (there["settings"], self.settings))
         differing = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in FREE_FIELDS]
@@ -209,7 +210,7 @@ class Sweep:
         """
         from attnres.train import sweep
 
-        missing = {one.name: one for one in planned if not self._has(one)}
+        missing = {one.name: one for one in planned if not self.has(one)}
         if len(missing) < len(planned):
             self.whole -= sum(one.cost * one.config.steps for one in planned if one.name not in missing)
             told = f"{len(planned) - len(missing)} of {len(planned)} runs are there already"
@@ -231,7 +232,7 @@ class Sweep:
             self.failed += [state for state in states if state.status == "failed" and not state.diverged]
         return [self.ran[one.key] for one in planned]
 
-    def _has(self, one: Planned) -> bool:
+    def has(self, one: Planned) -> bool:
         """Whether it is known how that run ended. Raises UsageError if it was one of other steps."""
         run = self.ran.get(one.key)
         if run is None or run.status not in ("done", "diverged"):
@@ -239,7 +240,7 @@ class Sweep:
         if run.steps not in (0, one.config.steps):
             raise UsageError(
                 f"{self.file} holds {run.name} with {run.steps} steps, and this command has {one.config.steps}; repeat "
-                "its options to go on with it, or choose another --record and --out"
+                "its options to go on with it, or choose another {self.places}"
             )
         return True
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -18,18 +17,6 @@ from attnres.train import RunConfig
 Arms = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")]
 Config = Annotated[RunConfig, tyro.conf.arg(name="")]
 """The run that all are made from; its options have no prefix."""
-
-
-@dataclass(frozen=True)
-class RunsOptions:
-    """What a command that measures trained runs asks for."""
-
-    folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
-    """Run folders."""
-    runs: Path | None = None
-    """A folder of which every run inside is taken."""
-    tokens: int = 16_384
-    """Held-out tokens to measure on, the same ones for every run: whole sequences, at least one."""
 
 
 MOST_RUNS = 1000

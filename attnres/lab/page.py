@@ -17,7 +17,7 @@ from PIL import Image  # matplotlib brings it
 from attnres.files import write_bytes, write_text
 from attnres.lab import experiments
 from attnres.lab.experiment import Experiment
-from attnres.lab.runs import kind_of
+from attnres.lab.runs import Record, kind_of, read_record
 from attnres.report.axes import DARK_STYLE, STYLE, png
 from attnres.report.html import environment, styles
 
@@ -35,7 +35,7 @@ VARIANTS = {  # in the order in which a browser tries them; the last is for ever
 }
 
 
-def read_records(place: Path) -> dict[str, Any]:
+def read_records(place: Path) -> dict[str, Record]:
     """The records in a folder, or the one of a file, by the names of their files, in the order of the page.
 
     EXPERIMENT.json is that experiment's record; files of other names are records of what they say they are, and come
@@ -44,20 +44,20 @@ def read_records(place: Path) -> dict[str, Any]:
     files = {path.stem: path for path in (sorted(place.glob("*.json")) if place.is_dir() else [place])}
     kinds = {name: kind_of(path) for name, path in files.items()}
     return {
-        name: experiment.read(files[name], kind)
+        name: read_record(files[name], kind)
         for kind, experiment in experiments().items()
         for name in [kind, *(name for name, of in kinds.items() if of == kind and name not in experiments())]
         if name in kinds
     }
 
 
-def section_title(name: str, record: Any) -> str:
+def section_title(name: str, record: Record) -> str:
     """What the section of a record is called: as its experiment, and by its file if that has another name."""
     title = experiments()[record.kind].title
     return title if name == record.kind else f"{title} ({name})"
 
 
-def section_facts(name: str, record: Any) -> dict[str, str]:
+def section_facts(name: str, record: Record) -> dict[str, str]:
     """Where the section's numbers come from."""
     return record.origin if name == record.kind else {"record": f"{name}.json", **record.origin}
 
@@ -90,7 +90,7 @@ def _figure(name: str, kind: str, picture: str) -> str:
     return f"{picture}.png" if name == kind else f"{name}-{picture}.png"
 
 
-def drawn(experiment: Experiment, record: Any) -> Images:
+def drawn(experiment: Experiment, record: Record) -> Images:
     """The pictures that the record has something to show in."""
     images: Images = {}
     for variant, (_, narrow, style) in VARIANTS.items():
@@ -108,7 +108,7 @@ class _Section:
 
     name: str
     experiment: Experiment
-    record: Any
+    record: Record
     images: Images
 
     @property

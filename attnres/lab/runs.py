@@ -269,8 +269,9 @@ def read_record(path: Path, kind: str) -> Record:
     try:
         if not isinstance(data.get("hours"), int | float):
             raise ValueError(f"with {data.get('hours')!r:.40} under 'hours'")
-        listed = {name: tuple(data.get(name) or ()) for name in ("commits", "arms")}
-        return Record(**data | listed | {"runs": tuple(map(run_from_json, data.get("runs") or ()))})
+        listed: dict[str, Any] = {name: tuple(data.get(name) or ()) for name in ("commits", "arms")}
+        listed["runs"] = tuple(map(run_from_json, data.get("runs") or ()))
+        return Record(**data | listed)
     except TypeError as error:
         raise UsageError(f"{path}: a damaged record of {kind}, of which {_without_class(error)}; {remedy}") from error
     except ValueError as error:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from html import escape, unescape
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from attnres.lab.comparison import compare_runs, plan_comparison
 from attnres.report import write_report
 from attnres.report.runs import comparison_report, validation_tokens
 from attnres.train import RunConfig, load_run, read_metrics
-from attnres.train.sweep import JobState
 from tests.cli.conftest import COMPARED, TINY, run_jobs_but
 
 
@@ -25,8 +25,8 @@ def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
     out, said = comparison
     assert "block:block_size=2" in said and "report.html" in said
     record = json.loads((out / "comparison.json").read_text())
-    assert record["finding"] in said
-    residual, block = record["arms"]
+    assert record["found"]["finding"] in said and len(record["runs"]) == 4
+    residual, block = record["found"]["comparison"]
     assert residual["arm"] == "residual" and residual["difference"] is None and residual["seeds"] == 2
     losses = {
         arm: [
@@ -42,24 +42,24 @@ def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
     page = (out / "report.html").read_text()
     configuration = unescape(page).partition("<dt>configuration")[2].partition("</dd>")[0]
     assert '"layers"' in configuration and '"seed"' not in configuration and '"connection"' not in configuration
-    assert escape(record["finding"]) in page
+    assert escape(record["found"]["finding"]) in page
     assert "<script>alert(1)" not in page and "block:block_size=2" in page
     assert (out / "figures").is_dir() and any((out / "figures").glob("*.png"))
 
 
 def test_a_first_page_is_drawn_once_when_two_connections_have_two_seeds(tmp_path, monkeypatch):
     plan = plan_comparison(("residual", "block", "full"), RunConfig(), tmp_path / "out", seeds=3)
-    states = {job.name: JobState(job, status="waiting") for jobs in plan.values() for job in jobs}
+    jobs = {one.name: one for one in plan}
     drawn = []
-    monkeypatch.setattr(lab_comparison._EarlyPage, "_draw", lambda self, finished: drawn.append(finished))
-    early = lab_comparison._EarlyPage(plan, RunConfig(), None, tmp_path, None)
-    states["full, seed 2"].status = "running"
+    monkeypatch.setattr(lab_comparison._EarlyPage, "_draw", lambda self, finished, corpus: drawn.append(finished))
+    sweep = SimpleNamespace(ran={}, corpus=None)
+    early = lab_comparison._EarlyPage(plan, sweep, RunConfig(), tmp_path)
     for name in ("residual, seed 0", "residual, seed 1", "block, seed 0", "block, seed 1", "block, seed 2"):
-        states[name].status = "done"
-        early.watch(list(states.values()))
+        sweep.ran[jobs[name].key] = jobs[name].ended(status="done", loss=2.0)
+        early.watch([SimpleNamespace(status="running")])
         early.finish()
         assert len(drawn) == (name in ("block, seed 1", "block, seed 2"))
-    assert {arm: sorted(runs) for arm, runs in drawn[0].items()} == {"residual": [0, 1], "block": [0, 1]}
+    assert {arm: sorted(runs) for arm, runs in drawn[0].items() if runs} == {"residual": [0, 1], "block": [0, 1]}
 
 
 def test_arms_of_a_seed_are_paired(comparison):

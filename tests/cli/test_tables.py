@@ -60,8 +60,10 @@ def test_names_from_files_cannot_command_a_terminal(width, terminal):
     table = TextTable(hostile, (hostile, hostile), ((hostile, hostile),), hostile)
     print_table(console, table)
     print_line(console, hostile)
-    with _terminal.Terminal(console).bar(1) as advance, _terminal.working(console, hostile):
-        advance(1, f"{hostile} [/not markup]")
+    with _terminal.Terminal(console) as terminal_of:
+        terminal_of(0, 1, f"{hostile} [/not markup]")
+        with terminal_of.during(hostile):
+            pass
     written = file.getvalue()
     assert not any(mark in written for mark in ("\x1b]", "\x07", "\x9b", "\u202e"))
     assert shown in written.replace("\n", "")
@@ -77,10 +79,16 @@ def test_work_is_announced_in_a_file_too_and_its_progress_now_and_then(monkeypat
     assert file.getvalue() == "drawing [all] ..\nlater\n"
 
 
-def test_progress_in_a_file_says_how_far_it_is(capsys, monkeypatch):
-    monkeypatch.setattr("attnres.cli._terminal.PLAIN_SECONDS", 0.0)
-    with Terminal(Output()).bar(4) as advance:
-        advance(1, "block, seed 0")
-        advance(1, "block, seed 0")
-    said = capsys.readouterr().out.splitlines()
-    assert said == ["measuring ..", "block, seed 0, 25% measured", "block, seed 0, 50% measured"]
+def test_progress_in_a_file_says_how_far_it_is_and_how_long_it_takes(monkeypatch):
+    """A part takes 30 s; what was done before the first part that was seen is no measure."""
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(_terminal, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    file = io.StringIO()
+    with Terminal(Console(file=file)) as terminal:
+        for clock.now, done in ((0.0, 0), (50.0, 1), (80.0, 2), (110.0, 3)):
+            terminal(done, 6, "3 of 9 runs")
+    assert file.getvalue().splitlines() == [
+        "3 of 9 runs, 17%, starting",
+        "3 of 9 runs, 33%, about 2 min left",
+        "3 of 9 runs, 50%, about 90 s left",
+    ]

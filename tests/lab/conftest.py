@@ -19,8 +19,8 @@ from PIL import Image
 
 from attnres.data.config import DataConfig
 from attnres.lab import page
-from attnres.lab.dynamics.options import DEFAULTS
-from attnres.lab.dynamics.run import Planned, runs
+from attnres.lab.engine import Planned
+from attnres.lab.experiments.dynamics import DEFAULTS, Options, plan
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig, train
 from tests.lab.machine import machine
@@ -87,10 +87,10 @@ def sweep(tmp_path_factory, corpus_options) -> Sweep:
     )
     options = [f"--model.{name}={value}" for name, value in sizes.items()]
     options += [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
-    planned = runs(ARMS, range(2), config, out)
+    planned = list(plan(Options(arms=ARMS, seeds=2, config=config), out).runs)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for run in planned:
-        train(run.job.config, run.job.folder)
+        train(run.config, run.folder)
     torch.set_num_threads(threads)
     return Sweep(out, config, [*options, *corpus_options, "--out", os.fspath(out), "--seeds", "2"], planned)

@@ -13,9 +13,13 @@ import pytest
 from attnres.lab.engine import Planned
 from attnres.lab.runs import Run
 from attnres.train.folder import RunFolder
-from attnres.train.sweep import JobState
+from attnres.train.sweep import Job, JobState
 
 HEADER = {"versions": {}, "machine": {}, "corpus": {"sha256": "a" * 64}, "config": {"optimizer": {"decay": 0.25}}}
+
+
+def job_of(one: Planned) -> Job:
+    return Job(one.name, one.config, one.folder)
 
 
 def parabola(one: Planned) -> float:

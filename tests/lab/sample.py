@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import Any, TypeVar
+from typing import Any
 
-from attnres.lab.record import Record as OldRecord
-from attnres.lab.record import from_json
 from attnres.lab.runs import Record, run_from_json
 
 ATTACK = "<script>alert(1)</script>"
@@ -20,15 +18,6 @@ HEADER: dict[str, Any] = {
     "corpus": {"description": "text", "sha256": "0"},
     "config": {"optimizer": {"decay": 0.0}},
 }
-
-R = TypeVar("R", bound=OldRecord)
-
-
-def parsed(cls: type[R], data: dict[str, Any]) -> R:
-    """The record of these entries, with a header where they have none; a `kind` is left out."""
-    entries = {**HEADER, **copy.deepcopy(data)}
-    entries.pop("kind", None)
-    return from_json(cls, entries)
 
 
 def record(kind: str, runs: list[dict[str, Any]], settings: dict[str, Any] | None = None, **found: Any) -> Record:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from attnres.lab.claims import Statement, judged, summary
-from attnres.lab.dynamics.claims import (
+from attnres.lab.depth import (
     early_sink,
     embedding_excess,
     finding,
@@ -22,8 +21,9 @@ from attnres.lab.dynamics.claims import (
     unevenness,
     uniform_shares,
 )
-from attnres.lab.dynamics.record import DynamicsRecord
-from tests.lab.sample import parsed
+from attnres.lab.judge import Statement, judged, summary
+from attnres.lab.runs import Record
+from tests.lab.sample import record as record_from
 
 SITES = 24
 
@@ -40,8 +40,8 @@ def test_equal_division_has_no_sink_and_full_entropy():
     matrix = np.tril(np.ones((6, 6))) / np.arange(1, 7)[:, None]
     shares = np.array([matrix[i:, i].mean() for i in range(6)])
     assert uniform_shares(6) == pytest.approx(shares)
-    assert embedding_excess(SimpleNamespace(source_share=shares)) == pytest.approx(0)
-    assert relative_entropy(SimpleNamespace(entropy=np.log(np.arange(1, 7)))) == pytest.approx(1)
+    assert embedding_excess(SimpleNamespace(measured={"source_share": shares})) == pytest.approx(0)
+    assert relative_entropy({"entropy": np.log(np.arange(1, 7))}) == pytest.approx(1)
 
 
 def fluctuations(seed, size=SITES):
@@ -81,7 +81,7 @@ def test_places_that_cannot_be_told_apart_have_no_period():
 
 
 def run_with_shares(excess: np.ndarray) -> SimpleNamespace:
-    return SimpleNamespace(source_share=np.exp(excess) * uniform_shares(len(excess)))
+    return SimpleNamespace(measured={"source_share": np.exp(excess) * uniform_shares(len(excess))})
 
 
 def test_a_sink_that_all_seeds_share_is_found_and_noise_is_not():
@@ -141,7 +141,7 @@ def test_equal_counts_decide_nothing():
     assert [one.reading for one in judged("claim", 1, values, counted=True)] == [*["not decided"] * 2, "refuted"]
 
 
-def made_up_record(seeds: int = 4) -> dict:
+def made_up_runs(seeds: int = 4) -> list[dict]:
     """residual: h grows tenfold; block: it goes round within blocks of four. Gradients of block are even."""
     generator = np.random.default_rng(0)
     places = np.arange(SITES + 1)
@@ -161,35 +161,33 @@ def made_up_record(seeds: int = 4) -> dict:
         }
         excess = np.zeros(SITES + 1) if arm == "residual" else 0.01 * generator.standard_normal(SITES + 1)
         excess[0] += 0 if arm == "residual" else 0.5
-        return {
-            "seed": seed,
-            "status": "done",
-            "loss": 1.5,
+        measured = {
             "moments": [{**end, "step": 0, "entropy": list(np.log(places + 1))}, end],
             "source_share": list(np.exp(excess) * uniform_shares(SITES + 1)),
             "embedding_share": list(1 / (places + 1)),
             "ranks": {"effective": 9.0, "semiseparable": 4, "semiseparable_mean": 3.5},
         }
+        return {"arm": arm, "seed": seed, "loss": 1.5, "measured": measured}
 
-    arms = [
-        {
-            "arm": arm,
-            "block_size": size,
-            "rank_bound": bound,
-            "runs": [run(arm, seed) for seed in range(seeds)],
-            "mean_matrix": [[1.0] * (site + 1) for site in range(SITES + 1)],
-        }
-        for arm, size, bound in (("residual", None, 1), ("block", 4, 7))
-    ]
-    return {"config": {"steps": 10, "model": {"layers": SITES // 2}}, "arms": arms}
+    return [run(arm, seed) for arm in ("residual", "block") for seed in range(seeds)]
 
 
-def readings(record: dict) -> dict[tuple[str, str], str]:
-    return {(found.claim, found.arm): found.reading for found in statements(parsed(DynamicsRecord, record))}
+def made_up(runs: list[dict], matrices: bool = True) -> Record:
+    matrix = [[1.0] * (site + 1) for site in range(SITES + 1)] if matrices else None
+    about = {"residual": {"block_size": None, "rank_bound": 1}, "block": {"block_size": 4, "rank_bound": 7}}
+    return record_from("dynamics", runs, None, **{arm: {**of, "mean_matrix": matrix} for arm, of in about.items()})
+
+
+def lost(run: dict) -> dict:
+    return {"arm": run["arm"], "seed": run["seed"], "status": "diverged", "error": "loss is nan"}
+
+
+def readings(runs: list[dict]) -> dict[tuple[str, str], str]:
+    return {(found.claim, found.arm): found.reading for found in statements(made_up(runs))}
 
 
 def test_a_made_up_record_is_read_as_it_was_made():
-    found = readings(made_up_record())
+    found = readings(made_up_runs())
     assert found["h grows with depth", "residual"] == "shown"
     assert found["h grows less than in residual", "block"] == "shown"
     assert found["gradients more even than in residual", "block"] == "shown"
@@ -204,16 +202,17 @@ def test_a_made_up_record_is_read_as_it_was_made():
 
 def test_what_a_record_rounds_off_is_no_effect():
     """The plain residual's shares are equal, and with four digits off by the same in every seed."""
-    record = made_up_record()
+    runs = made_up_runs()
     equal = [float(f"{share:.4g}") for share in uniform_shares(SITES + 1)]
-    for run in record["arms"][0]["runs"]:
-        run["source_share"] = equal
-    found = [one for one in statements(parsed(DynamicsRecord, record)) if one.claim.endswith("is a sink")]
+    for run in runs:
+        if run["arm"] == "residual":
+            run["measured"]["source_share"] = equal
+    found = [one for one in statements(made_up(runs)) if one.claim.endswith("is a sink")]
     assert {(one.value, one.p_value, one.reading) for one in found if one.arm == "residual"} == {(0.0, 1.0, "refuted")}
 
 
 def test_the_finding_names_what_else_was_decided_where_nothing_is_of_h():
-    record = parsed(DynamicsRecord, made_up_record())
+    record = made_up(made_up_runs())
     assert finding(record).startswith("Decided: h grows with depth (shown for residual")
     assert "sharpen" not in finding(record)
     open_, shown = Statement("h grows", "arm", 0.5, 0.3, 3, 0.2, 1), Statement("y grows", "arm", 0.5, 0.05, 3, 0.01, 1)
@@ -222,14 +221,14 @@ def test_the_finding_names_what_else_was_decided_where_nothing_is_of_h():
 
 
 def test_runs_that_diverged_do_not_count():
-    record = made_up_record()
-    record["arms"][1]["runs"][0] = {"seed": 0, "status": "diverged", "error": "loss is nan"}
-    found = [found for found in statements(parsed(DynamicsRecord, record)) if found.claim == "h grows with depth"]
+    runs = made_up_runs()
+    runs[4] = lost(runs[4])
+    found = [found for found in statements(made_up(runs)) if found.claim == "h grows with depth"]
     seeds = {statement.arm: statement.seeds for statement in found}
     assert seeds == {"residual": 4, "block": 3}
 
 
 def test_one_seed_decides_nothing_but_periods():
     """A period is tested within a run, over its sublayers."""
-    decided = {claim for (claim, _), reading in readings(made_up_record(1)).items() if reading != "not decided"}
+    decided = {claim for (claim, _), reading in readings(made_up_runs(1)).items() if reading != "not decided"}
     assert decided <= {"h is periodic by block", "y is periodic by block"}

@@ -16,7 +16,7 @@ from attnres.errors import UsageError
 from attnres.lab import experiment_commands, experiment_names, experiments, load_experiment
 from attnres.lab.document import tables_page
 from attnres.lab.page import read_records, write_results
-from attnres.lab.runs import read_record
+from attnres.lab.runs import read_record, write_record
 from attnres.report.axes import STYLE
 from tests.cli.conftest import TINY, run_jobs_here
 from tests.lab.conftest import several_fast
@@ -39,12 +39,12 @@ def name(request) -> str:
 
 
 def recorded(name: str):
-    return load_experiment(name).read(RESULTS / f"{name}.json", name)
+    return read_record(RESULTS / f"{name}.json", name)
 
 
 def test_a_record_is_written_as_it_was_read(name, tmp_path):
     """The files of results/ lose and gain nothing."""
-    load_experiment(name).write(tmp_path / "again.json", recorded(name))
+    write_record(tmp_path / "again.json", recorded(name))
     written, first = (json.loads(path.read_text()) for path in (tmp_path / "again.json", RESULTS / f"{name}.json"))
     assert written == first
 
@@ -60,10 +60,13 @@ def test_its_names_agree(name):
 
 def test_a_damaged_record_is_named(name, tmp_path):
     data = json.loads((RESULTS / f"{name}.json").read_text())
-    for damage, message in (({"hours": "five"}, "with 'five' under 'hours'"),):
+    for damage, message in (
+        ({"hours": "five"}, "with 'five' under 'hours'"),
+        ({"arms": []}, "with nothing under 'arms'"),
+    ):
         (tmp_path / "damaged.json").write_text(json.dumps(data | damage))
         with pytest.raises(UsageError, match=f"damaged record of {name}, {message}"):
-            load_experiment(name).read(tmp_path / "damaged.json", name)
+            read_record(tmp_path / "damaged.json", name)
 
 
 def test_tables_claims_and_a_finding_are_there(name):

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 
 import pytest
 
-from attnres.lab.outcome import outcome_of
+from attnres.lab.engine import ended
+from attnres.lab.runs import measured
 from attnres.train.folder import RunFolder
-from attnres.train.sweep import Job, JobState
+from attnres.train.sweep import JobState
+from tests.lab.machine import job_of
 
 
 @pytest.fixture
 def finished(sweep, tmp_path):
     """A copy of a finished run, and how it ended."""
-    job = sweep.planned[0].job
-    shutil.copytree(job.folder, tmp_path / "run")
-    return tmp_path / "run", JobState(Job(job.name, job.config, tmp_path / "run"), status="done")
+    planned = dataclasses.replace(sweep.planned[0], folder=tmp_path / "run")
+    shutil.copytree(sweep.planned[0].folder, tmp_path / "run")
+    return planned, JobState(job_of(planned), status="done")
 
 
 def edit(path, change):
@@ -27,35 +30,38 @@ def edit(path, change):
 
 
 def test_losses_are_per_byte(finished):
-    folder, state = finished
-    per_token = outcome_of(folder, state)
+    planned, state = finished
+    folder = planned.folder
+    per_token = ended(planned, state)
     edit(folder / "config.json", lambda record: record["corpus"].update(bytes_per_token=4.0))
-    per_byte = outcome_of(folder, state)
-    assert per_token.loss == (RunFolder(folder).summary() or {})["validation_loss"]
-    assert per_byte.loss == per_token.loss / 4
-    assert per_byte.curve == tuple((step, loss / 4) for step, loss in per_token.curve)
+    per_byte = ended(planned, state)
+    assert per_token.loss == measured((RunFolder(folder).summary() or {})["validation_loss"])
+    assert per_byte.loss == pytest.approx(per_token.loss / 4, rel=1e-6)
+    assert [loss for _, loss in per_byte.curve] == pytest.approx([loss / 4 for _, loss in per_token.curve], rel=1e-6)
 
 
 def test_a_run_says_what_it_was_trained_on(finished):
-    folder, state = finished
-    assert outcome_of(folder, state).gpu is None
+    planned, state = finished
+    folder = planned.folder
+    assert ended(planned, state).gpu is None
     edit(folder / "config.json", lambda record: record["machine"].update(gpu="NVIDIA H200"))
-    assert outcome_of(folder, state).gpu == "NVIDIA H200"
+    assert ended(planned, state).gpu == "NVIDIA H200"
 
 
 def test_a_run_that_ends_no_lower_than_it_began_has_diverged(finished, monkeypatch):
-    folder, state = finished
-    assert outcome_of(folder, state).status == "done"
+    planned, state = finished
+    folder = planned.folder
+    assert ended(planned, state).status == "done"
     summary = RunFolder(folder).summary() or {}
     monkeypatch.setattr(RunFolder, "summary", lambda self: {**summary, "validation_loss": 99.0})
-    diverged = outcome_of(folder, state)
+    diverged = ended(planned, state)
     assert (diverged.status, diverged.loss) == ("diverged", 99.0)
 
 
 def test_a_run_that_stopped_says_why(finished):
-    folder, state = finished
+    planned, state = finished
     state.status, state.error = "failed", "no space left"
-    failed = outcome_of(folder, state)
+    failed = ended(planned, state)
     assert (failed.status, failed.error) == ("failed", "no space left")
     state.diverged = True
-    assert outcome_of(folder, state).status == "diverged"
+    assert ended(planned, state).status == "diverged"

@@ -9,15 +9,11 @@ from torch import Tensor, nn
 
 from attnres import Transformer, TransformerConfig
 from attnres.cli import main
-from attnres.lab.probes.claims import statements
-from attnres.lab.probes.figures import gained
-from attnres.lab.probes.record import ProbesRecord
-from attnres.lab.probes.run import commonest, shares_right
-from attnres.lab.probes.tables import probes_tables
-from attnres.lab.probes.tasks import Task, closes, indents, recalls, tasks
-from attnres.lab.record import read_record
+from attnres.lab.experiments.probes import claims, gained, tables
+from attnres.lab.runs import read_record
+from attnres.lab.tasks import Task, closes, commonest, indents, recalls, shares_right, tasks
 from tests.lab.conftest import ARMS
-from tests.lab.sample import parsed
+from tests.lab.sample import record as record_from
 
 
 def places(text: str, marks: str) -> list[int]:
@@ -108,26 +104,31 @@ def test_answers_are_of_classes_and_each_place_counts_once():
 
 def test_claims_are_on_paired_shares():
     runs = [
-        {"arm": arm, "seed": seed, "status": "done", "loss": 2.0, "right": [0.5 + 0.1 * seed + gain + 0.001 * seed * k]}
+        {
+            "arm": arm,
+            "seed": seed,
+            "status": "done",
+            "loss": 2.0,
+            "measured": {"right": [0.5 + 0.1 * seed + gain + 0.001 * seed * k]},
+        }
         for k, (arm, gain) in enumerate((("residual", 0.0), ("block", 0.05), ("x0", 0.0005)))
         for seed in range(3)
     ]
     asked = {"name": "copying", "what": "text", "places": 7, "commonest": 0.25}
-    entries = {"tokens": 64, "baseline": "residual", "tasks": [asked], "runs": runs}
-    record = parsed(ProbesRecord, entries)
-    block, x0 = statements(record)
+    record = record_from("probes", runs, None, tasks=[asked], tokens=64)
+    block, x0 = claims(record)
     assert (block.reading, x0.reading) == ("shown", "refuted") and block.value == pytest.approx(0.051)
-    assert probes_tables(record)[0].rows[0] == ("(commonest answer)", "", "0.2500", "")
+    assert tables(record)[0].rows[0] == ("(commonest answer)", "", "0.2500", "")
 
 
 def test_a_task_without_any_difference_has_an_axis_of_points():
     runs = [
-        {"arm": arm, "seed": seed, "status": "done", "loss": 2.0, "right": [0.5, 0.1 * (arm == "block")]}
+        {"arm": arm, "seed": seed, "status": "done", "loss": 2.0, "measured": {"right": [0.5, 0.1 * (arm == "block")]}}
         for arm in ("residual", "block")
         for seed in range(2)
     ]
     asked = [{"name": name, "what": "text", "places": 7, "commonest": 0.25} for name in ("brackets", "copying")]
-    figure = gained(parsed(ProbesRecord, {"tokens": 64, "baseline": "residual", "tasks": asked, "runs": runs}))
+    figure = gained(record_from("probes", runs, None, tasks=asked, tokens=64))
     assert figure and figure.axes[0].get_xlim() == (-1, 1) and figure.axes[1].get_xlim()[1] > 5
 
 
@@ -140,19 +141,20 @@ def test_a_signal_while_the_page_is_drawn_does_not_say_that_nothing_was_saved(sw
     assert main(arguments) == 130
     record = tmp_path / "out" / "probes.json"
     assert f"saved in {record}" in capsys.readouterr().err
-    assert read_record(record, ProbesRecord).runs
+    assert read_record(record, "probes").runs
 
 
-def test_from_runs_to_record_tables_and_page(sweep, tmp_path, capsys, quick_figures):
+def test_from_runs_to_record_tables_and_page(sweep, tmp_path, capsys, quick_figures, monkeypatch):
     assert main(["probe", "--runs", str(sweep.folder), "--tokens", "256", "--out", str(tmp_path)]) == 0
-    record = read_record(tmp_path / "probes.json", ProbesRecord)
-    assert {run.arm for run in record.runs} == set(ARMS) and record.tokens == 256
-    assert all(0 <= share <= 1 for run in record.runs for share in run.right)
+    record = read_record(tmp_path / "probes.json", "probes")
+    assert {run.arm for run in record.runs} == set(ARMS) and record.found["tokens"] == 256
+    assert all(0 <= share <= 1 for run in record.runs for share in run.measured["right"])
     assert "What runs get right" in capsys.readouterr().out
     assert (tmp_path / "figures" / "probes.png").exists()
-    fewer = ["probe", str(sweep.planned[0].job.folder), "--tokens", "256", "--out", str(tmp_path)]
-    assert main(fewer) == 2 and "this command leaves out (" in capsys.readouterr().err
-    assert read_record(tmp_path / "probes.json", ProbesRecord) == record
+    fewer = ["probe", str(sweep.planned[0].folder), "--tokens", "256", "--out", str(tmp_path)]
+    monkeypatch.setattr("attnres.lab.tasks.shares_right", lambda *_: pytest.fail("it was asked again"))
+    assert main(fewer) == 0 and set(read_record(tmp_path / "probes.json", "probes").runs) == set(record.runs)
+    assert main([*fewer, "--tokens", "128"]) == 2 and "another tokens" in capsys.readouterr().err
 
 
 def test_a_vocabulary_may_have_room_for_more_than_bytes():

@@ -14,8 +14,8 @@ from tests.lab.conftest import ARMS
 
 
 def test_runs_of_other_configurations_are_refused_by_name(sweep, tmp_path):
-    one, other = sweep.planned[0].job.folder, tmp_path / "other"
-    shutil.copytree(sweep.planned[1].job.folder, other)
+    one, other = sweep.planned[0].folder, tmp_path / "other"
+    shutil.copytree(sweep.planned[1].folder, other)
     assert [run.arm for run in open_runs([one, other])] == list(ARMS[:2])
     record = json.loads((other / "config.json").read_text())
     record["config"]["model"]["layers"] = 7
@@ -27,7 +27,7 @@ def test_runs_of_other_configurations_are_refused_by_name(sweep, tmp_path):
 
 def test_a_run_that_began_with_another_is_no_seed_of_one_that_did_not(sweep, tmp_path):
     planned = sweep.planned[0], next(run for run in sweep.planned if run.arm == ARMS[0] and run.seed == 1)
-    plain = [run.job.folder for run in planned]
+    plain = [run.folder for run in planned]
     continued = [tmp_path / "0", tmp_path / "1"]
     for folder, copy in zip(plain, continued, strict=True):
         shutil.copytree(folder, copy)
@@ -41,7 +41,7 @@ def test_a_run_that_began_with_another_is_no_seed_of_one_that_did_not(sweep, tmp
 
 
 def test_runs_that_are_none_or_the_same_are_refused(sweep, tmp_path, capsys):
-    done = sweep.planned[0].job.folder
+    done = sweep.planned[0].folder
     empty = tmp_path / "empty"
     empty.mkdir()
     for arguments, message in (
@@ -55,12 +55,12 @@ def test_runs_that_are_none_or_the_same_are_refused(sweep, tmp_path, capsys):
 
 
 def test_runs_are_found_in_folders_of_any_depth(sweep):
-    assert find_runs([sweep.folder]) == sorted(run.job.folder for run in sweep.planned)
-    assert find_runs([sweep.planned[0].job.folder] * 2) == [sweep.planned[0].job.folder]
+    assert find_runs([sweep.folder]) == sorted(run.folder for run in sweep.planned)
+    assert find_runs([sweep.planned[0].folder] * 2) == [sweep.planned[0].folder]
 
 
 def test_runs_behind_links_are_found_once(sweep, tmp_path):
-    run = sweep.planned[0].job.folder
+    run = sweep.planned[0].folder
     (tmp_path / "linked").symlink_to(run)
     (tmp_path / "round").symlink_to(tmp_path)
     assert find_runs([tmp_path]) == [tmp_path / "linked"]
@@ -69,8 +69,8 @@ def test_runs_behind_links_are_found_once(sweep, tmp_path):
 def test_what_lies_in_a_run_or_is_another_programs_is_no_run(sweep, tmp_path):
     """steps-N is the end that a run had before it went on; the config.json beside it is of a transformers model."""
     run = tmp_path / "checkpoints" / "block" / "seed-0"
-    shutil.copytree(sweep.planned[0].job.folder, run)
-    shutil.copytree(sweep.planned[0].job.folder, run / "steps-3")
+    shutil.copytree(sweep.planned[0].folder, run)
+    shutil.copytree(sweep.planned[0].folder, run / "steps-3")
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     assert find_runs([tmp_path]) == [run]
     (run / "config.json").write_text('{"config": ')

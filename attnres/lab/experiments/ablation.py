@@ -443,7 +443,7 @@ def tables(record: Record) -> list[TextTable]:
         for row in (baseline, *others):
             runs = record.of(row.arm, at)
             steps = [str(max((run.steps for run in runs), default=""))] if equal != "steps" else []
-            known = row is not baseline and paper is not None and row.arm in PAPER
+            known = None if row is baseline or paper is None or row.arm not in PAPER else PAPER[row.arm] - paper
             rows.append(
                 (
                     row.arm,
@@ -453,7 +453,7 @@ def tables(record: Record) -> list[TextTable]:
                     _rate(runs, record.of(row.arm, at, "tuning")),
                     *steps,
                     runs_text(runs),
-                    f"{PAPER[row.arm] - paper:+.3f}" if known else "",
+                    "" if known is None else f"{known:+.3f}",
                 )
             )
         note = "lr: multiple of the default rates, chosen on seeds of its own; * at the edge of the grid."

@@ -264,7 +264,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
     tuned = plan.cells[: 2 * len(options.arms)] if len(options.grid) > 1 else []
     certain += [plan.tuning(*cell, rate) for cell in tuned for rate in options.grid]
     sweep.announce(certain, [plan.tuning(*cell, 1.0) for cell in tuned] * MOST_BEYOND)
-    rates = dict.fromkeys(plan.cells, options.grid[0])
+    rates = dict.fromkeys(plan.cells, next(iter(options.grid)))
     if tuned:
         try:
             rates = chosen_rates(plan, sweep.tune(plan.tuning, tuned, options.grid, MOST_BEYOND))

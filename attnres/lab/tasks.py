@@ -10,11 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
+
+from attnres.model import Transformer
 
 Bytes = Sequence[int]
 
 BRACKETS = {ord(left): ord(right) for left, right in ("()", "[]", "{}")}
 NEWLINE, SPACE = ord("\n"), ord(" ")
+BYTES = 256
+BATCH = 16
+"""Windows at a time."""
 NAME = re.compile(rb"[A-Za-z_]\w{3,}")
 SURE = 2
 """How many bytes of a name, or of a text that comes again, a model has seen before it is asked for the next."""
@@ -107,3 +113,30 @@ def _second_half(windows: np.ndarray) -> np.ndarray:
     asked = np.zeros(windows.shape, bool)
     asked[:, windows.shape[1] // 2 + SURE :] = True
     return asked[:, 1:]
+
+
+@torch.no_grad()
+def shares_right(model: Transformer, asked: Sequence[Task]) -> tuple[float, ...]:
+    """For each task the share of places at which the most probable answer is the right one."""
+    right = dict.fromkeys((task.name for task in asked), 0)
+    for windows in {id(task.windows): task.windows for task in asked}.values():  # one pass for all that is asked there
+        for first in range(0, len(windows), BATCH):
+            tokens = torch.from_numpy(windows[first : first + BATCH])
+            probabilities = model(tokens[:, :-1]).softmax(-1)[..., :BYTES]  # a vocabulary may have room for more
+            for task in asked:
+                if task.windows is windows:
+                    places = torch.from_numpy(task.asked[first : first + BATCH])
+                    right[task.name] += _right(probabilities[places], tokens[:, 1:][places], task)
+    return tuple(right[task.name] / int(task.asked.sum()) for task in asked)
+
+
+def _right(probabilities: torch.Tensor, targets: torch.Tensor, task: Task) -> int:
+    """How many are right, of probabilities [place, 256] and targets [place]."""
+    classes = torch.from_numpy(task.classes)
+    answers = torch.nn.functional.one_hot(classes + 1)[:, 1:].float()  # [byte, answer]; no answer, no column
+    return int(((probabilities @ answers).argmax(-1) == classes[targets]).sum())
+
+
+def commonest(task: Task) -> float:
+    """How often the commonest answer would be right."""
+    return float(np.bincount(task.classes[task.windows[:, 1:][task.asked]]).max() / task.asked.sum())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,8 +15,6 @@ from attnres.analysis.rank import effective_rank, semiseparable_rank
 from attnres.connections import Connection, Sublayer, mixing_matrix
 from attnres.data import Corpus, validation_batches
 from attnres.errors import UsageError
-from attnres.lab.dynamics.record import DIGITS, Moment, Profiles, Ranks
-from attnres.lab.record import read_record, write_record
 from attnres.model import Transformer, parameter_roles
 from attnres.train import RunConfig
 from attnres.train.config import OptimizerConfig
@@ -26,15 +25,12 @@ from attnres.train.start import first_model
 SEQUENCES = 4
 """Validation sequences that every checkpoint is profiled on."""
 
+EVERY = 10**9
+"""The `keep` of the runs that `attnres dynamics` trains: every checkpoint stays until it is profiled. By it they are
+told from runs that were there already, whose checkpoints are somebody else's."""
+
 RANK_TOKENS, RANK_CHANNELS = 8, 4
 """Ranks are of the matrices of so many tokens and channels, evenly spread: singular values are slow."""
-
-PROFILES = "dynamics.json"
-"""The file in a run's folder that outlives its checkpoints."""
-
-EVERY = 10**9
-"""The `keep` of the runs that the command trains: every checkpoint stays until it is profiled. By it they are told from
-runs that were there already, whose checkpoints are somebody else's."""
 
 
 def profiled_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
@@ -43,42 +39,31 @@ def profiled_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
     return torch.from_numpy(next(iter(validation_batches(corpus, context, SEQUENCES, SEQUENCES * context))))
 
 
-def profiles(folder: Path, tokens: Tensor, steps: Sequence[int], keep: int) -> Profiles:
-    """The profiles of a finished run at these steps, measured once and then read from its folder.
+def profile(folder: Path, tokens: Tensor, steps: Sequence[int]) -> dict[str, Any]:
+    """What depth does in a finished run at these checkpoints, the first one 0; M and its ranks at the last.
 
-    When they are written, a run of this command is left with the checkpoints that `train` would have kept of it.
-
-    Args:
-        folder: the run.
-        tokens: what `profiled_tokens` chose.
-        steps: checkpoints, the first one 0.
-        keep: how many of the newest checkpoints to keep.
+    Of the moments: the RMS of the embedding and every sublayer's output [source], of what every site reads [site], of
+    the gradient at every source; the entropy of each site's depth weights; how far each sublayer's matrices went since
+    the moment before. mean_matrix has the lower triangle of M, mean over tokens.
 
     Raises:
         UsageError: a checkpoint that is needed is gone or damaged, or the run is being trained on.
     """
     run = RunFolder(folder)
     config = run.config()
-    stored = folder / PROFILES
-    steps, shape = tuple(steps), tuple(tokens.shape)
-    if stored.is_file():
-        kept = read_record(stored, Profiles)
-        if (kept.steps, kept.tokens) == (steps, shape):
-            _prune(run, config, keep)
-            return kept
     with run.lock():
         run.refuse_other_start(config.start_from)
-        write_record(stored, _measure(run, config, tokens, steps))
-        _prune(run, config, keep)
-    return read_record(stored, Profiles)
+        return _measure(run, config, tokens, tuple(steps))
 
 
-def _prune(run: RunFolder, config: RunConfig, keep: int) -> None:
-    if config.keep == EVERY:
+def prune(folder: Path, keep: int) -> None:
+    """Leave a run of `attnres dynamics` with the checkpoints that `train` would have kept of it."""
+    run = RunFolder(folder)
+    if run.record() and (config := run.config()).keep == EVERY:
         run.checkpoints.prune(keep, last_stable_step(config.optimizer, config.steps))
 
 
-def _measure(run: RunFolder, config: RunConfig, tokens: Tensor, steps: tuple[int, ...]) -> Profiles:
+def _measure(run: RunFolder, config: RunConfig, tokens: Tensor, steps: tuple[int, ...]) -> dict[str, Any]:
     model = first_model(config, run.tokenizer()).eval()
     found = {checkpoint.step: checkpoint for checkpoint in run.checkpoints.all()}
     if missing := [step for step in steps[1:] if step not in found]:
@@ -95,29 +80,27 @@ def _measure(run: RunFolder, config: RunConfig, tokens: Tensor, steps: tuple[int
                 raise UsageError(f"{found[step].path}: {damage}; delete the run's folder to train it again")
             model.load_state_dict(found[step].model())
         profile = depth_profile(model, tokens)
-        update = ()
+        update: list[float] = []
         if before is not None:
-            update = _rounded(update_sizes(model, earlier, config.optimizer, before, step, config.steps))
+            update = update_sizes(model, earlier, config.optimizer, before, step, config.steps).tolist()
         measured.append(
-            Moment(
-                step=step,
-                output_rms=_rounded(profile.output_rms),
-                input_rms=_rounded(profile.input_rms),
-                gradient_rms=_rounded(profile.gradient_rms),
-                entropy=_rounded(profile.entropy),
-                embedding_share=float(profile.source_share[0]),
-                update=update,
-            )
+            {
+                "step": step,
+                "output_rms": profile.output_rms.tolist(),
+                "input_rms": profile.input_rms.tolist(),
+                "gradient_rms": profile.gradient_rms.tolist(),
+                "entropy": profile.entropy.tolist(),
+                "embedding_share": float(profile.source_share[0]),
+                "update": update,
+            }
         )
-    return Profiles(
-        steps=steps,
-        tokens=tuple(tokens.shape),
-        moments=tuple(measured),
-        source_share=_rounded(profile.source_share),
-        embedding_share=_rounded(profile.embedding_share),
-        mean_matrix=tuple(_rounded(row[: site + 1]) for site, row in enumerate(profile.mean_matrix)),
-        ranks=depth_ranks(model, tokens[0, :-1]),
-    )
+    return {
+        "moments": measured,
+        "source_share": profile.source_share.tolist(),
+        "embedding_share": profile.embedding_share.tolist(),
+        "ranks": depth_ranks(model, tokens[0, :-1]),
+        "mean_matrix": [row[: site + 1].tolist() for site, row in enumerate(profile.mean_matrix)],
+    }
 
 
 def update_sizes(
@@ -142,7 +125,7 @@ def update_sizes(
 
 
 @torch.no_grad()
-def depth_ranks(model: Transformer, sequence: Tensor) -> Ranks:
+def depth_ranks(model: Transformer, sequence: Tensor) -> dict[str, float]:
     """Ranks of M on evenly spread tokens of the sequence [time] and channels, each channel with its own M.
 
     The mean over channels would not do: Highway's M is 1-semiseparable in each channel, the mean of them is not.
@@ -165,7 +148,11 @@ def depth_ranks(model: Transformer, sequence: Tensor) -> Ranks:
     matrix = mixing_matrix(model.connection, embedded[0, tokens], replayed, per_channel=True)
     chosen = matrix[..., channels].movedim(-1, 1).double().cpu().numpy()
     ranks = semiseparable_rank(chosen)
-    return Ranks(float(effective_rank(chosen).mean()), int(ranks.max()), float(ranks.mean()))
+    return {
+        "effective": float(effective_rank(chosen).mean()),
+        "semiseparable": int(ranks.max()),
+        "semiseparable_mean": float(ranks.mean()),
+    }
 
 
 def rank_bound(connection: Connection) -> int:
@@ -184,7 +171,3 @@ def rank_bound(connection: Connection) -> int:
             if site < connection.sites:
                 values = connection.run(values, [lambda h, *_: torch.ones_like(h)], first=site)
     return bound
-
-
-def _rounded(values: np.ndarray) -> tuple[float, ...]:
-    return tuple(float(f"{value:.{DIGITS}g}") for value in values)

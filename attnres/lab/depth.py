@@ -1,4 +1,4 @@
-"""What a record of dynamics shows, claim by claim; lab/claims.py has the rule that decides.
+"""What a record of dynamics shows, claim by claim (lab/judge.py has the rule that decides), and its tables.
 
 h is what a sublayer reads, y what it returns. Magnitudes are compared by natural logarithms, so 0.01 is one percent.
 Runs that diverged are left out.
@@ -10,14 +10,15 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from attnres.analysis.comparison import holm
-from attnres.lab.claims import Statement, judged, paired, summary
-from attnres.lab.dynamics.record import DynamicsRecord, Moment, ProfiledRun, Runs
-from attnres.lab.outcome import done_runs
+from attnres.lab.judge import DECIDED, NEGLIGIBLE, Statement, judged, mean_text, paired, statement_tables, summary
+from attnres.lab.runs import Record, Run, done, runs_text
 from attnres.model import sublayer_name
+from attnres.texttable import TextTable
 
 PERMUTATIONS = 2000
 LEAST_SHARE = 1e-12
@@ -25,7 +26,7 @@ LEAST_SHARE = 1e-12
 ROUNDED_OFF = 5e-4
 """What records of four digits, as they once were, round off at most, over the number itself."""
 
-Measure = Callable[[ProfiledRun], float]
+Measure = Callable[[Run], float]
 """What reads a number off one run of the record."""
 
 
@@ -45,23 +46,23 @@ def unevenness(series: Sequence[float]) -> float:
     return float(np.std(series) / np.mean(series))
 
 
-def input_growth(run: ProfiledRun) -> float:
+def input_growth(run: Run) -> float:
     """Measure how the RMS of h grows over sites 1 .. L-1: the first reads the embedding alone."""
-    return log_growth(run.moments[-1].input_rms[1:-1])
+    return log_growth(run.measured["moments"][-1]["input_rms"][1:-1])
 
 
-def output_growth(run: ProfiledRun) -> float:
+def output_growth(run: Run) -> float:
     """Measure how the RMS of the L sublayers' outputs grows."""
-    return log_growth(run.moments[-1].output_rms[1:])
+    return log_growth(run.measured["moments"][-1]["output_rms"][1:])
 
 
-def gradient_unevenness(run: ProfiledRun) -> float:
+def gradient_unevenness(run: Run) -> float:
     """Over the L sublayers' outputs; the embedding stands apart."""
-    return unevenness(run.moments[-1].gradient_rms[1:])
+    return unevenness(run.measured["moments"][-1]["gradient_rms"][1:])
 
 
-def update_unevenness(run: ProfiledRun) -> float:
-    return unevenness(run.moments[-1].update)
+def update_unevenness(run: Run) -> float:
+    return unevenness(run.measured["moments"][-1]["update"])
 
 
 def uniform_shares(sources: int) -> np.ndarray:
@@ -69,36 +70,36 @@ def uniform_shares(sources: int) -> np.ndarray:
     return np.array([np.mean([1 / (site + 1) for site in range(source, sources)]) for source in range(sources)])
 
 
-def log_shares(run: ProfiledRun) -> np.ndarray:
+def log_shares(run: Run) -> np.ndarray:
     """[source]: ln of the mean share over the share under equal division, 0 where they agree in four digits."""
-    shares = np.asarray(run.source_share, dtype=np.float64)
+    shares = np.asarray(run.measured["source_share"], dtype=np.float64)
     uniform = uniform_shares(len(shares))
     # What four digits round off is the same in every seed, and a test without spread would find it significant.
     equal = np.isclose(shares, uniform, rtol=ROUNDED_OFF, atol=0)
     return np.where(equal, 0.0, np.log(np.maximum(shares, LEAST_SHARE) / uniform))
 
 
-def embedding_excess(run: ProfiledRun) -> float:
+def embedding_excess(run: Run) -> float:
     return float(log_shares(run)[0])
 
 
-def embedding_excess_at_start(run: ProfiledRun) -> float:
-    sources = len(run.source_share)
-    return math.log(max(run.moments[0].embedding_share, LEAST_SHARE) / uniform_shares(sources)[0])
+def embedding_excess_at_start(run: Run) -> float:
+    sources = len(run.measured["source_share"])
+    return math.log(max(run.measured["moments"][0]["embedding_share"], LEAST_SHARE) / uniform_shares(sources)[0])
 
 
-def relative_entropy(moment: Moment) -> float:
+def relative_entropy(moment: Mapping[str, Any]) -> float:
     """Entropy of the depth weights over log(l + 1), mean over sites 1 .. L: 1 where all sources share equally."""
-    entropy = np.asarray(moment.entropy[1:])
+    entropy = np.asarray(moment["entropy"][1:])
     return float(np.mean(entropy / np.log(np.arange(2, len(entropy) + 2))))
 
 
-def sharpening(run: ProfiledRun) -> float:
+def sharpening(run: Run) -> float:
     """The change of `relative_entropy` from before the first step to the last."""
-    return relative_entropy(run.moments[-1]) - relative_entropy(run.moments[0])
+    return relative_entropy(run.measured["moments"][-1]) - relative_entropy(run.measured["moments"][0])
 
 
-def early_sink(runs: Sequence[ProfiledRun]) -> tuple[list[float], int]:
+def early_sink(runs: Sequence[Run]) -> tuple[list[float], int]:
     """How far one early sublayer stands out: ln of its excess share in each run, and the source that most runs favour.
 
     Of the sources that at least half of the sites see, the embedding left out. The largest of many is always large, so
@@ -168,11 +169,11 @@ def periodicity(series: np.ndarray, period: int, seed: int = 0) -> Periodicity |
     return Periodicity(float(np.ptp(place_means(rest))), observed, float((1 + reached) / (1 + PERMUTATIONS)))
 
 
-def statements(record: DynamicsRecord) -> list[Statement]:
+def statements(record: Record) -> list[Statement]:
     """Every claim on every connection that has runs."""
-    arms = {arm.arm: {run.seed: run for run in done_runs(arm.runs)} for arm in record.arms}
+    arms = {arm: {run.seed: run for run in done(record.of(arm))} for arm in record.arms}
     arms = {name: runs for name, runs in arms.items() if runs}
-    baseline = record.arms[0].arm
+    baseline = record.arms[0]
     own: list[tuple[str, Measure, int]] = [
         ("h grows with depth", input_growth, 1),
         ("y grows with depth", output_growth, 1),
@@ -203,16 +204,16 @@ def source_name(source: int) -> str:
     return "embedding" if source == 0 else sublayer_name(source - 1)
 
 
-def _each(arms: Mapping[str, Runs], measure: Measure) -> dict[str, list[float]]:
+def _each(arms: Mapping[str, Mapping[int, Run]], measure: Measure) -> dict[str, list[float]]:
     return {arm: [measure(run) for run in runs.values()] for arm, runs in arms.items()}
 
 
-def _periodic(record: DynamicsRecord) -> list[Statement]:
+def _periodic(record: Record) -> list[Statement]:
     """Test every connection with blocks at their size; the baseline at the first such size, as a control."""
-    period_of = {arm.arm: arm.block_size for arm in record.arms if arm.block_size and arm.block_size > 2}
+    period_of = {arm: size for arm in record.arms if (size := record.found[arm]["block_size"] or 0) > 2}
     if not period_of:
         return []
-    control = record.arms[0].arm
+    control = record.arms[0]
     if control in period_of:
         control = None
     else:
@@ -224,20 +225,96 @@ def _periodic(record: DynamicsRecord) -> list[Statement]:
     ):
         of_claim = []
         for arm in record.arms:
-            runs = done_runs(arm.runs)
-            if arm.arm not in period_of or not runs:
+            runs = done(record.of(arm))
+            if arm not in period_of or not runs:
                 continue
-            series = np.array([getattr(run.moments[-1], name)[part] for run in runs])
-            period = period_of[arm.arm]
+            series = np.array([run.measured["moments"][-1][name][part] for run in runs])
+            period = period_of[arm]
             result = periodicity(series, period)
             if result is not None:
-                detail = f"period {period}" + ", control" * (arm.arm == control)
-                of_claim.append(Statement(what, arm.arm, result.amplitude, None, len(runs), result.p_value, 1, detail))
+                detail = f"period {period}" + ", control" * (arm == control)
+                of_claim.append(Statement(what, arm, result.amplitude, None, len(runs), result.p_value, 1, detail))
         corrected = holm([statement.p_value for statement in of_claim])
         found += [replace(statement, p_value=p) for statement, p in zip(of_claim, corrected, strict=True)]
     return found
 
 
-def finding(record: DynamicsRecord) -> str:
+def finding(record: Record) -> str:
     """What was decided of what sublayers read; of all else where nothing was."""
     return summary(statements(record), first=lambda claim: claim.startswith("h "))
+
+
+def dynamics_tables(record: Record) -> list[TextTable]:
+    """Magnitudes, depth weights and ranks of every connection, then what they show."""
+    return [_magnitudes(record), _weights(record), *_statements(record)]
+
+
+def _magnitudes(record: Record) -> TextTable:
+    measures: dict[str, tuple[Measure, str]] = {
+        "loss": (lambda run: run.loss, ".4f"),
+        "h: growth": (input_growth, "+.2f"),
+        "h: max/min": (lambda run: log_range(run.measured["moments"][-1]["input_rms"][1:-1]), ".2f"),
+        "y: growth": (output_growth, "+.2f"),
+        "gradient: spread": (gradient_unevenness, ".3f"),
+        "update: spread": (update_unevenness, ".3f"),
+    }
+    rows = []
+    for arm in record.arms:
+        runs = done(record.of(arm))
+        cells = (mean_text([measure(run) for run in runs], form) for measure, form in measures.values())
+        rows.append((arm, *cells, runs_text(record.of(arm))))
+    note = (
+        "mean ± standard error over seeds, at the last step. h: RMS of what sites 1 .. L-1 read; y: RMS of the "
+        "sublayers' outputs; growth over the whole depth and max/min as natural logarithms. spread: standard deviation "
+        "over mean, of the gradient at each output and of each sublayer's update."
+    )
+    return TextTable("Magnitudes over depth", ("connection", *measures, "runs"), tuple(rows), note)
+
+
+def _weights(record: Record) -> TextTable:
+    rows = []
+    for arm in record.arms:
+        runs = done(record.of(arm))
+        sink = ""
+        if runs:
+            excess, source = early_sink(runs)
+            sink = f"{source_name(source)}: x{np.exp(statistics.fmean(excess)):.2f}"
+        ranks = [run.measured["ranks"] for run in runs]
+        largest = max((rank["semiseparable"] for rank in ranks), default=0)
+        rows.append(
+            (
+                arm,
+                mean_text([relative_entropy(run.measured["moments"][0]) for run in runs], ".3f"),
+                mean_text([relative_entropy(run.measured["moments"][-1]) for run in runs], ".3f"),
+                mean_text([float(np.exp(embedding_excess(run))) for run in runs], ".2f", "x"),
+                sink,
+                mean_text([rank["effective"] for rank in ranks], ".2f"),
+                mean_text([rank["semiseparable_mean"] for rank in ranks], ".2f"),
+                f"{largest} of {record.found[arm]['rank_bound']}" if ranks else "",
+            )
+        )
+    columns = (
+        "connection",
+        "entropy, untrained",
+        "trained",
+        "embedding",
+        "early sublayer",
+        "effective rank",
+        "semiseparable rank",
+        "largest",
+    )
+    note = (
+        "entropy of |M| over sources, over that of equal shares. embedding and sublayer: mean share over that of equal "
+        "shares. Ranks of M per token and channel at the last step, the largest against what the vectors that depth "
+        "carries leave room for (docs/SPEC.md 2)."
+    )
+    return TextTable("Depth weights and ranks of M", columns, tuple(rows), note)
+
+
+def _statements(record: Record) -> list[TextTable]:
+    note = (
+        f"{DECIDED} and the value is at least {NEGLIGIBLE} in size; refuted too where its 95% interval lies within "
+        "that. Periods: by permuting sublayers of a kind. Values are natural logarithms, or differences of spread or "
+        "relative entropy."
+    )
+    return statement_tables("What this shows", statements(record), note)

@@ -1,0 +1,174 @@
+"""What depth does over training: magnitudes, gradients, updates, sinks, entropy and ranks, for every connection.
+
+    attnres dynamics
+    attnres dynamics residual block full --seeds 5 --model.layers 24 --model.dim 48
+    attnres dynamics residual block:block_size=8 --steps 400 --save-every 50 --out runs/s8
+
+Trains every connection on the same seeds, then profiles each run before its first step and at every --save-every
+steps on fixed validation text. The first connection is the baseline. Says of each of the paper's claims (what sublayers
+read grows, or is bounded and periodic by block; gradients are even; sinks; the embedding's share) whether the runs show
+it, refute it, or do not decide, by a test over paired seeds.
+
+All checkpoints stay on the disk until the runs are profiled (12 MB each at the default size); what remains then is what
+--keep says. Those of runs that were in OUT already all stay. Stop it with
+Ctrl-C or in any other way, and the same command goes on. A run that diverges is kept, marked, and left out of the
+means. Ends with tables, OUT/results.html and OUT/figures/; `attnres report RECORD` draws them again from RECORD.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnres.lab.arms import arm_folder, arm_model
+from attnres.lab.engine import Ended, Planned, Progress, Sweep
+from attnres.lab.experiment import Experiment, Picture
+from attnres.lab.options import Arms, Config, check_seeds, checked_arms
+from attnres.lab.runs import Record
+from attnres.train import RunConfig, config_to_json
+from attnres.train.workers import default_workers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from attnres.lab.judge import Statement
+    from attnres.texttable import TextTable
+
+ARMS = ("residual", "x0", "block", "full", "hc", "mhc")
+DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=20, validation_tokens=32_768)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `attnres dynamics` asks for."""
+
+    arms: Arms = ARMS
+    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
+    seeds: int = 3
+    """Paired seeds: seed, seed + 1, .."""
+    workers: int = default_workers()
+    """Runs at a time, each with one thread."""
+    config: Config = DEFAULTS
+
+
+@dataclass(frozen=True)
+class Plan:
+    options: Options
+    runs: Sequence[Planned]
+    """Seed by seed, so that a sweep that is stopped early has pairs for every arm."""
+    out: Path
+
+
+def plan(options: Options, out: Path) -> Plan:
+    """Raises UsageError on bad options, arms among them."""
+    from attnres.lab.profiles import EVERY
+
+    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
+    check_seeds(options.seeds, options.workers)
+    config, runs = options.config, []
+    for seed in range(config.seed, config.seed + options.seeds):
+        for arm in options.arms:
+            chosen = dataclasses.replace(config, model=arm_model(arm, config.model), seed=seed, keep=EVERY)
+            runs.append(Planned(arm, seed, chosen, arm_folder(out, arm) / f"seed-{seed}"))
+    return Plan(options, runs, out)
+
+
+def moments(config: RunConfig) -> list[int]:
+    """The steps that are profiled: before the first one, every `save_every`, and the last."""
+    return [*range(0, config.steps, config.save_every), config.steps]
+
+
+def run(plan: Plan, file: Path, progress: Progress) -> Ended:
+    """Train every connection with its checkpoints kept, and measure each run at several moments."""
+    from attnres.connections import make_connection
+    from attnres.lab.profiles import profile, profiled_tokens, prune, rank_bound
+
+    options, config = plan.options, plan.options.config
+    steps = moments(config)
+
+    def measure(one: Planned) -> Mapping[str, Any]:
+        """The profile of a run; M stays of the first run of each arm alone."""
+        found = profile(one.folder, tokens, steps)
+        matrix, about = found.pop("mean_matrix"), sweep.found[one.arm]
+        if about["mean_matrix"] is None:
+            sweep.find(**{one.arm: {**about, "mean_matrix": matrix}})
+        return found
+
+    sweep = Sweep(
+        "dynamics",
+        options.arms,
+        {"config": config_to_json(config), "profiled_steps": steps},
+        config,
+        options.workers,
+        file,
+        plan.out,
+        progress,
+        measure,
+    )
+    tokens = profiled_tokens(sweep.corpus, config)
+    for one in plan.runs[: len(options.arms)]:
+        model = one.config.model
+        connection = make_connection(model.connection, model.dim, model.sites)
+        about = {"block_size": getattr(connection, "block_size", None), "rank_bound": rank_bound(connection)}
+        sweep.find(**{one.arm: {**about, "mean_matrix": sweep.found.get(one.arm, {}).get("mean_matrix")}})
+    sweep.announce(plan.runs)
+    sweep.train(plan.runs)
+    for one in plan.runs:
+        prune(one.folder, config.keep)
+    return sweep.ended()
+
+
+def claims(record: Record) -> list[Statement]:
+    from attnres.lab.depth import statements
+
+    return statements(record)
+
+
+def finding(record: Record) -> str:
+    from attnres.lab import depth
+
+    return depth.finding(record)
+
+
+def tables(record: Record) -> list[TextTable]:
+    from attnres.lab.depth import dynamics_tables
+
+    return dynamics_tables(record)
+
+
+def drawn(name: str) -> Callable[[Record, bool], Figure | None]:
+    """The figure of that name, and none of a record without a run that came to its end."""
+
+    def draw(record: Record, narrow: bool) -> Figure | None:
+        from attnres.lab import depth_figures
+
+        return getattr(depth_figures, name)(record, narrow) if any(run.done for run in record.runs) else None
+
+    return draw
+
+
+EXPERIMENT = Experiment(
+    command="dynamics",
+    position=3,
+    options=Options,
+    plan=plan,
+    run=run,
+    title="What does depth do?",
+    question=(
+        "Magnitudes, gradients, updates and depth weights over depth and over training, and the ranks of the "
+        "depth mixing matrix, with the paper's claims tested over paired seeds."
+    ),
+    finding=finding,
+    claims=claims,
+    tables=tables,
+    pictures=(
+        Picture("dynamics-depth", "magnitudes over depth at the last step", drawn("depth")),
+        Picture("dynamics-weights", "depth weights of every connection", drawn("weights")),
+        Picture("dynamics-training", "magnitudes and entropy over training", drawn("training")),
+        Picture("dynamics-ranks", "ranks of the depth mixing matrix", drawn("ranks")),
+        Picture("dynamics-matrices", "depth mixing matrices", drawn("matrices")),
+    ),
+)
