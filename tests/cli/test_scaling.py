@@ -179,7 +179,7 @@ def test_no_name_from_a_file_reaches_the_terminal_as_it_is(tmp_path, capsys):
     [
         (["--sizes", "2x16", "2x32"], "sizes: give at least three"),
         (["--sizes", "2x16", "2x32", "2x17"], "a multiple of 16"),
-        (["--tokens-per-parameter", "0"], "tokens-per-parameter must be positive"),
+        (["--tokens-per-parameter", "0"], "tokens_per_parameter must be positive"),
     ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys, tmp_path):

@@ -97,7 +97,7 @@ def test_one_file_is_an_experiment(toy, tmp_path, capsys, corpus_options, monkey
     assert "clip" in command_names() and experiments()["toy"] is toy
     assert main(["--help"]) == 0 and "Clip gradients" in capsys.readouterr().out
     assert main(["clip", "--clips", "0", "--out", str(tmp_path)]) == 2
-    assert "--clips" in capsys.readouterr().err
+    assert "clips: give at least one positive number" in capsys.readouterr().err
 
     command = ["clip", *TINY, *corpus_options, "--model.heads", "1", "--out", str(tmp_path)]
     assert main(command) == 0
