@@ -269,9 +269,9 @@ def read_record(path: Path, kind: str) -> Record:
     try:
         if not isinstance(data.get("hours"), int | float):
             raise ValueError(f"with {data.get('hours')!r:.40} under 'hours'")
-        listed: dict[str, Any] = {name: tuple(data.get(name) or ()) for name in ("commits", "arms")}
-        listed["runs"] = tuple(map(run_from_json, data.get("runs") or ()))
-        return Record(**data | listed)
+        fields: dict[str, Any] = {**data, **{name: tuple(data.get(name) or ()) for name in ("commits", "arms")}}
+        fields["runs"] = tuple(map(run_from_json, data.get("runs") or ()))
+        return Record(**fields)
     except TypeError as error:
         raise UsageError(f"{path}: a damaged record of {kind}, of which {_without_class(error)}; {remedy}") from error
     except ValueError as error:
