@@ -97,7 +97,8 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
 
 def _what_next(run: Path) -> str:
     """The next commands to try, written so that they run in this shell with or without an activated environment."""
-    program = "attnres" if shutil.which("attnres") else shlex.quote(sys.argv[0])
+    as_module = Path(sys.argv[0]).name == "__main__.py"  # python -m attnres; no shell runs that file
+    program = "attnres" if as_module or shutil.which("attnres") else shlex.quote(sys.argv[0])
     folder = shlex.quote(str(run))
     return f"""
 Open the report in a browser. Then try:

@@ -64,7 +64,7 @@ class TextFiles(Documents):
     def read(self) -> Iterator[str | None]:
         for path, named in self.files.items():
             try:
-                yield from self._texts(path, path.read_bytes().decode("utf-8"), named)
+                yield from self._texts(path, path.read_bytes().decode("utf-8"))
             except OSError as error:
                 raise UsageError(f"cannot read {path}: {error.strerror}") from None
             except UnicodeDecodeError as error:
@@ -73,14 +73,15 @@ class TextFiles(Documents):
                     raise UsageError(f"{path} is not UTF-8 text ({where}); convert it or leave it out") from None
                 yield None
 
-    def _texts(self, path: Path, text: str, named: bool) -> list[str]:
+    def _texts(self, path: Path, text: str) -> list[str]:
         unmarked = text.removeprefix("\ufeff")
         if path.suffix in RECORD_SUFFIXES or _is_json_lines(unmarked, self.field):
             return [_text_of(line, self.field, f"line {number} of {path}") for number, line in _lines(unmarked)]
-        if named and path.suffix == ".json" and unmarked.lstrip().startswith("["):
+        if path.suffix == ".json" and _is_json_list(unmarked):
             raise UsageError(
-                f"{path} is a JSON array, which would be trained on as it stands, brackets and all; give it as "
-                "--data.dataset or as JSON lines, or rename it to train on plain text"
+                f"{path} holds a list of records or texts as JSON, which would be trained on as it stands, brackets "
+                "and quotes too; make it JSON lines, an object with the text in each (of an array of objects "
+                "--data.dataset reads the text), or leave it out, or name it .txt to train on it as it stands"
             )
         return [text]
 
@@ -106,11 +107,23 @@ def _is_json_lines(text: str, field: str) -> bool:
     return all(isinstance(one, dict) for one in first) and (len(first) == 2 or isinstance(first[0].get(field), str))
 
 
+def _is_json_list(text: str) -> bool:
+    """Whether it is an array, a string in each line, or an object with an array as its "data"."""
+    start = text.lstrip()[:1]
+    if start not in ("{", '"'):
+        return start == "["
+    try:
+        value = read_json(next(_lines(text))[1] if start == '"' else text)
+    except ValueError:
+        return False
+    return isinstance(value, str) or isinstance(value.get("data"), list)
+
+
 def _text_of(line: str, field: str, where: str) -> str:
     try:
         record = read_json(line)
     except ValueError:
-        raise UsageError(f"{where} is not JSON; correct it, or rename the file to train on plain text") from None
+        raise UsageError(f"{where} is not JSON; correct the line or leave the file out") from None
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
         there = f"; there are: {', '.join(record)}" if isinstance(record, dict) else ""

@@ -17,7 +17,8 @@ import numpy as np
 from attnres.errors import UsageError, first_line, install_command
 from attnres.files import read_json
 
-CONFIG = "tokenizer_config.json"
+CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
+"""What may name the `eos_token`: the first that does counts."""
 END_TOKENS = (
     "<|endoftext|>",
     "<|end_of_text|>",
@@ -28,7 +29,7 @@ END_TOKENS = (
     "[SEP]",
     "<|bos|>",  # nanochat, which has no other between documents
 )
-"""What separates documents where tokenizer_config.json names no `eos_token`: the first that the vocabulary knows."""
+"""What separates documents where no `eos_token` is named: the first that the vocabulary knows."""
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -208,7 +209,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     from huggingface_hub import snapshot_download
 
     try:
-        folder = Path(snapshot_download(name, allow_patterns=["tokenizer.json", CONFIG]))
+        folder = Path(snapshot_download(name, allow_patterns=["tokenizer.json", *CONFIGS]))
         return tokenizer_from_file(folder / "tokenizer.json")
     except Exception as error:
         raise UsageError(
@@ -217,14 +218,15 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def tokenizer_from_file(path: Path) -> Tokenizer:
-    """Read a tokenizer.json, and from the tokenizer_config.json beside it what ends a text. Raises UsageError."""
-    config = path.with_name(CONFIG)
+    """Read a tokenizer.json, and from the `CONFIGS` beside it what ends a text. Raises UsageError."""
+    configs = [config for config in map(path.with_name, CONFIGS) if config.is_file()]
     try:
-        entries = read_json(config.read_text(encoding="utf-8")) if config.is_file() else {}
-        end = entries.get("eos_token")
+        ends = [read_json(config.read_text(encoding="utf-8")).get("eos_token") for config in configs]
         text = path.read_text(encoding="utf-8")
     except ValueError as error:
-        raise UsageError(f"{path} or {CONFIG} beside it is not JSON: {first_line(error)}") from None
+        beside = "".join(f" or {config.name} beside it" for config in configs)
+        raise UsageError(f"{path}{beside} is not JSON: {first_line(error)}") from None
+    end = next((end for end in ends if end), None)
     return _from_text(text, str(path), end["content"] if isinstance(end, dict) else end)
 
 

@@ -136,9 +136,27 @@ def test_json_that_is_no_lines_of_records_is_text(open_, tmp_path):
     for number, text in enumerate(['{"a": 1}', '{\n "text": "b"\n}', '{"text": 3}', "{text}"]):
         (tmp_path / f"{number}.json").write_text(text)
     assert len(all_of(open_("*.json", validation_fraction=0.3))) == 4
-    (tmp_path / "array.json").write_bytes(b'\xef\xbb\xbf[{"text": "one"}]')
-    with pytest.raises(UsageError, match="is a JSON array"):
-        open_("array.json")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '\ufeff[{"text": "one"}]',
+        '["one",\n"two"]',
+        '\n"one"\n"two"\n',
+        '{"version": 1, "data": [{"body": "one"}]}',
+    ],
+)
+def test_a_json_file_of_records_is_refused_alone_and_in_a_folder(text, open_, tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (folder / "other.txt").write_text("some text")
+    (folder / "records.json").write_text(text)
+    for path in ("folder", "folder/records.json"):
+        with pytest.raises(UsageError, match=r"records\.json holds a list of records or texts as JSON"):
+            open_(path)
+    (folder / "records.json").rename(folder / "records.txt")
+    assert text in all_of(open_("folder", validation_fraction=0.3))
 
 
 def test_half_a_character_in_json_is_a_question_mark_for_every_tokenizer(open_, tmp_path):

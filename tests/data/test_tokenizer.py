@@ -103,6 +103,12 @@ def test_separator_is_what_the_tokenizer_ends_a_text_with(tmp_path):
         tokenizer = load_tokenizer(str(tmp_path))
         again = tokenizer_from_json(json.loads(json.dumps(tokenizer.to_json())))
         assert tokenizer.end == again.end == library.token_to_id("<|im_end|>")
+    library = library_tokenizer(special_tokens=["<|im_end|>", "<|endoftext|>", "<|done|>"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps({"eos_token": {"content": "<|done|>"}}))
+    for config, end in ({"eos_token": "<|im_end|>"}, "<|im_end|>"), ({"eos_token": None}, "<|done|>"), ({}, "<|done|>"):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        assert load_tokenizer(str(tmp_path)).end == library.token_to_id(end)
 
 
 def test_what_is_no_tokenizer_is_named(tmp_path, monkeypatch):
