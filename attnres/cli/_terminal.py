@@ -117,6 +117,6 @@ class Terminal:
     def say(self, line: str) -> None:
         print_line(self.console, line)
 
-    def during(self, what: str) -> AbstractContextManager[object]:
+    def during(self, what: str) -> AbstractContextManager[Callable[[str], object]]:
         self.__exit__()  # a terminal shows one thing that moves at a time
         return working(self.console, what)

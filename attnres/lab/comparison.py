@@ -102,8 +102,8 @@ def run_comparison(plan: Sequence[Planned], config: RunConfig, out: Path, worker
     sweep.find(finding=found, unit=UNIT, comparison=compared)
     sweep.save()
     progress.say(f"\n{found}")
-    with progress.during("reading the depth of every connection"):
-        page = write_report(comparison_report(finished, rows, config, sweep.corpus), out)
+    with progress.during("reading the depth of every connection") as tell:
+        page = write_report(comparison_report(finished, rows, config, sweep.corpus, tell), out)
     return Compared(result_tables(rows, UNIT), page, sweep.ended().failed)
 
 

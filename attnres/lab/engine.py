@@ -39,8 +39,8 @@ class Progress(Protocol):
         """Print one line."""
         ...
 
-    def during(self, what: str) -> AbstractContextManager[object]:
-        """Show that something takes its time."""
+    def during(self, what: str) -> AbstractContextManager[Callable[[str], object]]:
+        """Show that something takes its time. What it yields is called with how far it is."""
         ...
 
 

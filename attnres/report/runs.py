@@ -6,7 +6,7 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -36,16 +36,22 @@ TEXT_AROUND = 40
 
 
 def comparison_report(
-    finished: Mapping[str, Mapping[int, Path]], rows: Sequence[Comparison], config: RunConfig, corpus: Corpus
+    finished: Mapping[str, Mapping[int, Path]],
+    rows: Sequence[Comparison],
+    config: RunConfig,
+    corpus: Corpus,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> ReportData:
     """The page of a comparison: its result, and the curves and depth of what that rests on, the seeds of all arms.
 
-    finished: the run folders by arm and seed. Where no seed is common there are no curves.
+    finished: the run folders by arm and seed. Where no seed is common there are no curves. tell: hears of each arm
+    before its depth is read, which takes seconds.
     """
     tokens = validation_tokens(corpus, config)
     positions = chosen_positions(tokens)
     arms, record = [], None
     for name, compared in on_common_seeds(finished).items():
+        tell(f"reading the depth of {name}, {len(arms) + 1} of {len(finished)}")
         profile, description, runs = None, "", compared or finished[name]
         if runs:
             run = load_run(runs[min(runs)])
