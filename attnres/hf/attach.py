@@ -27,8 +27,9 @@ def attach(model: Any, connection: str = "block", **options: Any) -> Any:
     `save_pretrained` and restored by `attnres.hf.load`, and are float32 whatever the model's dtype.
 
     Args:
-        model: a causal language model of transformers, or a base model that stands alone. Give the whole model: one
-            around a base model that was given does not save the connection.
+        model: a causal language model of transformers, or a base model, whose configuration becomes an attached
+            one in place, for the model around it has it, too. Of a model that sees images give the whole, not the text
+            model within: what is saved of the whole would not be loaded with the connection.
         connection: as for `make_connection`: "block:block_size=8", or a name with options behind it.
         **options: options of the connection. `total=True` and `gate=True` are added where it has these options, so that
             the attached model starts as the plain one: the same logits up to rounding. A connection that cannot start

@@ -319,7 +319,9 @@ def become_attached(model: Any, connection: str) -> None:
 
     The configuration says no longer where the model came from: trainers would load a reference policy from there.
     """
-    plain, attached = model.config, copy.copy(model.config)
+    plain = model.config
+    # A base model shares its configuration with the model around it, by which that is saved as attached, too.
+    attached = plain if model.base_model is model else copy.copy(plain)
     attached.__class__ = registered_config_class(type(plain))
     attached.attnres, attached.model_type = attached.record(connection), plain.model_type
     model.name_or_path = attached.name_or_path = UNSAVED

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from attnres.errors import UsageError
 from attnres.hf.stream import SUMS, Kind, Reader, scope_of
-from attnres.hf.syntax import Unreadable, code_of, decided, names, quoted, refuse_own_forward
+from attnres.hf.syntax import Unreadable, code_of, decided, names, quoted, refuse_own_call, refuse_own_forward
 
 CARRIED, READ = "_carried", "_read"
 """Variables of a piece: what the layer returns beside its hidden states, and h where it is needed at the end."""
@@ -128,12 +128,11 @@ class _Cut:
     def __init__(self, layer: nn.Module) -> None:
         self.home = type(layer)
         code = code_of(self.home.forward)  # type: ignore[attr-defined]
-        if len(code.arguments) < 2:
-            raise Unreadable("its forward names no hidden states, as that of a wrapper; attach before wrapping layers")
+        self.tree, self.stream, self.parameters = code.tree, code.stream, code.arguments[2:]
         refuse_own_forward(layer)
+        refuse_own_call(layer)
         scope = scope_of(layer, code)
         self.reader = Reader(scope)
-        self.tree, (_, self.stream, *self.parameters) = code.tree, code.arguments
         self.reader.kinds[self.stream] = Kind.STREAM
         self.statements = [_plain(statement) for statement in decided(code.body, scope)]
         self.end = self.statements.pop()

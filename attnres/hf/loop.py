@@ -12,7 +12,16 @@ from transformers import AutoModel
 
 from attnres.errors import UsageError
 from attnres.hf.stream import scope_of, without_matrices
-from attnres.hf.syntax import Unreadable, answer_to, code_of, decided, names, quoted, refuse_own_forward, value_of
+from attnres.hf.syntax import (
+    Unreadable,
+    answer_to,
+    below_decorators,
+    decided,
+    names,
+    quoted,
+    refuse_own_forward,
+    value_of,
+)
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ def read_loop(decoder: nn.Module) -> Loop:
 def runs_layers(model_class: Any) -> bool:
     """Whether instances of a class of models run layers in their own forward, or in that of their encoder."""
     try:
-        code = code_of(model_class.forward)
+        code = below_decorators(model_class.forward)
     except Unreadable:
         return False
     for loop in ast.walk(code.tree):
@@ -55,7 +64,7 @@ def runs_layers(model_class: Any) -> bool:
 
 def _loop_in(module: nn.Module) -> Loop | None:
     try:
-        code = code_of(type(module).forward)
+        code = below_decorators(type(module).forward)
     except Unreadable:
         return None
     scope = scope_of(module, code)

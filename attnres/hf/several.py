@@ -110,9 +110,9 @@ def _refuse_more_than_norms(prefix: ast.FunctionDef, module: str) -> None:
 @functools.cache
 def forward_with_reads(module: type, projections: tuple[str, ...]) -> Callable[..., Any]:
     """The forward of an attention or MLP whose projections but the first take an input of their own where given."""
-    tree = code_of(module.forward).tree  # type: ignore[attr-defined]
+    code = code_of(module.forward)  # type: ignore[attr-defined]
+    tree, stream = code.tree, code.stream
     _add_argument(tree)
-    stream = tree.args.args[1].arg
     found = _GiveReads(stream, projections)
     body = [found.visit(statement) for statement in tree.body]
     if sorted(found.given) != sorted(projections):

@@ -42,6 +42,13 @@ class Code:
         return [argument.arg for argument in self.tree.args.args]
 
     @property
+    def stream(self) -> str:
+        """The hidden states' name. Raises Unreadable."""
+        if len(self.arguments) < 2:
+            raise Unreadable("its forward names no hidden states, as that of a wrapper; attach before wrapping layers")
+        return self.arguments[1]
+
+    @property
     def body(self) -> list[ast.stmt]:
         return self.tree.body[1:] if ast.get_docstring(self.tree) is not None else self.tree.body
 
@@ -62,11 +69,39 @@ def refuse_own_forward(module: nn.Module) -> None:
 
 
 def code_of(function: Callable[..., Any]) -> Code:
-    """The function below all decorators, with the file's line numbers. Raises Unreadable."""
-    unwrapped = inspect.unwrap(function)
-    if not isinstance(unwrapped, FunctionType):
+    """The function below transformers' decorators, with the file's line numbers.
+
+    Raises Unreadable, as where somebody else wrapped it: what runs in place of the function is made of its code alone.
+    """
+    outer: Any = inspect.unwrap(function, stop=_is_foreign)
+    if _is_foreign(outer):
+        name = outer.__code__.co_qualname if isinstance(outer, FunctionType) else type(outer).__name__
+        raise Unreadable(f"{inspect.unwrap(outer).__qualname__} is wrapped by {name}, which would be left out")
+    return below_decorators(outer)
+
+
+def below_decorators(function: Callable[..., Any]) -> Code:
+    """The function below all decorators, where those run as before. Raises Unreadable."""
+    inner = inspect.unwrap(function)
+    if not isinstance(inner, FunctionType):
         raise Unreadable("the code of its forward is not at hand")
-    return Code(unwrapped, copy.deepcopy(_parse(unwrapped)))
+    return Code(inner, copy.deepcopy(_parse(inner)))
+
+
+def refuse_own_call(module: nn.Module) -> None:
+    """Raise Unreadable where a class has a `__call__` of its own: it would not be called."""
+    call: Any = type(module).__call__
+    if call is not nn.Module.__call__ and not _is_of_transformers(call):
+        raise Unreadable(f"{type(module).__name__} has a __call__ of its own, which would be left out")
+
+
+def _is_foreign(function: Any) -> bool:
+    return hasattr(function, "__wrapped__") and not _is_of_transformers(function)
+
+
+def _is_of_transformers(function: Any) -> bool:
+    """By its globals: functools.wraps copies `__module__`."""
+    return getattr(function, "__globals__", {}).get("__name__", "").startswith("transformers.")
 
 
 @functools.cache

@@ -195,6 +195,38 @@ def wrapped(wrap):
     return spoil
 
 
+def overridden(part, method, change):
+    """A model in which one module is of a class with a method of its own."""
+
+    def spoil(model):
+        module = model.get_submodule(part)
+        cls = type(module)
+        module.__class__ = type(cls.__name__, (cls,), {method: change(getattr(cls, method))})
+        return model
+
+    return spoil
+
+
+def louder(call):
+    @functools.wraps(call)
+    def twice(self, *args, **kwargs):
+        return 2 * call(self, *args, **kwargs)
+
+    return twice
+
+
+def passing(call):
+    def forward(self, *args, **kwargs):
+        return call(self, *args, **kwargs)
+
+    return forward
+
+
+def wrapped_attention(model):
+    model.model.layers[0].self_attn = checkpoint_wrapper(model.model.layers[0].self_attn)
+    return model
+
+
 READ = {"reads": "qkv-gate-up", "block_size": 3}
 
 
@@ -208,6 +240,12 @@ READ = {"reads": "qkv-gate-up", "block_size": 3}
         (replaced("model.layers.3.mlp"), READ, "LlamaMLP was replaced by checkpoint"),
         (wrapped(torch.compile), {}, "OptimizedModule: .*attach before wrapping layers"),
         (wrapped(checkpoint_wrapper), {}, "CheckpointWrapper: .*attach before wrapping layers"),
+        (overridden("model.layers.0", "forward", louder), {}, "LlamaDecoderLayer.forward is wrapped by louder.*twice"),
+        (overridden("model.layers.0", "__call__", louder), {}, "has a __call__ of its own, which would be"),
+        (overridden("model.layers.1.self_attn", "forward", louder), READ, "Attention.forward is wrapped by louder"),
+        (overridden("model.layers.1.mlp", "forward", louder), READ, "LlamaMLP.forward is wrapped by louder"),
+        (overridden("model.layers.1.self_attn", "forward", passing), READ, "names no hidden states"),
+        (wrapped_attention, READ, "names no hidden states"),
         (old_style, {}, "layers of class Block: 'outputs'"),
         (tied, {}, "layers 1 and 2 share mlp.up_proj.weight"),
         (quantised, {}, "quantised"),

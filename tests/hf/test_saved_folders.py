@@ -225,12 +225,22 @@ def test_registered_classes_are_loaded_as_what_they_are_or_not_at_all(tmp_path, 
             load(tmp_path / name)
 
 
-def test_a_plain_folder_with_a_connection_s_tensors(tmp_path):
-    """As those are where only the base model inside was given to attach, which does not know what it is in."""
-    whole = make_model("llama")
-    attnres.hf.attach(whole.model, "block", block_size=8)
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_model_around_an_attached_base_model_is_saved_as_what_it_is(load, tmp_path):
+    whole, tokens = make_model("llama"), make_tokens()
+    randomise(attnres.hf.connection_of(attnres.hf.attach(whole.model, "block", block_size=8)))
     whole.save_pretrained(tmp_path)
-    names = r"model.connection.gain.0, .*, model.connection.query.8\); attach to the whole model, and save that"
+    assert_near(load(tmp_path)(tokens).logits, whole(tokens).logits)
+    with pytest.raises(ValueError, match="this is no plain llama"):
+        LlamaForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_plain_folder_with_a_connection_s_tensors(tmp_path):
+    """As those are where only the text model inside was given to attach, whose configuration is a part of another."""
+    whole = small_model("gemma3", "AutoModelForImageTextToText")
+    attnres.hf.attach(whole.model.language_model, "block", block_size=8)
+    whole.save_pretrained(tmp_path)
+    names = r"model.connection.gain.0, .*, .*model.connection.query.8\); attach to the whole model, and save that"
     with pytest.raises(UsageError, match=names):
         attnres.hf.load(tmp_path)
 
