@@ -16,6 +16,10 @@ from attnres.model.transformer import Transformer
 from attnres.torch_private import TorchDispatchMode
 
 
+_counted: dict[str, float] = {}
+"""By the text of a configuration, which may hold a dict and so cannot be hashed: a sweep asks for each one often."""
+
+
 def training_flops(config: TransformerConfig) -> float:
     """Count the operations per token of one training step: three forward passes, the backward pass counting as two.
 
@@ -25,9 +29,11 @@ def training_flops(config: TransformerConfig) -> float:
     connection's elementwise work is counted, because that is all there is of it, and in a narrow model it is not small:
     each output element of an elementwise operation and each input element of a sum is one operation.
     """
-    with torch.device("meta"):
-        model = Transformer(config, seed=None)
-    return matrix_flops(model) + 3 * connection_flops(model.connection)
+    if (key := repr(config)) not in _counted:
+        with torch.device("meta"):
+            model = Transformer(config, seed=None)
+        _counted[key] = matrix_flops(model) + 3 * connection_flops(model.connection)
+    return _counted[key]
 
 
 def matrix_flops(model: Transformer, depth: float = 1.0) -> float:

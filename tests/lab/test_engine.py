@@ -36,8 +36,7 @@ def lines_of(file: Path) -> Path:
     return file.parent / "runs" / "scaling.runs.jsonl"
 
 
-@pytest.mark.parametrize("stop_at", [3, 14, 27])
-@pytest.mark.parametrize("left", ["record", "lines", "a cut line"])
+@pytest.mark.parametrize(("stop_at", "left"), [(3, "record"), (14, "a cut line"), (27, "lines")])
 def test_a_sweep_that_was_stopped_anywhere_goes_on(machine, file, stop_at, left):
     """From its record alone, as on another machine after Ctrl-C; from its lines alone, as after kill -9, which may cut
     the last one."""
@@ -132,7 +131,6 @@ def test_an_arm_joins_and_those_that_are_not_named_stay(machine, file):
     [
         ({"tokens_per_parameter": 0.2}, "another tokens_per_parameter"),
         ({"sizes": ("8x32", "8x40", "8x64"), "heads": 1}, "another heads and another smallest_sizes"),
-        ({"grid": (0.5, 1.0)}, "another grid"),
         ({"config": replace(scaling.DEFAULTS, batch_size=8)}, "another batch_size"),
     ],
 )
