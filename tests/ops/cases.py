@@ -190,16 +190,19 @@ HUGE_AND_TINY = [  # float32 has no room for the squares of the first three and 
 ]
 
 
-def assert_right_at(size: float, eps: float, dim: int, backend: str, queries: int = 1) -> None:
-    """Attention over sources of a magnitude, and a normalised sum, forward and backward, are those of float64."""
+def assert_right_at(size: float, eps: float, dim: int, backend: str, queries: int = 1, gradient: float = 1.0) -> None:
+    """Attention over sources of a magnitude, and a normalised sum, forward and backward, are those of float64.
+
+    gradient: the magnitude of that of the attention's results.
+    """
     sources = [size * v for v in make_sources(3, 2, dim)]
     vectors = [make_vector(dim) for _ in range(queries)]
 
     def attention(*x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(attend(x[:3], x[3:], [], (), eps, F32, backend)[0])
+        return tuple(gradient * h for h in attend(x[:3], x[3:], [], (), eps, F32, backend)[0])
 
     def exact(*x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(plain(x[:3], query, eps=eps) for query in x[3:])
+        return tuple(gradient * plain(x[:3], query, eps=eps) for query in x[3:])
 
     def normalised(y: Tensor) -> Tensor:
         return add_normalised(y, eps=eps, backend=backend)

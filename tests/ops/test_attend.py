@@ -168,6 +168,7 @@ def test_saved_tensors_may_come_back_with_other_strides(kernel):
 @pytest.mark.parametrize(("size", "eps", "dim"), HUGE_AND_TINY)
 def test_sources_whose_squares_float32_cannot_hold(backend, size, eps, dim, queries):
     assert_right_at(size, eps, dim, backend, queries)
+    assert_right_at(size, eps, dim, backend, queries, gradient=1 / size)  # as of a norm behind the attention
 
 
 def test_the_larger_of_two_opposite_sources_of_1e20(backend):

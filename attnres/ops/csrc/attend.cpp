@@ -238,7 +238,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
     float* const p = a + s * stride;                      // [s, stride]
     float* const e = p + s * stride;                      // [s, stride]: ds_ji r_i
     float* const score = e + s * stride;                  // [s, stride]
-    float* const f = score + s * stride;                  // [stride]: sum_j ds_ji s_ji r_i^2 / d
+    float* const f = score + s * stride;                  // [stride]: sum_j ds_ji s_ji r_i / d
     float* const dotted = f + stride;                     // [s]
     std::vector<const float*> v(n), grad(s);
     std::vector<float*> dv(n), dc_data(s);
@@ -284,7 +284,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
             grad_prior_rows[j].commit(t, to);
           }
         }
-        const Spread spreading{v.data(), n, d, p, e, f, stride, dv.data()};
+        const Spread spreading{v.data(), n, d, p, e, f, r, stride, dv.data()};
         spread(spreading, s, grad.data(), c_data.data(), dc_data.data());
         for (const Rows& more : grad_sum) add_scaled(1.f, more.read(t, grad_scratch), d, dv[n - 1]);
         for (int64_t i = 0; i < n; ++i) d_in[i].commit(t, dv[i]);

@@ -92,12 +92,12 @@ inline void add_scaled(float scale, const float* x, int64_t d, float* to) {
   for (int64_t k = 0; k < d; ++k) to[k] += scale * x[k];
 }
 
-// dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i v_i   and   dc_g += sum_i e_gi v_i   for G queries at once.
+// dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i r_i v_i   and   dc_g += sum_i e_gi v_i   for G queries at once.
 // v, dv: n of [d]; grad, c, dc: one [d] per query.
 struct Spread {
   const float* const* v;
   int64_t n, d;
-  const float *p, *e, *f;  // p and e: [queries, stride]; f: [n]
+  const float *p, *e, *f, *r;  // p and e: [queries, stride]; f and r: [n]
   int64_t stride;
   float* const* dv;
 };
@@ -113,7 +113,7 @@ inline void spread_channels(const Spread& s, bool first, const float* const* gra
   }
   for (int64_t i = 0; i < s.n; ++i) {
     const X v = load<X>(s.v[i] + k);
-    X total = first ? -s.f[i] * v : load<X>(s.dv[i] + k);
+    X total = first ? -s.f[i] * (s.r[i] * v) : load<X>(s.dv[i] + k);
     for (int g = 0; g < G; ++g) {
       const float e_ = e[g * s.stride + i];
       total += p[g * s.stride + i] * g_[g] + e_ * c_[g];
@@ -177,15 +177,15 @@ inline float softmax(const float* s, float scale, int64_t n, float* p) {
   return top + std::log(total);
 }
 
-// What a query's scores do to the gradients at one token: e_i = ds_i r_i, f_i += ds_i s_i r_i^2 / d. All: [n].
-// Returns sum_i ds_i.
+// What a query's scores do to the gradients at one token: e_i = ds_i r_i, f_i += ds_i s_i r_i / d. All: [n].
+// Returns sum_i ds_i. f_i has one r_i, v_i takes the other: float32 has no room for r_i^2 of large or tiny v_i.
 inline float score_gradients(const float* p, const float* a, const float* score, const float* r, int64_t n, int64_t d,
                              float mean, float grad_lse, float* e, float* f) {
   float total = 0;
   for (int64_t i = 0; i < n; ++i) {
     const float ds = p[i] * (a[i] - mean + grad_lse);
     e[i] = ds * r[i];
-    f[i] += ds * score[i] * r[i] * r[i] / d;
+    f[i] += e[i] * (score[i] / d);
     total += ds;
   }
   return total;
