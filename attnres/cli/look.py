@@ -51,7 +51,7 @@ def command(
     if save is not None:
         return _save(models, save, prompt)
     if prompt is not None:
-        raise UsageError("--prompt goes with --save; on the page a text is typed")
+        raise UsageError("--prompt needs --save; without it, type the text on the page")
     check_installed("look", "look", "starlette", "uvicorn")
     if not 0 <= port < 2**16:
         raise UsageError(f"--port must be 0 to 65535, not {port}")
@@ -79,10 +79,10 @@ def _save(models: tuple[Path, ...], file: Path, prompt: str | None) -> int:
     from attnres.train import load_run
 
     if len(models) != 1:
-        raise UsageError(f"--save is about one run; give one folder, not {len(models)}")
+        raise UsageError(f"--save takes one run; give one folder, not {len(models)}")
     check_output_file("--save", file, is_own=is_saved)
     if file.suffix not in FORMS:
-        raise UsageError(f"--save {file}: a page ends in .html, a picture in .png or .svg")
+        raise UsageError(f"--save {file}: name a page .html, a picture .png or .svg")
     if prompt is not None:
         check_prompt(models[0], prompt)
     run = load_run(models[0])

@@ -79,9 +79,9 @@ class TextFiles(Documents):
             return [_text_of(line, self.field, f"line {number} of {path}") for number, line in _lines(unmarked)]
         if path.suffix == ".json" and _is_json_list(unmarked):
             raise UsageError(
-                f"{path} holds a list of records or texts as JSON, which would be trained on as it stands, brackets "
-                "and quotes too; make it JSON lines, an object with the text in each (of an array of objects "
-                "--data.dataset reads the text), or leave it out, or name it .txt to train on it as it stands"
+                f"{path} holds a list of records or texts as JSON, and its brackets and quotes would be trained on as "
+                "text; make it JSON lines, each an object with the text (--data.dataset reads an array of objects, too), "
+                "or leave it out, or name it .txt to train on it as plain text"
             )
         return [text]
 
@@ -126,9 +126,9 @@ def _text_of(line: str, field: str, where: str) -> str:
         raise UsageError(f"{where} is not JSON; correct the line or leave the file out") from None
     text = record.get(field) if isinstance(record, dict) else None
     if not isinstance(text, str):
-        there = f"; there are: {', '.join(record)}" if isinstance(record, dict) else ""
+        there = f"; it has: {', '.join(record)}" if isinstance(record, dict) else ""
         raise UsageError(
-            f"{where} has no text in a field {field!r}; name the field of the text with --data.dataset-column{there}"
+            f"{where} has no text in the field {field!r}; name the right field with --data.dataset-column{there}"
         )
     # An escape can name half a character, which UTF-8 cannot write.
     return text.encode("utf-8", errors="replace").decode()

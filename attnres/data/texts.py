@@ -112,8 +112,8 @@ class PackageText(Documents):
         pin = f"{self.known.package}=={self.known.version}"
         others = ", ".join(f"--data.dataset {name}" for name in (*KNOWN, "stdlib") if name != self.known.package)
         return UsageError(
-            f"{what}, and this text is of {pin}: pip install {options}{pin}, or choose another text: {others} or "
-            "--data.paths"
+            f"{what}, but this text is the source code of {pin}: pip install {options}{pin}, or choose another "
+            f"text: {others} or --data.paths"
         )
 
 

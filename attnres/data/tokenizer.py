@@ -213,7 +213,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         return tokenizer_from_file(folder / "tokenizer.json")
     except Exception as error:
         raise UsageError(
-            f"cannot load the tokenizer {name!r}: no such file, and on the hub: {first_line(error)}"
+            f"cannot load the tokenizer {name!r}: no such file, and the hub answers: {first_line(error)}"
         ) from error
 
 
@@ -224,7 +224,7 @@ def tokenizer_from_file(path: Path) -> Tokenizer:
         ends = [read_json(config.read_text(encoding="utf-8")).get("eos_token") for config in configs]
         text = path.read_text(encoding="utf-8")
     except ValueError as error:
-        beside = "".join(f" or {config.name} beside it" for config in configs)
+        beside = "".join(f" or {config.name} next to it" for config in configs)
         raise UsageError(f"{path}{beside} is not JSON: {first_line(error)}") from None
     end = next((end for end in ends if end), None)
     return _from_text(text, str(path), end["content"] if isinstance(end, dict) else end)

@@ -67,7 +67,7 @@ def attach_as_written(model: Any, connection: str) -> Any:
     install(anatomy, made.to(device))
     become_attached(model, connection)
     if wrong := why_not_loadable(model):
-        log.warning("%s; save_pretrained will refuse", wrong)
+        log.warning("%s; save_pretrained will raise an error", wrong)
     return model
 
 

@@ -179,7 +179,7 @@ class Model:
         if isinstance(config := kwargs.get("config"), Config):
             for name in (name.removeprefix(PREFIX) for name in getattr(config, "architectures", None) or ()):
                 if plain_class(name) is None:
-                    raise UsageError(f"{path}: it is a {name}, which transformers does not know; {REGISTER}")
+                    raise UsageError(f"{path}: the model is a {name}, which transformers does not know; {REGISTER}")
             if kwargs.get("trust_remote_code"):
                 recorded_connection(vars(config), trusted=True)
         if isinstance(device_map := kwargs.get("device_map"), dict):

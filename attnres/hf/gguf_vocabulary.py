@@ -94,8 +94,8 @@ def _begin(post: Any) -> int | None:
         case [{"single": [{"SpecialToken": {"id": name}}, {"Sequence": _}], "special_tokens": tokens}]:
             return tokens[name]["ids"][0]
     raise UsageError(
-        "llama.cpp puts at most one token in front of a text and none behind it, and this tokenizer does otherwise; "
-        "take that out of its post_processor"
+        "llama.cpp adds at most one token before a text and none after it, but this tokenizer adds others; "
+        "remove them from its post_processor"
     )
 
 

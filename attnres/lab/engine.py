@@ -170,7 +170,7 @@ class Sweep:
         if (recorded := there["corpus"].get("sha256")) not in (None, text):
             raise UsageError(
                 f"{where} holds runs on another text, {there['corpus'].get('description')}, whose hash begins with "
-                f"{recorded:.8}; this one's begins with {text:.8}: restore that text, {instead}"
+                f"{recorded:.8}; the hash of this text begins with {text:.8}. Restore the recorded text, {instead}"
             )
         start = there["config"].get("start_from")
         if there.get("start") and start and RunFolder(start).weights() not in (None, there["start"]):
@@ -306,7 +306,7 @@ class Sweep:
         """Leave out runs of that part at other rates than these of their arm and place: a mean is of runs at one."""
         for key, run in list(self.ran.items()):
             if run.part == part and run.rate not in rates.get((run.arm, run.at), [run.rate]):
-                self.progress.say(f"left out, at another rate than now: {run.name}")
+                self.progress.say(f"left out, it has another learning rate than now: {run.name}")
                 del self.ran[key]
 
     def record(self) -> Record:
@@ -378,7 +378,7 @@ class _Lines:
                 yield read_json(line)
             except ValueError as error:
                 raise UsageError(
-                    f"{self.path}, line {number}: damaged ({error}); delete the file, the runs stay"
+                    f"{self.path}, line {number}: damaged ({error}); delete the file, the runs are kept"
                 ) from error
 
     def append(self, *lines: Any) -> None:
@@ -401,7 +401,7 @@ def ended(one: Planned, state: JobState) -> Run:
     summary = folder.summary()
     if summary is None:
         raise UsageError(
-            f"{one.folder}: its result is gone since the run was done; repeat the command to train it again"
+            f"{one.folder}: its result was deleted after the run ended; repeat the command to train it again"
         )
     loss = summary["validation_loss"] / per_byte
     status = "done" if has_learned([before for _, before in curve], loss) else "diverged"

@@ -36,7 +36,7 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
             first = arms[names.index(name)]
             raise UsageError(f"the arms {first} and {arms[index]} are the same connection; give each once")
         if (other := folders.setdefault(arm_folder(Path(), name), arms[index])) != arms[index]:
-            raise UsageError(f"the arms {other} and {arms[index]} would have one folder for their runs; rename a file")
+            raise UsageError(f"the arms {other} and {arms[index]} would share one folder for their runs; rename a file")
     if len(arms) < 2:
         raise UsageError("give at least two arms; the first is the baseline")
     if config.model.connection != RunConfig().model.connection:
@@ -52,4 +52,4 @@ def check_seeds(seeds: int, workers: int) -> None:
 def check_positive(name: str, values: Sequence[float]) -> None:
     apart = {f"{value:g}" for value in values}
     if not values or len(apart) < len(values) or not all(0 < value <= sys.float_info.max for value in values):
-        raise UsageError(f"{name}: give at least one positive number, each once")
+        raise UsageError(f"{name}: give at least one positive number, and none twice")

@@ -230,7 +230,7 @@ TYPES = {"arm": str, "seed": int, "at": str, "rate": NUMBER, "part": str, "statu
 def run_from_json(data: Any) -> Run:
     """Raises ValueError, saying what is wrong with it."""
     if not isinstance(data, dict):
-        raise ValueError("with a run that is no JSON object")
+        raise ValueError("with a run that is not a JSON object")
     for name, kind in TYPES.items():
         if name in data and not isinstance(data[name], kind):
             raise ValueError(f"with {data[name]!r:.40} under {name!r}")

@@ -235,7 +235,7 @@ def test_an_arm_must_have_a_step(ablate, corpus, tmp_path):
 def test_a_budget_counts_a_tokenizers_vocabulary(ablate, corpus, tmp_path):
     options = ["--data.tokenizer", "bpe:300", "--seeds", "1", "--grid", "1", "--embedding-stds", "1", *STEPS, *corpus]
     code, printed = ablate("residual", "full", *options, "--workers", "1", "--budget", "5m", "--out", tmp_path)
-    assert code == 0 and "the budget buys 2 of 2 arms" in printed.out
+    assert code == 0 and "the budget is enough for 2 of 2 arms" in printed.out
 
 
 @pytest.mark.slow

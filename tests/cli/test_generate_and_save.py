@@ -64,9 +64,9 @@ def test_look_saves_a_page_or_a_picture_without_a_server(comparison, tmp_path, c
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--save", "x.gif"], "a page ends in .html, a picture in .png or .svg"),
+        (["--save", "x.gif"], "name a page .html, a picture .png or .svg"),
         (["other", "--save", "x.png"], "give one folder, not 2"),
-        (["--prompt", "x"], "--prompt goes with --save"),
+        (["--prompt", "x"], "--prompt needs --save"),
         (["--save", "x.png", "--prompt", "x"], "the prompt has 1 token; give between 2 and 33"),
     ],
 )

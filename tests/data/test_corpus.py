@@ -125,7 +125,7 @@ def test_lines_of_json_are_documents_whatever_the_file_is_called(name, open_, tm
     assert all_of(corpus) == sorted(texts) and ", 40 documents, " in corpus.description
     path.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
     assert open_(name, dataset_column="body").sha256 == corpus.sha256
-    with pytest.raises(UsageError, match=r"line 1 .* no text in a field 'text'; .* --data\.dataset-column.* body"):
+    with pytest.raises(UsageError, match=r"line 1 .* no text in the field 'text'; .* --data\.dataset-column.* body"):
         open_(name)
     path.write_text('{"text": "a"}\n{"text": "b"}\nplain\n')
     with pytest.raises(UsageError, match=r"line 3 of .* is not JSON"):

@@ -32,11 +32,12 @@ SECONDS, BYTES = 300, 4 << 30  # what one type may take
 
 HEAD = """# Which models take a connection
 
-Every type that transformers {transformers} has a causal language model for, tried with a small random model of four
-layers (torch {torch}, {date}): loaded from a folder, `block:block_size=3` attached, saved and loaded again.
-"Yes" means that no logit then differed from the plain model's by more than 1e-5 of the largest.
-"Reads" are the mixtures that a layer's modules can have of their own (`reads=`, [TRANSFORMERS.md](../TRANSFORMERS.md)).
-"Not tried" means that transformers, or our choice of small sizes, made no model; it may attach all the same.
+This page lists every model type for which Transformers {transformers} has a causal language model.
+Each was tried with a small random model of four layers (torch {torch}, {date}).
+It was loaded from a folder, `block:block_size=3` was attached, and it was saved and loaded again.
+"Yes" means that afterwards no logit differed from the plain model's by more than 1e-5 of the largest logit.
+"Reads" is the largest value of `reads=` that the type supports ([TRANSFORMERS.md](../TRANSFORMERS.md)).
+"Not tried" means that Transformers could not make a model of our small sizes; `attach` may still work.
 `python -m tests.hf.survey` writes this page.
 
 {count} of {all} attach.

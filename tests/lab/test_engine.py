@@ -115,7 +115,7 @@ def test_a_mean_is_of_runs_at_one_rate(machine, file):
     assert all(run.rate == rates[run.arm, run.at] for run in ended.record.of())
     checked = {(run.arm, run.rate) for run in ended.record.of(part="check")}
     assert checked == {(arm, rounded(rates[arm, "8x64"] * by)) for arm in ("residual", "block") for by in CHECKED_AT}
-    assert any("left out, at another rate than now: block, 8x48" in line for line in machine.said)
+    assert any("left out, it has another learning rate than now: block, 8x48" in line for line in machine.said)
 
 
 def test_an_arm_joins_and_those_that_are_not_named_stay(machine, file):

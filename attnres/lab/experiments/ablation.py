@@ -273,7 +273,8 @@ def _within_budget(plan: Plan, sweep: Sweep) -> list[tuple[str, str]]:
             (bought if cost <= left else left_out).append(cell)
             left -= cost if cost <= left else 0
     total = sum(minutes[cell] for cell in bought)
-    sweep.progress.say(f"the budget buys {len(bought)} of {len(plan.cells)} arms, about {duration(60 * total)}")
+    enough = f"{len(bought)} of {len(plan.cells)} arms, about {duration(60 * total)}"
+    sweep.progress.say(f"the budget is enough for {enough}")
     for cell in left_out:
         sweep.progress.say(f"left out: {', '.join(cell)}, about {duration(60 * minutes[cell])}")
     if not bought:
