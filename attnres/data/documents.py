@@ -80,7 +80,7 @@ class TextFiles(Documents):
         if path.suffix == ".json" and _is_json_list(unmarked):
             raise UsageError(
                 f"{path} holds a list of records or texts as JSON, and its brackets and quotes would be trained on as "
-                "text; make it JSON lines, each an object with the text (--data.dataset reads an array of objects, too), "
+                "text; make it JSON lines, each an object with the text (--data.dataset reads an array of objects), "
                 "or leave it out, or name it .txt to train on it as plain text"
             )
         return [text]
