@@ -106,7 +106,7 @@ class Connection(nn.Module):
     def refuse_signature(self, theirs: str) -> None:
         """Raise UsageError if that is the signature of another connection."""
         if theirs != self.signature:
-            raise UsageError(f"the state is that of {theirs}, and this one is {self.signature}; use the same options")
+            raise UsageError(f"the state is that of {theirs}, and this is {self.signature}; use the same options")
 
     def anew(self) -> Connection:
         """Make another one with the same options, as at its start."""

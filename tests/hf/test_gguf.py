@@ -176,7 +176,7 @@ def test_a_run_gets_no_special_tokens_and_a_published_model_keeps_its_own(tmp_pa
     assert vocabulary_of(load_tokenizer(source), 300).begin == 0
     library.post_processor = tokenizers.processors.TemplateProcessing("$A </s>", special_tokens=[("</s>", 1)])
     library.save(source)
-    with pytest.raises(UsageError, match="none behind it"):
+    with pytest.raises(UsageError, match="none after it"):
         vocabulary_of(load_tokenizer(source), 300)
 
 
