@@ -27,7 +27,7 @@ class Wide(Streams):
     def __init__(self, dim: int, sites: int, streams: int = 4, spread: float = 0.01, retention: bool = False) -> None:
         super().__init__(dim, sites, streams)
         if streams < 2:
-            raise UsageError("wide starts with read weights of 1/streams, and these must be < 1; give 2 streams or more")
+            raise UsageError("wide starts with read weights of 1/streams, which must be < 1; give 2 streams or more")
         even, forgotten = -math.log(streams - 1), (1 - KEPT) / MOST_FORGOTTEN
         self.read = nn.ParameterList(torch.full((streams,), even) for _ in range(sites + 1))
         self.write = nn.ParameterList(torch.linspace(-spread, spread, streams) for _ in range(sites))
