@@ -15,7 +15,6 @@ from attnres.model.init import parameter_roles
 from attnres.model.transformer import Transformer
 from attnres.torch_private import TorchDispatchMode
 
-
 _counted: dict[str, float] = {}
 """By the text of a configuration, which may hold a dict and so cannot be hashed: a sweep asks for each one often."""
 
