@@ -125,7 +125,7 @@ def test_a_checkpoint_keeps_its_chat_template(run, tmp_path, capsys):
     (second / "tokenizer_config.json").write_text("{")
     assert main(["export", str(second), "--gguf", str(file)]) == 2
     error = capsys.readouterr().err
-    assert "second: the tokenizer's files cannot be read: " in error and error.count("\n") == 1
+    assert "tokenizer_config.json" in error and "is not JSON" in error and error.count("\n") == 1
 
 
 def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, monkeypatch):

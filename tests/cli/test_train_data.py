@@ -38,25 +38,20 @@ def train(tmp_path, *options: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "form", ["parquet", *(pytest.param(form, marks=pytest.mark.slow) for form in ("saved", "json", "text"))]
+    "form", ["parquet", *(pytest.param(form, marks=pytest.mark.slow) for form in ("saved", "json"))]
 )
 def test_a_local_dataset_with_a_library_tokenizer(form, tokenizer, tmp_path, capsys, offline):
     rows, column = datasets.Dataset.from_dict({"body": ROWS}), "body"
     path = tmp_path / form
     if form == "saved":
         rows.save_to_disk(str(path))
-    elif form == "text":
-        path, column = tmp_path / "all.txt", "text"
-        path.write_text("\n\n".join(ROWS))
     else:
         path = tmp_path / f"rows.{form}"
         {"parquet": rows.to_parquet, "json": rows.to_json}[form](str(path))
     options = ["--data.dataset", str(path), "--data.dataset-column", column, "--data.tokenizer", tokenizer]
-    if form == "text":  # one document, which cannot be split by documents
-        options += ["--data.validation-fraction", "0.3"]
     assert train(tmp_path, *options) == 0, capsys.readouterr().err
     output = capsys.readouterr().out
-    assert f"corpus:     dataset {path}, split train, {1 if form == 'text' else 40} document" in output
+    assert f"corpus:     dataset {path}, split train, 40 document" in output
     record = json.loads((tmp_path / "run" / "config.json").read_text())["corpus"]
     per_token = json.loads((tmp_path / "run" / "summary.json").read_text())["validation_loss"]
     nats = per_token / record["bytes_per_token"]

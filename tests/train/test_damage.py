@@ -9,11 +9,9 @@ import torch
 
 from attnres.data import load_tokenizer
 from attnres.errors import UsageError
-from attnres.lab.outcome import outcome_of
 from attnres.lab.trained import open_runs
 from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
 from attnres.train.folder import RunFolder
-from attnres.train.sweep import Job, JobState
 from attnres.train.trainer import Trainer
 from tests.disk import files_up_to
 from tests.train.conftest import results, steps_on_disk, stop_at, weights
@@ -69,7 +67,6 @@ def test_results_are_read_where_they_have_a_checksum(finished):
         (folder / "summary.json").write_text(content)
         (run,) = open_runs([folder])
         assert run.folder.summary() == json.loads(whole)
-        assert outcome_of(folder, JobState(Job("a", config, folder), status="done")).loss > 0.2
         train(config, folder)
         assert (folder / "summary.json").read_text() == whole
 

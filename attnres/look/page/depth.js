@@ -23,6 +23,7 @@ function labelOf(name, room, tall) {
   const words = name.split(" ");
   if (words[0] !== "layer") return room ? name : name.replace("embedding", "embed");
   const kind = words.slice(2).join(" ");
+  if (!tall && words[1] === "0") return ""; // next to the embedding's
   if (!tall) return kindOf(name) === "attention" ? (room ? `layer ${words[1]}` : words[1]) : "";
   return room ? name : `${words[1]} ${kind.replace("attention", "attn")}`;
 }
