@@ -96,7 +96,7 @@ def test_models_of_transformers(opened, saved_models):
         page.until(lambda: page.all(".token.drawn"))
         page.until(lambda: page.find("#continue").text == "Continue the text")
         page.find("#measure").click()
-        page.until(lambda: len(page.all("svg.depth .beside")) == 9)  # as many sources as it has sites
+        page.until(lambda: page.all("svg.depth .beside"))  # of the site that the page chose
         page.settled()
         page.browser.get("about:blank")
 
