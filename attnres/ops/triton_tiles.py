@@ -173,7 +173,7 @@ def _along_g(sources, grad_outs, i, t, j, real, n, scale, D: tl.constexpr, CHANN
 
 @triton.jit
 def _slopes(statistics, scores, slopes, along, i, real, n, lse, mean, grad_lse, D: tl.constexpr):
-    """Make of the products along the sources i [ROWS] what their gradients take of v and of each c.
+    """Make of the products along the sources i [ROWS] what their gradients take of r v and of each c.
 
     Returns the sums of the scores' gradients, [QUERIES].
     """
@@ -184,7 +184,7 @@ def _slopes(statistics, scores, slopes, along, i, real, n, lse, mean, grad_lse, 
     ds = p * (tl.load(along + i[:, None], mask=there, other=0.0) - mean[None, :] + grad_lse[None, :])
     tl.store(along + i[:, None], ds * r[:, None], mask=there)
     along_v = tl.sum(ds * tl.where(there, score, 0.0), 1)  # [ROWS]
-    tl.store(slopes + i, -along_v * r * r / D, mask=i < n)
+    tl.store(slopes + i, -along_v * r / D, mask=i < n)  # of r v: float32 cannot hold every r^2
     return tl.sum(ds, 0)
 
 
@@ -202,7 +202,7 @@ def backward_kernel(
     grad_prior_outs,
     grad_prior_lses,
     statistics,  # [tokens, n (s + 1)]
-    slopes,  # [tokens, n (queries + 1)]: what v, then what each c, is multiplied by in the gradient of its source
+    slopes,  # [tokens, n (queries + 1)]: what r v, then what each c, is multiplied by in the gradient of its source
     first_query,
     n,
     s,
@@ -273,7 +273,7 @@ def backward_kernel(
             i = first + tl.arange(0, ROWS)[:, None]
             there = (i < n) & real[None, :]
             v = load(sources, i, row, (i < n) & (channel < D), DTYPE, ALIGNED).to(tl.float32)
-            dv = v * tl.load(slopes + i, mask=i < n, other=0.0)
+            dv = v * tl.load(statistics + i, mask=i < n, other=0.0) * tl.load(slopes + i, mask=i < n, other=0.0)
             p = tl.exp(tl.load(scores + i, mask=there, other=float("-inf")) - lse[None, :])
             shares = tl.join(p, tl.load(along + i, mask=there, other=0.0)).reshape(ROWS, 2 * QUERIES)
             dv = tl.dot(shares, rows, dv, input_precision="tf32x3")

@@ -83,8 +83,7 @@ def test_normalised_sums(dtypes):
 @pytest.mark.parametrize(("size", "eps", "dim"), HUGE_AND_TINY[1:])  # its tiles of 16 channels are slow at 1024
 def test_sources_whose_squares_float32_cannot_hold(size, eps, dim, queries):
     assert_right_at(size, eps, dim, "triton", queries)
-    if queries == 1:  # for several, r^2 does not fit (triton_tiles._slopes)
-        assert_right_at(size, eps, dim, "triton", gradient=1 / size)
+    assert_right_at(size, eps, dim, "triton", queries, gradient=1 / size)
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of the interpreter's numpy
