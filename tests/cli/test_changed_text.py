@@ -35,7 +35,7 @@ def test_finished_runs_are_not_measured_on_another_text(text, tmp_path, capsys, 
     capsys.readouterr()
     assert main(asked) == 2
     error = capsys.readouterr().err
-    assert "holds runs on another text" in error and "restore that text" in error and error.count("\n") == 1
+    assert "holds runs on another text" in error and "Restore the recorded text" in error and error.count("\n") == 1
     assert [file.read_bytes() for file in files] == before
 
 

@@ -35,14 +35,14 @@ static void check(int64_t n, int64_t s, int64_t d, std::mt19937& random) {
   Rows v = filled(n, d), grad = filled(s, d), c = filled(s, d), dc = filled(s, d), out(s, std::vector<float>(d));
   const Rows dc_before = dc;
   Rows dv(n, std::vector<float>(d));
-  std::vector<float> p(s * stride), e(s * stride), f(n), scores(s);
-  for (auto* x : {&p, &e, &f})
+  std::vector<float> p(s * stride), e(s * stride), f(n), r(n), scores(s);
+  for (auto* x : {&p, &e, &f, &r})
     for (float& one : *x) one = normal(random);
 
   const auto v_ = pointers<const float>(v), grad_ = pointers<const float>(grad), c_ = pointers<const float>(c);
   dots(v_[0], grad_.data(), s, d, scores.data());
   weighted_sums(v_.data(), n, p.data(), stride, pointers<float>(out).data(), s, d);
-  spread({v_.data(), n, d, p.data(), e.data(), f.data(), stride, pointers<float>(dv).data()}, s, grad_.data(),
+  spread({v_.data(), n, d, p.data(), e.data(), f.data(), r.data(), stride, pointers<float>(dv).data()}, s, grad_.data(),
          c_.data(), pointers<float>(dc).data());
   for (int64_t j = 0; j < s; ++j) {
     double dotted = 0;
@@ -60,7 +60,7 @@ static void check(int64_t n, int64_t s, int64_t d, std::mt19937& random) {
   }
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < d; ++k) {
-      double sum = -double(f[i]) * v[i][k];
+      double sum = -double(f[i]) * r[i] * v[i][k];
       for (int64_t j = 0; j < s; ++j)
         sum += double(p[j * stride + i]) * grad[j][k] + double(e[j * stride + i]) * c[j][k];
       near(dv[i][k], sum, 2 * s + 1, "source's gradient");
