@@ -268,10 +268,10 @@ class Connection(nn.Module):
             raise UsageError(
                 f"the connection has {self.sites} sites; {len(listed)} sublayers from {first} on do not fit"
             )
-        self._refuseof_another_site(values, first)
+        self._refuse_another_site(values, first)
         return listed
 
-    def _refuseof_another_site(self, values: Values, site: int) -> None:
+    def _refuse_another_site(self, values: Values, site: int) -> None:
         expected = self.value_count(site)
         if expected is None or len(values) == expected:
             return
@@ -292,7 +292,7 @@ class Connection(nn.Module):
             UsageError: a tensor in place of them, or, where `value_count` tells, the values before an earlier site.
         """
         _refuse_tensor(values)
-        self._refuseof_another_site(values, self.sites)
+        self._refuse_another_site(values, self.sites)
         return self.mix(values, self.sites)[1]
 
     def forward(self, *_: Any, **__: Any) -> NoReturn:

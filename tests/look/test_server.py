@@ -154,20 +154,25 @@ def test_a_half_sent_request_is_let_go(monkeypatch, sent):
         half.sendall(sent)
         while half.recv(1000):  # a refusal may come first
             pass
+        monkeypatch.undo()  # a busy machine may take longer to send a whole one
         assert client.session()["models"] == []
 
 
 def test_an_answer_may_take_longer_than_a_request(monkeypatch):
-    monkeypatch.setattr(server, "REQUEST_SECONDS", 0.01)
+    limited = []
 
-    async def slowly(*_):
-        for done in range(5):
-            yield Progress("steps", done, 5)
-            await asyncio.sleep(0.01)
+    class Watched(server.Connection):
+        def _limit(self):
+            super()._limit()
+            limited.append(self._late is not None)
 
-    monkeypatch.setattr(server.Microscope, "answer", slowly)
+    async def answer(*_):
+        yield Progress("steps", int(limited[-1]), 5)
+
+    monkeypatch.setattr(server, "Connection", Watched)
+    monkeypatch.setattr(server.Microscope, "answer", answer)
     with serving([]) as client:
-        assert [line["done"] for line in client.ask("prepare")] == [0, 1, 2, 3, 4]
+        assert [line["done"] for line in client.ask("prepare")] == [0] and True in limited
 
 
 def test_a_form_of_another_site_is_no_request(client):
