@@ -13,6 +13,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # pip compiles nothing here. Python compiles a module at its first import, which takes a third of the time in all.
 PIP := pip install --quiet --no-compile
+# Beside the environment, for tests/hf/test_torchao.py. Compiled: pytest makes errors of what Python warns of in its source.
+TORCHAO = $(BIN)/pip install --quiet --no-deps --target .venv/torchao torchao==0.18.0
 export OMP_NUM_THREADS := 1
 
 .PHONY: demo test test-all numbers lint docs torchtitan clean
@@ -61,7 +63,7 @@ torchtitan: .venv-torchtitan/ready
 .venv/test-ready: .venv/demo-ready
 	@echo "Installing what the tests need into .venv, once: about two minutes"
 	@$(BIN)/$(PIP) --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/$(PIP) --no-deps --target .venv/torchao torchao==0.18.0  # beside it: tests/hf/test_torchao.py
+	@$(TORCHAO)
 	touch $@
 
 .venv/docs-ready: .venv/demo-ready
@@ -72,7 +74,7 @@ torchtitan: .venv-torchtitan/ready
 .venv/all-ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
 	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[dev,docs]'
-	$(BIN)/$(PIP) --no-deps --target .venv/torchao torchao==0.18.0
+	$(TORCHAO)
 	touch .venv/demo-ready .venv/test-ready .venv/docs-ready $@
 
 # torch 2.14 comes as one build, linked to CUDA's libraries: tests/torchtitan/without_cuda.py says how it does without
