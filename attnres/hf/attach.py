@@ -1,4 +1,4 @@
-"""Give a transformers decoder a connection, in place (parts.py says how it runs, classes.py what the model becomes)."""
+"""Give a transformers decoder a connection, in place (layer.py says how it runs, classes.py what the model becomes)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from attnres.connections import Connection, canonical_connection
 from attnres.connections._offload import device_of
 from attnres.connections._start import difference_at_start, with_exact_start
 from attnres.errors import UsageError
-from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, no_model, read_anatomy
+from attnres.hf.decoder import Anatomy, decoder_of, fitting_connection, no_model, read_anatomy
 from attnres.hf.classes import become_attached, install, why_not_loadable
-from attnres.hf.parts import CONNECTION
+from attnres.hf.layer import CONNECTION
 
 log = logging.getLogger("attnres")
 

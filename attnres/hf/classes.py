@@ -37,17 +37,12 @@ from attnres.connections import Connection, Unrolled, mean_read
 from attnres.connections._offload import at_hand
 from attnres.errors import UsageError
 from attnres.files import write_text
-from attnres.hf.anatomy import Anatomy, decoder_of, fitting_connection, read_anatomy
+from attnres.hf.decoder import Anatomy, decoder_of, fitting_connection, read_anatomy, runs_layers
 from attnres.hf.folder import refuse_names
-from attnres.hf.loop import runs_layers
-from attnres.hf.parts import (
+from attnres.hf.layer import (
     CONNECTION,
-    MLP,
-    STOPPED_EARLY,
-    Attention,
     Depth,
     Layer,
-    StoppedEarly,
     Wide,
     attached_class,
     attached_layers,
@@ -56,7 +51,7 @@ from attnres.hf.parts import (
     unroll,
 )
 from attnres.hf.record import RECORD, file_of, read_record, recorded_connection, written_record
-from attnres.hf.several import called_module, with_reads
+from attnres.hf.several import give_reads
 from attnres.model.backbones.borrowed import runnable_kernels
 
 PREFIX = "AttnRes"
@@ -207,13 +202,6 @@ class Model:
         """Unroll the model over depth for tokens [batch, time], as `mixing_matrix` asks for."""
         return unroll(decoder_of(self), lambda: run_whole(self, tokens))
 
-    def _get_candidate_generator(self, generation_config: Any, *inputs: Any, **kwargs: Any) -> Any:
-        """Refuse to draft by early exit before transformers sets num_hidden_layers for it: after an error it leaves the
-        configuration so, and what is saved with it does not load."""
-        if generation_config.assistant_early_exit is not None:
-            raise StoppedEarly(STOPPED_EARLY)
-        return super()._get_candidate_generator(generation_config, *inputs, **kwargs)  # type: ignore[misc]
-
     def _init_weights(self, module: nn.Module) -> None:
         if not isinstance(module, Wide):  # a connection's parts start as it made them
             super()._init_weights(module)  # type: ignore[misc]
@@ -272,46 +260,27 @@ class Decoder(Model):
 
 def install(anatomy: Anatomy, connection: Connection) -> None:
     """Put the connection into a plain decoder. Raises UsageError, having changed nothing, where that cannot be."""
-    _check_layers(anatomy, connection)
-    decoder, modules = anatomy.decoder, _modules_with_reads(anatomy, connection)
-    for part in list(connection.modules()):
-        part.__class__ = attached_class(type(part), Wide)
-    decoder.register_module(CONNECTION, connection)
-    _change_model_class(decoder)
-    parts = zip(anatomy.layers, anatomy.codes, anatomy.first_sites, modules, strict=True)
-    for layer, code, first, of_layer in parts:
-        change_class(layer, attached_class(type(layer), Layer))
-        layer._decoder, layer._first_site = (decoder,), first  # type: ignore[assignment]
-        layer._is_last = first + len(code.pieces) == connection.sites  # type: ignore[assignment]
-        layer._code = with_reads(code, of_layer)  # type: ignore[assignment]
-        for name, role in zip(of_layer, (Attention, MLP), strict=False):
-            if name is not None:
-                part = getattr(layer, name)
-                change_class(part, attached_class(type(part), role))
-
-
-def _check_layers(anatomy: Anatomy, connection: Connection) -> None:
-    """Raise UsageError if a rule written for layers of two sublayers would take other layers for their halves."""
-    for layer, code in zip(anatomy.layers, anatomy.codes, strict=True):
+    decoder = anatomy.decoder
+    plan = []
+    for layer, code, first in zip(anatomy.layers, anatomy.codes, anatomy.first_sites, strict=True):
         if connection.per_layer and len(code.pieces) != 2:
             raise UsageError(
                 f"{type(connection).__name__} is a rule of transformer layers of two sublayers, attention and MLP, and "
                 f"{type(layer).__name__} has {len(code.pieces)}; attach another connection"
             )
-
-
-def _modules_with_reads(anatomy: Anatomy, connection: Connection) -> list[list[str | None]]:
-    """Name, for each layer, the module in each sublayer that reads several mixtures; None stands for the others.
-
-    Raises UsageError if they cannot.
-    """
-    return [
-        [
-            called_module(layer, code, which) if connection.reads(first + which) > 1 else None
-            for which in range(len(code.pieces))
-        ]
-        for first, layer, code in zip(anatomy.first_sites, anatomy.layers, anatomy.codes, strict=True)
-    ]
+        several = [connection.reads(first + which) > 1 for which in range(len(code.pieces))]
+        plan.append((layer, first, *give_reads(layer, code, several)))
+    for part in list(connection.modules()):
+        part.__class__ = attached_class(type(part), Wide)
+    decoder.register_module(CONNECTION, connection)
+    _change_model_class(decoder)
+    for layer, first, code, roles in plan:
+        change_class(layer, attached_class(type(layer), Layer))
+        layer._decoder, layer._first_site, layer._code = (decoder,), first, code
+        layer._is_last = first + len(code.pieces) == connection.sites
+        for name, role in roles.items():
+            part = getattr(layer, name)
+            change_class(part, attached_class(type(part), role))
 
 
 def become_attached(model: Any, connection: str) -> None:

@@ -19,7 +19,7 @@ from attnres.hf.attach import attach, connection_of, examine
 from attnres.hf.checkpoint import load, load_plain
 from attnres.hf.classes import of_connection
 from attnres.hf.folder import read_config, weight_files
-from attnres.hf.parts import run_whole
+from attnres.hf.layer import run_whole
 from attnres.hf.record import RECORD
 from attnres.ops import widen
 

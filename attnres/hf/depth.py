@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from attnres.connections import mixing_matrix as connection_mixing_matrix
 from attnres.connections._offload import at_hand
 from attnres.errors import UsageError
-from attnres.hf.anatomy import decoder_of, norm_of
+from attnres.hf.decoder import decoder_of, norm_of
 from attnres.hf.attach import connection_of
-from attnres.hf.parts import run_whole, unroll
+from attnres.hf.layer import run_whole, unroll
 
 
 @torch.no_grad()

@@ -14,8 +14,8 @@ from torch import nn
 
 import attnres.hf
 from attnres import UsageError
-from attnres.hf.code import read_layer
-from attnres.hf.parts import attached_layers
+from attnres.hf.cut import read_layer
+from attnres.hf.layer import attached_layers
 from tests.depth import randomise
 from tests.hf.models import CONFIGS, assert_decodes_as_whole, assert_near, make_model, recompute
 from tests.hf.small import small_inputs, small_model, spread_weights

@@ -14,7 +14,7 @@ import attnres
 import attnres.hf
 from attnres import UsageError, analysis
 from attnres.analysis import Patch
-from attnres.hf.anatomy import decoder_of
+from attnres.hf.decoder import decoder_of
 from tests.depth import randomise
 from tests.hf.models import assert_near, attached, make_model, make_tokens
 from tests.hf.small import small_model, spread_weights

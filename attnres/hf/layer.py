@@ -1,4 +1,4 @@
-"""What the modules of an attached decoder become.
+"""What the layers of an attached decoder become, and how they are run by hand.
 
 A decoder's forward hands the hidden states from one layer to the next and then to the final norm, and does not look at
 them. So what it hands on may as well be the connection's values: each layer takes the `Depth` of the layer before it,
@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from attnres.connections import Connection, Sublayer, Unrolled, Values
 from attnres.connections._offload import at_hand, gathered
 from attnres.errors import UsageError
-from attnres.hf.code import LayerCode, Piece
-from attnres.hf.several import PROJECTIONS, Several, forward_with_reads
-from attnres.hf.syntax import own_forward
+from attnres.hf.cut import LayerCode, Piece, own_forward
+from attnres.hf.several import READS, forward_with_reads
 
 CONNECTION = "connection"
 """The decoder's attribute that holds the connection; parameters are called `model.connection.query.0` and so on."""
@@ -39,17 +38,14 @@ class Depth(NamedTuple):
     @property
     def dtype(self) -> torch.dtype:
         """Asked for by a final norm, where a model stops before its last layer, which reads depth out."""
-        raise StoppedEarly(STOPPED_EARLY)
+        raise StoppedEarly(
+            "an attached model was stopped before its last layer, where depth is read out: it takes no early exit and "
+            "all of its layers"
+        )
 
 
 class StoppedEarly(UsageError, AttributeError):
-    """No dtype either, for those who ask whether there is one."""
-
-
-STOPPED_EARLY = (
-    "an attached model was stopped before its last layer, where depth is read out: it takes no early exit and all of "
-    "its layers"
-)
+    """Also an AttributeError, so that hasattr(depth, "dtype") is False."""
 
 
 class Layer(nn.Module):
@@ -125,14 +121,6 @@ class Layer(nn.Module):
         return returned[:count], returned[count:]
 
 
-class Attention(nn.Module):
-    """An attention that takes mixtures of their own for its keys and values."""
-
-
-class MLP(nn.Module):
-    """An MLP that takes a mixture of its own for what its gate multiplies."""
-
-
 class Wide(nn.Module):
     """A part of the connection, whose parameters stay in float32 when the model is cast, as the connection's maths is.
 
@@ -205,26 +193,10 @@ def bound_sublayers(
 
 
 def run_whole(model: Any, inputs: Tensor, **others: Any) -> Any:
-    """Call a model of transformers on its main input, be it tokens or pixels, and let it keep no cache.
-
-    Raises UsageError for tokens that it cannot embed.
-    """
-    text = model.config.get_text_config()
-    if model.main_input_name == "input_ids":
-        _check_tokens(inputs, text.vocab_size)
-    if hasattr(model.config, "use_cache") or hasattr(text, "use_cache"):
+    """Call a model of transformers on its main input, be it tokens or pixels, and let it keep no cache."""
+    if hasattr(model.config, "use_cache") or hasattr(model.config.get_text_config(), "use_cache"):
         others["use_cache"] = False
     return model(**{model.main_input_name: inputs}, **others)
-
-
-def _check_tokens(tokens: Any, vocab_size: int) -> None:
-    whole = isinstance(tokens, Tensor) and tokens.dtype in (torch.int64, torch.int32)
-    if not whole or tokens.ndim != 2 or not tokens.numel():
-        what = f"{tokens.dtype} {list(tokens.shape)}" if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise UsageError(f"tokens must be a tensor [batch, time] of int64, not {what}")
-    least, most = int(tokens.min()), int(tokens.max())
-    if least < 0 or most >= vocab_size:
-        raise UsageError(f"tokens must be 0 to {vocab_size - 1}, not {least} to {most}")
 
 
 def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
@@ -245,15 +217,12 @@ def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
     if not calls:
         raise UsageError("the model's layers are not those that attach makes; ask attnres.mixing_matrix or trace")
 
-    def within(layer: nn.Module, sublayer: Sublayer) -> Sublayer:
-        def call(*reads: Tensor) -> Tensor:
-            with gathered(layer):
-                return sublayer(*reads)
-
-        return call
+    def within(layer: nn.Module, sublayer: Sublayer, *reads: Tensor) -> Tensor:
+        with gathered(layer):
+            return sublayer(*reads)
 
     sublayers = [
-        within(layer, sublayer)
+        functools.partial(within, layer, sublayer)
         for index, layer in enumerate(layers)
         for sublayer in bound_sublayers(layer, calls[index][0][1:], calls[index][1], {})
     ]
@@ -261,12 +230,17 @@ def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
 
 
 def _bind(
-    piece: Piece | Several, beside: dict[str, Any], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    piece: Piece, beside: dict[str, Any], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Sublayer:
-    function: Callable[..., Tensor] = piece.function
-    if isinstance(piece, Several):
-        return lambda *reads: function(beside, layer, reads, *args, **kwargs)
-    return lambda h: function(beside, layer, h, *args, **kwargs)
+    function, prefix = piece.function, piece.prefix_function
+    if prefix is None:
+        return lambda h: function(beside, layer, h, *args, **kwargs)
+
+    def with_reads(h: Tensor, *more: Tensor) -> Tensor:
+        given = tuple(prefix(beside, layer, read, *args, **kwargs) for read in more)
+        return function(beside, layer, h, *args, **kwargs, **{READS: given})
+
+    return with_reads
 
 
 def change_class(module: nn.Module, cls: type) -> None:
@@ -293,8 +267,8 @@ def attached_class(original: type, role: type) -> type:
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__reduce__": _reduce}
     kinds = (Undecayed, Signed) if issubclass(original, Connection) else ()
     attached = type(original.__name__, (role, original, *kinds), {**names, "_made_of": (original, role)})
-    if role in (Attention, MLP):
-        attached.forward = forward_with_reads(original, PROJECTIONS[role is MLP])
+    if projections := getattr(role, "projections", None):
+        attached.forward = forward_with_reads(original, projections)
     if role is Layer:
         # GradientCheckpointingLayer wraps its subclasses' forward; Layer does what that is for.
         attached.forward = role.forward  # pyright: ignore[reportAttributeAccessIssue]
