@@ -13,7 +13,6 @@ which --measure runs, too: npm install --no-save @node-llama-cpp/linux-x64@3.22.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,7 +22,6 @@ from attnres.cli._checks import check_at_least, check_installed, check_output_fi
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
-from attnres.files import added_folder
 
 Kind = Literal["f32", "bf16", "f16", "q8_0", "q6_k", "q5_k_m", "q4_k_m", "q4_0"]
 
@@ -57,38 +55,34 @@ def command(
     if measure is not None and gguf is None:
         raise UsageError("--measure compares the file of --gguf; give that, or leave --measure out")
     check_installed("export", "gguf", "gguf", "transformers")
-    from attnres.evaluation.exported import (
+    from attnres.kimi_k3.export import (
         agreement_table,
-        check_exportable,
         compare_exported,
         is_exported,
         open_model,
         own_template,
         validation_text,
+        write_file,
+        write_published,
     )
+    from attnres.kimi_k3.llamacpp import QUANTISED, load_library
 
     check_output_file("--gguf", gguf, is_own=is_exported)
     check_at_least(1, measure=measure)
     if checkpoint is not None and checkpoint.exists():
         raise UsageError(f"--checkpoint {checkpoint} exists; give a new folder")
     template = None if chat_template is None else read_text("--chat-template", chat_template)
-    check_exportable(model)
+    if type in QUANTISED or measure is not None:
+        load_library()  # before the model is opened and written, which takes its time
     console = Output()
-    with nullcontext() if checkpoint is None else added_folder(checkpoint) as partial:
-        with working(console, "opening the model"):
-            from attnres.hf.export import write_file, write_published
-            from attnres.hf.llamacpp import QUANTISED, load_library
-
-            if type in QUANTISED or measure is not None:
-                load_library()  # before the model is opened and written, which takes its time
-            run, made, tokenizer = open_model(model, best)
-            template = own_template(model) if template is None else template
-        if measure is not None and run is None:
-            raise UsageError(f"--measure takes a run's validation text, and {model} is no run; leave it out")
-        text = None if measure is None or run is None else validation_text(run, measure)
-        if partial is not None:
-            write_published(made, partial, tokenizer, template)
+    with working(console, "opening the model"):
+        run, made, tokenizer = open_model(model, best)
+        template = own_template(model) if template is None else template
+    if measure is not None and run is None:
+        raise UsageError(f"--measure takes a run's validation text, and {model} is no run; leave it out")
+    text = None if measure is None or run is None else validation_text(run, measure)
     if checkpoint is not None:
+        write_published(made, checkpoint, tokenizer, template)
         print_line(console, f"{checkpoint}: {made.num_parameters():,} parameters in Kimi K3's form")
     if gguf is not None:
         write_file(made, gguf, type, tokenizer, template)

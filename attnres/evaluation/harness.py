@@ -212,9 +212,9 @@ def _open_model(path: Path, batch_size: int) -> Any:
 
     try:
         if config["model_type"] == "kimi_k3":
-            from attnres.hf.k3 import KimiK3ForCausalLM
+            from attnres.kimi_k3 import load as load_kimi_k3
 
-            model = KimiK3ForCausalLM.from_pretrained(path)
+            model = load_kimi_k3(path)
         else:
             model = load(path, trust_remote_code=True) if RECORD in config else load_plain(path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)

@@ -243,7 +243,9 @@ class Reader:
                 kinds = self.kind(left), self.kind(right)
                 return kinds if any(isinstance(kind, tuple) for kind in kinds) else _added(*kinds)
             case ast.BinOp(left, ast.Mult(), right):
-                return _scaled(*(kind if isinstance(kind, Kind) else _made(kind) for kind in map(self.kind, (left, right))))
+                return _scaled(
+                    *(kind if isinstance(kind, Kind) else _made(kind) for kind in map(self.kind, (left, right)))
+                )
             case ast.IfExp(test, then, otherwise):
                 answer = answer_to(test, self.scope)
                 first, *rest = map(self.kind, [then] * (answer is not False) + [otherwise] * (answer is not True))

@@ -205,8 +205,8 @@ def test_a_folder_of_transformers_beside_a_run(llama, run, tasks):
 
 @torch.inference_mode()
 def test_a_kimi_k3_in_the_published_form(llama, tasks, tmp_path):
-    from attnres.hf.k3 import save
-    from tests.hf.k3 import small_k3
+    from attnres.kimi_k3 import save
+    from tests.kimi_k3.small import small_k3
 
     model = small_k3(vocab_size=280, num_hidden_layers=2)
     files = {name: (llama / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}

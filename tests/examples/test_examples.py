@@ -81,8 +81,8 @@ def test_a_corpus_of_small_talk(tmp_path):
 @pytest.mark.slow
 def test_a_server_that_speaks_openais_protocol(tmp_path):
     pytest.importorskip("gguf")
-    from attnres.hf.gguf import write_gguf
-    from tests.hf.k3 import small_k3
+    from attnres.kimi_k3.gguf import write_gguf
+    from tests.kimi_k3.small import small_k3
 
     template = runpy.run_path(str(EXAMPLES / "chat_corpus.py"))["TEMPLATE"]
     bytes_ = tokenizer_from_json({"kind": "bytes"})

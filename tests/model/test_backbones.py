@@ -19,7 +19,7 @@ from attnres.train import RunConfig
 
 transformers = pytest.importorskip("transformers")
 
-import attnres.hf.k3  # noqa: E402 it tells the Auto classes of kimi_k3
+import attnres.kimi_k3  # noqa: E402 it tells the Auto classes of kimi_k3
 
 EXPERTS = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 LATENT = {"kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8, "v_head_dim": 12, "q_lora_rank": None}

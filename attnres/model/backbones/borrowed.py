@@ -1,9 +1,9 @@
 """Sublayers from transformers: its attention, KDA, MLA and mixtures of experts between the lab's embedding and head.
 
 `TransformerConfig.backbone` names a model type of transformers, or kimi_k3, which is built on one of theirs
-(kimi_k3.py), whose decoder layers are pre-norm attention and pre-norm MLP. Its layers are built as transformers builds
-them and taken apart into the two sublayers that a connection joins; embedding, final norm and head are the lab's. Needs
-the extra hf.
+(attnres/kimi_k3), whose decoder layers are pre-norm attention and pre-norm MLP. Its layers are built as transformers
+builds them and taken apart into the two sublayers that a connection joins; embedding, final norm and head are the
+lab's. Needs the extra hf.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from attnres.errors import UsageError, install_command
 from attnres.model.backbones._backbone import Backbone, Context
 from attnres.model.config import TransformerConfig
 
-OWN = {"kimi_k3": ("attnres.model.backbones.kimi_k3", "KimiK3")}
-"""Model types that are built here: their module, and what its classes' names begin with."""
+OWN = {"kimi_k3": ("attnres.kimi_k3.sublayers", "KimiK3")}
+"""Model types of this library: their module, imported on first use, and what its classes' names begin with."""
 
 NOT_SUBLAYERS = {"attn_res_block_size"}
 """Entries of a model type's configuration that say what the lab's connection says."""

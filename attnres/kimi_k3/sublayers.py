@@ -1,8 +1,8 @@
 """The sublayers of Kimi K3's text model, built on transformers' `kimi_linear` where the two agree.
 
 What K3 has beyond Kimi Linear (2510.26692): a full-rank gate and a lower bound of the decay in KDA, a sigmoid gate on
-MLA's output, SiTU in place of SwiGLU, and routed experts that work in a latent space. Importing this imports
-transformers: `attnres.model.backbones.borrowed` does it on first use.
+MLA's output, SiTU in place of SwiGLU, and routed experts that work in a latent space. For the trainer
+`attnres.model.backbones.borrowed` imports this by its name, on first use.
 
 Shapes: B batch, T time, D hidden size, H heads, Z the experts' latent width.
 """
@@ -19,8 +19,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attnres.connections import Connection, Values
+from attnres.kimi_k3.config import KimiK3Config
 from attnres.model.backbones.borrowed import runnable_kernels
-from attnres.model.backbones.kimi_k3_config import KimiK3Config
 
 with runnable_kernels():
     from transformers.models.kimi_linear.modeling_kimi_linear import (

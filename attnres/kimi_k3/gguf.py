@@ -1,6 +1,6 @@
 """Kimi K3 models as GGUF files, which llama.cpp runs (its architecture `kimi-k3`).
 
-What llama.cpp has no place for is refused where the model is made (`attnres.hf.k3.from_transformer`) or here.
+What llama.cpp has no place for is refused where the model is made (`attnres.kimi_k3.from_transformer`) or here.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 from attnres.data import Tokenizer
 from attnres.errors import UsageError, install_command
 from attnres.files import replacement
-from attnres.hf.gguf_vocabulary import Vocabulary, vocabulary_of
-from attnres.hf.k3.model import KimiK3ForCausalLM
-from attnres.model.backbones.kimi_k3_config import KimiK3Config
+from attnres.kimi_k3.config import KimiK3Config
+from attnres.kimi_k3.model import KimiK3ForCausalLM
+from attnres.kimi_k3.vocabulary import Vocabulary, vocabulary_of
 
 ARCHITECTURE = "kimi-k3"
 

@@ -1,44 +1,30 @@
-"""A Kimi K3 model to export, and the GGUF file made of it beside it: what llama.cpp predicts, and what we do.
-
-transformers is imported where it is used: what a config.json refuses needs none of its seconds.
-"""
+"""A Kimi K3 model for others, with its tokenizer: a file of any of llama.cpp's types, or the published form."""
 
 from __future__ import annotations
 
-import struct
+import json
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional as F
 
 from attnres.data import Tokenizer, load_tokenizer, open_corpus, validation_batches
+from attnres.data.tokenizer import END_TOKENS, byte_characters, import_tokenizers
 from attnres.errors import UsageError, first_line
-from attnres.files import read_json
+from attnres.hf.folder import read_config
+from attnres.kimi_k3.gguf import ARCHITECTURE, TYPES, write_gguf
+from attnres.kimi_k3.llamacpp import opened, quantize
+from attnres.kimi_k3.model import KimiK3ForCausalLM, load
+from attnres.kimi_k3.published import save
+from attnres.kimi_k3.trained import from_transformer
 from attnres.texttable import TextTable
 from attnres.train import Run, load_run
 from attnres.train.folder import RunFolder
-
-if TYPE_CHECKING:
-    from attnres.hf.k3 import KimiK3ForCausalLM
-
-GGUF_STRING = 8
-"""The format's number of that type of an entry."""
-
-
-def check_exportable(folder: Path) -> None:
-    """Raise UsageError where config.json is not that of a run of the backbone kimi_k3 or of a Kimi K3 checkpoint."""
-    kind = _model_type(folder)
-    if kind not in (None, "kimi_k3"):
-        raise UsageError(
-            f"{folder} is a model of type {kind}: llama.cpp has attention over depth in Kimi K3 alone; give a run with "
-            "--model.backbone kimi_k3 or a Kimi K3 checkpoint (for plain models llama.cpp has a converter of its own)"
-        )
-    if kind is None and (backbone := RunFolder(folder).config().model.backbone) != "kimi_k3":
-        raise UsageError(f"{folder}: backbone {backbone} is not Kimi K3's; train with --model.backbone kimi_k3")
 
 
 def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForCausalLM, Tokenizer | None]:
@@ -46,14 +32,17 @@ def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForC
 
     Raises UsageError where it is neither.
     """
-    check_exportable(folder)
-    from attnres.hf.k3 import KimiK3ForCausalLM, from_transformer
-
-    if _model_type(folder) is None:
+    kind = _model_type(folder)
+    if kind is None:
         run = load_run(folder, best)
         return run, from_transformer(run.model, run.tokenizer.end), run.tokenizer
+    if kind != "kimi_k3":
+        raise UsageError(
+            f"{folder} is a model of type {kind}: llama.cpp has attention over depth in Kimi K3 alone; give a run with "
+            "--model.backbone kimi_k3 or a Kimi K3 checkpoint (for plain models llama.cpp has a converter of its own)"
+        )
     tokenizer = load_tokenizer(str(folder)) if (folder / "tokenizer.json").is_file() else None
-    return None, KimiK3ForCausalLM.from_pretrained(folder), tokenizer
+    return None, load(folder), tokenizer
 
 
 def own_template(folder: Path) -> str | None:
@@ -72,23 +61,67 @@ def own_template(folder: Path) -> str | None:
     return template.get("default") if isinstance(template, dict) else template
 
 
-def is_exported(file: Path) -> bool:
-    """Whether that is a GGUF file that says by its architecture and its name that `write_gguf` made it."""
-    with file.open("rb") as opened:
-        head = opened.read(1 << 16)  # these entries come first, and weights are gigabytes
-    entries = (b"general.architecture", b"kimi-k3"), (b"general.name", b"attnres")
-    return head.startswith(b"GGUF") and all(
-        key + struct.pack("<IQ", GGUF_STRING, len(value)) + value in head for key, value in entries
-    )
-
-
 def _model_type(folder: Path) -> str | None:
     """What transformers calls the model in the folder; None for a run, and for what is neither."""
     try:
-        entries = read_json((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_config(folder).get("model_type")
+    except UsageError:
         return None
-    return entries.get("model_type") if isinstance(entries, dict) else None
+
+
+def write_file(
+    model: KimiK3ForCausalLM, path: Path, kind: str, tokenizer: Tokenizer | None, chat_template: str | None
+) -> None:
+    """Write a GGUF file of a type that `write_gguf` makes, or llama.cpp of that one's float32.
+
+    Raises:
+        UsageError: the gguf library or llama.cpp is missing, or has no place for the model or its tokenizer.
+    """
+    if kind in TYPES:
+        write_gguf(model, path, tokenizer, kind, chat_template=chat_template)
+        return
+    with tempfile.TemporaryDirectory(dir=path.absolute().parent) as folder:
+        whole = Path(folder) / "f32.gguf"
+        write_gguf(model, whole, tokenizer, chat_template=chat_template)
+        quantize(whole, path, kind)
+
+
+def is_exported(file: Path) -> bool:
+    """Whether that is a GGUF file that says by its architecture and its name that `write_gguf` made it."""
+    with file.open("rb") as opened:
+        head = opened.read(1 << 10)  # these entries come first, and weights are gigabytes
+    return head.startswith(b"GGUF") and ARCHITECTURE.encode() in head and b"attnres" in head
+
+
+def write_published(
+    model: KimiK3ForCausalLM, folder: Path, tokenizer: Tokenizer | None, chat_template: str | None
+) -> None:
+    """Write a new folder in the published form, with what tells transformers the tokenizer and the template."""
+    files = {}
+    if tokenizer is not None:
+        record = tokenizer.to_json()
+        library = _bytes_for_the_library() if record["kind"] == "bytes" else record["tokenizer"]
+        files["tokenizer.json"] = json.dumps(library)
+        names = {added["id"]: added["content"] for added in library.get("added_tokens", [])}
+        end = names.get(model.config.eos_token_id)
+        files["tokenizer_config.json"] = json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": end})
+    if chat_template is not None:
+        files["chat_template.jinja"] = chat_template
+    save(model, folder, files=files)
+
+
+def _bytes_for_the_library() -> dict[str, Any]:
+    """A tokenizer.json that gives every byte its own id, and 0, the separator of the byte tokenizer, to the end token.
+
+    A zero byte inside a text has no token there.
+    """
+    library, end = import_tokenizers(), END_TOKENS[0]
+    vocabulary = {name: byte for byte, name in enumerate([end, *byte_characters()[1:]])}
+    made = library.Tokenizer(library.models.BPE(vocabulary, []))
+    made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = library.decoders.ByteLevel()
+    made.add_special_tokens([end])
+    return json.loads(made.to_str())
 
 
 @dataclass(frozen=True)
@@ -110,8 +143,6 @@ def compare_exported(
 
     batches: token ids int64 [batch, time + 1], each row a text of its own.
     """
-    from attnres.hf.llamacpp import opened
-
     sequences = [torch.from_numpy(row) for batch in batches for row in batch]
     ours = theirs = largest = 0.0
     with opened(file, context=max(map(len, sequences)), threads=threads) as engine:

@@ -12,8 +12,7 @@ from attnres.train import load_recipe, train
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
-from attnres.hf import llamacpp
-from attnres.hf.k3 import load
+from attnres.kimi_k3 import llamacpp, load
 
 needs_llama_cpp = pytest.mark.skipif(
     llamacpp.find_library() is None, reason=f"llama.cpp is not here; fetch it with: {llamacpp.INSTALL}"
@@ -21,12 +20,14 @@ needs_llama_cpp = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def run(corpus, tmp_path_factory):
+def run(tmp_path_factory):
     """A run of the recipe, of two steps."""
-    folder = tmp_path_factory.mktemp("k3") / "run"
+    root = tmp_path_factory.mktemp("k3")
+    folder = root / "run"
+    for index in range(30):
+        (root / f"{index}.txt").write_text(f"return {index} + x\n" * 100)
     config = load_recipe("recipes/kimi_k3.py")
-    paths, cache = corpus[1], corpus[3]
-    data = replace(config.data, paths=(paths,), cache=cache)
+    data = replace(config.data, paths=(str(root),), cache=str(root / "cache"))
     model = replace(config.model, context=64)
     train(replace(config, model=model, data=data, steps=2, batch_size=2, validation_tokens=128), folder)
     return folder
@@ -53,7 +54,7 @@ def test_a_file_is_not_compared_on_another_text(run, tmp_path, capsys, monkeypat
     def changed(config):
         return replace(open_corpus(config), sha256="0" * 64)
 
-    monkeypatch.setattr("attnres.evaluation.exported.open_corpus", changed)
+    monkeypatch.setattr("attnres.kimi_k3.export.open_corpus", changed)
     assert main(["export", str(run), "--gguf", str(tmp_path / "a.gguf"), "--measure", "128"]) == 2
     assert "the corpus has changed since this run began" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -141,11 +141,16 @@ class KimiK3Config(KimiLinearConfig):
         }
 
 
+def is_published(content: dict[str, Any]) -> bool:
+    """Whether that is the content of a config.json in the published form."""
+    return "text_config" in content
+
+
 def _flat(content: dict[str, Any]) -> dict[str, Any]:
     """Content of config.json with what the published form nests, and only names, brought to the top."""
-    text = content.get("text_config")
-    if text is None:
+    if not is_published(content):
         return content
+    text = content["text_config"]
     linear = text.get("linear_attn_config", {})
     for entries, fixed in ((text, FIXED), (linear, FIXED_LINEAR)):
         for name, only in fixed.items():

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +13,10 @@ NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5
 """llama.cpp's kinds of token."""
 
 # How a text is cut before BPE joins bytes, as tokenizer.json says it and as llama.cpp calls it.
-_GPT2, _LLAMA3 = "gpt-2", "llama-bpe"
+_GPT2 = "gpt-2"
 _EXPRESSIONS = {
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-    r"\s+(?!\S)|\s+": _LLAMA3,
+    r"\s+(?!\S)|\s+": "llama-bpe",
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
     r"\s+(?!\S)|\s+": "qwen2",
 }
@@ -68,7 +65,7 @@ def _from_library(record: dict[str, Any], end: int | None) -> Vocabulary:
         if model.get(option):
             raise UsageError(f"llama.cpp's BPE has no {option}, and this tokenizer's is {model[option]!r}; train anew")
     splitting = _splitting(record.get("pre_tokenizer"))
-    _check_joining(record, splitting)
+    _check_joining(model)
     ids = dict(model["vocab"])
     kinds = dict.fromkeys(ids.values(), NORMAL)
     for added in record.get("added_tokens", []):
@@ -76,7 +73,6 @@ def _from_library(record: dict[str, Any], end: int | None) -> Vocabulary:
             raise UsageError(f"llama.cpp would find the added token {added['content']!r} without its {flags[0]}")
         ids[added["content"]] = added["id"]
         kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
-    _check_added(record.get("added_tokens", []))
     names = {token: name for name, token in ids.items()}
     count = 1 + max(names)
     tokens = [names.get(token, f"[PAD{token}]") for token in range(count)]
@@ -99,9 +95,8 @@ def _begin(post: Any) -> int | None:
     )
 
 
-def _check_joining(record: dict[str, Any], splitting: str) -> None:
+def _check_joining(model: dict[str, Any]) -> None:
     """Raise UsageError where llama.cpp would join the bytes of a text to other tokens."""
-    model = record["model"]
     if model.get("dropout"):
         raise UsageError("llama.cpp has no dropout of merges, and this tokenizer draws at random; take its dropout out")
     if (unknown := model.get("unk_token")) and (missing := set(byte_characters()) - set(model["vocab"])):
@@ -109,49 +104,6 @@ def _check_joining(record: dict[str, Any], splitting: str) -> None:
             f"llama.cpp leaves out the {len(missing)} bytes for which this tokenizer has no token but {unknown!r}; "
             "train with ByteLevel's initial alphabet"
         )
-    whole = splitting == _LLAMA3  # there llama.cpp takes a piece that is a token as it is, however tokens are joined
-    if bool(model.get("ignore_merges")) != whole:
-        from tokenizers.models import BPE
-
-        added = {token["content"] for token in record.get("added_tokens", [])}
-        merges: Any = [tuple(pair.split(" ") if isinstance(pair, str) else pair) for pair in model["merges"]]
-        joined = BPE(vocab=model["vocab"], merges=merges)
-        if unmade := [name for name in model["vocab"] if name not in added and len(joined.tokenize(name)) > 1]:
-            raise UsageError(
-                f"llama.cpp would find {'whole tokens' if whole else 'the parts of tokens'} such as {unmade[0]!r}, "
-                f"which no merges make; train with ignore_merges {str(whole).lower()} on this expression"
-            )
-
-
-def _check_added(added: Sequence[Mapping[str, Any]]) -> None:
-    """Raise UsageError where llama.cpp would find other added tokens in a text in which two of them overlap.
-
-    tokenizers looks from left to right, first for those that it does not normalize; llama.cpp looks for one token
-    after the other, the longest first.
-    """
-    kept = {token["content"]: not token.get("normalized", not token["special"]) for token in added}
-    for one, other in itertools.permutations(kept, 2):
-        overlaps = [one + other[n:] for n in range(1, min(len(one), len(other))) if one.endswith(other[:n])]
-        stages = [[name for name in (one, other) if kept[name] is first] for first in (True, False)]
-        longest = [[name] for name in sorted((one, other), key=lambda name: len(name.encode()), reverse=True)]
-        for text in [other, *overlaps] if one in other else overlaps:
-            ours, theirs = _cut(text, stages), _cut(text, longest)
-            if ours != theirs:
-                raise UsageError(
-                    f"llama.cpp would find {' '.join(map(repr, theirs))} in {text!r} and this tokenizer finds "
-                    f"{' '.join(map(repr, ours))}; its added tokens {one!r} and {other!r} must not overlap"
-                )
-
-
-def _cut(text: str, stages: Iterable[Sequence[str]]) -> list[str]:
-    """A text by the tokens in it, those of the first stage first; of several at one place the longest."""
-    pieces, found = [text], set[str]()
-    for stage in filter(None, stages):
-        names = sorted(stage, key=len, reverse=True)
-        expression = re.compile(f"({'|'.join(map(re.escape, names))})")
-        pieces = [part for piece in pieces for part in ([piece] if piece in found else expression.split(piece)) if part]
-        found |= set(stage)
-    return pieces
 
 
 def _splitting(pre: dict[str, Any] | None) -> str:

@@ -10,8 +10,8 @@ from torch import Tensor
 from attnres.connections.block import Block
 from attnres.connections.residual import Residual
 from attnres.errors import UsageError
-from attnres.hf.k3.model import KimiK3ForCausalLM
 from attnres.hf.shipped import write_connection
+from attnres.kimi_k3.model import KimiK3ForCausalLM
 from attnres.model import Transformer
 from attnres.model.backbones.borrowed import transformers_config
 from attnres.model.init import HEAD_STD

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import re
 
 import pytest
 import torch
 
 from attnres.errors import UsageError
-from tests.hf.k3 import SIZES, KimiK3Config, KimiK3ForCausalLM, decided_tokens, small_k3, some_tokens
+from tests.kimi_k3.small import SIZES, KimiK3Config, KimiK3ForCausalLM, decided_tokens, small_k3, some_tokens
 
 pytest.importorskip("gguf", reason="the gguf library writes the files")
 
 from attnres.data import DataConfig, load_tokenizer, open_corpus, tokenizer_from_json
-from attnres.data.tokenizer import byte_characters
-from attnres.hf import llamacpp
-from attnres.hf.export import write_published
-from attnres.hf.gguf import write_gguf
-from attnres.hf.gguf_vocabulary import _EXPRESSIONS, vocabulary_of
+from attnres.kimi_k3 import llamacpp
+from attnres.kimi_k3.export import write_published
+from attnres.kimi_k3.gguf import write_gguf
+from attnres.kimi_k3.vocabulary import _EXPRESSIONS, vocabulary_of
 
 BYTES = tokenizer_from_json({"kind": "bytes"})
 needs_llama_cpp = pytest.mark.skipif(
@@ -150,8 +147,7 @@ class Recorded:
 
 
 def byte_level(changed: dict) -> Recorded:
-    model = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
-    return Recorded({"model": model, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}, **changed})
+    return Recorded({"model": BPE, "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False}, **changed})
 
 
 def test_a_run_gets_no_special_tokens_and_a_published_model_keeps_its_own(tmp_path):
@@ -167,7 +163,6 @@ def test_a_run_gets_no_special_tokens_and_a_published_model_keeps_its_own(tmp_pa
     source = str(tmp_path / "tokenizer.json")
     config = DataConfig(paths=(str(tmp_path / "a.txt"),), tokenizer=source, cache=str(tmp_path / "cache"))
     run = open_corpus(config).tokenizer
-    (tmp_path / "out").mkdir()
     write_published(small_k3(vocab_size=300), tmp_path / "out", run, None)
     published = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
     assert published("some text").input_ids == run.encode("some text") == run.encode("some text", special=True)
@@ -180,31 +175,25 @@ def test_a_run_gets_no_special_tokens_and_a_published_model_keeps_its_own(tmp_pa
         vocabulary_of(load_tokenizer(source), 300)
 
 
-def test_tokenizers_that_llama_cpp_does_not_have_are_refused():
-    library = pytest.importorskip("tokenizers")
+BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
 
-    def record(tokenizer) -> dict:
-        return {"kind": "tokenizers", "tokenizer": json.loads(tokenizer.to_str())}
 
-    words = library.Tokenizer(library.models.WordLevel({"a": 0, "<unk>": 1}, "<unk>"))
-    with pytest.raises(UsageError, match=r"byte-level BPE without a normalizer only.*WordLevel"):
-        vocabulary_of(tokenizer_from_json(record(words)), 2)
-    spaces = library.Tokenizer(library.models.BPE({"a": 0}, []))
-    spaces.pre_tokenizer = library.pre_tokenizers.Whitespace()
-    with pytest.raises(UsageError, match="cut texts otherwise"):
-        vocabulary_of(tokenizer_from_json(record(spaces)), 1)
+def expression(behavior: str) -> dict:
+    split = {"type": "Split", "pattern": {"Regex": next(iter(_EXPRESSIONS))}, "behavior": behavior, "invert": False}
+    level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
+    return {"pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, level]}}
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        (
-            {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "continuing_subword_prefix": "##"}},
-            "no continuing_",
-        ),
+        ({"model": {"type": "WordLevel"}}, r"byte-level BPE without a normalizer only.*WordLevel"),
+        ({"model": BPE | {"continuing_subword_prefix": "##"}}, "no continuing_"),
         ({"added_tokens": [{"id": 1, "content": "<x>", "special": False, "lstrip": True}]}, "without its lstrip"),
-        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "unk_token": "<unk>"}}, "leaves out the 255 bytes"),
-        ({"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [], "dropout": 0.1}}, "no dropout of merges"),
+        ({"model": BPE | {"unk_token": "<unk>"}}, "leaves out the 255 bytes"),
+        ({"model": BPE | {"dropout": 0.1}}, "no dropout of merges"),
+        ({"pre_tokenizer": {"type": "Whitespace"}}, "cut texts otherwise"),
+        (expression("Removed"), "cut texts otherwise"),
     ],
 )
 def test_what_would_cut_texts_otherwise_is_refused(changed, message):
@@ -212,69 +201,8 @@ def test_what_would_cut_texts_otherwise_is_refused(changed, message):
         vocabulary_of(byte_level(changed), 2)
 
 
-@pytest.mark.slow
-@needs_llama_cpp
-def test_added_tokens_are_found_alike_or_refused(tmp_path):
-    """Every set of three of these, in every text that two of a set make where they overlap."""
-    library = pytest.importorskip("tokenizers")
-    names = ["aab", "ba", "abaa", "c", "  ", "   ", "    "]
-    alphabet = {character: index for index, character in enumerate(byte_characters())}
-    texts = [*map("".join, itertools.product("abc", repeat=5)), *(" " * n for n in range(12))]
-    accepted = refused = 0
-    for three, normalized in itertools.product(itertools.combinations(names, 3), ([0, 0, 0], [1, 1, 1], [0, 1, 0])):
-        bpe = library.Tokenizer(library.models.BPE(alphabet, []))
-        bpe.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        bpe.add_tokens(
-            [library.AddedToken(name, normalized=bool(n)) for name, n in zip(three, normalized, strict=True)]
-        )
-        tokenizer = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(bpe.to_str())})
-        try:
-            vocabulary_of(tokenizer, 259)
-        except UsageError as error:
-            assert re.match("llama.cpp would find .* its added tokens .* must not overlap", str(error))
-            refused += 1
-            continue
-        accepted += 1
-        if accepted % 8 == 1:
-            write_gguf(small_k3(vocab_size=259, num_hidden_layers=2), tmp_path / "k3.gguf", tokenizer)
-            with llamacpp.opened(tmp_path / "k3.gguf") as engine:
-                assert [engine.tokenize(text) for text in texts] == [tokenizer.encode(text) for text in texts]
-    assert (accepted, refused) == (69, 36)  # as many as differ in llama.cpp where none is refused
-
-
-@pytest.mark.parametrize(("behavior", "invert"), [("Isolated", False), ("Removed", False)])
-def test_expressions_are_accepted_where_they_isolate(behavior, invert):
-    expression = {"pattern": {"Regex": next(iter(_EXPRESSIONS))}, "behavior": behavior, "invert": invert}
-    steps = [{"type": "Split", **expression}, {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}]
-    made = byte_level({"pre_tokenizer": {"type": "Sequence", "pretokenizers": steps}})
-    if (behavior, invert) == ("Isolated", False):
-        assert vocabulary_of(made, 1).splitting == "llama-bpe"
-    else:
-        with pytest.raises(UsageError, match="cut texts otherwise"):
-            vocabulary_of(made, 1)
-
-
-@pytest.mark.parametrize("expression", [None, *_EXPRESSIONS])
-def test_tokens_that_no_merges_make_are_refused_where_llama_cpp_treats_them_otherwise(expression):
-    vocabulary = {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4, "<x>": 5}
-    level = {"type": "ByteLevel", "add_prefix_space": False}
-    if expression:
-        split = {"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": False}
-        level = {"type": "Sequence", "pretokenizers": [split, {**level, "use_regex": False}]}
-    whole = _EXPRESSIONS.get(expression) == "llama-bpe"
-    added = [{"id": 5, "content": "<x>", "special": True}]
-    for ignore in (False, True):
-        for merges in (["a b"], ["a b", ["ab", "c"]]):
-            model = {"type": "BPE", "vocab": vocabulary, "merges": merges, "ignore_merges": ignore}
-            made = byte_level({"model": model, "pre_tokenizer": level, "added_tokens": added})
-            if ignore == whole or len(merges) == 2:
-                vocabulary_of(made, 6)
-            else:
-                found = "whole tokens" if whole else "the parts of tokens"
-                with pytest.raises(
-                    UsageError, match=f"find {found} such as 'abc', .* ignore_merges {str(whole).lower()}"
-                ):
-                    vocabulary_of(made, 6)
+def test_the_expression_of_llama_3_is_known():
+    assert vocabulary_of(byte_level(expression("Isolated")), 1).splitting == "llama-bpe"
 
 
 @needs_llama_cpp

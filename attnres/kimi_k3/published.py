@@ -11,23 +11,19 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from attnres.errors import UsageError
 from attnres.files import added_folder, write_json, write_text
-from attnres.hf.folder import read_config, refuse_names, weight_files
-from attnres.hf.k3.mxfp4 import GROUP, unpack
+from attnres.hf.folder import refuse_names, weight_files
 from attnres.hf.shipped import FORMS
-from attnres.model.backbones.kimi_k3_config import KimiK3Config
-
-if TYPE_CHECKING:
-    from attnres.hf.k3.model import KimiK3ForCausalLM
 
 PREFIX = "language_model."
 OTHER_MODALITIES = ("vision_tower.", "mm_projector.")
@@ -51,18 +47,18 @@ class Part:
         return {name: piece.contiguous() for name, piece in zip(self.names, rows, strict=True)}
 
 
-def parts(model: KimiK3ForCausalLM) -> dict[str, Part]:
+def parts(model: PreTrainedModel) -> dict[str, Part]:
     """Say for each name of the model's state dict how the published form, without its prefix, stores it."""
     sites = FORMS["kimi_k3"].names(model.config.num_hidden_layers)
     return {name: _part(name, tensor, model.config, sites) for name, tensor in model.state_dict().items()}
 
 
-def _part(name: str, tensor: Tensor, config: KimiK3Config, sites: Any) -> Part:
+def _part(name: str, tensor: Tensor, config: Any, sites: Any) -> Part:
     shape = tuple(tensor.shape)
     if site := _SITE.match(name):
         query, gain = sites[int(site[2])]
         return Part((f"model.{query}",), (1, *shape)) if site[1] == "query" else Part((f"model.{gain}",), shape)
-    if (layer := _LAYER.match(name)) and config.mlp_layer_types[int(layer[1])] == "sparse":  # type: ignore[index]
+    if (layer := _LAYER.match(name)) and config.mlp_layer_types[int(layer[1])] == "sparse":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     name = name.replace(".forget_gate.", ".")
     if name.endswith(".conv1d.weight"):
@@ -76,25 +72,9 @@ def _part(name: str, tensor: Tensor, config: KimiK3Config, sites: Any) -> Part:
     return Part((name,), shape)
 
 
-def load(folder: str | Path, dtype: torch.dtype | None = None, config: KimiK3Config | None = None) -> KimiK3ForCausalLM:
-    """Load a checkpoint in the published form, shards and MXFP4 experts included.
-
-    Args:
-        folder: config.json and safetensors files.
-        dtype: of the matrices; that of the stored embedding when not given. The connection, KDA's decay and the
-            router's bias are float32 in any case.
-        config: used instead of the one that config.json holds.
-
-    Raises:
-        UsageError: a tensor is missing, left over or of another shape (each is named), or a file is damaged.
-    """
-    from attnres.hf.k3.model import KimiK3ForCausalLM
-
-    folder = Path(folder)
-    with torch.device("meta"):
-        model = KimiK3ForCausalLM(config or KimiK3Config.from_dict(read_config(folder)))
-    stored = _Stored(folder)
-    layout = parts(model)
+def fill(model: PreTrainedModel, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Give a model on the meta device the weights of a folder, in that dtype or that of the stored embedding."""
+    stored, layout = _Stored(folder), parts(model)
     stored.check(layout)
     dtype = dtype or stored.read("model.embed_tokens.weight").dtype
     wide = re.compile("|".join(model._keep_in_fp32_modules_strict or ()))
@@ -104,51 +84,37 @@ def load(folder: str | Path, dtype: torch.dtype | None = None, config: KimiK3Con
         pieces = [stored.read(piece)[: part.shape[0]] for piece in part.names]  # A_log is padded with unused heads
         tensors[name] = part.join(pieces, empty.shape).to(torch.float32 if wide.search(name) else dtype)
     model.load_state_dict(tensors, assign=True)
-    model.tie_weights()
-    return model.eval()
 
 
 def save(
-    model: KimiK3ForCausalLM,
+    model: PreTrainedModel,
     folder: str | Path,
     max_shard_size: int | str = "5GB",
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """Write a new folder with a checkpoint in the published form. It appears whole, or not at all.
+    """Write a new folder with a checkpoint in the published form, experts unquantised. It appears whole, or not at all.
 
     files: further files to put there, name to text, such as a tokenizer's.
 
     Raises:
         UsageError: the folder is there, another command is making it, or the form has no place for the model.
     """
-    with added_folder(Path(folder)) as partial:
-        save_into(partial, model, max_shard_size, files)
-
-
-def save_into(
-    folder: Path,
-    model: KimiK3ForCausalLM,
-    max_shard_size: int | str = "5GB",
-    files: Mapping[str, str] | None = None,
-) -> None:
-    """Write a checkpoint in the published form, experts unquantised, and further files, into an empty folder."""
     content = model.config.published()
     tensors: dict[str, Tensor] = {}
     weights = model.state_dict()
     for name, part in parts(model).items():
         tensors |= {PREFIX + piece: tensor for piece, tensor in part.split(weights[name]).items()}
     plan = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
-    for file, names in plan.filename_to_tensors.items():
-        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
-    if plan.is_sharded:
-        write_json(
-            folder / "model.safetensors.index.json",
-            {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename},
-        )
     dtype = str(model.dtype).removeprefix("torch.")
-    write_json(folder / "config.json", {**content, "dtype": dtype})
-    for file, text in (files or {}).items():
-        write_text(folder / file, text)
+    with added_folder(Path(folder)) as partial:
+        for file, names in plan.filename_to_tensors.items():
+            save_file({name: tensors[name] for name in names}, partial / file, metadata={"format": "pt"})
+        if plan.is_sharded:
+            index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
+            write_json(partial / "model.safetensors.index.json", index)
+        write_json(partial / "config.json", {**content, "dtype": dtype})
+        for file, text in (files or {}).items():
+            write_text(partial / file, text)
 
 
 class _Stored:
@@ -202,3 +168,23 @@ class _Stored:
 def _fits(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> bool:
     padded = name.endswith("A_log") and len(found) == 1 and found[0] >= math.prod(expected)
     return padded or found == expected
+
+
+GROUP = 32
+"""Weights of MXFP4 that share a scale."""
+
+_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+_VALUES = torch.tensor([*_MAGNITUDES, *(-value for value in _MAGNITUDES)])  # by code: a sign, 2 bits, 1 bit
+_BIAS = 127
+
+
+def unpack(packed: Tensor, scale: Tensor) -> Tensor:
+    """Weights [rows, columns] of MXFP4 as compressed-tensors packs it, in bfloat16, exactly.
+
+    packed: uint8 [rows, columns / 2]; of a byte's two codes the lower comes first.
+    scale: uint8 [rows, columns / 32], the exponent of two of each group, plus 127 (E8M0).
+    Source: OCP Microscaling Formats 1.0.
+    """
+    codes = torch.stack([packed & 0xF, packed >> 4], -1).flatten(-2)
+    values = _VALUES.to(packed.device)[codes.int()].unflatten(-1, (-1, GROUP))
+    return torch.ldexp(values, scale.int()[..., None] - _BIAS).flatten(-2).bfloat16()

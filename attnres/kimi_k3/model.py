@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,14 +19,10 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 from attnres.connections import Connection, make_connection
 from attnres.errors import UsageError
 from attnres.hf.folder import read_config
+from attnres.kimi_k3.config import KimiK3Config, is_published
+from attnres.kimi_k3.published import fill
+from attnres.kimi_k3.sublayers import KimiK3Attention, KimiK3DecoderLayer, KimiK3Experts, KimiK3ForgetGate
 from attnres.model.backbones.borrowed import runnable_kernels
-from attnres.model.backbones.kimi_k3 import (
-    KimiK3Attention,
-    KimiK3Config,
-    KimiK3DecoderLayer,
-    KimiK3Experts,
-    KimiK3ForgetGate,
-)
 
 with runnable_kernels():
     from transformers.models.kimi_linear.modeling_kimi_linear import (
@@ -37,13 +32,6 @@ with runnable_kernels():
     )
 
 
-OF_THE_HUB = (
-    *("_from_auto", "adapter_kwargs", "cache_dir", "force_download", "local_files_only", "low_cpu_mem_usage"),
-    *("proxies", "revision", "token", "trust_remote_code", "use_safetensors"),
-)
-"""Keywords of `from_pretrained` that say nothing of a local folder's model."""
-
-
 def connection_for(config: KimiK3Config) -> Connection:
     """Make the connection that the config's `attn_res_block_size`, counted in transformer layers, stands for."""
     sites = 2 * config.num_hidden_layers
@@ -51,14 +39,6 @@ def connection_for(config: KimiK3Config) -> Connection:
         return make_connection("residual", config.hidden_size, sites)
     options = {"block_size": 2 * config.attn_res_block_size, "eps": config.rms_norm_eps}
     return make_connection("block", config.hidden_size, sites, **options)
-
-
-def _dtype(given: Any) -> torch.dtype | None:
-    """What `from_pretrained` takes as a dtype; None for "auto", the stored one. Raises UsageError for anything else."""
-    found = getattr(torch, given, None) if isinstance(given, str) else given
-    if given != "auto" and not isinstance(found, torch.dtype):
-        raise UsageError(f"dtype {given!r}: give one of torch's, its name, or auto")
-    return None if given == "auto" else found
 
 
 class KimiK3PreTrainedModel(KimiLinearPreTrainedModel):
@@ -159,27 +139,16 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Load as transformers does; a local folder in the published form goes through `attnres.hf.k3.load`."""
+        """Load as transformers does; a local folder in the published form as `load` does, with a dtype at most."""
         folder = Path(pretrained_model_name_or_path or "")
-        if not ((folder / "config.json").is_file() and "text_config" in read_config(folder)):
+        if not ((folder / "config.json").is_file() and is_published(read_config(folder))):
             return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        from attnres.hf.k3.published import load
-
-        given = {name: value for name, value in kwargs.items() if value is not None and name not in OF_THE_HUB}
-        config = given.pop("config", None) or KimiK3Config.from_dict(read_config(folder))
-        kernels, told = given.pop("attn_implementation", None), given.pop("output_loading_info", False)
-        dtypes = [given.pop(name) for name in ("dtype", "torch_dtype") if name in given]
-        if args or given:
+        ours = {"attn_implementation", "device_map", "output_loading_info", "quantization_config"}
+        if given := sorted(name for name in ours & kwargs.keys() if kwargs[name]):
             raise UsageError(
-                f"the published form takes no {next(iter(given), 'further argument')}; write the model with "
-                "save_pretrained first"
+                f"the published form takes no {given[0]}; write the model with save_pretrained and load that"
             )
-        if kernels is not None:
-            config = copy.deepcopy(config)
-            config._attn_implementation = kernels
-        model = load(folder, _dtype(dtypes[0] if dtypes else "auto"), config)
-        nothing = {"missing_keys": set(), "unexpected_keys": set(), "mismatched_keys": set(), "error_msgs": []}
-        return (model, nothing) if told else model  # what does not fit was refused
+        return load(folder, kwargs.get("dtype"))
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple
@@ -215,3 +184,22 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
             router_logits=outputs.router_logits,
         )
+
+
+def load(folder: str | Path, dtype: torch.dtype | str | None = None) -> KimiK3ForCausalLM:
+    """Load a folder in the published form, shards and MXFP4 experts included, or one that `save_pretrained` wrote.
+
+    dtype: of the matrices; None and "auto" keep that of the stored embedding. The connection, KDA's decay and the
+        router's bias are float32 in any case.
+
+    Raises UsageError where a tensor is missing, left over or of another shape (each is named), or a file is damaged.
+    """
+    folder = Path(folder)
+    entries = read_config(folder)
+    if not is_published(entries):
+        return KimiK3ForCausalLM.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
+    with torch.device("meta"):
+        model = KimiK3ForCausalLM(KimiK3Config.from_dict(entries))
+    fill(model, folder, getattr(torch, dtype, None) if isinstance(dtype, str) else dtype)
+    model.tie_weights()
+    return model.eval()

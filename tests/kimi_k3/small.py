@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("transformers.models.kimi_linear", reason="transformers 5.24 has what Kimi K3 is built on")
 
-from attnres.hf.k3 import KimiK3Config, KimiK3ForCausalLM
+from attnres.kimi_k3 import KimiK3Config, KimiK3ForCausalLM
 
 SIZES: dict[str, Any] = {
     **{"vocab_size": 256, "hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 6},
