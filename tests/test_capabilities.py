@@ -38,7 +38,7 @@ ELSEWHERE = {
     "every connection's gradients through a pipeline": "parallel/test_pipeline.py::test_every_gradient_is_that_of_one",
     "the cross-stage cache sends each block once": "parallel/test_pipeline_wire.py::test_",
     "torchtitan's own trainer": "torchtitan/test_layouts.py::test_every_layout_trains_as_one_process",
-    "K3 in llama.cpp gives the same logits": "hf/test_gguf.py::test_llama_cpp_computes_the_same",
+    "K3 in llama.cpp gives the same logits": "kimi_k3/test_gguf.py::test_llama_cpp_computes_the_same",
     "Kimi Linear as in the paper": "recipes/test_recipes.py::test_the_papers_48b",
     "lm-eval's tasks, beside a twin": "cli/test_eval.py::test_a_run_beside_its_twin",
     "the page of look in a browser": "look/test_page.py::test_",
