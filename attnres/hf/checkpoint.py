@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from attnres.errors import UsageError, first_line
 from attnres.hf import classes
-from attnres.hf.classes import PREFIX, of_connection, plain_class, refuse_differences
-from attnres.hf.folder import read_config, read_tensors
+from attnres.hf.classes import PREFIX, plain_class, refuse_differences
+from attnres.hf.folder import read_config
 from attnres.hf.record import RECORD, recorded_connection
 
 
@@ -40,11 +39,6 @@ def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> An
     folder = Path(path)
     entries = read_config(folder)
     if RECORD not in entries:
-        if surplus := read_tensors(folder.glob("*.safetensors"), of_connection):
-            raise UsageError(
-                f"{folder} is a plain checkpoint by its config.json, and its weights hold a connection's tensors "
-                f"({', '.join(sorted(surplus))}); attach to the whole model, and save that"
-            )
         raise UsageError(
             f"{folder} is a plain checkpoint; attach a connection to it, or run: attnres convert {folder} DST"
         )
@@ -88,12 +82,7 @@ def _refusals_of(folder: Path) -> Iterator[None]:
     except Exception as error:  # a configuration and layers check their entries in many kinds, if at all
         if isinstance(error, UsageError | MemoryError):
             raise
-        line = first_line(error)
-        if isinstance(error, StrictDataclassError):  # its first line names the field alone
-            line = str(error).strip().splitlines()[-1].strip()
-        elif isinstance(error, KeyError):
-            line = f"nothing is known as {line!r}"
-        raise UsageError(f"{folder}: cannot be loaded: {line}") from None
+        raise UsageError(f"{folder}: cannot be loaded: {first_line(error)}") from None
 
 
 def _model_class(config: Mapping[str, Any], folder: Path) -> Any:

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
@@ -168,8 +167,7 @@ class Model:
         """Load as transformers does, and raise UsageError where the connection's tensors are not those of config.json.
 
         Its auto classes hand over the configuration that they have read, and trust_remote_code: with that, the file of
-        a connection FILE.py:CLASS is run. A `device_map` made for the plain model has no device for the connection; it
-        gets the first layer's.
+        a connection FILE.py:CLASS is run.
         """
         if isinstance(config := kwargs.get("config"), Config):
             for name in (name.removeprefix(PREFIX) for name in getattr(config, "architectures", None) or ()):
@@ -177,13 +175,6 @@ class Model:
                     raise UsageError(f"{path}: the model is a {name}, which transformers does not know; {REGISTER}")
             if kwargs.get("trust_remote_code"):
                 recorded_connection(vars(config), trusted=True)
-        if isinstance(device_map := kwargs.get("device_map"), dict):
-            made: Any = cls
-            config = copy.deepcopy(kwargs.get("config"))
-            if not isinstance(config, PreTrainedConfig):
-                config, _ = made.config_class.from_pretrained(path, return_unused_kwargs=True, **kwargs)
-            with torch.device("meta"):
-                kwargs["device_map"] = _with_connection(device_map, made(config))
         model, info = super().from_pretrained(path, *inputs, output_loading_info=True, **kwargs)  # type: ignore[misc]
         refuse_differences(info, path, of_connection)
         return (model, info) if output_loading_info else model
@@ -427,21 +418,6 @@ def why_not_loadable(model: Any) -> str:
             wrong = f"what is saved could not be loaded as a {cls.__name__}"
             return f"{wrong}, which transformers does not know; {REGISTER}"
     return ""
-
-
-def _with_connection(device_map: dict[str, Any], model: Any) -> dict[str, Any]:
-    """The device map with a place for the connection of a model, which may be an empty one."""
-    names: dict[Any, str] = {module: name for name, module in model.named_modules()}
-    decoder = decoder_of(model)
-    connection, layer = names[decoder.connection], names[attached_layers(decoder)[0]]
-
-    def holding(name: str) -> Any:
-        return next((key for key in device_map if not key or f"{name}.".startswith(f"{key}.")), None)
-
-    if holding(connection) is not None:
-        return device_map
-    first = next((key for key in device_map if key.startswith(f"{layer}.")), next(iter(device_map)))
-    return {**device_map, connection: device_map[first if (whole := holding(layer)) is None else whole]}
 
 
 def __getattr__(name: str) -> Any:

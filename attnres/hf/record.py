@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from attnres.connections import canonical_connection, file_digest, from_anywhere, parse_connection
@@ -23,23 +22,16 @@ def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str
     """The connection of config.json's record, in canonical form.
 
     Raises:
-        UsageError: a damaged record, one that is not as it was saved, or a connection FILE.py:CLASS of a file that this
-            process has not run: whoever reads a folder need not want to run what it names. `trusted` says that they do;
-            then one of a file that is not there.
+        UsageError: a damaged record, a rule's file that has changed since, or, unless `trusted`, one that this process
+            has not run: whoever reads a folder need not want to run what it names.
     """
     record = _sound_record(config)
     connection = record["connection"]
-    if not trusted and not _may_be_run(connection):
-        file = file_of(connection)
+    if not (trusted or _may_be_run(connection)):
         raise UsageError(
-            f"config.json names a connection of the file {file}, which is not run unasked; if you trust it, call "
-            f"attnres.connections.connection_class({connection!r}) first, "
+            f"config.json names a connection of the file {file_of(connection)}, which is not run unasked; if you trust "
+            f"it, call attnres.connections.connection_class({connection!r}) first, "
             "or attnres.hf.load(folder, trust_remote_code=True)"
-        )
-    if not _may_be_run(connection) and not Path(file := file_of(connection)).is_file():
-        raise UsageError(
-            f"config.json names a connection of the file {file}, which is not there, seen from {Path.cwd()}; where it "
-            "is elsewhere, write its path there"
         )
     canonical = canonical_connection(connection)
     if record.get(FILE) not in (None, file_digest(connection)):
@@ -53,8 +45,7 @@ def recorded_connection(config: Mapping[str, Any], trusted: bool = False) -> str
 def read_record(config: Mapping[str, Any]) -> dict[str, Any]:
     """The record as it is to be kept: the connection in canonical form or, of a file that nobody has run, as written.
 
-    To read a configuration is not to trust it: a model that is made of it asks again. Raises UsageError where the
-    record is damaged.
+    To read a configuration is not to trust it: a model that is made of it asks again.
     """
     record = _sound_record(config)
     return {"connection": recorded_connection(config)} if _may_be_run(record["connection"]) else dict(record)
@@ -68,16 +59,16 @@ def written_record(record: Mapping[str, Any]) -> dict[str, Any]:
     return dict(record)
 
 
-def file_of(connection: str) -> str:
-    """The file of a connection that is written FILE.py:CLASS; "" for one of the library."""
-    return parse_connection(connection)[0].rpartition(":")[0]
-
-
 def _sound_record(config: Mapping[str, Any]) -> Mapping[str, Any]:
     record = config.get(RECORD)
     if not isinstance(record, Mapping) or "connection" not in record:
         raise UsageError(f'config.json: "{RECORD}" must hold the connection, written NAME:OPTION=VALUE,OPTION=VALUE')
     return record
+
+
+def file_of(connection: str) -> str:
+    """The file of a connection that is written FILE.py:CLASS; "" for one of the library."""
+    return parse_connection(connection)[0].rpartition(":")[0]
 
 
 def _may_be_run(connection: str) -> bool:

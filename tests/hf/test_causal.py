@@ -31,16 +31,3 @@ def test_models_that_see_ahead_are_refused():
             refuse_other_than_causal(model, Path("folder"))
     decoder = small_model("bert", "AutoModelForCausalLM", is_decoder=True).eval()
     refuse_other_than_causal(decoder, Path("folder"))
-
-
-def test_encoder_decoders_are_refused():
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(d_model=32, d_ff=64, d_kv=16, num_layers=1, num_heads=2, vocab_size=64)
-    with pytest.raises(UsageError, match="folder: T5ForConditionalGeneration is an encoder-decoder"):
-        refuse_other_than_causal(T5ForConditionalGeneration(config).eval(), Path("folder"))
-
-
-def test_models_without_a_head_of_tokens_are_refused():
-    with pytest.raises(UsageError, match="has no logits of a next token"):
-        refuse_other_than_causal(small_model("llama", "AutoModel", pad_token_id=0).eval(), Path("folder"))

@@ -12,7 +12,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForSequenceClass
 import attnres.hf
 from attnres import UsageError
 from attnres.connections import connection_class
-from attnres.hf.folder import read_config
 from tests.depth import randomise
 from tests.hf.folders import edit_config, run_elsewhere
 from tests.hf.models import assert_near, make_model, make_tokens
@@ -117,25 +116,6 @@ def test_a_file_that_has_changed_is_refused(others, tmp_path):
     again = attnres.hf.load(folder, trust_remote_code=True)
     again.save_pretrained(tmp_path / "again")
     assert_same(again, attnres.hf.load(tmp_path / "again"))
-
-
-def test_a_file_that_was_named_from_here_is_found_from_anywhere(tmp_path, monkeypatch):
-    """And one that has moved since is asked for."""
-    (here := tmp_path / "here").mkdir()
-    monkeypatch.chdir(here)
-    write(tmp_path / "beside.py")
-    model = attnres.hf.attach(make_model("llama", num_hidden_layers=2), "../beside.py:Rule:gate=true")
-    model.save_pretrained(tmp_path / "model")
-    assert read_config(tmp_path / "model")["attnres"]["connection"] == f"{tmp_path / 'beside.py'}:Rule:gate=true"
-    monkeypatch.chdir("/")
-    assert_same(model, attnres.hf.load(tmp_path / "model"))
-    moved = tmp_path / "moved.py"
-    edit_config(tmp_path / "model", lambda config: config["attnres"].update(connection=f"{moved}:Rule:gate=true"))
-    named = re.escape(f"names a connection of the file {moved}, which is not there, seen from /; where it is elsewhere")
-    with pytest.raises(UsageError, match=named):
-        attnres.hf.load(tmp_path / "model", trust_remote_code=True)
-    (tmp_path / "beside.py").rename(moved)
-    assert_same(model, attnres.hf.load(tmp_path / "model", trust_remote_code=True))
 
 
 def test_a_trusted_folder_is_loaded_by_the_auto_class(others, tmp_path):

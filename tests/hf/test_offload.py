@@ -14,10 +14,8 @@ import attnres
 import attnres.hf
 from attnres import UsageError, analysis
 from attnres.analysis import Patch
-from attnres.hf.decoder import decoder_of
 from tests.depth import randomise
 from tests.hf.models import assert_near, attached, make_model, make_tokens
-from tests.hf.small import small_model, spread_weights
 
 ON_DISK = {
     **dict.fromkeys(("model.embed_tokens", "model.rotary_emb", "lm_head", "model.layers.3"), "cpu"),
@@ -91,28 +89,6 @@ def test_a_model_that_was_offloaded_once_and_is_no_more(tmp_path):
     model = offload(make_model("llama"), "disk", tmp_path)
     remove_hook_from_module(model, recurse=True)
     assert_near(attach(model)(tokens).logits, expected)
-
-
-@pytest.mark.parametrize(
-    "kind", ["llama", "gemma3", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("opt", "gpt2", "got_ocr2"))]
-)
-def test_a_device_map_of_the_plain_model_serves_its_layers_wherever_they_are(kind, tmp_path):
-    model, tokens = small_model(kind), torch.tensor([[3, 9, 4, 40, 12, 9]])
-    spread_weights(model)
-    attach(model).save_pretrained(tmp_path / "model")
-    decoder = decoder_of(model)
-    at = next(name for name, module in model.named_modules() if module is decoder)
-    layers = next(name for name, module in decoder.named_children() if isinstance(module, torch.nn.ModuleList))
-    own = {
-        name.rpartition(".")[0] for name, _ in [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
-    }
-    not_by_itself = (f"{at}.{layers}.", f"{at}.connection")
-    device_map = {name: "cpu" for name in own if not name.startswith(not_by_itself)}
-    device_map |= {f"{at}.{layers}.{index}": "cpu" if index < 3 else "disk" for index in range(4)}
-    for load in (attnres.hf.load, transformers.AutoModelForCausalLM.from_pretrained):
-        loaded = load(tmp_path / "model", device_map=device_map, offload_folder=tmp_path / "offload")
-        assert loaded.hf_device_map[f"{at}.connection"] == "cpu" and loaded.hf_device_map[f"{at}.{layers}.3"] == "disk"
-        assert_near(loaded.eval()(tokens).logits, model(tokens).logits)
 
 
 def test_a_model_without_weights_is_refused():

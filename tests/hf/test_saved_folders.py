@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 import transformers
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
@@ -67,11 +67,7 @@ def test_in_a_process_that_knows_nothing_of_attnres(kept, tmp_path):
     run_elsewhere(ELSEWHERE, kept.folder, tmp_path / "expected", tmp_path / "head")
 
 
-QUICK = ("llama", "qwen3_moe", "kimi_linear")
-EACH = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3_text", "gpt2", "deepseek_v3"))]
-
-
-@pytest.mark.parametrize("name", EACH)
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe", "kimi_linear"])
 def test_what_is_registered_loads_without_remote_code(name, tmp_path):
     model, tokens = attached(name), make_tokens()
     model.save_pretrained(tmp_path / "attached")
@@ -106,16 +102,9 @@ def test_the_plain_class_refuses(kept):
         LlamaForCausalLM.from_pretrained(kept.folder)
 
 
-@pytest.mark.parametrize(
-    ("kind", "auto"),
-    [
-        ("mixtral", AutoModelForCausalLM),
-        pytest.param("vit", transformers.AutoModelForImageClassification, marks=pytest.mark.slow),
-    ],
-)
-def test_a_model_from_a_folder_whose_tensors_are_renamed(kind, auto, tmp_path):
+def test_a_model_from_a_folder_whose_tensors_are_renamed(tmp_path):
     """transformers renames tensors of old checkpoints by the class's name, and renames them back where it saves."""
-    plain = small_model(kind, auto.__name__)
+    auto, plain = AutoModelForCausalLM, small_model("mixtral")
     plain.save_pretrained(tmp_path / "plain")
     model = attnres.hf.attach(auto.from_pretrained(tmp_path / "plain").eval(), "block", block_size=3)
     randomise(attnres.hf.connection_of(model))
@@ -125,17 +114,7 @@ def test_a_model_from_a_folder_whose_tensors_are_renamed(kind, auto, tmp_path):
         assert_near(load(tmp_path / "attached").eval()(inputs).logits, model(inputs).logits)
 
 
-def test_the_base_model(kept, tmp_path):
-    model, tokens = kept.model, make_tokens()
-    base = AutoModel.from_pretrained(kept.folder)
-    assert type(base) is type(model.model) is classes.AttnResLlamaModel
-    assert_near(base(tokens).last_hidden_state, model.model(tokens).last_hidden_state)
-    base.save_pretrained(tmp_path)
-    assert_near(AutoModel.from_pretrained(tmp_path)(tokens)[0], base(tokens)[0])
-
-
-@pytest.mark.parametrize("trusted", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_generic_heads(trusted, tmp_path):
+def test_generic_heads(tmp_path):
     """They let AutoModel choose their base model by the configuration."""
     auto = transformers.AutoModelForSequenceClassification
     model = attnres.hf.attach(auto.from_config(make_model("llama").config).eval(), "block", block_size=3)
@@ -144,8 +123,7 @@ def test_generic_heads(trusted, tmp_path):
     model.save_pretrained(tmp_path)
     own = {f"model.connection.{key}" for key, _ in attnres.hf.connection_of(model).named_parameters()}
     assert {key for key in keys(tmp_path) if key.startswith("model.connection.")} == own
-    loads = [lambda folder: auto.from_pretrained(folder, trust_remote_code=trusted), type(model).from_pretrained]
-    for load in (*loads, attnres.hf.load):
+    for load in (auto.from_pretrained, type(model).from_pretrained, attnres.hf.load):
         again = load(tmp_path)
         assert type(again) is type(model) and type(again.base_model) is type(model.base_model)
         assert_near(again.eval()(make_tokens()).logits, model(make_tokens()).logits)
@@ -187,10 +165,8 @@ def of_class(cls, config=transformers.LlamaConfig):
 @pytest.mark.parametrize(
     ("model", "name"),
     [
-        (lambda: of_class(Doubled), "Doubled"),
         (lambda: of_class(type("LlamaForCausalLM", (Doubled,), {})), "LlamaForCausalLM"),
         (lambda: of_class(LlamaForCausalLM, OwnConfig), "OwnConfig"),
-        (lambda: of_class(Own, OwnConfig), "Own"),
     ],
 )
 def test_a_class_that_nobody_could_load_again_is_not_saved(model, name, tmp_path, caplog):
@@ -235,16 +211,6 @@ def test_a_model_around_an_attached_base_model_is_saved_as_what_it_is(load, tmp_
         LlamaForCausalLM.from_pretrained(tmp_path)
 
 
-def test_a_plain_folder_with_a_connection_s_tensors(tmp_path):
-    """As those are where only the text model inside was given to attach, whose configuration is a part of another."""
-    whole = small_model("gemma3", "AutoModelForImageTextToText")
-    attnres.hf.attach(whole.model.language_model, "block", block_size=8)
-    whole.save_pretrained(tmp_path)
-    names = r"model.connection.gain.0, .*, .*model.connection.query.8\); attach to the whole model, and save that"
-    with pytest.raises(UsageError, match=names):
-        attnres.hf.load(tmp_path)
-
-
 def test_sharded_tied_and_in_bfloat16(tmp_path):
     model = attnres.hf.attach(make_model("llama", tie_word_embeddings=True).to(torch.bfloat16), "full")
     randomise(attnres.hf.connection_of(model))
@@ -279,12 +245,6 @@ def test_no_text_of_a_configuration_becomes_code(kept, tmp_path):
     config.save_pretrained(tmp_path)
     first, second = (ast.dump(ast.parse((folder / CODE_FILE).read_text())) for folder in (kept.folder, tmp_path))
     assert first == second
-
-
-def test_generation_config_and_tokenizer_are_kept(kept):
-    assert attnres.hf.load(kept.folder, local_files_only=True).generation_config.repetition_penalty == 1.25
-    tokenizer = AutoTokenizer.from_pretrained(kept.folder)
-    assert tokenizer.decode(tokenizer("as is").input_ids) == "as is" and tokenizer.chat_template
 
 
 def test_attaching_forgets_where_the_plain_model_came_from(tmp_path):

@@ -12,7 +12,7 @@ from attnres import Connection, UsageError
 from attnres.model.backbones.borrowed import cache_name
 from tests.depth import randomise
 from tests.hf.models import assert_near, make_model, make_tokens, recompute
-from tests.hf.small import small_inputs, small_model, spread_weights
+from tests.hf.small import small_inputs
 
 
 def assert_starts_as_plain(model, connection, reads="qkv-gate-up"):
@@ -105,14 +105,3 @@ def test_refused_and_left_as_it_was(name, reads, why):
             attnres.hf.attach(model, "block", reads=reads)
         assert "\n" not in str(error.value) and str(error.value).endswith("leave reads='one'")
         assert torch.equal(model(tokens).logits, before)
-
-
-@pytest.mark.parametrize("name", ["lfm2", "qwen3_moe"])
-def test_what_is_done_within_the_call_of_attention_is_done_to_every_mixture(name):
-    """lfm2 calls self_attn(hidden_states=operator_norm(hidden_states), ..); experts read one mixture all the same."""
-    if name == "lfm2":
-        model = small_model(name, layer_types=["full_attention"] * 4)
-        spread_weights(model)
-    else:
-        model = make_model(name)
-    assert_starts_as_plain(model, "full", reads="qkv")

@@ -17,7 +17,6 @@ from tests.kimi_k3.small import KimiK3Config, KimiK3ForCausalLM, small_k3, some_
 
 transformers = pytest.importorskip("transformers")
 
-import attnres.hf  # noqa: E402
 from attnres.kimi_k3 import from_transformer, load, save  # noqa: E402
 from attnres.kimi_k3.published import parts, unpack  # noqa: E402
 
@@ -162,11 +161,6 @@ def test_decoding_padding_and_each_kind_of_experts_give_the_same():
     mask = (torch.arange(29) >= 5).long().expand(2, -1)
     assert_near(model(padded, attention_mask=mask).logits[:, 5:], whole)
     assert (model(padded).logits[:, 5:] - whole).abs().max() > 0.1, "without the mask the padding is read"
-
-
-def test_its_depth_matrix_is_asked_for_where_it_can_be_said():
-    with pytest.raises(UsageError, match=r"ask attnres\.mixing_matrix or trace"):
-        attnres.hf.mixing_matrix(small_k3(), some_tokens(5)[None])
 
 
 def test_checkpointed_gradients_reach_every_parameter():
