@@ -48,9 +48,6 @@ NAMES = {
     "TransformType": Private("torch._C._functorch", "TransformType", "seeing second derivatives"),
     "TorchDispatchMode": Private("torch.utils._python_dispatch", "TorchDispatchMode", "counting operations"),
     "compiler_config": Private("torch._dynamo", "config", "a recompile limit that suits a benchmark"),
-    "get_cpp_compiler": Private(
-        "torch._inductor.cpp_builder", "get_cpp_compiler", "refusing --compile where nothing can be compiled"
-    ),
     "adjust_lr": Private("torch.optim._muon", "_adjust_lr", "Muon on stacked and on cut matrices"),
     "PipelineStageBase": Private(
         "torch.distributed.pipelining.stage",

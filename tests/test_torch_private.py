@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -114,16 +113,6 @@ def test_compiler_config():
     with torch_private.compiler_config.patch(recompile_limit=before + 1):
         assert torch_private.compiler_config.recompile_limit == before + 1, MOVED
     assert torch_private.compiler_config.recompile_limit == before, MOVED
-
-
-def test_get_cpp_compiler():
-    """Of the names that inductor reads from CXX the first that answers; RuntimeError without one."""
-    from torch._inductor import config
-
-    with config.patch({"cpp.cxx": ("no-such-compiler", sys.executable)}):
-        assert torch_private.get_cpp_compiler() == sys.executable, MOVED
-    with config.patch({"cpp.cxx": ("no-such-compiler",)}), pytest.raises(RuntimeError):
-        torch_private.get_cpp_compiler()
 
 
 def test_adjust_lr():

@@ -275,14 +275,9 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
 
 
 def _not_met(error: BaseException, rank: int, size: int, seconds: float) -> str:
-    if "EADDRINUSE" in str(error):
-        return (
-            f"port {os.environ.get('MASTER_PORT')} of this machine is in use by another program; set MASTER_PORT to "
-            "another one, or start with torchrun --standalone, which takes a free one"
-        )
     return (
         f"process {rank} of {size} has not met all the others within {seconds:g} s ({_heard(error)}); "
-        "see that every machine runs the command and reaches MASTER_ADDR"
+        "see that every machine runs the command and reaches MASTER_ADDR, where MASTER_PORT must be free"
     )
 
 

@@ -173,14 +173,8 @@ class RunFolder:
         return newest.result() if newest is not None and (self.path / TOKENIZER).is_file() else None
 
     def evaluations(self) -> list[Record]:
-        """The evaluations so far, in order. One warning where those of a finished run do not reach its end."""
-        found = [record for record in read_metrics(self.metrics) if record["kind"] == "eval"]
-        record = self.record()
-        if record is not None and self._summary.is_file():
-            last = record["config"]["steps"]
-            if not found or found[-1]["step"] != last:
-                log.warning("%s: no loss of step %d, the run's last; curves lack what is missing", self.metrics, last)
-        return found
+        """The evaluations so far, in order."""
+        return [record for record in read_metrics(self.metrics) if record["kind"] == "eval"]
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json, unless it says just that: a copy for people, beside the run's last checkpoint."""

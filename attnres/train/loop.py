@@ -218,7 +218,8 @@ class Loop:
         try:
             return self._run()
         except NonFinite as error:
-            raise Diverged(f"{error}; {self._last_good()}; {self._against_non_finite()} in another folder") from error
+            advice = "; try a lower learning rate (--optimizer.lr) in another folder" if self.trainer.step else ""
+            raise Diverged(f"{error}; {self._last_good()}{advice}") from error
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             advice = "make room" if error.errno in NO_ROOM else "set that right"
@@ -325,16 +326,6 @@ class Loop:
         found = self.last_good.path.is_dir()
         return (
             f"last good checkpoint: {self.last_good.path}" if found else f"the run is no longer at {self.folder.path}"
-        )
-
-    def _against_non_finite(self) -> str:
-        if self.trainer.step > 0:
-            return "try a lower learning rate (--optimizer.lr)"
-        config = self.config
-        start = "--start-from" if config.start_from else f"--model.embedding-std {config.model.embedding_std:g}"
-        return (
-            f"no step was made yet, so no learning rate helps: what {start} or the connection gives at the start is "
-            f"beyond {config.precision}; set that right"
         )
 
     def _start_record(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -193,17 +192,10 @@ def _finish(worker: _Worker, memory_ran_out: bool) -> None:
     state.status, state.diverged = "failed", code == DIVERGED
     if code < 0:
         why = "because memory ran out: take fewer workers" if memory_ran_out else "from outside"
-        state.error = f"its process was killed {why} ({_signal_name(-code)}); the same command goes on with it"
+        state.error = f"its process was killed {why} (signal {-code}); the same command goes on with it"
     else:
         lines = _tail(worker.errors).decode(errors="replace").strip().splitlines()
         state.error = lines[-1] if lines else f"the worker ended with code {code}"
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # most real-time signals have none
-        return f"signal {number}"
 
 
 def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:

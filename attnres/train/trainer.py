@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -88,8 +87,6 @@ class Trainer:
         self.corpus = corpus
         self.resumes = resumes
         self.device = choose_device(config.device)
-        if config.compile:
-            check_compiler(self.device)
         self.model, self.optimizers = self._build()
         sampler = Sampler(corpus.train, config.model.context, config.batch_size, config.seed, self._own_rows())
         self.sampler = Prefetch(sampler, config.accumulate, partial(in_memory, device=self.device))
@@ -277,21 +274,6 @@ class Trainer:
         if name := first_non_finite_gradient(self.model):
             return f"step {step}: {broken}; every activation is finite, first non-finite gradient: {name}"
         return f"step {step}: {broken}, although every activation is finite"
-
-
-def check_compiler(device: torch.device) -> None:
-    """Raise UsageError where torch.compile has no compiler: it would say so in the first step, with a traceback."""
-    if device.type != "cpu":
-        return
-    from attnres.torch_private import get_cpp_compiler  # takes a second to import
-
-    try:
-        get_cpp_compiler()
-    except RuntimeError:
-        named = os.environ.get("CXX") or "g++"
-        raise UsageError(
-            f"compile: there is no C++ compiler {named!r}; install g++, set CXX, or train without --compile"
-        ) from None
 
 
 def choose_device(name: str) -> torch.device:

@@ -182,11 +182,11 @@ def _uneven(x: Tensor) -> Tensor:
 
 
 HUGE_AND_TINY = [  # float32 has no room for the squares of the first three and the last
-    (9e17, 1e-6, 1024),
-    (1e20, 1e-6, 40),
-    (1e34, 1e-6, 40),
-    (1e-20, 0.0, 40),
-    (1e-25, 0.0, 40),
+    (9e17, 1e-6, 1024, 1),
+    (1e20, 1e-6, 40, 2),
+    (1e34, 1e-6, 40, 1),
+    (1e-20, 0.0, 40, 1),
+    (1e-25, 0.0, 40, 2),
 ]
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnres.ops import add_and_attend, attend, attend_blocks, depth_attention, merge_partial
+from attnres.ops import add_and_attend, attend, attend_blocks, merge_partial
 from tests.ops.cases import (
     BF16,
     EPS,
     F32,
-    F64,
     HUGE_AND_TINY,
     Call,
     assert_right,
@@ -36,19 +35,15 @@ KERNEL = {
     "vectors and a tail": Call(5, dim=87, tokens=(2, 3)),
     "one channel": Call(3, dim=1),
     "whole vectors": Call(3, dim=64, tokens=()),
-    "long rows": Call(2, dim=1025, tokens=(4,)),
     # Scores that fill whole vectors and do not.
     "16 sources": Call(16, 2, 8, tokens=(5,)),
     "64 and one": Call(65, 3, 20, tokens=(3,)),
     # More tokens than there are partial sums, and than one partial sum has.
-    "17 tokens": Call(2, dim=5, tokens=(17,)),
     "4200 tokens": Call(2, dim=3, tokens=(4200,)),
-    "bfloat16 scaled": Call(4, dim=33, dtypes=(BF16,), scale=5.3, out=BF16),
     "two dtypes, float32 first": Call(18, 3, 40, tokens=(2,), dtypes=(F32, BF16)),
     # Queries go four at once, with the sources' squares as one more.
-    **{f"{s} queries": Call(3, s, 21, tokens=(3,)) for s in (2, 3, 5, 7, 8, 9)},
+    **{f"{s} queries": Call(3, s, 21, tokens=(3,)) for s in (7, 9)},
     "several merges in bfloat16": Call(2, 3, 37, dtypes=(BF16,), prior=BF16, scale=1.7, out=BF16),
-    "several merges, rounded": Call(2, 3, 37, dtypes=(BF16,), prior=F32, out=BF16),
     "a sum in bfloat16": Call(6, 2, 37, dtypes=(BF16,), added=BF16, out=BF16),
     "a sum that widens, and merges": Call(1, 3, 37, dtypes=(BF16,), prior=F32, added=F32, out=BF16),
     "a float32 sum of bfloat16": Call(3, 1, 37, added=BF16, scale=1.7),
@@ -74,8 +69,8 @@ def test_a_source_alone_is_the_output(backend):
     assert_right(call.operator(backend), call.exact, *inputs, cancelling=float(inputs[0].norm()))
 
 
-@pytest.mark.parametrize("call", [Call(3, 2, 7, dtypes=(BF16,), added=BF16, out=BF16), Call(2, added=BF16, out=F32)])
-def test_a_sum_is_torch_s(kernel, operators_as_they_are, call):
+def test_a_sum_is_torch_s(kernel, operators_as_they_are):
+    call = Call(3, 2, 7, dtypes=(BF16,), added=BF16, out=BF16)
     inputs = call.inputs()
     *_, total = call.operator("cpu")(*inputs)
     expected = inputs[call.sources - 1] + inputs[-1]
@@ -164,20 +159,7 @@ def test_saved_tensors_may_come_back_with_other_strides(kernel):
     assert all(map(torch.equal, actual, expected))
 
 
-@pytest.mark.parametrize("queries", [1, 2])
-@pytest.mark.parametrize(("size", "eps", "dim"), HUGE_AND_TINY)
+@pytest.mark.parametrize(("size", "eps", "dim", "queries"), HUGE_AND_TINY)
 def test_sources_whose_squares_float32_cannot_hold(backend, size, eps, dim, queries):
     assert_right_at(size, eps, dim, backend, queries)
     assert_right_at(size, eps, dim, backend, queries, gradient=1 / size)  # as of a norm behind the attention
-
-
-def test_the_larger_of_two_opposite_sources_of_1e20(backend):
-    v = torch.ones(8)
-    sources = [(1e20 * v).bfloat16(), (-1e20 * v).bfloat16()]
-    h = depth_attention(sources, v, backend=backend)
-    assert torch.equal(h, sources[0]), "their scores are 8 and -8"
-
-
-def test_float64_is_computed_in_float64():
-    call = Call(3, 2, 7, prior=F64, added=F64, out=F64)
-    assert_right(call.operator("auto"), call.exact, *(x.double() for x in call.inputs()))

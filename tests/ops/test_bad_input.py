@@ -12,20 +12,12 @@ from attnres.ops import attend_blocks, depth_attention, library, merge_partial
 def test_bad_input_is_named():
     x, q = torch.randn(2, 4), torch.randn(4)
     for match, call in {
-        "at least one": lambda: depth_attention([], q),
-        "must be tensors, not list": lambda: depth_attention([x], [0.0] * 4),
         "one shape": lambda: depth_attention([x, torch.randn(3, 4)], q),
         "last size 4": lambda: depth_attention([x], q, torch.ones(5)),
         "float16 or float64, not int": lambda: depth_attention([x, x.int()], q),
-        "float16 or float64, not float8": lambda: depth_attention([x.to(torch.float8_e4m3fn)], q),
-        "backend must be one of": lambda: depth_attention([x], q, backend="cuda"),
         "'triton' cannot run on cpu": lambda: depth_attention([x], q, backend="triton"),
-        "sources on meta cannot take": lambda: depth_attention([x.to("meta")], q),
         r"\[S, d\]": lambda: attend_blocks([x], q),
-        "d of at least 1": lambda: attend_blocks([torch.zeros(2, 0)], torch.zeros(1, 0)),
-        "eps must be": lambda: attend_blocks([x], q[None], float("nan")),
         "lse_j must be": lambda: merge_partial(x, q, x, torch.randn(3)),
-        "dtype must be float32": lambda: merge_partial(x, q, x, torch.randn(2), dtype=torch.int32),
     }.items():
         with pytest.raises(UsageError, match=match):
             call()

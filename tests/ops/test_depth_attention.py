@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 import torch
 
 from attnres.errors import UsageError
 from attnres.ops import attend_blocks, depth_attention, merge_partial
+from tests.connections.test_oracles import naive_attnres
 from tests.ops.cases import BF16, F16, F32, F64, Call, assert_right, in_double, make_sources, make_vector, plain
 
 
@@ -21,18 +18,6 @@ def reading(backend, count):
         return depth_attention(tensors[:count], *tensors[count:], backend=backend)
 
     return operator, lambda *tensors: plain(tensors[:count], *tensors[count:])
-
-
-def naive_attnres() -> Callable:
-    """fla's oracle, from its file: importing fla itself needs Triton."""
-    package = importlib.util.find_spec("fla")
-    if package is None:
-        pytest.skip("needs fla-core")
-    (folder,) = package.submodule_search_locations
-    spec = importlib.util.spec_from_file_location("naive", Path(folder) / "ops" / "attnres" / "naive.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.naive_attnres
 
 
 def test_it_is_what_another_package_computes(backend):
@@ -55,20 +40,11 @@ def test_plain_pytorch_agrees_with_finite_differences():
     assert torch.autograd.gradcheck(two_phases, (sources[0], queries, *sources[1:]))
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1e-4, 1e4, 1e17])
+@pytest.mark.parametrize("scale", [1e-12, 1e17])
 def test_any_magnitude(backend, scale):
     """eps matters below it, and softmax must not overflow above it."""
     inputs = [*(scale * x for x in make_sources(3, 15, 16)), 20 * make_vector(16), make_vector(16, centre=1.0)]
     assert_right(*reading(backend, 3), *inputs)
-
-
-def test_scores_far_apart(backend):
-    """One source takes all of the mass: weights underflow to zero and nothing else breaks."""
-    sources = [x.requires_grad_() for x in (torch.ones(5, 16), -torch.ones(5, 16), torch.randn(5, 16))]
-    query = torch.full((16,), 40.0, requires_grad=True)
-    h = depth_attention(sources, query, backend=backend)
-    torch.testing.assert_close(h, sources[0])
-    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(h.sum(), [*sources, query]))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("-inf")])
@@ -108,8 +84,8 @@ def test_strides_of_any_kind(backend):
     assert_right(turned(operator), turned(exact), *inputs)
 
 
-@pytest.mark.parametrize("shape", [(0, 8), (3, 0, 8)])
-def test_empty_batch(backend, shape):
+def test_empty_batch(backend):
+    shape = (3, 0, 8)
     inputs = [x.requires_grad_() for x in (torch.randn(shape), torch.randn(shape), torch.randn(8), torch.ones(8))]
     h = depth_attention(inputs[:2], *inputs[2:], backend=backend)
     assert h.shape == shape
@@ -127,7 +103,7 @@ def test_one_tensor_as_several_sources(backend):
     assert_right(operator, exact, x, query, cancelling=float(x.norm()))
 
 
-@pytest.mark.parametrize("wide", range(4))
+@pytest.mark.parametrize("wide", [0, 2])
 def test_one_float64_input_is_enough_for_float64(wide):
     """The others are exact in it: a float32 query must not cost a float64 stream its digits."""
     inputs = [*make_sources(2, 3, 24), make_vector(24), make_vector(24, centre=1.0)]
@@ -147,9 +123,3 @@ def test_auto_takes_what_the_kernel_does_not(kernel, dtype):
         call.operator("cpu")(*call.inputs())
     with pytest.raises(UsageError, match="'cpu' does not take"):
         Call(out=dtype).operator("cpu")(*Call().inputs())
-
-
-def test_sources_may_be_stacked():
-    x, q, queries = torch.randn(3, 2, 5, 4), torch.randn(4), torch.randn(2, 4)
-    assert torch.equal(depth_attention(x, q), depth_attention(list(x), q))
-    assert all(map(torch.equal, attend_blocks(x, queries), attend_blocks(list(x), queries)))

@@ -11,7 +11,7 @@ from attnres.ops import newton_schulz
 from attnres.ops.newton_schulz import orthogonalise
 
 COEFFICIENTS = (3.4445, -4.775, 2.0315)
-SHAPES = [(8, 8), (64, 16), (16, 64), (1, 5), (40, 33)]
+SHAPES = [(8, 8), (16, 64), (40, 33)]
 
 
 def stack(shape: tuple[int, int], number: int = 3) -> list[Tensor]:
@@ -52,15 +52,6 @@ def test_products_of_float32_are_rounded_where_those_of_bfloat16_are(shape, monk
             torch.testing.assert_close(result.double(), expected, atol=2e-2, rtol=0)
             if steps == 1:  # a number that rounds the other way moves all of them in the next step
                 assert (result.double() == expected).double().mean() >= 0.99
-
-
-@pytest.mark.parametrize("multiplies", [True, False])
-def test_singular_values_come_near_one_and_nothing_stays_nothing(multiplies, monkeypatch):
-    monkeypatch.setattr(newton_schulz, "cpu_multiplies_bfloat16", lambda: multiplies)
-    (wide, zero) = orthogonalise([torch.randn(8, 32), torch.zeros(8, 32)], COEFFICIENTS, 5, 1e-7)
-    values = torch.linalg.svdvals(wide.float())
-    assert values.min() > 0.5 and values.max() < 1.5
-    assert torch.equal(zero, torch.zeros(8, 32, dtype=torch.bfloat16))
 
 
 def test_the_matrices_given_are_left_as_they_are():

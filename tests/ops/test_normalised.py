@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from attnres.errors import UsageError
-from attnres.ops import add_normalised, normalise, normalise_backward, normalised
+from attnres.ops import add_normalised, normalise, normalise_backward
 from tests.ops.cases import BF16, EPS, F32, F64, assert_near, assert_right, in_double, value_and_gradients
 
 
@@ -19,8 +18,9 @@ def by(backend, **options):
     return lambda y, *total: add_normalised(y, *total, backend=backend, **options)
 
 
-@pytest.mark.parametrize("shape", [(15, 7), (2, 3, 87), (64,), (4, 1025), (200, 2)], ids=str)
-@pytest.mark.parametrize("has_total", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "has_total"), [((15, 7), False), ((2, 3, 87), True), ((64,), False), ((4, 1025), True), ((200, 2), True)]
+)
 def test_values_and_gradients(backend, shape, has_total):
     assert_right(by(backend), exact, *(torch.randn(shape) for _ in range(1 + has_total)))
 
@@ -33,7 +33,7 @@ def test_any_mix_of_dtypes(backend, of_y, of_total):
     assert by(backend, dtype=F32)(y, total).dtype == F32
 
 
-@pytest.mark.parametrize("scale", [1e-12, 1e-4, 1e4, 1e17])
+@pytest.mark.parametrize("scale", [1e-12, 1e17])
 def test_any_magnitude(backend, scale):
     assert_right(by(backend), exact, scale * torch.randn(15, 33), torch.randn(15, 33))
 
@@ -43,10 +43,6 @@ def test_strides_of_any_kind(backend):
     turned = lambda function: lambda y, total: function(y, total).sum(0).mT.square()  # noqa: E731
     assert not y.is_contiguous() and not total.is_contiguous()
     assert_right(turned(by(backend)), turned(exact), y, total)
-
-
-def test_an_empty_batch(backend):
-    assert add_normalised(torch.zeros(3, 0, 8), torch.zeros(3, 0, 8), backend=backend).shape == (3, 0, 8)
 
 
 def test_the_pair_for_autograd_functions(backend, monkeypatch):
@@ -85,13 +81,12 @@ def test_sums_that_are_kept_anyway_stand_for_y(kernel, dtype):
     assert seconds[0][1] is None or seconds[0][1].abs().max() < 1e-4, "the derivative by y - before + before is zero"
 
 
-@pytest.mark.parametrize("ratio", [1, 1e3])
-def test_a_sum_that_is_larger_than_y_costs_digits_in_proportion(kernel, ratio):
-    y, total, before = torch.randn(64, 40, requires_grad=True), torch.randn(64, 40), ratio * torch.randn(64, 40)
+def test_a_sum_that_is_larger_than_y_costs_digits_in_proportion(kernel):
+    y, total, before = torch.randn(64, 40, requires_grad=True), torch.randn(64, 40), 1e3 * torch.randn(64, 40)
     grad = torch.randn(64, 40)
     out = add_normalised(y, total, sums=(before, before + y.detach()))
     expected = torch.autograd.grad(exact(y.double(), total.double()), y, grad.double())
-    assert_near(torch.autograd.grad(out, y, grad), expected, 20 + 2 * ratio)
+    assert_near(torch.autograd.grad(out, y, grad), expected, 2000)
 
 
 def test_derivatives_of_all_kinds():
@@ -118,14 +113,7 @@ def test_compile_fullgraph(kernel):
     torch.library.opcheck(torch.ops.attnres.add_normalised.default, arguments)
 
 
-def test_bad_input_is_named(kernel):
-    y = torch.randn(2, 4)
-    with pytest.raises(UsageError, match="one shape"):
-        add_normalised(y, torch.randn(3, 4))
-    with pytest.raises(UsageError, match="float16 or float64, not int"):
-        add_normalised(y.long())
-    with pytest.raises(UsageError, match="on cpu cannot take"):
-        normalised.check(y, [y.to("meta")], [])
+def test_sizes_that_do_not_fit_stop_at_the_kernel(kernel):
     x, other, r = torch.randn(2, 4), torch.randn(2, 5), torch.randn(3)
     for call in (
         lambda: torch.ops.attnres.add_normalised(x, [other], EPS, F32),

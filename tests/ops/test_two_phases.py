@@ -78,16 +78,6 @@ def test_the_bank_is_read_once_per_tile(monkeypatch):
     assert sum(reads) == sum(phase_1) + sum(site % TILE for site in range(SITES))
 
 
-@pytest.mark.parametrize(("tokens", "first", "last"), [(9, 5, 6), (1, 0, SITES)])
-def test_a_site_alone_and_a_token_alone_are_read_in_one_phase(monkeypatch, tokens, first, last):
-    connection, sublayers = make_connection("block", dim=DIM, sites=SITES, block_size=3), make_sublayers(DIM, SITES)
-    monkeypatch.setattr(_two_phase, "attend", lambda *_: pytest.fail("a phase more is a call more"))
-    values = connection.start(torch.randn(tokens, DIM))
-    for site in range(first):
-        values = connection.run(values, sublayers[site : site + 1], site)
-    connection.run(values, sublayers[first:last], first)
-
-
 def test_a_sum_is_no_pass_of_its_own(kernel, operators_as_they_are):
     """But where a tile ends: of three sums in a block of four sublayers torch makes one."""
     connection, sublayers = make_connection("block", dim=DIM, sites=8, block_size=4), make_sublayers(DIM, 8)

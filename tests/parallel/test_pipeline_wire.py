@@ -71,17 +71,6 @@ def test_what_was_sent_is_let_go_before_the_step_ends(ranks):
         assert all_of_many == 3 * all_of_few and many < 2 * few
 
 
-def test_an_open_partial_comes_on_top(ranks):
-    """Cut inside each block: a transition carries the open partial besides the finished blocks."""
-    case = Case(2, 2, "interleaved-1f1b", 2, "block", (("block_size", 4),), layers=8, cuts=(2, 6, 10))
-    outcomes = ranks.run(run_case, case, ranks=2)
-    compare(case, outcomes, 1e-11)
-    sent = sum((outcome.sent for outcome in outcomes), Counter())
-    unit = 2 * BATCH * CONTEXT * DIM * 8
-    # To chunk 1: embedding, partial. To chunk 2: the block that chunk 1 finished, partial. To chunk 3: likewise.
-    assert [sent[c, "forward"] // unit for c in (1, 2, 3)] == [2, 2, 2]
-
-
 def test_the_caches_peak(ranks):
     """With blocks at the cuts, one chunk per rank and 1F1B: what a chunk reads and makes, and never more."""
     case = Case(4, 1, "1f1b", 4, "block", (("block_size", 2),), layers=8)

@@ -11,7 +11,6 @@ from attnres.data import load_tokenizer
 from attnres.errors import UsageError
 from attnres.lab.trained import open_runs
 from attnres.train import Interrupted, RunStopped, load_run, read_metrics, train
-from attnres.train.folder import RunFolder
 from attnres.train.trainer import Trainer
 from tests.disk import files_up_to
 from tests.train.conftest import results, steps_on_disk, stop_at, weights
@@ -112,18 +111,6 @@ def test_metrics_after_a_crash_have_no_line_twice_and_none_missing(done, make_co
     assert len(lines) == len(read_metrics(done / "metrics.jsonl"))
 
 
-def test_a_finished_run_without_its_last_losses_says_so(finished, caplog):
-    _, folder = finished
-    run, metrics = RunFolder(folder), folder / "metrics.jsonl"
-    whole = run.evaluations()
-    assert whole[-1]["step"] == 8 and not caplog.messages
-    lines = metrics.read_text().splitlines(keepends=True)
-    metrics.write_text("".join(line for line in lines if '"step": 8,' not in line))
-    assert run.evaluations() == whole[:-1]
-    (message,) = caplog.messages
-    assert "no loss of step 8" in message
-
-
 def poison_at(step: int, parameter: str):
     """Patch for Trainer.train_step: the update of this step leaves a weight infinite."""
     original = Trainer.train_step
@@ -159,14 +146,6 @@ def test_non_finite_weights_do_not_reach_the_disk(make_config, tmp_path, monkeyp
     with pytest.raises(RunStopped, match=r"step 4: .*step-00000002"):
         train(make_config(save_every=2, evaluate_every=evaluate_every, keep=1), tmp_path)
     assert steps_on_disk(tmp_path) == [2]
-
-
-def test_non_finite_before_any_step_blames_no_learning_rate(make_config, tmp_path):
-    with pytest.raises(RunStopped) as caught:
-        train(make_config(model={"embedding_std": 1e39}), tmp_path)
-    message = str(caught.value)
-    assert "step 0: the loss is nan; first non-finite activation: the embedding" in message
-    assert "--model.embedding-std 1e+39" in message and "lower learning rate" not in message
 
 
 @pytest.mark.parametrize(("limit", "file"), [(1000, "metrics.jsonl"), (20_000, "safetensors")])

@@ -8,7 +8,6 @@ import pytest
 from attnres.errors import UsageError
 from attnres.train import Interrupted, environment, load_run, train
 from attnres.train.folder import RunFolder
-from attnres.train.loop import Loop
 from tests.train.conftest import stop_at
 from tests.train.many import RULE
 
@@ -20,20 +19,7 @@ def test_a_result_without_a_configuration_is_refused(make_config, tmp_path):
         train(make_config(model={"connection": "hc"}), tmp_path)
 
 
-def test_another_configuration_is_refused_with_both_values(make_config, tmp_path):
-    config = make_config(steps=4)
-    train(config, tmp_path)
-    before = sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*"))
-    other = dataclasses.replace(make_config(steps=4, model={"connection": "hc:streams=2"}), seed=5)
-    with pytest.raises(UsageError) as caught:
-        train(other, tmp_path)
-    message = str(caught.value)
-    for part in ("model.connection is 'block' there and 'hc:streams=2' here", "seed is 0 there and 5 here"):
-        assert part in message
-    assert sorted((p, p.stat().st_mtime_ns) for p in tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize("foreign", ["metrics.jsonl", ".git/HEAD", "film.partial", "steps-4.partial/x"])
+@pytest.mark.parametrize("foreign", ["metrics.jsonl", "steps-4.partial/x"])
 def test_a_folder_of_something_else_is_left_alone(make_config, tmp_path, foreign):
     file = tmp_path / foreign
     file.parent.mkdir(exist_ok=True)
@@ -49,17 +35,11 @@ def test_a_folder_of_something_else_is_left_alone(make_config, tmp_path, foreign
 
 
 def test_nothing_is_written_before_the_options_are_known_to_be_good(make_config, tmp_path):
-    for bad in ({"connection": "nothing"}, {"connection": "block:block_size=0"}, {"context": 10**6}):
+    (tmp_path / "rule.py").write_text(RULE.replace("values[0] * weights[0]", "values[0] ** 2 * weights[0]"))
+    for bad in ({"connection": "nothing"}, {"connection": f"{tmp_path / 'rule.py'}:Scaled"}, {"context": 10**6}):
         with pytest.raises(UsageError):
             train(make_config(model=bad), tmp_path / "run")
         assert not (tmp_path / "run").exists()
-
-
-def test_a_rule_whose_maths_is_wrong_is_refused_before_anything_is_written(make_config, tmp_path):
-    (tmp_path / "rule.py").write_text(RULE.replace("values[0] * weights[0]", "values[0] ** 2 * weights[0]"))
-    with pytest.raises(UsageError, match="linear"):
-        train(make_config(model={"connection": f"{tmp_path / 'rule.py'}:Scaled"}), tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_two_processes_on_one_folder(make_config, tmp_path):
@@ -80,13 +60,6 @@ def test_a_folder_that_is_no_run(make_config, tmp_path):
             with pytest.raises(UsageError, match=r"not written by attnres train|model of transformers|not valid JSON"):
                 action()
         assert (tmp_path / "config.json").read_text() == text
-
-
-def test_load_run_before_the_first_checkpoint(make_config, tmp_path, monkeypatch):
-    monkeypatch.setattr(Loop, "run", lambda self: {})
-    train(make_config(), tmp_path)
-    with pytest.raises(UsageError, match="no checkpoint yet"):
-        load_run(tmp_path)
 
 
 def test_changed_corpus_is_refused(make_config, tmp_path):

@@ -11,7 +11,6 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-import attnres
 from attnres.data import DataConfig
 from attnres.errors import UsageError
 from attnres.signals import STOPS
@@ -53,10 +52,6 @@ def test_a_run_writes_everything(make_config, tmp_path):
     low, high = summary["step_seconds_range"]
     assert 0 < low <= summary["step_seconds"] <= high
     assert summary["peak_memory_bytes"] >= 0
-    record = json.loads((folder / "config.json").read_text())
-    assert record["versions"]["torch"] == torch.__version__
-    assert record["versions"]["attnres"] == attnres.__version__
-    assert len(record["corpus"]["sha256"]) == 64
     assert sorted(p.name for p in folder.iterdir()) == sorted(
         [".lock", "checkpoints", "config.json", "metrics.jsonl", "summary.json", "tokenizer.json"]
     )
@@ -77,26 +72,19 @@ def test_a_finished_run_only_returns_its_summary_unless_its_text_has_changed(mak
     assert events == []
 
 
-def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch):
-    by_step = {0: 9.0, 2: 3.0, 4: 1.0, 6: 2.0, 8: 5.0, 10: 4.0, 12: 6.0}
-    monkeypatch.setattr(Trainer, "evaluate", lambda self, before_each: by_step[self.step])
-    config = make_config(steps=12, evaluate_every=2, save_every=2, keep=2)
-    summary = train(config, tmp_path)
-    assert steps_on_disk(tmp_path) == [4, 8, 10, 12]  # 8: the last one before the learning rate falls
-    assert summary["best_validation_loss"] == 1.0
-    assert load_run(tmp_path).step == 12
-    assert load_run(tmp_path, best=True).step == 4
-
-
-def test_the_best_is_kept_where_the_run_was_stopped_before_it_was_known(make_config, tmp_path, monkeypatch):
+@pytest.mark.parametrize("stopped", [False, True])
+def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch, stopped):
     """A checkpoint that a signal made before the evaluation of its step gets its loss when the run goes on."""
     by_step = {0: 9.0, 2: 3.0, 4: 1.0, 6: 2.0, 8: 5.0, 10: 4.0, 12: 6.0}
     monkeypatch.setattr(Trainer, "evaluate", lambda self, before_each: by_step[self.step])
     config = make_config(steps=12, evaluate_every=2, save_every=2, keep=2)
-    with pytest.raises(Interrupted):
-        train(config, tmp_path, stop_at(4))
-    train(config, tmp_path)
-    assert steps_on_disk(tmp_path) == [4, 8, 10, 12]
+    if stopped:
+        with pytest.raises(Interrupted):
+            train(config, tmp_path, stop_at(4))
+    summary = train(config, tmp_path)
+    assert steps_on_disk(tmp_path) == [4, 8, 10, 12]  # 8: the last one before the learning rate falls
+    assert summary["best_validation_loss"] == 1.0
+    assert load_run(tmp_path).step == 12
     assert load_run(tmp_path, best=True).step == 4
 
 
@@ -163,18 +151,9 @@ def test_a_signal_in_an_evaluation_is_heard_before_its_next_batch(make_config, s
     assert_goes_on(config, tmp_path, straight)
 
 
-def test_nohup_goes_on_without_a_terminal(make_config, tmp_path):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert train(make_config(steps=4), tmp_path, stop_at(2, signal.SIGHUP))["steps"] == 4
-    finally:
-        signal.signal(signal.SIGHUP, before)
-
-
-@pytest.mark.parametrize("kind", ["start", "train"])
-def test_a_listener_that_cannot_write_stops_a_run_that_is_saved(make_config, tmp_path, kind):
+def test_a_listener_that_cannot_write_stops_a_run_that_is_saved(make_config, tmp_path):
     def listen(event):
-        if event["kind"] == kind:
+        if event["kind"] == "train":
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     with pytest.raises(Interrupted, match=r"the output cannot be written \(Broken pipe\); stopped at step .* saved in"):
@@ -254,14 +233,6 @@ def test_an_extension_that_failed_is_begun_anew(make_config, tmp_path, monkeypat
     assert results(kept)[-1]["step"] == 8 and 8 in steps_on_disk(kept) and not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_longer_run_that_warmed_up_over_fewer_steps_says_so(make_config, tmp_path):
-    slow = {"warmup": 0.25, "decay": 0.25}
-    for steps in (4, 8):
-        events = []
-        train(make_config(steps=steps, save_every=1, keep=1, optimizer=slow), tmp_path, events.append)
-    assert "it warmed up over 1 steps, where one of 8 has 2" in events[0]["note"]
-
-
 def test_a_run_that_kept_nothing_from_before_its_decay_is_not_extended(make_config, tmp_path):
     flat = {"warmup": 0.0, "decay": 1.0}
     train(make_config(steps=4, save_every=2, optimizer=flat), tmp_path)
@@ -299,13 +270,6 @@ def test_tensorboard(make_config, tmp_path):
     assert [e.step for e in events.Scalars("loss/validation")] == [0, 4]
 
 
-def test_tensorboard_missing(make_config, tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
-    with pytest.raises(UsageError, match="pip install"):
-        train(make_config(tensorboard=True), tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision, tolerance", [("float32", 1e-3), ("bfloat16", 3e-2)])
@@ -317,12 +281,3 @@ def test_gpu_learns_as_the_cpu_does_and_goes_on(make_config, tmp_path, precision
     on_gpu = train(config, tmp_path / "gpu")
     assert on_gpu["validation_loss"] == pytest.approx(on_cpu["validation_loss"], rel=tolerance)
     assert on_gpu["peak_memory_bytes"] > 0
-
-
-@pytest.mark.parametrize(("precision", "multiplies", "warned"), [("bfloat16", False, 1), ("bfloat16", True, 0)])
-def test_bfloat16_on_a_cpu_that_does_not_multiply_it(
-    make_config, tmp_path, caplog, monkeypatch, precision, multiplies, warned
-):
-    monkeypatch.setattr("attnres.train.loop.cpu_multiplies_bfloat16", lambda: multiplies)
-    train(make_config(steps=1, device="cpu", precision=precision), tmp_path / "run")
-    assert sum("no products of bfloat16: --precision float32" in message for message in caplog.messages) == warned

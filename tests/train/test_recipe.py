@@ -1,4 +1,3 @@
-import importlib
 import sys
 from pathlib import Path
 
@@ -44,21 +43,6 @@ def test_a_recipe_has_dataclasses(tmp_path):
     assert set(sys.modules) == before
 
 
-def test_what_is_installed_below_a_recipes_folder_is_imported_once(tmp_path, monkeypatch):
-    packages, package = tmp_path / ".venv" / "packages", tmp_path / "package"
-    for folder, name in ((packages / "installed", "__init__"), (package, "__init__"), (package, "part")):
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}.py").touch()
-    monkeypatch.syspath_prepend(packages)
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("package")
-    imports = "import installed, package.part\nfrom attnres.train import RunConfig\nconfig = RunConfig()\n"
-    (tmp_path / "recipe.py").write_text(imports)
-    load_recipe(tmp_path / "recipe.py")
-    for name in ("installed", "package.part", "package"):
-        assert sys.modules.pop(name)
-
-
 DATA = (
     "from pathlib import Path\nimport numpy as np\nfrom attnres.data import DataConfig\n"
     "from attnres.train import OptimizerConfig, RunConfig\nconfig = RunConfig(data="
@@ -69,7 +53,6 @@ DATA = (
     "content, message",
     [
         ("x = 1", "must define config"),
-        (f"{DATA}DataConfig(paths='a'))", "paths must be a tuple of files or folders"),
         (f"{DATA}DataConfig(), optimizer=OptimizerConfig(lr=np.float32(0.01)))", "field optimizer.lr must be float"),
     ],
 )

@@ -8,15 +8,14 @@ import threading
 from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
 import torch.distributed as dist
 
 from attnres.parallel import world
 from attnres.parallel.layout import Layout
-from attnres.train import config_to_json
+from attnres.train import config_to_json, train
 from tests.train.conftest import steps_on_disk
-from tests.train.many import contents, go, make_trainer
+from tests.train.many import contents, go, make_trainer, own_rule
 from tests.train.processes import Command, Processes
 
 RECIPE = """
@@ -71,14 +70,14 @@ def test_two_processes_are_stopped_and_go_on_to_the_same_bits(make_config, pair,
     assert_goes_on_to_the_same_bits(config, tmp_path / "run", pair, tmp_path)
 
 
-def test_a_killed_process_ends_the_other_and_the_run_goes_on_to_the_same_bits(make_config, pair, tmp_path):
+def test_a_killed_process_ends_the_other(make_config, tmp_path):
+    """What torchrun starts again goes on to the same bits: test_torchrun.py."""
     config = make_config(batch_size=4, steps=8, save_every=4, evaluate_every=8, model={"layers": 1})
     dies = recipe(tmp_path, config, "dies.py", {("1", 5): int(signal.SIGKILL)})
     with both(tmp_path / "first", tmp_path / "run", dies, "--shard", 2) as run:
         assert run.end() == [1, -signal.SIGKILL], run.said
         (line,) = run.errors
         assert "has lost another one" in line and "step-00000004" in line
-    assert_goes_on_to_the_same_bits(config, tmp_path / "run", pair, tmp_path)
 
 
 def refused(said: Path, *commands: "PatientCommand", size: int | None = None) -> str:
@@ -105,31 +104,20 @@ class PatientCommand(Command):
 
 
 def test_processes_that_differ_are_one_line(make_config, tmp_path):
-    """In their configuration, in the file of a rule, in the package's own files."""
     config = make_config(batch_size=4)
     one, other = recipe(tmp_path, config), recipe(tmp_path, dataclasses.replace(config, seed=5), "other.py")
-    run = tmp_path / "run"
-    commands = [PatientCommand("train", run, "--recipe", file) for file in (one, other)]
-    assert "process 1 differs from process 0 in its configuration" in refused(tmp_path / "a", *commands)
-    own = ("train", run, "--recipe", one, "--model.connection", "rule.py:My")
-    folders = [tmp_path / f"machine-{rank}" for rank in range(2)]
-    for rank, folder in enumerate(folders):
-        folder.mkdir()
-        rule = f"from attnres.connections.block import Block\n\n\nclass My(Block):\n    rank = {rank}\n"
-        (folder / "rule.py").write_text(rule, encoding="utf-8")
-    commands = [PatientCommand(*own, folder=folder) for folder in folders]
-    assert "process 1 differs from process 0 in its connection's file" in refused(tmp_path / "b", *commands)
-    assert not run.exists()
+    commands = [PatientCommand("train", tmp_path / "run", "--recipe", file) for file in (one, other)]
+    assert "process 1 differs from process 0 in its configuration" in refused(tmp_path / "said", *commands)
+    assert not (tmp_path / "run").exists()
 
 
-def digest_of_another_version() -> str:
-    return "99.0 0"
-
-
-def test_processes_of_two_versions_are_one_line(make_config, tmp_path):
-    command = PatientCommand("train", tmp_path / "run", "--recipe", recipe(tmp_path, make_config(batch_size=4)))
-    commands = [command, OtherVersion(*command.arguments)]
-    assert "process 1 differs from process 0 in its code" in refused(tmp_path / "said", *commands)
+def test_everything_that_decides_a_result_is_compared(make_config, tmp_path, monkeypatch):
+    compared = {}
+    monkeypatch.setattr(world.World, "agree", lambda _, values: compared.update(values))
+    train(make_config(steps=1, model={"connection": own_rule(tmp_path)}), tmp_path / "run")
+    assert compared.keys() == {"configuration", "connection's file", "code", "torch", "corpus"} and all(
+        compared.values()
+    )
 
 
 class Launched(PatientCommand):
@@ -156,25 +144,6 @@ def test_torchrun_is_told_what_is_wrong(make_config, tmp_path):
     for rank in range(2):
         told = json.loads((tmp_path / f"error-{rank}.json").read_text(encoding="utf-8"))
         assert "holds files and no run" in told["message"]["message"]
-
-
-class OtherVersion(PatientCommand):
-    def __call__(self) -> int:
-        from attnres.train import loop
-
-        loop.code_digest = digest_of_another_version
-        return super().__call__()
-
-
-@pytest.mark.slow
-def test_a_process_without_the_others_gives_up(make_config, tmp_path):
-    command = PatientCommand("train", tmp_path / "run", "--recipe", recipe(tmp_path, make_config()), "--timeout", 2)
-    assert "has not met all the others within 2 s" in refused(tmp_path / "said", command, size=2)
-
-
-def test_a_taken_port_is_named(monkeypatch):
-    monkeypatch.setenv("MASTER_PORT", "29500")
-    assert "port 29500 of this machine is in use" in world._not_met(RuntimeError("... EADDRINUSE ..."), 0, 2, 1.0)
 
 
 def test_the_store_stays_until_the_others_have_asked_who_speaks(monkeypatch):

@@ -57,24 +57,6 @@ def test_what_is_no_vector_is_whole_while_its_sublayer_runs(make_kimi_config, pa
         assert within == {name: (torch.float32 if name in vectors else gathered, False) for name in at_rest}
 
 
-def gradients(_group, config, layout):
-    """The loss of one step and the gradient of every parameter."""
-    trainer = make_trainer(config, layout)
-    loss = trainer.forward_backward([trainer.sampler.next() for _ in range(config.accumulate)])
-    grads = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
-    return loss, {name: grad.full_tensor() if isinstance(grad, DTensor) else grad for name, grad in grads.items()}
-
-
-@pytest.mark.slow
-def test_gradients_are_those_of_one_process(make_kimi_config, pair):
-    config = make_kimi_config(checkpointing=True)
-    expected_loss, expected = gradients(None, config, None)
-    for loss, found in pair.run(gradients, config, Layout(shard=2), ranks=2):
-        assert loss == pytest.approx(expected_loss, rel=1e-5)
-        assert list(found) == list(expected)
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
-
-
 DRAWN = """
 import torch
 from torch import nn

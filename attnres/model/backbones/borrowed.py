@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -250,18 +249,13 @@ def _modeling(backbone: str) -> tuple[ModuleType, str]:
     return sys.modules[cls.__module__], cls.__name__.removesuffix("ForCausalLM")
 
 
-def _runs_here(record: logging.LogRecord) -> bool:
-    return "is falling back to its reference PyTorch implementation" not in record.getMessage()
-
-
 @contextmanager
 def runnable_kernels() -> Iterator[None]:
     """Import modules of transformers in here: where they find fla they take its Triton kernels, and for good, also on
-    a machine without a GPU, which cannot run them. Nor do they then advise to install them, amid a generated text."""
+    a machine without a GPU, which cannot run them."""
     if torch.cuda.is_available():
         yield
         return
-    logging.getLogger("transformers.integrations.hub_kernels").addFilter(_runs_here)
     before = {"fla": sys.modules["fla"]} if "fla" in sys.modules else {}
     sys.modules["fla"] = None  # type: ignore[assignment]
     try:
