@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnres import UsageError, make_connection, param_groups
+from attnres import make_connection, param_groups
 
 
 class Two(nn.Module):
@@ -46,16 +46,3 @@ def test_frozen_parameters_and_empty_groups_are_left_out():
     model[1].weight.requires_grad_()
     (group,) = param_groups(model, lr=1e-3, query_lr=0.5)
     assert group["name"] == "decayed" and group["params"] == [model[1].weight]
-
-
-@pytest.mark.parametrize(
-    ("model", "rates", "message"),
-    [
-        (nn.Linear(2, 2), {"lr": 1e-3}, "no connection"),
-        (make_connection("full", 4, 2), {"lr": -1.0}, "negative"),
-        (make_connection("full", 4, 2), {"lr": 1e-3, "query_lr": "1e-2"}, "query_lr must be a number"),
-    ],
-)
-def test_refused_in_one_line(model, rates, message):
-    with pytest.raises(UsageError, match=message):
-        param_groups(model, **rates)

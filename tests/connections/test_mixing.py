@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from attnres import Transformer, TransformerConfig, make_connection, mixing_matrix
-from attnres.connections._start import difference_at_start
 from tests.depth import make_sublayers, randomise
 
 
@@ -18,13 +17,6 @@ def test_shapes_follow_the_tokens_and_no_graph_is_kept():
         matrix = mixing_matrix(connection, x, sublayers)
         assert matrix.shape == (*shape, 4, 4) and not matrix.requires_grad and x.grad is None
         assert mixing_matrix(connection, x, sublayers, per_channel=True).shape == (*shape, 4, 4, 6)
-
-
-def test_a_connection_may_have_an_empty_place_for_a_part():
-    connection, x = make_connection("block", dim=8, sites=2), torch.randn(3, 8)
-    expected = mixing_matrix(connection, x, [torch.sin] * 2)
-    connection.register_module("later", None)
-    assert mixing_matrix(connection, x, [torch.sin] * 2).equal(expected)
 
 
 @pytest.mark.parametrize("name", ["highway", "full:query=input"])
@@ -70,11 +62,3 @@ def test_a_model_and_tokens_stand_for_its_connection_embedding_and_sublayers():
     torch.testing.assert_close(mixing_matrix(model, tokens), mixing_matrix(connection, x, sublayers))
     values = connection.run(connection.start(x), sublayers)
     torch.testing.assert_close(model.logits(connection.readout(values)), model(tokens))
-
-
-def test_a_start_without_numbers_is_not_the_plain_residual():
-    connection = make_connection("full:total=true", dim=6, sites=3)
-    assert difference_at_start(connection) == ""
-    with torch.no_grad():
-        connection.query[2].fill_(torch.nan)
-    assert difference_at_start(connection) == "site 2 reads source 0 with weight nan, not 1"

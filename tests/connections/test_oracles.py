@@ -223,18 +223,6 @@ def test_hc_equals_the_hyper_connections_package(streams):
     torch.testing.assert_close(h, reduce(state))
 
 
-def test_hc_starts_as_the_package_does():
-    streams = 4
-    connection = make_connection("hc", dim=DIM, sites=SITES, streams=streams)
-    for site in range(SITES):
-        theirs = HyperConnections(streams, dim=DIM, layer_index=site)
-        read_carry = torch.cat([connection.read[site][:, None], connection.carry[site]], 1)
-        assert torch.equal(read_carry, theirs.static_alpha)
-        assert torch.equal(connection.write[site], theirs.static_beta)
-        assert torch.equal(connection.read_carry_fn[site].T, theirs.dynamic_alpha_fn)
-        assert connection.read_carry_scale[site].item() == theirs.dynamic_alpha_scale.item()
-
-
 def test_mhc_equals_transformers_deepseek_v4():
     from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4Config
     from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection
@@ -288,13 +276,6 @@ def sinkhorn_by_division(logits):
     return matrix
 
 
-@pytest.mark.parametrize("name", ["mhc", "mhc-lite"])
-def test_stream_mixing_starts_near_the_identity(name):
-    connection = make_connection(name, dim=DIM, sites=SITES)
-    _, res, _ = connection.weigh(connection.start(torch.randn(3, DIM)), 2)
-    assert (res - torch.eye(4)).abs().max() < 1e-2
-
-
 def test_mhc_lite_is_the_mean_of_permutations():
     connection = randomised("mhc-lite", streams=3)
     values = (torch.randn(2, 3, DIM),)
@@ -338,10 +319,3 @@ def test_starts_as_its_paper_says(name):
             expected[site, 1 : site + 1] += 1 / site
     matrix = mixing_matrix(make_connection(name, dim=DIM, sites=SITES), x, sublayers)
     torch.testing.assert_close(matrix, expected.expand(5, -1, -1))
-
-
-def test_highway_carries_88_percent_at_the_start():
-    connection = make_connection("highway", dim=DIM, sites=1)
-    matrix = mixing_matrix(connection, torch.randn(5, DIM), make_sublayers(sites=1))
-    gate = torch.sigmoid(torch.tensor(-2.0))
-    torch.testing.assert_close(matrix[0, 1], torch.stack([1 - gate, gate]))

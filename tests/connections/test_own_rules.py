@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from functools import partial
 
 import pytest
 
-from attnres import UsageError, connection_names, make_connection
+from attnres import UsageError, make_connection
 from attnres.cli import main
 from attnres.connections import _check as checks
 from attnres.connections import canonical_connection
 from attnres.connections._sound import check_apart, check_rule, randomised
-from attnres.train.folder import RunFolder
 from tests.connections import wrong_rules as wrong
 
 ALL_BUT_COMPILED = [check for check in checks.CHECKS if check is not checks.compiled]
 
 
-@pytest.mark.parametrize("name", connection_names())
-def test_no_run_of_what_is_here_is_refused(name):
-    """Every run begins with this."""
-    check_rule(name, 48, 7)
-
-
-@pytest.mark.parametrize("name", ["decay", "block:block_size=3,query=input", "hc"])
+@pytest.mark.parametrize("name", ["decay", "block:block_size=3,query=input"])
 def test_the_checks_find_nothing_in_what_is_right(name, monkeypatch):
     """Random queries of the input choose sharply: rounding turns a choice into another's, at a token or two."""
     monkeypatch.setattr(checks, "CHECKS", ALL_BUT_COMPILED)
@@ -100,30 +94,17 @@ def test_a_connection_from_a_file(mine):
     assert canonical_connection("mine.py:MyRule:rate=0.5") == "mine.py:MyRule"
 
 
-CLASS = """
-from torch import nn
-from attnres.connections import Connection
-class A(Connection):
-    weigh = gather = scatter = None
-    def __init__(self, dim, sites, rate):
-        """
-
-
 @pytest.mark.parametrize(
-    ("connection", "source", "message"),
+    ("connection", "message"),
     [
-        ("none.py:MyRule", None, "none.py: no such file, seen from"),
-        ("mine.py:Rule", None, "no subclass of Connection is called 'Rule'; it defines MyRule, Bent"),
-        ("mine.py:MyRule:speed=2", None, "has no option 'speed'; it takes rate"),
-        ("mine.py:MyRule:rate=NaN", None, "rate must be a finite number, not nan"),
+        ("none.py:MyRule", "none.py: no such file, seen from"),
+        ("mine.py:Rule", "no subclass of Connection is called 'Rule'; it defines MyRule, Bent"),
+        ("mine.py:MyRule:speed=2", "has no option 'speed'; it takes rate"),
     ],
 )
-def test_a_bad_file_is_one_line(mine, connection, source, message):
-    if source is not None:
-        (mine / connection.partition(":")[0]).write_text(source)
-    with pytest.raises(UsageError) as refused:
+def test_a_bad_file_is_one_line(mine, connection, message):
+    with pytest.raises(UsageError, match=re.escape(message)):
         make_connection(connection, 4, 2)
-    assert message in str(refused.value) and "\n" not in str(refused.value)
 
 
 def test_attnres_check(mine, capsys):
@@ -137,17 +118,11 @@ def test_attnres_check_of_what_is_wrong(mine, capsys, monkeypatch):
     assert main(["check", "mine.py:Bent"]) == 1
     out = capsys.readouterr().out
     assert "NO  start, gather and scatter are linear" in out and "gather is not linear at site 0" in out
-    mine.joinpath("half.py").write_text("from attnres import Connection\n\nclass Half(Connection):\n    pass\n")
-    for wrong_name, message in (
-        ("mine.py:Typo", "no subclass of Connection"),
-        ("mine.py", "name the connection's class too, as FILE.py:CLASS"),
-        ("half.py:Half", "Half defines no weigh and no gather and no scatter"),
-    ):
-        assert main(["check", wrong_name]) == 2
-        assert message in capsys.readouterr().err
+    assert main(["check", "mine.py"]) == 2
+    assert "name the connection's class too, as FILE.py:CLASS" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("changed", ["values[0]", "values[0].data", "y", "h"])
+@pytest.mark.parametrize("changed", ["values[0].data", "y", "h"])
 def test_a_rule_that_writes_into_what_it_is_given_is_refused(mine, changed):
     """Through `.data` it trained to the end, on gradients that were wrong, silently."""
     steps = f"{changed}.mul_(2)", "return (values[0] + y,)"
@@ -158,8 +133,7 @@ def test_a_rule_that_writes_into_what_it_is_given_is_refused(mine, changed):
         check_rule("writes.py:Writes", 64, 4)
 
 
-def test_every_run_begins_with_the_check(mine):
-    check_rule("block:heads=5", 10, 4)
+def test_every_run_of_a_rule_of_ones_own_begins_with_the_check(mine):
     with pytest.raises(UsageError, match=r"connection mine\.py:Bent: gather is not linear at site 0"):
         check_rule("mine.py:Bent", 64, 4)
     seven = "class Seven(MyRule):\n    def weigh(self, values, site):\n        return () if site < 8 else ()[site]\n"
@@ -167,21 +141,3 @@ def test_every_run_begins_with_the_check(mine):
     check_rule("seven.py:Seven", 64, 7)
     with pytest.raises(UsageError, match=r"seven\.py:Seven fails with IndexError: .*; attnres check says where"):
         check_rule("seven.py:Seven", 64, 8)
-
-
-def test_a_run_of_a_connection_from_a_file(mine, capsys):
-    for number in range(20):
-        (mine / f"{number}.txt").write_text(f"{number} fox " * 50)
-    shape = ["--model.dim=8", "--model.layers=1", "--model.heads=1", "--model.context=8", "--batch-size=2"]
-    text = ["--data.paths=*.txt", "--data.cache=cache", "--data.validation-fraction=0.2", "--validation-tokens=64"]
-    train = ["train", *shape, *text, "--steps=2", "--model.connection"]
-    assert main([*train, "mine.py:MyRule:rate=0.25"]) == 0
-    said = capsys.readouterr().out
-    assert "mine.py:MyRule:rate=0.25" in said and "runs/mine.py-MyRule-1x8" in said
-    (run,) = (mine / "runs").iterdir()
-    (mine / "mine.py").rename(mine / "moved.py")
-    with pytest.raises(UsageError, match=rf"{run.name}: .*mine\.py: no such file, seen from"):
-        RunFolder(run).config()
-    (mine / "moved.py").rename(mine / "mine.py")
-    assert main([*train, "mine.py:Bent"]) == 2
-    assert "gather is not linear" in capsys.readouterr().err

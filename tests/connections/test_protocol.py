@@ -6,19 +6,19 @@ import pytest
 import torch
 from torch import nn
 
-from attnres import UsageError, connection_names, make_connection, mixing_matrix
+from attnres import UsageError, make_connection, mixing_matrix
 from attnres.connections import check_sublayers
 from tests.depth import DIM, SITES, make_sublayers
 
-every_connection = pytest.mark.parametrize("name", connection_names())
 with_two_runs = pytest.mark.parametrize("name", ["residual", "block"])
 """The base class's `run`, and the one in two phases."""
 
 
-@every_connection
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_one_buffer_for_the_outputs_of_all_calls_is_refused_where_it_matters(name, mode):
-    """A rule that sums outputs up has no use for the buffer any more; one that keeps them would read the newest."""
+@pytest.mark.parametrize(
+    ("name", "mode"), [("delta", torch.no_grad), ("full", torch.inference_mode), ("window", torch.no_grad)]
+)
+def test_one_buffer_for_the_outputs_of_all_calls_is_refused(name, mode):
+    """A rule that keeps outputs would read the newest in place of each."""
     x, kept = torch.randn(2, DIM), torch.zeros(2, DIM)
     sublayers = [lambda h, *_: torch.mul(h, 2, out=kept)[:]] * SITES
 
@@ -30,15 +30,9 @@ def test_one_buffer_for_the_outputs_of_all_calls_is_refused_where_it_matters(nam
         return connection.readout(values)
 
     with mode():
-        right = read([lambda h, *_: 2 * h] * SITES, SITES)
         for step in (SITES, 1):
-            refused = None
-            try:
-                torch.testing.assert_close(read(sublayers, step), right, rtol=1e-4, atol=1e-4)
-            except UsageError as error:
-                refused = str(error)
-            assert refused or name not in ("delta", "full", "window")
-            assert refused is None or "a sublayer wrote into what an earlier one returned" in refused
+            with pytest.raises(UsageError, match="a sublayer wrote into what an earlier one returned"):
+                read(sublayers, step)
 
 
 @with_two_runs
@@ -69,14 +63,9 @@ def test_what_a_sum_would_take_silently(name):
     for wrong in (torch.Tensor.long, lambda h: h.to("meta")):
         with pytest.raises(UsageError, match="a floating dtype on the device that it reads"):
             connection.run(connection.start(x), [wrong] * SITES)
-    with pytest.raises(UsageError, match="its output tensor alone, not tuple"):
-        connection.run(connection.start(x), [lambda h: (h, None)] * SITES)
     for take in (connection.readout, lambda x: connection.run(x, make_sublayers())):
         with pytest.raises(UsageError, match=r"values are what start\(x\) returns, not x"):
             take(x)
-    for wrong in (x.long(), [1.0], torch.tensor(1.0)):
-        with pytest.raises(UsageError, match="the stream "):
-            connection.start(wrong)
     with pytest.raises(UsageError, match=f"has width {DIM}; what it was given has 5"):
         connection.run(connection.start(torch.randn(2, 5)), make_sublayers())
     with pytest.raises(UsageError, match=f"has width {DIM}; what it was given has 3"):
@@ -93,18 +82,6 @@ def test_values_of_another_site_are_refused():
         connection.run(values, sublayers[3:], first=3)
     with pytest.raises(UsageError, match=f"has {SITES} sites; 2 sublayers from {SITES - 1} on do not fit"):
         connection.run(connection.run(values, sublayers[:-1]), sublayers[-2:], first=SITES - 1)
-
-
-def test_a_sublayer_that_takes_one_of_several_reads():
-    connection = make_connection("block:reads=qkv", DIM, SITES)
-    with pytest.raises(UsageError, match="the site reads 3 mixtures"):
-        connection.run(connection.start(torch.randn(2, DIM)), [nn.Linear(DIM, DIM)] * SITES)
-
-    def fails(*_):
-        raise TypeError("of its own")
-
-    with pytest.raises(TypeError, match="of its own"):
-        connection.run(connection.start(torch.randn(2, DIM)), [fails])
 
 
 def test_a_sublayer_with_a_residual_of_its_own():

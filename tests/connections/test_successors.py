@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnres import UsageError, make_connection, mixing_matrix
+from attnres import make_connection, mixing_matrix
 from attnres.ops.backends import native_backend
 from tests.connections.test_oracles import rms_norm
 from tests.depth import DIM, SITES, make_sublayers, randomised, trace
@@ -39,8 +39,7 @@ def test_rms_residual_adds_normalised_outputs():
         torch.testing.assert_close(h, x + sum(rms_norm(y, eps=EPS) for y in outputs[:site]))
 
 
-@pytest.mark.parametrize("pending", ["raw", "normalised"])
-@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(("size", "pending"), [(1, "raw"), (3, "raw"), (3, "normalised")])
 def test_rms_block_attends_to_sums_of_normalised_outputs(size, pending):
     connection, (x, *outputs), inputs = traced("rms-block", block_size=size, pending=pending)
     for site, h in enumerate(inputs):
@@ -58,8 +57,7 @@ def test_rms_full_normalises_each_output():
         torch.testing.assert_close(h, expected)
 
 
-@pytest.mark.parametrize("of_plain_weights", [{}, {"gate": True, "total": True}])
-@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(("size", "of_plain_weights"), [(1, {}), (3, {"gate": True, "total": True})])
 def test_interlayer_attends_once_per_transformer_layer(size, of_plain_weights):
     connection, (x, *outputs), inputs = traced("interlayer", block_size=size, **of_plain_weights)
     gates = connection.gate if of_plain_weights else [1.0] * SITES
@@ -123,49 +121,14 @@ def test_each_read_has_its_own_query(name):
             torch.testing.assert_close(mixture, expected)
 
 
-@pytest.mark.parametrize("name", ["delta", "block", "full", "rms-block", "rms-full", "window"])
-def test_reads_start_equal_and_are_checked(name):
+@pytest.mark.parametrize("name", ["delta", "block", "rms-full"])
+def test_reads_start_equal(name):
     x, sublayers = torch.randn(2, 3, DIM), make_sublayers()
-    with pytest.raises(UsageError, match="reads must be one of one, qk-v, qkv, qkv-gate-up, not 'kv'"):
-        make_connection(name, DIM, SITES, reads="kv")
     _, inputs = trace(make_connection(name, DIM, SITES, reads="qkv-gate-up"), x, sublayers)
     assert any(isinstance(h, tuple) for h in inputs)
     for h in inputs:
         if isinstance(h, tuple):
             assert all(torch.equal(mixture, h[0]) for mixture in h)
-
-
-@pytest.mark.parametrize("name", ["rms-residual", "rms-full"])
-def test_the_matrix_holds_the_inverse_rms_of_each_output(name):
-    connection, sublayers = randomised(name), make_sublayers()
-    x = torch.randn(2, DIM)
-    sources, _ = trace(connection, x, sublayers)
-    readout = mixing_matrix(connection, x, sublayers)[:, -1]
-    raw = torch.stack([source.norm(dim=-1) for source in sources], -1) / DIM**0.5
-    weights = readout * torch.cat([torch.ones(2, 1), raw[:, 1:]], -1)  # undo the norm of all but the embedding
-    expected = torch.ones(2) * (SITES + 1 if name == "rms-residual" else 1)
-    torch.testing.assert_close(weights.sum(-1), expected, rtol=0, atol=1e-4)  # but for eps
-
-
-@pytest.mark.parametrize("name", ["rms-residual", "rms-block", "rms-full"])
-def test_the_size_of_an_output_does_not_matter_once_it_is_written(name):
-    options = {"pending": "normalised"} if name == "rms-block" else {}  # else the open block is read raw
-    connection, sublayers = randomised(name, **options), make_sublayers()
-    louder = [lambda h, f=f: 1000.0 * f(h) for f in sublayers]
-    x = torch.randn(2, 3, DIM)
-    quiet = connection.readout(connection.run(connection.start(x), sublayers))
-    loud = connection.readout(connection.run(connection.start(x), louder))
-    torch.testing.assert_close(loud, quiet, rtol=0, atol=1e-4)  # but for eps
-
-
-def test_values_of_an_open_raw_block_are_both_sums():
-    connection, sublayers = randomised("rms-block", block_size=3), make_sublayers()
-    values = connection.start(torch.randn(2, DIM))
-    lengths = []
-    for site, sublayer in enumerate(sublayers):
-        values = connection.run(values, [sublayer], first=site)
-        lengths.append(len(values))
-    assert lengths == [3, 3, 2, 4, 4, 3, 5]
 
 
 def halves(block, size):
@@ -200,8 +163,7 @@ def haares(connection, x, sublayers, size):
     return inputs
 
 
-@pytest.mark.parametrize("detach", [True, False])
-@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize(("size", "detach"), [(2, True), (5, False)])
 def test_haares_reads_sums_and_details_of_blocks(size, detach):
     connection, sublayers = randomised("haares", block_size=size, detach=detach), make_sublayers()
     x = torch.randn(2, 3, DIM, requires_grad=True)
@@ -231,8 +193,6 @@ def test_haares_starts_with_details_at_an_eighth_of_a_sum():
     weight = 1 / (2 + torch.tensor(-2.0).exp())
     torch.testing.assert_close(matrix[:, -1, 1], weight * (1 + detail))
     torch.testing.assert_close(matrix[:, -1, -1], weight * (1 - detail))
-    with pytest.raises(UsageError, match="a block of one sublayer has no halves"):
-        make_connection("haares", DIM, SITES, block_size=1)
 
 
 @pytest.mark.parametrize("streams", [2, 8])
@@ -252,20 +212,6 @@ def test_kromhc_is_the_kronecker_product_of_pairs(streams):
     torch.testing.assert_close(res.sum(-2), torch.ones(2, 3, streams))
     start = make_connection("kromhc", DIM, SITES, streams=streams).weigh(values, 1)[1]
     torch.testing.assert_close(start, torch.eye(streams).expand_as(start), rtol=0, atol=2e-3)
-    with pytest.raises(UsageError, match="streams must be 2, 4, 8 or so on, not 3"):
-        make_connection("kromhc", DIM, SITES, streams=3)
-
-
-def test_a_count_prior_over_block_means_is_block_up_to_a_scale():
-    """Why LR-AttnRes' prior is no connection here: what pre-norm sublayers see of it is Block."""
-    connection, (x, *outputs), inputs = traced("block", block_size=3)
-    for site, h in enumerate(inputs):
-        blocks = [[x], *blocks_of(outputs[:site], 3)]
-        counts = torch.tensor([float(len(block)) for block in blocks])
-        means = torch.stack([sum(block) for block in blocks]) / counts[:, None, None, None]
-        scores = rms_norm(means, connection.gain[site], 0.0) @ connection.query[site] + counts.log()[:, None, None]
-        prior = torch.einsum("nbt,nbtd->btd", scores.softmax(0), means)
-        torch.testing.assert_close(rms_norm(prior, eps=0.0), rms_norm(h, eps=0.0), rtol=0, atol=1e-5)  # h has an eps
 
 
 @pytest.mark.parametrize("name", ["rms-residual", "rms-block", "rms-full", "delta"])

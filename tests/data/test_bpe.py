@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from attnres.data import DataConfig, open_corpus, tokenizer_from_json
-from attnres.errors import UsageError
 from tests.data.text import documents_of
 
 
@@ -54,17 +53,7 @@ def test_it_is_learned_once_and_is_the_same_every_time(folder, tmp_path):
     assert copy.encode("é") == again.tokenizer.encode("é")
 
 
-def test_fewer_ids_than_asked_for_are_told(folder, caplog):
-    learned = open_(folder, "bpe:300").vocab_size
-    assert learned == 300 and not caplog.messages
-    learned = open_(folder, "bpe:99999").vocab_size
-    (line,) = caplog.messages
-    assert f"{learned:,} ids" in line and learned < 99999
-
-
 def test_of_one_document_it_is_learned_from_the_beginning(folder):
-    with pytest.raises(UsageError, match="write bpe:N with N above 257"):
-        open_(folder, "bpe:257")
     for file in list(folder.iterdir())[1:]:
         file.unlink()
     corpus = open_(folder, "bpe:300")

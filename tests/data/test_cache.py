@@ -62,13 +62,6 @@ def test_a_damaged_cache_is_built_again(built, open_):
         assert not list(built.parent.glob("*.partial"))
 
 
-def test_what_was_checked_just_now_is_not_hashed_again(built, open_, tmp_path):
-    config = DataConfig(paths=(str(tmp_path / "documents"),), cache=str(tmp_path / "cache"))
-    heard = []
-    corpus = open_corpus(config, lambda *said: heard.append(said), checked=True)
-    assert not heard and corpus.sha256 == open_("documents").sha256
-
-
 def test_several_processes_open_at_once_and_one_builds(tmp_path):
     write_documents(tmp_path / "documents", 300)
     processes = [start_opening(tmp_path / "cache", tmp_path / "documents") for _ in range(2)]
@@ -84,13 +77,6 @@ def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path):
     assert process.returncode == 1
     assert error.startswith(str(tmp_path / "cache" / "corpora")) and error.count("\n") == 1
     assert not list((tmp_path / "cache" / "corpora").glob("*/"))
-
-
-def test_default_cache_folder(tmp_path, monkeypatch):
-    write_documents(tmp_path / "documents")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    open_corpus(DataConfig(paths=(str(tmp_path / "documents"),)))
-    assert list((tmp_path / "xdg" / "attnres" / "corpora").glob("*/train.bin"))
 
 
 def test_a_cache_inside_the_text_is_not_text_and_progress_reaches_its_total(tmp_path):

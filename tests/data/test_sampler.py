@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -70,20 +69,6 @@ def test_processes_read_their_own_rows():
         assert [len(batch) for batch in batches] == [2, 4]
         assert np.array_equal(np.concatenate(batches), whole.next())
         assert all(part.state() == whole.state() for part in parts)
-
-
-@pytest.mark.parametrize("done", [0, 4, 50])
-def test_resume_anywhere(done):
-    tokens = np.random.default_rng(0).integers(0, 256, 500).astype(np.uint8)
-    sampler = Sampler(tokens, 16, 5, 11)
-    for _ in range(done):
-        sampler.next()
-    state = json.dumps(sampler.state())
-    assert len(state) < 120
-    expected = [sampler.next() for _ in range(20)]
-    resumed = Sampler(tokens, 16, 5, 11)
-    resumed.restore(json.loads(state))
-    np.testing.assert_array_equal([resumed.next() for _ in range(20)], expected)
 
 
 def corpus_of(length: int) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnres.data import StreamDecoder, load_tokenizer, tokenizer_from_json
-from attnres.errors import UsageError
 from tests.data.text import TEXT, library_tokenizer
 
 BYTES = load_tokenizer("bytes")
@@ -109,16 +107,3 @@ def test_separator_is_what_the_tokenizer_ends_a_text_with(tmp_path):
     for config, end in ({"eos_token": "<|im_end|>"}, "<|im_end|>"), ({"eos_token": None}, "<|done|>"), ({}, "<|done|>"):
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
         assert load_tokenizer(str(tmp_path)).end == library.token_to_id(end)
-
-
-def test_what_is_no_tokenizer_is_named(tmp_path, monkeypatch):
-    (tmp_path / "bad.json").write_text('{"model": 3}')
-    with pytest.raises(UsageError, match=r"cannot load the tokenizer .*none\.json"):
-        load_tokenizer(str(tmp_path / "none.json"))
-    with pytest.raises(UsageError, match=r"bad\.json is not a tokenizer"):
-        load_tokenizer(str(tmp_path / "bad.json"))
-    with pytest.raises(UsageError, match=r"not (the record of )?a tokenizer"):
-        tokenizer_from_json({"kind": "pickle"})
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(UsageError, match=r"pip install"):
-        load_tokenizer("gpt2")
