@@ -1,14 +1,13 @@
 """SPEC.md 13: known traps, each with a test that fails if it is sprung. Numbers are the section's.
 
-6 (decay or Muon on queries) is also tested on the real optimizers in tests/train. 3, 5, 8 (test_oracles.py) and 11
-(test_every_connection.py) are held by every connection's protocol.
+6 (decay or Muon on queries) is also tested on the real optimizers in tests/train. 3, 5, 8 (test_oracles.py), 11
+(test_every_connection.py) and 13 (tests/ops/test_torch_features.py) are held elsewhere.
 """
 
 from __future__ import annotations
 
 from functools import partial
 
-import pytest
 import torch
 import torch.nn.functional as F
 
@@ -116,22 +115,6 @@ def test_12_the_mean_times_the_count_is_the_plain_sum():
     full.connection.mix = summed
     full.connection.run = partial(Connection.run, full.connection)  # site by site
     torch.testing.assert_close(full(tokens), plain(tokens), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_13_one_compilation_serves_every_depth_and_batch():
-    sites = 12
-    connection, sublayers = randomised("full", sites=sites), make_sublayers(sites=sites)
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        compiled = torch.compile(
-            lambda x: connection.readout(connection.run(connection.start(x), sublayers)),
-            fullgraph=True,
-            backend="aot_eager",
-        )
-        for _ in range(3):
-            x = torch.randn(4, DIM)
-            torch.testing.assert_close(compiled(x), trace(connection, x, sublayers)[1][-1])
 
 
 def test_14_the_magnitude_is_right_and_not_only_the_direction():

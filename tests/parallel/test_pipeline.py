@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -171,21 +169,3 @@ def test_token_losses_between_steps(ranks):
     for before, after in ranks.run(evaluate, case, ranks=case.ranks):
         torch.testing.assert_close(before, expected.detach(), rtol=1e-5, atol=1e-5)
         assert torch.equal(before, after)
-
-
-def die(group: dist.ProcessGroup, case: Case) -> None:
-    pipeline = make_pipeline(group, case)
-    pipeline.forward_backward(case.batches(0))
-    if dist.get_rank() == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
-    pipeline.forward_backward(case.batches(0))
-
-
-def test_a_rank_that_is_killed_ends_the_others(tmp_path):
-    """They fail because a connection closes, long before the group's time limit."""
-    pool = Ranks(3, tmp_path)
-    with pytest.raises(RuntimeError) as error:
-        pool.run(die, Case(3, 2, "interleaved-1f1b", 3), ranks=3)
-    message = str(error.value)
-    assert "rank 1 is gone" in message and "rank 0:" in message and "rank 2:" in message
-    assert "waiting" not in message  # ranks.GRACE

@@ -1,11 +1,14 @@
 """Several processes against one: the same losses, gradients and weights, and no more work or talk than is needed."""
 
+import copy
 import dataclasses
 from functools import partial
 
 import pytest
 import torch
 
+from attnres.model import Transformer, TransformerConfig
+from attnres.parallel.build import materialise, skeleton
 from attnres.parallel.layout import Layout
 from tests.train.many import contents, go, make_trainer, own_rule
 
@@ -84,14 +87,52 @@ def test_a_rule_with_a_buffer_and_with_what_it_keeps_fixed(make_config, pair, tm
     assert went_on[0] == pytest.approx(go(None, config, None, 2)[0][1], rel=1e-3)
 
 
+def kimi_linear(connection):
+    from tests.model.test_backbones import config_of  # not where each rank would import it, too
+
+    return dataclasses.asdict(config_of("kimi_linear", connection, vocab_size=256))
+
+
 @slow
 def test_sublayers_of_transformers_train_as_in_one_process(make_config, pair, tmp_path):
     pytest.importorskip("transformers")
-    from tests.model.test_backbones import config_of  # not where each rank would import it, too
-
-    model = dataclasses.asdict(config_of("kimi_linear", vocab_size=256))
+    model = kimi_linear("residual")
     config = make_config(batch_size=4, accumulate=2, model=model, optimizer={"hidden": "adamw"}, checkpointing=True)
     assert_trains_as_one_process(config, pair, PAIRS["shard 2"], tmp_path, size=2)
+
+
+VECTORS = ("norm.weight", "dt_bias", "A_log")
+
+
+def look_at_sublayers(_group, config, layout):
+    """The sublayers' parameters at rest, when their sublayer begins, and when it has ended: {name: (dtype, cut)}."""
+    trainer = make_trainer(config, layout)
+    at_rest, within, after = {}, {}, {}
+
+    def look(into, site):
+        for name, p in trainer.model.sublayers[site].named_parameters():
+            into[f"{site}.{name}"] = p.dtype, hasattr(p, "placements") and p.placements[-1].is_shard()
+
+    for site, sublayer in enumerate(trainer.model.sublayers):
+        look(at_rest, site)
+        sublayer.register_forward_pre_hook(lambda *_, site=site: look(within, site))
+        sublayer.register_forward_hook(lambda *_, site=site: look(after, site))
+    trainer.train_step()
+    return at_rest, within, after
+
+
+@slow
+def test_what_is_no_vector_is_whole_while_its_sublayer_runs(make_config, pair):
+    """Stacked experts, convolutions and router gates too; vectors stay whole, in float32, for the step."""
+    pytest.importorskip("transformers")
+    config = make_config(batch_size=4, accumulate=2, model=kimi_linear("block"), precision="bfloat16")
+    for at_rest, within, after in pair.run(look_at_sublayers, config, Layout(shard=2), ranks=2):
+        vectors = {name for name in at_rest if name.endswith(VECTORS)}
+        assert {"0.block.conv1d.weight", "3.block.gate.weight", "3.block.experts.down_proj"} <= at_rest.keys() - vectors
+        assert set(at_rest.values()) == {(torch.float32, True)}
+        assert {name for name, (_, cut) in after.items() if not cut} == vectors
+        gathered = torch.bfloat16
+        assert within == {name: (torch.float32 if name in vectors else gathered, False) for name in at_rest}
 
 
 def go_compiled(group, config, *args):
@@ -228,3 +269,39 @@ def test_the_meta_device_gives_the_weights_of_one_process(make_config, ranks):
     results = ranks.run(_start, config, ranks=4)
     assert all(all(equal.values()) and complete for equal, complete, _ in results)
     assert sum(own for _, _, own in results) == make_trainer(config).parameters
+
+
+DRAWN = """
+import torch
+from torch import nn
+from attnres.connections import Connection
+
+class Drawn(Connection):
+    def __init__(self, dim, sites):
+        super().__init__(dim, sites)
+        self.a = nn.ParameterList(1 + 0.1 * torch.randn(1) for _ in range(sites))
+
+    def weigh(self, values, site):
+        return self.a[site] if site < self.sites else ()
+
+    def gather(self, values, weights, site):
+        return values[0]
+
+    def scatter(self, values, weights, site, h, y):
+        return ((values[0] + weights * y).to(values[0].dtype),)
+"""
+
+
+def test_a_rule_whose_start_is_drawn_starts_alike_wherever_it_is_made(tmp_path):
+    """From the seed alone, and not from what was drawn before it or is made elsewhere."""
+    (tmp_path / "rule.py").write_text(DRAWN)
+    config = TransformerConfig(vocab_size=32, dim=16, layers=2, heads=2, connection=f"{tmp_path / 'rule.py'}:Drawn")
+    one, again, other = Transformer(config, 0), Transformer(config, 0), Transformer(config, 1)
+    whole = skeleton(Transformer, config)
+    part = copy.deepcopy(whole)
+    materialise(whole, [part], 0, torch.device("cpu"))
+    expected = one.state_dict()
+    for made in (again, part):
+        assert all(torch.equal(expected[name], tensor) for name, tensor in made.state_dict().items())
+    assert len({number.item() for number in one.connection.a}) == 4
+    assert not torch.equal(one.connection.a[0], other.connection.a[0])
