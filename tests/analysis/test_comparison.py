@@ -31,12 +31,6 @@ def test_differences_are_paired_by_seed():
     assert full.step_time_ratio == pytest.approx(1.4) and full.peak_memory_ratio == pytest.approx(1.2)
 
 
-def test_only_seeds_that_both_have_are_paired():
-    rows = compare_arms({"a": {0: summary(2.0)}, "b": {0: summary(1.5), 1: summary(9.0)}, "c": {}}, "a")
-    assert rows[1].difference == pytest.approx(-0.5) and rows[1].difference_error is None and rows[1].seeds == 2
-    assert rows[2].validation_loss is None and rows[2].difference is None and rows[2].step_time_ratio is None
-
-
 def test_p_values_are_paired_and_corrected_together():
     losses = {"a": [2.0, 3.0, 4.0], "b": [1.9, 2.8, 3.7], "c": [2.1, 2.9, 4.2]}
     rows = compare_arms({arm: {s: summary(x) for s, x in enumerate(of)} for arm, of in losses.items()}, "a")
@@ -91,10 +85,6 @@ def compared(**differences):
             "per byte, may be chance.",
         ),
         (
-            {"b": [-0.1]},
-            "With 1 seed nothing is decided: the difference to a, -0.1000 (b) nats per byte, may be chance.",
-        ),
-        (
             {"b": [-0.00001]},
             "With 1 seed nothing is decided: the difference to a, +0.0000 (b) nats per byte, may be chance.",
         ),
@@ -110,12 +100,6 @@ def test_a_seed_that_one_arm_did_not_finish_is_left_out_everywhere():
     assert {arm: list(runs) for arm, runs in kept.items()} == {"a": [0], "b": [0], "c": []}
     base, arm, _ = compare_arms(kept, "a")
     assert arm.difference == arm.validation_loss - base.validation_loss
-
-
-def test_the_step_time_is_paired_by_seed_and_shows_its_spread():
-    arms = {"a": {0: summary(2, 1.0), 1: summary(2, 3.0)}, "b": {0: summary(2, 1.2), 1: summary(2, 3.3)}}
-    row = compare_arms(arms, "a")[1]
-    assert row.step_time_ratio == pytest.approx(1.15) and row.step_time_range == pytest.approx((1.1, 1.2))
 
 
 def test_the_step_time_is_withheld_where_the_seeds_are_too_far_apart():

@@ -1,11 +1,8 @@
 """The cost model against counting, against a model's own values, and against what is known of the schedules."""
 
 import json
-import re
-import shlex
 from fractions import Fraction
 from itertools import pairwise, product
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,9 +21,7 @@ from attnres.analysis.cost import (
 from attnres.analysis.timeline import EFFORT, schedule_actions, simulate
 from attnres.cli import main
 from attnres.connections import make_connection
-from attnres.errors import UsageError
 from attnres.parallel.schedule import chunk_sites, even_cuts
-from attnres.report.cost import _milliseconds
 
 
 def test_memory_traffic_is_the_specifications_table():
@@ -61,8 +56,7 @@ def test_counted_is_the_formula_the_embedding_and_what_is_not_sent_back(pipeline
     assert [c - f for c, f in zip(counted.cached, formula.cached, strict=True)] == returned
 
 
-@pytest.mark.parametrize(("pipeline", "virtual"), [(2, 3), (4, 2)])
-@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize(("pipeline", "virtual", "block_size"), [(2, 3, 1), (4, 2, 4)])
 def test_counted_is_what_the_connections_values_are(pipeline, virtual, block_size):
     """Run the connection; a tensor that the receiving rank has held before need not be sent again."""
     connection = make_connection("block", dim=4, sites=26, block_size=block_size)
@@ -81,17 +75,6 @@ def test_counted_is_what_the_connections_values_are(pipeline, virtual, block_siz
             here |= {id(tensor): tensor for tensor in values}
     counted = counted_transfers(sites, block_size, pipeline)
     assert (counted.naive, counted.cached) == (naive, cached)
-
-
-@pytest.mark.parametrize(("pipeline", "micro_batches"), [(1, 4), (2, 8), (4, 12)])
-def test_simulated_steps_are_the_known_ones(pipeline, micro_batches):
-    """Without transfers 1F1B idles P - 1 chunks' forward and backward, interleaved V times less (2104.04473)."""
-    for schedule, virtual in (("1f1b", 1), ("interleaved-1f1b", 2), ("interleaved-1f1b", 4)):
-        actions = schedule_actions(schedule, pipeline, virtual, micro_batches)
-        chunk = 1 / (pipeline * virtual)
-        step = simulate(actions, [chunk] * pipeline * virtual, [0.0] * pipeline * virtual)
-        assert step.seconds == pytest.approx(3 * (micro_batches + (pipeline - 1) / virtual) / pipeline)
-        assert step.busy == pytest.approx(3 * micro_batches / pipeline / step.seconds)
 
 
 @pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved-1f1b", 3), ("zero-bubble", 2)])
@@ -120,7 +103,7 @@ def test_a_timeline_respects_every_dependency(schedule, virtual):
             assert ran[action._replace(chunk=action.chunk + 1)].end + transfer[action.chunk + 1] <= span.start + 1e-9
 
 
-@pytest.mark.parametrize(("pipeline", "virtual", "micro_batches"), [(1, 2, 3), (3, 1, 9), (4, 3, 10), (4, 2, 3)])
+@pytest.mark.parametrize(("pipeline", "virtual", "micro_batches"), [(3, 1, 9), (4, 3, 10)])
 def test_orders_are_those_of_torchs_schedules(pipeline, virtual, micro_batches):
     kinds = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
     stage = SimpleNamespace(group_rank=0, group_size=pipeline, num_stages=pipeline * virtual, submod=None)
@@ -134,16 +117,6 @@ def test_orders_are_those_of_torchs_schedules(pipeline, virtual, micro_batches):
             assert ours == [(kinds[a.computation_type.value], a.stage_index, a.microbatch_index) for a in order]
 
 
-def test_ranks_that_the_micro_batches_do_not_suit_are_left_out():
-    assert [plan.pipeline for plan in Plan(pipeline=3, virtual=2, micro_batches=9).with_pipelines()] == [8]
-
-
-def test_no_number_is_too_long_to_read(capsys):
-    assert main(["cost", "--tflops", "1e-12", "--dim", "1000000000"]) == 0
-    printed = capsys.readouterr().out
-    assert max(map(len, re.findall(r"[0-9,.e+]+", printed))) < 16 and "…" not in printed
-
-
 def test_one_link_carries_one_message_at_a_time():
     actions = schedule_actions("1f1b", 2, 1, 2)
     step = simulate(actions, [1.0, 1.0], [0.0, 5.0])
@@ -152,12 +125,7 @@ def test_one_link_carries_one_message_at_a_time():
 
 @pytest.mark.parametrize(
     ("connection", "schedule"),
-    [
-        ("residual", "interleaved-1f1b"),
-        ("block, cached", "interleaved-1f1b"),
-        ("block, naive", "zero-bubble"),
-        ("block, cached", "zero-bubble"),
-    ],
+    [("residual", "interleaved-1f1b"), ("block, naive", "zero-bubble"), ("block, cached", "zero-bubble")],
 )
 def test_what_a_rank_keeps_is_what_a_walk_through_the_schedule_counts(connection, schedule):
     """Name every tensor that is kept, micro-batch by micro-batch, and count names."""
@@ -181,19 +149,6 @@ def test_what_a_rank_keeps_is_what_a_walk_through_the_schedule_counts(connection
                     del kept[place]
             most = max(most, len(set().union(*kept.values())))
     assert most_kept(plan, connection) == most
-
-
-@pytest.mark.slow
-def test_the_documents_clusters_are_the_commands(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "250")
-    document = (Path(__file__).parents[2] / "docs" / "DISTRIBUTED.md").read_text(encoding="utf-8").replace("\\\n", "")
-    (line,) = [line for line in document.splitlines() if line.startswith("    attnres cost") and "--gpus" in line]
-    assert main(shlex.split(line)[1:]) == 0
-    printed = [" ".join(row.split()) for row in capsys.readouterr().out.splitlines()]
-    written = [
-        row.strip("| ").split(" | ") for row in document.splitlines() if re.match(r"\| [\d,]+ \| (res|block)", row)
-    ]
-    assert len(written) == 9 and all(" ".join(row) in printed for row in written)
 
 
 def test_clusters_are_in_the_record_and_halve_with_every_doubling(tmp_path):
@@ -221,39 +176,3 @@ def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
     seconds = {name: step["seconds"] for name, step in record["step"].items()}
     assert seconds["residual"] <= seconds["block, cached"] <= seconds["block, naive"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cost.json", "step.png"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--pipeline", "64"], "256 chunks"),
-        (["--schedule", "1f1b"], "one virtual stage"),
-        (["--micro-batches", "11", "--pipeline", "4"], "use 8 or 12"),
-        (["--link", "0"], "link must be positive"),
-        (["--tflops", "nan"], "finite"),
-        (["--block-size", "129"], "block_size 129"),
-        (["--gpus", "12"], "gpus must be a multiple of the 8 ranks of --pipeline, not 12"),
-        (["--gpus", "24"], "batch must be a multiple of the 3 pipelines on 24 gpus, not 4096"),
-    ],
-)
-def test_bad_plans_are_one_line(arguments, message, capsys):
-    assert main(["cost", *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
-def test_a_plan_refuses_more_chunks_than_sublayers():
-    with pytest.raises(UsageError, match=r"5 chunks .* more than 4 sublayers"):
-        Plan(layers=4, block_size=2, pipeline=5, virtual=1)
-    assert Plan(layers=10, block_size=4, pipeline=3, virtual=1).sites == [range(3), range(3, 6), range(6, 10)]
-
-
-def test_short_times_have_digits():
-    """Of a small model every time was 0.00 ms."""
-    assert [_milliseconds(seconds, 2) for seconds in (2.349e-3, 0.1e-3, 2.11e-5, 0.0)] == [
-        "2.35",
-        "0.10",
-        "0.0211",
-        "0",
-    ]
-    assert [_milliseconds(seconds) for seconds in (1.2345, 1.63e-4, 2e6)] == ["1,234.5", "0.163", "2e+09"]

@@ -110,7 +110,7 @@ def assert_as_defined(name: str, changes: list[Change]) -> None:
     "name",
     [
         *["full:window=3,reads=qkv-gate-up", "full:query=input,heads=3", "block:block_size=3,total=true", "highway"],
-        *["postnorm", "hc", "haares:reads=qkv", "interlayer", "rms-block:block_size=2", "x0", "denseformer"],
+        *["postnorm", "hc", "haares:reads=qkv", "denseformer"],
     ],
 )
 def test_a_site_reads_what_the_definition_says(name):
@@ -118,9 +118,8 @@ def test_a_site_reads_what_the_definition_says(name):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("name", ["highway", "delta:reads=qkv"])
-def test_every_change_is_what_the_definition_says(name, case):
-    assert_as_defined(name, CASES[case])
+def test_every_change_is_what_the_definition_says(case):
+    assert_as_defined("delta:reads=qkv", CASES[case])
 
 
 def test_no_change_is_no_change_and_gradients_are_those_of_the_rule():
@@ -134,29 +133,6 @@ def test_no_change_is_no_change_and_gradients_are_those_of_the_rule():
         for plain, under in zip(*found, strict=True):
             if plain is not None:
                 torch.testing.assert_close(under, plain, rtol=1e-9, atol=1e-9)
-
-
-class OfHalves(Connection):
-    """The plain residual, written so that it takes no other number of channels."""
-
-    mixes_channels = True
-
-    def weigh(self, values, site):
-        return torch.ones(2, 1)
-
-    def gather(self, values, weights, site):
-        return (weights * values[0].unflatten(-1, (2, self.dim // 2))).flatten(-2)
-
-    def scatter(self, values, weights, site, h, y):
-        return (values[0] + y,)
-
-
-def test_a_rule_that_takes_its_own_number_of_channels_alone():
-    connection, sublayers, x = OfHalves(DIM, SITES), make_sublayers(sites=SITES), torch.randn(1, 4, DIM)
-    changed = Intervened(connection, [Mute(2)])
-    h = changed.readout(changed.run(changed.start(x), sublayers))
-    expected = by_definition(randomised("residual", sites=SITES), x, sublayers, [Mute(2)], {})[-1]
-    torch.testing.assert_close(h, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_noise_takes_out_a_vector_as_long_as_the_source_and_the_same_at_every_site():

@@ -16,7 +16,6 @@ import attnres.hf
 from attnres import Transformer, TransformerConfig, UsageError, mixing_matrix
 from attnres.analysis import Mute, Noise, Off, Patch, Pin, Plain, Scale, intervene
 from attnres.analysis.interventions import sources_of
-from attnres.model import parameter_roles
 from tests.analysis.test_interventions import ALL
 from tests.depth import DIM, randomise
 from tests.hf.models import make_model
@@ -46,7 +45,7 @@ def logits_of(model, tokens: list[int]) -> Tensor:
 CHANGES = [Mute(1, sites=[2, 4], tokens=[1, 6]), Scale(2, by=0.5, tokens=5), Off(3, tokens=[0, 7]), Pin(0, weight=0.3)]
 
 
-@pytest.mark.parametrize("connection", ["block", "hc", "delta:reads=qkv"])
+@pytest.mark.parametrize("connection", ["block", "delta:reads=qkv"])
 def test_generation_with_a_cache_is_changed_at_the_same_positions(connection):
     model, tokens = lab(connection), [3, 5, 1, 8]
     with torch.no_grad(), intervene(model, *CHANGES):
@@ -148,18 +147,6 @@ def test_a_deep_copy_has_the_changes_and_weights_of_its_own(make):
         torch.testing.assert_close(logits_step_by_step(copied, tokens), changed, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")  # PEFT asks for it
-def test_a_model_that_peft_wrapped_is_changed_too():
-    peft = pytest.importorskip("peft", reason="needs the package peft")
-    model, tokens = attached("block"), [3, 5, 1, 8]
-    with torch.no_grad(), intervene(model, *CHANGES):
-        expected = logits_of(model, tokens)
-    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["connection"])
-    with torch.no_grad(), intervene(peft.get_peft_model(model, config), *CHANGES) as wrapped:
-        torch.testing.assert_close(logits_of(wrapped, tokens), expected)
-
-
 @pytest.mark.parametrize("make", [lab, attached])
 def test_a_patch_takes_the_other_prompts_sources(make):
     model = make("full")
@@ -171,15 +158,6 @@ def test_a_patch_takes_the_other_prompts_sources(make):
         with intervene(model, Patch(3, prompt=tuple(text))):
             torch.testing.assert_close(logits_of(model, text), logits_of(model, text), rtol=1e-4, atol=1e-5)
     assert len(sources_of(model, other)) == 7
-
-
-def test_off_is_a_sublayer_that_returns_zero():
-    model, tokens = lab("block"), [3, 5, 1, 8]
-    with torch.no_grad():
-        with intervene(model, Off(4)):
-            off = logits_of(model, tokens)
-        model.sublayers[3].out.weight.zero_()
-        torch.testing.assert_close(off, logits_of(model, tokens), rtol=1e-5, atol=1e-6)
 
 
 def test_the_model_is_as_before_even_after_an_error():
@@ -206,31 +184,6 @@ def test_a_model_under_changes_is_saved_and_loaded_as_it_is(tmp_path):
     assert torch.equal(logits_of(attnres.hf.load(tmp_path), tokens), logits_of(borrowed, tokens))
 
 
-@pytest.mark.parametrize(("make", "connection"), [(lab, "block"), (attached, "block")])
-def test_a_state_loads_under_changes_as_without(make, connection):
-    model, tokens = make(connection), [3, 5, 1, 8]
-    with intervene(model, Mute(0)):
-        changed, state = logits_of(model, tokens), copy.deepcopy(model.state_dict())
-        for parameter in model.parameters():
-            torch.nn.init.constant_(parameter, 0.5)
-        model.load_state_dict(state)
-        assert torch.equal(logits_of(model, tokens), changed)
-
-
-def test_a_state_of_another_rule_is_refused_under_changes_too():
-    model = lab("block")
-    with intervene(model, Mute(0)), pytest.raises(UsageError, match=r"the state is that of Full.*, and .* is Block"):
-        model.load_state_dict(lab("full").state_dict())
-
-
-def test_parameters_under_changes_have_the_roles_that_they_have_without():
-    model = lab("block:query=input")
-    roles = list(parameter_roles(model).values())
-    with intervene(model, Mute(0)):
-        assert list(parameter_roles(model).values()) == roles
-    assert "channel map" in roles
-
-
 @pytest.mark.parametrize("make", [lab, attached])
 def test_the_matrix_under_changes_is_that_of_trace(make):
     model, tokens = make("block"), torch.tensor([[3, 5, 1, 8]])
@@ -251,27 +204,14 @@ def test_a_change_as_text_is_the_python_that_makes_it():
     [
         (lambda: Mute(7), "sources are 0, the embedding, to 6"),
         (lambda: Mute(3, sites=[4, 2]), r"Mute\(3, sites=\(4, 2\)\): sites that can read it are 3 to 6"),
-        (lambda: Mute(3, tokens=[-1]), "tokens must be whole numbers from 0 on"),
-        (lambda: Mute(True), "sources are 0, the embedding, to 6"),
-        (lambda: Scale(1, by=float("nan")), "by must be a number from -1e[+]15 to 1e[+]15"),
         (lambda: Off(0), "source 0 is the embedding"),
         (lambda: Mute(3, tokens=[]), r"Mute\(3, tokens=\(\)\) changes nothing"),
-        (lambda: Patch(3), "needs the ids of another prompt"),
-        (lambda: [Mute(1), Mute(2)], r"is no change; give each by itself"),
     ],
 )
 def test_bad_changes_are_refused_in_one_line(make, says):
     model = lab("block")
     with pytest.raises(UsageError, match=says), intervene(model, make()):
         pass
-
-
-@pytest.mark.parametrize(("token", "warned"), [(6, False), (7, True)])
-def test_a_change_behind_the_end_of_the_text_is_warned_of(caplog, token, warned):
-    model = lab("block")
-    with intervene(model, Mute(3, tokens=[token, 9])):
-        model(torch.zeros(1, 7, dtype=torch.int64))
-    assert ("no text in here had more than 7 tokens" in caplog.text) == warned
 
 
 class OwnModel(nn.Module):
@@ -321,11 +261,3 @@ def test_a_model_of_ones_own_tells_what_its_cache_holds_or_is_warned_of(change, 
     with intervene(model, Mute(3)):
         steps(None)
     assert not caplog.text, "it depends on no position"
-
-
-def test_bad_models_are_refused():
-    with pytest.raises(UsageError, match="holds 0 connections"), intervene(torch.nn.Linear(2, 2), Mute(0)):
-        pass
-    model = lab("block")
-    with intervene(model, Mute(0)), pytest.raises(UsageError, match="under changes already"), intervene(model, Mute(1)):
-        pass
