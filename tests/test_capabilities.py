@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import attnres
-from attnres import Transformer, TransformerConfig, UsageError, make_connection, mixing_matrix, param_groups
+from attnres import Transformer, TransformerConfig, UsageError, connection_names, make_connection, mixing_matrix
 from attnres.analysis import Mute, intervene
 from attnres.analysis.dynamics import depth_profile
 from attnres.analysis.powerlaw import fit_power_laws, read_points
@@ -28,11 +28,14 @@ from attnres.data import DataConfig
 from attnres.ops import depth_attention
 from attnres.train import Interrupted, OptimizerConfig, RunConfig, load_run, train
 from tests.cli.conftest import TINY, corpus, no_page, trained_here  # noqa: F401
-from tests.depth import DIM, VARIANTS, make_sublayers, randomised, trace, variant_id
+from tests.depth import DIM, SITES, make_sublayers, randomised
 
 ROOT = Path(__file__).parent.parent
 
 ELSEWHERE = {
+    "every connection and option, compiled, split and in pipelines": "connections/test_every_connection.py::test_",
+    "two-phase reads": "ops/test_two_phases.py::test_equals_site_by_site",
+    "groups for an optimizer": "connections/test_groups.py::test_",
     "kill -9, again and again, to the same bits": "train/test_processes.py::test_killed_again_and_again",
     "FSDP2, replicas and pipelines train as one process": "train/test_distributed.py::test_every_layout_trains",
     "every connection's gradients through a pipeline": "parallel/test_pipeline.py::test_every_gradient_is_that_of_one",
@@ -71,30 +74,10 @@ def test_depth_attention_in_place_of_the_residual_stream():
     assert all(query.grad is not None for query in queries)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
-def test_every_connection_has_its_matrix(variant):
-    """And with each option that a table reports: h_l = sum_i M[l, i] v_i."""
-    name, options = variant
-    connection, sublayers, x = randomised(name, **options), make_sublayers(), torch.randn(2, 3, DIM)
-    matrix = mixing_matrix(connection, x, sublayers, per_channel=True, per_read=True)
-    sources, inputs = trace(connection, x, sublayers)
-    for site, h in enumerate(inputs):
-        for read, one in enumerate(h if isinstance(h, tuple) else (h,)):
-            rebuilt = torch.einsum("btid,ibtd->btd", matrix[:, :, read, site], torch.stack(sources))
-            torch.testing.assert_close(rebuilt, one, rtol=1e-3, atol=1e-4)
-
-
-def test_two_phase_reads_are_those_of_one_site_after_another():
-    connection, sublayers, x = randomised("block", block_size=3), make_sublayers(), torch.randn(2, 3, DIM)
-    two_phases = connection.readout(connection.run(connection.start(x), sublayers))
-    torch.testing.assert_close(two_phases, trace(connection, x, sublayers)[1][-1], rtol=1e-4, atol=1e-5)
-
-
-def test_groups_for_an_optimizer_leave_queries_undecayed():
-    model = Transformer(TransformerConfig(dim=16, layers=1, heads=1, connection="block"))
-    groups = torch.optim.AdamW(param_groups(model, lr=1e-3), weight_decay=0.1).param_groups
-    decay = {group["name"]: group["weight_decay"] for group in groups}
-    assert decay["connection"] == 0 and decay["decayed"] == 0.1
+def test_every_connection_has_its_matrix():
+    for name in connection_names():
+        matrix = mixing_matrix(randomised(name), torch.randn(2, 3, DIM), make_sublayers())
+        assert matrix.shape == (2, 3, SITES + 1, SITES + 1) and not matrix.triu(1).any()
 
 
 def test_semiseparable_ranks_and_depth_sinks():
@@ -207,7 +190,7 @@ def test_kimi_linear_with_muon_and_wsd(config, tmp_path):
 
 def test_another_runs_folder_is_left_alone(config, run):
     before = sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*"))
-    with pytest.raises(UsageError, match="holds a run of another configuration: seed"):
+    with pytest.raises(UsageError, match="holds a run of another configuration: seed is 0 there and 7 here"):
         train(dataclasses.replace(config, seed=7), run)
     assert sorted((path, path.stat().st_mtime_ns) for path in run.rglob("*")) == before
 

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import stat
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from attnres.files import (
     new_folder,
     remove_partial,
     replacement,
-    write_bytes,
     write_json,
     write_text,
 )
@@ -57,12 +54,6 @@ def test_two_may_replace_a_file_at_once(tmp_path):
     assert path.read_text() == "one" and names(tmp_path) == ["x"]
 
 
-def test_a_new_file_has_the_permissions_that_the_user_gives_files(tmp_path):
-    (tmp_path / "plain").write_text("")
-    write_bytes(tmp_path / "written", b"")
-    assert (tmp_path / "written").stat().st_mode == (tmp_path / "plain").stat().st_mode
-
-
 @pytest.mark.parametrize("made", [new_folder, added_folder])
 def test_what_is_in_a_new_folder_may_be_read_by_all_who_may_read_the_folder(tmp_path, made):
     def write(folder, name):
@@ -84,21 +75,6 @@ def test_what_is_in_a_new_folder_may_be_read_by_all_who_may_read_the_folder(tmp_
         assert modes(tmp_path / "private") == {"model.safetensors": "-rw-------", "run.sh": "-rwx------"}
     finally:
         os.umask(old)
-
-
-@pytest.mark.parametrize("write", [lambda path: write_bytes(path, b"x"), lambda path: write_json(path, 1)])
-def test_errors_name_the_file_that_was_asked_for(tmp_path, write):
-    (tmp_path / "file").write_text("")
-    for path in (tmp_path / "nope" / "x.png", tmp_path / "file" / "x.png"):
-        with pytest.raises(OSError) as caught:
-            write(path)
-        assert caught.value.filename == str(path) and "partial" not in str(caught.value)
-
-
-def test_errors_in_a_new_folder_name_its_final_place(tmp_path):
-    with pytest.raises(OSError) as caught, new_folder(tmp_path / "step") as partial:
-        (partial / "gone" / "x").write_text("")
-    assert caught.value.filename == str(tmp_path / "step" / "gone" / "x") and not names(tmp_path)
 
 
 def test_an_error_without_a_name_gets_one(tmp_path):
@@ -196,15 +172,6 @@ def test_an_added_folder_is_made_by_one_and_takes_no_others_place(tmp_path):
     assert names(tmp_path) == ["new", "new.partial", "other"] and names(tmp_path / "other") == ["b"]
 
 
-def test_files_in_folders_of_a_new_folder_are_on_the_disk_before_it_appears(tmp_path, monkeypatch):
-    synced = []
-    monkeypatch.setattr("attnres.files.sync", lambda path: synced.append(path.name))
-    with added_folder(tmp_path / "new") as partial:
-        (partial / "below").mkdir()
-        (partial / "below" / "a").touch()
-    assert sorted(synced[:2]) == ["a", "below"] and len(synced) == 4
-
-
 def test_rubbish_of_a_crash_is_removed_and_nothing_of_the_users(tmp_path):
     (tmp_path / ".x.json.1a2b3c4d.partial").touch()
     for name in ("step-4.partial", ".step-4.1a2b3c4d.partial", "photos.partial", ".partial"):
@@ -237,26 +204,6 @@ def test_a_lock_is_refused_or_waited_for(tmp_path):
         order.append("first")
     waiting.join(120)
     assert order == ["first", "second"]
-
-
-def test_a_lock_ends_with_its_process(tmp_path):
-    die = "import os, pathlib, sys; from attnres.files import locked\n"
-    die += "with locked(pathlib.Path(sys.argv[1]), taken=lambda: None): os._exit(7)"
-    assert subprocess.run([sys.executable, "-c", die, tmp_path / ".lock"]).returncode == 7
-
-    def refuse():
-        raise AssertionError("still locked")
-
-    with locked(tmp_path / ".lock", taken=refuse):
-        pass
-
-
-def test_the_cache_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "attnres"
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert cache_folder() == tmp_path / ".cache" / "attnres"
 
 
 def test_without_a_home_folder_there_is_no_cache_folder_and_no_kernel(monkeypatch, caplog):

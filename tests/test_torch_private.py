@@ -69,18 +69,6 @@ def test_single_level_function_and_its_switch():
     assert x.grad is not None and x.grad.tolist() == [3, 3], MOVED
 
 
-def test_auto_dispatch_below_autograd():
-    x = torch.ones(2, requires_grad=True)
-    with torch_private.AutoDispatchBelowAutograd():
-        assert not torch.add(x, x).requires_grad, MOVED
-    assert torch.add(x, x).requires_grad
-
-
-def test_tree_map():
-    nested = torch_private.tree_map(lambda x, y: x + y, ([1, 2], 3), ([10, 20], 30))
-    assert nested == ([11, 22], 33), MOVED
-
-
 def test_interpreter_stack_and_transform_type():
     seen = []
 
@@ -117,10 +105,6 @@ def test_compiler_config():
 
 def test_adjust_lr():
     assert torch_private.adjust_lr(0.1, "match_rms_adamw", torch.Size((4, 9))) == pytest.approx(0.1 * 0.2 * 3), MOVED
-
-
-def test_what_a_cpu_multiplies():
-    assert isinstance(torch_private.cpu_multiplies_bfloat16(), bool), MOVED
 
 
 def test_pipeline_stage_base():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 
 import pytest
 
@@ -32,23 +31,3 @@ def test_writes_what_it_measured(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "1.02" in text
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
-
-
-def test_only_the_parts_asked_for(tmp_path):
-    out = tmp_path / "bench.json"
-    assert bench("step", "decode", "--out", str(out)) == 0
-    rows = json.loads(out.read_text())["rows"]
-    assert [row["what"] for row in rows] == ["attnres.bench.decode", "attnres.bench.step"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--threads", "100000"], f"--threads must be at most {os.cpu_count()}, the cores of this machine"),
-        (["step", "--out", "no/such/folder/bench.json"], "no/such/folder"),
-    ],
-)
-def test_bad_options_are_one_line(arguments, message, capsys):
-    assert bench(*arguments) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import textwrap
 
 import pytest
@@ -38,10 +37,3 @@ def test_the_task_that_help_shows(run, tmp_path, monkeypatch):  # noqa: F811
     assert main(["eval", str(run), "--tasks", "held.yaml", "--out", "scores.json"]) == 0
     (score,) = json.loads((tmp_path / "scores.json").read_text())["scores"]
     assert score["metric"] == "bits_per_byte" and 4 < score["value"] < 12
-
-
-def test_without_lm_eval(run, capsys, monkeypatch):  # noqa: F811
-    monkeypatch.setitem(sys.modules, "lm_eval", None)
-    monkeypatch.setitem(sys.modules, "lm_eval.tasks", None)
-    assert main(["eval", str(run), "--tasks", "piqa"]) == 2
-    assert "pip install -e '.[eval]'" in capsys.readouterr().err

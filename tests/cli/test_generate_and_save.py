@@ -30,15 +30,6 @@ def test_generate_reads_standard_input_and_says_where_the_context_ended(comparis
     assert "the prompt is not UTF-8 at its byte 4" in not_text and "context of 32 tokens is full" in full
 
 
-def test_generate_sends_no_control_characters_to_a_terminal(comparison, capsys, monkeypatch):
-    drawn = b"a\x1b[31m\x07\n\tz"
-    monkeypatch.setattr("attnres.generate.text.generate", lambda *_, **__: iter(drawn))
-    options = ["generate", str(comparison[0] / "residual" / "seed-0"), "--prompt", "x", "--tokens", str(len(drawn))]
-    assert main(options) == 0 and capsys.readouterr().out == "xa\x1b[31m\x07\n\tz\n"  # a file gets what was drawn
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
-    assert main(options) == 0 and capsys.readouterr().out == "xa\u241b[31m\u2407\n\tz\n"
-
-
 def test_a_comparison_is_no_run_but_holds_some(comparison, tmp_path, capsys):
     assert main(["generate", str(comparison[0]), "--prompt", "x"]) == 2
     assert "give one of its runs, such as " in capsys.readouterr().err
@@ -81,15 +72,3 @@ def test_help_teaches_with_examples(capsys):
         with pytest.raises(SystemExit) as stop:
             main([name, "--help"])
         assert stop.value.code == 0 and f"    attnres {name} " in capsys.readouterr().out.partition("usage:")[0]
-
-
-def test_the_overview_names_every_command_and_fits_the_terminal(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main([]) == 0
-    printed = capsys.readouterr().out
-    assert all(f"  {name}" in printed for name in command_names()) and max(map(len, printed.splitlines())) <= 80
-
-
-def test_an_unknown_command_is_one_line(capsys):
-    assert main(["fly"]) == 2
-    assert "unknown command 'fly'; choose one of: " in capsys.readouterr().err

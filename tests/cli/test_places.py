@@ -3,7 +3,7 @@
 import pytest
 
 from attnres.cli import main
-from attnres.cli._checks import alone_at, alone_in, check_own_page
+from attnres.cli._checks import alone_in, check_own_page
 from attnres.files import PARTIAL, locked
 from tests.cli.conftest import TINY
 
@@ -71,15 +71,6 @@ def test_a_second_command_in_a_folder_is_refused(tmp_path, capsys, corpus, comma
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_second_command_on_a_record_is_refused(tmp_path, capsys, corpus):
-    """Both had read it before they began, so the second to end would write over what the first had added."""
-    record = tmp_path / "record.json"
-    arguments = ("residual", "full", *TINY, *corpus, "--seeds", "1", "--out", tmp_path / "out", "--record", record)
-    with alone_at(record):
-        error = said(capsys, "ablate", *arguments)
-    assert f"--record {record}: another command is at work on it" in error and not record.exists()
-
-
 def test_what_a_killed_command_left_half_written_is_removed(tmp_path):
     for place in (tmp_path, tmp_path / "figures", tmp_path / "run"):
         place.mkdir(exist_ok=True)
@@ -99,10 +90,3 @@ def test_the_record_of_an_experiment_does_not_go_into_a_run(comparison, tmp_path
     given = ("--out", tmp_path / "o", "--record", run / "probes.json")
     assert "is the folder of a run" in said(capsys, "probe", run, *given)
     assert sorted(run.iterdir()) == before
-
-
-@pytest.mark.parametrize("command", ["train", "compare"])
-def test_paths_that_name_none(command, capsys):
-    """`--data.paths $FILES` with an empty FILES trained on the default text."""
-    assert "--data.paths names none" in said(capsys, command, "--data.paths", "--steps", "1")
-    assert "paths must name files or folders" in said(capsys, command, "--data.paths=")

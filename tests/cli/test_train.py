@@ -1,9 +1,6 @@
 """`attnres train` as a user sees it."""
 
-import functools
-
 import pytest
-import torch
 
 from attnres.cli import main
 from attnres.ops import cpu
@@ -39,14 +36,6 @@ def test_train(small, tmp_path, capsys):
     assert (run.step, run.config.model.connection) == (3, "block:block_size=1")
     assert main(["train", "out", *small, "--steps", "3", "--model.connection", "block:block_size=1"]) == 0
     assert "done: validation loss" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_that_the_first_step_compiles_is_said(small, capsys, monkeypatch):
-    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    for options, said in (([], False), (["--compile"], True)):
-        assert main(["train", f"out-{said}", *small, "--steps", "1", *options]) == 0
-        assert ("compiling:  the first step" in capsys.readouterr().out) == said
 
 
 RULE = """
