@@ -14,9 +14,6 @@ from attnres.analysis.timeline import Action, Timeline, schedule_actions, simula
 from attnres.errors import UsageError, check_count, refuse_non_finite
 from attnres.parallel.schedule import Schedule, check_schedule, chunk_sites, default_schedule, even_cuts
 
-LARGEST = 1e15
-"""No number of a plan is larger, and none smaller than its inverse: what they say is then of no machine."""
-
 MOST_LAYERS = 1_000_000
 
 MOST_ACTIONS = 4_000_000
@@ -139,8 +136,6 @@ class Plan:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value <= 0:
                 raise UsageError(f"{field.name} must be positive, not {value}")
-            if isinstance(value, int | float) and not 1 / LARGEST <= value <= LARGEST:
-                raise UsageError(f"{field.name} must lie between {1 / LARGEST:g} and {LARGEST:g}, not {value:.3g}")
         check_count("layers", self.layers, MOST_LAYERS)
         if self.block_size > self.layers:
             raise UsageError(f"block_size {self.block_size} is more than the {self.layers} sublayers of --layers")

@@ -36,9 +36,6 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
     Raises:
         UsageError: tokens or positions that are not there, or a model under changes.
     """
-    if not isinstance(tokens, Tensor) or tokens.dtype not in (torch.int64, torch.int32):
-        given = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise UsageError(f"a depth profile needs tokens [batch, time] of int64, not {given}")
     if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 2:
         raise UsageError(
             f"a depth profile needs tokens [batch, time] with time of at least 2, not {list(tokens.shape)}"
@@ -47,9 +44,7 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
     for position in positions:
         if not 0 <= position < tokens.shape[1] - 1:
             raise UsageError(f"position {position} is not among the {tokens.shape[1] - 1} tokens that the model reads")
-    connection = getattr(model, "connection", None)
-    if connection is None or not hasattr(model, "bound_sublayers"):
-        raise UsageError("a depth profile needs the lab's Transformer; trace takes other models with a connection")
+    connection = model.connection
     sums: dict[str, Tensor] = {}
 
     def add(name: str, values: Tensor) -> None:

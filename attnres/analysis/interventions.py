@@ -300,8 +300,6 @@ def sources_of(model: Any, tokens: Iterable[int]) -> list[Tensor]:
 
 def _place(model: Any) -> tuple[Any, str]:
     """The module that holds the model's connection, and the attribute."""
-    if not isinstance(model, nn.Module):
-        raise UsageError(f"give a model, a torch.nn.Module, and not {model!r:.40}")
     found = list({(id(holder), name): (holder, name) for holder, name in _places(model)}.values())
     if len(found) != 1:
         how = "it must hold one, which attnres.hf.attach puts into a transformers model"

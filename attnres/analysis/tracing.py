@@ -144,8 +144,6 @@ def explain(
         UsageError: a position or target that is not there, or a model without a known readout: its final norm is
             neither an RMS norm nor a layer norm.
     """
-    if not isinstance(traced, Trace):
-        raise UsageError("explain takes what trace returned: explain(model, trace(model, tokens), position, target)")
     _check_read(read)
     position = _index(position, len(traced.tokens), "the text has tokens")
     target = _index(target, traced.logits.shape[-1], "the model's ids are")

@@ -84,34 +84,6 @@ def test_generate_with_recurrent_states_alone_is_changed_at_the_same_positions()
         assert (model(out.sequences).logits[:, 3:-1] - direct).abs().max() > 1e-4
 
 
-def test_recurrent_states_that_were_filled_before_or_copied_are_warned_of(caplog):
-    torch.manual_seed(0)
-    model = attnres.hf.attach(small_model("mamba").eval(), "block", block_size=2)
-    tokens, change = torch.tensor([[3, 5, 1, 8, 7, 7]]), Mute(2, tokens=[4])
-
-    def after(cache, begin, end):  # behind a state mamba takes one token at a time
-        calls = [slice(begin, end)] if not begin else [slice(at, at + 1) for at in range(begin, end)]
-        for call in calls:
-            out = model(input_ids=tokens[:, call], cache=cache, use_cache=True)
-            cache = out.cache
-        return out
-
-    with torch.no_grad():
-        before = after(None, 0, 4).cache
-        with intervene(model, change):
-            expected, seen = model(tokens).logits, after(None, 0, 4).cache
-            torch.testing.assert_close(after(seen, 4, 6).logits, expected[:, 5:], rtol=1e-4, atol=1e-5)
-            seen.reset()
-            torch.testing.assert_close(after(seen, 0, 5).logits, expected[:, :5], rtol=1e-4, atol=1e-5)
-        assert not caplog.text
-        for cache in (before, copy.deepcopy(seen)):
-            with intervene(model, change):
-                after(cache, 4, 6)
-            assert "took a call's tokens for the first of a text" in caplog.text
-            assert "changed nothing" not in caplog.text
-            caplog.clear()
-
-
 def logits_step_by_step(model, tokens: list[int]) -> Tensor:
     if isinstance(model, Transformer):
         caches = model.new_caches(1)

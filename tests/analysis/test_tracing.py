@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import transformers
 
 import attnres.hf
-from attnres import Transformer, TransformerConfig, UsageError, mixing_matrix
+from attnres import Transformer, TransformerConfig, mixing_matrix
 from attnres.analysis import Mute, Noise, Off, Patch, Pin, Scale, intervene
 from attnres.analysis.tracing import _scaled, explain, removal_effects, trace
 from tests.depth import randomise
@@ -168,24 +168,6 @@ def test_what_removing_a_source_costs():
     assert abs(effect.removed) > 1e-4 and effect.random[0] != effect.random[1]
 
 
-def test_noise_is_that_of_the_token_alone():
-    """A token's picture and its loss are the same in the whole text, in its beginning and on their own."""
-    model, changes, beginning = lab("full", dim=12), [Noise(0), Noise(3, seed=1)], TEXT[:5]
-    traced, shorter = trace(model, TEXT, changes), trace(model, beginning, changes)
-    torch.testing.assert_close(traced.logits[:5], shorter.logits, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(traced.weights[:5], shorter.weights, rtol=1e-4, atol=1e-5)
-    told = explain(model, traced, 4, 2, changes)
-    torch.testing.assert_close(told.logits[-1], traced.logits[4], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(told.shares, explain(model, shorter, 4, 2, changes).shares, rtol=1e-4, atol=1e-5)
-
-    (effect,) = removal_effects(model, beginning, [2], changes, at=1, seeds=1)
-    caches = model.new_caches(1)
-    with torch.no_grad(), intervene(model, *changes, Noise(2, tokens=1)):
-        steps = [model(torch.tensor([[token]]), caches, place)[0] for place, token in enumerate(beginning[:-1])]
-    decoded = F.cross_entropy(torch.cat(steps), torch.tensor(beginning[1:]))
-    assert effect.random[0] == pytest.approx(float(decoded - shorter.losses.mean()), abs=1e-5)
-
-
 def test_dropout_is_off_whatever_mode_the_model_is_in():
     """Its noise is as large as effects are."""
     config = transformers.GPT2Config(vocab_size=64, n_embd=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0)
@@ -201,12 +183,3 @@ def test_dropout_is_off_whatever_mode_the_model_is_in():
     model.eval()
     assert noisy[0] == next(removal_effects(model, TEXT, [2], seeds=1))
     assert torch.equal(noisy[1], trace(model, TEXT, swap).logits)
-
-
-def test_tokens_that_a_model_has_not_are_refused():
-    for model in (lab("block"), attached("llama")):
-        for wrong in ([-1], [3, 64]):
-            with pytest.raises(UsageError, match="tokens must be ids from 0 to"):
-                trace(model, wrong)
-        with pytest.raises(UsageError, match="tokens must be a list of ids of one text"):
-            trace(model, torch.tensor([TEXT]))

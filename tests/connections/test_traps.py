@@ -1,17 +1,15 @@
 """SPEC.md 13: known traps, each with a test that fails if it is sprung. Numbers are the section's.
 
 6 (decay or Muon on queries) is also tested on the real optimizers in tests/train. 3, 5, 8 (test_oracles.py), 11
-(test_every_connection.py) and 13 (tests/ops/test_torch_features.py) are held elsewhere.
+(test_every_connection.py), 13 (tests/ops/test_torch_features.py) are held elsewhere; 12 is of conversions (tests/hf).
 """
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 
-from attnres import Connection, Transformer, TransformerConfig, make_connection, mixing_matrix
+from attnres import Transformer, TransformerConfig, make_connection, mixing_matrix
 from attnres.model import parameter_roles
 from tests.depth import DIM, make_sublayers, randomise, randomised, trace
 
@@ -94,27 +92,6 @@ def test_9_memory_grows_with_the_sources_and_not_with_their_square():
     assert max(many.values()) <= 2 * source, "a stack of sources was saved"
     assert sum(many.values()) <= 4.5 * sum(few.values()), "memory grows faster than the number of sources"
     assert sum(many.values()) <= 24 * 6 * source
-
-
-def test_12_the_mean_times_the_count_is_the_plain_sum():
-    """A norm's eps is not scale-invariant. At zero queries n * h is the plain stream: a conversion may rely on it."""
-    small = 1e-3
-    config = {"dim": 32, "layers": 4, "embedding_std": small, "norm_eps": 1e-6}
-    plain = Transformer(TransformerConfig(**config, connection="residual"))
-    full = Transformer(TransformerConfig(**config, connection="full"))
-    full.load_state_dict(plain.state_dict(), strict=False)
-    tokens = torch.randint(256, (2, 9))
-    assert not torch.allclose(full(tokens), plain(tokens), atol=1e-4), "the trap is real at this scale"
-
-    mean = full.connection.mix
-
-    def summed(values, site):
-        weights, h = mean(values, site)
-        return weights, h * len(values)
-
-    full.connection.mix = summed
-    full.connection.run = partial(Connection.run, full.connection)  # site by site
-    torch.testing.assert_close(full(tokens), plain(tokens), rtol=1e-5, atol=1e-6)
 
 
 def test_14_the_magnitude_is_right_and_not_only_the_direction():

@@ -147,15 +147,6 @@ def test_a_json_file_of_records_is_refused_alone_and_in_a_folder(text, open_, tm
     assert text in all_of(open_("folder", validation_fraction=0.3))
 
 
-def test_half_a_character_in_json_is_a_question_mark_for_every_tokenizer(open_, tmp_path):
-    rows = [json.dumps({"text": f"row {i} " * 9}) for i in range(30)]
-    (tmp_path / "docs.jsonl").write_text("\n".join([*rows, '{"text": "a cut emoji \\ud83d here"}']))
-    for tokenizer in ("bytes", "bpe:270"):
-        corpus = open_("docs.jsonl", tokenizer=tokenizer)
-        read = corpus.tokenizer.decode(corpus.train) + corpus.tokenizer.decode(corpus.validation)
-        assert "a cut emoji ? here" in read
-
-
 def test_what_is_not_there_or_too_short_is_named(open_, tmp_path, caplog):
     with pytest.raises(UsageError, match=r"nothing matches .*\*\.csv"):
         open_("*.csv")

@@ -72,14 +72,6 @@ def test_every_local_form_gives_the_same_tokens(form, make, tokenizer, tmp_path)
     assert corpus.bytes_per_token == held_out / len(corpus.validation)
 
 
-def test_a_changed_file_is_read_again(make, tmp_path):
-    path = make("a.csv")
-    first = open_(path, tmp_path)
-    datasets.Dataset.from_dict({"text": ROWS[:30]}).to_csv(str(path))
-    again = open_(path, tmp_path)
-    assert ", 30 documents, " in again.description and again.sha256 != first.sha256
-
-
 def test_what_is_no_dataset_is_named(make, tmp_path):
     table, saved = make("a.csv"), make("saved dictionary")
     for path, options, message in (

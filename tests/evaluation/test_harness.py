@@ -228,14 +228,6 @@ def test_the_jackknife_of_many_documents_leaves_out_groups():
     assert jackknife(statistics.fmean, [1.0]) is None
 
 
-def test_answers_longer_than_the_context(run, tasks, tmp_path):
-    long = tmp_path / "long.yaml"
-    choices = f"doc_to_choice: [a, b, '{'9' * 30}']"
-    long.write_text(Path(tasks["choice"]).read_text().replace("doc_to_choice: choices", choices))
-    with pytest.raises(UsageError, match=r"the task asks for 31 tokens at once and the model's context is 24"):
-        evaluate_model(run, load_tasks([str(long)]))
-
-
 def test_a_model_that_sees_ahead_is_refused(llama, tasks, tmp_path):
     from tests.hf.small import small_model
 

@@ -6,12 +6,10 @@ import copy
 
 import pytest
 import torch
-from torch import Tensor
 
 from attnres.connections import Connection, _two_phase, block, make_connection
 from attnres.connections._two_phase import TILE
 from attnres.ops import attend, attend_outs
-from attnres.torch_private import TorchDispatchMode
 from tests.depth import make_sublayers, randomise
 
 DIM, SITES = 20, 11
@@ -76,23 +74,6 @@ def test_the_bank_is_read_once_per_tile(monkeypatch):
     connection.run(connection.start(torch.randn(9, DIM)), sublayers)
     phase_1 = [1 + site for site in range(0, SITES, TILE)]
     assert sum(reads) == sum(phase_1) + sum(site % TILE for site in range(SITES))
-
-
-def test_a_sum_is_no_pass_of_its_own(kernel, operators_as_they_are):
-    """But where a tile ends: of three sums in a block of four sublayers torch makes one."""
-    connection, sublayers = make_connection("block", dim=DIM, sites=8, block_size=4), make_sublayers(DIM, 8)
-    values = connection.start(torch.randn(9, DIM))
-    added: list[Tensor] = []
-
-    class Adding(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.__name__.startswith("add."):
-                added.extend(args[:1])
-            return func(*args, **(kwargs or {}))
-
-    with Adding():
-        connection.run(values, sublayers)
-    assert len(added) == 2
 
 
 @pytest.mark.parametrize("method", ["scatter", "absorb"])

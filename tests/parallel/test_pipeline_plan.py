@@ -6,13 +6,10 @@ import functools
 import itertools
 import random
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed.pipelining import ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble
 
 from attnres.connections import Connection, connection_names, make_connection
 from attnres.errors import UsageError
@@ -20,7 +17,7 @@ from attnres.model import Transformer, TransformerConfig
 from attnres.parallel.chunk import build_chunks
 from attnres.parallel.pipeline import check_pipeline
 from attnres.parallel.plan import ChunkPlan, Trace, plan, trace
-from attnres.parallel.schedule import check_schedule, chunk_sites, even_cuts
+from attnres.parallel.schedule import chunk_sites, even_cuts
 from tests.depth import VARIANTS, variant_id
 
 BATCH, TIME, DIM = 2, 3, 12
@@ -242,19 +239,3 @@ def test_what_cannot_be_a_pipeline_is_refused(arguments, message):
     check_pipeline(**default)
     with pytest.raises(UsageError, match=message):
         check_pipeline(**(default | arguments))
-
-
-@pytest.mark.parametrize("schedule", [ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble])
-def test_our_rule_is_torchs(schedule):
-    """What check_schedule lets pass, torch's schedules take, and nothing else."""
-    name = "zero-bubble" if schedule is ScheduleInterleavedZeroBubble else "interleaved-1f1b"
-    for ranks, micro_batches in itertools.product(range(1, 6), (1, 3, 4, 6, 9, 12)):
-        stage: Any = SimpleNamespace(group_rank=0, group_size=ranks, num_stages=2 * ranks, submod=None)
-
-        try:
-            check_schedule(name, ranks, 2, micro_batches)
-        except UsageError:
-            with pytest.raises(ValueError):
-                schedule([stage] * 2, micro_batches)
-        else:
-            schedule([stage] * 2, micro_batches)

@@ -195,38 +195,6 @@ def test_no_collective_is_needless(make_config, ranks, layout, expected):
         assert {name: counts.get(name, 0) for name in expected} == expected
 
 
-def validation_read(_group, config, layout):
-    """Where the windows begin that this process reads of the validation part, in one evaluation; and its operations."""
-
-    class Noted:
-        def __init__(self, tokens):
-            self.tokens, self.starts = tokens, []
-
-        def __len__(self):
-            return len(self.tokens)
-
-        def __getitem__(self, window):
-            self.starts.append(int(window.start))
-            return self.tokens[window]
-
-    trainer = make_trainer(config, layout)
-    noted = Noted(trainer.corpus.validation)
-    trainer.corpus = dataclasses.replace(trainer.corpus, validation=noted)
-    trainer.evaluate()
-    return noted.starts, trainer.operations
-
-
-def test_a_process_reads_and_computes_its_share(make_config, ranks):
-    layout = Layout(pipeline=2, shard=2)
-    config = make_config(batch_size=4, accumulate=2, model={"layers": 2, "tied": True}, validation_tokens=112)
-    everything, operations = validation_read(None, config, None)
-    assert len(everything) == 7
-    parts, counted = zip(*ranks.run(validation_read, config, layout, ranks=4), strict=True)
-    assert sorted(start for part in parts for start in part) == sorted(everything * layout.pipeline)
-    assert max(map(len, parts)) == 8 // layout.data_parallel
-    assert sum(counted) == pytest.approx(operations)
-
-
 def _muon(_group):
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh

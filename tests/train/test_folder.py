@@ -54,11 +54,10 @@ def test_a_folder_that_is_no_run(make_config, tmp_path):
         load_run(tmp_path)
     with pytest.raises(UsageError, match="there is no such folder"):
         load_run(tmp_path / "nowhere")
-    for text in ('{"architectures": ["Other"]}', '{"model_type": "llama"}', "{"):
+    for text in ('{"model_type": "llama"}', "{"):
         (tmp_path / "config.json").write_text(text)
-        for action in (lambda: load_run(tmp_path), lambda: train(make_config(), tmp_path)):
-            with pytest.raises(UsageError, match=r"not written by attnres train|model of transformers|not valid JSON"):
-                action()
+        with pytest.raises(UsageError, match=r"model of transformers|not valid JSON"):
+            train(make_config(), tmp_path)
         assert (tmp_path / "config.json").read_text() == text
 
 

@@ -1,3 +1,4 @@
+import importlib
 import sys
 from pathlib import Path
 
@@ -41,6 +42,21 @@ def test_a_recipe_has_dataclasses(tmp_path):
     before = set(sys.modules)
     assert load_recipe(tmp_path / "sized.py").steps == 3
     assert set(sys.modules) == before
+
+
+def test_what_is_installed_below_a_recipes_folder_is_imported_once(tmp_path, monkeypatch):
+    packages, package = tmp_path / ".venv" / "packages", tmp_path / "package"
+    for folder, name in ((packages / "installed", "__init__"), (package, "__init__"), (package, "part")):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{name}.py").touch()
+    monkeypatch.syspath_prepend(packages)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module("package")
+    imports = "import installed, package.part\nfrom attnres.train import RunConfig\nconfig = RunConfig()\n"
+    (tmp_path / "recipe.py").write_text(imports)
+    load_recipe(tmp_path / "recipe.py")
+    for name in ("installed", "package.part", "package"):
+        assert sys.modules.pop(name)
 
 
 DATA = (

@@ -15,7 +15,7 @@ from attnres.parallel import world
 from attnres.parallel.layout import Layout
 from attnres.train import config_to_json, train
 from tests.train.conftest import steps_on_disk
-from tests.train.many import contents, go, make_trainer, own_rule
+from tests.train.many import contents, go, own_rule
 from tests.train.processes import Command, Processes
 
 RECIPE = """
@@ -158,38 +158,3 @@ def test_the_store_stays_until_the_others_have_asked_who_speaks(monkeypatch):
     assert not world._first_to_speak(store)
     first.join(60)
     assert not first.is_alive()
-
-
-def groups_of_files(_group, config, folder):
-    """Of every exchange while a checkpoint is saved, and found again: how long it waits for a process, in seconds."""
-    layout = Layout(shard=2, timeout=100)
-    trainer = make_trainer(config, layout)
-    waits = []
-
-    def noted(plain):
-        def call(*arguments, group=None, **options):
-            backend = (group or dist.group.WORLD)._get_backend(torch.device("cpu"))
-            waits.append(backend.options._timeout.total_seconds())
-            return plain(*arguments, group=group, **options)
-
-        return call
-
-    names = ("all_gather_object", "broadcast_object_list", "all_reduce", "barrier")
-    before = {name: getattr(dist, name) for name in names}
-    try:
-        for name, plain in before.items():
-            setattr(dist, name, noted(plain))
-        state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
-        checkpoints = trainer.checkpoints(folder)
-        checkpoints.save(trainer.step, *trainer.tensors(), state)
-        found = checkpoints.newest_good()
-    finally:
-        for name, plain in before.items():
-            setattr(dist, name, plain)
-    return waits, found is not None
-
-
-def test_a_slow_disk_is_no_lost_process(make_config, pair, tmp_path):
-    """What processes say to each other about files waits for the file limit, not for that of a step."""
-    for waits, found in pair.run(groups_of_files, make_config(batch_size=4), tmp_path, ranks=2):
-        assert found and len(waits) > 5 and set(waits) == {3600.0}
