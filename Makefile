@@ -22,8 +22,7 @@ export OMP_NUM_THREADS := 1
 # Tests whose results differ in rounding between processors. To imitate an older one:
 # ATEN_CPU_CAPABILITY=default ATTNRES_MARCH=x86-64-v2 make numbers
 NUMBERS := $(addprefix tests/ops/test_,$(addsuffix .py,attend depth_attention normalised torch_features two_phases newton_schulz)) \
-    $(addprefix tests/connections/test_,$(addsuffix .py,every_connection oracles successors)) \
-    tests/generate tests/analysis/test_interventions.py
+    tests/connections/test_every_connection.py tests/generate
 
 DEMO := $(if $(QUICK),--quick,--seeds 3 --evaluate-every 80 --validation-tokens 16384 --out runs/demo)
 
