@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from attnres.data import Tokenizer, load_tokenizer, open_corpus, validation_batches
 from attnres.data.tokenizer import END_TOKENS, byte_characters, import_tokenizers
-from attnres.errors import UsageError, first_line
+from attnres.errors import UsageError
 from attnres.hf.folder import read_config
 from attnres.kimi_k3.gguf import ARCHITECTURE, TYPES, write_gguf
 from attnres.kimi_k3.llamacpp import opened, quantize
@@ -46,18 +46,12 @@ def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForC
 
 
 def own_template(folder: Path) -> str | None:
-    """The Jinja that a checkpoint's folder has for turning messages into a prompt; of several the one named default.
-
-    Raises UsageError where transformers cannot read what is there.
-    """
+    """The Jinja that a checkpoint's folder has for turning messages into a prompt; of several the one named default."""
     if _model_type(folder) is None or not (folder / "tokenizer.json").is_file():
         return None
     from transformers import PreTrainedTokenizerFast
 
-    try:
-        template = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True).chat_template
-    except Exception as error:  # a tokenizer_config.json may hold anything
-        raise UsageError(f"{folder}: the tokenizer's files cannot be read: {first_line(error)}") from None
+    template = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True).chat_template
     return template.get("default") if isinstance(template, dict) else template
 
 

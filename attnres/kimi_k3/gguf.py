@@ -82,7 +82,6 @@ def write_gguf(
     path: str | Path,
     tokenizer: Tokenizer | None = None,
     kind: str = "f32",
-    name: str = "attnres",
     chat_template: str | None = None,
 ) -> None:
     """Write a model and its tokenizer to one file.
@@ -92,7 +91,6 @@ def write_gguf(
         path: of the file, which appears whole or not at all.
         tokenizer: bytes or a byte-level BPE; without one llama.cpp takes and gives token ids only.
         kind: of the matrices, one of `TYPES`; small tensors are float32 always.
-        name: `general.name` in the file.
         chat_template: what turns messages into a prompt, in Jinja.
 
     Raises:
@@ -107,7 +105,7 @@ def write_gguf(
             "llama.cpp has one eps for all norms: with %g its logits differ a little, with 1e-6 they do not", eps
         )
     with replacement(Path(path)) as partial, closing(gguf.GGUFWriter(partial, ARCHITECTURE)) as writer:
-        writer.add_name(name)
+        writer.add_name("attnres")  # by which `is_exported` knows its own files
         writer.add_file_type(int(gguf.LlamaFileType[f"{'ALL' if kind == 'f32' else 'MOSTLY'}_{gguf_type}"]))
         _add_sizes(writer, model.config)
         _add_vocabulary(writer, vocabulary)
@@ -124,22 +122,14 @@ def write_gguf(
 def _check(config: KimiK3Config) -> None:
     """Raise UsageError for what llama.cpp cannot load, or would run otherwise."""
     config.published()  # the form that llama.cpp's architecture was made for
-    if config.linear_num_heads != config.num_attention_heads:
-        raise UsageError(
-            f"llama.cpp has one number of heads for both kinds of attention: linear_num_heads is "
-            f"{config.linear_num_heads}, num_attention_heads {config.num_attention_heads}"
-        )
-    if config.topk_group != config.n_group:
-        raise UsageError(
-            f"llama.cpp has no groups of experts in Kimi K3: topk_group, {config.topk_group}, must be n_group, "
-            f"{config.n_group}"
-        )
-    if len(set(config.layer_types or ())) < 2:
-        raise UsageError(
-            f"llama.cpp aborts on a Kimi K3 with one kind of attention: layer_types are all {config.layer_types[0]}"  # type: ignore[index]
-        )
-    if config.n_shared_experts < 1 and config.dense_layers < config.num_hidden_layers:
-        raise UsageError("llama.cpp has shared experts in every Kimi K3; n_shared_experts is 0")
+    for wrong, has in (
+        (config.linear_num_heads != config.num_attention_heads, "as many linear_num_heads as num_attention_heads"),
+        (config.topk_group != config.n_group, "no groups of experts: topk_group is n_group"),
+        (len(set(config.layer_types or ())) < 2, "both kinds of attention among layer_types"),
+        (config.n_shared_experts < 1 and config.dense_layers < config.num_hidden_layers, "shared experts"),
+    ):
+        if wrong:
+            raise UsageError(f"in llama.cpp every Kimi K3 has {has}; this one does not")
 
 
 def gguf_tensors(model: KimiK3ForCausalLM) -> Iterator[tuple[str, Tensor]]:

@@ -200,13 +200,11 @@ def find_library() -> Path | None:
 def load_library() -> Any:
     """Load llama.cpp and declare what is used of it. Raises UsageError where there is none."""
     folder = find_library()
-    if folder is None and (named := os.environ.get(VARIABLE)):
-        raise UsageError(
-            f"{VARIABLE}={named}: no libllama.* lies in that folder; name the one that holds it, such as "
-            f"node_modules/@node-llama-cpp/linux-x64/bins/linux-x64, or unset it and fetch llama.cpp with: {INSTALL}"
-        )
     if folder is None:
-        raise UsageError(f"llama.cpp is not here; fetch it with: {INSTALL} (or name its folder in {VARIABLE})")
+        where = os.environ.get(VARIABLE, "./node_modules")
+        raise UsageError(
+            f"no libllama.* lies in {where}; fetch llama.cpp with: {INSTALL} (or name the folder with it in {VARIABLE})"
+        )
     parts = {name: ctypes.CDLL(str(_file(folder, name)), ctypes.RTLD_GLOBAL) for name in ("ggml-base", "ggml", "llama")}
     parts["ggml-base"].ggml_log_set(_LISTENER, None)
     parts["ggml"].ggml_backend_load_all_from_path(os.fsencode(folder))

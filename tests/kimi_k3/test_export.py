@@ -102,19 +102,6 @@ def test_a_checkpoint_keeps_its_chat_template(run, tmp_path, capsys):
     assert main(["export", str(second), "--gguf", str(file), *given]) == 0 and template(file) == another
     assert "no template" not in capsys.readouterr().out
 
-    (second / "chat_template.jinja").unlink()
-    record = json.loads((second / "tokenizer_config.json").read_text())
-    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "older files"}]
-    (second / "tokenizer_config.json").write_text(json.dumps(record | {"chat_template": named}))
-    assert main(["export", str(second), "--gguf", str(file)]) == 0 and template(file) == "older files"
-    (second / "tokenizer_config.json").write_text(json.dumps(record))
-    assert main(["export", str(second), "--gguf", str(file)]) == 0 and template(file) is None
-    assert "MB; no template for chats: --chat-template FILE gives one" in capsys.readouterr().out
-    (second / "tokenizer_config.json").write_text("{")
-    assert main(["export", str(second), "--gguf", str(file)]) == 2
-    error = capsys.readouterr().err
-    assert "tokenizer_config.json" in error and "is not JSON" in error and error.count("\n") == 1
-
 
 def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, monkeypatch):
     import gguf

@@ -86,8 +86,8 @@ def test_narrower_types_stay_near(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"linear_num_heads": 3}, "linear_num_heads is 3, num_attention_heads 2"),
-        ({"layer_types": ["full_attention"] * 6}, "layer_types are all full_attention"),
+        ({"linear_num_heads": 3}, "as many linear_num_heads as num_attention_heads; this one does not"),
+        ({"layer_types": ["full_attention"] * 6}, "both kinds of attention"),
         ({"attention_bias": True}, "no place for this model's attention_bias"),
     ],
     ids=str,
@@ -215,10 +215,6 @@ def test_what_llama_cpp_says_reaches_the_reader(tmp_path):
 def test_without_llama_cpp_it_says_how_to_get_it(monkeypatch, tmp_path):
     monkeypatch.setenv(llamacpp.VARIABLE, str(tmp_path))
     llamacpp.load_library.cache_clear()
-    with pytest.raises(UsageError, match=r"no libllama.* lies in that folder; .* fetch llama.cpp with: npm"):
-        llamacpp.load_library()
-    monkeypatch.delenv(llamacpp.VARIABLE)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match=r"is not here; fetch it with: npm install .*@node-llama-cpp/linux-x64@3.22.1"):
+    with pytest.raises(UsageError, match=rf"lies in {tmp_path}; fetch llama.cpp with: npm .*@node-llama-cpp/"):
         llamacpp.load_library()
     llamacpp.load_library.cache_clear()
