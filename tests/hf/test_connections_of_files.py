@@ -61,12 +61,6 @@ def assert_same(model, again) -> None:
 LOADERS = [AutoModelForCausalLM.from_pretrained, attnres.hf.load]
 
 
-def test_what_was_run_here_loads(own):
-    model, folder = own
-    for load in LOADERS:
-        assert_same(model, load(folder))
-
-
 WITH_A_MODULE = """
 from torch import nn
 from attnres.connections.residual import Residual
@@ -98,12 +92,6 @@ def test_a_file_is_not_run_unasked(load, others):
     connection_class(f"{file}:Rule")
     assert ran(file)
     assert_same(model, load(folder))
-
-
-def test_a_trusted_file_is_run(others):
-    model, folder, file = others
-    assert_same(model, attnres.hf.load(folder, trust_remote_code=True))
-    assert ran(file)
 
 
 def test_a_file_that_has_changed_is_refused(others, tmp_path):

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import socket
-import threading
-import urllib.request
-
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, pipeline
@@ -51,59 +45,6 @@ def test_pipeline(folder, model):
     given = {"max_new_tokens": 6, "do_sample": False}
     expected = tokenizer.decode(model.generate(ids, **given)[0], skip_special_tokens=True)
     assert generate("the cat", **given)[0]["generated_text"] == expected
-
-
-@pytest.fixture
-def server(folder, monkeypatch):
-    for package in ("fastapi", "uvicorn", "openai"):
-        pytest.importorskip(package, reason="transformers serve needs it")
-    from transformers.cli.serve import Serve
-
-    ready = threading.Event()
-
-    def start(self):  # its own never closes the event loop
-        startup = self.server.startup
-
-        async def started(*args, **kwargs):
-            await startup(*args, **kwargs)
-            ready.set()
-
-        def serve():
-            asyncio.run(self.server.serve())
-            ready.set()  # if it did not start, whoever waits goes on and fails
-
-        self.server.startup = started
-        self._thread = threading.Thread(target=serve)
-        self._thread.start()
-
-    monkeypatch.setattr(Serve, "start_server", start)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    serve = Serve(
-        folder, device="cpu", dtype="float32", trust_remote_code=True, host="127.0.0.1", port=port, non_blocking=True
-    )
-    url = f"http://127.0.0.1:{port}"
-    ready.wait()
-    yield url
-    serve.kill_server()
-
-
-@pytest.mark.slow
-def test_serve(server, folder, model):
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    messages = [{"role": "user", "content": "hello"}]
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    answer = model.generate(**ids, max_new_tokens=6, do_sample=False)[0, ids["input_ids"].shape[1] :]
-    expected = tokenizer.decode(answer, skip_special_tokens=True)
-
-    body = {"model": folder, "messages": messages, "max_tokens": 6, "temperature": 0.0}
-    request = urllib.request.Request(
-        f"{server}/v1/chat/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as response:
-        reply = json.load(response)
-    assert reply["choices"][0]["message"]["content"] == expected
 
 
 @pytest.mark.slow

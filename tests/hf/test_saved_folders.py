@@ -97,11 +97,6 @@ def test_a_type_whose_models_are_another_type_s(tmp_path):
         assert_near(again(tokens).logits, model(tokens).logits)
 
 
-def test_the_plain_class_refuses(kept):
-    with pytest.raises(ValueError, match=r"this is no plain llama: load it with attnres\.hf\.load"):
-        LlamaForCausalLM.from_pretrained(kept.folder)
-
-
 def test_a_model_from_a_folder_whose_tensors_are_renamed(tmp_path):
     """transformers renames tensors of old checkpoints by the class's name, and renames them back where it saves."""
     auto, plain = AutoModelForCausalLM, small_model("mixtral")
