@@ -37,8 +37,6 @@ class Case:
     cuts: tuple[int, ...] | None = None
     dtype: torch.dtype = torch.float64
     precision: torch.dtype | None = None
-    backbone: str = "lab"
-    backbone_options: tuple[tuple[str, Any], ...] = ()
     steps: int = 1
     """Steps whose gradients add up: the second must not see anything of the first."""
 
@@ -51,8 +49,6 @@ class Case:
             heads=2,
             context=CONTEXT,
             tied=self.tied,
-            backbone=self.backbone,
-            backbone_options=dict(self.backbone_options),
             connection=canonical_connection(self.connection, **dict(self.options)),
         )
 

@@ -239,3 +239,19 @@ def test_what_cannot_be_a_pipeline_is_refused(arguments, message):
     check_pipeline(**default)
     with pytest.raises(UsageError, match=message):
         check_pipeline(**(default | arguments))
+
+
+def test_chunks_under_autocast_make_what_the_plan_says():
+    """Experts are added up in float32, and the plan says bfloat16 of every sublayer."""
+    pytest.importorskip("transformers")
+    config = replace(CONFIG, backbone="qwen3_moe")
+    traces = traced("block", config.sites, torch.bfloat16)
+    held: dict = {}
+    layout = plan(traces.values, even_cuts(config.sites, 4), 4)
+    for chunk in build_chunks(config, 0, layout, traces.users, range(4), CPU):
+        chunk.autocast = torch.bfloat16
+        read = [held[key.entry] for key in chunk.plan.inputs]
+        made = chunk(*(read or [torch.zeros(BATCH, TIME, dtype=torch.int64)]))
+        for key, tensor in zip(chunk.plan.made, made, strict=False):  # the last one makes logits
+            assert (tensor.dtype, tuple(tensor.shape)) == (key.entry.dtype, key.entry.shape)
+            held[key.entry] = tensor.detach()
