@@ -244,8 +244,8 @@ def test_what_cannot_be_a_pipeline_is_refused(arguments, message):
 def test_chunks_under_autocast_make_what_the_plan_says():
     """Experts are added up in float32, and the plan says bfloat16 of every sublayer."""
     pytest.importorskip("transformers")
-    config = replace(CONFIG, backbone="qwen3_moe")
-    traces = traced("block", config.sites, torch.bfloat16)
+    config = replace(CONFIG, backbone="qwen3_moe", connection="full")
+    traces = traced("full", config.sites, torch.bfloat16)
     held: dict = {}
     layout = plan(traces.values, even_cuts(config.sites, 4), 4)
     for chunk in build_chunks(config, 0, layout, traces.users, range(4), CPU):
