@@ -50,8 +50,9 @@ docs: .venv/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "site/index.html; with its search: python3 -m http.server --directory site"
 
+# Not by two workers: most runs are of two processes, and each worker would make the ones that others are held against.
 torchtitan: .venv-torchtitan/ready
-	.venv-torchtitan/bin/python -m pytest -n 2 tests/torchtitan tests/test_torch_private.py
+	.venv-torchtitan/bin/python -m pytest tests/torchtitan tests/test_torch_private.py
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	@echo "Installing PyTorch and what the commands need into .venv, once: about a minute"
