@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attnres.data.config import DataConfig
-from attnres.errors import UsageError, first_line, install_command
+from attnres.errors import UsageError, install_command
 from attnres.files import LOCK, read_json
 
 RECORD_SUFFIXES = (".jsonl", ".ndjson")
@@ -65,8 +65,6 @@ class TextFiles(Documents):
         for path, named in self.files.items():
             try:
                 yield from self._texts(path, path.read_bytes().decode("utf-8"))
-            except OSError as error:
-                raise UsageError(f"cannot read {path}: {error.strerror}") from None
             except UnicodeDecodeError as error:
                 if named:
                     where = f"byte {error.start}"
@@ -180,7 +178,7 @@ def walk(root: Path, skip: Callable[[str], bool]) -> list[Path]:
         return [root] if root.is_file() else []
 
     def refuse(error: OSError) -> None:
-        raise UsageError(f"cannot read the folder {error.filename}: {error.strerror}")
+        raise error
 
     found = []
     for folder, folders, names in os.walk(root, onerror=refuse):
@@ -214,16 +212,9 @@ class DatasetRows(Documents):
         except ImportError:
             raise UsageError(f"a dataset needs the datasets library: {install_command('hf')}") from None
         column = self.config.dataset_column
-        try:
-            rows = self._load(datasets).select_columns([column])
-        except Exception as error:  # the library raises many kinds, and the outer one may hide what was wrong
-            raise UsageError(f"cannot load the dataset {self.name}: {first_line(error.__cause__ or error)}") from error
-        batches = rows.iter(batch_size=1000)
-        for text in (text or "" for batch in batches for text in batch[column]):
-            if not isinstance(text, str):
-                kind = type(text).__name__
-                raise UsageError(f"column {column!r} of dataset {self.name} holds {kind}, not text; choose another")
-            yield text
+        rows = self._load(datasets).select_columns([column])
+        for batch in rows.iter(batch_size=1000):
+            yield from (text or "" for text in batch[column])
 
     def describe(self, counts: Counts) -> str:
         return f"dataset {self.name}, split {self.config.dataset_split}, {describe_counts(counts, 'document')}"

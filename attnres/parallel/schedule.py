@@ -20,8 +20,6 @@ def check_schedule(schedule: str, ranks: int, virtual: int, micro_batches: int) 
     """Raise UsageError, one line that says what to change, unless the schedule takes these numbers."""
     if schedule not in get_args(Schedule):
         raise UsageError(f"schedule must be one of {', '.join(get_args(Schedule))}, not {schedule!r}")
-    if virtual < 1 or micro_batches < 1:
-        raise UsageError(f"virtual stages and micro-batches must be at least 1, not {virtual} and {micro_batches}")
     if schedule == "1f1b":
         if virtual > 1:
             raise UsageError(

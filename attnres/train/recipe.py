@@ -21,11 +21,9 @@ def load_recipe(path: str | Path) -> RunConfig:
     load only recipes that you would run.
 
     Raises:
-        UsageError: there is no such file, or it defines no RunConfig of that name. What the file raises is raised.
+        UsageError: it defines no RunConfig of that name. What the file raises is raised.
     """
     path = Path(path).resolve()
-    if not path.is_file():
-        raise UsageError(f"{path}: no such recipe file")
     spec = importlib.util.spec_from_file_location(f"attnres_recipe_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path}: a recipe must be a Python file (.py)")

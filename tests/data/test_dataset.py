@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from attnres.data import DataConfig, open_corpus
-from attnres.errors import UsageError
 from tests.data.text import TEXT, library_tokenizer
 
 datasets = pytest.importorskip("datasets", reason="needs the extra hf")
@@ -70,15 +69,3 @@ def test_every_local_form_gives_the_same_tokens(form, make, tokenizer, tmp_path)
     assert corpus.description == f"dataset {tmp_path / form}, split train, 60 documents, {size / 1e3:.1f} kB"
     held_out = sum(len(text.encode()) + 1 for text in parts[1])
     assert corpus.bytes_per_token == held_out / len(corpus.validation)
-
-
-def test_what_is_no_dataset_is_named(make, tmp_path):
-    table, saved = make("a.csv"), make("saved dictionary")
-    for path, options, message in (
-        (table, {"dataset_column": "words"}, "words.*text"),
-        (table, {"dataset_column": "number"}, "column 'number' .* not text"),
-        (saved, {"dataset_split": "dev"}, "cannot load the dataset .*dev"),
-    ):
-        with pytest.raises(UsageError, match=message) as caught:
-            open_(path, tmp_path, **options)
-        assert "\n" not in str(caught.value)
