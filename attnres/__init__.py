@@ -9,14 +9,19 @@ from attnres.version import __version__ as __version__
 if TYPE_CHECKING:
     from attnres.analysis import depth_profile
     from attnres.connections import Connection, connection_names, make_connection, mixing_matrix, param_groups
+    from attnres.connections.block import Block as BlockAttnRes
+    from attnres.connections.full import Full as AttnRes
     from attnres.errors import UsageError
     from attnres.model import Transformer, TransformerConfig
-    from attnres.ops import depth_attention
+    from attnres.ops import DepthAttention, depth_attention
     from attnres.report import plot_depth_matrix
     from attnres.train import load_run
 
 __all__ = [
+    "AttnRes",
+    "BlockAttnRes",
     "Connection",
+    "DepthAttention",
     "Transformer",
     "TransformerConfig",
     "UsageError",
@@ -32,7 +37,10 @@ __all__ = [
 
 # Imported on first use: torch takes seconds, which `attnres --help` and a Ctrl-C at the start should not wait for.
 _HOMES = {
+    "AttnRes": "connections.full:Full",
+    "BlockAttnRes": "connections.block:Block",
     "Connection": "connections",
+    "DepthAttention": "ops",
     "Transformer": "model",
     "TransformerConfig": "model",
     "UsageError": "errors",
@@ -50,8 +58,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home, _, known_there = _HOMES[name].partition(":")
     try:
-        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"{__name__}.{home}"), known_there or name)
     except ModuleNotFoundError as error:
         if error.name in LAB:
             error.msg = f"{__name__}.{name} needs {error.name}; in the repository's folder: {install_command('lab')}"

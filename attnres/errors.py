@@ -8,11 +8,10 @@ from numbers import Integral
 from typing import Any
 
 
-class UsageError(Exception):
+class UsageError(ValueError):
     """The input cannot be used. The message is one line that says what is wrong and what to do.
 
-    The command line prints it without a traceback and exits with code 2. It is no ValueError: tyro would catch one that
-    a record of options raises, and print a box of its own.
+    The command line prints it without a traceback and exits with code 2.
     """
 
     speaker: bool | None = None

@@ -46,7 +46,7 @@ class GPT(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(256, dim), nn.Embedding(CONTEXT, dim)
         self.sublayers = nn.ModuleList(f for _ in range(layers) for f in (Attention(dim, heads), mlp(dim)))
-        self.connection = make_connection(connection, dim, sites=len(self.sublayers))
+        self.connection = make_connection(connection, dim, sublayers=len(self.sublayers))
         self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, 256, bias=False)
 
     def unrolled(self, tokens: Tensor):
@@ -55,8 +55,7 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         connection, x, sublayers = self.unrolled(tokens)
-        values = connection.run(connection.start(x), sublayers)  # in place of: for f in sublayers: x = x + f(x)
-        return self.head(self.norm(connection.readout(values)))
+        return self.head(self.norm(connection(x, sublayers)))  # in place of: for f in sublayers: x = x + f(x)
 
 
 def batch(text: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class ViT(nn.Module):
         self.patches = nn.Conv2d(1, dim, PATCH, stride=PATCH)
         self.positions = nn.Parameter(0.02 * torch.randn((SIDE // PATCH) ** 2, dim))
         self.sublayers = nn.ModuleList(f for _ in range(layers) for f in (Attention(dim, heads), mlp(dim)))
-        self.connection = make_connection(connection, dim, sites=len(self.sublayers))
+        self.connection = make_connection(connection, dim, sublayers=len(self.sublayers))
         self.norm, self.head = nn.RMSNorm(dim), nn.Linear(dim, CLASSES)
 
     def unrolled(self, images: Tensor):
@@ -55,8 +55,8 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         connection, x, sublayers = self.unrolled(images)
-        values = connection.run(connection.start(x), sublayers)  # in place of: for f in sublayers: x = x + f(x)
-        return self.head(self.norm(connection.readout(values)).mean(1))
+        # In place of: for f in sublayers: x = x + f(x)
+        return self.head(self.norm(connection(x, sublayers)).mean(1))
 
 
 def stripes(count: int) -> tuple[Tensor, Tensor]:

@@ -9,13 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from attnres import Connection, connection_names, make_connection
-from attnres.connections import output_of
+from attnres.connections import output_of, parse_connection
 
 DIM, SITES = 12, 7
 
 
+def in_blocks(connection: str) -> str:
+    """With blocks of four sublayers: of a test's few sublayers eight blocks would hold one or two each."""
+    return f"{connection}:block_size=4" if connection in ("block", "rms-block") else connection
+
+
 VARIANTS: list[tuple[str, dict]] = [
-    *[(name, {}) for name in connection_names()],
+    *map(parse_connection, map(in_blocks, connection_names())),
     # What depth attention's operator computes, for blocks of one sublayer and of several ..
     ("full", {"eps": 1e-2, "total": True}),
     ("full", {"window": 3, "reads": "qkv-gate-up"}),
@@ -63,9 +68,9 @@ def variant_id(variant: tuple[str, dict]) -> str:
     return "-".join([name, *(f"{key}={value}" for key, value in options.items())])
 
 
-def randomised(name: str, dim: int = DIM, sites: int = SITES, **options) -> Connection:
+def randomised(name: str, dim: int = DIM, sublayers: int = SITES, **options) -> Connection:
     """The connection with every parameter drawn at random, so that no term hides behind its zero start."""
-    connection = make_connection(name, dim=dim, sites=sites, **options)
+    connection = make_connection(name if options else in_blocks(name), dim=dim, sublayers=sublayers, **options)
     randomise(connection)
     return connection
 
@@ -77,10 +82,10 @@ def randomise(module: nn.Module) -> None:
             parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator))
 
 
-def make_sublayers(dim: int = DIM, sites: int = SITES) -> list[Callable[[Tensor], Tensor]]:
+def make_sublayers(dim: int = DIM, sublayers: int = SITES) -> list[Callable[[Tensor], Tensor]]:
     """Non-linear, order-one functions of h, or of all that a site reads, in the dtype of h."""
     generator = torch.Generator().manual_seed(11)
-    matrices = [torch.randn(dim, dim, generator=generator) / dim**0.5 for _ in range(sites)]
+    matrices = [torch.randn(dim, dim, generator=generator) / dim**0.5 for _ in range(sublayers)]
 
     def sublayer(h, *more, m):
         for k, other in enumerate(more, 2):

@@ -68,10 +68,10 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
                 chosen |= {p: matrices[p - first] for p in positions if first <= p < first + len(matrices)}
 
     count = tokens.shape[0] * (tokens.shape[1] - 1)
-    n = connection.sites + 1
+    n = connection.sublayers + 1
     token_matrices = torch.stack([chosen[p] for p in positions]) if positions else torch.zeros(0, n, n)
     return DepthProfile(
-        names=sublayer_names(connection.sites),
+        names=sublayer_names(connection.sublayers),
         positions=positions,
         token_matrices=token_matrices.double().cpu().numpy(),
         **{name: (total / count).cpu().numpy() for name, total in sums.items()},

@@ -64,7 +64,7 @@ class Intervened(Connection):
         others: Mapping[tuple[int, ...], Sequence[Tensor]] | None = None,
         watch: Watch = lambda site, reading: None,
     ) -> None:
-        super().__init__(inner.dim, inner.sites)
+        super().__init__(inner.dim, inner.sublayers)
         self.inner = inner
         self.pre_norm = inner.pre_norm  # type: ignore[misc]
         self.changes = tuple(changes)
@@ -160,7 +160,7 @@ class Intervened(Connection):
 
     def _tag(self, index: int, like: Tensor) -> Tensor:
         dtype = torch.promote_types(like.dtype, torch.float32)
-        tag = torch.zeros(self.sites + 1, *like.shape[:-1], self._channels, dtype=dtype, device=like.device)
+        tag = torch.zeros(self.sublayers + 1, *like.shape[:-1], self._channels, dtype=dtype, device=like.device)
         tag[index] = 1
         return tag
 
@@ -217,7 +217,7 @@ def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, 
     for change in listed:
         if not isinstance(change, Change):
             raise UsageError(f"{change!r} is no change; give each by itself, such as Mute(3)")
-        change.check(connection.sites)
+        change.check(connection.sublayers)
         if () in (getattr(change, "sites", None), getattr(change, "tokens", None)):
             raise UsageError(f"{change} changes nothing; leave out the empty list, and it is all of them")
     prompts = {change.ids for change in listed if isinstance(change, Patch)}
@@ -251,7 +251,7 @@ def differs_by_channel(connection: Connection) -> bool:
     widths: list[int] = []
     seen = Intervened(connection, watch=lambda _, reading: widths.append(reading.rows[0].weights[0].shape[-1]))
     values = seen.start(torch.zeros(1, connection.dim, device=device_of(connection)))
-    seen.readout(seen.run(values, [lambda h, *_: h.clone()] * connection.sites))
+    seen.readout(seen.run(values, [lambda h, *_: h.clone()] * connection.sublayers))
     return max(widths) > 1
 
 

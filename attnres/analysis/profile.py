@@ -14,9 +14,9 @@ SEEN = 0.25
 """Share of the sites that must see a sink: the few sites behind the last sources read them in any case."""
 
 
-def sublayer_names(sites: int) -> tuple[str, ...]:
+def sublayer_names(sublayers: int) -> tuple[str, ...]:
     """Name the sublayers of a model with so many sites."""
-    return tuple(map(sublayer_name, range(sites)))
+    return tuple(map(sublayer_name, range(sublayers)))
 
 
 @dataclass(frozen=True, eq=False)

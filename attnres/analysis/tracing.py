@@ -71,7 +71,7 @@ def trace(
     def watch(site: int, reading: Reading) -> None:
         on_site(site)
         weights, _ = _one_read(reading, read)
-        rows.append(F.pad(weights.mean(-1).T, (0, connection.sites - site)))
+        rows.append(F.pad(weights.mean(-1).T, (0, connection.sublayers - site)))
         last[:] = [reading]
 
     connection = prepared(model, changes, watch)
@@ -156,8 +156,8 @@ def explain(
         m, h = _one_read(reading, read)
         vectors = torch.cat(reading.rows[0].vectors)  # the same for every read
         inputs.append(h[0])
-        weights.append(F.pad(m[:, 0].mean(-1), (0, connection.sites - site)))
-        brought.append(F.pad((m * vectors)[:, 0], (0, 0, 0, connection.sites - site)))
+        weights.append(F.pad(m[:, 0].mean(-1), (0, connection.sublayers - site)))
+        brought.append(F.pad((m * vectors)[:, 0], (0, 0, 0, connection.sublayers - site)))
 
     connection = prepared(model, changes, watch)
     connection.first_position = position

@@ -40,6 +40,7 @@ __all__ = [
     "output_of",
     "param_groups",
     "parse_connection",
+    "saved_connection",
 ]
 
 __getattr__ = on_first_use(
@@ -65,11 +66,29 @@ def from_anywhere(connection: str) -> str:
     return f"{Path(file).resolve()}{connection.strip()[len(file) :]}" if colon else connection
 
 
-def canonical_connection(connection: str, **options: Any) -> str:
+def saved_connection(connection: str, sublayers: int) -> str:
+    """Write a connection as files have it: with the options whose defaults follow from the number of sublayers.
+
+    >>> saved_connection("block", sublayers=48)
+    'block:block_size=6'
+    """
+    from attnres.connections._made import saved
+
+    return saved(connection, sublayers)
+
+
+def canonical_connection(connection: str, sublayers: int | None = None, **options: Any) -> str:
     """Write a connection in the one way that stands for it: options in their own order, without those at their default.
 
     >>> canonical_connection("block: heads = 2, block_size = 4")
+    'block:block_size=4,heads=2'
+    >>> canonical_connection("block: heads = 2, block_size = 4", sublayers=32)
     'block:heads=2'
+
+    Args:
+        connection: as for `make_connection`.
+        sublayers: their number, where it is known: some options' defaults follow from it.
+        options: as for `make_connection`.
 
     Raises:
         UsageError: an unknown name or option, or one that is given twice.
@@ -79,4 +98,4 @@ def canonical_connection(connection: str, **options: Any) -> str:
         return name  # without torch
     from attnres.connections._made import canonical
 
-    return canonical(connection, options)
+    return canonical(connection, sublayers, options)

@@ -284,7 +284,7 @@ def _check_fine(connection: Connection, values: Values, site: int) -> None:
         of_dtype = tuple(value.to(dtype) for value in values)
         weights, h = connection.mix(of_dtype, site)
         found = h if isinstance(h, tuple) else (h,)
-        if site < connection.sites:
+        if site < connection.sublayers:
             y = noise(found[0].shape, 1).to(torch.bfloat16).to(dtype)
             found = (*found, *connection.absorb(of_dtype, weights, site, h, y))
         return torch.cat([output.float().flatten() for output in found])

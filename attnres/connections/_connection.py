@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,7 @@ class Connection(nn.Module):
 
     Args:
         dim: the stream's width.
-        sites: the number of sublayers L. Sites 0 .. L-1 feed sublayers; site L is the readout before the final norm.
+        sublayers: how many there are, L. Sites 0 .. L-1 feed them; site L is the readout before the final norm.
 
     Raises:
         UsageError: either is no whole number of at least 1.
@@ -68,6 +68,10 @@ class Connection(nn.Module):
     """Whether `gather` or `scatter` mixes the channels of a value, as a matrix over them does, or parts them into
     pieces. Of other rules values of one channel are enough to see the weights."""
 
+    rate: float = 10.0
+    """How many times the weights' learning rate `param_groups` gives to its parameters. `attnres.hf.attach` sets it to
+    one: beside weights that are trained already, ten times as much disturbs them."""
+
     _options: dict[str, Any]
     """The options that it was made with, defaults included; the base class sees to it (`__new__`)."""
 
@@ -76,12 +80,12 @@ class Connection(nn.Module):
         connection.__dict__["_options"] = options_given(cls, args, kwargs)  # a module takes none before its __init__
         return connection
 
-    def __init__(self, dim: int, sites: int) -> None:
+    def __init__(self, dim: int, sublayers: int) -> None:
         super().__init__()
         check_count("dim", dim)
-        check_count("sites", sites)
+        check_count("sublayers", sublayers)
         self.dim = dim
-        self.sites = sites
+        self.sublayers = sublayers
         self._watched: set[int] = set()
         """Sites whose sublayer was seen to change nothing in place, in their first call."""
         self.register_state_dict_post_hook(Connection._sign)
@@ -108,9 +112,14 @@ class Connection(nn.Module):
         if theirs != self.signature:
             raise UsageError(f"the state is that of {theirs}, and this is {self.signature}; use the same options")
 
+    @classmethod
+    def saved_options(cls, options: dict[str, Any], sublayers: int) -> dict[str, Any]:
+        """The options as they are saved: one whose default follows from the number of sublayers is written out."""
+        return options
+
     def anew(self) -> Connection:
         """Make another one with the same options, as at its start."""
-        return type(self)(self.dim, self.sites, **self._options)
+        return type(self)(self.dim, self.sublayers, **self._options)
 
     def start(self, x: Tensor) -> Values:
         """Make the values before the first site.
@@ -237,7 +246,7 @@ class Connection(nn.Module):
 
         Raises:
             UsageError: values of another width, of whole numbers or, where `value_count` tells, of another site; more
-                sublayers than sites, or one that cannot be called, works in place, writes all its outputs into one
+                sublayers than it has, or one that cannot be called, works in place, writes all its outputs into one
                 buffer or does not return one tensor of the shape it reads.
         """
         for site, sublayer in enumerate(self._fitting(values, sublayers, first), first):
@@ -264,10 +273,8 @@ class Connection(nn.Module):
         if values[0].shape[-1] != self.dim:
             raise UsageError(f"the connection has width {self.dim}; what it was given has {values[0].shape[-1]}")
         listed = list(sublayers)
-        if first + len(listed) > self.sites:
-            raise UsageError(
-                f"the connection has {self.sites} sites; {len(listed)} sublayers from {first} on do not fit"
-            )
+        if first + len(listed) > self.sublayers:
+            raise UsageError(f"the connection has {self.sublayers} sublayers; {len(listed)} from {first} on do not fit")
         self._refuse_another_site(values, first)
         return listed
 
@@ -276,10 +283,12 @@ class Connection(nn.Module):
         if expected is None or len(values) == expected:
             return
         mend = (
-            "run all sublayers first" if site == self.sites else "let run begin where the one before it ended (first)"
+            "run all sublayers first"
+            if site == self.sublayers
+            else "let run begin where the one before it ended (first)"
         )
         raise UsageError(
-            f"before site {site} of {self.sites} there are {expected} values, and not the {len(values)} given; {mend}"
+            f"before site {site} of {self.sublayers} there are {expected} values, not the {len(values)} given; {mend}"
         )
 
     def readout(self, values: Values) -> Tensor:
@@ -292,17 +301,31 @@ class Connection(nn.Module):
             UsageError: a tensor in place of them, or, where `value_count` tells, the values before an earlier site.
         """
         _refuse_tensor(values)
-        self._refuse_another_site(values, self.sites)
-        return self.mix(values, self.sites)[1]
+        self._refuse_another_site(values, self.sublayers)
+        return self.mix(values, self.sublayers)[1]
 
-    def forward(self, *_: Any, **__: Any) -> NoReturn:
-        """Raise UsageError: a connection has sublayers between what it reads and what it takes up."""
-        raise UsageError(
-            "a connection is not called: connection.readout(connection.run(connection.start(x), sublayers))"
-        )
+    def forward(self, x: Tensor, sublayers: Iterable[Sublayer]) -> Tensor:
+        """Run the embedding through all sublayers: readout(run(start(x), sublayers)).
+
+        A model that is cut into stages, checkpointed or decoded calls the three itself.
+
+        Args:
+            x: the embedding, [..., dim].
+            sublayers: as in `run`, and as many as the connection has.
+
+        Returns:
+            The input of the final norm, [..., dim].
+
+        Raises:
+            UsageError: what `start` and `run` raise, or another number of sublayers.
+        """
+        listed = list(sublayers)
+        if len(listed) != self.sublayers:
+            raise UsageError(f"the connection has {self.sublayers} sublayers, but {len(listed)} were given")
+        return self.readout(self.run(self.start(x), listed))
 
     def extra_repr(self) -> str:
-        said = {"dim": self.dim, "sites": self.sites, **self._options}
+        said = {"dim": self.dim, "sublayers": self.sublayers, **self._options}
         return ", ".join(f"{name}={value}" for name, value in said.items())
 
 

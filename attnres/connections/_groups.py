@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from attnres.connections._connection import Connection
 from attnres.errors import UsageError
+from attnres.ops import DepthAttention
 
 ORDER = ("decayed", "not decayed", "connection", "channel maps")
 """The order of the groups, which a saved optimizer depends on. The weights come first: transformers' Trainer logs the
@@ -18,7 +19,7 @@ rate of the first group."""
 def param_groups(
     model: nn.Module, lr: float, query_lr: float | None = None, weight_decay: float | None = None
 ) -> list[dict[str, Any]]:
-    """Group the parameters of a module that contains a connection, for any torch optimizer.
+    """Group the parameters of a module with a connection or a `DepthAttention`, for any torch optimizer.
 
     >>> torch.optim.AdamW(param_groups(model, lr=1e-3), weight_decay=0.1)
 
@@ -26,10 +27,10 @@ def param_groups(
     gradient is listed; a group that would be empty is left out.
 
     Args:
-        model: any module that is or contains a connection.
+        model: any module that is or contains one.
         lr: of all that is not the connection's.
-        query_lr: of the connection, 10 lr if None; matrices that make a query from a token's channels get query_lr
-            / dim.
+        query_lr: of the connection. If None, 10 lr, or lr in a model of transformers, which `attach` has given its
+            connection. Matrices that make a query from a token's channels get query_lr / dim.
         weight_decay: of matrices outside the connection; the optimizer's own if None. All else has none: decay would
             pull the connection to the plain residual.
 
@@ -40,22 +41,21 @@ def param_groups(
     Raises:
         UsageError: no connection in the model, or a rate or the decay is negative or no number.
     """
-    connections = [module for module in model.modules() if isinstance(module, Connection)]
+    connections = [module for module in model.modules() if isinstance(module, Connection | DepthAttention)]
     if not connections:
         raise UsageError(f"the {type(model).__name__} has no connection; make it with one, or attach one first")
     for name, value in {"lr": lr, "query_lr": query_lr or 0.0, "weight_decay": weight_decay or 0.0}.items():
         if not isinstance(value, Real | Tensor):
             raise UsageError(f"{name} must be a number, not {value!r}")
-    query_lr = 10 * lr if query_lr is None else query_lr
-    if not all(value >= 0 for value in (lr, query_lr, weight_decay or 0.0)):
+    if not all(value >= 0 for value in (lr, query_lr or 0.0, weight_decay or 0.0)):
         raise UsageError(f"rates and decay must not be negative: {lr=}, {query_lr=}, {weight_decay=}")
-    kinds = {
-        id(parameter): ("channel maps", query_lr / connection.dim)
-        if name.split(".")[0] in connection.channel_maps
-        else ("connection", query_lr)
-        for connection in connections
-        for name, parameter in connection.named_parameters()
-    }
+    kinds: dict[int, tuple[str, float]] = {}
+    for connection in connections:
+        rate = connection.rate * lr if query_lr is None else query_lr
+        for name, parameter in connection.named_parameters():
+            kinds[id(parameter)] = ("connection", rate)
+            if isinstance(connection, Connection) and name.split(".")[0] in connection.channel_maps:
+                kinds[id(parameter)] = ("channel maps", rate / connection.dim)
     groups: dict[tuple[str, float], list[nn.Parameter]] = {}
     for parameter in model.parameters():
         if parameter.requires_grad:

@@ -47,16 +47,16 @@ def file_digest(connection: str) -> str | None:
     return digest(file) if colon else None
 
 
-def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Connection:
+def make_connection(connection: str, dim: int, sublayers: int, **options: Any) -> Connection:
     """Make a connection for sublayers of one width.
 
-    >>> make_connection("block:block_size=8", dim=64, sites=32, heads=2)
-    Block(dim=64, sites=32, block_size=8, ...)
+    >>> make_connection("block:block_size=8", dim=64, sublayers=32, heads=2)
+    Block(dim=64, sublayers=32, block_size=8, ...)
 
     Args:
         connection: NAME or FILE.py:CLASS, and behind it :OPTION=VALUE,OPTION=VALUE where it is to have options.
         dim: width of the stream.
-        sites: number of sublayers; a transformer layer has two.
+        sublayers: their number; a transformer layer has two.
         options: options as keyword arguments; their names and defaults are those of the class.
 
     Returns:
@@ -67,12 +67,31 @@ def make_connection(connection: str, dim: int, sites: int, **options: Any) -> Co
     """
     _, cls, options = _read(connection, options)
     with making_errors(connection):
-        return cls(dim, sites, **options)
+        return cls(dim, sublayers, **options)
 
 
-def canonical(connection: str, options: Mapping[str, Any]) -> str:
+def canonical(connection: str, sublayers: int | None, options: Mapping[str, Any]) -> str:
     """What `canonical_connection` returns, for any connection."""
     name, cls, options = _read(connection, options)
+    if sublayers is not None:
+        options = _without_derived(cls, options, sublayers)
+    return _written(name, cls, options)
+
+
+def saved(connection: str, sublayers: int) -> str:
+    """What `saved_connection` returns."""
+    name, cls, options = _read(connection, {})
+    return _written(name, cls, cls.saved_options(options, sublayers))
+
+
+def _without_derived(cls: type[Connection], options: dict[str, Any], sublayers: int) -> dict[str, Any]:
+    """The options without those that follow from the number of sublayers in any case."""
+    with_derived = cls.saved_options(options, sublayers)
+    derived = cls.saved_options({}, sublayers)
+    return {name: value for name, value in with_derived.items() if name not in derived or value != derived[name]}
+
+
+def _written(name: str, cls: type[Connection], options: Mapping[str, Any]) -> str:
     defaults = option_defaults(cls)
     # By type too: True == 1, and a wrong value must not vanish.
     told = {option: (type(value), value) for option, value in options.items()}

@@ -17,20 +17,20 @@ class ManifoldStreams(Streams):
     l mod n and -1 elsewhere. Source: Xie et al. 2025 (2512.24880), section 4.
     """
 
-    def __init__(self, dim: int, sites: int, streams: int = 4, eps: float = 1e-6) -> None:
-        super().__init__(dim, sites, streams)
+    def __init__(self, dim: int, sublayers: int, streams: int = 4, eps: float = 1e-6) -> None:
+        super().__init__(dim, sublayers, streams)
         self.eps = eps
         self.pre, self.post = Projections(self, streams), Projections(self, streams)
         one_hot = 2 * torch.eye(streams) - 1
-        self.bias_pre = nn.ParameterList(one_hot[site % streams].clone() for site in range(sites))
-        self.bias_post = nn.ParameterList(one_hot[site % streams].clone() for site in range(sites))
+        self.bias_pre = nn.ParameterList(one_hot[site % streams].clone() for site in range(sublayers))
+        self.bias_post = nn.ParameterList(one_hot[site % streams].clone() for site in range(sublayers))
 
     def residual_mixing(self, u: Tensor, site: int) -> Tensor | None:
         """H_res [..., n, n] from u [..., n d]; None is the identity."""
         raise NotImplementedError
 
     def weigh(self, values: Values, site: int) -> Weights:
-        if site == self.sites:
+        if site == self.sublayers:
             return ()
         u = widen(values[0]).flatten(-2)
         u = u * inverse_rms(u, self.eps)
@@ -44,9 +44,9 @@ class Projections(nn.Module):
 
     def __init__(self, family: Streams, width: int) -> None:
         super().__init__()
-        sites, fan_in = family.sites, family.streams * family.dim
-        self.fn = nn.ParameterList(torch.zeros(width, fan_in) for _ in range(sites))
-        self.scale = nn.ParameterList(torch.full((1,), 0.01) for _ in range(sites))
+        sublayers, fan_in = family.sublayers, family.streams * family.dim
+        self.fn = nn.ParameterList(torch.zeros(width, fan_in) for _ in range(sublayers))
+        self.scale = nn.ParameterList(torch.full((1,), 0.01) for _ in range(sublayers))
 
     def forward(self, u: Tensor, site: int) -> Tensor:
         return self.scale[site] * F.linear(u, self.fn[site].to(u.dtype))

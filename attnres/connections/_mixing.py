@@ -52,26 +52,26 @@ def mixing_matrix(
             that is or contains one with the method `unrolled(tokens)`, which returns what the first form takes. It is
             read in the mode, training or evaluation, that it is in.
         x: the embedding [..., dim] for a connection, tokens int64 [batch, time] for a model.
-        sublayers: as many callables as the connection has sites; none for a model.
+        sublayers: as many callables as the connection has; none for a model.
         per_channel: a rule that differs by channel (Highway, PostNorm, several heads) has one M per channel. Return all
             of them on a last axis of size dim, not their mean.
         per_read: a rule whose sites read several mixtures (`reads`) has one M per read. Return all of them, not their
             mean, on an axis before the sites, where a site with fewer reads repeats its last one.
 
     Returns:
-        M [..., sites + 1, sites + 1], lower triangular, with the axes that `per_channel` and `per_read` add.
+        M [..., L + 1, L + 1], lower triangular, with the axes that `per_channel` and `per_read` add.
 
     Raises:
-        UsageError: not as many sublayers as sites, or a model that does not say what its tokens unroll to.
+        UsageError: not as many sublayers as the connection has, or a model that does not say what its tokens unroll to.
     """
     holder = model if sublayers is None else None
     connection, x, sublayers = (
         unrolled(model, x) if sublayers is None else (cast(Connection, model), x, list(sublayers))
     )
-    if len(sublayers) != connection.sites:
-        raise UsageError(f"the connection has {connection.sites} sites, but {len(sublayers)} sublayers were given")
+    if len(sublayers) != connection.sublayers:
+        raise UsageError(f"the connection has {connection.sublayers} sublayers, but {len(sublayers)} were given")
     connection._fitting((x,), sublayers, first=0)
-    reads = max(connection.reads(site) for site in range(connection.sites + 1))
+    reads = max(connection.reads(site) for site in range(connection.sublayers + 1))
     rows = []
     with at_hand(connection, holder):
         for h in _tags_read(connection, x, sublayers):
@@ -88,7 +88,7 @@ def _tags_read(connection: Connection, x: Tensor, sublayers: Iterable[Sublayer])
     dtype = torch.promote_types(x.dtype, torch.float32)
 
     def tag(index: int) -> Tensor:
-        y = torch.zeros(connection.sites + 1, *x.shape, dtype=dtype, device=x.device)
+        y = torch.zeros(connection.sublayers + 1, *x.shape, dtype=dtype, device=x.device)
         y[index] = 1.0
         return y
 
@@ -104,7 +104,7 @@ def _tags_read(connection: Connection, x: Tensor, sublayers: Iterable[Sublayer])
             values = connection.scatter(values, weights, site, h, y)
             tagged = connection.scatter(tagged, weights, site, h_tagged, tag(site + 1))
     with outside_autocast(values):
-        h_tagged = connection.gather(tagged, connection.weigh(values, connection.sites), connection.sites)
+        h_tagged = connection.gather(tagged, connection.weigh(values, connection.sublayers), connection.sublayers)
     yield h_tagged
 
 

@@ -19,7 +19,10 @@ def option_defaults(cls: type[Any]) -> dict[str, Option]:
         if parameter.kind is inspect.Parameter.VAR_KEYWORD and cls.shared_options:
             shared = dataclasses.fields(cls.shared_options)
             defaults |= {field.name: cast(Option, field.default) for field in shared if field.name not in defaults}
-        elif name not in ("dim", "sites") and parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+        elif name not in ("dim", "sublayers") and parameter.kind not in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        ):
             defaults[name] = parameter.default
     return defaults
 
@@ -43,7 +46,7 @@ def checked_option(cls: type[Any], option: str, default: object, value: Any) -> 
 
 
 def options_given(cls: type[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `cls(*args, **kwargs)` is made with beside dim and sites, of those whose text says all of them.
+    """What `cls(*args, **kwargs)` is made with beside dim and sublayers, of those whose text says all of them.
 
     Raises:
         UsageError: a value that `checked_option` refuses.
@@ -63,5 +66,5 @@ def options_given(cls: type[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     return {
         name: checked_option(cls, name, defaults.get(name), value)
         for name, value in options.items()
-        if name not in ("dim", "sites") and isinstance(value, bool | int | float | str | None)
+        if name not in ("dim", "sublayers") and isinstance(value, bool | int | float | str | None)
     }

@@ -28,9 +28,9 @@ def reads_at(reads: Reads, site: int) -> int:
     return _COUNTS[reads][site % 2]
 
 
-def reads_of_sites(reads: Reads, sites: int) -> list[int]:
+def reads_of_sites(reads: Reads, sublayers: int) -> list[int]:
     """Count the mixtures that are made at sites 0 .. L; the readout reads one."""
-    return [*(reads_at(reads, site) for site in range(sites)), 1]
+    return [*(reads_at(reads, site) for site in range(sublayers)), 1]
 
 
 def per_read(value: float, reads: int, *shape: int) -> Tensor:

@@ -112,7 +112,7 @@ def _watched(sublayer: Sublayer, given: list[tuple[Tensor, Tensor]]) -> Sublayer
     return watched
 
 
-def check_rule(connection: str, dim: int, sites: int) -> None:
+def check_rule(connection: str, dim: int, sublayers: int) -> None:
     """Raise UsageError unless the connection is linear where it must be, keeps tokens apart and leaves what it is given
     as it is: on a small one with random parameters. One of so many sites must get to its readout, too.
 
@@ -126,7 +126,7 @@ def check_rule(connection: str, dim: int, sites: int) -> None:
             small = dim
         else:
             small = DIM
-        deep = make_connection(connection, small, sites)
+        deep = make_connection(connection, small, sublayers)
         try:
             rule = randomised(make_connection(connection, small, SITES))
             check_unchanged(rule)  # first: what it writes into looks as if it were not linear
@@ -150,7 +150,7 @@ def randomised(connection: Connection) -> Connection:
 
 def random_sublayers(connection: Connection) -> list[Sublayer]:
     """Make non-linear sublayers of order one, in the dtype of what they read."""
-    matrices = [noise((connection.dim,) * 2, site) / connection.dim**0.5 for site in range(connection.sites)]
+    matrices = [noise((connection.dim,) * 2, site) / connection.dim**0.5 for site in range(connection.sublayers)]
     return [lambda *h, m=m: torch.tanh(sum(h) @ m.to(h[0].dtype)) for m in matrices]
 
 

@@ -28,7 +28,9 @@ def difference_at_start(connection: Connection) -> str:
     device = next((parameter.device for parameter in connection.parameters()), torch.device("cpu"))
     with device:  # whatever the default is
         generator = torch.Generator("cpu").manual_seed(0)
-        x, *outputs = torch.randn(connection.sites + 1, connection.dim, generator=generator, device="cpu").to(device)
+        x, *outputs = torch.randn(connection.sublayers + 1, connection.dim, generator=generator, device="cpu").to(
+            device
+        )
         sublayers = [lambda *_, y=y: y for y in outputs]
         weights = mixing_matrix(connection, x, sublayers, per_channel=True, per_read=True)  # [read, site, source, dim]
     wrong = ((weights - 1).abs().amax((0, -1)) <= 1e-4).logical_not().tril()  # what is no number is wrong, too

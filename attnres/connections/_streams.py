@@ -16,8 +16,8 @@ class Streams(Connection):
     The readout is the sum over the streams. M[l, i+1] = H_pre_l H_res_{l-1} .. H_res_{i+1} H_post_i.
     """
 
-    def __init__(self, dim: int, sites: int, streams: int) -> None:
-        super().__init__(dim, sites)
+    def __init__(self, dim: int, sublayers: int, streams: int) -> None:
+        super().__init__(dim, sublayers)
         check_count("streams", streams)
         self.streams = streams
 
@@ -27,7 +27,7 @@ class Streams(Connection):
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
         (streams,) = values
-        if site == self.sites:
+        if site == self.sublayers:
             return streams.sum(-2)
         pre, _, _ = weights
         return (pre.unsqueeze(-1) * streams).sum(-2).to(streams.dtype)

@@ -32,23 +32,23 @@ class AltUp(Streams):
     def __init__(
         self,
         dim: int,
-        sites: int,
+        sublayers: int,
         streams: int = 4,
         active: int | None = None,
         laurel: bool = False,
         eps: float = 1e-6,
     ) -> None:
-        super().__init__(dim, sites, streams)
+        super().__init__(dim, sublayers, streams)
         if active is not None and active not in range(streams):
             raise UsageError(f"active must be one of the {streams} streams, 0 to {streams - 1}, not {active!r}")
         self.active = active
         self.eps = eps
         one = torch.eye(streams)
-        self.router = nn.ParameterList(torch.zeros(streams, dim) for _ in range(sites))
-        self.router_gain = nn.ParameterList(torch.ones(dim) for _ in range(sites))
-        self.predict = nn.ParameterList(None if site % 2 else one.diag_embed() for site in range(sites))
-        self.correct = nn.ParameterList(one.clone() if site % 2 else None for site in range(sites))
-        gains = (None if site % 2 else torch.ones(dim) for site in range(sites))
+        self.router = nn.ParameterList(torch.zeros(streams, dim) for _ in range(sublayers))
+        self.router_gain = nn.ParameterList(torch.ones(dim) for _ in range(sublayers))
+        self.predict = nn.ParameterList(None if site % 2 else one.diag_embed() for site in range(sublayers))
+        self.correct = nn.ParameterList(one.clone() if site % 2 else None for site in range(sublayers))
+        gains = (None if site % 2 else torch.ones(dim) for site in range(sublayers))
         self.laurel_gain = nn.ParameterList(gains) if laurel else None
 
     def value_count(self, site: int) -> int:
@@ -62,7 +62,7 @@ class AltUp(Streams):
         return torch.tanh(F.linear(normed, self.router[site].to(normed.dtype)) / self.dim)
 
     def weigh(self, values: Values, site: int) -> Weights:
-        if site == self.sites or site % 2:
+        if site == self.sublayers or site % 2:
             return ()
         streams = widen(values[0])
         m = self._modalities(streams[..., self._active(site), :], site)
@@ -78,7 +78,7 @@ class AltUp(Streams):
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
         streams, *inside = values
-        if site == self.sites:
+        if site == self.sublayers:
             step = (u - streams[..., self._active(site), :] for u in inside)  # of a layer without its MLP
             return sum(step, streams.mean(-2))
         return inside[0] if inside else self._predicted(weights[0], streams, site).to(streams.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -21,11 +21,25 @@ from attnres.connections._connection import (
     stream_dtype,
     widen,
 )
+from attnres.connections._options import option_defaults
 from attnres.connections._reads import Reads, each_read, mixture, per_read, reads_of_sites
 from attnres.connections._two_phase import TwoPhase
 from attnres.errors import UsageError, check_count
 from attnres.ops import add_and_attend, attend_outs, depth_scores
 from attnres.torch_private import own_parameters
+
+BLOCKS = 8
+
+
+def size_of_blocks(sublayers: int, block_size: int | None, blocks: int) -> int:
+    """Sublayers per block: block_size or, if that is None, ceil(sublayers / blocks). Raises UsageError for both."""
+    check_count("blocks", blocks)
+    if block_size is None:
+        return -(-sublayers // blocks)
+    check_count("block_size", block_size)
+    if blocks != BLOCKS:
+        raise UsageError("give block_size or blocks, not both")
+    return block_size
 
 
 @dataclass(frozen=True)
@@ -91,23 +105,52 @@ class AttnResOptions:
         return self == AttnResOptions(**kept)
 
 
+if TYPE_CHECKING:
+
+    class AttnResKeywords(TypedDict, total=False):
+        """AttnResOptions as keyword arguments, for editors and type checkers."""
+
+        eps: float
+        query: Literal["static", "input"]
+        mixing: Literal["keys", "static"]
+        weighting: Literal["softmax", "sigmoid"]
+        key_norm: bool
+        heads: int
+        key_slice: int | None
+        null: bool
+        window: int | None
+        total: bool
+        value_norm: bool
+        scaled_scores: bool
+        round_phase_1: bool
+        reads: Reads
+
+
 class Block(TwoPhase):
     """h_l = sum_i p_i v_i with p = softmax_i(w_l . RMSNorm(v_i; g_l, eps)) over the blocks' sums v_i.
 
     The sources at site l are the embedding, the sums of the finished blocks of `block_size` sublayers, and the partial
     sum of the open block if it holds anything; they are exactly `values`. The sum is over raw sources, in float32, with
     one rounding at the end. w_l = 0 and g_l = 1 at the start: h is then the mean of the sources.
-    Options: `block_size`, and those of AttnResOptions as keyword arguments.
+    Options: `block_size` or `blocks`, and those of AttnResOptions as keyword arguments. There are about eight blocks,
+    as the paper advises, whatever the depth: block_size = ceil(sublayers / blocks).
     Source: Attention Residuals (2603.15031), section 3; SPEC.md 3 and 4.
     """
 
     channel_maps = ("query_map",)
     shared_options = AttnResOptions
 
-    def __init__(self, dim: int, sites: int, block_size: int = 4, **options: Any) -> None:
-        super().__init__(dim, sites)
-        check_count("block_size", block_size)
-        self.block_size = block_size
+    def __init__(
+        self,
+        dim: int,
+        sublayers: int,
+        block_size: int | None = None,
+        blocks: int = BLOCKS,
+        **options: Unpack[AttnResKeywords],
+    ) -> None:
+        super().__init__(dim, sublayers)
+        self.block_size = size_of_blocks(sublayers, block_size, blocks)
+        self._options = self.saved_options(self._options, sublayers)
         self.options = AttnResOptions(**options)
         self.eps = self.options.eps
         heads, width = self.options.heads, self.options.key_slice or dim
@@ -121,10 +164,10 @@ class Block(TwoPhase):
         # Of a subclass that takes outputs up in a way of its own, that way is asked.
         self._adds = type(self).scatter is Block.scatter and type(self).absorb is Block.absorb
 
-        self._reads = reads_of_sites(self.options.reads, sites)
+        self._reads = reads_of_sites(self.options.reads, sublayers)
         self._shares_qk = self.options.reads == "qk-v"
         if self.options.mixing == "static":
-            counts = (self._count(site) for site in range(sites + 1))
+            counts = (self._count(site) for site in range(sublayers + 1))
             self.logits = nn.ParameterList(map(per_read, repeat(0.0), self._reads, counts, repeat(heads)))
             return
         self.query = nn.ParameterList(per_read(0.0, reads, width) for reads in self._reads)
@@ -132,6 +175,13 @@ class Block(TwoPhase):
             self.gain = nn.ParameterList(per_read(1.0, reads, width) for reads in self._reads)
         if self.options.query == "input":
             self.query_map = nn.ParameterList(per_read(0.0, reads, width, dim) for reads in self._reads)
+
+    @classmethod
+    def saved_options(cls, options: dict[str, Any], sublayers: int) -> dict[str, Any]:
+        if "blocks" not in option_defaults(cls):
+            return options
+        size = size_of_blocks(sublayers, options.get("block_size"), options.get("blocks", BLOCKS))
+        return {"block_size": size, **{name: value for name, value in options.items() if name[:5] != "block"}}
 
     def _own(self, parameters: nn.ParameterList, site: int, read: int) -> Tensor:
         return each_read(parameters[site], self._reads[site])[read]

@@ -29,17 +29,17 @@ class Delta(TwoPhase):
     def __init__(
         self,
         dim: int,
-        sites: int,
+        sublayers: int,
         block_size: int = 1,
         eps: float = 1e-6,
         reads: Reads = "one",
         gate: bool = False,
     ) -> None:
-        super().__init__(dim, sites)
+        super().__init__(dim, sublayers)
         check_count("block_size", block_size)
         self.block_size = block_size
         self.eps = eps
-        self._reads = reads_of_sites(reads, sites)
+        self._reads = reads_of_sites(reads, sublayers)
         self._shares_qk = reads == "qk-v"
         self._reads[0] = 1
         # Site 0 has nothing to attend to; None keeps query[site] true.
@@ -53,12 +53,12 @@ class Delta(TwoPhase):
 
     def _queries(self, site: int) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The query and the gain of each read; none where the site reads the stream alone."""
-        if site in (0, self.sites):
+        if site in (0, self.sublayers):
             return (), ()
         return each_read(self.query[site], self._reads[site]), each_read(self.gain[site], self._reads[site])
 
     def _gated(self, of_reads: Iterable[Tensor], site: int) -> Iterable[Tensor]:
-        if self.gate is None or site in (0, self.sites):
+        if self.gate is None or site in (0, self.sublayers):
             return of_reads
         gates = each_read(self.gate[site], self._reads[site])
         return (gate * of_read for gate, of_read in zip(gates, of_reads, strict=True))

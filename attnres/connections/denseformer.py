@@ -18,10 +18,10 @@ class DenseFormer(Connection):
 
     per_layer = True
 
-    def __init__(self, dim: int, sites: int) -> None:
-        super().__init__(dim, sites)
+    def __init__(self, dim: int, sublayers: int) -> None:
+        super().__init__(dim, sublayers)
         self.average = nn.ParameterList(
-            torch.cat([torch.zeros(layer + 1), torch.ones(1)]) for layer in range(sites // 2)
+            torch.cat([torch.zeros(layer + 1), torch.ones(1)]) for layer in range(sublayers // 2)
         )
 
     def value_count(self, site: int) -> int:

@@ -18,8 +18,8 @@ class DepthScaled(Connection):
     Source: Beam (Reflection AI, 501B-A23B), `depth_scaled_residual_add` of transformers' beam.
     """
 
-    def __init__(self, dim: int, sites: int, norm: bool = True, eps: float = 1e-6) -> None:
-        super().__init__(dim, sites)
+    def __init__(self, dim: int, sublayers: int, norm: bool = True, eps: float = 1e-6) -> None:
+        super().__init__(dim, sublayers)
         self.norm = norm
         self.eps = eps
 

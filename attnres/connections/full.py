@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from attnres.connections.block import Block
+
+if TYPE_CHECKING:
+    from attnres.connections.block import AttnResKeywords
 
 
 class Full(Block):
@@ -13,5 +16,5 @@ class Full(Block):
     Options: those of `block` except block_size. Source: Attention Residuals (2603.15031), section 3; SPEC.md 3.
     """
 
-    def __init__(self, dim: int, sites: int, **options: Any) -> None:
-        super().__init__(dim, sites, block_size=1, **options)
+    def __init__(self, dim: int, sublayers: int, **options: Unpack[AttnResKeywords]) -> None:
+        super().__init__(dim, sublayers, block_size=1, **options)

@@ -27,16 +27,16 @@ class GatedResidual(Streams):
 
     pre_norm = False
 
-    def __init__(self, dim: int, sites: int, streams: int = 4, rank: int | None = None, eps: float = 1e-6) -> None:
-        super().__init__(dim, sites, streams)
+    def __init__(self, dim: int, sublayers: int, streams: int = 4, rank: int | None = None, eps: float = 1e-6) -> None:
+        super().__init__(dim, sublayers, streams)
         rank = max(1, dim // 8) if rank is None else rank
         check_count("rank", rank)
         self.eps = eps
         wide = streams * dim
-        self.gain = nn.ParameterList(torch.ones(streams, dim) for _ in range(sites + 1))
-        self.down = nn.ParameterList(_drawn(3 * site, rank, wide) for site in range(sites + 1))
-        self.up = nn.ParameterList(_drawn(3 * site + 1, wide, rank) for site in range(sites + 1))
-        self.write = nn.ParameterList(_drawn(3 * site + 2, streams, wide) for site in range(sites))
+        self.gain = nn.ParameterList(torch.ones(streams, dim) for _ in range(sublayers + 1))
+        self.down = nn.ParameterList(_drawn(3 * site, rank, wide) for site in range(sublayers + 1))
+        self.up = nn.ParameterList(_drawn(3 * site + 1, wide, rank) for site in range(sublayers + 1))
+        self.write = nn.ParameterList(_drawn(3 * site + 2, streams, wide) for site in range(sublayers))
 
     def weigh(self, values: Values, site: int) -> Weights:
         streams = widen(values[0])
@@ -45,7 +45,7 @@ class GatedResidual(Streams):
         hidden = F.silu(F.linear(u, self.down[site].to(u.dtype)))
         gate = torch.sigmoid(F.linear(hidden, self.up[site].to(u.dtype))).unflatten(-1, (self.streams, self.dim))
         read = gate * normalising / self.streams
-        if site == self.sites:
+        if site == self.sublayers:
             return read, None, None
         return read, None, 2 * torch.sigmoid(F.linear(u, self.write[site].to(u.dtype)))
 

@@ -33,17 +33,17 @@ class HAARES(Block):
     def __init__(
         self,
         dim: int,
-        sites: int,
+        sublayers: int,
         block_size: int = 4,
         detach: bool = True,
         eps: float = 1e-6,
         reads: Reads = "one",
     ) -> None:
-        super().__init__(dim, sites, block_size=block_size, eps=eps, reads=reads)
-        if block_size < 2:
+        super().__init__(dim, sublayers, block_size=block_size, eps=eps, reads=reads)
+        if self.block_size < 2:
             raise UsageError("a block of one sublayer has no halves; give haares a block_size of at least 2")
         self.detach = detach
-        self._half = -(-block_size // 2)
+        self._half = -(-self.block_size // 2)
         # Where there is no detail there is no bias: one that never gets a gradient stops DistributedDataParallel.
         self.bias = nn.ParameterList(
             per_read(START, count, 1) if self._has_detail(site) else None for site, count in enumerate(self._reads)

@@ -17,23 +17,23 @@ class HC(Streams):
     Source: Zhu et al. 2024 (2409.19606), appendix J, with RMSNorm for LayerNorm.
     """
 
-    def __init__(self, dim: int, sites: int, streams: int = 4, dynamic: bool = True, eps: float = 1e-6) -> None:
-        super().__init__(dim, sites, streams)
+    def __init__(self, dim: int, sublayers: int, streams: int = 4, dynamic: bool = True, eps: float = 1e-6) -> None:
+        super().__init__(dim, sublayers, streams)
         self.dynamic = dynamic
         self.eps = eps
         n = streams
-        self.read = nn.ParameterList(torch.eye(n)[site % n] for site in range(sites))
-        self.carry = nn.ParameterList(torch.eye(n) for _ in range(sites))
-        self.write = nn.ParameterList(torch.ones(n) for _ in range(sites))
+        self.read = nn.ParameterList(torch.eye(n)[site % n] for site in range(sublayers))
+        self.carry = nn.ParameterList(torch.eye(n) for _ in range(sublayers))
+        self.write = nn.ParameterList(torch.ones(n) for _ in range(sublayers))
         if dynamic:
-            self.gain = nn.ParameterList(torch.ones(dim) for _ in range(sites))
-            self.read_carry_fn = nn.ParameterList(torch.zeros(1 + n, dim) for _ in range(sites))
-            self.read_carry_scale = nn.ParameterList(torch.full((1,), 0.01) for _ in range(sites))
-            self.write_fn = nn.ParameterList(torch.zeros(dim) for _ in range(sites))
-            self.write_scale = nn.ParameterList(torch.full((1,), 0.01) for _ in range(sites))
+            self.gain = nn.ParameterList(torch.ones(dim) for _ in range(sublayers))
+            self.read_carry_fn = nn.ParameterList(torch.zeros(1 + n, dim) for _ in range(sublayers))
+            self.read_carry_scale = nn.ParameterList(torch.full((1,), 0.01) for _ in range(sublayers))
+            self.write_fn = nn.ParameterList(torch.zeros(dim) for _ in range(sublayers))
+            self.write_scale = nn.ParameterList(torch.full((1,), 0.01) for _ in range(sublayers))
 
     def weigh(self, values: Values, site: int) -> Weights:
-        if site == self.sites:
+        if site == self.sublayers:
             return ()
         streams = widen(values[0])
         read, carry, write = (widen(p[site]) for p in (self.read, self.carry, self.write))

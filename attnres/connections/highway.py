@@ -16,13 +16,13 @@ class Highway(Connection):
     Source: Srivastava et al. 2015 (1505.00387).
     """
 
-    def __init__(self, dim: int, sites: int) -> None:
-        super().__init__(dim, sites)
-        self.gate = nn.ParameterList(torch.zeros(dim, dim) for _ in range(sites))
-        self.gate_bias = nn.ParameterList(torch.full((dim,), -2.0) for _ in range(sites))
+    def __init__(self, dim: int, sublayers: int) -> None:
+        super().__init__(dim, sublayers)
+        self.gate = nn.ParameterList(torch.zeros(dim, dim) for _ in range(sublayers))
+        self.gate_bias = nn.ParameterList(torch.full((dim,), -2.0) for _ in range(sublayers))
 
     def weigh(self, values: Values, site: int) -> Weights:
-        if site == self.sites:
+        if site == self.sublayers:
             return ()
         x = widen(values[0])
         return torch.sigmoid(F.linear(x, self.gate[site].to(x.dtype), self.gate_bias[site].to(x.dtype)))

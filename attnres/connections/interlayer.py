@@ -34,27 +34,27 @@ class Interlayer(TwoPhase):
     def __init__(
         self,
         dim: int,
-        sites: int,
+        sublayers: int,
         block_size: int = 8,
         eps: float = 1e-6,
         gate: bool = False,
         total: bool = False,
     ) -> None:
-        super().__init__(dim, sites)
+        super().__init__(dim, sublayers)
         check_count("block_size", block_size)
         self.block_size = block_size
         self.eps = eps
         self.total = total
-        self._reads = [int(self._mixes(site)) for site in range(sites + 1)]
+        self._reads = [int(self._mixes(site)) for site in range(sublayers + 1)]
         # An MLP has none of its own; None keeps query[site] true.
         self.query = nn.ParameterList(torch.zeros(dim) if mixes else None for mixes in self._reads)
         self.gain = nn.ParameterList(torch.ones(dim) if mixes else None for mixes in self._reads)
         self.feed = nn.ParameterList(torch.zeros(1) if mixes else None for mixes in self._reads)
         self.inner = nn.ParameterList(None if mixes else torch.zeros(1) for mixes in self._reads[1:])
-        self.gate = nn.ParameterList(torch.zeros(1) for _ in range(sites)) if gate else None
+        self.gate = nn.ParameterList(torch.zeros(1) for _ in range(sublayers)) if gate else None
 
     def _mixes(self, site: int) -> bool:
-        return site % 2 == 0 or site == self.sites
+        return site % 2 == 0 or site == self.sublayers
 
     def _count(self, site: int) -> int:
         """The embedding and the blocks that hold anything."""

@@ -17,14 +17,14 @@ class KromHC(ManifoldStreams):
     and the start of mhc-lite.
     """
 
-    def __init__(self, dim: int, sites: int, streams: int = 4, eps: float = 1e-6) -> None:
+    def __init__(self, dim: int, sublayers: int, streams: int = 4, eps: float = 1e-6) -> None:
         check_count("streams", streams)
         if streams == 1 or streams & (streams - 1):
             raise UsageError(f"kromhc pairs its streams; streams must be 2, 4, 8 or so on, not {streams}")
-        super().__init__(dim, sites, streams, eps)
+        super().__init__(dim, sublayers, streams, eps)
         self.factors = streams.bit_length() - 1
         self.res = Projections(self, 2 * self.factors)
-        self.bias_res = nn.ParameterList(torch.tensor([0.0, -8.0]).repeat(self.factors) for _ in range(sites))
+        self.bias_res = nn.ParameterList(torch.tensor([0.0, -8.0]).repeat(self.factors) for _ in range(sublayers))
 
     def residual_mixing(self, u: Tensor, site: int) -> Tensor:
         logits = (self.res(u, site) + self.bias_res[site]).unflatten(-1, (self.factors, 2))

@@ -17,10 +17,10 @@ class MHC(ManifoldStreams):
     2e-3 of the identity. Source: Xie et al. 2025 (2512.24880).
     """
 
-    def __init__(self, dim: int, sites: int, streams: int = 4, eps: float = 1e-6) -> None:
-        super().__init__(dim, sites, streams, eps)
+    def __init__(self, dim: int, sublayers: int, streams: int = 4, eps: float = 1e-6) -> None:
+        super().__init__(dim, sublayers, streams, eps)
         self.res = Projections(self, streams * streams)
-        self.bias_res = nn.ParameterList(-8 * (1 - torch.eye(streams)) for _ in range(sites))
+        self.bias_res = nn.ParameterList(-8 * (1 - torch.eye(streams)) for _ in range(sublayers))
 
     def residual_mixing(self, u: Tensor, site: int) -> Tensor:
         logits = self.res(u, site).unflatten(-1, (self.streams, self.streams)) + self.bias_res[site]

@@ -22,17 +22,17 @@ class MHCLite(ManifoldStreams):
 
     permutations: Tensor
 
-    def __init__(self, dim: int, sites: int, streams: int = 4, eps: float = 1e-6) -> None:
+    def __init__(self, dim: int, sublayers: int, streams: int = 4, eps: float = 1e-6) -> None:
         if isinstance(streams, int) and streams > 6:
             raise UsageError(f"mhc-lite holds streams! permutations; streams must be at most 6, not {streams}")
-        super().__init__(dim, sites, streams, eps)
+        super().__init__(dim, sublayers, streams, eps)
         matrices = _permutations(streams)
         self.register_buffer("permutations", matrices, persistent=False)
         self.register_load_state_dict_post_hook(_refill)
         self.res = Projections(self, len(matrices))
         identity_first = torch.full((len(matrices),), -8.0)
         identity_first[0] = 0.0
-        self.bias_res = nn.ParameterList(identity_first.clone() for _ in range(sites))
+        self.bias_res = nn.ParameterList(identity_first.clone() for _ in range(sublayers))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Move it, as `to` and `to_empty` do, of which the latter leaves nothing in a buffer that no state brings."""

@@ -21,12 +21,14 @@ class MuseGate(Connection):
     Source: Muse Spark (Meta, 816B-A42B), `MuseSparkResidualGate` of transformers' muse_spark, which draws g.
     """
 
-    def __init__(self, dim: int, sites: int, temperature: float = 0.3, norm: bool = True, eps: float = 1e-6) -> None:
-        super().__init__(dim, sites)
+    def __init__(
+        self, dim: int, sublayers: int, temperature: float = 0.3, norm: bool = True, eps: float = 1e-6
+    ) -> None:
+        super().__init__(dim, sublayers)
         self.temperature = temperature
         self.norm = norm
         self.eps = eps
-        self.gate = nn.ParameterList(torch.zeros(dim) for _ in range(sites))
+        self.gate = nn.ParameterList(torch.zeros(dim) for _ in range(sublayers))
 
     def weigh(self, values: Values, site: int) -> Weights:
         return ()

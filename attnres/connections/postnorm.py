@@ -17,10 +17,10 @@ class PostNorm(Connection):
 
     pre_norm = False
 
-    def __init__(self, dim: int, sites: int, eps: float = 1e-6) -> None:
-        super().__init__(dim, sites)
+    def __init__(self, dim: int, sublayers: int, eps: float = 1e-6) -> None:
+        super().__init__(dim, sublayers)
         self.eps = eps
-        self.gain = nn.ParameterList(torch.ones(dim) for _ in range(sites + 1))
+        self.gain = nn.ParameterList(torch.ones(dim) for _ in range(sublayers + 1))
 
     def weigh(self, values: Values, site: int) -> Weights:
         return inverse_rms(values[0], self.eps) * self.gain[site]

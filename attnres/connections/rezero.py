@@ -16,12 +16,12 @@ class ReZero(Connection):
 
     pre_norm = False
 
-    def __init__(self, dim: int, sites: int) -> None:
-        super().__init__(dim, sites)
-        self.alpha = nn.ParameterList(torch.zeros(1) for _ in range(sites))
+    def __init__(self, dim: int, sublayers: int) -> None:
+        super().__init__(dim, sublayers)
+        self.alpha = nn.ParameterList(torch.zeros(1) for _ in range(sublayers))
 
     def weigh(self, values: Values, site: int) -> Weights:
-        return widen(self.alpha[site]) if site < self.sites else ()
+        return widen(self.alpha[site]) if site < self.sublayers else ()
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:
         return values[0]

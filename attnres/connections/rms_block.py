@@ -16,7 +16,7 @@ from attnres.connections._connection import (
     stream_dtype,
 )
 from attnres.connections._reads import Reads
-from attnres.connections.block import Block
+from attnres.connections.block import BLOCKS, Block
 from attnres.ops import add_normalised
 
 Pending = Literal["raw", "normalised"]
@@ -44,8 +44,9 @@ class RMSBlock(Block):
     def __init__(
         self,
         dim: int,
-        sites: int,
-        block_size: int = 4,
+        sublayers: int,
+        block_size: int | None = None,
+        blocks: int = BLOCKS,
         pending: Pending = "raw",
         eps: float = 1e-6,
         reads: Reads = "one",
@@ -53,11 +54,11 @@ class RMSBlock(Block):
         total: bool = False,
     ) -> None:
         one_of("pending", pending, get_args(Pending))
-        super().__init__(dim, sites, block_size=block_size, eps=eps, reads=reads, total=total)
+        super().__init__(dim, sublayers, block_size=block_size, blocks=blocks, eps=eps, reads=reads, total=total)
         self.pending = pending
         # A last block that does not fill up is read raw: a gate there would never get a gradient.
-        used = sites - sites % block_size if pending == "raw" else sites
-        gates = (torch.zeros(1) if site < used else None for site in range(sites))
+        used = sublayers - sublayers % self.block_size if pending == "raw" else sublayers
+        gates = (torch.zeros(1) if site < used else None for site in range(sublayers))
         self.gate = nn.ParameterList(gates) if gate else None
 
     def value_count(self, site: int) -> int:

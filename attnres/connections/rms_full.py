@@ -15,10 +15,10 @@ class RMSFull(RMSBlock):
     def __init__(
         self,
         dim: int,
-        sites: int,
+        sublayers: int,
         eps: float = 1e-6,
         reads: Reads = "one",
         gate: bool = False,
         total: bool = False,
     ) -> None:
-        super().__init__(dim, sites, block_size=1, eps=eps, reads=reads, gate=gate, total=total)
+        super().__init__(dim, sublayers, block_size=1, eps=eps, reads=reads, gate=gate, total=total)

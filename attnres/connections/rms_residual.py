@@ -18,10 +18,10 @@ class RMSResidual(Connection):
     Source: the normalisation of RMS Block Attention Residuals (see `rms-block`), on the plain stream.
     """
 
-    def __init__(self, dim: int, sites: int, eps: float = 1e-6, gate: bool = False) -> None:
-        super().__init__(dim, sites)
+    def __init__(self, dim: int, sublayers: int, eps: float = 1e-6, gate: bool = False) -> None:
+        super().__init__(dim, sublayers)
         self.eps = eps
-        self.gate = nn.ParameterList(torch.zeros(1) for _ in range(sites)) if gate else None
+        self.gate = nn.ParameterList(torch.zeros(1) for _ in range(sublayers)) if gate else None
 
     def weigh(self, values: Values, site: int) -> Weights:
         return ()

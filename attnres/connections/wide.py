@@ -24,15 +24,17 @@ class Wide(Streams):
     Source: the "streamwise" wide residual of Mistral and NVIDIA (Megatron-LM pull requests 6716 and 7579).
     """
 
-    def __init__(self, dim: int, sites: int, streams: int = 4, spread: float = 0.01, retention: bool = False) -> None:
-        super().__init__(dim, sites, streams)
+    def __init__(
+        self, dim: int, sublayers: int, streams: int = 4, spread: float = 0.01, retention: bool = False
+    ) -> None:
+        super().__init__(dim, sublayers, streams)
         if streams < 2:
             raise UsageError("wide starts with read weights of 1/streams, which must be < 1; give 2 streams or more")
         even, forgotten = -math.log(streams - 1), (1 - KEPT) / MOST_FORGOTTEN
-        self.read = nn.ParameterList(torch.full((streams,), even) for _ in range(sites + 1))
-        self.write = nn.ParameterList(torch.linspace(-spread, spread, streams) for _ in range(sites))
+        self.read = nn.ParameterList(torch.full((streams,), even) for _ in range(sublayers + 1))
+        self.write = nn.ParameterList(torch.linspace(-spread, spread, streams) for _ in range(sublayers))
         kept = math.log((1 - forgotten) / forgotten)
-        self.keep = nn.ParameterList(torch.full((streams,), kept) for _ in range(sites)) if retention else None
+        self.keep = nn.ParameterList(torch.full((streams,), kept) for _ in range(sublayers)) if retention else None
 
     def weigh(self, values: Values, site: int) -> Weights:
         dtype = widen(values[0]).dtype
@@ -40,7 +42,7 @@ class Wide(Streams):
         def share(logits: Tensor) -> Tensor:
             return torch.sigmoid(logits.to(torch.promote_types(logits.dtype, dtype)))
 
-        if site == self.sites:
+        if site == self.sublayers:
             return share(self.read[site]), None, None
         keep = None if self.keep is None else 1 - MOST_FORGOTTEN * share(-self.keep[site])
         return share(self.read[site]), keep, 2 * share(self.write[site])

@@ -14,6 +14,6 @@ class Window(Full):
     Options: those of `full`. Source: Attention Residuals (2603.15031), Table 4, "SWA (W = 1 + 8)".
     """
 
-    def __init__(self, dim: int, sites: int, window: int = 8, **options: Any) -> None:
+    def __init__(self, dim: int, sublayers: int, window: int = 8, **options: Any) -> None:
         check_count("window", window)
-        super().__init__(dim, sites, window=window, **options)
+        super().__init__(dim, sublayers, window=window, **options)

@@ -17,16 +17,16 @@ class X0(Connection):
 
     per_layer = True
 
-    def __init__(self, dim: int, sites: int) -> None:
-        super().__init__(dim, sites)
-        self.lam = nn.ParameterList(torch.tensor([1.0, 0.0]) for _ in range(0, sites, 2))
+    def __init__(self, dim: int, sublayers: int) -> None:
+        super().__init__(dim, sublayers)
+        self.lam = nn.ParameterList(torch.tensor([1.0, 0.0]) for _ in range(0, sublayers, 2))
 
     def start(self, x: Tensor) -> Values:
         refuse_no_stream(x)
         return (x, x)
 
     def weigh(self, values: Values, site: int) -> Weights:
-        opens_layer = site % 2 == 0 and site < self.sites
+        opens_layer = site % 2 == 0 and site < self.sublayers
         return apart(self.lam[site // 2]) if opens_layer else ()
 
     def gather(self, values: Values, weights: Weights, site: int) -> Tensor:

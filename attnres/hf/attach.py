@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from attnres.connections import Connection, canonical_connection
+from attnres.connections import Connection, canonical_connection, saved_connection
 from attnres.connections._offload import device_of
 from attnres.connections._start import difference_at_start, with_exact_start
 from attnres.errors import UsageError
@@ -46,7 +46,8 @@ def attach(model: Any, connection: str = "block", **options: Any) -> Any:
 def attach_as_written(model: Any, connection: str) -> Any:
     """Do what `attach` does, with no option that is not written."""
     anatomy = examine(model)
-    made = fitting_connection(connection, anatomy.dim, anatomy.sites)
+    connection = saved_connection(connection, anatomy.sublayers)
+    made = fitting_connection(connection, anatomy.dim, anatomy.sublayers)
     if any(parameter.is_meta for parameter in made.parameters()):
         raise UsageError("under accelerate's init_empty_weights a connection is empty too; attach outside of it")
     device = device_of(anatomy.layers[0])

@@ -159,7 +159,7 @@ class Model:
         if hasattr(decoder_of(self), CONNECTION):
             return  # transformers' generic heads make their base model by AutoModel, of this attached configuration
         anatomy = read_anatomy(self)
-        made = fitting_connection(connection, anatomy.dim, anatomy.sites)
+        made = fitting_connection(connection, anatomy.dim, anatomy.sublayers)
         install(anatomy, made.to(next(anatomy.layers[0].parameters()).device))
 
     @classmethod
@@ -232,7 +232,7 @@ class Decoder(Model):
             of_one_layer = isinstance(field, tuple) and len(field) == 2  # which hands no values on
             if values or (of_one_layer and (key == "hidden_states" or field[1] is outputs[0])):
                 first_sites = [layer._first_site for layer in attached_layers(self)]  # type: ignore[arg-type]
-                states = tuple(map(self._as_read, field, [*first_sites, self.connection.sites]))
+                states = tuple(map(self._as_read, field, [*first_sites, self.connection.sublayers]))
                 if isinstance(outputs, dict):
                     outputs[key] = states
                 else:
@@ -268,7 +268,7 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
     for layer, first, code, roles in plan:
         change_class(layer, attached_class(type(layer), Layer))
         layer._decoder, layer._first_site, layer._code = (decoder,), first, code
-        layer._is_last = first + len(code.pieces) == connection.sites
+        layer._is_last = first + len(code.pieces) == connection.sublayers
         for name, role in roles.items():
             part = getattr(layer, name)
             change_class(part, attached_class(type(part), role))

@@ -45,7 +45,7 @@ class Anatomy:
         return [0, *itertools.accumulate(len(code.pieces) for code in self.codes[:-1])]
 
     @property
-    def sites(self) -> int:
+    def sublayers(self) -> int:
         """How many sublayers the layers have."""
         return sum(len(code.pieces) for code in self.codes)
 
@@ -85,7 +85,7 @@ def norm_of(decoder: nn.Module) -> nn.Module:
     return norm
 
 
-def fitting_connection(connection: str, dim: int, sites: int) -> Connection:
+def fitting_connection(connection: str, dim: int, sublayers: int) -> Connection:
     """Make the connection in float32, on the CPU.
 
     Raises UsageError where it does not fit a transformers decoder.
@@ -93,10 +93,13 @@ def fitting_connection(connection: str, dim: int, sites: int) -> Connection:
     if not connection_class(connection).pre_norm:
         raise UsageError(f"{connection} is defined on sublayers without a norm of their own; this model's have one")
     with torch.device("cpu"), _default_dtype(torch.float32):
-        made = make_connection(connection, dim, sites)
+        made = make_connection(connection, dim, sublayers)
+    made.rate = 1.0
     block_size = parse_connection(connection)[1].get("block_size")
-    if isinstance(block_size, int) and block_size > sites:
-        raise UsageError(f"block_size {block_size} is more than the model's {sites} sublayers; give at most {sites}")
+    if isinstance(block_size, int) and block_size > sublayers:
+        raise UsageError(
+            f"block_size {block_size} is more than the model's {sublayers} sublayers; give at most {sublayers}"
+        )
     return made
 
 

@@ -161,7 +161,7 @@ def write_connection(connection: Connection, form: str) -> tuple[dict[str, Tenso
     layout = _form(form)
     connection = _expressible(connection, form, layout)
     tensors = {}
-    for site, names in enumerate(layout.names(connection.sites // 2)):
+    for site, names in enumerate(layout.names(connection.sublayers // 2)):
         if not names:
             continue
         query, gain = connection.query[site].detach(), connection.gain[site].detach()
@@ -169,7 +169,7 @@ def write_connection(connection: Connection, form: str) -> tuple[dict[str, Tenso
         if names[1]:
             tensors[PREFIX + names[1]] = gain
     entries: dict[str, Any] = {
-        "num_hidden_layers": connection.sites // 2,
+        "num_hidden_layers": connection.sublayers // 2,
         "hidden_size": connection.dim,
         layout.block_size: connection.block_size // layout.sublayers,
     }
@@ -209,16 +209,18 @@ def _one_prefix(prefixes: set[str], form: str) -> str:
 def _expressible(connection: Connection, form: str, layout: Form) -> Block:
     if not isinstance(connection, Block):
         raise UsageError(f"form {form} stores Block AttnRes; this connection is a {type(connection).__name__}")
-    plain = Block(connection.dim, connection.sites, connection.block_size, eps=connection.options.eps, **layout.options)
+    plain = Block(
+        connection.dim, connection.sublayers, connection.block_size, eps=connection.options.eps, **layout.options
+    )
     own, theirs = _traits(plain), _traits(connection)
     differing = theirs.items() - own.items()
     if differing:
         said = ", ".join(f"{name} is {value!r}" for name, value in sorted(differing))
         raise UsageError(f"form {form} cannot store this connection: {said}")
-    if connection.sites % 2 or connection.block_size % layout.sublayers:
+    if connection.sublayers % 2 or connection.block_size % layout.sublayers:
         raise UsageError(
             f"form {form} has two sublayers in a transformer layer and counts blocks in units of {layout.sublayers}: "
-            f"{connection.sites} sublayers in blocks of {connection.block_size} do not fit"
+            f"{connection.sublayers} sublayers in blocks of {connection.block_size} do not fit"
         )
     return connection
 

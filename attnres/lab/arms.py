@@ -16,7 +16,7 @@ def arm_model(arm: str, model: TransformerConfig) -> TransformerConfig:
 
     chosen = dataclasses.replace(model, connection=arm)
     with torch.device("meta"):  # refuses a bad value before any run starts
-        make_connection(chosen.connection, chosen.dim, chosen.sites)
+        make_connection(chosen.connection, chosen.dim, chosen.sublayers)
     return chosen
 
 

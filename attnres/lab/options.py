@@ -29,7 +29,7 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
     Raises:
         UsageError: an unknown arm, fewer than two that differ, or other options that say what the connection is.
     """
-    names = tuple(canonical_connection(arm) for arm in arms)
+    names = tuple(canonical_connection(arm, config.model.sublayers) for arm in arms)
     folders: dict[Path, str] = {}
     for index, name in enumerate(names):
         if name in names[:index]:

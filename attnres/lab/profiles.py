@@ -165,9 +165,9 @@ def rank_bound(connection: Connection) -> int:
     x = torch.ones(1, connection.dim)
     values, bound = connection.start(x), 0
     with torch.no_grad():
-        for site in range(connection.sites + 1):
+        for site in range(connection.sublayers + 1):
             vectors = sum(value.numel() for value in values) // connection.dim
-            bound = max(bound, min(vectors, site + 1, connection.sites + 1 - site))
-            if site < connection.sites:
+            bound = max(bound, min(vectors, site + 1, connection.sublayers + 1 - site))
+            if site < connection.sublayers:
                 values = connection.run(values, [lambda h, *_: torch.ones_like(h)], first=site)
     return bound

@@ -138,7 +138,7 @@ class RunSubject(Subject):
         self._opened = _identity(self.folder.record())
         super().__init__(path, name, self.folder.tokenizer())
         model = self.config.model
-        connection = make_connection(model.connection, model.dim, model.sites)
+        connection = make_connection(model.connection, model.dim, model.sublayers)
         self._shape = shape_of(connection)
 
     @property
@@ -345,11 +345,11 @@ def _imports(changes: Sequence[Change]) -> str:
 
 def shape_of(connection: Connection) -> dict[str, Any]:
     """What a Model says of its connection."""
-    names = sublayer_names(connection.sites)
+    names = sublayer_names(connection.sublayers)
     return {
         "sites": (*names, "readout"),
         "sources": ("embedding", *names),
-        "reads": tuple(connection.reads(site) for site in range(connection.sites + 1)),
+        "reads": tuple(connection.reads(site) for site in range(connection.sublayers + 1)),
         "per_channel": differs_by_channel(connection),
     }
 

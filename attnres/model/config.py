@@ -46,11 +46,11 @@ class TransformerConfig:
     """Base wavelength of the rotary position embedding."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "connection", canonical_connection(self.connection))
         refuse_non_finite(self)
         for name in ("vocab_size", "dim", "heads", "context"):
             check_count(name, getattr(self, name))
         check_count("layers", self.layers, MOST_LAYERS)
+        object.__setattr__(self, "connection", canonical_connection(self.connection, self.sublayers))
         for name in ("kv_heads", "hidden"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
@@ -61,7 +61,7 @@ class TransformerConfig:
                 raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
 
     @property
-    def sites(self) -> int:
+    def sublayers(self) -> int:
         """The number of sublayers L."""
         return 2 * self.layers
 

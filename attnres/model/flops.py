@@ -60,10 +60,10 @@ def connection_flops(connection: Connection) -> float:
     x = torch.empty(1, connection.dim, device="meta")
     with torch.no_grad(), _Count() as count:
         values = connection.start(x)
-        for site in range(connection.sites + 1):
+        for site in range(connection.sublayers + 1):
             weights = connection.weigh(values, site)
             h = connection.gather(values, weights, site)
-            if site < connection.sites:
+            if site < connection.sublayers:
                 values = connection.scatter(values, connection.weigh_output(values, weights, site, x), site, h, x)
     return count.operations
 

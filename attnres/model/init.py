@@ -73,7 +73,7 @@ def initialise(
             if role == "embedding":
                 normal(parameter, config.embedding_std)
             elif role in ("matrix", "experts"):
-                fan_in = parameter.shape[-1] * (config.sites if name.endswith(OUTPUTS) else 1)
+                fan_in = parameter.shape[-1] * (config.sublayers if name.endswith(OUTPUTS) else 1)
                 normal(parameter, 1 / math.sqrt(fan_in))
             elif role == "head":
                 normal(parameter, HEAD_STD)

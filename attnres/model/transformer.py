@@ -33,8 +33,8 @@ class Transformer(nn.Module):
         self.checkpointing = False
         self.backbone = make_backbone(config)
         with seeded(seed):
-            self.connection = make_connection(config.connection, config.dim, config.sites)
-        if any(self.connection.reads(site) > self.backbone.reads[site % 2] for site in range(config.sites)):
+            self.connection = make_connection(config.connection, config.dim, config.sublayers)
+        if any(self.connection.reads(site) > self.backbone.reads[site % 2] for site in range(config.sublayers)):
             raise UsageError(f"the sublayers of backbone {config.backbone} read one mixture each; leave reads='one'")
         self.embedding = nn.Embedding(config.vocab_size, config.dim)
         self.sublayers = nn.ModuleList(self.backbone.sublayers(self.connection.pre_norm))

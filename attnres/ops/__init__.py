@@ -1,6 +1,7 @@
 """Depth attention as operators: one signature, several backends."""
 
 from attnres.ops.cpu import trim
+from attnres.ops.module import DepthAttention
 from attnres.ops.operators import (
     Backend,
     add_and_attend,
@@ -17,6 +18,7 @@ from attnres.ops.reference import depth_scores, depth_weights, inverse_rms, wide
 
 __all__ = [
     "Backend",
+    "DepthAttention",
     "add_and_attend",
     "add_normalised",
     "attend",

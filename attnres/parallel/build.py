@@ -63,7 +63,7 @@ def _start_of_connection(config: TransformerConfig, wanted: Container[str], seed
     """The wanted parameters of the connection as its own file starts them; of the others never two at a time."""
 
     def make() -> Connection:
-        return make_connection(config.connection, config.dim, config.sites)
+        return make_connection(config.connection, config.dim, config.sublayers)
 
     registered: list[nn.Parameter] = []
     with _at_registration(lambda module, name, parameter: registered.append(parameter)), torch.device("meta"):

@@ -35,7 +35,7 @@ class ChunkModel(Transformer):
             else:
                 values = tuple(inputs[position] for position in self.plan.positions)
             values = self.run(values, self.bound_sublayers(time)[sites.start : sites.stop], sites.start)
-            if sites.stop == self.config.sites:
+            if sites.stop == self.config.sublayers:
                 return self.logits(self.connection.readout(values))
         return tuple(on_its_own_node(values[position]) for position in self.plan.outputs)
 

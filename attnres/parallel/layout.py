@@ -65,9 +65,9 @@ class Layout:
             )
         return dataclasses.replace(self, shard=shard)
 
-    def check(self, sites: int, batch_size: int) -> None:
+    def check(self, sublayers: int, batch_size: int) -> None:
         """Raise UsageError if a model of that many sublayers, or a batch, cannot be cut like this."""
-        even_cuts(sites, self.pipeline * self.virtual)
+        even_cuts(sublayers, self.pipeline * self.virtual)
         if batch_size % self.data_parallel:
             raise UsageError(
                 f"batch_size {batch_size} does not divide over {self.data_parallel} data-parallel processes "

@@ -66,7 +66,7 @@ class Pipeline:
         self.device = torch.device(device)
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         check_pipeline(config, self.ranks, virtual, schedule, micro_batches, cuts)
-        self.cuts = even_cuts(config.sites, self.ranks * virtual) if cuts is None else list(cuts)
+        self.cuts = even_cuts(config.sublayers, self.ranks * virtual) if cuts is None else list(cuts)
         self.cached = cache
         self.cache = CrossStageCache()
         self.traffic: Counter[tuple[int, str]] = Counter()
@@ -150,7 +150,7 @@ class Pipeline:
     def _trace(self, batch: int, time: int) -> Trace:
         config = self.config
         with torch.device("meta"):
-            connection = make_connection(config.connection, config.dim, config.sites)
+            connection = make_connection(config.connection, config.dim, config.sublayers)
         stream = torch.get_default_dtype()
         # The embedding is no matrix product, so autocast leaves it alone; every sublayer ends in one.
         return trace(connection, (batch, time, config.dim), stream, self.precision or stream)
@@ -243,7 +243,7 @@ def check_pipeline(
     count = ranks * virtual
     if cuts is not None and len(cuts) != count - 1:
         raise UsageError(f"{count} chunks have {count - 1} cuts between them, not {len(cuts)}")
-    chunk_sites(config.sites, even_cuts(config.sites, count) if cuts is None else cuts)
+    chunk_sites(config.sublayers, even_cuts(config.sublayers, count) if cuts is None else cuts)
     if config.tied and ranks == 1 < virtual:
         raise UsageError("a tied embedding stands at both ends of the depth, which need two ranks; leave virtual out")
 

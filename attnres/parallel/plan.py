@@ -93,11 +93,11 @@ def trace(connection: Connection, shape: tuple[int, ...], stream: torch.dtype, o
 
     values = connection.start(torch.empty(shape, dtype=stream, device="meta"))
     seen = [entries(values, {})]
-    for site in range(connection.sites + 1):
+    for site in range(connection.sublayers + 1):
         with torch.enable_grad():
             weights = connection.weigh(values, site)
             h = connection.gather(values, weights, site)
-            readout = site == connection.sites
+            readout = site == connection.sublayers
             if readout:
                 after = values
             else:

@@ -38,22 +38,22 @@ def check_schedule(schedule: str, ranks: int, virtual: int, micro_batches: int) 
         )
 
 
-def even_cuts(sites: int, chunks: int) -> list[int]:
+def even_cuts(sublayers: int, chunks: int) -> list[int]:
     """The first site of each chunk but the first, as even as whole sublayers allow.
 
     Raises:
         UsageError: a chunk would be empty.
     """
-    if chunks > sites:
+    if chunks > sublayers:
         raise UsageError(
-            f"{chunks} chunks (pipeline x virtual) are more than {sites} sublayers; use fewer stages or a deeper model"
+            f"{chunks} chunks (pipeline x virtual) are more than {sublayers} sublayers; use fewer stages or more layers"
         )
-    return [sites * chunk // chunks for chunk in range(1, chunks)]
+    return [sublayers * chunk // chunks for chunk in range(1, chunks)]
 
 
-def chunk_sites(sites: int, cuts: Sequence[int]) -> list[range]:
+def chunk_sites(sublayers: int, cuts: Sequence[int]) -> list[range]:
     """The sites of each chunk. Raises UsageError unless the cuts rise strictly between 0 and `sites`."""
-    bounds = [0, *cuts, sites]
+    bounds = [0, *cuts, sublayers]
     if any(left >= right for left, right in itertools.pairwise(bounds)):
-        raise UsageError(f"cuts must rise, from 1 to {sites - 1} at most, and not be {list(cuts)}")
+        raise UsageError(f"cuts must rise, from 1 to {sublayers - 1} at most, and not be {list(cuts)}")
     return [range(left, right) for left, right in itertools.pairwise(bounds)]

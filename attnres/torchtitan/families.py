@@ -90,7 +90,7 @@ def model_registry(family: str, flavor: str, connection: str, **options: Any) ->
     spec = registry(flavor, **options)
     connection = canonical_connection(connection)
     made = _on_meta(connection, spec.model)
-    if any(made.reads(site) > 1 for site in range(made.sites)):
+    if any(made.reads(site) > 1 for site in range(made.sublayers)):
         raise UsageError("torchtitan's sublayers read one mixture of the sources; leave reads out")
     fields = {field.name: getattr(spec.model, field.name) for field in dataclasses.fields(spec.model)}
     return dataclasses.replace(

@@ -60,10 +60,10 @@ class Depth(Module):
     share of each sequence its gradient is a summand, and else the same on all ranks.
     """
 
-    def __init__(self, connection: str, dim: int, sites: int, sequence_parallel: bool) -> None:
+    def __init__(self, connection: str, dim: int, sublayers: int, sequence_parallel: bool) -> None:
         super().__init__()
-        self.connection = make_connection(connection, dim, sites).float()
-        self._make = partial(make_connection, connection, dim, sites)
+        self.connection = make_connection(connection, dim, sublayers).float()
+        self._make = partial(make_connection, connection, dim, sublayers)
         self._sequence_parallel = sequence_parallel
 
     def forward(self, values: Values, sublayers: list[Sublayer], first: int, readout: bool) -> Values:

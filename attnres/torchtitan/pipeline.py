@@ -105,11 +105,11 @@ def _part(model: DepthDecoder, chunk: ChunkPlan, own: set[str]) -> DepthDecoder:
     elsewhere = {id(p): None for name, p in model.connection.named_parameters() if name not in own}
     part = copy.deepcopy(model, elsewhere)  # pyright: ignore[reportArgumentType]
     part.plan = chunk
-    for site in range(part.connection.sites):
+    for site in range(part.connection.sublayers):
         if site not in chunk.sites:
             del part.layers[str(site)]
     if chunk.sites.start > 0:
         part.tok_embeddings = None
-    if chunk.sites.stop < part.connection.sites:
+    if chunk.sites.stop < part.connection.sublayers:
         part.norm = part.lm_head = None
     return part

@@ -31,7 +31,7 @@ def first_non_finite(model: Transformer, tokens: Tensor) -> str | None:
         values = connection.absorb(values, weights, site, h, y)
     readout = connection.readout(values)
     if _bad(readout):
-        return f"site {connection.sites} (readout)"
+        return f"site {connection.sublayers} (readout)"
     return "the logits" if _bad(model.logits(readout)) else None
 
 

@@ -55,7 +55,7 @@ class DistributedTrainer(Trainer):
     """A `Trainer` in each process of a world. Its methods are collective: all processes call them in the same order."""
 
     def __init__(self, config: RunConfig, corpus: Corpus, world: ManyProcesses) -> None:
-        world.layout.check(config.model.sites, config.batch_size)
+        world.layout.check(config.model.sublayers, config.batch_size)
         if config.start_from:
             raise UsageError("start_from is for one process; leave it out with several")
         self.world = world
@@ -113,7 +113,7 @@ class DistributedTrainer(Trainer):
 
     @property
     def operations(self) -> float:
-        sites = self.config.model.sites
+        sites = self.config.model.sublayers
         depths = [len(root.plan.sites) / sites if self.layout.pipeline > 1 else 1.0 for root in self._roots]
         per_token = sum(map(matrix_flops, self._roots, depths))
         return per_token * self.config.tokens_per_step / self.layout.data_parallel

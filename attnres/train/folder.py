@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from attnres.connections import file_digest, from_anywhere, parse_connection
+from attnres.connections import file_digest, from_anywhere, parse_connection, saved_connection
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json, validation_bytes_per_token
 from attnres.errors import UsageError
 from attnres.files import (
@@ -311,7 +311,11 @@ class RunFolder:
 
 def _fields(config: RunConfig) -> dict[str, Any]:
     """All fields by their names, as they compare: a connection's own file has many names."""
-    return flat_fields(config_to_json(config)) | {"model.connection": from_anywhere(config.model.connection)}
+    return flat_fields(config_to_json(config)) | {"model.connection": from_anywhere(_connection(config))}
+
+
+def _connection(config: RunConfig) -> str:
+    return saved_connection(config.model.connection, config.model.sublayers)
 
 
 def _seen_from_here(record: dict[str, Any]) -> Any:
@@ -344,7 +348,7 @@ def _describes_a_run(record: dict[str, Any]) -> bool:
 def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
     return {
         "config": config_to_json(config),
-        "connection": from_anywhere(config.model.connection),
+        "connection": from_anywhere(_connection(config)),
         "connection_file": file_digest(config.model.connection),
         **({"start": RunFolder(config.start_from).weights()} if config.start_from else {}),
         "corpus": {

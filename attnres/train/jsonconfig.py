@@ -7,6 +7,7 @@ import dataclasses
 import types
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from attnres.connections import saved_connection
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
 from attnres.train.config import RunConfig
@@ -16,7 +17,9 @@ T = TypeVar("T")
 
 def config_to_json(config: RunConfig) -> dict[str, Any]:
     """Write the configuration as a JSON value: nested dicts, lists, strings, numbers, booleans and None."""
-    return _plain(dataclasses.asdict(config))
+    model = dataclasses.asdict(config.model)
+    model["connection"] = saved_connection(config.model.connection, config.model.sublayers)
+    return _plain({**dataclasses.asdict(config), "model": model})
 
 
 def config_from_json(data: Any) -> RunConfig:

@@ -132,7 +132,7 @@ def _train(
     check_length(corpus, config.model.context)
     config = fit_vocabulary(config, corpus.vocab_size)
     if file_digest(config.model.connection):  # the tests hold the library's own rules to the same
-        check_rule(config.model.connection, config.model.dim, config.model.sites)
+        check_rule(config.model.connection, config.model.dim, config.model.sublayers)
     if world.main:
         _warn_of_bfloat16(config)
     if config.tensorboard:

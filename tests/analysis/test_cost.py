@@ -59,7 +59,7 @@ def test_counted_is_the_formula_the_embedding_and_what_is_not_sent_back(pipeline
 @pytest.mark.parametrize(("pipeline", "virtual", "block_size"), [(2, 3, 1), (4, 2, 4)])
 def test_counted_is_what_the_connections_values_are(pipeline, virtual, block_size):
     """Run the connection; a tensor that the receiving rank has held before need not be sent again."""
-    connection = make_connection("block", dim=4, sites=26, block_size=block_size)
+    connection = make_connection("block", dim=4, sublayers=26, block_size=block_size)
     sites = chunk_sites(26, even_cuts(26, pipeline * virtual))
     held: list[dict[int, torch.Tensor]] = [{} for _ in range(pipeline)]
     values = connection.start(torch.randn(2, 4))

@@ -13,13 +13,14 @@ import torch.nn.functional as F
 from attnres import Transformer, TransformerConfig, mixing_matrix
 from attnres.analysis import depth_profile
 from attnres.connections import canonical_connection
+from tests.depth import in_blocks
 
 LAYERS = 3
 SITES = 2 * LAYERS
 
 
 def tiny(connection: str, randomised: bool = True, **options) -> Transformer:
-    connection = canonical_connection(connection, **options)
+    connection = canonical_connection(connection if options else in_blocks(connection), **options)
     config = TransformerConfig(vocab_size=11, dim=8, layers=LAYERS, heads=2, context=16, connection=connection)
     model = Transformer(config, seed=3)
     if randomised:

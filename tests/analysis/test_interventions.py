@@ -59,8 +59,8 @@ def by_definition(connection: Connection, x: Tensor, sublayers, changes, others)
         return vector
 
     sources, inputs = [entering(0, x)], []
-    for site in range(connection.sites + 1):
-        outputs = [*sources[1:], *[torch.zeros_like(x)] * (connection.sites - site)]
+    for site in range(connection.sublayers + 1):
+        outputs = [*sources[1:], *[torch.zeros_like(x)] * (connection.sublayers - site)]
         replay = [lambda *_, y=y: y for y in outputs]
         matrix = mixing_matrix(connection, sources[0], replay, per_channel=True, per_read=True)
         reads = []
@@ -88,13 +88,13 @@ def by_definition(connection: Connection, x: Tensor, sublayers, changes, others)
                     vectors[i] = swapped(vectors[i], change)
             reads.append(sum(m * v for m, v in zip(row, vectors, strict=True)))
         inputs.append(torch.stack(reads).mean(0))
-        if site < connection.sites:
+        if site < connection.sublayers:
             sources.append(entering(site + 1, output_of(sublayers[site], tuple(reads))))
     return inputs
 
 
 def assert_as_defined(name: str, changes: list[Change]) -> None:
-    connection, sublayers = randomised(name, sites=SITES).double(), make_sublayers(sites=SITES)
+    connection, sublayers = randomised(name, sublayers=SITES).double(), make_sublayers(sublayers=SITES)
     x = torch.randn(1, 4, DIM, dtype=torch.float64)
     others = [torch.randn(len(OTHER), DIM, dtype=torch.float64) for _ in range(SITES + 1)]
     seen: list[Tensor] = []
@@ -124,7 +124,7 @@ def test_every_change_is_what_the_definition_says(case):
 
 def test_no_change_is_no_change_and_gradients_are_those_of_the_rule():
     for name in ("block", "delta:reads=qkv", "hc", "haares", "postnorm"):
-        connection, sublayers = randomised(name, sites=SITES).double(), make_sublayers(sites=SITES)
+        connection, sublayers = randomised(name, sublayers=SITES).double(), make_sublayers(sublayers=SITES)
         found = []
         for rule in (connection, Intervened(connection)):
             x = torch.linspace(-1, 1, 3 * DIM).double().reshape(1, 3, DIM).requires_grad_()
@@ -136,7 +136,11 @@ def test_no_change_is_no_change_and_gradients_are_those_of_the_rule():
 
 
 def test_noise_takes_out_a_vector_as_long_as_the_source_and_the_same_at_every_site():
-    connection, sublayers, x = randomised("full", sites=SITES), make_sublayers(sites=SITES), torch.randn(1, 4, DIM)
+    connection, sublayers, x = (
+        randomised("full", sublayers=SITES),
+        make_sublayers(sublayers=SITES),
+        torch.randn(1, 4, DIM),
+    )
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
 
     def watch(site, reading):

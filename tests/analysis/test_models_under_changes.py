@@ -17,7 +17,7 @@ from attnres import Transformer, TransformerConfig, UsageError, mixing_matrix
 from attnres.analysis import Mute, Noise, Off, Patch, Pin, Plain, Scale, intervene
 from attnres.analysis.interventions import sources_of
 from tests.analysis.test_interventions import ALL
-from tests.depth import DIM, randomise
+from tests.depth import DIM, in_blocks, randomise
 from tests.hf.models import make_model
 from tests.hf.small import small_model
 
@@ -25,14 +25,14 @@ SITES = 5
 
 
 def lab(connection: str, dim: int = 8) -> Transformer:
-    config = TransformerConfig(vocab_size=16, dim=dim, layers=3, heads=2, context=24, connection=connection)
+    config = TransformerConfig(vocab_size=16, dim=dim, layers=3, heads=2, context=24, connection=in_blocks(connection))
     model = Transformer(config).eval()
     randomise(model.connection)
     return model
 
 
 def attached(connection: str):
-    model = attnres.hf.attach(make_model("llama", num_hidden_layers=3), connection)
+    model = attnres.hf.attach(make_model("llama", num_hidden_layers=3), in_blocks(connection))
     randomise(attnres.hf.connection_of(model))
     return model
 
@@ -193,7 +193,7 @@ class OwnModel(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(10, DIM)
         self.sublayers = nn.ModuleList(nn.Sequential(nn.RMSNorm(DIM), nn.Linear(DIM, DIM)) for _ in range(SITES))
-        self.connection = attnres.make_connection("block", DIM, sites=SITES)
+        self.connection = attnres.make_connection("block", DIM, sublayers=SITES)
 
     def forward(self, tokens: Tensor, cache: object = None) -> Tensor:
         values = self.connection.run(self.connection.start(self.embed(tokens)), self.sublayers)

@@ -11,7 +11,7 @@ import attnres.hf
 from attnres import Transformer, TransformerConfig, mixing_matrix
 from attnres.analysis import Mute, Noise, Off, Patch, Pin, Scale, intervene
 from attnres.analysis.tracing import _scaled, explain, removal_effects, trace
-from tests.depth import randomise
+from tests.depth import in_blocks, randomise
 from tests.hf.models import make_model
 from tests.kimi_k3.small import small_k3
 
@@ -20,7 +20,7 @@ TEXT = [3, 5, 1, 8, 8, 2, 13]
 
 def lab(connection: str, layers: int = 3, dim: int = 8, **options) -> Transformer:
     config = TransformerConfig(
-        vocab_size=16, dim=dim, layers=layers, heads=2, context=24, connection=connection, **options
+        vocab_size=16, dim=dim, layers=layers, heads=2, context=24, connection=in_blocks(connection), **options
     )
     model = Transformer(config).eval()
     randomise(model.connection)

@@ -23,9 +23,9 @@ def small(tmp_path, monkeypatch):
 
 
 def test_train(small, tmp_path, capsys):
-    assert main(["train", "out", *small, "--steps", "3", "--model.connection", "block:block_size=1"]) == 0
+    assert main(["train", "out", *small, "--steps", "3", "--model.connection", "block:block_size=2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "connection: block:block_size=1"
+    assert lines[0] == "connection: block:block_size=2"
     assert lines[1].startswith("parameters: ")
     assert lines[2].startswith("corpus: ")
     assert lines[3].split() == ["folder:", "out"]
@@ -33,8 +33,8 @@ def test_train(small, tmp_path, capsys):
     assert any("tokens/s" in line and "left" in line for line in lines)
     assert lines[-1] == "folder: out"
     run = load_run("out")
-    assert (run.step, run.config.model.connection) == (3, "block:block_size=1")
-    assert main(["train", "out", *small, "--steps", "3", "--model.connection", "block:block_size=1"]) == 0
+    assert (run.step, run.config.model.connection) == (3, "block:block_size=2")
+    assert main(["train", "out", *small, "--steps", "3", "--model.connection", "block:block_size=2"]) == 0
     assert "done: validation loss" in capsys.readouterr().out
 
 

@@ -136,7 +136,7 @@ def test_float32_is_float64_rounded_with_its_gradients(variant):
 
 @pytest.mark.parametrize("name", ["block", "delta", "haares:detach=false", "mhc", "rms-block", "interlayer"])
 def test_gradients_are_those_of_finite_differences(name):
-    connection, sublayers = randomised(name, sites=3).double(), make_sublayers(sites=3)
+    connection, sublayers = randomised(name, sublayers=3).double(), make_sublayers(sublayers=3)
     x = torch.randn(1, DIM, dtype=torch.float64, requires_grad=True)
     names = [name for name, _ in connection.named_parameters()]
 
@@ -231,7 +231,7 @@ def test_what_is_saved_is_loaded_wherever_it_was_made(name):
 @pytest.mark.parametrize("name", connection_names())
 def test_a_new_one_of_any_size_is_finite_and_lets_gradients_through(name):
     for dim, sites, shape in ((7, 1, (3,)), (5, 6, (0, 4)), (9, 8, ())):
-        connection = make_connection(name, dim=dim, sites=sites)
+        connection = make_connection(name, dim=dim, sublayers=sites)
         x = torch.randn(*shape, dim, requires_grad=True)
         h = whole(connection, make_sublayers(dim, sites))(x)
         h.sum().backward()
@@ -252,7 +252,7 @@ def test_every_connection_compiled_as_one_graph_is_the_same(name, backend):
     """Three sublayers: a whole block of two and an open one."""
     dtype, rounding = (torch.float32, 1e-4) if backend == "inductor" else (torch.float64, 1e-10)
     options = {"block_size": 2} if "block_size" in option_defaults(connection_class(name)) else {}
-    connection, sublayers = randomised(name, sites=3, **options).to(dtype), make_sublayers(sites=3)
+    connection, sublayers = randomised(name, sublayers=3, **options).to(dtype), make_sublayers(sublayers=3)
     torch._dynamo.reset()
     compiled = torch.compile(whole(connection, sublayers), fullgraph=True, backend=backend)
     expected = outputs_and_gradients(connection, whole(connection, sublayers), dtype)

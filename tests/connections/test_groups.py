@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from attnres import make_connection, param_groups
+from attnres import DepthAttention, make_connection, param_groups
 
 
 class Two(nn.Module):
@@ -39,6 +39,12 @@ def test_the_optimizers_own_decay_reaches_the_matrices_and_nothing_else(options,
     decays = {group["name"]: group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {"decayed": decay, "not decayed": 0.0, "connection": 0.0, "channel maps": 0.0}
     assert optimizer.param_groups[0]["name"] == "decayed" and optimizer.param_groups[0]["lr"] == 1e-3
+
+
+def test_a_read_of_ones_own_loop_is_grouped_too():
+    model = nn.Sequential(DepthAttention(4), nn.Linear(4, 4))
+    groups = {group["name"]: group for group in param_groups(model, lr=1e-3)}
+    assert groups["connection"]["params"] == list(model[0].parameters()) and groups["connection"]["lr"] == 1e-2
 
 
 def test_frozen_parameters_and_empty_groups_are_left_out():

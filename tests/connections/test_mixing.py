@@ -11,7 +11,7 @@ from tests.depth import make_sublayers, randomise
 
 
 def test_shapes_follow_the_tokens_and_no_graph_is_kept():
-    connection, sublayers = make_connection("highway", dim=6, sites=3), make_sublayers(6, 3)
+    connection, sublayers = make_connection("highway", dim=6, sublayers=3), make_sublayers(6, 3)
     for shape in ((), (2, 3), (0, 4)):
         x = torch.randn(*shape, 6, requires_grad=True)
         matrix = mixing_matrix(connection, x, sublayers)
@@ -21,7 +21,7 @@ def test_shapes_follow_the_tokens_and_no_graph_is_kept():
 
 @pytest.mark.parametrize("name", ["highway", "full:query=input"])
 def test_under_autocast_the_sublayers_alone_are_rounded(name):
-    connection, x = make_connection(name, dim=12, sites=7), torch.randn(2, 12)
+    connection, x = make_connection(name, dim=12, sublayers=7), torch.randn(2, 12)
     randomise(connection)
     rounded = []
 
@@ -42,7 +42,7 @@ class Own(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(5, 6)
         self.sublayers = make_sublayers(6, 3)
-        self.connection = make_connection("full", dim=6, sites=3)
+        self.connection = make_connection("full", dim=6, sublayers=3)
         randomise(self.connection)
 
     def unrolled(self, tokens):

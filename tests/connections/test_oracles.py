@@ -90,7 +90,7 @@ def test_block_matrix_has_the_printed_form():
 
 
 def test_residual_matrix_is_all_ones():
-    matrix = mixing_matrix(make_connection("residual", dim=DIM, sites=SITES), torch.randn(5, DIM), make_sublayers())
+    matrix = mixing_matrix(make_connection("residual", dim=DIM, sublayers=SITES), torch.randn(5, DIM), make_sublayers())
     assert torch.equal(matrix, torch.ones(5, SITES + 1, SITES + 1).tril())
 
 
@@ -191,7 +191,7 @@ def test_rezero_and_highway_and_x0_and_delta_by_recurrence():
 
 
 def test_denseformer_averages_the_outputs_of_layers():
-    connection, sublayers = randomised("denseformer", sites=6), make_sublayers(sites=6)
+    connection, sublayers = randomised("denseformer", sublayers=6), make_sublayers(sublayers=6)
     x = torch.randn(4, DIM)
     history, stream = [x], x
     for layer in range(3):
@@ -229,7 +229,7 @@ def test_mhc_equals_transformers_deepseek_v4():
 
     n = 4
     config = DeepseekV4Config(hidden_size=DIM, hc_mult=n, hc_sinkhorn_iters=20, hc_eps=0.0, rms_norm_eps=1e-6)
-    connection = randomised("mhc", sites=3, streams=n)
+    connection = randomised("mhc", sublayers=3, streams=n)
     streams = torch.randn(2, 5, n, DIM)
     for site in range(3):
         theirs = DeepseekV4HyperConnection(config)
@@ -317,5 +317,5 @@ def test_starts_as_its_paper_says(name):
         expected = ones.clone()
         for site in range(1, SITES):
             expected[site, 1 : site + 1] += 1 / site
-    matrix = mixing_matrix(make_connection(name, dim=DIM, sites=SITES), x, sublayers)
+    matrix = mixing_matrix(make_connection(name, dim=DIM, sublayers=SITES), x, sublayers)
     torch.testing.assert_close(matrix, expected.expand(5, -1, -1))

@@ -64,8 +64,8 @@ import torch
 from attnres import Connection
 
 class MyRule(Connection):
-    def __init__(self, dim, sites, rate=0.5):
-        super().__init__(dim, sites)
+    def __init__(self, dim, sublayers, rate=0.5):
+        super().__init__(dim, sublayers)
         self.rate = rate
     def weigh(self, values, site):
         return ()

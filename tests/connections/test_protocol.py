@@ -8,7 +8,7 @@ from torch import nn
 
 from attnres import UsageError, make_connection, mixing_matrix
 from attnres.connections import check_sublayers
-from tests.depth import DIM, SITES, make_sublayers
+from tests.depth import DIM, SITES, make_sublayers, randomised
 
 with_two_runs = pytest.mark.parametrize("name", ["residual", "block"])
 """The base class's `run`, and the one in two phases."""
@@ -33,6 +33,15 @@ def test_one_buffer_for_the_outputs_of_all_calls_is_refused(name, mode):
         for step in (SITES, 1):
             with pytest.raises(UsageError, match="a sublayer wrote into what an earlier one returned"):
                 read(sublayers, step)
+
+
+@with_two_runs
+def test_a_connection_is_called_with_the_embedding_and_all_its_sublayers(name):
+    connection, x, sublayers = randomised(name), torch.randn(2, DIM), make_sublayers()
+    read = connection.readout(connection.run(connection.start(x), sublayers))
+    torch.testing.assert_close(connection(x, sublayers), read, rtol=0, atol=0)
+    with pytest.raises(ValueError, match=f"has {SITES} sublayers"):
+        connection(x, sublayers[1:])
 
 
 @with_two_runs
@@ -80,7 +89,7 @@ def test_values_of_another_site_are_refused():
         connection.readout(values)
     with pytest.raises(UsageError, match="let run begin where the one before it ended"):
         connection.run(values, sublayers[3:], first=3)
-    with pytest.raises(UsageError, match=f"has {SITES} sites; 2 sublayers from {SITES - 1} on do not fit"):
+    with pytest.raises(UsageError, match=f"has {SITES} sublayers; 2 from {SITES - 1} on do not fit"):
         connection.run(connection.run(values, sublayers[:-1]), sublayers[-2:], first=SITES - 1)
 
 

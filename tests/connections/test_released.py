@@ -116,7 +116,10 @@ def test_altup_equals_transformers_gemma3n(laurel):
     config = config_of(
         "gemma3n", "Gemma3nTextConfig", hidden_size=DIM, altup_num_inputs=n, laurel_rank=2, num_attention_heads=4
     )
-    connection, sublayers = randomised("altup", sites=6, streams=n, active=0, laurel=laurel), make_sublayers(sites=6)
+    connection, sublayers = (
+        randomised("altup", sublayers=6, streams=n, active=0, laurel=laurel),
+        make_sublayers(sublayers=6),
+    )
     streams, lows = 3 * torch.randn(2, 3, n, DIM), []
     for site in range(0, 6, 2):
         low = module.Gemma3nTextLaurelBlock(config).eval()
@@ -155,8 +158,8 @@ def test_altup_equals_transformers_gemma3n(laurel):
 
 def test_altup_goes_round_its_streams():
     """A later layer computes another stream; an MLP that is missing at the end gives nothing."""
-    connection, x = randomised("altup", sites=3, streams=2), torch.randn(2, DIM)
-    sublayers = make_sublayers(sites=3)
+    connection, x = randomised("altup", sublayers=3, streams=2), torch.randn(2, DIM)
+    sublayers = make_sublayers(sublayers=3)
     values = connection.run(connection.start(x), sublayers[:2])
     (streams,) = values
     mixing, _ = connection.weigh(values, 2)

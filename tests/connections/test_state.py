@@ -17,8 +17,8 @@ from tests.depth import DIM, SITES
 class Rated(Connection):
     """A rule of somebody's own, with a buffer, whose options leave the names of its parameters as they are."""
 
-    def __init__(self, dim, sites, rate=1.0, map=torch.sigmoid):
-        super().__init__(dim, sites)
+    def __init__(self, dim, sublayers, rate=1.0, map=torch.sigmoid):
+        super().__init__(dim, sublayers)
         self.rate, self.map = rate, map
         self.register_buffer("mask", torch.ones(dim))
 
@@ -42,5 +42,6 @@ def test_every_option_is_signed_and_shown():
     connection = make_connection("block:query=input,eps=0.5", DIM, SITES)
     for of in (connection, copy.deepcopy(connection), pickle.loads(pickle.dumps(connection))):
         said = of.extra_repr().split(", ")
-        options = option_defaults(type(connection)) | {"query": "input", "eps": 0.5}
-        assert sorted(said) == sorted(f"{k}={v}" for k, v in {"dim": DIM, "sites": SITES, **options}.items())
+        options = option_defaults(type(connection)) | {"query": "input", "eps": 0.5, "block_size": 1}
+        del options["blocks"]
+        assert sorted(said) == sorted(f"{k}={v}" for k, v in {"dim": DIM, "sublayers": SITES, **options}.items())

@@ -14,9 +14,9 @@ from attnres.model import parameter_roles
 from tests.depth import DIM, make_sublayers, randomise, randomised, trace
 
 
-def start_matrix(name: str, sites: int, **options) -> torch.Tensor:
-    connection = make_connection(name, dim=DIM, sites=sites, **options)
-    return mixing_matrix(connection, torch.randn(DIM), make_sublayers(sites=sites))
+def start_matrix(name: str, sublayers: int, **options) -> torch.Tensor:
+    connection = make_connection(name, dim=DIM, sublayers=sublayers, **options)
+    return mixing_matrix(connection, torch.randn(DIM), make_sublayers(sublayers=sublayers))
 
 
 def test_1_embedding_is_counted_once():
@@ -37,9 +37,9 @@ def test_2_no_zero_vector_takes_part():
 
 
 def test_4_queries_start_at_zero_and_read_the_mean():
-    connection = make_connection("full", dim=DIM, sites=5)
+    connection = make_connection("full", dim=DIM, sublayers=5)
     assert all(not query.any() for query in connection.query)
-    sources, inputs = trace(connection, torch.randn(3, DIM), make_sublayers(sites=5))
+    sources, inputs = trace(connection, torch.randn(3, DIM), make_sublayers(sublayers=5))
     for site, h in enumerate(inputs):
         torch.testing.assert_close(h, torch.stack(sources[: site + 1]).mean(0))
 
@@ -54,7 +54,7 @@ def test_6_and_10_queries_are_vectors_of_their_own_role():
 
 
 def test_7_keys_and_queries_are_not_rounded_to_bfloat16():
-    connection = randomised("full", dim=64, sites=5)
+    connection = randomised("full", dim=64, sublayers=5)
     with torch.no_grad():
         for query in connection.query:
             query.mul_(4)
@@ -76,8 +76,8 @@ def test_9_memory_grows_with_the_sources_and_not_with_their_square():
     tokens, dim = 64, 256
     source = tokens * dim * 4
 
-    def kept(sites: int) -> dict[int, int]:
-        connection, storages = randomised("full", dim=dim, sites=sites), {}
+    def kept(sublayers: int) -> dict[int, int]:
+        connection, storages = randomised("full", dim=dim, sublayers=sublayers), {}
 
         def pack(tensor):
             storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
@@ -85,7 +85,7 @@ def test_9_memory_grows_with_the_sources_and_not_with_their_square():
 
         x = torch.randn(tokens, dim, requires_grad=True)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            connection.readout(connection.run(connection.start(x), [torch.tanh] * sites))
+            connection.readout(connection.run(connection.start(x), [torch.tanh] * sublayers))
         return storages
 
     few, many = kept(6), kept(24)
@@ -96,7 +96,7 @@ def test_9_memory_grows_with_the_sources_and_not_with_their_square():
 
 def test_14_the_magnitude_is_right_and_not_only_the_direction():
     """All sources equal: whatever the weights, h must be that vector, to the last bits."""
-    connection = make_connection("full", dim=DIM, sites=40)
+    connection = make_connection("full", dim=DIM, sublayers=40)
     randomise(connection)
     v = torch.randn(3, DIM)
     for site in (0, 7, 39):

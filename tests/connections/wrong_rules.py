@@ -11,12 +11,12 @@ from attnres import Connection
 class Decay(Connection):
     """The one that is right."""
 
-    def __init__(self, dim, sites):
-        super().__init__(dim, sites)
-        self.decay = nn.ParameterList(torch.ones(1) for _ in range(sites))
+    def __init__(self, dim, sublayers):
+        super().__init__(dim, sublayers)
+        self.decay = nn.ParameterList(torch.ones(1) for _ in range(sublayers))
 
     def weigh(self, values, site):
-        return self.decay[site] if site < self.sites else ()
+        return self.decay[site] if site < self.sublayers else ()
 
     def gather(self, values, weights, site):
         return values[0]
@@ -39,7 +39,7 @@ class Clamped(Decay):
 
 class TurnsTheText(Decay):
     def weigh(self, values, site):
-        return 1 + torch.tanh(values[0].flip(-2)) if site < self.sites and values[0].dim() > 1 else 1
+        return 1 + torch.tanh(values[0].flip(-2)) if site < self.sublayers and values[0].dim() > 1 else 1
 
 
 class Drops(Decay):
@@ -47,18 +47,18 @@ class Drops(Decay):
 
     def weigh(self, values, site):
         keeps = torch.rand(values[0].shape[:-1])[..., None] < 0.5
-        return self.decay[site] * keeps if site < self.sites else ()
+        return self.decay[site] * keeps if site < self.sublayers else ()
 
 
 class CountsPlaces(Decay):
     def weigh(self, values, site):
         places = torch.arange(values[0].shape[-2] if values[0].dim() > 1 else 1)
-        return (self.decay[site] / (1 + places))[:, None] if site < self.sites else ()
+        return (self.decay[site] / (1 + places))[:, None] if site < self.sublayers else ()
 
 
 class Double(Decay):
-    def __init__(self, dim, sites):
-        super().__init__(dim, sites)
+    def __init__(self, dim, sublayers):
+        super().__init__(dim, sublayers)
         self.double()
 
 
@@ -82,7 +82,7 @@ class Rounds(Decay):
     """A number without axes does not widen what it is multiplied by."""
 
     def weigh(self, values, site):
-        return self.decay[site][0] if site < self.sites else ()
+        return self.decay[site][0] if site < self.sublayers else ()
 
 
 class Keeps(Decay):
@@ -97,22 +97,22 @@ class Keeps(Decay):
 
 
 class Remembers(Decay):
-    def __init__(self, dim, sites):
-        super().__init__(dim, sites)
+    def __init__(self, dim, sublayers):
+        super().__init__(dim, sublayers)
         self.seen = {}
 
     def weigh(self, values, site):
-        return self.seen.setdefault(site, self.decay[site].detach().clone()) if site < self.sites else ()
+        return self.seen.setdefault(site, self.decay[site].detach().clone()) if site < self.sublayers else ()
 
 
 class Unregistered(Decay):
-    def __init__(self, dim, sites):
-        super().__init__(dim, sites)
+    def __init__(self, dim, sublayers):
+        super().__init__(dim, sublayers)
         self.decay = None
-        self.decays = [torch.ones(1, requires_grad=True) for _ in range(sites)]
+        self.decays = [torch.ones(1, requires_grad=True) for _ in range(sublayers)]
 
     def weigh(self, values, site):
-        return self.decays[site] if site < self.sites else ()
+        return self.decays[site] if site < self.sublayers else ()
 
 
 class Forgets(Decay):
@@ -126,8 +126,8 @@ class Wrong(Decay):
 
 
 class Seven(Decay):
-    def __init__(self, dim, sites):
-        super().__init__(dim, sites)
+    def __init__(self, dim, sublayers):
+        super().__init__(dim, sublayers)
         self.decay = nn.ParameterList(torch.ones(1) for _ in range(7))
 
 
@@ -146,7 +146,7 @@ class Counts(Decay):
 
     def weigh(self, values, site):
         self.calls = getattr(self, "calls", 0) + 1
-        return self.decay[site] / self.calls if site < self.sites else ()
+        return self.decay[site] / self.calls if site < self.sublayers else ()
 
 
 class Halves(Decay):

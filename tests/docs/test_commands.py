@@ -73,7 +73,7 @@ def test_layouts_fit_as_many_processes_as_torchrun_starts(document, line, monkey
     fewest, most = (int(machines[1] or machines[2]), int(machines[2])) if machines else (1, 1)
     for count in range(fewest, most + 1):
         fitted = layout.fit(count * int(re.search(r"--nproc-per-node (\d+)", launch)[1]))
-        fitted.check(config.model.sites, config.batch_size)
+        fitted.check(config.model.sublayers, config.batch_size)
         if fitted.pipeline > 1:
             check_schedule(fitted.order, fitted.pipeline, fitted.virtual, config.accumulate)
 

@@ -35,7 +35,7 @@ def decay(tmp_path, monkeypatch) -> str:
 
 def test_a_newcomers_connection_is_one_file(decay):
     assert decay in connection_names()
-    connection, sublayers = make_connection(decay, dim=DIM, sites=SITES), make_sublayers()
+    connection, sublayers = make_connection(decay, dim=DIM, sublayers=SITES), make_sublayers()
     randomise(connection)
     x = torch.randn(2, 3, DIM)
     sources, inputs = trace(connection, x, sublayers)
@@ -72,7 +72,7 @@ def test_a_file_with_no_connection_is_named(tmp_path, monkeypatch):
     (tmp_path / "empty.py").write_text("")
     monkeypatch.setattr(attnres.connections, "__path__", [*attnres.connections.__path__, str(tmp_path)])
     with pytest.raises(attnres.UsageError, match=r"empty.py must define one subclass of Connection, not 0"):
-        make_connection("empty", dim=4, sites=2)
+        make_connection("empty", dim=4, sublayers=2)
 
 
 def test_the_readmes_code_runs(capsys):

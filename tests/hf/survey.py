@@ -79,7 +79,7 @@ def attempt(model_type: str) -> Row:
     difference = max(((each - expected).abs().max() / expected.abs().max()).item() for each in found)
     if not difference <= 1e-5:
         return Row(model_type, "fails", why=f"a logit differs by {difference:.1e} of the largest")
-    return Row(model_type, "yes", _reads(plain), f"{connection_of(model).sites / 4:g}")
+    return Row(model_type, "yes", _reads(plain), f"{connection_of(model).sublayers / 4:g}")
 
 
 def _reads(plain: Any) -> str:

@@ -212,7 +212,7 @@ def test_parameter_groups():
     model.lm_head.weight.requires_grad_(False)  # tied to the embedding
     groups = {group["name"]: group for group in attnres.hf.param_groups(model, 1e-4, weight_decay=0.1)}
     assert {id(p) for p in groups["connection"]["params"]} == connection
-    assert (groups["connection"]["lr"], groups["connection"]["weight_decay"]) == (1e-3, 0.0)
+    assert (groups["connection"]["lr"], groups["connection"]["weight_decay"]) == (1e-4, 0.0), "the rate of the weights"
     assert all(p.ndim > 1 for p in groups["decayed"]["params"]) and groups["decayed"]["weight_decay"] == 0.1
     assert all(p.ndim == 1 for p in groups["not decayed"]["params"]) and groups["not decayed"]["weight_decay"] == 0
     listed = [id(p) for group in groups.values() for p in group["params"]]

@@ -66,8 +66,8 @@ from torch import nn
 from attnres.connections.residual import Residual
 
 class Rule(Residual):
-    def __init__(self, dim, sites):
-        super().__init__(dim, sites)
+    def __init__(self, dim, sublayers):
+        super().__init__(dim, sublayers)
         self.module = nn.Linear(dim, dim)
         nn.init.eye_(self.module.weight)
 """

@@ -80,7 +80,7 @@ def test_starts_as_the_plain_model(name, caplog):
         found = attnres.hf.attach(model, "block:block_size=3")(inputs, output_hidden_states=True)
     assert_near(found.logits, expected.logits, 1e-5)
     assert_near(found.hidden_states, expected.hidden_states, 1e-5)
-    assert attnres.hf.connection_of(model).sites == FAMILIES[name][3]
+    assert attnres.hf.connection_of(model).sublayers == FAMILIES[name][3]
     assert ("what each sublayer changes" in caplog.text) == FAMILIES[name][4]
 
 
@@ -93,9 +93,9 @@ def test_trained_queries_depth_matrix_cache_and_gradients(name):
     model(inputs).logits.square().mean().backward()
     assert min(query.grad.norm() for query in connection.query[1:]) > 0
     matrix = attnres.hf.mixing_matrix(model, inputs)
-    assert matrix.shape[-2:] == (connection.sites + 1,) * 2 and matrix.triu(1).abs().max() == 0
+    assert matrix.shape[-2:] == (connection.sublayers + 1,) * 2 and matrix.triu(1).abs().max() == 0
     # h = n sum p v with weights of a softmax; a block's weight stands at each of its members.
-    sources = 1 + (torch.arange(connection.sites + 1) + 2) // 3
+    sources = 1 + (torch.arange(connection.sublayers + 1) + 2) // 3
     distinct = matrix[..., 0] + matrix[..., 1::3].sum(-1)
     torch.testing.assert_close(distinct, sources.expand_as(distinct).float(), rtol=1e-4, atol=1e-4)
     if FAMILIES[name][1] == CAUSAL:

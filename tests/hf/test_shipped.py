@@ -43,12 +43,12 @@ def make_sublayers(count: int, dim: int, dtype=torch.float64):
 
 @pytest.mark.parametrize("form", ["kimi_k3", "fla"])
 def test_written_tensors_are_read_back_to_the_bit(form):
-    connection = make_connection("block", dim=DIM, sites=2 * LAYERS, block_size=4, eps=1e-5)
+    connection = make_connection("block", dim=DIM, sublayers=2 * LAYERS, block_size=4, eps=1e-5)
     for parameter in connection.parameters():
         torch.nn.init.normal_(parameter)
     tensors, entries = write_connection(connection, form)
     again = read_connection(tensors, form, entries)
-    assert (again.sites, again.dim, again.block_size, again.options.eps) == (2 * LAYERS, DIM, 4, 1e-5)
+    assert (again.sublayers, again.dim, again.block_size, again.options.eps) == (2 * LAYERS, DIM, 4, 1e-5)
     for name, parameter in connection.named_parameters():
         assert torch.equal(parameter, again.get_parameter(name)), name
 
@@ -183,7 +183,7 @@ def test_every_difference_is_named():
     ],
 )
 def test_what_a_form_cannot_store_is_refused(name, options, message):
-    connection = make_connection(name, dim=DIM, sites=2 * LAYERS, **options)
+    connection = make_connection(name, dim=DIM, sublayers=2 * LAYERS, **options)
     with pytest.raises(UsageError, match=message):
         write_connection(connection, "kimi_k3")
 

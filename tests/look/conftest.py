@@ -15,8 +15,8 @@ from tests.look.runs import Client, serving, small_config, train_small
 
 CONNECTIONS = ("residual", "block:block_size=2", "highway", "delta:reads=qkv")
 
-ODD = {"one": ("full", 1), "deep": ("full", 24), "forty-eight": ("block", 48)}
-"""Runs of other depths: names, connections, layers."""
+ODD = {"deep": ("full", 24)}
+"""Runs of another depth: names, connections, layers."""
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,7 @@ def client(runs) -> Iterator[Client]:
 
 @pytest.fixture(scope="session")
 def odd(tmp_path_factory) -> Iterator[Client]:
-    """A microscope on runs of one step with a context of 256."""
+    """A microscope on a deep run of one step with a context of 256."""
     folder = tmp_path_factory.mktemp("odd")
     runs = []
     for run, (name, layers) in ODD.items():

@@ -110,27 +110,3 @@ def test_other_tokens_are_compared_over_the_bytes_that_both_predict(opened, runs
         told = page.find(".between p").text
         assert told.startswith(f"mean loss {behind[0]:.3f} → {behind[1]:.3f} nats per byte of the last 8 bytes, which ")
         page.browser.get("about:blank")
-
-
-@pytest.mark.slow
-def test_two_tabs_at_once(opened, runs, client):
-    """While one tab measures and writes on, the other changes and reads the same model; neither sees the other's."""
-    opened.choose("Model", 1)
-    before = opened.loss()
-    opened.find("#continue").click()
-    opened.find("#measure").click()
-    browser, first = opened.browser, opened.browser.current_window_handle
-    browser.switch_to.new_window("tab")
-    try:
-        other = Page(browser, address(client))
-        other.choose("Model", 1)
-        other.type(TEXT + " too")
-        other.press(Keys.ARROW_UP, Keys.ARROW_RIGHT)
-        assert other.change("Mute") != mean_loss(runs[1], TEXT + " too")
-        assert other.change("Undo") == pytest.approx(mean_loss(runs[1], TEXT + " too"), abs=1e-5)
-    finally:
-        browser.close()
-        browser.switch_to.window(first)
-    opened.settled()
-    opened.until(lambda: len(opened.all(".token.drawn")) == 40)
-    assert len(opened.all("svg.depth .beside")) == 5 and opened.loss() == before

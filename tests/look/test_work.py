@@ -19,7 +19,7 @@ class Gate:
     """Holds up the traces of one text at every site of depth, until it is opened."""
 
     def __init__(self, monkeypatch, text: str) -> None:
-        self.text, self.sites = text, 0
+        self.text, self.sublayers = text, 0
         self.reached, self.opened = threading.Event(), threading.Event()
         self.pieces: list[work.Piece] = []
         inner, gate = answers.trace, self
@@ -32,7 +32,7 @@ class Gate:
         def trace(model, ids, changes, read, on_site):
             def held(site: int) -> None:
                 if len(ids) == len(text):
-                    gate.sites += 1
+                    gate.sublayers += 1
                     gate.reached.set()
                     assert gate.opened.wait(LIMIT)
                 on_site(site)
@@ -59,7 +59,7 @@ def test_a_closed_tab_stops_its_work(client, gate):
         time.sleep(0.01)
     gate.opened.set()
     assert client.one("look", view={"model": 1, "text": "the brown dog"})["kind"] == "picture"
-    assert gate.sites == 1, "it went on"
+    assert gate.sublayers == 1, "it went on"
 
 
 def test_a_busy_model_does_not_hold_up_another(client, gate):

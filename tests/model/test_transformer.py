@@ -18,7 +18,7 @@ SMALL = {"vocab_size": 50, "dim": 24, "layers": 3, "heads": 4, "context": 32}
 
 def test_causal_in_time():
     """That connections keep tokens apart is part of their protocol."""
-    model = Transformer(TransformerConfig(**SMALL, connection="block"))
+    model = Transformer(TransformerConfig(**SMALL, connection="block:block_size=4"))
     randomise(model.connection)
     tokens = torch.randint(50, (1, 10))
     changed = tokens.clone()
@@ -92,7 +92,7 @@ def test_initialisation_is_as_documented(tied):
         assert model(torch.randint(512, (4, 32))).std().item() == pytest.approx(0.02 * 128**0.5, rel=0.2)
 
 
-@pytest.mark.parametrize("connection", ["block", "delta:reads=qkv"])
+@pytest.mark.parametrize("connection", ["block:block_size=4", "delta:reads=qkv"])
 def test_checkpointing_gives_the_same_loss_and_gradients(connection):
     model = Transformer(TransformerConfig(**SMALL, connection=connection))
     randomise(model.connection)

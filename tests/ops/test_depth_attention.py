@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from attnres.errors import UsageError
-from attnres.ops import attend_blocks, depth_attention, merge_partial
+from attnres.ops import DepthAttention, attend_blocks, depth_attention, merge_partial
 from tests.connections.test_oracles import naive_attnres
 from tests.ops.cases import BF16, F16, F32, F64, Call, assert_right, in_double, make_sources, make_vector, plain
 
@@ -123,3 +123,15 @@ def test_auto_takes_what_the_kernel_does_not(kernel, dtype):
         call.operator("cpu")(*call.inputs())
     with pytest.raises(UsageError, match="'cpu' does not take"):
         Call(out=dtype).operator("cpu")(*Call().inputs())
+
+
+def test_the_module_of_one_site_is_the_operator_and_stays_out_of_autocast():
+    sources = [torch.randn(3, 5, 8) for _ in range(4)]
+    read = DepthAttention(8)
+    torch.testing.assert_close(read(sources), torch.stack(sources).mean(0))
+    with torch.no_grad():
+        read.query.normal_()
+        read.gain.normal_()
+    with torch.autocast("cpu", torch.bfloat16):
+        h = read(sources)
+    torch.testing.assert_close(h, depth_attention(sources, read.query, read.gain), rtol=0, atol=0)

@@ -66,7 +66,7 @@ def test_results_reuse_memory_and_never_share_it():
 
 def test_a_decode_step_runs_on_the_buffers_of_the_step_before(monkeypatch):
     """Also when the rest of the program has meanwhile taken whatever memory of their sizes was free."""
-    connection = make_connection("block", dim=40, sites=9, block_size=4)
+    connection = make_connection("block", dim=40, sublayers=9, block_size=4)
     token, used, taken = torch.ones(1, 1, 40), [], []
 
     def noting(operator):

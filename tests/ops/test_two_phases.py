@@ -34,7 +34,7 @@ def results(connection, x, run) -> list[torch.Tensor]:
 @pytest.mark.parametrize(("name", "options"), CASES, ids=str)
 def test_equals_site_by_site(name, options):
     """Over three tiles and in float64; tests/connections has every rule, and splits, on fewer sites."""
-    connection = make_connection(name, dim=DIM, sites=SITES, **options).double()
+    connection = make_connection(name, dim=DIM, sublayers=SITES, **options).double()
     sublayers, x = make_sublayers(DIM, SITES), torch.randn(2, 9, DIM, dtype=torch.float64)
     randomise(connection)
     expected = results(connection, x, lambda values: Connection.run(connection, values, sublayers))
@@ -45,7 +45,7 @@ def test_equals_site_by_site(name, options):
 
 @pytest.mark.parametrize(("stream", "output"), [(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)])
 def test_every_sublayer_is_given_the_stream_s_dtype(stream, output):
-    connection = make_connection("block", dim=DIM, sites=SITES, block_size=3)
+    connection = make_connection("block", dim=DIM, sublayers=SITES, block_size=3)
     randomise(connection)
     seen = []
     sublayers = [lambda h, f=f: (seen.append(h.dtype), f(h).to(output))[1] for f in make_sublayers(DIM, SITES)]
@@ -59,7 +59,7 @@ def test_every_sublayer_is_given_the_stream_s_dtype(stream, output):
 
 def test_the_bank_is_read_once_per_tile(monkeypatch):
     """The point of it: as many reads of finished blocks as there are tiles, and not as there are sites."""
-    connection, sublayers = make_connection("full", dim=DIM, sites=SITES), make_sublayers(DIM, SITES)
+    connection, sublayers = make_connection("full", dim=DIM, sublayers=SITES), make_sublayers(DIM, SITES)
     reads = []
 
     def counted(operator):
@@ -98,7 +98,7 @@ def test_rounding_phase_1(kernel, operators_as_they_are):
     sublayers, x = make_sublayers(dim, sites), torch.randn(50, dim).bfloat16()
     errors, kept = [], []
     for rounds in (False, True):
-        connection = make_connection("block", dim=dim, sites=sites, block_size=4, round_phase_1=rounds)
+        connection = make_connection("block", dim=dim, sublayers=sites, block_size=4, round_phase_1=rounds)
         randomise(connection)
         exact = copy.deepcopy(connection).double()
         saved: dict[int, int] = {}

@@ -17,6 +17,7 @@ from torch import Tensor
 from attnres.connections import canonical_connection
 from attnres.model import Transformer, TransformerConfig
 from attnres.parallel.pipeline import Pipeline
+from tests.depth import in_blocks
 
 SEED, BATCH, CONTEXT, DIM = 3, 2, 6, 12
 
@@ -49,7 +50,9 @@ class Case:
             heads=2,
             context=CONTEXT,
             tied=self.tied,
-            connection=canonical_connection(self.connection, **dict(self.options)),
+            connection=canonical_connection(
+                self.connection if self.options else in_blocks(self.connection), **dict(self.options)
+            ),
         )
 
     def batches(self, step: int) -> list[Tensor]:

@@ -26,15 +26,15 @@ CPU = torch.device("cpu")
 
 
 @functools.cache
-def traced(name: str, sites: int, output: torch.dtype = torch.float32, **options) -> Trace:
+def traced(name: str, sublayers: int, output: torch.dtype = torch.float32, **options) -> Trace:
     with torch.device("meta"):
-        connection = make_connection(name, DIM, sites, **options)
+        connection = make_connection(name, DIM, sublayers, **options)
     return trace(connection, (BATCH, TIME, DIM), torch.float32, output)
 
 
-def widths(name: str, sites: int, **options) -> list[int]:
+def widths(name: str, sublayers: int, **options) -> list[int]:
     """How many new entries each site makes."""
-    values = traced(name, sites, **options).values
+    values = traced(name, sublayers, **options).values
     return [len(set(after) - set(before)) for before, after in itertools.pairwise(values)]
 
 
@@ -126,7 +126,7 @@ def replay(name: str, options: dict, ranks: int, cache: bool, turned: bool) -> N
             if index + 1 < count:
                 following = chunks[index + 1]
                 assert [h.entry for h in chunk.sent] == [h.entry for h in following.received]
-                assert tuple(values[following.sites.start][p] for p in chunk.outputs) == tuple(
+                assert tuple(values[following.sublayers.start][p] for p in chunk.outputs) == tuple(
                     h.entry for h in chunk.made
                 )
             here -= set(chunk.forgotten)
@@ -149,8 +149,8 @@ def replay(name: str, options: dict, ranks: int, cache: bool, turned: bool) -> N
 def test_chunks_share_out_the_whole_model_bit_for_bit(name, chunks):
     config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4, connection=name)
     whole = dict(Transformer(config, seed=5).named_parameters())
-    traces = traced(name, config.sites)
-    layout = plan(traces.values, even_cuts(config.sites, chunks), 1)
+    traces = traced(name, config.sublayers)
+    layout = plan(traces.values, even_cuts(config.sublayers, chunks), 1)
     found: dict[str, torch.Tensor] = {}
     for rank in range(2):
         for chunk in build_chunks(config, 5, layout, traces.users, range(rank, chunks, 2), CPU):
@@ -167,8 +167,8 @@ def test_chunks_share_out_the_whole_model_bit_for_bit(name, chunks):
 def test_a_rank_never_holds_another_ranks_parameters(monkeypatch):
     """While a chunk is built, only its own of all registered parameters are real."""
     config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4, connection="highway")
-    traces = traced("highway", config.sites)
-    layout = plan(traces.values, even_cuts(config.sites, 4), 4)
+    traces = traced("highway", config.sublayers)
+    layout = plan(traces.values, even_cuts(config.sublayers, 4), 4)
     real: list[int] = []
     original = nn.Module.register_parameter
 
@@ -188,8 +188,8 @@ def test_a_rank_never_holds_another_ranks_parameters(monkeypatch):
 class Shared(Connection):
     """A connection whose one parameter is used at every site."""
 
-    def __init__(self, dim: int, sites: int) -> None:
-        super().__init__(dim, sites)
+    def __init__(self, dim: int, sublayers: int) -> None:
+        super().__init__(dim, sublayers)
         self.scale = nn.Parameter(torch.ones(()))
 
     def weigh(self, values, site):
@@ -203,7 +203,9 @@ class Shared(Connection):
 
 
 def test_a_parameter_of_two_chunks_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr("attnres.model.transformer.make_connection", lambda name, dim, sites: Shared(dim, sites))
+    monkeypatch.setattr(
+        "attnres.model.transformer.make_connection", lambda name, dim, sublayers: Shared(dim, sublayers)
+    )
     with torch.device("meta"):
         traces = trace(Shared(DIM, 8), (1, 1, DIM), torch.float32, torch.float32)
     assert traces.users == {"scale": list(range(9))}

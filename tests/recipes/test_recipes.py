@@ -25,7 +25,7 @@ def test_the_papers_scaling_sizes(size):
     config = load_recipe(RECIPES / "scaling" / f"{size}.py")
     counts = count_parameters(config.model)
     assert 0.98 < counts.active_without_embedding / (PAPER[size] * 1e6) < 0.995
-    sites = config.model.sites
+    sites = config.model.sublayers
     blocks = -(-sites // make_connection(config.model.connection, 1, sites).block_size)
     assert blocks in (7, 8, 9)  # about eight
     tokens = config.steps * config.batch_size * config.accumulate * config.model.context
@@ -44,7 +44,7 @@ def test_the_papers_48b():
     assert counts.active_without_embedding == counts.active - 2 * 163_840 * 2304
     assert count_parameters(replace(config, connection="residual")).connection == 0
 
-    connection = make_connection(config.connection, dim=32, sites=config.sites)
+    connection = make_connection(config.connection, dim=32, sublayers=config.sublayers)
     values = connection.run(connection.start(torch.randn(1, 32)), [torch.tanh] * 54)
     assert len(values) == 10  # at the readout: the embedding and nine blocks
 

@@ -11,15 +11,17 @@ from attnres.report import ArmReport, Curve, ReportData, TokenText
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u2028\x00\x1b[31m\ufffd\u202e"
 
 
-def profile(sites: int = 6, signed: bool = False, positions: tuple[int, ...] = (2, 5), seed: int = 0) -> DepthProfile:
+def profile(
+    sublayers: int = 6, signed: bool = False, positions: tuple[int, ...] = (2, 5), seed: int = 0
+) -> DepthProfile:
     random = np.random.default_rng(seed)
-    n = sites + 1
+    n = sublayers + 1
     matrices = np.tril(random.uniform(-1 if signed else 0.01, 1, (1 + len(positions), n, n)))
     share = np.abs(matrices) / np.abs(matrices).sum(-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.nansum(share[0] * np.log(share[0]), -1)
     return DepthProfile(
-        names=sublayer_names(sites),
+        names=sublayer_names(sublayers),
         positions=positions,
         mean_matrix=matrices[0],
         mean_share=share[0],

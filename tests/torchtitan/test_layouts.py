@@ -50,7 +50,7 @@ def test_every_configuration_can_be_built(family, size):
         with torch.device("meta"):
             made = model.build()
         made.verify_module_protocol()
-        assert len(made.layers) == made.connection.sites == 2 * len(model.layers)
+        assert len(made.layers) == made.connection.sublayers == 2 * len(model.layers)
 
 
 def test_the_guides_configuration_has_the_connection_that_it_names():

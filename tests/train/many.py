@@ -47,11 +47,11 @@ from torch import nn
 from attnres.connections import Connection
 
 class Scaled(Connection):
-    def __init__(self, dim, sites):
-        super().__init__(dim, sites)
+    def __init__(self, dim, sublayers):
+        super().__init__(dim, sublayers)
         self.register_buffer("scale", torch.tensor(0.5))
-        self.fixed = nn.ParameterList(nn.Parameter(torch.full((dim,), 2.0), False) for _ in range(sites + 1))
-        self.gain = nn.ParameterList(nn.Parameter(torch.ones(dim)) for _ in range(sites + 1))
+        self.fixed = nn.ParameterList(nn.Parameter(torch.full((dim,), 2.0), False) for _ in range(sublayers + 1))
+        self.gain = nn.ParameterList(nn.Parameter(torch.ones(dim)) for _ in range(sublayers + 1))
 
     def weigh(self, values, site):
         return (self.scale * self.fixed[site] * self.gain[site],)

@@ -180,7 +180,7 @@ def test_a_checkpoint_that_the_run_deletes_meanwhile_is_not_damaged(stopped, cap
 
 def test_a_checkpoint_of_another_model_is_refused(make_config, stopped, tmp_path):
     _, folder = stopped
-    for name, options in (("wide", {"dim": 32}), ("blocks", {"connection": "block:block_size=1"})):
+    for name, options in (("wide", {"dim": 32}), ("blocks", {"connection": "block:block_size=2"})):
         train(make_config(steps=8, model=options, evaluate_every=8, save_every=8), tmp_path / name)
     mine = folder / "checkpoints" / "step-00000008"
     for name, differs in (("blocks", "block_size"), ("wide", "dim is 32 in it and 16")):

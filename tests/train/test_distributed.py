@@ -245,12 +245,12 @@ from torch import nn
 from attnres.connections import Connection
 
 class Drawn(Connection):
-    def __init__(self, dim, sites):
-        super().__init__(dim, sites)
-        self.a = nn.ParameterList(1 + 0.1 * torch.randn(1) for _ in range(sites))
+    def __init__(self, dim, sublayers):
+        super().__init__(dim, sublayers)
+        self.a = nn.ParameterList(1 + 0.1 * torch.randn(1) for _ in range(sublayers))
 
     def weigh(self, values, site):
-        return self.a[site] if site < self.sites else ()
+        return self.a[site] if site < self.sublayers else ()
 
     def gather(self, values, weights, site):
         return values[0]

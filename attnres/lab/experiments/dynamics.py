@@ -111,7 +111,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
     tokens = profiled_tokens(sweep.corpus, config)
     for one in plan.runs[: len(options.arms)]:
         model = one.config.model
-        connection = make_connection(model.connection, model.dim, model.sites)
+        connection = make_connection(model.connection, model.dim, model.sublayers)
         about = {"block_size": getattr(connection, "block_size", None), "rank_bound": rank_bound(connection)}
         sweep.find(**{one.arm: {**about, "mean_matrix": sweep.found.get(one.arm, {}).get("mean_matrix")}})
     sweep.announce(plan.runs)
