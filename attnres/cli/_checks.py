@@ -57,7 +57,7 @@ def check_own_page(out: Path, page: str, title: str, figures: Iterable[str], fla
     file = out / page
     if file.is_file() and f"<title>{title}".encode() in file.read_bytes():
         return
-    for taken in (file, *(out / "figures" / name for name in figures)):
+    for taken in (file, *(out / "figures" / f"{name}.png" for name in figures)):
         if taken.exists():
             there = taken.relative_to(out)
             raise UsageError(f"{flag} {out}: there is another {there}, which would be lost; give another folder")

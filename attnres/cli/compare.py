@@ -67,9 +67,8 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
         from attnres.cli._terminal import Terminal, stopped
         from attnres.lab.comparison import RECORD, plan_comparison, run_comparison
         from attnres.lab.options import check_seeds
-        from attnres.report.figures import FIGURES
         from attnres.report.runs import COMPARISON_TITLE
-        from attnres.report.write import PAGE
+        from attnres.report.write import FIGURES, PAGE
         from attnres.texttable import duration
 
         check_seeds(seeds, workers)

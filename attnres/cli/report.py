@@ -44,8 +44,7 @@ def command(
     from attnres.cli._tables import Output, print_line
     from attnres.cli._terminal import working
     from attnres.lab import experiments
-    from attnres.lab.document import tables_page
-    from attnres.lab.page import PAGE, TITLE, figure_names, read_records, write_results
+    from attnres.lab.page import PAGE, TITLE, figure_names, read_records, tables_page, write_results
 
     if not results.exists():
         raise UsageError(f"{results}: there is no such folder or file; give one that holds records")

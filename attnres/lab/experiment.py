@@ -10,20 +10,8 @@ from typing import Any
 from attnres.lab.engine import Ended, Progress
 from attnres.lab.judge import Statement
 from attnres.lab.runs import Record
+from attnres.report.charts import Picture
 from attnres.texttable import TextTable
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A figure, the name of its file, and what it shows for those who do not see it.
-
-    draw: (record, narrow) -> the figure, or None where the record has nothing to show in it. A narrow one is to be read
-    on a phone: its panels stand below each other.
-    """
-
-    name: str
-    alt: str
-    draw: Callable[[Record, bool], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,4 +34,7 @@ class Experiment:
     """The answer in a sentence or two."""
     claims: Callable[[Record], Sequence[Statement]] = lambda _: ()
     tables: Callable[[Record], Sequence[TextTable]]
-    pictures: Sequence[Picture]
+    figures: Sequence[str]
+    """The names of the pictures that a record may have."""
+    pictures: Callable[[Record], Sequence[Picture]]
+    """Those that it has something to show in."""

@@ -15,12 +15,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from attnres.analysis.comparison import SIGNIFICANCE, holm, paired_p_value, standard_error, t_quantile
 from attnres.texttable import TextTable, number
 
 NEGLIGIBLE = 0.01
+SEEDS = "Dot: one seed. Bar and line: mean ± standard error."
+"""What is said of `mean_and_error` below a picture."""
 DECIDED = f"Decided where p < {SIGNIFICANCE} (two-sided t-test over paired seeds, Holm-corrected within a claim)"
 
 T = TypeVar("T")
@@ -138,3 +140,11 @@ def mean_text(values: Sequence[float], form: str, unit: str = "") -> str:
     error = standard_error(values)
     mean = unit + number(statistics.fmean(values), form)
     return mean if error is None else f"{mean} ± {error:{form.lstrip('+')}}"
+
+
+def mean_and_error(values: Sequence[float]) -> dict[str, Any]:
+    """The mean and its standard error as the fields of a row of a picture."""
+    if not values:
+        return {}
+    mean, error = statistics.fmean(values), standard_error(values)
+    return {"mean": mean, "interval": None if error is None else (mean - error, mean + error)}

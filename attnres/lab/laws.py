@@ -10,11 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
 
 from attnres.analysis.comparison import on_common_seeds
 from attnres.analysis.powerlaw import (
@@ -27,12 +23,13 @@ from attnres.analysis.powerlaw import (
     fit_where_possible,
 )
 from attnres.files import write_bytes
-from attnres.lab.figures import PAPER_MARK, panels
 from attnres.lab.runs import Record, Run
-from attnres.report.axes import STYLE, ink, legend_below, legend_label, line_styles, plain_log_ticks, png
-from attnres.texttable import TextTable, visible
+from attnres.report.charts import Line, Lines, Picture, Row, Rows
+from attnres.report.draw import drawn
+from attnres.texttable import TextTable
 
 FIT = "figures/scaling-fit.png"
+NOTE = "Compute advantage: bar: 95% interval; thin: for all arms at once; diamond: the paper's."
 
 EXTRAPOLATED = 1.5
 """Times an arm's largest compute: further out, its advantage is marked."""
@@ -292,143 +289,87 @@ def _times(factor: float) -> str:
     return f"{factor:.2f}" if factor < 1000 else f"{factor:.1e}"
 
 
-def scaling_law(record: Record, narrow: bool = False) -> Figure | None:
-    """Losses and fits, differences to the baseline, compute advantages, and loss against size at equal compute.
-
-    None where nothing is fitted.
-    """
+def pictures(record: Record) -> list[Picture]:
+    """Losses and fits, differences to the baseline, compute advantages, and loss against size at equal compute; none
+    where nothing is fitted."""
     points = final_points(record)
     fits, advantages = fit_where_possible(points)
     if not fits:
-        return None
-    figure, (curves, differences, factors, iso) = panels(4, 2, (5.4, 3.8), narrow)
-    _fits(curves, points, fits, "FLOPs")
-    curves.set_ylabel("validation loss (nats per byte)")
-    _differences(differences, record)
+        return []
+    baseline, *arms = record.arms
+    sizes = list(dict.fromkeys(run.at for run in record.of()))
+    leads = {arm: [paired_lead(record, arm, size) for size in sizes] for arm in arms}
+    bars = [
+        Line(
+            name=arm,
+            x=range(len(sizes)),
+            y=[math.nan if lead is None else lead for lead, _ in of],
+            low=[math.nan if lead is None else lead - (error or 0.0) for lead, error in of],
+            high=[math.nan if lead is None else lead + (error or 0.0) for lead, error in of],
+            as_="bars",
+        )
+        for arm, of in leads.items()
+    ]
+    named = set[float]()  # an arm whose steps cost less ends below a level that others reach
+    curves = []
+    for arm, levels in iso_flop_curves(record).items():
+        for compute, of_level in levels.items():
+            parameters, losses = zip(*of_level, strict=True)
+            label = "" if compute in named else f"{compute:.1e}"
+            named.add(compute)
+            curves.append(Line(name=arm, x=parameters, y=losses, label=label))
+    iso = "loss at equal compute, before decay (nats per byte; FLOPs at the lines)"
     _, published = fit_power_laws(scaling_points(), SCALING_COMPUTE)
-    _advantages(factors, advantages, {advantage.arm: advantage.factor for advantage in published})
-    _iso_flop(iso, iso_flop_curves(record))
-    legend_below(figure, curves)
-    return figure
-
-
-def scaling_fit(points: Mapping[str, Sequence[Point]], unit: str) -> Figure:
-    """Losses and fits, and the compute advantage, of points from anywhere."""
-    fits, advantages = fit_power_laws(points)
-    figure, (curves, *factors) = panels(2 if advantages else 1, 2, (4.5, 3.6), narrow=False)
-    _fits(curves, points, fits, unit)
-    curves.set_ylabel("loss")
-    for axes in factors:
-        _advantages(axes, advantages, {})
-    legend_below(figure, curves)
-    return figure
+    charts = [
+        _fits(points, fits, "FLOPs", "validation loss (nats per byte)"),
+        Lines(
+            title=f"difference to {baseline} at each size (nats per byte ± standard error)",
+            x_label="layers x width, the least parameters first",
+            lines=bars,
+            zero=True,
+            ticks=list(enumerate(sizes)),
+            names=sizes,
+        ),
+        _advantages(advantages, {advantage.arm: advantage.factor for advantage in published}),
+        Lines(title=iso, x_label="parameters of the sublayers", lines=curves, log_x=True),
+    ]
+    alt = "losses with fits, differences, compute advantage, loss against size"
+    return [Picture(name="scaling", alt=alt, charts=charts, note=NOTE, columns=2)]
 
 
 def write_fit(points: Mapping[str, Sequence[Point]], unit: str, folder: Path) -> Path:
     """Write folder/figures/scaling-fit.png from points that are no record's. Returns its path."""
+    fits, advantages = fit_power_laws(points)
+    charts = [_fits(points, fits, unit, "loss"), *([_advantages(advantages, {})] if advantages else [])]
     path = folder / FIT
     path.parent.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(STYLE):
-        write_bytes(path, png(scaling_fit(points, unit)))
+    write_bytes(path, drawn(Picture(name="scaling-fit", alt="power laws", charts=charts, note=NOTE)))
     return path
 
 
-def _fits(axes: Axes, points: Mapping[str, Sequence[Point]], fits: Sequence[Fit], unit: str) -> None:
-    styles, lines = line_styles(list(points)), {fit.arm: fit for fit in fits}
+def _fits(points: Mapping[str, Sequence[Point]], fits: Sequence[Fit], unit: str, loss: str) -> Lines:
+    fitted, lines = {fit.arm: fit for fit in fits}, []
     for arm, of_arm in points.items():
-        style, fit = styles[arm], lines.get(arm)
-        computes = np.array([point.compute for point in of_arm])
-        line = np.geomspace(computes.min(), computes.max(), 50) if fit else np.array([])
-        losses = [fit.loss(compute) for compute in line] if fit else []
-        axes.plot(line, losses, label=legend_label(arm), **style)  # in the legend of all panels without a fit, too
-        axes.plot(computes, [point.loss for point in of_arm], "o", color=style["color"], markersize=3.5, alpha=0.6)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
-    plain_log_ticks(axes.xaxis, "{x:g}")
-    axes.set_title("loss against compute, L = A C^-a", loc="left")
-    axes.set_xlabel(visible(f"training compute C ({unit})"))
-    axes.grid(alpha=0.25)
+        computes = [point.compute for point in of_arm]
+        lines.append(Line(name=arm, x=computes, y=[point.loss for point in of_arm], as_="dots"))
+        fit = fitted.get(arm)
+        along = np.geomspace(min(computes), max(computes), 50) if fit else np.array([])
+        lines.append(Line(name=arm, x=along, y=[fit.loss(compute) for compute in along] if fit else []))
+    title = f"{loss} against compute, L = A C^-a"
+    return Lines(title=title, x_label=f"training compute C ({unit})", lines=lines, log_x=True, log=True)
 
 
-def _differences(axes: Axes, record: Record) -> None:
-    """The mean over paired seeds and its standard error, size by size."""
-    baseline, *arms = record.arms
-    styles, sizes = line_styles(record.arms), list(dict.fromkeys(run.at for run in record.of()))
-    axes.axhline(0, color=ink(), linewidth=1)
-    for index, arm in enumerate(arms):
-        apart = 0.05 * (index - (len(arms) - 1) / 2)  # beside each other, so that no bar hides another
-        leads = [(place + apart, *paired_lead(record, arm, size)) for place, size in enumerate(sizes)]
-        known = [(place, lead, error or 0.0) for place, lead, error in leads if lead is not None]
-        if known:
-            places, means, errors = zip(*known, strict=True)
-            axes.errorbar(places, means, errors, marker="o", markersize=3.5, elinewidth=1, **styles[arm])
-    axes.set_xticks(range(len(sizes)), labels=sizes)
-    axes.set_title("difference at each size", loc="left")
-    axes.set_xlabel("layers x width, the least parameters first")
-    axes.set_ylabel(f"nats per byte from {visible(baseline)},\n± standard error")
-    axes.grid(axis="y", alpha=0.25)
-
-
-def _advantages(axes: Axes, advantages: Sequence[Advantage], paper: Mapping[str, float]) -> None:
-    styles = line_styles([advantage.arm for advantage in advantages])
-    if advantages:
-        axes.axvline(1, color=ink(), linewidth=1)
-    for index, advantage in enumerate(advantages):
-        low, high = advantage.interval
-        colour = styles[advantage.arm]["color"]
-        bounded = math.isfinite(high)
-        axes.plot([low, high if bounded else advantage.factor], [index, index], color=colour, linewidth=2.4)
-        axes.plot(advantage.factor, index, "o" if bounded else ">", color=colour)  # an arrow: no upper bound
-        if advantage.arm in paper:
-            axes.plot(paper[advantage.arm], index, **PAPER_MARK)
-    axes.plot([], [], "o-", color=ink(), linewidth=2.4, label=f"{'ours' if paper else 'fit'} and 95% interval")
-    if len(advantages) > 1:
-        axes.margins(x=0.2)
-        axes.set_xlim(axes.get_xlim())  # what holds for all at once may be ten times as wide, and ends at the frame
-        for index, advantage in enumerate(advantages):
-            ends = np.clip(advantage.joint, *axes.get_xlim())
-            axes.plot(ends, [index, index], color=styles[advantage.arm]["color"], linewidth=0.8)
-        axes.plot([], [], color=ink(), linewidth=0.8, label=f"95% for all {len(advantages)} at once")
-    if any(advantage.arm in paper for advantage in advantages):
-        axes.plot([], [], **PAPER_MARK, label="paper")
-    axes.set_yticks(range(len(advantages)), labels=[legend_label(advantage.arm) for advantage in advantages])
-    axes.set_ylim(len(advantages) - 0.4, -0.6 - 0.2 * len(advantages))  # the first on top, below the legend
-    axes.set_title("compute advantage", loc="left")
-    axes.grid(axis="x", alpha=0.25)
-    if advantages:
-        axes.set_xlabel(f"times the compute that {visible(advantages[0].baseline)}\nneeds for the same loss")
-        axes.legend(frameon=False, loc="upper right")
-    else:
-        _say(axes, "none: see the table")
-
-
-def _say(axes: Axes, why: str) -> None:
-    """In place of what cannot be drawn, and of axes that would count nothing."""
-    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks([])
-        axis.set_ticks([], minor=True)
-
-
-def _iso_flop(axes: Axes, arms: Mapping[str, Mapping[float, Sequence[tuple[float, float]]]]) -> None:
-    styles = line_styles(list(arms))
-    labelled: set[float] = set()  # an arm whose steps cost less ends below a level that others reach
-    for arm, levels in arms.items():
-        style = styles[arm]
-        for compute, points in levels.items():
-            sizes, losses = zip(*points, strict=True)
-            axes.plot(sizes, losses, marker="o", markersize=3.5, **style)
-            if compute not in labelled:
-                labelled.add(compute)
-                axes.annotate(f" {compute:.1e}", (sizes[-1], losses[-1]), fontsize=8, va="center")
-    axes.set_xscale("log")
-    plain_log_ticks(axes.xaxis, EngFormatter(sep=""))
-    axes.set_title("equal compute, before decay\n(FLOPs at the lines)", loc="left")
-    axes.set_xlabel("parameters of the sublayers")
-    axes.set_ylabel("validation loss (nats per byte)")
-    axes.margins(x=0.15)
-    axes.grid(alpha=0.25)
-    if not any(arms.values()):
-        _say(axes, "none: no level that two sizes\nreach before decay")
+def _advantages(advantages: Sequence[Advantage], paper: Mapping[str, float]) -> Rows:
+    several = len(advantages) > 1
+    rows = [
+        Row(
+            name=one.arm,
+            mean=one.factor,
+            interval=one.interval,
+            wider=one.joint if several else None,
+            mark=paper.get(one.arm),
+        )
+        for one in advantages
+    ]
+    baseline = f" that {advantages[0].baseline} needs for the same loss" if advantages else ": none, see the table"
+    return Rows(title="compute advantage", x_label=f"times the compute{baseline}", rows=rows, zero=1.0)

@@ -1,38 +1,30 @@
-"""The results page: the lab's records as findings, tables and figures in one file that needs no other."""
+"""The lab's records as a page (results.html with its figures) and as one document of tables (docs/TABLES.md)."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
-from markupsafe import Markup
-from PIL import Image  # matplotlib brings it
-
-from attnres.files import write_bytes, write_text
 from attnres.lab import experiments
-from attnres.lab.experiment import Experiment
+from attnres.lab.numbers import record_hash
 from attnres.lab.runs import Record, kind_of, read_record
-from attnres.report.axes import DARK_STYLE, STYLE, png
-from attnres.report.html import environment, styles
+from attnres.report.page import Section, page, write_page
+from attnres.texttable import TextTable, visible
 
 PAGE = "results.html"
 TITLE = "attnres: results"
+SUBTITLE = "What should carry information through depth? Every number and picture on this page is of recorded runs."
 
-Images = dict[str, dict[str, bytes]]
-"""Picture -> variant -> PNG."""
+HEAD = """\
+# All tables
 
-VARIANTS = {  # in the order in which a browser tries them; the last is for everything else, and the one in figures/
-    "narrow dark": ("screen and (max-width: 700px) and (prefers-color-scheme: dark)", True, DARK_STYLE),
-    "narrow": ("(max-width: 700px)", True, STYLE),
-    "dark": ("screen and (prefers-color-scheme: dark)", False, DARK_STYLE),
-    "": ("", False, STYLE),
-}
+`attnres report --tables > docs/TABLES.md` writes this page from the records in [results/](../results).
+The hash of each record says whether its section is still its own.
+[RESULTS.md](RESULTS.md) says what the numbers mean, [EVIDENCE.md](EVIDENCE.md) at length.
+Its head has the commit in which `recipes/ladder`, `recipes/ladder.sh` and `recipes/rules` are."""
+STORED = "stored-tables.md"
+"""Sections that no code makes any more: of commands that have left, and of runs from before there were records."""
 
 
 def read_records(place: Path) -> dict[str, Record]:
@@ -51,107 +43,68 @@ def read_records(place: Path) -> dict[str, Record]:
     }
 
 
-def section_title(name: str, record: Record) -> str:
-    """What the section of a record is called: as its experiment, and by its file if that has another name."""
-    title = experiments()[record.kind].title
-    return title if name == record.kind else f"{title} ({name})"
-
-
-def section_facts(name: str, record: Record) -> dict[str, str]:
-    """Where the section's numbers come from."""
-    return record.origin if name == record.kind else {"record": f"{name}.json", **record.origin}
-
-
-def write_results(records: Mapping[str, Any], folder: Path) -> Path:
-    """Write folder/results.html and folder/figures/*.png from records by name. Returns the page's path.
-
-    The page comes first: it says whose the figures beside it are.
-    """
-    known = experiments()
-    images = {name: drawn(known[record.kind], record) for name, record in records.items()}
-    page = _page([_Section(name, known[record.kind], record, images[name]) for name, record in records.items()])
-    (folder / "figures").mkdir(parents=True, exist_ok=True)
-    path = folder / PAGE
-    write_text(path, page)
-    for name, of_one in images.items():
-        for picture, variants in of_one.items():
-            write_bytes(folder / "figures" / _figure(name, records[name].kind, picture), variants[""])
-    return path
+def write_results(records: Mapping[str, Record], folder: Path) -> Path:
+    """Write folder/results.html and folder/figures/*.png from records by name. Returns the page's path."""
+    sections = [_section(name, record) for name, record in records.items()]
+    pictures = {
+        _figure(section.name, records[section.name].kind, picture.name): picture
+        for section in sections
+        for picture in section.pictures
+    }
+    return write_page(folder / PAGE, page(TITLE, sections, SUBTITLE), pictures)
 
 
 def figure_names(kinds: Mapping[str, str]) -> list[str]:
-    """The files of all figures that records have, by the records' names and kinds."""
+    """The names of all figures that records may have, by the records' names and kinds."""
     known = experiments()
-    return [_figure(name, kind, picture.name) for name, kind in kinds.items() for picture in known[kind].pictures]
+    return [_figure(name, kind, figure) for name, kind in kinds.items() for figure in known[kind].figures]
 
 
 def _figure(name: str, kind: str, picture: str) -> str:
-    """The file of a record's picture: of one that is not named as its experiment it begins with its name."""
-    return f"{picture}.png" if name == kind else f"{name}-{picture}.png"
+    """A record's picture: of one that is not named as its experiment it begins with its name."""
+    return picture if name == kind else f"{name}-{picture}"
 
 
-def drawn(experiment: Experiment, record: Record) -> Images:
-    """The pictures that the record has something to show in."""
-    images: Images = {}
-    for variant, (_, narrow, style) in VARIANTS.items():
-        with mpl.rc_context(style):
-            for picture in experiment.pictures:
-                figure = picture.draw(record, narrow)
-                if figure is not None:
-                    images.setdefault(picture.name, {})[variant] = png(figure)
-    return images
+def _title_and_facts(name: str, record: Record) -> tuple[str, dict[str, str]]:
+    """What the section of a record is called, and where it comes from: of a file of another name with that name."""
+    title = experiments()[record.kind].title
+    if name == record.kind:
+        return title, record.origin
+    return f"{title} ({name})", {"record": f"{name}.json", **record.origin}
 
 
-@dataclass(frozen=True)
-class _Section:
-    """What the template asks for, of one record."""
-
-    name: str
-    experiment: Experiment
-    record: Record
-    images: Images
-
-    @property
-    def title(self) -> str:
-        return section_title(self.name, self.record)
-
-    @property
-    def facts(self) -> dict[str, str]:
-        return section_facts(self.name, self.record)
-
-    @property
-    def finding(self) -> str:
-        return self.experiment.finding(self.record)
-
-    @property
-    def readings(self) -> str:
-        """How many claims were read how."""
-        counts = Counter(claim.reading for claim in self.experiment.claims(self.record))
-        return ", ".join(f"{count} {reading}" for reading, count in sorted(counts.items()))
-
-    @property
-    def pictures(self) -> list[dict[str, Any]]:
-        return [
-            {"alt": picture.alt, "name": picture.name, "images": self.images[picture.name]}
-            for picture in self.experiment.pictures
-            if picture.name in self.images
-        ]
-
-
-def _embedded(png: bytes) -> str:
-    """An address that holds the picture, in 256 colours: a third of the bytes, of which a page has many."""
-    reduced = io.BytesIO()
-    Image.open(io.BytesIO(png)).convert("RGB").quantize(256, dither=Image.Dither.NONE).save(
-        reduced, "png", optimize=True
+def _section(name: str, record: Record) -> Section:
+    experiment, (title, facts) = experiments()[record.kind], _title_and_facts(name, record)
+    counts = Counter(claim.reading for claim in experiment.claims(record))
+    told = ", ".join(f"{count} {reading}" for reading, count in sorted(counts.items()))
+    return Section(
+        name=name,
+        title=title,
+        text=experiment.question,
+        answer=experiment.finding(record),
+        pictures=experiment.pictures(record),
+        tables=experiment.tables(record),
+        last=f"Claims tested: {told}." if told else "",
+        facts=facts,
     )
-    return "data:image/png;base64," + base64.b64encode(reduced.getvalue()).decode()
 
 
-def _page(sections: list[_Section]) -> str:
-    templates = environment("attnres.lab")
-    templates.filters["data"] = _embedded
-    style = styles("report/charts/charts.css", "report/page.css")
-    media = {variant: query for variant, (query, _, _) in VARIANTS.items() if query}
-    return templates.get_template("results.html").render(
-        title=TITLE, sections=sections, media=media, style=Markup(style)
-    )
+def tables_page(records: Mapping[str, Record], folder: Path) -> str:
+    """All tables of the records by name, then what is STORED in the folder, if there is any. Markdown."""
+    sections = [HEAD]
+    for name, record in records.items():
+        experiment, (title, facts) = experiments()[record.kind], _title_and_facts(name, record)
+        path = folder / f"{name}.json" if folder.is_dir() else folder
+        told = [f"- {fact}: {value}" for fact, value in facts.items()]
+        told.append(f"- sha256 of results/{path.name}: {record_hash(path.read_text(encoding='utf-8'))}")
+        tables = (f"### {table.title}\n\n{_markdown(table)}" for table in experiment.tables(record))
+        sections += [f"## {title}", experiment.question, *tables, "### Where this comes from", "\n".join(told)]
+    if (folder / STORED).exists():
+        sections.append((folder / STORED).read_text(encoding="utf-8").rstrip())
+    return visible("\n\n".join(sections), keep="\n") + "\n"
+
+
+def _markdown(table: TextTable) -> str:
+    """The table without its title, and its note."""
+    head, *rows = (f"| {' | '.join(map(visible, row))} |" for row in (table.columns, *table.rows))
+    return "\n".join([head, "|" + "---|" * len(table.columns), *rows, "", table.note])

@@ -10,9 +10,13 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
+from attnres.analysis.profile import sublayer_names
 from attnres.connections import mixing_matrix
 from attnres.errors import UsageError
-from attnres.report.axes import STYLE, depth_matrix_figure
+from attnres.report.charts import Picture, depth_matrix
+from attnres.report.draw import STYLE, figure_of
+
+NOTE = "weight of each source in what each site reads, mean over tokens"
 
 
 def plot_depth_matrix(
@@ -44,5 +48,7 @@ def plot_depth_matrix(
         raise UsageError(f"a depth matrix is [..., site, source], as many of each, not {list(array.shape)}")
     if names is not None and len(names) != array.shape[-1] - 1:
         raise UsageError(f"{len(names)} names are not one for each of {array.shape[-1] - 1} sublayers")
+    names = sublayer_names(array.shape[-1] - 1) if names is None else names
+    chart = depth_matrix(title, names, [array.reshape(-1, *array.shape[-2:]).mean(0)])
     with mpl.rc_context(STYLE):
-        return depth_matrix_figure([(title, array.reshape(-1, *array.shape[-2:]).mean(0), names)])
+        return figure_of(Picture(name="depth", alt="a depth matrix", charts=[chart], note=NOTE))

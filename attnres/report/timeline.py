@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from attnres.analysis.timeline import Kind, Timeline
-from attnres.report.axes import INK, STYLE, png
+from attnres.report.draw import INK, STYLE, png
 
 COLOURS: dict[Kind, str] = {
     "forward": "#56B4E9",

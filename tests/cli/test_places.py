@@ -35,9 +35,9 @@ def test_a_file_that_the_command_did_not_write_stays(tmp_path, capsys):
 
 
 PAGES = {  # how the title of each command's own page begins
-    ("compare", "residual", "full", *TINY): ("report.html", "Residual connections side by side", "loss_curves.png"),
-    ("ablate", "residual", "full", *TINY): ("results.html", "attnres: results", "tuning.png"),
-    ("report", "results"): ("results.html", "attnres: results", "scaling.png"),
+    ("compare", "residual", "full", *TINY): ("report.html", "Residual connections side by side", "loss_curves"),
+    ("ablate", "residual", "full", *TINY): ("results.html", "attnres: results", "tuning"),
+    ("report", "results"): ("results.html", "attnres: results", "scaling"),
 }
 
 
@@ -47,7 +47,7 @@ def test_a_page_that_the_command_did_not_write_stays(tmp_path, capsys, corpus, c
     name, title, figure = own
     out = tmp_path / "out"
     begin = [*command, *(corpus if "residual" in command else ())]
-    page, picture = out / name, out / "figures" / figure
+    page, picture = out / name, out / "figures" / f"{figure}.png"
     picture.parent.mkdir(parents=True)
     for others in ("my thesis", *{title for of, title, _ in PAGES.values() if title != own[1]}):
         page.write_text(f"<!doctype html><title>{others}</title>")
@@ -56,7 +56,7 @@ def test_a_page_that_the_command_did_not_write_stays(tmp_path, capsys, corpus, c
         assert others in page.read_text()
     page.unlink()
     picture.write_text("mine")
-    assert f"there is another figures/{figure}, which would be lost" in said(capsys, *begin, "--out", out)
+    assert f"there is another figures/{figure}.png, which would be lost" in said(capsys, *begin, "--out", out)
     assert picture.read_text() == "mine"
     page.write_text(f"<!doctype html><title>{title}</title>")
     check_own_page(out, name, title, [figure])  # its own it writes anew, and the figures beside that

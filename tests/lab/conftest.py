@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import io
+import json
 import os
-import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from matplotlib.figure import Figure
-from PIL import Image
 
 from attnres.data.config import DataConfig
-from attnres.lab import page
 from attnres.lab.engine import Planned
 from attnres.lab.experiments.dynamics import DEFAULTS, Options, plan
 from attnres.model import TransformerConfig
+from attnres.report.charts import payload
 from attnres.train import RunConfig, train
 from tests.lab.machine import machine
 
@@ -32,28 +26,10 @@ SITES = 6
 TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
 
 
-def several_fast(names: Iterable[str], *fast: str) -> list[Any]:
-    """All as parameters of a test, those not named among the slow ones."""
-    return [name if name in fast else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
 @pytest.fixture
-def wide_figures(monkeypatch) -> None:
-    """A page's figures are made for wide bright screens alone."""
-    monkeypatch.setattr(page, "VARIANTS", {"": page.VARIANTS[""]})
-
-
-@pytest.fixture
-def quick_figures(monkeypatch, wide_figures) -> None:
-    """And of each a pixel that follows from what its lines say."""
-
-    def pixel(figure: Figure) -> bytes:
-        said = b"".join(np.asarray(line.get_ydata(), float).tobytes() for axes in figure.axes for line in axes.lines)
-        made, digest = io.BytesIO(), zlib.crc32(said)
-        Image.new("RGB", (1, 1), (digest & 255, digest >> 8 & 255, digest >> 16 & 255)).save(made, "png")
-        return made.getvalue()
-
-    monkeypatch.setattr(page, "png", pixel)
+def quick_figures(monkeypatch) -> None:
+    """Figures for documents are what their charts say, and no picture: drawing takes seconds."""
+    monkeypatch.setattr("attnres.report.page.drawn", lambda picture: json.dumps(payload(picture)).encode())
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from attnres.model import Transformer, TransformerConfig
 from attnres.train import OptimizerConfig, RunConfig, load_run, read_metrics, train
 from attnres.train.folder import RunFolder
 from tests.depth import make_sublayers, randomise
-from tests.lab.conftest import ARMS, SITES, several_fast
+from tests.lab.conftest import ARMS, SITES
 
 MOMENTS = [0, 2, 4, 6]
 
@@ -135,7 +135,7 @@ def test_the_bound_on_the_rank_is_what_theory_says():
     assert found == expected | {"block:block_size=4": 3}
 
 
-@pytest.mark.parametrize("name", several_fast(connection_names(), "highway", "mhc", "block"))
+@pytest.mark.parametrize("name", connection_names())
 def test_no_connection_exceeds_its_bound(name):
     """In every channel of M, from random parameters: theory against the matrices themselves."""
     connection = make_connection(name, 12, 7)

@@ -15,7 +15,7 @@ from attnres.lab.arms import arm_folder
 from attnres.lab.engine import Planned
 from attnres.lab.experiments.scaling import MOST_TOKENS, Options, Plan, best, finding, parse_size, run, tables
 from attnres.lab.experiments.scaling import plan as make_plan
-from attnres.lab.laws import axes_of, final_points, paired_lead, scaling_law
+from attnres.lab.laws import axes_of, final_points, paired_lead, pictures
 from attnres.lab.runs import Record, Run, read_record
 from attnres.model import Transformer, TransformerConfig
 from attnres.train import RunConfig
@@ -254,10 +254,9 @@ def test_a_weak_arm_has_a_blank_fit_and_a_note():
     assert "No fit where fewer than 3 different computes are left: full." in law.note
     assert {row[3::2] for row in along.rows} == {("", "")} and "one of both lines is missing" in along.note
     assert finding(record) == "No compute advantage is given: no other connection has a fit."
-    figure = scaling_law(record)
-    assert figure
-    drawn = {line.get_label(): len(line.get_xdata()) for line in figure.axes[0].lines if line.get_linestyle() != "None"}
-    assert drawn["residual"] > 1 and drawn["full"] == 0, "in the legend, for the other panels, and without a line"
+    (picture,) = pictures(record)
+    drawn = {line.name: len(line.x) for line in picture.charts[0].lines if line.as_ == "line"}
+    assert drawn["residual"] > 1 and drawn["full"] == 0, "in the legend, for the other charts, and without a line"
 
 
 def test_fits_are_of_the_same_seeds():
@@ -279,10 +278,10 @@ def test_a_weak_baseline_leaves_the_other_fits_without_advantages():
     assert law.rows[0] == ("residual", "3, 9 diverged", "", "", "")
     assert law.rows[1][3].startswith("0.1") and law.rows[1][4] == ""
     assert finding(record) == "No compute advantage is given: residual has no fit." and finding(record) in law.note
-    figure = scaling_law(record)
-    assert figure and figure.axes[2].texts
+    (picture,) = pictures(record)
+    assert "none, see the table" in picture.charts[2].x_label and not picture.charts[2].rows
     nothing = only(only(record, "residual"), "full")
-    assert {row[2:] for row in tables(nothing)[0].rows} == {("", "", "")} and scaling_law(nothing) is None
+    assert {row[2:] for row in tables(nothing)[0].rows} == {("", "", "")} and not pictures(nothing)
 
 
 def test_a_baseline_that_does_not_fall_leaves_advantages_blank():
@@ -292,20 +291,7 @@ def test_a_baseline_that_does_not_fall_leaves_advantages_blank():
     assert law.rows[0][3].startswith("-0.") and law.rows[1][3].startswith("0.1") and law.rows[1][4] == ""
     assert law.note.endswith("given: the 95% interval of residual's exponent is not all above 0.")
     assert {row[3::2] for row in along.rows} == {("", "")} and finding(rising) in law.note
-    assert scaling_law(rising) is not None
-
-
-def test_a_panel_without_anything_says_why():
-    record = a_record()
-    short = moved(record, lambda run: replace(run, curve=run.curve[-1:]))
-    weak = only(short, "full", "1x16", "2x16")
-    figure = scaling_law(weak)
-    assert figure
-    *_, advantages, iso = figure.axes
-    assert [axes.texts[0].get_text().partition(":")[0] for axes in (advantages, iso)] == ["none", "none"]
-    assert not advantages.lines[0].get_xdata().size  # the legend's alone
-    whole = scaling_law(record)
-    assert whole and not whole.axes[2].texts
+    assert pictures(rising)
 
 
 def test_the_check_is_held_against_its_own_seed():
@@ -320,7 +306,7 @@ def test_the_tables_of_few_sizes_are_without_a_fit():
     few = replace(a_record(), runs=a_record().runs[:1])
     (along,) = tables(few)
     assert along.title == "Along the range" and len(along.columns) == 3
-    assert finding(few) == "Fewer than 3 sizes are done." and scaling_law(few) is None
+    assert finding(few) == "Fewer than 3 sizes are done." and not pictures(few)
 
 
 def test_a_sizes_parameters_are_those_of_its_matrices():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnres.report import ArmReport, Curve, ReportData, TokenText
-from attnres.report.page import page
+from attnres.report.write import report_page as page
 from tests.browser import asked_for
 from tests.report.sample import ATTACK, curves, profile, report
 
@@ -16,6 +16,9 @@ webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not in
 from selenium.webdriver.common.action_chains import ActionChains  # noqa: E402
 from selenium.webdriver.common.by import By  # noqa: E402
 from selenium.webdriver.common.keys import Keys  # noqa: E402
+
+CURVED, ALONG = 'section[aria-labelledby="loss_curves"]', 'section[aria-labelledby="depth_profiles"]'
+CURVES, CELLS = f"{CURVED} figure svg", ".depth .cells"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +67,7 @@ def opened(browser, pages, request):
 
 def hover_cell(browser, arm: int, site: int, source: int) -> str:
     """Move the pointer to the middle of a cell; the tooltip's text."""
-    cells = browser.find_elements(By.CSS_SELECTOR, "#matrix-charts .cells")[arm]
+    cells = browser.find_elements(By.CSS_SELECTOR, CELLS)[arm]
     browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", cells)
     width, n = cells.rect["width"], 7
     x, y = (source + 0.5) / n * width - width / 2, (site + 0.5) / n * width - width / 2
@@ -73,7 +76,7 @@ def hover_cell(browser, arm: int, site: int, source: int) -> str:
 
 
 def pixels(browser) -> list[str]:
-    return [image.get_attribute("href") for image in browser.find_elements(By.CSS_SELECTOR, "#matrix-charts .cells")]
+    return [image.get_attribute("href") for image in browser.find_elements(By.CSS_SELECTOR, CELLS)]
 
 
 def shown(number: float) -> str:
@@ -85,14 +88,14 @@ def test_matrices_are_read_by_pointer_and_keys_and_change_with_what_is_chosen(op
     weight = profile(seed=1).mean_matrix[5, 3]
     assert hover_cell(opened, arm=1, site=5, source=3) == f"layer 2 MLP reads {shown(weight)} of layer 1 attention"
     assert hover_cell(opened, arm=0, site=0, source=6) == ""  # nothing above the diagonal
-    chart, tooltip = opened.find_element(By.CSS_SELECTOR, "#matrix-charts svg"), opened.find_element(By.ID, "tooltip")
+    chart, tooltip = opened.find_element(By.CSS_SELECTOR, ".depth svg"), opened.find_element(By.ID, "tooltip")
     chart.send_keys(Keys.ARROW_DOWN)
     assert tooltip.text == f"readout reads {shown(profile(seed=0).mean_matrix[6, 0])} of embedding"
     chart.send_keys(Keys.ARROW_UP, Keys.ARROW_RIGHT)
     assert tooltip.text.startswith("layer 2 MLP reads") and tooltip.text.endswith("of layer 0 attention")
 
     mean = pixels(opened)
-    first, second, _ = opened.find_elements(By.CSS_SELECTOR, "#token-choice button")
+    first, second, _ = opened.find_elements(By.CSS_SELECTOR, ".views button")
     second.click()
     assert second.get_attribute("aria-pressed") == "true" and first.get_attribute("aria-pressed") == "false"
     assert all(a != b for a, b in zip(mean, pixels(opened), strict=True))
@@ -100,28 +103,28 @@ def test_matrices_are_read_by_pointer_and_keys_and_change_with_what_is_chosen(op
     assert f"reads {shown(weight)} of" in hover_cell(opened, arm=1, site=5, source=3)
     first.click()
     assert pixels(opened) == mean
-    opened.find_element(By.ID, "normalise").click()
+    opened.find_element(By.CLASS_NAME, "normalise").click()
     share = profile(seed=2, signed=True).mean_share[4, 1]
     assert f"reads {shown(share)} of" in hover_cell(opened, arm=2, site=4, source=1)
 
 
 def test_curves_are_read_hidden_and_scaled(opened):
     def lines(panel: str) -> int:
-        return len(opened.find_elements(By.CSS_SELECTOR, f"#{panel} svg path"))
+        return len(opened.find_elements(By.CSS_SELECTOR, f"{panel} figure svg path"))
 
-    chart = opened.find_element(By.CSS_SELECTOR, "#curve-charts svg")
+    chart = opened.find_element(By.CSS_SELECTOR, CURVES)
     opened.execute_script("arguments[0].scrollIntoView({block: 'center'})", chart)
     ActionChains(opened, duration=10).move_to_element(chart).perform()
     told = opened.find_element(By.ID, "tooltip").text.split("\n")
     assert told[0].startswith("step ") and sorted(line.split(":")[0] for line in told[1:]) == ["arm0", "arm1", "arm2"]
-    before = lines("curve-charts"), lines("profile-charts")
+    before = lines(CURVED), lines(ALONG)
     legend, other = opened.find_elements(By.CSS_SELECTOR, ".legend")
     legend.find_elements(By.TAG_NAME, "button")[1].send_keys(Keys.ENTER)
-    assert (lines("curve-charts"), lines("profile-charts")) == (before[0] - 3, before[1] - 6)
+    assert (lines(CURVED), lines(ALONG)) == (before[0] - 3, before[1] - 6)
     assert other.find_elements(By.TAG_NAME, "button")[1].get_attribute("aria-pressed") == "false"
-    captions = opened.find_element(By.ID, "profile-charts").text
-    opened.find_element(By.ID, "log").click()
-    assert "log" in captions and "log" not in opened.find_element(By.ID, "profile-charts").text
+    captions = opened.find_element(By.CSS_SELECTOR, f"{ALONG} .charts").text
+    opened.find_element(By.CLASS_NAME, "log").click()
+    assert "log" in captions and "log" not in opened.find_element(By.CSS_SELECTOR, f"{ALONG} .charts").text
 
 
 def axis_of(browser, panel: str, index: int) -> np.ndarray:
@@ -129,7 +132,7 @@ def axis_of(browser, panel: str, index: int) -> np.ndarray:
     found = browser.execute_script(
         "return [...document.querySelectorAll(arguments[0])[arguments[1]].querySelectorAll('text[text-anchor=end]')]"
         ".map((label) => [Number(label.getAttribute('y')), Number(label.textContent)])",
-        f"#{panel} svg",
+        f"{panel} figure svg",
         index,
     )
     return np.array(found)
@@ -137,12 +140,12 @@ def axis_of(browser, panel: str, index: int) -> np.ndarray:
 
 @pytest.mark.parametrize("opened", ["close"], indirect=True)
 def test_narrow_axes_have_true_numbers_and_small_differences_are_not_rounded_away(opened):
-    for panel, index, scale in (("curve-charts", 0, np.asarray), ("profile-charts", 2, np.log)):
+    for panel, index, scale in ((CURVED, 0, np.asarray), (ALONG, 2, np.log)):
         heights, numbers = axis_of(opened, panel, index).T
         assert len(numbers) >= 3 == len(np.unique(numbers[:3]))
         slope, offset = np.polyfit(heights, scale(numbers), 1)
         np.testing.assert_allclose(slope * heights + offset, scale(numbers), atol=abs(slope) / 10)
-    difference = opened.find_elements(By.CSS_SELECTOR, "#curve-charts svg")[2]
+    difference = opened.find_elements(By.CSS_SELECTOR, CURVES)[2]
     difference.send_keys(Keys.ARROW_RIGHT)
     assert opened.find_element(By.ID, "tooltip").text.split("\n") == ["step 1", "b: 0.0003", "a: 0"]
 

@@ -27,7 +27,7 @@ def test_a_model_s_matrix_is_averaged_over_its_tokens():
     np.testing.assert_allclose(picture(figure), matrix.mean((0, 1)).numpy(), rtol=1e-6)
     np.testing.assert_array_equal(picture(figure), picture(plot_depth_matrix(matrix)))
     np.testing.assert_array_equal(picture(figure), picture(plot_depth_matrix(matrix.numpy())))
-    assert figure.axes[0].get_title() == "full"
+    assert figure.axes[0].get_title(loc="left") == "full"
     file = io.BytesIO()
     figure.savefig(file)
     assert file.getvalue().startswith(b"\x89PNG")

@@ -19,9 +19,10 @@ from attnres.analysis.comparison import Comparison, compare_arms, finding
 from attnres.data.tokenizer import ByteTokenizer
 from attnres.report import ArmReport, Curve, ReportData, TokenText, write_report
 from attnres.report.comparison import result_tables, sink_table
-from attnres.report.page import json_for_script, page
+from attnres.report.page import json_for_script
 from attnres.report.runs import token_texts
 from attnres.report.style import colour_scale, depth_ticks, paired_differences, summarise
+from attnres.report.write import report_page as page
 from tests.report.sample import ATTACK, curves, profile, report, results
 
 
@@ -92,7 +93,7 @@ def test_no_text_can_become_markup():
     )
     html = page(hostile)
     assert [tag for tag, _ in Elements(html).tags] == plain
-    token = embedded(html)["tokens"][0]
+    token = embedded(html)[1]["views"][1]
     assert token["token"].startswith("</script><script>alert(1)</script>")
     html.encode()  # no lone surrogate is left
     for character in "\x00\x1b\u2028\u202e":
@@ -131,10 +132,10 @@ def test_whatever_is_missing_or_odd_the_report_is_written(tmp_path, recwarn):
     path = write_report(report(arms=arms, results=rows, unit="$x^$"), tmp_path)
     html = path.read_text()
     assert '<td class="number">\N{EN DASH}</td>' in html and "not finite" in html
-    arm = embedded(html)["arms"][1]
+    curves_of, matrices, _ = embedded(html)
     assert not [str(warned.message) for warned in recwarn]
-    assert arm["curve"]["mean"] == [None, None]
-    assert arm["profile"]["matrices"][0][0] == [None]
+    assert curves_of["charts"][0]["lines"][0]["y"] == [None, None]
+    assert matrices["charts"][0]["views"][0][0] == [None]
 
 
 def test_one_arm_without_curves_is_enough(tmp_path):
@@ -142,7 +143,7 @@ def test_one_arm_without_curves_is_enough(tmp_path):
     path = write_report(data, tmp_path)
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {"depth_matrices.png", "depth_profiles.png"}
     sections = [attributes for tag, attributes in Elements(path.read_text()).tags if tag == "section"]
-    assert [("hidden" in attributes) for attributes in sections] == [True, True, False, False, True]
+    assert [one["aria-labelledby"] for one in sections] == ["depth_matrices", "depth_profiles"]
     for figure in (tmp_path / "figures").iterdir():
         assert np.all(matplotlib.image.imread(figure)[:, [0, -1]] == 1), f"{figure.name}: something is cut off"
 

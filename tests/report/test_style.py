@@ -12,12 +12,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnres import connection_names
-from attnres.analysis.powerlaw import Point
-from attnres.lab.laws import scaling_fit
-from attnres.report import ArmReport, figures
-from attnres.report.axes import INK, STYLE, line_styles, plain_log_ticks, png
+from attnres.report import ArmReport
+from attnres.report.charts import payload
+from attnres.report.draw import INK, STYLE, figure_of, line_styles, plain_log_ticks, png
 from attnres.report.html import script
-from attnres.report.page import payload
 from attnres.report.style import (
     ARM_COLOURS,
     ARM_DASHES,
@@ -26,6 +24,7 @@ from attnres.report.style import (
     WEIGHT_COLOURS,
     arm_styles,
 )
+from attnres.report.write import pictures
 from tests.report.sample import curves, profile, report
 
 
@@ -57,12 +56,9 @@ def test_crowded_figures_keep_arms_apart_as_long_as_styles_last():
 
 def test_no_legend_leaves_out_a_name_that_begins_with_an_underscore():
     """As matplotlib's do; a connection of one's own may be called _mine.py:Rule."""
-    points = [Point(float(compute), 3 * compute**-0.1) for compute in (1, 2, 4, 8)]
     arms = [ArmReport(name, "", curves(seeds=1), profile()) for name in ("_one", "_two", "three")]
-    drawn = [scaling_fit({arm.name: points for arm in arms}, "FLOPs")]
-    drawn += [make(report(arms=arms)) for make in (figures._loss_curves, figures._depth_profiles)]
-    for figure in drawn:
-        (legend,) = figure.legends
+    for picture in (pictures(report(arms=arms))[name] for name in ("loss_curves", "depth_profiles")):
+        (legend,) = figure_of(picture).legends
         assert {"_one", "_two", "three"} <= {text.get_text().strip() for text in legend.texts}
 
 
@@ -70,7 +66,7 @@ def test_the_page_and_the_figures_agree():
     data = report()
     with mpl.rc_context(STYLE):
         drawn = line_styles([arm.name for arm in data.arms])
-    for arm in payload(data)["arms"]:
+    for arm in payload(pictures(data)["loss_curves"])["arms"]:
         assert drawn[arm["name"]]["color"] == arm["colour"].replace("currentColor", INK)
 
 

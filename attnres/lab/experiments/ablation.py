@@ -18,26 +18,23 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from attnres.analysis.comparison import Comparison, compare_arms, decided_sides
 from attnres.errors import UsageError, check_count
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, choose
-from attnres.lab.experiment import Experiment, Picture
-from attnres.lab.judge import Statement, judged
+from attnres.lab.experiment import Experiment
+from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error, paired
 from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.lab.runs import Record, Run, done, runs_text
-from attnres.texttable import TextTable, duration, number, visible
+from attnres.report.charts import Cells, Picture, Row, Rows
+from attnres.texttable import TextTable, duration, number
 from attnres.train import RunConfig, config_to_json
 from attnres.train.workers import default_workers
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 ARMS = (
     "residual",
@@ -497,100 +494,66 @@ def _verdict_tables(title: str, first_column: str, found: Sequence[Statement]) -
 
 # ------------------------------------------------------------------------------------------------------------- figures
 
-NARROW_NAME = 28
-"""Characters in a line of an arm's name on a phone: those of rules from files leave no room for points beside them."""
+
+def pictures(record: Record) -> list[Picture]:
+    """Each arm's difference to the baseline beside the paper's, and what the learning rates were chosen from."""
+    note = f"{SEEDS} Diamond: the paper's (other data, size and unit: nats per token)."
+    alt = "difference to the baseline of every arm, beside the paper's"
+    made = [Picture(name="ablation", alt=alt, charts=differences(record), note=note)]
+    if record.of(part="tuning"):
+        alt = "loss of every arm at each learning rate of the grid"
+        note = "Loss above that of the arm's best rate, mean over the tuning seeds that both ran on, nats per byte."
+        made.append(Picture(name="tuning", alt=alt, charts=tuning(record), note=note))
+    return made
 
 
-def differences(record: Record, narrow: bool = False) -> Figure:
-    """Each arm's difference to the baseline, seed by seed, beside the paper's."""
-    from attnres.lab.figures import PAPER_MARK, panels
-    from attnres.report.axes import ink, legend_below, line_styles
-
-    compared = list(comparisons(record))
-    others = [
-        row
-        for _, rows in compared
-        for row in sorted(rows[1:], key=lambda row: (row.difference is None, row.difference))
-    ]
-    order = list(dict.fromkeys(row.arm for row in others))  # of the first scale; what only another one has comes below
-    longest = max((len(visible(arm)) for arm in order), default=0)  # rules of files have long names
-    size = (5.2 + (1.8 + 0.08 * max(0, longest - 30)) / len(compared), 1.2 + 0.27 * len(order))
-    figure, axes_of_all = panels(len(compared), len(compared), size, narrow, sharey=True)
-    place = {arm: len(order) - index for index, arm in enumerate(order)}
-    for axes, (at, rows) in zip(axes_of_all, compared, strict=True):
-        losses = record.losses(at)
-        base = losses.get(rows[0].arm, {})
-        axes.axvline(0, color=ink(), linewidth=1)
-        for row in rows[1:]:
-            if row.difference is None:
-                continue
-            y = place[row.arm]
-            pairs = [loss - base[seed] for seed, loss in losses[row.arm].items() if seed in base]
-            colour = line_styles([row.arm])[row.arm]["color"]  # two may have one: all are named
-            axes.plot(pairs, [y] * len(pairs), "o", color=colour, alpha=0.45, markersize=4, markeredgewidth=0)
-            axes.errorbar(row.difference, y, xerr=row.difference_error, fmt="|", color=colour, markersize=9, capsize=2)
-            if row.arm in PAPER and rows[0].arm in PAPER:
-                axes.plot(PAPER[row.arm] - PAPER[rows[0].arm], y, markersize=5, **PAPER_MARK)
-        axes.set_title(f"embedding std {std_of(at):g}", loc="left")
-        axes.set_xlabel(f"validation loss minus that of {visible(rows[0].arm)}\n(nats per byte)")
-        axes.grid(axis="x", alpha=0.25)
-        if narrow:
-            labels = ["\n".join(textwrap.wrap(visible(arm), NARROW_NAME)) for arm in place]
-            axes.set_yticks(list(place.values()), labels=labels, fontsize=6 if longest > NARROW_NAME else None)
-        else:
-            axes.set_yticks(list(place.values()), labels=[visible(arm) for arm in place])
-        axes.set_ylim(0.3, len(order) + 0.7)
-    first = axes_of_all[0]
-    first.plot([], [], "o", color=ink(), alpha=0.45, label="one seed")
-    first.errorbar([], [], xerr=[], fmt="|", color=ink(), label="mean ± standard error")
-    if any(rows[0].arm in PAPER and row.arm in PAPER for _, rows in compared for row in rows[1:]):
-        first.plot([], [], **PAPER_MARK, label="paper (other data, size and unit: nats per token)")
-    legend_below(figure, first, columns=1 if narrow else 3)
-    return figure
+def differences(record: Record) -> list[Rows]:
+    """A chart for each scale of the embedding, the best arm on top."""
+    charts = []
+    for at, (baseline, *others) in comparisons(record):
+        losses, paper, rows = record.losses(at), PAPER.get(baseline.arm), []
+        for row in sorted(others, key=lambda row: (row.difference is None, row.difference)):
+            mark = None if paper is None or row.arm not in PAPER else PAPER[row.arm] - paper
+            pairs = paired({arm: losses.get(arm, {}) for arm in (baseline.arm, row.arm)}, baseline.arm, float)
+            points = pairs.get(row.arm, [])
+            rows.append(Row(name=row.arm, points=points, mark=mark, **mean_and_error(points)))
+        x_label = f"validation loss minus that of {baseline.arm} (nats per byte)"
+        charts.append(Rows(title=f"embedding std {std_of(at):g}", x_label=x_label, rows=rows, zero=0.0))
+    return charts
 
 
-def tuning(record: Record, narrow: bool = False) -> Figure | None:
-    """Loss of each arm at each learning rate, over that of the rate chosen: was the grid wide enough?
-
-    Differences are means over the tuning seeds that both rates ran on. None where there was nothing to choose.
-    """
+def tuning(record: Record) -> list[Cells]:
+    """A chart for each scale of the embedding: loss at each rate over that of the rate chosen. Was the grid wide
+    enough?"""
     import numpy as np
 
-    from attnres.lab.figures import panels
-    from attnres.report.axes import INK, ink
-    from attnres.report.style import WEIGHT_COLOURS
-
-    places = scales(record)
-    arms = list(record.arms)
-    rates = sorted({run.rate for run in record.of(part="tuning")})
-    if not rates:
-        return None
-    names = 0.06 * max(len(visible(arm)) for arm in arms)  # inches
-    size = (names / len(places) + 0.6 + 1.0 * len(rates), 1.0 + 0.27 * len(arms))
-    figure, axes_of_all = panels(len(places), len(places), size, narrow, sharey=True)
-    image, clipped = None, False
-    for axes, at in zip(axes_of_all, places, strict=True):
+    charts, arms, rates = [], list(record.arms), sorted({run.rate for run in record.of(part="tuning")})
+    for at in scales(record):
         excess = np.full((len(arms), len(rates)), np.nan)
+        texts = [[""] * len(rates) for _ in arms]
         for row, arm in enumerate(arms):
             tried = record.of(arm, at, "tuning")
             best = choose(tried)
             for rate in {run.rate for run in tried}:
                 column = rates.index(rate)
                 value = excess[row, column] = _excess(tried, rate, best)
-                text = "diverged" if np.isnan(value) else "best" if rate == best else f"{value:+.3f}"
-                colour = "white" if value > 0.08 else ink() if np.isnan(value) else INK
-                axes.text(column, row, text, ha="center", va="center", fontsize=6 if narrow else 7, color=colour)
-        image = axes.imshow(excess, cmap=WEIGHT_COLOURS + "_r", vmin=0, vmax=0.15, aspect="auto")
-        clipped |= bool(np.nanmax(excess, initial=0.0) > 0.15)
-        axes.set_xticks(range(len(rates)), labels=[f"x{rate:g}" for rate in rates])
-        axes.set_yticks(range(len(arms)), labels=[visible(arm) for arm in arms])
-        axes.set_title(f"embedding std {std_of(at):g}", loc="left")
-        axes.set_xlabel("learning rates over the defaults")
-    if image is not None:
-        label = "loss above the arm's\nbest (nats per byte)"
-        where: dict[str, Any] = {"location": "bottom", "aspect": 40} if narrow else {"shrink": 0.8}
-        figure.colorbar(image, ax=axes_of_all, label=label, extend="max" if clipped else "neither", **where)
-    return figure
+                texts[row][column] = "diverged" if math.isnan(value) else "best" if rate == best else f"{value:+.3f}"
+        written = [f"x{rate:g}" for rate in rates]
+        charts.append(
+            Cells(
+                title=f"embedding std {std_of(at):g}",
+                views=[excess],
+                scale=(0.0, 0.15),
+                rows=arms,
+                columns=written,
+                row_ticks=list(enumerate(arms)),
+                column_ticks=list(enumerate(written)),
+                x_label="learning rates over the defaults",
+                y_label="",
+                texts=texts,
+            )
+        )
+    return charts
 
 
 def _excess(tuning: Sequence[Run], rate: float, best: float | None) -> float:
@@ -615,8 +578,6 @@ EXPERIMENT = Experiment(
     finding=finding,
     claims=claims,
     tables=tables,
-    pictures=(
-        Picture("ablation", "difference to the baseline of every arm, beside the paper's", differences),
-        Picture("tuning", "loss of every arm at each learning rate of the grid", tuning),
-    ),
+    figures=("ablation", "tuning"),
+    pictures=pictures,
 )

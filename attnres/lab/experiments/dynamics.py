@@ -18,23 +18,22 @@ means. Ends with tables, OUT/results.html and OUT/figures/; `attnres report RECO
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.engine import Ended, Planned, Progress, Sweep
-from attnres.lab.experiment import Experiment, Picture
+from attnres.lab.experiment import Experiment
 from attnres.lab.options import Arms, Config, check_seeds, checked_arms
 from attnres.lab.runs import Record
 from attnres.train import RunConfig, config_to_json
 from attnres.train.workers import default_workers
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from attnres.lab.judge import Statement
+    from attnres.report.charts import Picture
     from attnres.texttable import TextTable
 
 ARMS = ("residual", "x0", "block", "full", "hc", "mhc")
@@ -139,15 +138,10 @@ def tables(record: Record) -> list[TextTable]:
     return dynamics_tables(record)
 
 
-def drawn(name: str) -> Callable[[Record, bool], Figure | None]:
-    """The figure of that name, and none of a record without a run that came to its end."""
+def pictures(record: Record) -> list[Picture]:
+    from attnres.lab.depth_pictures import pictures
 
-    def draw(record: Record, narrow: bool) -> Figure | None:
-        from attnres.lab import depth_figures
-
-        return getattr(depth_figures, name)(record, narrow) if any(run.done for run in record.runs) else None
-
-    return draw
+    return pictures(record)
 
 
 EXPERIMENT = Experiment(
@@ -164,11 +158,6 @@ EXPERIMENT = Experiment(
     finding=finding,
     claims=claims,
     tables=tables,
-    pictures=(
-        Picture("dynamics-depth", "magnitudes over depth at the last step", drawn("depth")),
-        Picture("dynamics-weights", "depth weights of every connection", drawn("weights")),
-        Picture("dynamics-training", "magnitudes and entropy over training", drawn("training")),
-        Picture("dynamics-ranks", "ranks of the depth mixing matrix", drawn("ranks")),
-        Picture("dynamics-matrices", "depth mixing matrices", drawn("matrices")),
-    ),
+    figures=("dynamics-depth", "dynamics-weights", "dynamics-training", "dynamics-ranks", "dynamics-matrices"),
+    pictures=pictures,
 )

@@ -14,7 +14,6 @@ RECORD.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,18 +21,27 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from attnres.analysis.comparison import standard_error
 from attnres.errors import UsageError, check_count
 from attnres.lab.engine import Ended, Planned, Progress, Sweep
-from attnres.lab.experiment import Experiment, Picture
-from attnres.lab.judge import DECIDED, NEGLIGIBLE, Statement, judged, mean_text, paired, statement_tables, summary
+from attnres.lab.experiment import Experiment
+from attnres.lab.judge import (
+    DECIDED,
+    NEGLIGIBLE,
+    SEEDS,
+    Statement,
+    judged,
+    mean_and_error,
+    mean_text,
+    paired,
+    statement_tables,
+    summary,
+)
 from attnres.lab.runs import Record, done, runs_text
-from attnres.texttable import TextTable, visible
+from attnres.report.charts import Picture, Row, Rows
+from attnres.texttable import TextTable
 from attnres.train import config_to_json
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from attnres.lab.trained import Trained
 
 
@@ -170,38 +178,19 @@ def tables(record: Record) -> list[TextTable]:
     return [right, *statement_tables("What a lead is worth", claims(record), shown)]
 
 
-def gained(record: Record, narrow: bool = False) -> Figure | None:
-    """Every task's gain over the baseline in percentage points, seed by seed; None for the baseline alone."""
-    from attnres.lab.figures import panels
-    from attnres.report.axes import ink, legend_below, line_styles
-
-    names = [task["name"] for task in record.found["tasks"]]
-    of_tasks = [gains(record, index) for index in range(len(names))]
-    arms = list(of_tasks[0])
-    if not arms:
-        return None
-    styles = line_styles(arms)
-    figure, axes_of_all = panels(len(of_tasks), 3, (3.2, 1.3 + 0.3 * len(arms)), narrow, sharey=True)
-    for axes, task, of_arms in zip(axes_of_all, names, of_tasks, strict=True):
-        axes.axvline(0, color=ink(), linewidth=1)
-        for arm, shares in of_arms.items():
-            y, colour = len(arms) - arms.index(arm), styles[arm]["color"]
+def pictures(record: Record) -> list[Picture]:
+    """Every task's gain over the baseline in percentage points, seed by seed."""
+    charts = []
+    for index, task in enumerate(record.found["tasks"]):
+        rows = []
+        for arm, shares in gains(record, index).items():
             points = [100 * share for share in shares]
-            axes.plot(points, [y] * len(points), "o", color=colour, alpha=0.45, markersize=4, markeredgewidth=0)
-            mean, error = statistics.fmean(points), standard_error(points)
-            axes.errorbar(mean, y, xerr=error, fmt="|", color=colour, markersize=9, capsize=2)
-        if not any(map(any, of_arms.values())):
-            axes.set_xlim(-1, 1)  # of its own it would be as wide as rounding
-        axes.set_title(task, loc="left")
-        axes.set_xlabel(f"points above {visible(record.arms[0])}")
-        axes.set_yticks(range(len(arms), 0, -1), labels=[visible(arm) for arm in arms])
-        axes.set_ylim(0.3, len(arms) + 0.7)
-        axes.grid(axis="x", alpha=0.25)
-    first = axes_of_all[0]
-    first.plot([], [], "o", color=ink(), alpha=0.45, label="one seed")
-    first.errorbar([], [], xerr=[], fmt="|", color=ink(), label="mean ± standard error")
-    legend_below(figure, first)
-    return figure
+            rows.append(Row(name=arm, points=points, **mean_and_error(points)))
+        charts.append(Rows(title=task["name"], x_label=f"points above {record.arms[0]}", rows=rows, zero=0.0))
+    if not charts or not charts[0].rows:
+        return []
+    alt = "share of right answers over the baseline's, task by task"
+    return [Picture(name="probes", alt=alt, charts=charts, note=SEEDS)]
 
 
 EXPERIMENT = Experiment(
@@ -215,5 +204,6 @@ EXPERIMENT = Experiment(
     finding=finding,
     claims=claims,
     tables=tables,
-    pictures=(Picture("probes", "share of right answers over the baseline's, task by task", gained),),
+    figures=("probes",),
+    pictures=pictures,
 )

@@ -23,21 +23,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnres.errors import UsageError, check_count
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, rounded
-from attnres.lab.experiment import Experiment, Picture
+from attnres.lab.experiment import Experiment
 from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
 from attnres.lab.runs import Record, Run, done
 from attnres.model import TransformerConfig
+from attnres.report.charts import Picture
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 from attnres.train.workers import default_workers
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 HEAD_DIM = 16
 MOST_TOKENS = 1_000_000
@@ -491,10 +489,10 @@ def _checked(record: Record, arm: str, size: str) -> str:
     return ", ".join(parts)
 
 
-def law(record: Record, narrow: bool = False) -> Figure | None:
+def pictures(record: Record) -> list[Picture]:
     from attnres.lab import laws
 
-    return laws.scaling_law(record, narrow)
+    return laws.pictures(record)
 
 
 EXPERIMENT = Experiment(
@@ -510,5 +508,6 @@ EXPERIMENT = Experiment(
     ),
     finding=finding,
     tables=tables,
-    pictures=(Picture("scaling", "losses with fits, differences, compute advantage, loss against size", law),),
+    figures=("scaling",),
+    pictures=pictures,
 )

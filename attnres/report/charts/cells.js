@@ -31,13 +31,13 @@ export function shares(row) {
 }
 
 function pixels(matrix, scale) {
-  const n = matrix.length;
-  const canvas = html("canvas", { width: n, height: n });
+  const width = Math.max(...matrix.map((row) => row.length)), height = matrix.length;
+  const canvas = html("canvas", { width, height });
   const context = canvas.getContext("2d");
-  const image = context.createImageData(n, n);
+  const image = context.createImageData(width, height);
   matrix.forEach((row, site) => row.forEach((value, source) => {
     const colour = value === null ? GREY : colourOf(value, scale);
-    image.data.set([...colour, 255], 4 * (site * n + source));
+    image.data.set([...colour, 255], 4 * (site * width + source));
   }));
   context.putImageData(image, 0, 0);
   return canvas.toDataURL();
@@ -78,7 +78,7 @@ export const isClipped = (matrix, scale) =>
 // arm: {name, description, sites, sources, siteTicks, sourceTicks}; select({site, source}) is called by a click.
 export function matrixFigure(parent, arm, matrix, scale, select) {
   const n = matrix.length;
-  const figure = html("figure", {}, html("figcaption", {}, arm.name, html("small", {}, arm.description)));
+  const figure = html("figure", { className: "depth" }, html("figcaption", {}, arm.name, html("small", {}, arm.description)));
   figure.dataset.arm = arm.name;
   parent.append(figure);
   const width = Math.max(200, figure.clientWidth), left = 44, top = 4;
@@ -126,4 +126,51 @@ export function matrixFigure(parent, arm, matrix, scale, select) {
     const at = pick(event.clientX - box.left, event.clientY - box.top);
     if (at) select(at);
   });
+}
+
+// Any other cells: {title, xLabel, yLabel, sites, sources, siteTicks, sourceTicks, scale, texts?, log}.
+export function cellsFigure(parent, of, matrix) {
+  const f = of.log ? Math.log : (value) => value, back = of.log ? Math.exp : f;
+  const scale = of.scale.map(f), rows = matrix.length, columns = of.sources.length;
+  const figure = html("figure", {}, html("figcaption", {}, of.title));
+  parent.append(figure);
+  const width = Math.max(240, figure.clientWidth);
+  const left = Math.min(width / 2, 24 + 6.6 * Math.max(...of.siteTicks.map(([, label]) => label.length)));
+  const top = 4, across = width - left - 8, down = Math.max(150, (of.texts ? 24 : 8) * rows);
+  const height = top + down + 74, cell = [across / columns, down / rows];
+  const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0,
+    "aria-label": `${of.title}: ${rows} by ${columns} numbers. Arrow keys read them out.` }, figure);
+  const light = (value) => scale[0] + scale[1] - value; // under words, low numbers are light
+  const shown = matrix.map((row) => row.map((value) =>
+    (value === null || (of.log && value <= 0) ? null : of.texts ? light(value) : f(value))));
+  cells(chart, shown, scale, { x: left, y: top, width: across, height: down });
+  for (const [i, label] of of.sourceTicks)
+    svg("text", { x: left + (i + 0.5) * cell[0], y: top + down + 14, "text-anchor": "middle" }, chart, label);
+  for (const [i, label] of of.siteTicks)
+    svg("text", { x: left - 5, y: top + (i + 0.5) * cell[1] + 4, "text-anchor": "end" }, chart, label);
+  svg("text", { x: left + across / 2, y: top + down + 29, "text-anchor": "middle" }, chart, of.xLabel);
+  (of.texts || []).forEach((texts, row) => texts.forEach((text, column) => {
+    const dark = matrix[row][column] > (scale[0] + scale[1]) / 2;
+    svg("text", { x: left + (column + 0.5) * cell[0], y: top + (row + 0.5) * cell[1] + 4, "text-anchor": "middle",
+      style: `fill: ${dark ? "#fff" : "#1a1a1a"}; font-size: 11px` }, chart, text);
+  }));
+  if (!of.texts) {
+    gradient(chart, scale, { x: left, y: top + down + 40, width: across, height: 10 });
+    for (const [at, anchor] of [[0, "start"], [1, "end"]])
+      svg("text", { x: left + at * across, y: top + down + 64, "text-anchor": anchor }, chart,
+        number(back(scale[at]), 2));
+  }
+  const clamp = (value, most) => Math.max(0, Math.min(most - 1, value));
+  interactive(chart,
+    (px, py) => {
+      const column = Math.floor((px - left) / cell[0]), row = Math.floor((py - top) / cell[1]);
+      return column >= 0 && column < columns && row >= 0 && row < rows ? { row, column } : null;
+    },
+    (cursor, dx, dy) => (cursor ? { row: clamp(cursor.row + dy, rows), column: clamp(cursor.column + dx, columns) }
+      : { row: 0, column: 0 }),
+    ({ row, column }) => ({
+      text: `${of.sites[row]}, ${of.xLabel} ${of.sources[column]}: ${of.texts?.[row][column] || number(matrix[row][column], 4)}`,
+      x: left + (column + 1) * cell[0], y: top + (row + 1) * cell[1],
+    }),
+    () => {});
 }

@@ -3,7 +3,7 @@
 import { html, number, svg } from "./dom.js";
 import { interactive } from "./tooltip.js";
 
-function linearTicks(low, high, count) {
+export function linearTicks(low, high, count) {
   const raw = (high - low) / count, power = 10 ** Math.floor(Math.log10(raw));
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= raw);
   const ticks = [];
@@ -24,12 +24,13 @@ function logTicks(low, high) {
   return linearTicks(low, high, 5);
 }
 // With the digits that tell each tick from its neighbours.
-function labelled(ticks) {
+export function labelled(ticks) {
   const gap = Math.min(...ticks.slice(1).map((tick, i) => tick - ticks[i]));
   return ticks.map((tick) => [tick, number(tick, Math.max(3, 2 + Math.ceil(Math.log10(Math.abs(tick) / gap))))]);
 }
 
-// lines: {name, colour, dashes, wide?, x, y, low?, high?}; options: {title, xLabel, ticks?, log, zero, label(x)}
+// lines: {name, colour, dashes, wide?, dots?, bars?, x, y, low?, high?, label?}, dots without a line, bars in place of a
+// band; options: {title, xLabel, ticks?, log, logX?, zero, label(x)}
 export function lineChart(parent, lines, options) {
   const figure = html("figure", {}, html("figcaption", {}, options.title));
   parent.append(figure);
@@ -47,8 +48,10 @@ export function lineChart(parent, lines, options) {
   if (options.log) { low /= 1.1; high *= 1.1; }
   else { if (high !== 0) high += pad; if (low !== 0) low -= pad; }
   if (high === low) high = low + 1;
-  const xLow = Math.min(...xs), xHigh = Math.max(...xs, xLow + 1);
-  const scaleX = (x) => left + ((x - xLow) / (xHigh - xLow)) * (right - left);
+  const xLow = Math.min(...xs), xHigh = Math.max(...xs, options.logX ? xLow * 1.1 : xLow + 1);
+  const g = options.logX ? Math.log : (x) => x;
+  const end = lines.some((line) => line.label) ? right - 60 : right;
+  const scaleX = (x) => left + ((g(x) - g(xLow)) / (g(xHigh) - g(xLow))) * (end - left);
   const f = options.log ? Math.log : (y) => y;
   const scaleY = (y) => bottom - ((f(y) - f(low)) / (f(high) - f(low))) * (bottom - top);
 
@@ -56,7 +59,9 @@ export function lineChart(parent, lines, options) {
     svg("line", { x1: left, x2: right, y1: scaleY(tick), y2: scaleY(tick), class: "axis" }, chart);
     svg("text", { x: left - 6, y: scaleY(tick) + 4, "text-anchor": "end" }, chart, label);
   }
-  for (const [x, label] of options.ticks || labelled(linearTicks(xLow, xHigh, width / 90))) {
+  const ticksX = options.logX ? logTicks(xLow, xHigh).filter((_, i, all) => i % Math.ceil(all.length / 6) === 0)
+    : linearTicks(xLow, xHigh, width / 90);
+  for (const [x, label] of options.ticks || labelled(ticksX)) {
     svg("line", { x1: scaleX(x), x2: scaleX(x), y1: bottom, y2: bottom + 4, class: "axis" }, chart);
     svg("text", { x: scaleX(x), y: bottom + 17, "text-anchor": "middle" }, chart, label);
   }
@@ -64,14 +69,22 @@ export function lineChart(parent, lines, options) {
 
   for (const line of lines) {
     const at = (ys) => line.x.map((x, i) => (usable(ys[i]) ? [scaleX(x), scaleY(ys[i])] : null));
-    if (line.low) {
+    if (line.bars) {
+      at(line.low).forEach((p, i) => p && svg("line", { x1: p[0], x2: p[0], y1: p[1], y2: at(line.high)[i][1],
+        stroke: line.colour }, chart));
+    } else if (line.low) {
       const lower = at(line.low), upper = at(line.high);
       const ring = [...upper.filter(Boolean), ...lower.filter(Boolean).reverse()];
       svg("polygon", { points: ring.map((p) => p.join()).join(" "), fill: line.colour, opacity: 0.15 }, chart);
     }
-    if (line.x.length <= 12) { // few points, perhaps one: show where they are
+    if (line.dots || line.x.length <= 12) { // few points, perhaps one: show where they are
       for (const p of at(line.y)) if (p) svg("circle", { cx: p[0], cy: p[1], r: 3, fill: line.colour }, chart);
     }
+    if (line.label && line.x.length) {
+      const p = at(line.y).at(-1);
+      if (p) svg("text", { x: p[0] + 6, y: p[1] + 4 }, chart, line.label);
+    }
+    if (line.dots) continue;
     let path = "", pen = "M";
     for (const p of at(line.y)) {
       path += p ? `${pen}${p[0].toFixed(1)} ${p[1].toFixed(1)}` : "";
@@ -83,17 +96,17 @@ export function lineChart(parent, lines, options) {
 
   const guide = svg("line", { y1: top, y2: bottom, class: "guide", visibility: "hidden" }, chart);
   const columns = [...new Set(xs)].sort((a, b) => a - b);
-  const nearest = (value) => columns.reduce(
-    (best, x, i) => (Math.abs(x - value) < Math.abs(columns[best] - value) ? i : best), 0);
+  const nearest = (px) => columns.reduce(
+    (best, x, i) => (Math.abs(scaleX(x) - px) < Math.abs(scaleX(columns[best]) - px) ? i : best), 0);
   interactive(chart,
-    (px) => ({ i: nearest(xLow + ((px - left) / (right - left)) * (xHigh - xLow)) }),
+    (px) => ({ i: nearest(px) }),
     (cursor, dx) => ({ i: Math.max(0, Math.min(columns.length - 1, cursor ? cursor.i + dx : 0)) }),
     ({ i }) => {
       const x = columns[i], rows = [];
       for (const line of lines) {
         const k = line.x.indexOf(x);
         if (k < 0) continue;
-        const spread = line.low && line.seeds > 1 ? ` (${number(line.low[k], 4)} to ${number(line.high[k], 4)})` : "";
+        const spread = line.low && (line.bars || line.seeds > 1) ? ` (${number(line.low[k], 4)} to ${number(line.high[k], 4)})` : "";
         rows.push({ y: line.y[k], text: `${line.name}: ${number(line.y[k], 4)}${spread}` });
       }
       rows.sort((a, b) => (b.y ?? -Infinity) - (a.y ?? -Infinity));

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.engine import Ended, Planned, Progress, Sweep
-from attnres.lab.experiment import Experiment, Picture
+from attnres.lab.experiment import Experiment
 from attnres.lab.judge import DECIDED, Statement, judged, mean_text, paired, statement_tables, summary
 from attnres.lab.options import Arms, Config, check_positive, checked_arms
 from attnres.lab.runs import Record, runs_text
+from attnres.report.charts import Picture, Row, Rows
 from attnres.texttable import TextTable
 from attnres.train import RunConfig, config_to_json
 
@@ -74,12 +75,10 @@ def tables(record: Record) -> list[TextTable]:
     return [all_losses, *statement_tables("Does it help?", claims(record), f"{DECIDED}.")]
 
 
-def points(record: Record, narrow: bool) -> object:
-    from attnres.lab.figures import panels
-
-    figure, (axes,) = panels(1, 1, (4.0, 3.0), narrow)
-    axes.plot([run.at for run in record.runs], [run.loss for run in record.runs], "o")
-    return figure
+def pictures(record: Record) -> list[Picture]:
+    rows = [Row(name=run.arm, points=[run.loss]) for run in record.runs]
+    chart = Rows(title="the loss of every run", x_label="nats per byte", rows=rows)
+    return [Picture(name="toy", alt="the loss of every run", charts=[chart])]
 
 
 EXPERIMENT = Experiment(
@@ -93,5 +92,6 @@ EXPERIMENT = Experiment(
     finding=lambda record: summary(claims(record)),
     claims=claims,
     tables=tables,
-    pictures=(Picture("toy", "the loss of every run", points),),
+    figures=("toy",),
+    pictures=pictures,
 )

@@ -1,0 +1,131 @@
+"""Pictures of dynamics: magnitudes over depth and training, depth weights, ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from attnres.analysis.profile import sublayer_names
+from attnres.lab.depth import log_shares, relative_entropy
+from attnres.lab.judge import mean_and_error
+from attnres.lab.runs import Record, Run, done
+from attnres.report.charts import Cells, Line, Lines, Picture, Row, Rows, band, depth_matrix, over_depth
+from attnres.report.style import depth_ticks
+
+BAND = "Line: mean over seeds. Band: from the lowest to the highest seed."
+Series = Callable[[Run], Sequence[float] | np.ndarray]
+"""What reads numbers over depth or over training off one run of the record."""
+
+
+def pictures(record: Record) -> list[Picture]:
+    """All of them; none of a record without a run that came to its end."""
+    arms = {arm: runs for arm in record.arms if (runs := done(record.of(arm)))}
+    if not arms:
+        return []
+    first = next(iter(arms.values()))[0]  # all runs have as many numbers, at the same steps
+    names = sublayer_names(len(first.measured["source_share"]) - 1)
+    steps = [moment["step"] for moment in first.measured["moments"]]
+
+    def bands(series: Series, x: Sequence[int] | None = None) -> list[Line]:
+        return [band(arm, np.array([series(run) for run in runs], float), x) for arm, runs in arms.items()]
+
+    def depth(title: str, kind: str, series: Series, log: bool = True) -> Lines:
+        of = {"source": ("embedding", *names), "site": (*names, "readout"), "layer": names[::2]}[kind]
+        return over_depth(title, kind, of, bands(series), log)
+
+    def last(name: str, first: int = 0, every: int = 1) -> Series:
+        return lambda run: run.measured["moments"][-1][name][first::every]
+
+    def over_training(title: str, measure: Callable[[dict], float]) -> Lines:
+        lines = bands(lambda run: [measure(moment) for moment in run.measured["moments"]], steps)
+        return Lines(title=title, x_label="step", lines=lines)
+
+    shares = depth("share of each source over an equal one", "source", lambda run: np.exp(log_shares(run)))
+    magnitudes = [
+        depth("h: RMS of what each site reads", "site", last("input_rms")),
+        depth("y: RMS of attention outputs", "layer", last("output_rms", 1, 2)),
+        depth("y: RMS of MLP outputs", "layer", last("output_rms", 2, 2)),
+        depth("gradient RMS at each source", "source", last("gradient_rms")),
+        shares,
+        depth("update of attention (relative, per step)", "layer", last("update", 0, 2), log=False),
+        depth("update of MLP (relative, per step)", "layer", last("update", 1, 2), log=False),
+        depth("share of the embedding at each site", "site", lambda run: run.measured["embedding_share"]),
+    ]
+    entropy = depth("entropy of depth weights (nats), last step", "site", last("entropy"), log=False)
+    limit = np.log(np.arange(1, len(names) + 2))
+    equal = Line(name="equal shares: log(l + 1)", x=range(len(limit)), y=limit, as_="guide")
+    entropy = over_depth(entropy.title, "site", (*names, "readout"), [equal, *entropy.lines])
+    weights = [
+        over_training("entropy of depth weights over log(l + 1)", relative_entropy),
+        over_training("mean share of the embedding", lambda moment: moment["embedding_share"]),
+        entropy,
+    ]
+    ranks = "Dot: one seed. Bar and line: mean ± standard error. Diamond: as many vectors as depth carries."
+    made = [
+        Picture(
+            name="dynamics-depth",
+            alt="magnitudes over depth at the last step",
+            charts=magnitudes,
+            note=f"After {steps[-1]} steps. {BAND}",
+        ),
+        Picture(name="dynamics-weights", alt="depth weights of every connection", charts=weights, note=BAND),
+        Picture(name="dynamics-training", alt="magnitudes over training", charts=_maps(arms, names), columns=len(arms)),
+        Picture(name="dynamics-ranks", alt="ranks of the depth mixing matrix", charts=_ranks(record, arms), note=ranks),
+    ]
+    if matrices := [(arm, rows) for arm in record.arms if (rows := record.found[arm].get("mean_matrix"))]:
+        charts = [depth_matrix(arm, names, [_square(rows)]) for arm, rows in matrices]
+        note = "M after training, mean over tokens, first seed."
+        made.append(Picture(name="dynamics-matrices", alt="depth mixing matrices", charts=charts, note=note))
+    return made
+
+
+def _square(rows: Sequence[Sequence[float]]) -> np.ndarray:
+    return np.array([[*row, *[0.0] * (len(rows) - len(row))] for row in rows])
+
+
+def _maps(arms: dict[str, list[Run]], names: Sequence[str]) -> list[Cells]:
+    """Depth against training, means over seeds, under one scale for all arms."""
+    charts, sources = [], ("embedding", *names)
+    for name, title, of in (
+        ("input_rms", "h: RMS read, by site", (*names, "readout")),
+        ("output_rms", "y: RMS, by source", sources),
+        ("gradient_rms", "gradient RMS, by source", sources),
+        ("update", "update, by sublayer", names),
+    ):
+        maps = {}
+        for arm, runs in arms.items():  # updates begin with the second moment
+            moments = [[moment for moment in run.measured["moments"] if moment.get(name)] for run in runs]
+            means = np.mean([[moment[name] for moment in run] for run in moments], 0)
+            maps[arm] = [str(moment["step"]) for moment in moments[0]], means
+        positive = np.concatenate([values[values > 0] for _, values in maps.values()])
+        for arm, (steps, values) in maps.items():
+            shown = sorted({0, len(steps) // 2, len(steps) - 1})
+            charts.append(
+                Cells(
+                    title=f"{arm}, {title}",
+                    views=[values.T],
+                    scale=(float(positive.min()), float(positive.max())),
+                    rows=of,
+                    columns=steps,
+                    row_ticks=depth_ticks(of),
+                    column_ticks=[(place, steps[place]) for place in shown],
+                    x_label="step",
+                    y_label="layer",
+                    log=True,
+                )
+            )
+    return charts
+
+
+def _ranks(record: Record, arms: dict[str, list[Run]]) -> list[Rows]:
+    """Effective and semiseparable rank of M against what the values leave room for (docs/SPEC.md 2)."""
+    charts = []
+    for name, title in (("semiseparable_mean", "semiseparable rank of M"), ("effective", "effective rank of M")):
+        rows = []
+        for arm, runs in arms.items():
+            values = [run.measured["ranks"][name] for run in runs]
+            mark = record.found[arm]["rank_bound"] if name == "semiseparable_mean" else None
+            rows.append(Row(name=arm, points=values, mark=mark, **mean_and_error(values)))
+        charts.append(Rows(title=title, x_label="mean over tokens and channels", rows=rows, zero=0.0))
+    return charts

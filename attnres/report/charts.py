@@ -1,0 +1,229 @@
+"""What a figure is: a few charts as plain numbers. charts/*.js draws them on a page, draw.py for documents."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from attnres.report.style import arm_styles, colour_scale, depth_ticks
+from attnres.texttable import visible
+
+Numbers = Sequence[float] | np.ndarray
+Ticks = Sequence[tuple[float, str]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Line:
+    """A line in the style of the arm of its name, or in grey what others are held against."""
+
+    name: str
+    x: Numbers
+    y: Numbers
+    """NaN: a gap."""
+    low: Numbers | None = None
+    high: Numbers | None = None
+    as_: Literal["line", "dots", "bars", "guide"] = "line"
+    """dots: no line; bars: low and high are error bars and no band; guide: grey and wide."""
+    seeds: int = 1
+    label: str = ""
+    """What stands at its end."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Lines:
+    """A chart of lines. The title has the unit of the numbers."""
+
+    title: str
+    x_label: str
+    lines: Sequence[Line]
+    log_x: bool = False
+    log: bool = False
+    zero: bool = False
+    """Whether the axis of the numbers has 0 in it."""
+    ticks: Ticks | None = None
+    names: Sequence[str] | None = None
+    """Of each whole x."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An arm's numbers in a row of points."""
+
+    name: str
+    points: Sequence[float] = ()
+    mean: float | None = None
+    interval: tuple[float, float] | None = None
+    wider: tuple[float, float] | None = None
+    mark: float | None = None
+    """Somebody else's number."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """A row for each arm, the first on top."""
+
+    title: str
+    x_label: str
+    rows: Sequence[Row]
+    zero: float | None = None
+    """Where a line stands that all are held against."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Cells:
+    """A coloured cell for each number."""
+
+    title: str
+    views: Sequence[np.ndarray]
+    """[row, column]: a figure shows the same view of all its charts. What is not there is NaN."""
+    scale: tuple[float, float]
+    rows: Sequence[str]
+    columns: Sequence[str]
+    row_ticks: Ticks
+    column_ticks: Ticks
+    x_label: str
+    y_label: str
+    note: str = ""
+    texts: Sequence[Sequence[str]] | None = None
+    """What stands in the cells."""
+    log: bool = False
+    depth: bool = False
+    """Whether it is a depth matrix, of which there is the triangle alone; `share` is its rows over their sums."""
+    share: np.ndarray | None = None
+
+
+Chart = Lines | Rows | Cells
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A figure: charts that belong together, and the name of its file in a document."""
+
+    name: str
+    alt: str
+    """What it shows, for those who do not see it."""
+    charts: Sequence[Chart]
+    note: str = ""
+    columns: int = 4
+    """Charts beside each other in a document, at most."""
+    views: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    """What says which token a view is of, if the cells have several."""
+
+
+def depth_matrix(
+    title: str, names: Sequence[str], views: Sequence[np.ndarray], share: np.ndarray | None = None, note: str = ""
+) -> Cells:
+    """The chart of a depth matrix [site, source]. names: of the L sublayers."""
+    sites, sources = (*names, "readout"), ("embedding", *names)
+    return Cells(
+        title=title,
+        views=views,
+        share=share,
+        note=note,
+        scale=colour_scale(np.stack(list(views))),
+        rows=sites,
+        columns=sources,
+        row_ticks=depth_ticks(sites),
+        column_ticks=depth_ticks(sources),
+        x_label="source (layer)",
+        y_label="site that reads (layer)",
+        depth=True,
+    )
+
+
+def over_depth(title: str, kind: str, names: Sequence[str], lines: Sequence[Line], log: bool = False) -> Lines:
+    """A chart over the sites or sources. kind: "site" or "source"."""
+    return Lines(
+        title=title,
+        x_label=kind if kind == "layer" else f"{kind} (layer)",
+        lines=lines,
+        log=log,
+        zero=not log,
+        ticks=depth_ticks(names),
+        names=names,
+    )
+
+
+def band(name: str, values: np.ndarray, x: Numbers | None = None) -> Line:
+    """Values [seed, point] as the line of their mean and a band from the lowest to the highest seed."""
+    places = np.arange(values.shape[1]) if x is None else x
+    return Line(name=name, x=places, y=values.mean(0), low=values.min(0), high=values.max(0), seeds=len(values))
+
+
+def arms_of(pictures: Sequence[Picture]) -> list[str]:
+    """The arms that have lines, in their order."""
+    lines = [line for one in pictures for chart in one.charts if isinstance(chart, Lines) for line in chart.lines]
+    return list(dict.fromkeys(line.name for line in lines if line.as_ != "guide"))
+
+
+def payload(picture: Picture) -> dict[str, Any]:
+    """What page.js draws. What is not finite is null; of other numbers but places on an axis there are four digits."""
+    styles = {arm: _style(style) for arm, style in arm_styles(arms_of([picture])).items()}
+    views = [{name: visible(str(text)) for name, text in view.items()} for view in picture.views]
+    charts = [_chart(chart, styles) for chart in picture.charts]
+    arms = [{"name": visible(arm), **style} for arm, style in styles.items()]
+    return {"name": picture.name, "arms": arms, "charts": charts, "views": views}
+
+
+def _style(style: Any) -> dict[str, str]:
+    return {"colour": style.colour or "currentColor", "dashes": " ".join(map(str, style.dashes))}
+
+
+def _chart(chart: Chart, styles: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
+    shown = {"title": visible(chart.title), "xLabel": visible(chart.x_label)}
+    if isinstance(chart, Rows):
+        return shown | {"kind": "rows", "zero": chart.zero, "rows": [_row(row) for row in chart.rows]}
+    if isinstance(chart, Lines):
+        grey = {"colour": "#888888", "dashes": ""}
+        return shown | {
+            "kind": "lines",
+            **{"logX": chart.log_x, "log": chart.log, "zero": chart.zero, "ticks": chart.ticks},
+            "names": chart.names and list(map(visible, chart.names)),
+            "lines": [_line(line, styles.get(line.name, grey)) for line in chart.lines],
+        }
+    return shown | {
+        "kind": "depth" if chart.depth else "cells",
+        "name": visible(chart.title),
+        "description": visible(chart.note),
+        "yLabel": visible(chart.y_label),
+        "sites": list(map(visible, chart.rows)),
+        "sources": list(map(visible, chart.columns)),
+        "siteTicks": [(place, visible(label)) for place, label in chart.row_ticks],
+        "sourceTicks": [(place, visible(label)) for place, label in chart.column_ticks],
+        "views": [_grid(view, chart.depth) for view in chart.views],
+        "share": None if chart.share is None else _grid(chart.share, True),
+        "scale": numbers(chart.scale),
+        "shareScale": None if chart.share is None else numbers(colour_scale(chart.share)),
+        "texts": chart.texts,
+        "log": chart.log,
+    }
+
+
+def _line(line: Line, style: Mapping[str, str]) -> dict[str, Any]:
+    made = {"name": visible(line.name), **style, "as": line.as_, "seeds": line.seeds, "label": visible(line.label)}
+    made |= {"x": [float(x) for x in line.x], "y": numbers(line.y)}
+    return (
+        made if line.low is None or line.high is None else made | {"low": numbers(line.low), "high": numbers(line.high)}
+    )
+
+
+def _row(row: Row) -> dict[str, Any]:
+    return {
+        "name": visible(row.name),
+        **_style(arm_styles([row.name])[row.name]),  # two may have one: all are named
+        "points": numbers(row.points),
+        **{name: None if (value := getattr(row, name)) is None else numbers([value])[0] for name in ("mean", "mark")},
+        **{name: None if (ends := getattr(row, name)) is None else numbers(ends) for name in ("interval", "wider")},
+    }
+
+
+def _grid(values: np.ndarray, triangle: bool) -> list[list[float | None]]:
+    return [numbers(row[: site + 1] if triangle else row) for site, row in enumerate(values)]
+
+
+def numbers(values: Numbers) -> list[float | None]:
+    return [float(f"{value:.4g}") if math.isfinite(value) else None for value in np.asarray(values, float).tolist()]
