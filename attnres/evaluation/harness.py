@@ -214,7 +214,7 @@ def _open_model(path: Path, batch_size: int) -> Any:
         if config["model_type"] == "kimi_k3":
             from attnres.kimi_k3 import load as load_kimi_k3
 
-            model = load_kimi_k3(path)
+            model: Any = load_kimi_k3(path)
         else:
             model = load(path, trust_remote_code=True) if RECORD in config else load_plain(path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)

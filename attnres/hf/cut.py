@@ -554,8 +554,9 @@ class _Cut:
                 if Kind.STREAM in (kind(left), kind(right)):
                     return right if kind(left) is Kind.STREAM else left
                 part = "left" if kind(left) is Kind.SUM else "right"
-            case ast.Subscript():
-                part = "value"
+                inner = self._without_stream(getattr(node, part))
+                setattr(remade, part, inner)
+                return inner and remade
             case ast.Call(ast.Attribute(value, method)) if kind(value) is Kind.SUM:
                 inner = self._without_stream(value)
                 remade.func = inner and ast.Attribute(inner, method, ast.Load())  # type: ignore[assignment]
@@ -568,11 +569,7 @@ class _Cut:
                     for given in keywords
                 ]
                 return remade
-            case _:
-                return None
-        inner = self._without_stream(getattr(remade, part))
-        setattr(remade, part, inner)
-        return inner and remade
+        return None
 
     def _refuse_shared_names(self) -> None:
         """A piece may use only the arguments and its own variables; then it means the same alone."""
