@@ -6,52 +6,21 @@ import copy
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
-from attnres.model.backbones.borrowed import runnable_kernels
 from tests.data.text import library_tokenizer
-
-VOCABULARY = 64
-
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-_MLA = {"q_lora_rank": 16, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 8}
+from tests.hf.small import VOCABULARY, small_model, spread_weights
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 6},
     "qwen3": {},
-    "qwen3_moe": _MOE,
+    "qwen3_moe": {},
     "gemma3_text": {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"] * 2},
     "olmo2": {},
-    "gpt2": {"n_positions": 64, "n_inner": 48, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
-    "deepseek_v3": {
-        **_MLA,
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-        "moe_intermediate_size": 16,
-        "first_k_dense_replace": 1,
-        "num_key_value_heads": 4,
-    },
+    "gpt2": {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
+    "deepseek_v3": {"n_group": 2, "first_k_dense_replace": 1},
     "kimi_linear": {
-        **_MOE,
-        **_MLA,
-        "num_key_value_heads": 4,
         "linear_attn_config": {"num_heads": 2, "head_dim": 8, "kda_layers": [1, 2, 3], "full_attn_layers": [4]},
     },
 }
@@ -61,42 +30,12 @@ def make_model(name: str, **overrides: Any):
     """A copy of one model per architecture and overrides."""
     key = (name, tuple(sorted(overrides.items())))
     if key not in _made:
-        _made[key] = _make_model(name, overrides)
+        _made[key] = small_model(name, **{**CONFIGS[name], **overrides})
+        spread_weights(_made[key])
     return copy.deepcopy(_made[key])
 
 
 _made: dict[Any, Any] = {}
-
-
-def skip_unless_known(name: str) -> None:
-    """Skip the test where transformers is too old to have the model type."""
-    import transformers
-
-    if name not in transformers.CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no {name}")
-
-
-def _make_model(name: str, overrides: dict[str, Any]):
-    """A model in evaluation mode. Matrices and gains spread as after training, the embedding is small (1e-3): there
-    the norms' eps is felt."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    skip_unless_known(name)
-    torch.manual_seed(0)
-    options = {**_COMMON, **CONFIGS[name], **overrides}
-    if name in ("gpt2", "deepseek_v3", "kimi_linear"):
-        options.pop("head_dim")
-    with runnable_kernels():
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **options)).eval()
-    with torch.no_grad():
-        for parameter_name, parameter in model.named_parameters():
-            if "embed" in parameter_name or "wte" in parameter_name or "wpe" in parameter_name:
-                parameter.normal_(0.0, 1e-3)
-            elif parameter.ndim > 1:
-                parameter.mul_(torch.empty(parameter.shape[0], *[1] * (parameter.ndim - 1)).log_normal_(1.0, 0.7))
-            elif "norm" in parameter_name or "ln_" in parameter_name:
-                parameter.mul_(torch.empty_like(parameter).log_normal_(0.0, 0.5))
-    return model
 
 
 def recompute(model: Any, options: dict[str, Any] | None = None) -> None:
