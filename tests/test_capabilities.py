@@ -36,6 +36,9 @@ ELSEWHERE = {
     "every connection and option, compiled, split and in pipelines": "connections/test_every_connection.py::test_",
     "two-phase reads": "ops/test_two_phases.py::test_equals_site_by_site",
     "groups for an optimizer": "connections/test_groups.py::test_",
+    "ablate, its record and its page": "cli/test_ablate.py::test_the_record_holds_every_run",
+    "scaling, its points and its table": "cli/test_scaling.py::test_a_sweep_leaves_points",
+    "dynamics, from runs to its page": "lab/test_dynamics.py::test_from_runs_to_record",
     "kill -9, again and again, to the same bits": "train/test_processes.py::test_killed_again_and_again",
     "FSDP2, replicas and pipelines train as one process": "train/test_distributed.py::test_every_layout_trains",
     "every connection's gradients through a pipeline": "parallel/test_pipeline.py::test_every_gradient_is_that_of_one",
@@ -207,24 +210,15 @@ def test_generate(run, capsys):
     assert said(capsys, "generate", run, "--prompt", "def f", "--tokens", 4).startswith("def f")
 
 
-def test_train_compare_and_the_experiments_leave_records_and_pages(
+def test_train_and_compare_leave_records_and_pages(
     tmp_path,
     corpus,  # noqa: F811
     trained_here,  # noqa: F811
-    no_page,  # noqa: F811
     capsys,
 ):
     assert "done" in said(capsys, "train", tmp_path / "run", *TINY, *corpus)
     said(capsys, "compare", "residual", "block", "--seeds", 1, "--out", tmp_path / "compare", *TINY, *corpus)
     assert (tmp_path / "compare" / "report.html").is_file() and (tmp_path / "compare" / "comparison.json").is_file()
-    few = ["--seeds", 1, "--grid", 1, *corpus]
-    said(capsys, "ablate", "residual", "full", *few, "--embedding-stds", 1, *TINY, "--out", tmp_path / "ablate")
-    sizes = ["--sizes", "1x16", "2x16", "1x32", "--tokens-per-parameter", "0.01", "--validation-tokens", 64]
-    sizes += ["--model.context", 16, "--batch-size", 1]
-    said(capsys, "scaling", "residual", "full", *few, *sizes, "--out", tmp_path / "scaling")
-    said(capsys, "dynamics", "residual", "block", "--seeds", 1, *corpus, *TINY, "--out", tmp_path / "dynamics")
-    for name, record in (("ablate", "ablation"), ("scaling", "scaling"), ("dynamics", "dynamics")):
-        assert json.loads((tmp_path / name / f"{record}.json").read_text())["kind"] == record
 
 
 def test_check_of_a_rule_of_ones_own(tmp_path, capsys, monkeypatch):
