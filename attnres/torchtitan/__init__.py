@@ -5,5 +5,5 @@
 torchtitan brings the trainer, the sublayers, FSDP2, tensor parallelism, schedules and checkpoints. From here come the
 connection between the sublayers, and what a pipeline sends: each rank gets every part of depth's state once.
 
-docs/DISTRIBUTED.md tells how it is used and what has been run.
+docs/torchtitan.md shows how to use it.
 """

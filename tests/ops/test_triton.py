@@ -47,7 +47,7 @@ def test_no_register_is_spilled(call, target):
 
 
 def test_what_a_stack_moves(kernel):
-    """Tensors of the stream per sublayer, and launches per decoded token: docs/KERNELS.md has the table."""
+    """Tensors of the stream per sublayer, and launches per decoded token: docs/dev/kernels.md has the table."""
     forward, backward = Stack().moved()
     assert 0 < forward < 8.7 and 0 < backward < 11.2
     sublayers = 48

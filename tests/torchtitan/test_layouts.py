@@ -54,9 +54,9 @@ def test_every_configuration_can_be_built(family, size):
 
 
 def test_the_guides_configuration_has_the_connection_that_it_names():
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/DISTRIBUTED.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/torchtitan.md").read_text(), re.DOTALL)
     names: dict = {}
-    exec(compile(block, "docs/DISTRIBUTED.md", "exec"), names)
+    exec(compile(block, "docs/torchtitan.md", "exec"), names)
     model = names["my_8b"]().model_spec.model
     assert model.connection == "block:block_size=8" and len(model.layers) == 32
 
