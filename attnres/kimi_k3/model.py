@@ -148,7 +148,7 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
             raise UsageError(
                 f"the published form takes no {given[0]}; write the model with save_pretrained and load that"
             )
-        return load(folder, kwargs.get("dtype"))
+        return load(folder, kwargs.get("dtype", kwargs.get("torch_dtype")))
 
     @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
     @can_return_tuple
@@ -200,6 +200,8 @@ def load(folder: str | Path, dtype: torch.dtype | str | None = None) -> KimiK3Fo
         return KimiK3ForCausalLM.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
     with torch.device("meta"):
         model = KimiK3ForCausalLM(KimiK3Config.from_dict(entries))
-    fill(model, folder, getattr(torch, dtype, None) if isinstance(dtype, str) else dtype)
+    if isinstance(dtype, str):
+        dtype = None if dtype == "auto" else getattr(torch, dtype)
+    fill(model, folder, dtype)
     model.tie_weights()
     return model.eval()
