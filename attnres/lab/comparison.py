@@ -15,9 +15,8 @@ from attnres.analysis.comparison import Comparison, compare_arms, finding, on_co
 from attnres.data import Corpus
 from attnres.errors import UsageError
 from attnres.files import LOCK, is_partial
-from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.engine import Planned, Progress, Sweep
-from attnres.lab.options import checked_arms
+from attnres.lab.options import arm_folder, arm_model, checked_arms
 from attnres.lab.runs import Run
 from attnres.report import write_report
 from attnres.report.comparison import NATS_PER_BYTE, result_tables

@@ -240,7 +240,7 @@ class Sweep:
         if run.steps not in (0, one.config.steps):
             raise UsageError(
                 f"{self.file} holds {run.name} with {run.steps} steps, and this command has {one.config.steps}; repeat "
-                "its options to go on with it, or choose another {self.places}"
+                f"its options to go on with it, or choose another {self.places}"
             )
         return True
 
@@ -331,6 +331,9 @@ class Sweep:
         from attnres.train.sweep import failures
 
         return Ended(self.record(), failures(self.failed), notes)
+
+    def incomplete(self) -> Ended:
+        return self.ended(["Learning rates are chosen when all of these are done; the same command tries them again."])
 
 
 class _Pace:

@@ -1,7 +1,8 @@
-"""Options that several experiments have, and what they must be."""
+"""Options that several experiments have, what they must be, and what an arm is: a connection with its options."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import tyro
 
 from attnres.connections import canonical_connection
 from attnres.errors import UsageError, check_count
-from attnres.lab.arms import arm_folder
+from attnres.model import TransformerConfig
 from attnres.train import RunConfig
 
 Arms = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")]
@@ -53,3 +54,21 @@ def check_positive(name: str, values: Sequence[float]) -> None:
     apart = {f"{value:g}" for value in values}
     if not values or len(apart) < len(values) or not all(0 < value <= sys.float_info.max for value in values):
         raise UsageError(f"{name}: give at least one positive number, and none twice")
+
+
+def arm_model(arm: str, model: TransformerConfig) -> TransformerConfig:
+    """The model of an arm, written NAME:OPTION=VALUE,OPTION=VALUE. Raises UsageError on a bad name, option or form."""
+    import torch  # not for the help of a command
+
+    from attnres.connections import make_connection
+
+    chosen = dataclasses.replace(model, connection=arm)
+    with torch.device("meta"):  # refuses a bad value before any run starts
+        make_connection(chosen.connection, chosen.dim, chosen.sublayers)
+    return chosen
+
+
+def arm_folder(out: Path, arm: str) -> Path:
+    """Name an arm's folder. A connection's own file is told by all of its path, without a name that hides."""
+    named = arm.lstrip(".")
+    return out / ("_" * (len(arm) - len(named)) + named.translate(str.maketrans(":,/=", "___-")))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from attnres.data import Corpus
-from attnres.lab.arms import arm_model
 from attnres.lab.engine import Progress
+from attnres.lab.options import arm_model
 from attnres.model.flops import training_flops
 from attnres.train import RunConfig
 from attnres.train.folder import fit_vocabulary
@@ -23,9 +22,6 @@ ROUNDS = 31
 
 WARM_UP = 2
 """Rounds before those that count."""
-
-START_SECONDS = 6.0
-"""About what a worker process takes before its first step."""
 
 
 def median_steps(
@@ -82,11 +78,3 @@ def told(progress: Progress, rounds: int) -> Callable[[], None]:
         progress(done, rounds, "timing a step of every connection, by turns")
 
     return after_each
-
-
-def seconds_of_a_run(config: RunConfig, corpus: Corpus) -> float:
-    """Estimate the seconds of a run from three measured steps."""
-    step = median_steps({"": config}, corpus, 3, lambda: None)[""]
-    evaluations = 1 + math.ceil(config.steps / config.evaluate_every)
-    forward = step / 3 * max(1.0, config.validation_tokens / config.tokens_per_step)
-    return START_SECONDS + config.steps * step + evaluations * forward

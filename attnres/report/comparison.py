@@ -11,29 +11,14 @@ from attnres.analysis.profile import SEEN, DepthProfile
 from attnres.data import in_bits
 from attnres.texttable import TextTable, number
 
+NATS_PER_BYTE = "nats per byte"
 METHOD = (
     "Difference: mean over paired seeds ± standard error. p: two-sided paired t-test, Holm-corrected over the arms; "
-    f"decided where p < {SIGNIFICANCE:g}."
+    f"decided where p < {SIGNIFICANCE:g}. Step time and peak memory: median over paired seeds [lowest, highest]; step "
+    "time of one seed: over the parts of its runs. A step time is withheld where these are more than "
+    f"{WIDEST:g} times apart, as under other work on the machine or in runs of a few steps; a peak memory of one seed "
+    f"below {LEAST_MEMORY // 2**20} MiB."
 )
-NATS_PER_BYTE = "nats per byte"
-TIME = (
-    " Step time: median over paired seeds [lowest, highest]; other work on the machine blurs it, and where these are "
-    f"more than {WIDEST:g} times apart it is withheld."
-)
-TIME_OF_ONE = (
-    " Step time: of one seed [lowest, highest over the parts of its runs]; withheld where these are more than "
-    f"{WIDEST:g} times apart, because the machine was busy with other work. What lasted for all of a run does not show."
-)
-NO_TIME = (
-    f" Step time is withheld: the seeds' ratios are more than {WIDEST:g} times apart, because the machine was busy "
-    "with other work, or the runs are of a few steps."
-)
-NO_TIME_OF_ONE = (
-    " Step time is withheld: one seed's counts where it holds still within its runs, and other work on the machine "
-    f"moved it by more than {WIDEST:g} times (or the runs are of a few steps, or of a version that did not look)."
-)
-MEMORY = " Peak memory: median over paired seeds [lowest, highest]."
-NO_MEMORY = f" Peak memory is withheld: one seed's says something from {LEAST_MEMORY // 2**20} MiB on."
 
 
 def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
@@ -42,7 +27,6 @@ def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
         return []
     timed, in_both = any(row.step_time_range for row in rows), unit == NATS_PER_BYTE
     seeds = sorted({seed for row in rows for seed in row.differences})
-    about_time = (TIME if timed else NO_TIME) if len(seeds) > 1 else (TIME_OF_ONE if timed else NO_TIME_OF_ONE)
     results = TextTable(
         "Result",
         (
@@ -59,7 +43,7 @@ def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
             (row.arm, *_difference(row), *_losses(row, in_both), *((_step_time(row),) if timed else ()), *_costs(row))
             for row in rows
         ),
-        METHOD + about_time + _about_memory(rows),
+        METHOD,
     )
     if len(seeds) < 2:
         return [results]
@@ -82,12 +66,6 @@ def _difference(row: Comparison) -> tuple[str, str]:
         difference += f" ± {row.difference_error:.4f}"
     p_value = "" if row.p_value is None else "< 0.001" if row.p_value < 0.001 else f"{row.p_value:.3f}"
     return difference, p_value
-
-
-def _about_memory(rows: Sequence[Comparison]) -> str:
-    if any(row.peak_memory_range for row in rows):
-        return MEMORY
-    return NO_MEMORY if any(row.seeds and row.peak_memory_ratio is None for row in rows) else ""
 
 
 def _step_time(row: Comparison) -> str:

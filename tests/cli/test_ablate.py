@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from attnres.lab.experiments.ablation import DEFAULTS, Options, plan, tables
 from attnres.lab.runs import Record, Run, read_record
 from attnres.model.flops import training_flops
 from attnres.train import environment
-from tests.cli.conftest import TINY, run_jobs_but, run_jobs_here
+from tests.cli.conftest import TINY, run_jobs_here
 
 STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3", "--validation-tokens", "64"]
 
@@ -71,45 +70,6 @@ def test_the_record_holds_every_run_and_the_choice(sweep):
     assert float(tables(record)[0].rows[1][2]) == pytest.approx(difference, abs=6e-5)
 
 
-def test_arms_that_are_recorded_are_not_run_again_and_new_ones_join(sweep, ablate):
-    out, options = sweep
-    before = read_record(out / "record.json", "ablation")
-    code, told = ablate("residual", "full", "x0", *options, "--grid", "1", "30")
-    assert code == 0 and "final runs: 4 of 6 runs are there already" in told.out and "tuning: 2 runs" in told.out
-    after = read_record(out / "record.json", "ablation")
-    assert set(before.runs) < set(after.runs) and after.arms == ("residual", "full", "x0")
-    assert after.hours > before.hours
-
-
-def test_another_sweeps_record_is_refused(sweep, ablate):
-    code, told = ablate("residual", "full", *sweep[1], "--grid", "1")
-    assert code == 2 and "another grid" in told.err and told.err.count("\n") == 1
-
-
-def test_a_budget_says_what_it_leaves_out(tmp_path, ablate, corpus):
-    options = [*STEPS, *corpus, "--out", tmp_path, "--record", tmp_path / "r.json"]
-    code, told = ablate("residual", "full", "--budget", "1s", *options)
-    assert code == 2 and "too small for any arm" in told.err and "left out: full" in told.out
-    assert not (tmp_path / "r.json").exists()
-
-
-def test_a_budget_counts_what_may_come_beyond_the_edge(tmp_path, monkeypatch):
-    """A cell has 3 runs of the grid, 2 of the best two again and 3 seeds; a run takes a minute."""
-    monkeypatch.setattr("attnres.lab.steptime.seconds_of_a_run", lambda config, corpus: 60.0)
-    progress = SimpleNamespace(say=lambda line: None, during=lambda what: nullcontext())
-    for wider, grid, runs in ((0, (0.5, 1.0, 2.0), 8), (4, (0.5, 1.0, 2.0), 12), (4, (1.0,), 3)):
-        options = Options(arms=("residual", "full"), embedding_stds=(1.0,), wider=wider, grid=grid, workers=1)
-        planned = replace(plan(options, tmp_path), seconds=60.0 * (2 * runs - 1))
-        bought = ablation._within_budget(planned, SimpleNamespace(ran={}, progress=progress, corpus=None))
-        assert [arm for arm, _ in bought] == ["residual"]
-        assert (
-            ablation._within_budget(
-                replace(planned, seconds=120.0 * runs), SimpleNamespace(ran={}, progress=progress, corpus=None)
-            )
-            == planned.cells
-        )
-
-
 def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
     """A learning rate of 1e38: the run stops on a number that is not finite."""
     record = tmp_path / "r.json"
@@ -120,39 +80,6 @@ def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
     for arm in written.arms:
         assert sorted(run.status for run in written.of(arm, part="tuning")) == ["diverged", "done", "done"]
     assert rates(written) == {"residual": 1.0, "full": 1.0}
-
-
-@pytest.mark.slow
-def test_more_seeds_are_added_and_none_is_lost(tmp_path, ablate, corpus):
-    record = tmp_path / "r.json"
-    options = [*STEPS, *corpus, "--grid", "1", "--embedding-stds", "1", "--out", tmp_path, "--record", record]
-
-    def seeds(number: int) -> set[tuple[str, int]]:
-        code, told = ablate("residual", "full", *options, "--seeds", str(number))
-        assert code == 0, told.err
-        return {(run.arm, run.seed) for run in read_record(record, "ablation").runs}
-
-    assert seeds(1) == {("residual", 0), ("full", 0)}
-    both = seeds(2)
-    assert len(both) == 4
-    written = read_record(record, "ablation")
-    assert written.hours * 3600 == pytest.approx(sum(run.step_seconds * 3 for run in written.runs), rel=1e-4)
-    assert seeds(1) == both and read_record(record, "ablation") == written
-
-
-def test_a_tuning_run_that_was_killed_is_made_up_for(tmp_path, ablate, corpus, monkeypatch):
-    """The better of two rates is killed while it is tried: no rate is chosen until the same command again."""
-    options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--tuning-seeds", "1", "--out", tmp_path]
-    with monkeypatch.context() as patch:
-        patch.setattr("attnres.train.sweep.run_jobs", run_jobs_but(lambda name: "lr x30" in name))
-        code, told = ablate("residual", "full", *options, "--grid", "1", "30")
-    assert (
-        code == 1 and "full, std 1, lr x30, seed 1000: killed" in told.err and "Learning rates are chosen" in told.out
-    )
-    assert not read_record(tmp_path / "ablation.json", "ablation").of()
-    assert ablate("residual", "full", *options, "--grid", "1", "30")[0] == 0
-    record = read_record(tmp_path / "ablation.json", "ablation")
-    assert rates(record) == {"residual": 30, "full": 30} and {run.status for run in record.runs} == {"done"}
 
 
 @pytest.mark.slow
@@ -169,30 +96,6 @@ def test_the_record_names_every_commit_that_its_runs_were_made_at(tmp_path, abla
 
 def tried(rate: float, seed: int, loss: float, status: str = "done") -> Run:
     return Run(arm="full", at="std 1", part="tuning", rate=rate, seed=seed, loss=loss, status=status)
-
-
-def test_the_first_arm_is_the_baseline_of_what_is_there_too(sweep, ablate):
-    out, options = sweep
-    kept = (out / "record.json").read_text()
-    code, printed = ablate("full", "residual", *options, "--grid", "1", "30")
-    assert code == 0 and "difference to full" in printed.out
-    code, printed = ablate("residual", "full", *options, "--grid", "1", "30")
-    assert code == 0 and "difference to residual" in printed.out and (out / "record.json").read_text() == kept
-
-
-@pytest.mark.slow
-def test_a_grid_goes_on_where_the_best_lies_at_its_edge(ablate, corpus, tmp_path):
-    """At a few steps of a tiny model the higher of two small rates is the better one, and a higher one still."""
-    options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--workers", "1", "--tuning-seeds", "1"]
-    options += ["--grid", "0.01", "0.1", "--wider", "1", "--out", tmp_path]
-    code, printed = ablate("residual", "full", *options)
-    assert code == 0 and "6 runs, 0.0 million tokens in all, and up to 2 runs" in printed.out
-    record = read_record(tmp_path / "ablation.json", "ablation")
-    for arm in record.arms:
-        assert sorted(run.rate for run in record.of(arm, part="tuning")) == [0.01, 0.1, 1.0]
-    assert rates(record) == {"residual": 1.0, "full": 1.0}
-    code, printed = ablate("residual", "full", *options, "--wider", "2")
-    assert code == 2 and "holds a sweep with another wider" in printed.err
 
 
 def test_the_best_two_rates_play_off_on_more_seeds(tmp_path):
@@ -229,13 +132,6 @@ def test_an_arm_must_have_a_step(ablate, corpus, tmp_path):
     options = ["--steps", "1", "--equal", "operations", *sizes, "--out", tmp_path]
     code, printed = ablate("residual", "hc:streams=64", *options)
     assert code == 2 and "1 steps of residual cost less than one of hc:streams=64; raise --steps" in printed.err
-
-
-@pytest.mark.slow
-def test_a_budget_counts_a_tokenizers_vocabulary(ablate, corpus, tmp_path):
-    options = ["--data.tokenizer", "bpe:300", "--seeds", "1", "--grid", "1", "--embedding-stds", "1", *STEPS, *corpus]
-    code, printed = ablate("residual", "full", *options, "--workers", "1", "--budget", "5m", "--out", tmp_path)
-    assert code == 0 and "the budget is enough for 2 of 2 arms" in printed.out
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from attnres.analysis import depth_profile
 from attnres.cli import main
 from attnres.data import open_corpus
 from attnres.lab import comparison as lab_comparison
-from attnres.lab.arms import arm_model
 from attnres.lab.comparison import compare_runs, plan_comparison
+from attnres.lab.options import arm_model
 from attnres.report import write_report
 from attnres.report.runs import comparison_report, validation_tokens
 from attnres.train import RunConfig, load_run, read_metrics

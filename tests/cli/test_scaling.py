@@ -152,14 +152,6 @@ def test_points_that_support_no_factor_are_fitted_and_told(tmp_path, capsys):
     assert "e+" not in told and "x [" not in told
 
 
-@pytest.mark.slow
-def test_one_arm_from_a_file_is_one_panel_and_no_warning(tmp_path, capsys, recwarn):
-    path = tmp_path / "one.csv"
-    path.write_text("arm,compute,loss\na,1,2\na,2,1.9\na,4,1.8\n")
-    assert main(["fit", str(path), "--out", str(tmp_path)]) == 0
-    assert not [warning for warning in recwarn if "legend" in str(warning.message)]
-
-
 def test_no_name_from_a_file_reaches_the_terminal_as_it_is(tmp_path, capsys):
     path = tmp_path / "hostile\x1b[2J.csv"
     path.write_text("arm,compute,loss\n" + "".join(f"\x1b]0;a\x07,{c},{3 - c / 9}\n" for c in (1, 2, 4)))

@@ -99,11 +99,6 @@ def test_what_normalising_and_attention_give_together_is_held_against_their_sum(
     assert len(claims(shown)) == len(found) + 1  # the paper's own: Block beats the plain residual
 
 
-def test_no_table_of_claims_where_none_is_tested():
-    (table,) = tables(record({"residual": LOSSES["residual"], "rezero": LOSSES["mhc"]}))
-    assert table.rows[1][0] == "rezero"
-
-
 def test_rank_correlation_is_kendalls_over_the_papers_arms():
     def correlation(losses: dict[str, list[float]]):
         ((_, rows),) = comparisons(record(losses))

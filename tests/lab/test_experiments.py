@@ -11,7 +11,6 @@ import pytest
 
 import attnres.lab
 from attnres.cli import command_names, main
-from attnres.errors import UsageError
 from attnres.lab import experiment_commands, experiment_names, experiments, load_experiment
 from attnres.lab.page import read_records, tables_page, write_results
 from attnres.lab.runs import read_record, write_record
@@ -52,17 +51,6 @@ def test_its_names_agree(name):
     figures = [name for other in experiments().values() for name in other.figures]
     assert len(set(figures)) == len(figures), "pictures of all experiments lie in one folder"
     assert len({other.position for other in experiments().values()}) == len(experiment_names())
-
-
-def test_a_damaged_record_is_named(name, tmp_path):
-    data = json.loads((RESULTS / f"{name}.json").read_text())
-    for damage, message in (
-        ({"hours": "five"}, "with 'five' under 'hours'"),
-        ({"arms": []}, "with nothing under 'arms'"),
-    ):
-        (tmp_path / "damaged.json").write_text(json.dumps(data | damage))
-        with pytest.raises(UsageError, match=f"damaged record of {name}, {message}"):
-            read_record(tmp_path / "damaged.json", name)
 
 
 def test_tables_claims_and_a_finding_are_there(name):

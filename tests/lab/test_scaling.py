@@ -11,11 +11,11 @@ import pytest
 
 from attnres import UsageError
 from attnres.analysis.powerlaw import advantages_at_sizes
-from attnres.lab.arms import arm_folder
 from attnres.lab.engine import Planned
-from attnres.lab.experiments.scaling import MOST_TOKENS, Options, Plan, best, finding, parse_size, run, tables
+from attnres.lab.experiments.scaling import Options, Plan, best, finding, parse_size, run, tables
 from attnres.lab.experiments.scaling import plan as make_plan
 from attnres.lab.laws import axes_of, final_points, paired_lead, pictures
+from attnres.lab.options import arm_folder
 from attnres.lab.runs import Record, Run, read_record
 from attnres.model import Transformer, TransformerConfig
 from attnres.train import RunConfig
@@ -131,12 +131,6 @@ def test_hours_on_a_gpu_are_told_apart():
     largest = [run | {"gpu": "H100", "step_seconds": 90.0} if run["at"] == "2" else run for run in runs]  # 10 steps
     assert computing(largest) == "2.0 hours of one thread, 1.0 of 4 runs of 2 on H100"
     assert computing([run | {"gpu": "H100"} for run in runs]) == "3.0 hours of one thread"
-
-
-@pytest.mark.parametrize("sizes", [("1x16@999999", "2x16", "4096x4096"), ("1x16", "2x16", "4096x4096@999999")])
-def test_every_size_has_its_own_limit_of_steps(sizes):
-    with pytest.raises(UsageError, match="steps must be at most 2147483647"):
-        a_plan(sizes=sizes, tokens_per_parameter=MOST_TOKENS)
 
 
 def test_the_best_of_a_grid():
@@ -307,14 +301,6 @@ def test_the_tables_of_few_sizes_are_without_a_fit():
     (along,) = tables(few)
     assert along.title == "Along the range" and len(along.columns) == 3
     assert finding(few) == "Fewer than 3 sizes are done." and not pictures(few)
-
-
-def test_a_sizes_parameters_are_those_of_its_matrices():
-    size = parse_size("3x32")
-    model = Transformer(TransformerConfig(dim=size.dim, layers=size.layers, heads=2, context=8, vocab_size=16))
-    matrices = [p for p in model.sublayers.parameters() if p.ndim == 2]
-    # the MLP's width is rounded, so that its three matrices are only about as large as 8 dim^2
-    assert size.parameters == pytest.approx(sum(p.numel() for p in matrices), rel=0.1)
 
 
 @pytest.mark.parametrize("shape", [{"hidden": 256}, {"kv_heads": 1}])

@@ -1,7 +1,6 @@
 """The paper's ablation table at laptop scale: every residual rule, its learning rate tuned, with error bars.
 
     attnres ablate
-    attnres ablate --budget 30m
     attnres ablate residual block full hc --seeds 5 --embedding-stds 1.0
     attnres ablate residual full full:heads=4 --grid 1 --steps 400 --out runs/heads
 
@@ -17,7 +16,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +23,22 @@ from typing import Literal
 
 from attnres.analysis.comparison import Comparison, compare_arms, decided_sides
 from attnres.errors import UsageError, check_count
-from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, choose
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error, paired
-from attnres.lab.options import MOST_RUNS, Arms, Config, check_positive, check_seeds, checked_arms
+from attnres.lab.options import (
+    MOST_RUNS,
+    Arms,
+    Config,
+    arm_folder,
+    arm_model,
+    check_positive,
+    check_seeds,
+    checked_arms,
+)
 from attnres.lab.runs import Record, Run, done, runs_text
 from attnres.report.charts import Cells, Picture, Row, Rows
-from attnres.texttable import TextTable, duration, number
+from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 from attnres.train.workers import default_workers
 
@@ -71,7 +77,6 @@ ARMS = (
     "haares",
     "kromhc",
 )
-"""In the order in which a budget buys them."""
 
 # Evaluated at the start and the end: nothing is drawn from what lies between, and it is a fifth of a run's time.
 DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=160, validation_tokens=32_768)
@@ -97,8 +102,6 @@ class Options:
     Seconds of a step are measured by turns before the runs: let the machine do nothing else then."""
     embedding_stds: tuple[float, ...] = (1.0, 0.02)
     """Scales of the embedding, each a table of its own."""
-    budget: str | None = None
-    """Time to spend, such as 30m or 2h: the arms are taken in order while they fit."""
     workers: int = default_workers()
     """Runs at a time, each with one thread."""
     config: Config = DEFAULTS
@@ -113,8 +116,6 @@ class Plan:
 
     options: Options
     out: Path
-    seconds: float | None
-    """The time to spend."""
     costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """What a step of each arm takes of what counts, over the first one's; empty: all alike, or not known yet."""
 
@@ -156,9 +157,10 @@ class Plan:
             for cell, rate in rates.items()
         ]
 
-    def all_runs(self, cells: Sequence[tuple[str, str]]) -> tuple[list[Planned], list[Planned]]:
-        """All that the cells may have, before any rate is chosen: those that certainly come, and those that may."""
-        options, runs = self.options, self.reported(dict.fromkeys(cells, 1.0))
+    def all_runs(self) -> tuple[list[Planned], list[Planned]]:
+        """All, before any rate is chosen: those that certainly come, and those that may."""
+        options, cells = self.options, self.cells
+        runs = self.reported(dict.fromkeys(cells, 1.0))
         if len(options.grid) < 2:
             return runs, []
         grid = [self.tuning(*cell, rate) for cell in cells for rate in options.grid]
@@ -174,20 +176,12 @@ def plan(options: Options, out: Path) -> Plan:
     check_positive("embedding_stds", options.embedding_stds)
     check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
     check_count("wider", options.wider, most=20, least=0)
-    planned = Plan(options, out, None if options.budget is None else seconds_of(options.budget))
+    planned = Plan(options, out)
     for arm, at in planned.cells:
         planned.run(arm, at, 1.0, options.config.seed)
     for rate in options.grid:  # one may be too small or too large
         planned.run(*planned.cells[0], rate, options.config.seed)
     return planned
-
-
-def seconds_of(text: str) -> float:
-    """The seconds in 90s, 30m, 2h or 1.5h."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
-    if not match or float(match[1]) == 0:
-        raise UsageError(f"budget: write a time such as 30m or 2h, not {text!r}")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
 
 
 def std_of(at: str) -> float:
@@ -203,8 +197,8 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
         settings["spends"] = options.arms[0]  # every arm what this one spends
     sweep = Sweep("ablation", options.arms, settings, options.config, options.workers, file, plan.out, progress)
     plan = dataclasses.replace(plan, costs=_costs(plan, sweep))
-    cells = _within_budget(plan, sweep)
-    sweep.announce(*plan.all_runs(cells))
+    cells = plan.cells
+    sweep.announce(*plan.all_runs())
     if len(options.grid) == 1:
         rates = dict.fromkeys(cells, options.grid[0])
     else:
@@ -214,9 +208,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
                 tuned[again.arm, again.at].append(again)
             sweep.require_whole()
         except Incomplete:
-            return sweep.ended(
-                ["Learning rates are chosen when all of these are done; the same command tries them again."]
-            )
+            return sweep.incomplete()
         rates = {cell: rate for cell, runs in tuned.items() if (rate := choose(runs)) is not None}
     if not rates:
         raise UsageError("no rate of --grid trains any arm; give smaller ones")
@@ -247,37 +239,6 @@ def _costs(plan: Plan, sweep: Sweep) -> dict[str, float]:
         costs = seconds_of_steps(options.arms, options.config, sweep.corpus, known, sweep.progress)
     sweep.find(costs={**sweep.found.get("costs", {}), **costs})
     return costs
-
-
-def _within_budget(plan: Plan, sweep: Sweep) -> list[tuple[str, str]]:
-    """The cells that the budget buys, taken in order; all of them without one. Says what it leaves out.
-
-    A cell costs all runs that it can have, at the measured time of a few steps of its own, on one thread. A later one
-    that still fits is taken where an earlier one did not. Those that are trained already cost nothing.
-    """
-    from attnres.lab.steptime import seconds_of_a_run
-
-    if plan.seconds is None:
-        return plan.cells
-    bought, left_out, left, minutes = [], [], plan.seconds * plan.options.workers, {}
-    with sweep.progress.during("measuring how long each arm takes"):
-        for cell in plan.cells:
-            runs = sum(map(len, plan.all_runs([cell])))
-            there = [run for run in sweep.ran.values() if (run.arm, run.at, run.part) == (*cell, "runs")]
-            config = plan.run(*cell, 1.0, plan.options.config.seed).config
-            cost = 0.0 if len(there) >= plan.options.seeds else runs * seconds_of_a_run(config, sweep.corpus)
-            minutes[cell] = cost / 60 / plan.options.workers
-            (bought if cost <= left else left_out).append(cell)
-            left -= cost if cost <= left else 0
-    total = sum(minutes[cell] for cell in bought)
-    enough = f"{len(bought)} of {len(plan.cells)} arms, about {duration(60 * total)}"
-    sweep.progress.say(f"the budget is enough for {enough}")
-    for cell in left_out:
-        sweep.progress.say(f"left out: {', '.join(cell)}, about {duration(60 * minutes[cell])}")
-    if not bought:
-        least = duration(60 * minutes[plan.cells[0]])
-        raise UsageError(f"the budget is too small for any arm; the first needs about {least}")
-    return bought
 
 
 # -------------------------------------------------------------------------------------------------------------- claims

@@ -23,10 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.engine import Ended, Planned, Progress, Sweep
 from attnres.lab.experiment import Experiment
-from attnres.lab.options import Arms, Config, check_seeds, checked_arms
+from attnres.lab.options import Arms, Config, arm_folder, arm_model, check_seeds, checked_arms
 from attnres.lab.runs import Record
 from attnres.train import RunConfig, config_to_json
 from attnres.train.workers import default_workers

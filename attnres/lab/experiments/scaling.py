@@ -26,10 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from attnres.errors import UsageError, check_count
-from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, rounded
 from attnres.lab.experiment import Experiment
-from attnres.lab.options import Arms, Config, check_positive, check_seeds, checked_arms
+from attnres.lab.options import Arms, Config, arm_folder, arm_model, check_positive, check_seeds, checked_arms
 from attnres.lab.runs import Record, Run, done
 from attnres.model import TransformerConfig
 from attnres.report.charts import Picture
@@ -267,9 +266,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
         try:
             rates = chosen_rates(plan, sweep.tune(plan.tuning, tuned, options.grid, MOST_BEYOND))
         except Incomplete:
-            return sweep.ended(
-                ["Learning rates are chosen when all of these are done; the same command tries them again."]
-            )
+            return sweep.incomplete()
     sweep.leave_out("runs", {cell: [rate] for cell, rate in rates.items()})
     sweep.leave_out("check", {cell: [rounded(rate * by) for by in CHECKED_AT] for cell, rate in rates.items()})
     for size in plan.sizes:

@@ -10,11 +10,10 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnres.lab.arms import arm_folder, arm_model
 from attnres.lab.engine import Ended, Planned, Progress, Sweep
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import DECIDED, Statement, judged, mean_text, paired, statement_tables, summary
-from attnres.lab.options import Arms, Config, check_positive, checked_arms
+from attnres.lab.options import Arms, Config, arm_folder, arm_model, check_positive, checked_arms
 from attnres.lab.runs import Record, runs_text
 from attnres.report.charts import Picture, Row, Rows
 from attnres.texttable import TextTable
