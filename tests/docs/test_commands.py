@@ -15,7 +15,11 @@ from attnres.cli import main, train
 from attnres.parallel.schedule import check_schedule
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs/dev").glob("*.md"))]
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs/dev").glob("*.md")),
+]
 
 
 def commands(text: str, program: str = "attnres") -> list[str]:
