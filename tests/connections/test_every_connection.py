@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from attnres import Connection, connection_names, make_connection, mixing_matrix
 from attnres.connections import connection_class, option_defaults
 from attnres.connections.block import AttnResOptions
-from tests.depth import DIM, SITES, VARIANTS, make_sublayers, randomised, trace, variant_id
+from tests.depth import DIM, SITES, VARIANTS, in_blocks, make_sublayers, randomised, trace, variant_id
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)
 
@@ -220,7 +220,7 @@ def test_what_is_saved_is_loaded_wherever_it_was_made(name):
     connection, x = randomised(name), embedding(torch.float32)
     expected, state = whole(connection)(x), load(save(connection.state_dict()))
     with torch.device("meta"):
-        moved, assigned = (make_connection(name, DIM, SITES) for _ in range(2))
+        moved, assigned = (make_connection(in_blocks(name), DIM, SITES) for _ in range(2))
     assert whole(moved, [lambda h, *_: torch.tanh(h)] * SITES)(x.to("meta")).shape == x.shape
     moved.to_empty(device="cpu").load_state_dict(state)
     assigned.load_state_dict(state, assign=True)

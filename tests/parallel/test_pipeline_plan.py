@@ -126,7 +126,7 @@ def replay(name: str, options: dict, ranks: int, cache: bool, turned: bool) -> N
             if index + 1 < count:
                 following = chunks[index + 1]
                 assert [h.entry for h in chunk.sent] == [h.entry for h in following.received]
-                assert tuple(values[following.sublayers.start][p] for p in chunk.outputs) == tuple(
+                assert tuple(values[following.sites.start][p] for p in chunk.outputs) == tuple(
                     h.entry for h in chunk.made
                 )
             here -= set(chunk.forgotten)
@@ -247,9 +247,9 @@ def test_chunks_under_autocast_make_what_the_plan_says():
     """Experts are added up in float32, and the plan says bfloat16 of every sublayer."""
     pytest.importorskip("transformers")
     config = replace(CONFIG, backbone="qwen3_moe", connection="full")
-    traces = traced("full", config.sites, torch.bfloat16)
+    traces = traced("full", config.sublayers, torch.bfloat16)
     held: dict = {}
-    layout = plan(traces.values, even_cuts(config.sites, 4), 4)
+    layout = plan(traces.values, even_cuts(config.sublayers, 4), 4)
     for chunk in build_chunks(config, 0, layout, traces.users, range(4), CPU):
         chunk.autocast = torch.bfloat16
         read = [held[key.entry] for key in chunk.plan.inputs]
