@@ -20,6 +20,8 @@ from attnres.report.runs import comparison_report, validation_tokens
 from attnres.train import RunConfig, load_run, read_metrics
 from tests.cli.conftest import COMPARED, TINY, run_jobs_but
 
+pytestmark = pytest.mark.usefixtures("no_page")
+
 
 def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
     out, said = comparison
