@@ -35,7 +35,8 @@ export function lineChart(parent, lines, options) {
   const figure = html("figure", {}, html("figcaption", {}, options.title));
   parent.append(figure);
   const width = Math.max(240, figure.clientWidth), height = 280;
-  const left = 56, right = width - 14, top = 10, bottom = height - 40;
+  const lastLabel = options.ticks?.at(-1)?.[1].length || 0; // half of it stands to the right of its tick
+  const left = 56, right = width - Math.max(14, 4 * lastLabel), top = 10, bottom = height - 40;
   const usable = (y) => y !== null && (!options.log || y > 0);
   const ys = lines.flatMap((line) => [...line.y, ...(line.low || []), ...(line.high || [])]).filter(usable);
   const xs = lines.flatMap((line) => line.x);
