@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -17,11 +17,18 @@ Unrolled = tuple[Connection, Tensor, list[Sublayer]]
 """A model unrolled over depth for some tokens: its connection, the embedding [..., dim], the sublayers of h alone."""
 
 
+READERS: list[Callable[[nn.Module, Tensor], Unrolled | None]] = []
+"""Who knows models without that method: `attnres.hf`, once it is imported, transformers' own."""
+
+
 def unrolled(model: nn.Module, tokens: Tensor) -> Unrolled:
     """Unroll a model over depth by the method `unrolled` of it or, where it is wrapped, of a part."""
     for part in model.modules():
         if hasattr(part, "unrolled"):
             return cast(Any, part).unrolled(tokens)
+    for reader in READERS:
+        if (found := reader(model, tokens)) is not None:
+            return found
     raise UsageError(
         f"{type(model).__name__} has no method unrolled(tokens); give its connection, an embedding and sublayers"
     )

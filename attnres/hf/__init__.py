@@ -19,5 +19,6 @@ from attnres.connections import param_groups
 from attnres.hf.attach import attach, connection_of
 from attnres.hf.checkpoint import load
 from attnres.hf.depth import mixing_matrix
+from attnres.hf.released import final_norm, unroll
 
-__all__ = ["attach", "connection_of", "load", "mixing_matrix", "param_groups"]
+__all__ = ["attach", "connection_of", "final_norm", "load", "mixing_matrix", "param_groups", "unroll"]

@@ -13,17 +13,17 @@ from attnres.connections._offload import at_hand
 from attnres.errors import UsageError
 from attnres.hf.attach import connection_of
 from attnres.hf.decoder import decoder_of, norm_of
-from attnres.hf.layer import run_whole, unroll
+from attnres.hf.released import unroll
 
 
 @torch.no_grad()
 def mixing_matrix(model: Any, input_ids: Tensor, per_channel: bool = False, **inputs: Any) -> Tensor:
-    """Compute M with h_l = sum_i M[l, i] v_i for each token of an attached model.
+    """Compute M with h_l = sum_i M[l, i] v_i for each token of a model of transformers.
 
-    `attnres.mixing_matrix` takes an attached model too, but no further inputs, and says how it is computed.
+    `attnres.mixing_matrix` takes such a model too, but no further inputs, and says how it is computed.
 
     Args:
-        model: an attached model, read in the mode (training or evaluation) that it is in.
+        model: as for `unroll`, read in the mode (training or evaluation) that it is in.
         input_ids: int64 [batch, time]; for a vision model its pixels.
         per_channel: as for `attnres.mixing_matrix`.
         **inputs: more of the model's own, such as attention_mask.
@@ -33,10 +33,9 @@ def mixing_matrix(model: Any, input_ids: Tensor, per_channel: bool = False, **in
         sources.
 
     Raises:
-        UsageError: the model has no connection.
+        UsageError: a model whose residual is not known.
     """
-    connection_of(model)
-    connection, embedding, sublayers = unroll(decoder_of(model), lambda: run_whole(model, input_ids, **inputs))
+    connection, embedding, sublayers = unroll(model, input_ids, **inputs)
     with at_hand(connection, model):
         return connection_mixing_matrix(connection, embedding, sublayers, per_channel)
 

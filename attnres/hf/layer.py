@@ -189,7 +189,7 @@ def bound_sublayers(
         position = code.parameters.index(name)
         if kwargs.get(name) is not None or (len(args) > position and args[position] is not None):
             raise UsageError(f"{name} was given, but an attached layer has no sublayer for it")
-    return [_bind(piece, beside, layer, args, kwargs) for piece in code.pieces]
+    return [bind(piece, beside, layer, args, kwargs) for piece in code.pieces]
 
 
 def run_whole(model: Any, inputs: Tensor, **others: Any) -> Any:
@@ -229,7 +229,7 @@ def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
     return cast(Connection, decoder.connection), calls[0][0][0], sublayers
 
 
-def _bind(
+def bind(
     piece: Piece, beside: dict[str, Any], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Sublayer:
     function, prefix = piece.function, piece.prefix_function
