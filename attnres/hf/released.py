@@ -23,7 +23,6 @@ from attnres.hf.layer import CONNECTION, bind, run_whole
 from attnres.hf.layer import unroll as unroll_attached
 from attnres.ops import inverse_rms, widen
 
-
 Parts = tuple[nn.Module | None, nn.Module, nn.Module | None]
 
 
