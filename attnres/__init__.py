@@ -1,4 +1,4 @@
-"""What should carry information through depth? Attention Residuals and every other residual, side by side."""
+"""Attention Residuals and other residual connections for PyTorch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -9,7 +9,7 @@ from typing import Any
 
 
 class UsageError(ValueError):
-    """The input cannot be used. The message is one line that says what is wrong and what to do.
+    """Invalid input. The message is one line that says what is wrong and what to do.
 
     The command line prints it without a traceback and exits with code 2.
     """

@@ -18,7 +18,7 @@ TAG_BYTES = 8 * 2**20
 
 
 def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] = ()) -> DepthProfile:
-    """Profile what depth does in a model, token by token, on some text.
+    """Measure magnitudes, gradients and weights along depth, per token.
 
     Gradients are those of the summed cross-entropy in nats (not the mean, which would shrink with the number of
     tokens); a sequence's token t reaches the losses of t and of all later tokens. Parameters' .grad is left alone.
@@ -26,15 +26,15 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
 
     Args:
         model: the lab's transformer.
-        tokens: int64 [batch, time]. The model reads tokens[:, :-1] and is asked for tokens[:, 1:], so the profile is
-            over batch * (time - 1) tokens.
+        tokens: int64 [batch, time]. The model reads tokens[:, :-1] and predicts tokens[:, 1:], so the profile is over
+            batch * (time - 1) tokens.
         positions: tokens of the first sequence, counting from 0, whose own depth matrices are kept.
 
     Returns:
         Magnitudes, gradients, shares and the mean depth matrix, over sites and sources.
 
     Raises:
-        UsageError: tokens or positions that are not there, or a model under changes.
+        UsageError: tokens or positions out of range, or a model under `intervene`.
     """
     if tokens.ndim != 2 or tokens.shape[0] < 1 or tokens.shape[1] < 2:
         raise UsageError(

@@ -33,19 +33,18 @@ Sublayer = Callable[..., Tensor]
 class Connection(nn.Module):
     """The rule that makes each sublayer's input h_l from the sources v_0 .. v_l.
 
-    A subclass fills in `start`, `weigh`, `gather` and `scatter`. Only `weigh` and `weigh_output` may be non-linear;
-    `start`, `gather` and `scatter` are linear in (values, h, y), which is what lets `mixing_matrix` read every
-    connection's depth mixing matrix with no code of its own.
+    A subclass defines `start`, `weigh`, `gather` and `scatter`. Only `weigh` and `weigh_output` may be non-linear;
+    `start`, `gather` and `scatter` are linear in (values, h, y), so `mixing_matrix` needs no code per connection.
 
-    All maths of a connection runs outside autocast and in at least float32. Values are of the stream's dtype; a rule
-    that sums or keeps outputs as they are has them in a wider one where a sublayer returns that.
+    All arithmetic of a connection runs outside autocast and in at least float32. Values have the stream's dtype, or the
+    wider one of a sublayer's output that is summed or kept unchanged.
 
     Args:
         dim: the stream's width.
-        sublayers: how many there are, L. Sites 0 .. L-1 feed them; site L is the readout before the final norm.
+        sublayers: their number L. Sites 0 .. L-1 feed them; site L is the readout before the final norm.
 
     Raises:
-        UsageError: either is no whole number of at least 1.
+        UsageError: either is not an integer of at least 1.
     """
 
     pre_norm: ClassVar[bool] = True

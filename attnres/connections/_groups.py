@@ -23,15 +23,15 @@ def param_groups(
 
     >>> torch.optim.AdamW(param_groups(model, lr=1e-3), weight_decay=0.1)
 
-    transformers' Trainer takes it as `optimizers=(AdamW(param_groups(model, ...)), None)`. Only what requires a
-    gradient is listed; a group that would be empty is left out.
+    For Hugging Face's Trainer pass `optimizers=(AdamW(param_groups(model, ...)), None)`. Parameters that require no
+    gradient and empty groups are left out.
 
     Args:
         model: any module that is or contains one.
-        lr: of all that is not the connection's.
-        query_lr: of the connection. If None, 10 lr, or lr in a model of transformers, which `attach` has given its
-            connection. Matrices that make a query from a token's channels get query_lr / dim.
-        weight_decay: of matrices outside the connection; the optimizer's own if None. All else has none: decay would
+        lr: learning rate of everything outside the connection.
+        query_lr: learning rate of the connection. If None, 10 lr; in a Hugging Face model after `attach`, lr. Matrices
+            that make a query from a token's channels get query_lr / dim.
+        weight_decay: of matrices outside the connection; the optimizer's own if None. Nothing else decays: decay would
             pull the connection to the plain residual.
 
     Returns:
@@ -39,7 +39,7 @@ def param_groups(
         "channel maps".
 
     Raises:
-        UsageError: no connection in the model, or a rate or the decay is negative or no number.
+        UsageError: the model has no connection, or a learning rate or the decay is not a number or is negative.
     """
     connections = [module for module in model.modules() if isinstance(module, Connection | DepthAttention)]
     if not connections:

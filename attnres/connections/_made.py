@@ -48,22 +48,22 @@ def file_digest(connection: str) -> str | None:
 
 
 def make_connection(connection: str, dim: int, sublayers: int, **options: Any) -> Connection:
-    """Make a connection for sublayers of one width.
+    """Make a connection by its name.
 
     >>> make_connection("block:block_size=8", dim=64, sublayers=32, heads=2)
     Block(dim=64, sublayers=32, block_size=8, ...)
 
     Args:
-        connection: NAME or FILE.py:CLASS, and behind it :OPTION=VALUE,OPTION=VALUE where it is to have options.
+        connection: NAME or FILE.py:CLASS, optionally followed by :OPTION=VALUE,OPTION=VALUE.
         dim: width of the stream.
         sublayers: their number; a transformer layer has two.
         options: options as keyword arguments; their names and defaults are those of the class.
 
     Returns:
-        The connection at the start that its class states, in torch's default dtype: float32 unless that was set.
+        The connection with its initial parameters, in torch's default dtype.
 
     Raises:
-        UsageError: an unknown name or option, one that is given twice, or a value that the connection does not take.
+        UsageError: the name or an option is unknown, an option is given twice, or a value is invalid.
     """
     _, cls, options = _read(connection, options)
     with making_errors(connection):

@@ -50,14 +50,14 @@ def mixing_matrix(
     M[l, i] is the weight of source i (0 is the embedding, i + 1 the output of sublayer i) in what site l reads; the
     last row is the readout.
 
-    How (SPEC.md 2): once a token's weights are fixed, the rule is linear in the sources. So the sources are replaced by
-    tags, tag i being the constant vector 1 where source i enters and 0 elsewhere, and carried through the same linear
+    How (SPEC.md 2): once a token's weights are fixed, the rule is linear in the sources. So each source is replaced by
+    a tag, the constant vector 1 where source i enters and 0 elsewhere. The tags are carried through the same linear
     maps under the weights of the real activations.
 
     Args:
-        model: a connection; or the lab's Transformer, a transformers model with a connection attached, or any module
-            that is or contains one with the method `unrolled(tokens)`, which returns what the first form takes. It is
-            read in the mode, training or evaluation, that it is in.
+        model: a connection; or the lab's Transformer, a Hugging Face model with a connection attached, or any module
+            that is or contains one with the method `unrolled(tokens)`, which returns (connection, embedding,
+            sublayers). Its training or evaluation mode is not changed.
         x: the embedding [..., dim] for a connection, tokens int64 [batch, time] for a model.
         sublayers: as many callables as the connection has; none for a model.
         per_channel: a rule that differs by channel (Highway, PostNorm, several heads) has one M per channel. Return all
@@ -69,7 +69,7 @@ def mixing_matrix(
         M [..., L + 1, L + 1], lower triangular, with the axes that `per_channel` and `per_read` add.
 
     Raises:
-        UsageError: not as many sublayers as the connection has, or a model that does not say what its tokens unroll to.
+        UsageError: the number of sublayers is not the connection's, or the model has no `unrolled`.
     """
     holder = model if sublayers is None else None
     connection, x, sublayers = (

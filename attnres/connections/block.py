@@ -127,13 +127,13 @@ if TYPE_CHECKING:
 
 
 class Block(TwoPhase):
-    """h_l = sum_i p_i v_i with p = softmax_i(w_l . RMSNorm(v_i; g_l, eps)) over the blocks' sums v_i.
+    """Block Attention Residuals: h_l = sum_i p_i v_i, p = softmax_i(w_l . RMSNorm(v_i; g_l, eps)), over block sums v_i.
 
     The sources at site l are the embedding, the sums of the finished blocks of `block_size` sublayers, and the partial
-    sum of the open block if it holds anything; they are exactly `values`. The sum is over raw sources, in float32, with
-    one rounding at the end. w_l = 0 and g_l = 1 at the start: h is then the mean of the sources.
-    Options: `block_size` or `blocks`, and those of AttnResOptions as keyword arguments. There are about eight blocks,
-    as the paper advises, whatever the depth: block_size = ceil(sublayers / blocks).
+    sum of the open block if it is not empty; they are exactly `values`. The sum is over raw sources, in float32, with
+    one rounding at the end. At the start w_l = 0 and g_l = 1, so h is the mean of the sources.
+    Options: `block_size` or `blocks`, and those of AttnResOptions as keyword arguments. The default is about eight
+    blocks at any depth, as the paper advises: block_size = ceil(sublayers / blocks).
     Source: Attention Residuals (2603.15031), section 3; SPEC.md 3 and 4.
     """
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Full(Block):
-    """h_l = sum_{i <= l} p_i v_i with p = softmax_i(w_l . RMSNorm(v_i; g_l, eps)): Block with blocks of one sublayer.
+    """Full Attention Residuals: h_l = sum_{i <= l} p_i v_i with p = softmax_i(w_l . RMSNorm(v_i; g_l, eps)).
 
     Options: those of `block` except block_size. Source: Attention Residuals (2603.15031), section 3; SPEC.md 3.
     """

@@ -21,23 +21,22 @@ log = logging.getLogger("attnres")
 
 
 def attach(model: Any, connection: str = "block", **options: Any) -> Any:
-    """Replace the residual connection of a transformers decoder, in place, and return the model.
+    """Replace the residual connection of a Hugging Face model, in place, and return the model.
 
-    The connection becomes a part of the model, `connection_of(model)`: its parameters are trained, saved by
-    `save_pretrained` and restored by `attnres.hf.load`, and are float32 whatever the model's dtype.
+    The connection becomes a part of the model, `connection_of(model)`. Its parameters are trained, saved by
+    `save_pretrained` and restored by `attnres.hf.load`; they are float32 in a model of any dtype.
 
     Args:
-        model: a causal language model of transformers, or a base model, whose configuration becomes an attached
-            one in place, for the model around it has it, too. Of a model that sees images give the whole, not the text
-            model within: what is saved of the whole would not be loaded with the connection.
-        connection: as for `make_connection`: "block:block_size=8", or a name with options behind it.
-        **options: options of the connection. `total=True` and `gate=True` are added where it has these options, so that
-            the attached model starts as the plain one: the same logits up to rounding. A connection that cannot start
-            so is attached all the same, and a warning says why.
+        model: a causal language model of Transformers, or its base model; the configuration is changed in place. Pass
+            the whole model if it has a text model inside, as vision models do, or it is not saved as attached.
+        connection: as for `make_connection`, such as "block" or "block:block_size=8".
+        **options: options of the connection. `total=True` and `gate=True` are added if it has these options, so that
+            the logits are unchanged up to rounding. A connection that cannot start like this is attached with a
+            warning.
 
     Raises:
-        UsageError: a model whose layers cannot be read, that shares weights between layers, is quantised or has a
-            connection already, or a connection or option that does not fit. The model is left as it was.
+        UsageError: the model's layers cannot be read or share weights, the model is quantised or has a connection, or
+            the connection or an option does not fit. The model is unchanged then.
     """
     options = with_exact_start(connection, options)
     return attach_as_written(model, canonical_connection(connection, **options))

@@ -20,18 +20,18 @@ from attnres.hf.record import RECORD, recorded_connection
 def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> Any:
     """Load the attached model that `save_pretrained` wrote to a folder.
 
-    `AutoModelForCausalLM.from_pretrained` does the same for a folder of today. This one refuses any tensor too many or
-    too few, with its name.
+    `AutoModelForCausalLM.from_pretrained` loads such a folder, too. This function also raises an error that names any
+    missing or additional tensor.
 
     Args:
         path: the folder.
-        trust_remote_code: run the Python file of a connection that config.json names FILE.py:CLASS. Without it such a
-            file must have been run by this process already.
+        trust_remote_code: run the Python file of a custom connection (FILE.py:CLASS in config.json). Without it this
+            process must have run the file already.
         **kwargs: those of `from_pretrained`: dtype, device_map and so on. The connection stays in float32.
 
     Raises:
-        UsageError: a folder that is not of an attached model or does not fit its config; the tensors are named. Or
-            config, output_loading_info or ignore_mismatched_sizes was given.
+        UsageError: the folder is not that of an attached model, or its tensors do not fit its config; they are named.
+            Or config, output_loading_info or ignore_mismatched_sizes was given.
     """
     if other := sorted(kwargs.keys() & {"config", "output_loading_info", "ignore_mismatched_sizes"}):
         raise UsageError(f"load takes a folder as it is; for {', '.join(other)} use the Auto class's from_pretrained")

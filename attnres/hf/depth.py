@@ -18,19 +18,19 @@ from attnres.hf.released import unroll
 
 @torch.no_grad()
 def mixing_matrix(model: Any, input_ids: Tensor, per_channel: bool = False, **inputs: Any) -> Tensor:
-    """Compute M with h_l = sum_i M[l, i] v_i for each token of a model of transformers.
+    """Compute M with h_l = sum_i M[l, i] v_i for each token of a Hugging Face model.
 
-    `attnres.mixing_matrix` takes such a model too, but no further inputs, and says how it is computed.
+    `attnres.mixing_matrix` also takes such a model, but no further inputs. Its documentation has the method.
 
     Args:
-        model: as for `unroll`, read in the mode (training or evaluation) that it is in.
-        input_ids: int64 [batch, time]; for a vision model its pixels.
+        model: as for `unroll`. Its training or evaluation mode is not changed.
+        input_ids: int64 [batch, time]; pixels for a vision model.
         per_channel: as for `attnres.mixing_matrix`.
-        **inputs: more of the model's own, such as attention_mask.
+        **inputs: further inputs of the model, such as attention_mask.
 
     Returns:
-        M [batch, time, sites + 1, sites + 1]. Rows of an AttnRes connection with `total=True` sum to the number of
-        sources.
+        M [batch, time, sublayers + 1, sublayers + 1]. Rows of an AttnRes connection with `total=True` sum to the number
+        of sources.
 
     Raises:
         UsageError: a model whose residual is not known.

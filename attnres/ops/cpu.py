@@ -68,7 +68,7 @@ def instruction_set() -> str:
 def trim() -> int:
     """Free the memory that the CPU kernel keeps for its next results, at most 256 MB. Return how many bytes that was.
 
-    Worth calling where depth attention is done with and the memory is wanted for something else.
+    Use it when depth attention is finished and the memory is needed elsewhere.
     """
     return torch.ops.attnres.cpu_trim() if hasattr(torch.ops.attnres, "cpu_trim") else 0
 

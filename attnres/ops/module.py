@@ -13,13 +13,13 @@ from attnres.ops.operators import depth_attention
 class DepthAttention(nn.Module):
     """One read of depth: h = sum_i p_i v_i with p = softmax_i(query . RMSNorm(v_i; gain, eps)).
 
-    A model that keeps a list of its sublayers' outputs has one for each sublayer and one before its final norm. The
-    query starts at zero, so that h is the mean of the sources, and the gain at one.
+    A model that keeps a list of its sublayers' outputs needs one for each sublayer and one before its final norm. The
+    query starts at zero, so that h is the mean of the sources; the gain starts at one.
     Source: Attention Residuals (2603.15031), eq. 3.
 
     Args:
         dim: the width d of the stream.
-        eps: what is added to the mean square.
+        eps: added to the mean square.
     """
 
     rate = 10.0

@@ -23,16 +23,16 @@ def depth_attention(
 ) -> Tensor:
     """Attend over depth: h = sum_i p_i v_i with p = softmax_i(query . RMSNorm(v_i; gain, eps)).
 
-    Computed in float32 (float64 for float64 input) and rounded once. Entries of sources may be up to 1e34, where those
-    of the query and of gradients are of order one: products with them must fit float32, squares need not.
+    Computed in float32 (float64 for float64 input) and rounded once. Entries of sources may be as large as 1e34 if
+    those of the query and of gradients are of order one: products must fit float32, squares need not.
     Source: Attention Residuals (2603.15031), eq. 3; SPEC.md 3.
 
     Args:
-        sources: one or more tensors v_i [..., d] of any mix of float32, bfloat16, float16 and float64, or one tensor
-            that stacks them.
-        query: [d], of any of these dtypes.
-        gain: [d], of any of these dtypes; ones if None.
-        eps: what is added to the mean square, not negative.
+        sources: one or more tensors v_i [..., d] in float32, bfloat16, float16 or float64, which may be mixed; or one
+            tensor that stacks them.
+        query: [d], in any of these dtypes.
+        gain: [d], in any of these dtypes; ones if None.
+        eps: added to the mean square; not negative.
         backend: "reference" is plain PyTorch and takes everything; "cpu" and "triton" are fused, forward and backward;
             "auto" is the fastest of them that takes the input.
 
@@ -40,7 +40,7 @@ def depth_attention(
         h [..., d] in the dtype of the first source, which is the stream's.
 
     Raises:
-        UsageError: shapes that do not fit, or input that a backend asked for by name does not take.
+        UsageError: the shapes do not fit, or the named backend does not support the input.
     """
     sources = list(sources)
     _check(sources, "sources", [query] if gain is None else [query, gain], "query and gain", eps)
@@ -51,7 +51,7 @@ def depth_attention(
 def attend_blocks(
     bank: Sequence[Tensor] | Tensor, queries: Tensor, eps: float = 1e-6, backend: Backend = "auto"
 ) -> tuple[Tensor, Tensor]:
-    """Let all queries of a block attend to the finished blocks at once: phase 1.
+    """Attend with all queries of a block to the finished blocks: phase 1.
 
     Each out[j] equals depth_attention(bank, queries[j]), not yet rounded: `merge_partial` rounds. Source: Attention
     Residuals (2603.15031), Algorithm 1; SPEC.md 5.
@@ -85,7 +85,7 @@ def merge_partial(
     backend: Backend = "auto",
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Let one more source join the attention that `attend_blocks` began: phase 2.
+    """Merge one more source into the result of `attend_blocks`: phase 2.
 
         z = query . partial / rms(partial);   a = sigmoid(z - lse_j);   h = (1 - a) out_j + a partial
 
@@ -122,7 +122,7 @@ def attend(
     backend: Backend = "auto",
     scale: float = 1.0,
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Run the general form behind the three operators; `attnres.ops.library` describes the arguments.
+    """The general form of depth attention, for several queries; `attnres.ops.library` describes the arguments.
 
     Args:
         sources: N of [..., d]. Shapes are not checked here.
@@ -140,7 +140,7 @@ def attend(
         outs, S of [..., d] in `dtype`, and lses, S of [...], not stacked.
 
     Raises:
-        UsageError: input that a backend asked for by name does not take.
+        UsageError: the named backend does not support the input.
     """
     if not is_fused(backend, (*sources, *queries, *gains, *prior), dtype):
         return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
@@ -158,7 +158,7 @@ def attend_outs(
     backend: Backend = "auto",
     scale: float = 1.0,
 ) -> Sequence[Tensor]:
-    """Return the outs of `attend`, of the same arguments, alone: of one query, without gradients, in half the time."""
+    """Return only the outs of `attend`. For one query without gradients it takes half the time."""
     if _is_plain(queries, prior) and is_fused(backend, (*sources, *queries, *gains), dtype):
         return (library.attend_one(sources, queries[0], gains[0] if gains else None, eps, scale, dtype),)
     return attend(sources, queries, gains, prior, eps, dtype, backend, scale)[0]
@@ -175,13 +175,13 @@ def add_and_attend(
     backend: Backend = "auto",
     scale: float = 1.0,
 ) -> tuple[list[Tensor], Tensor]:
-    """Add y to the last source and let the queries attend to the sources as they are then, in one pass.
+    """Add y to the last source and attend to the sources, in one pass.
 
-    The same as `attend([*sources[:-1], sources[-1] + y], ...)`, without reading the sum again, nor its gradient.
+    The same as `attend([*sources[:-1], sources[-1] + y], ...)`, but the sum and its gradient are not read again.
 
     Args:
-        sources: as for `attend`, and so are the rest.
-        y: [..., d], of any of the sources' dtypes.
+        sources: as for `attend`, like all other arguments.
+        y: [..., d], in any of the sources' dtypes.
 
     Returns:
         outs, S of [..., d] in `dtype`, and the sum sources[-1] + y, rounded once to the widest of their dtypes and
@@ -235,15 +235,15 @@ def add_normalised(
     dtype: torch.dtype | None = None,
     sums: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Add what a sublayer returned, brought to magnitude one: total + y / sqrt(mean(y^2) + eps).
+    """Add a normalised output: total + y / sqrt(mean(y^2) + eps).
 
     Computed in float32 (float64 for float64 input), in one pass, and rounded once. The norm has no gain.
     Source: RMS Block Attention Residuals (kimmichtank/rms-block-attnres).
 
     Args:
-        y: [..., d], of float32, bfloat16, float16 or float64.
-        total: [..., d], of any of these dtypes; nothing is added if None.
-        eps: what is added to the mean square, not negative.
+        y: [..., d], in float32, bfloat16, float16 or float64.
+        total: [..., d], in any of these dtypes; zero if None.
+        eps: added to the mean square; not negative.
         backend: as for `depth_attention`.
         dtype: of the result; if None the wider of total's and y's.
         sums: s and s + y, [..., d], where both are kept for the backward pass anyway: it takes y from their difference,
@@ -269,7 +269,7 @@ def add_normalised(
 def normalise(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return n = y / sqrt(mean(y^2) + eps) [..., d], rounded once, and 1/rms [...], in one pass and without a gradient.
 
-    For an autograd function that makes n again; `normalise_backward` gives its gradient.
+    For an autograd function that recomputes n; `normalise_backward` gives its gradient.
     """
     if is_fused("auto", (y,), y.dtype):
         return normalised.add_normalised(y.detach(), (), eps, y.dtype, ())

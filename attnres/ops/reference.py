@@ -23,7 +23,7 @@ def depth_weights(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None,
         sources: N of [..., d], in any floating dtype.
         query: [d].
         gain: [d]; ones if None.
-        eps: what is added to the mean square.
+        eps: added to the mean square.
 
     Returns:
         p [N, ..., 1] in float32, or float64 for float64 input.
@@ -69,7 +69,7 @@ def add_normalised(y: Tensor, total: Tensor | None, eps: float, dtype: torch.dty
 
 
 def widen(x: Tensor) -> Tensor:
-    """Return x in float32, or as it is if it is float64 already."""
+    """Return x in float32, or unchanged if it is float64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 

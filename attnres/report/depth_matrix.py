@@ -25,7 +25,7 @@ def plot_depth_matrix(
     title: str = "",
     names: Sequence[str] | None = None,
 ) -> Figure:
-    """Draw a depth mixing matrix with its colour scale; several tokens' are averaged.
+    """Draw a depth mixing matrix with its colour scale, averaged over all leading axes.
 
     >>> plot_depth_matrix(model, tokens).savefig("depth.png")
     >>> plot_depth_matrix(mixing_matrix(connection, embedding, sublayers), title="block")
@@ -33,11 +33,11 @@ def plot_depth_matrix(
     Args:
         matrix: [..., site, source], or a model that `mixing_matrix` takes with the tokens.
         tokens: int64 [batch, time], for a model.
-        title: What stands above.
+        title: Title of the figure.
         names: Names of the L sublayers; "layer 0 attention", "layer 0 MLP", .. when not given.
 
     Raises:
-        UsageError: the shape is none of a depth matrix, or tokens are missing or given beside a matrix.
+        UsageError: the shape is not that of a depth matrix, or tokens are missing, or given together with a matrix.
     """
     if isinstance(matrix, nn.Module) and tokens is not None:
         matrix = mixing_matrix(matrix, tokens)

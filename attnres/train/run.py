@@ -27,15 +27,15 @@ class Run:
 
 
 def load_run(folder: str | Path, best: bool = False, step: int | None = None) -> Run:
-    """Load a run, which may still be going on.
+    """Load a run, finished or not.
 
     Args:
         folder: the run folder.
-        best: load the checkpoint of lowest validation loss, not the newest. A damaged one is named and passed over.
+        best: load the checkpoint of lowest validation loss, not the newest. A damaged one is skipped, with a warning.
         step: load the checkpoint of that step.
 
     Raises:
-        UsageError: the folder is no run, or holds no good checkpoint yet, or none of that step.
+        UsageError: the folder is not a run, or has no undamaged checkpoint, or none of that step.
     """
     run = RunFolder(folder)
     config = run.config()
