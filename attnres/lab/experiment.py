@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres.lab.engine import Ended, Progress
 from attnres.lab.judge import Statement
 from attnres.lab.runs import Record
-from attnres.report.charts import Picture
 from attnres.texttable import TextTable
+
+if TYPE_CHECKING:
+    from attnres.report.charts import Picture
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from attnres.analysis.comparison import Comparison, compare_arms, decided_sides
 from attnres.errors import UsageError, check_count
@@ -37,10 +37,12 @@ from attnres.lab.options import (
     checked_arms,
 )
 from attnres.lab.runs import Record, Run, done, runs_text
-from attnres.report.charts import Cells, Picture, Row, Rows
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 from attnres.train.workers import default_workers
+
+if TYPE_CHECKING:
+    from attnres.report.charts import Cells, Picture, Rows
 
 ARMS = (
     "residual",
@@ -458,6 +460,8 @@ def _verdict_tables(title: str, first_column: str, found: Sequence[Statement]) -
 
 def pictures(record: Record) -> list[Picture]:
     """Each arm's difference to the baseline beside the paper's, and what the learning rates were chosen from."""
+    from attnres.report.charts import Picture
+
     note = f"{SEEDS} Diamond: the paper's (other data, size and unit: nats per token)."
     alt = "difference to the baseline of every arm, beside the paper's"
     made = [Picture(name="ablation", alt=alt, charts=differences(record), note=note)]
@@ -470,6 +474,8 @@ def pictures(record: Record) -> list[Picture]:
 
 def differences(record: Record) -> list[Rows]:
     """A chart for each scale of the embedding, the best arm on top."""
+    from attnres.report.charts import Row, Rows
+
     charts = []
     for at, (baseline, *others) in comparisons(record):
         losses, paper, rows = record.losses(at), PAPER.get(baseline.arm), []
@@ -487,6 +493,8 @@ def tuning(record: Record) -> list[Cells]:
     """A chart for each scale of the embedding: loss at each rate over that of the rate chosen. Was the grid wide
     enough?"""
     import numpy as np
+
+    from attnres.report.charts import Cells
 
     charts, arms, rates = [], list(record.arms), sorted({run.rate for run in record.of(part="tuning")})
     for at in scales(record):

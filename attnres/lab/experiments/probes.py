@@ -37,12 +37,12 @@ from attnres.lab.judge import (
     summary,
 )
 from attnres.lab.runs import Record, done, runs_text
-from attnres.report.charts import Picture, Row, Rows
 from attnres.texttable import TextTable
 from attnres.train import config_to_json
 
 if TYPE_CHECKING:
     from attnres.lab.trained import Trained
+    from attnres.report.charts import Picture
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,8 @@ def tables(record: Record) -> list[TextTable]:
 
 def pictures(record: Record) -> list[Picture]:
     """Every task's gain over the baseline in percentage points, seed by seed."""
+    from attnres.report.charts import Picture, Row, Rows
+
     charts = []
     for index, task in enumerate(record.found["tasks"]):
         rows = []

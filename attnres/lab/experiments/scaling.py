@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres.errors import UsageError, check_count
 from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, rounded
@@ -31,10 +31,12 @@ from attnres.lab.experiment import Experiment
 from attnres.lab.options import Arms, Config, arm_folder, arm_model, check_positive, check_seeds, checked_arms
 from attnres.lab.runs import Record, Run, done
 from attnres.model import TransformerConfig
-from attnres.report.charts import Picture
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 from attnres.train.workers import default_workers
+
+if TYPE_CHECKING:
+    from attnres.report.charts import Picture
 
 HEAD_DIM = 16
 MOST_TOKENS = 1_000_000
