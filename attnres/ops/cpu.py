@@ -29,7 +29,7 @@ import torch
 SOURCE = Path(__file__).parent / "csrc" / "attend.cpp"
 KERNEL_SOURCES = (".cpp", ".h")
 FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden"]
-BUILD_SECONDS = 10
+BUILD_SECONDS = 20
 NATIVE = "native"
 
 _V2 = {"cx16", "lahf_lm", "popcnt", "sse4_1", "sse4_2", "ssse3"}

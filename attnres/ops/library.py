@@ -176,7 +176,8 @@ PLAIN = "use backend='reference' for that, and for a connection or a model, whic
 
 
 class _Attend(SingleLevelFunction):
-    """The gradient of `attend`, as `torch.library.register_autograd` would make it at five times the cost per call.
+    """The gradient of `attend`, where the CPU's own in C++ (csrc/autograd.h) does not serve: for Triton, and under
+    torch.func. `torch.library.register_autograd` would make it at five times the cost per call.
 
     That flattens and rebuilds the lists by pytree, forward and backward, which a small model's step feels.
     Single-level, because the dispatcher by itself comes here once for each level of `torch.func.grad`. A function's

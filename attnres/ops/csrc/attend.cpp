@@ -11,6 +11,7 @@
 // All sums are in float32. Nothing depends on the number of threads: tokens are cut into chunks by their number alone,
 // and a query's gradient is the sum of the chunks' partial sums in order. No fast-math: NaN and Inf must come through.
 
+#include "autograd.h"
 #include "loops.h"
 #include "normalised.h"
 #include "parallel.h"
@@ -29,9 +30,6 @@
 
 namespace attnres {
 namespace {
-
-using Forward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, Tensor>;
-using Backward = std::tuple<std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>, std::vector<Tensor>>;
 
 // Python passes shapes on unseen, so what does not fit must stop here: it would write over other memory.
 void check_each(const char* what, TensorList tensors, at::IntArrayRef shape, at::IntArrayRef of) {
@@ -326,6 +324,8 @@ TORCH_LIBRARY_IMPL(attnres, CPU, m) {
   m.impl("add_normalised", &add_normalised);
   m.impl("add_normalised_backward", &add_normalised_backward);
 }
+
+TORCH_LIBRARY_IMPL(attnres, AutogradCPU, m) { m.impl("attend", &attend_autograd); }
 
 // What this library says of itself, and its memory.
 TORCH_LIBRARY_FRAGMENT(attnres, m) {

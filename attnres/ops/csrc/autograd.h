@@ -1,0 +1,163 @@
+// The gradient of `attend` in C++, as attnres/ops/library.py has it in Python for other devices and torch.func. The way
+// through Python took several times as long as the kernel where rows are narrow (1,024 tokens of 16 channels).
+
+#pragma once
+
+#include "rows.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <iterator>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+namespace attnres {
+
+using Tensors = std::vector<Tensor>;
+using Forward = std::tuple<Tensors, Tensors, Tensors, Tensor>;
+using Backward = std::tuple<Tensors, Tensors, Tensors, Tensors>;
+
+inline const auto& attend_operator() {
+  static const auto found = c10::Dispatcher::singleton().findSchemaOrThrow("attnres::attend", "").typed<Forward(
+      TensorList, TensorList, TensorList, TensorList, TensorList, double, double, at::ScalarType)>();
+  return found;
+}
+
+inline Forward call_attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added,
+                           double eps, double scale, at::ScalarType dtype) {
+  const at::AutoDispatchBelowAutograd below;
+  return attend_operator().call(sources, queries, gains, prior, added, eps, scale, dtype);
+}
+
+inline void append(Tensors& to, TensorList more) { to.insert(to.end(), more.begin(), more.end()); }
+
+// What was saved, or came back from the operator below, list by list.
+class Lists {
+ public:
+  Lists(Tensors tensors, std::vector<int64_t> sizes) : tensors_(std::move(tensors)), sizes_(std::move(sizes)) {}
+  TensorList next() {
+    const TensorList list = TensorList(tensors_).slice(begin_, sizes_[number_]);
+    begin_ += sizes_[number_++];
+    return list;
+  }
+
+ private:
+  Tensors tensors_;
+  std::vector<int64_t> sizes_;
+  int64_t begin_ = 0, number_ = 0;
+};
+
+struct AttendFunction : torch::autograd::Function<AttendFunction> {
+  using Context = torch::autograd::AutogradContext;
+
+  static Tensors forward(Context* ctx, TensorList sources, TensorList queries, TensorList gains, TensorList prior,
+                         TensorList added, double eps, double scale, at::ScalarType dtype) {
+    auto [outs, lses, sums, statistics] = call_attend(sources, queries, gains, prior, added, eps, scale, dtype);
+    // Only a merge needs its output again, and there the following norm keeps it anyway. Once rounded it no longer
+    // serves: a query's gradient would lose digits without limit as the partial's weight nears 1.
+    const bool rounded = dtype != at::kFloat, merges = !prior.empty();
+    const size_t s = queries.size();
+    Tensors saved;
+    std::vector<int64_t> sizes;
+    const auto save = [&](TensorList list) {
+      append(saved, list);
+      sizes.push_back(static_cast<int64_t>(list.size()));
+    };
+    Tensors as_read = sources.vec();
+    if (!sums.empty()) as_read.back() = sums[0];
+    Tensors needed_prior = merges ? prior.slice(s).vec() : Tensors{};
+    if (rounded && merges) append(needed_prior, prior.slice(0, s));
+    save(as_read);
+    save(queries);
+    save(gains);
+    save(merges && !rounded ? TensorList(outs) : TensorList());
+    save(lses);
+    save(needed_prior);
+    save(statistics);
+    ctx->saved_data["sizes"] = std::move(sizes);
+    ctx->saved_data["scale"] = scale;
+    if (!added.empty()) {
+      ctx->saved_data["source"] = sources.back().scalar_type();
+      ctx->saved_data["added"] = added[0].scalar_type();
+    }
+    ctx->save_for_backward(std::move(saved));
+    ctx->set_materialize_grads(false);
+    ctx->mark_non_differentiable({statistics});
+    Tensors flat = std::move(outs);
+    append(flat, lses);
+    append(flat, sums);
+    flat.push_back(statistics);
+    return flat;
+  }
+
+  static Tensors backward(Context* ctx, Tensors grads) {
+    Lists saved(ctx->get_saved_variables(), ctx->saved_data["sizes"].toIntVector());
+    const TensorList sources = saved.next(), queries = saved.next(), gains = saved.next(), outs = saved.next(),
+                     lses = saved.next(), prior = saved.next();
+    const Tensor statistics = saved.next()[0];
+    const size_t s = queries.size();
+    Tensors grad_outs(grads.begin(), grads.begin() + s), grad_lses(grads.begin() + s, grads.begin() + 2 * s), grad_sums;
+    for (Tensor& g : grad_outs)
+      if (!g.defined()) g = at::zeros_like(sources[0], at::MemoryFormat::Contiguous);
+    const auto given = [](const Tensor& g) { return g.defined(); };
+    if (std::none_of(grad_lses.begin(), grad_lses.end(), given)) grad_lses.clear();
+    for (size_t j = 0; j < grad_lses.size(); ++j)
+      if (!grad_lses[j].defined()) grad_lses[j] = at::zeros_like(lses[j]);
+    std::copy_if(grads.begin() + 2 * s, grads.end() - 1, std::back_inserter(grad_sums), given);
+
+    static const auto attend_backward =
+        c10::Dispatcher::singleton().findSchemaOrThrow("attnres::attend_backward", "").typed<Backward(
+            TensorList, TensorList, TensorList, TensorList, TensorList, TensorList, TensorList, TensorList, TensorList,
+            const Tensor&, double)>();
+    const auto call = [&] {
+      return attend_backward.call(grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior,
+                                  statistics, ctx->saved_data["scale"].toDouble());
+    };
+    // Asked for gradients or tangents of gradients, the operator refuses; else nothing on its way needs autograd.
+    const bool asked = at::GradMode::is_enabled() || std::any_of(grads.begin(), grads.end(), [](const Tensor& g) {
+      return g.defined() && g._fw_grad(0).defined();
+    });
+    auto [of_sources, of_queries, of_gains, of_prior] = asked ? call() : [&] {
+      const at::AutoDispatchBelowAutograd below;
+      return call();
+    }();
+
+    Tensors of_added;
+    if (ctx->saved_data.count("added")) {  // both have the sum's gradient
+      const Tensor of_sum = of_sources.back();
+      const auto source = ctx->saved_data["source"].toScalarType(), added = ctx->saved_data["added"].toScalarType();
+      of_sources.back() = of_sum.to(source);
+      of_added.push_back(source == added ? of_sources.back() : of_sum.to(added));
+    }
+    Tensors all = std::move(of_sources);
+    for (const Tensors* list : {&of_queries, &of_gains, &of_prior, &of_added}) append(all, *list);
+    all.resize(all.size() + 3);  // of eps, scale and dtype
+    return all;
+  }
+};
+
+inline Forward attend_autograd(TensorList sources, TensorList queries, TensorList gains, TensorList prior,
+                               TensorList added, double eps, double scale, at::ScalarType dtype) {
+  // The levels of torch.func take no function of C++, and one of Python.
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode))
+    return attend_operator().redispatch(c10::DispatchKeySet(c10::DispatchKey::AutogradOther), sources, queries, gains,
+                                        prior, added, eps, scale, dtype);
+  const auto has_gradient = [](const Tensor& x) { return x.requires_grad(); };
+  const auto any_has = [&](TensorList list) { return std::any_of(list.begin(), list.end(), has_gradient); };
+  if (!at::GradMode::is_enabled() ||
+      !(any_has(sources) || any_has(queries) || any_has(gains) || any_has(prior) || any_has(added)))
+    return call_attend(sources, queries, gains, prior, added, eps, scale, dtype);
+  const Tensors flat = AttendFunction::apply(sources, queries, gains, prior, added, eps, scale, dtype);
+  const int64_t s = queries.size(), sums = added.size();
+  Lists lists(flat, {s, s, sums});
+  Tensors outs = lists.next().vec(), lses = lists.next().vec();
+  return {std::move(outs), std::move(lses), lists.next().vec(), flat.back()};
+}
+
+}  // namespace attnres
