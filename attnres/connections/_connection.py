@@ -85,8 +85,8 @@ class Connection(nn.Module):
         check_count("sublayers", sublayers)
         self.dim = dim
         self.sublayers = sublayers
-        self._watched: set[int] = set()
-        """Sites whose sublayer was seen to change nothing in place, in their first call."""
+        self._watched: set[tuple[int, bool]] = set()
+        """Sites whose sublayer was seen to change nothing in place, in their first call, and whether for inference."""
         self.register_state_dict_post_hook(Connection._sign)
         self.register_load_state_dict_pre_hook(Connection.refuse_other)
 
@@ -255,10 +255,12 @@ class Connection(nn.Module):
 
     def _output_of(self, sublayer: Sublayer, h: Mixture, values: Values, site: int) -> Tensor:
         """Do what `output_of` does; whether the sublayer works in place is looked at in the site's first call."""
-        watch = not is_compiling() and site not in self._watched
-        y = output_of(sublayer, h, values, watch)
-        if watch and not torch.is_inference_mode_enabled():  # which counts no changes of the tensors that it makes
-            self._watched.add(site)
+        if is_compiling():
+            return output_of(sublayer, h, values, watch=False)
+        # Inference mode has a first call of its own: it counts no changes of the tensors that it makes.
+        call = site, torch.is_inference_mode_enabled()
+        y = output_of(sublayer, h, values, watch=call not in self._watched)
+        self._watched.add(call)
         return y
 
     def _fitting(self, values: Values, sublayers: Iterable[Sublayer], first: int) -> list[Sublayer]:
