@@ -1,6 +1,6 @@
 """The changes of what depth reads, for `intervene`.
 
-Every connection is linear once a token's weights are fixed, so what site l reads is a sum over sources (SPEC.md 2)
+Every connection is linear once a token's weights are fixed, so what site l reads is a sum over sources (spec.md 2)
 
     h_l = sum_i M[l, i] v_i,        v_0 the embedding, v_{i+1} the output of sublayer i
 

@@ -1,4 +1,4 @@
-"""What a connection costs, by formula and by counting: memory traffic, bytes between pipeline stages (SPEC.md 8).
+"""What a connection costs, by formula and by counting: memory traffic, bytes between pipeline stages (spec.md 8).
 
 Units: d is the width of the stream; "entries" are tensors of [tokens, d]. L counts sublayers, S is the block size in
 sublayers, N = L/S the number of blocks, P the pipeline stages, V the virtual stages of each, C = PV the chunks.
@@ -30,7 +30,7 @@ class Traffic:
 
 
 def memory_traffic(dim: int, block_size: int, blocks: Fraction, streams: int = 4) -> list[Traffic]:
-    """Return the table of SPEC.md 8.
+    """Return the table of spec.md 8.
 
     Where Block's N/S + 5 comes from: phase 1 reads up to N blocks once for S sublayers (N/S) and writes each site's
     output (1); phase 2 reads that (1), the partial (1) and the sublayer's output (1), and writes the partial (1).
@@ -53,7 +53,7 @@ class Transfers:
 
 
 def formula_transfers(pipeline: int, virtual: int, new_blocks: Fraction) -> Transfers:
-    """The transitions that SPEC.md 8's formulas add up, when every chunk makes `new_blocks` = N_p blocks.
+    """The transitions that spec.md 8's formulas add up, when every chunk makes `new_blocks` = N_p blocks.
 
     A chunk is one virtual stage of a rank: 2603.15031 adds up a chunk j that has gathered j N_p.
 

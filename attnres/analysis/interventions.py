@@ -53,7 +53,7 @@ Watch = Callable[[int, Reading], None]
 class Intervened(Connection):
     """A connection under changes, to be put in its place.
 
-    Values: the sources so far; the inner connection's values; those of the tags by which M is read (SPEC.md 2), whose
+    Values: the sources so far; the inner connection's values; those of the tags by which M is read (spec.md 2), whose
     channels are one; the positions of the tokens, int64 [time].
     """
 

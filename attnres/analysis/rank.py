@@ -1,4 +1,4 @@
-"""How much a depth mixing matrix can express: its effective and its semiseparable rank (SPEC.md 2)."""
+"""How much a depth mixing matrix can express: its effective and its semiseparable rank (spec.md 2)."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def ours(x: Tensor, model: Model) -> Tensor:
 
 
 def reading(read: Read) -> Stack:
-    """The stack as one writes it with an operator for one site. SPEC.md 4."""
+    """The stack as one writes it with an operator for one site. spec.md 4."""
 
     def stack(x: Tensor, model: Model) -> Tensor:
         connection, values = model.connection, (x,)

@@ -50,7 +50,7 @@ def mixing_matrix(
     M[l, i] is the weight of source i (0 is the embedding, i + 1 the output of sublayer i) in what site l reads; the
     last row is the readout.
 
-    How (SPEC.md 2): once a token's weights are fixed, the rule is linear in the sources. So each source is replaced by
+    How (spec.md 2): once a token's weights are fixed, the rule is linear in the sources. So each source is replaced by
     a tag, the constant vector 1 where source i enters and 0 elsewhere. The tags are carried through the same linear
     maps under the weights of the real activations.
 

@@ -1,4 +1,4 @@
-"""Depth attention in two phases (SPEC.md 5): the sites of a tile read the finished blocks at once."""
+"""Depth attention in two phases (spec.md 5): the sites of a tile read the finished blocks at once."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class AttnResOptions:
     """Only the embedding and so many of the newest sources."""
     total: bool = False
     """The weights are scaled to one at the start, so that h is the sum of the sources and not their mean: n p_i for n
-    sources (2 p_i for sigmoid). For weights that were trained with the plain residual; SPEC.md 13.12."""
+    sources (2 p_i for sigmoid). For weights that were trained with the plain residual; spec.md 13.12."""
     value_norm: bool = False
     """h_l = sum_i p_i v_i / rms(v_i); a single source is read as it is. As transformers' inkling2 has it."""
     scaled_scores: bool = False
@@ -134,7 +134,7 @@ class Block(TwoPhase):
     one rounding at the end. At the start w_l = 0 and g_l = 1, so h is the mean of the sources.
     Options: `block_size` or `blocks`, and those of AttnResOptions as keyword arguments. The default is about eight
     blocks at any depth, as the paper advises: block_size = ceil(sublayers / blocks).
-    Source: Attention Residuals (2603.15031), section 3; SPEC.md 3 and 4.
+    Source: Attention Residuals (2603.15031), section 3; spec.md 3 and 4.
     """
 
     channel_maps = ("query_map",)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 class Full(Block):
     """Full Attention Residuals: h_l = sum_{i <= l} p_i v_i with p = softmax_i(w_l . RMSNorm(v_i; g_l, eps)).
 
-    Options: those of `block` except block_size. Source: Attention Residuals (2603.15031), section 3; SPEC.md 3.
+    Options: those of `block` except block_size. Source: Attention Residuals (2603.15031), section 3; spec.md 3.
     """
 
     def __init__(self, dim: int, sublayers: int, **options: Unpack[AttnResKeywords]) -> None:

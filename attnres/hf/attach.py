@@ -61,7 +61,7 @@ def attach_as_written(model: Any, connection: str) -> Any:
     if any(code.changes for code in anatomy.codes):
         log.warning(
             "the layers of %s do more to their stream than add to it, as post-norm ones do: "
-            "what the connection mixes is what each sublayer changes (docs/TRANSFORMERS.md)",
+            "what the connection mixes is what each sublayer changes (docs/transformers.md)",
             model.config.model_type,
         )
     install(anatomy, made.to(device))

@@ -1,4 +1,4 @@
-"""Block AttnRes as others ship it: their parameter names, shapes and way of counting blocks (SPEC.md 11).
+"""Block AttnRes as others ship it: their parameter names, shapes and way of counting blocks (spec.md 11).
 
 A form is a row of a table. `read_connection` makes a connection of a checkpoint's tensors after a strict check,
 `write_connection` gives a connection's parameters the form's names, and `read_checkpoint` does the first for a folder.

@@ -306,7 +306,7 @@ def _weights(record: Record) -> TextTable:
     note = (
         "entropy of |M| over sources, over that of equal shares. embedding and sublayer: mean share over that of equal "
         "shares. Ranks of M per token and channel at the last step, the largest against what the vectors that depth "
-        "carries leave room for (docs/SPEC.md 2)."
+        "carries leave room for (docs/spec.md 2)."
     )
     return TextTable("Depth weights and ranks of M", columns, tuple(rows), note)
 

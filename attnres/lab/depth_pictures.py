@@ -119,7 +119,7 @@ def _maps(arms: dict[str, list[Run]], names: Sequence[str]) -> list[Cells]:
 
 
 def _ranks(record: Record, arms: dict[str, list[Run]]) -> list[Rows]:
-    """Effective and semiseparable rank of M against what the values leave room for (docs/SPEC.md 2)."""
+    """Effective and semiseparable rank of M against what the values leave room for (docs/spec.md 2)."""
     charts = []
     for name, title in (("semiseparable_mean", "semiseparable rank of M"), ("effective", "effective rank of M")):
         rows = []

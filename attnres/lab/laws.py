@@ -35,7 +35,7 @@ EXTRAPOLATED = 1.5
 """Times an arm's largest compute: further out, its advantage is marked."""
 
 SCALING = {"residual": (1.891, 0.057), "block": (1.870, 0.058), "full": (1.865, 0.057)}
-"""A and a of L = A C^-a, C in PFLOP/s-days, as the paper has them (2603.15031, Table 2; docs/SPEC.md 12)."""
+"""A and a of L = A C^-a, C in PFLOP/s-days, as the paper has them (2603.15031, Table 2; docs/spec.md 12)."""
 
 SCALING_COMPUTE = 5.6
 """PFLOP/s-days at which the paper reads off its 1.25x: there the curves give its 1.714 and 1.692."""

@@ -1,4 +1,4 @@
-"""The lab's records as a page (results.html with its figures) and as one document of tables (docs/TABLES.md)."""
+"""The lab's records as a page (results.html with its figures) and as one document of tables (docs/tables.md)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SUBTITLE = "What should carry information through depth? Every number and pictur
 HEAD = """\
 # All tables
 
-`attnres report --tables > docs/TABLES.md` writes this page from the records in [results/](../results).
+`attnres report --tables > docs/tables.md` writes this page from the records in [results/](../results).
 The hash of each record says whether its section is still its own.
-[RESULTS.md](RESULTS.md) says what the numbers mean, [EVIDENCE.md](EVIDENCE.md) at length.
+[results.md](results.md) says what the numbers mean, [evidence.md](evidence.md) at length.
 Its head has the commit in which `recipes/ladder`, `recipes/ladder.sh` and `recipes/rules` are."""
 STORED = "stored-tables.md"
 """Sections that no code makes any more: of commands that have left, and of runs from before there were records."""

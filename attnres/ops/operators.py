@@ -25,7 +25,7 @@ def depth_attention(
 
     Computed in float32 (float64 for float64 input) and rounded once. Entries of sources may be as large as 1e34 if
     those of the query and of gradients are of order one: products must fit float32, squares need not.
-    Source: Attention Residuals (2603.15031), eq. 3; SPEC.md 3.
+    Source: Attention Residuals (2603.15031), eq. 3; spec.md 3.
 
     Args:
         sources: one or more tensors v_i [..., d] in float32, bfloat16, float16 or float64, which may be mixed; or one
@@ -54,7 +54,7 @@ def attend_blocks(
     """Attend with all queries of a block to the finished blocks: phase 1.
 
     Each out[j] equals depth_attention(bank, queries[j]), not yet rounded: `merge_partial` rounds. Source: Attention
-    Residuals (2603.15031), Algorithm 1; SPEC.md 5.
+    Residuals (2603.15031), Algorithm 1; spec.md 5.
 
     Args:
         bank: the finished blocks, as `depth_attention` takes its sources.
@@ -89,7 +89,7 @@ def merge_partial(
 
         z = query . partial / rms(partial);   a = sigmoid(z - lse_j);   h = (1 - a) out_j + a partial
 
-    Source: Attention Residuals (2603.15031), Algorithm 1; SPEC.md 5.
+    Source: Attention Residuals (2603.15031), Algorithm 1; spec.md 5.
 
     Args:
         partial: [..., d], the sum of the block that is still open.
@@ -134,7 +134,7 @@ def attend(
         dtype: of the outs.
         backend: as for `depth_attention`.
         scale: what multiplies the outs in float32, before they are rounded, and neither the lses nor the prior. With
-            the number of sources it turns the mean that attention starts from into their sum (SPEC.md 13, trap 12).
+            the number of sources it turns the mean that attention starts from into their sum (spec.md 13, trap 12).
 
     Returns:
         outs, S of [..., d] in `dtype`, and lses, S of [...], not stacked.

@@ -82,7 +82,7 @@ def test_sinks_are_what_many_sites_give_more_than_an_equal_share(tokens):
 
 
 def softmax_rule(model: Transformer):
-    """Full Attention Residuals, written from SPEC.md 3."""
+    """Full Attention Residuals, written from spec.md 3."""
     connection = model.connection
 
     def rule(sources, site):

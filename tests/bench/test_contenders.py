@@ -82,7 +82,7 @@ def test_whole_stacks_agree(kind, dtype):
 
 
 def test_a_wrong_stack_is_found(monkeypatch):
-    def cumulative(x, model):  # SPEC.md 13, trap 3: the partial is never begun anew
+    def cumulative(x, model):  # spec.md 13, trap 3: the partial is never begun anew
         values, partial = (x,), 0
         for site, sublayer in enumerate(model.sublayers):
             read = readers.stacked(values, model.connection.query[site], model.connection.gain[site])

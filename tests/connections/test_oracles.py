@@ -293,7 +293,7 @@ def test_mhc_lite_is_the_mean_of_permutations():
 
 @pytest.mark.parametrize("name", ["hc", "identity-hc", "mhc", "mhc-lite"])
 def test_stream_matrices_are_products_of_the_mixing_steps(name):
-    """M[l, i+1] = H_pre_l H_res_{l-1} .. H_res_{i+1} H_post_i: the form of Su 2026 and of SPEC.md 6."""
+    """M[l, i+1] = H_pre_l H_res_{l-1} .. H_res_{i+1} H_post_i: the form of Su 2026 and of spec.md 6."""
     connection, sublayers = randomised(name), make_sublayers()
     x, n = torch.randn(DIM), 4
     matrix = mixing_matrix(connection, x, sublayers)

@@ -1,4 +1,4 @@
-"""SPEC.md 13: known traps, each with a test that fails if it is sprung. Numbers are the section's.
+"""spec.md 13: known traps, each with a test that fails if it is sprung. Numbers are the section's.
 
 6 (decay or Muon on queries) is also tested on the real optimizers in tests/train. 3, 5, 8 (test_oracles.py), 11
 (test_every_connection.py), 13 (tests/ops/test_torch_features.py) are held elsewhere; 12 is of conversions (tests/hf).

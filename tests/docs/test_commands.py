@@ -43,7 +43,7 @@ def test_commands_are_understood(monkeypatch, capsys):
 
     monkeypatch.setattr(tyro, "cli", only_parse)
     monkeypatch.chdir(ROOT)
-    assert {"COMMANDS.md", "TUTORIAL.md", "EVIDENCE.md"} <= {document for _, document in SHOWN.items()}
+    assert {"commands.md", "tutorial.md", "evidence.md"} <= {document for _, document in SHOWN.items()}
     refused = {}
     for line, document in SHOWN.items():
         try:

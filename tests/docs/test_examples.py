@@ -82,7 +82,7 @@ def test_the_readmes_code_runs(capsys):
         exec(compile(block, "README.md", "exec"), {})
 
 
-@pytest.mark.parametrize("guide", ["docs/OPERATORS.md", "docs/CONNECTIONS.md"])
+@pytest.mark.parametrize("guide", ["docs/operators.md", "docs/connections.md"])
 def test_a_guides_code_runs_in_its_order(guide):
     namespace: dict = {}
     for block in python_blocks(guide):
@@ -90,7 +90,7 @@ def test_a_guides_code_runs_in_its_order(guide):
 
 
 def test_the_guide_has_every_connection_and_option():
-    guide = (ROOT / "docs" / "CONNECTIONS.md").read_text(encoding="utf-8")
+    guide = (ROOT / "docs" / "connections.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1:3] for line in guide.partition("## Options")[2].splitlines() if line.startswith("|")]
     for name in connection_names():
         assert f"\n| `{name}` |" in guide

@@ -36,7 +36,7 @@ This page lists every model type for which Transformers {transformers} has a cau
 Each was tried with a small random model of four layers (torch {torch}, {date}).
 It was loaded from a folder, `block:block_size=3` was attached, and it was saved and loaded again.
 "Yes" means that afterwards no logit differed from the plain model's by more than 1e-5 of the largest logit.
-"Reads" is the largest value of `reads=` that the type supports ([TRANSFORMERS.md](../TRANSFORMERS.md)).
+"Reads" is the largest value of `reads=` that the type supports ([transformers.md](../transformers.md)).
 "Not tried" means that Transformers could not make a model of our small sizes; `attach` may still work.
 `python -m tests.hf.survey` writes this page.
 

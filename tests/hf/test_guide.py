@@ -1,4 +1,4 @@
-"""The code of docs/TRANSFORMERS.md runs, in its order."""
+"""The code of docs/transformers.md runs, in its order."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def test_the_guides_code_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STEPS", "2")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/TRANSFORMERS.md").read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/transformers.md").read_text(encoding="utf-8"), re.DOTALL)
     namespace: dict = {}
     for block in blocks:
-        exec(compile(block, "docs/TRANSFORMERS.md", "exec"), namespace)
+        exec(compile(block, "docs/transformers.md", "exec"), namespace)
     plain, attached = re.findall(r"(?:plain|attached): (\d\.\d+) nats", capsys.readouterr().out)[:2]
     assert plain == attached
     assert (tmp_path / "hf-depth-matrix.png").stat().st_size > 10_000

@@ -28,7 +28,7 @@ def make_vector(dim: int, dtype: torch.dtype = F32, centre: float = 0.0) -> Tens
 
 
 def plain(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None = None, eps: float = EPS) -> Tensor:
-    """The definition, in the dtype of the input: SPEC.md 3."""
+    """The definition, in the dtype of the input: spec.md 3."""
     v = torch.stack(list(sources))
     scores = plain_scores(v, query, gain, eps)
     weights = scores.exp() / scores.exp().sum(0)

@@ -45,7 +45,7 @@ def test_compile_fullgraph():
 
 
 def test_calls_of_many_lengths_compile_to_one_graph():
-    """SPEC.md 13, trap 13: a growing list of sources must not run into the recompile limit."""
+    """spec.md 13, trap 13: a growing list of sources must not run into the recompile limit."""
 
     def grow(x, query, gain):
         sources = [x]

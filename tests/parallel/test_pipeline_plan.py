@@ -65,7 +65,7 @@ def test_entries_have_the_shapes_and_dtypes_of_the_values():
 
 @pytest.mark.parametrize(("ranks", "virtual", "blocks"), [(2, 1, 1), (2, 4, 2), (3, 2, 1), (4, 2, 2)])
 def test_block_transitions_match_the_formulas(ranks, virtual, blocks):
-    """SPEC.md 8, for cuts at block boundaries; the embedding is a block that chunk 0 makes on top of its N_p."""
+    """spec.md 8, for cuts at block boundaries; the embedding is a block that chunk 0 makes on top of its N_p."""
     chunks, size = ranks * virtual, 2
     sites = chunks * blocks * size
     values, cuts = traced("block", sites, block_size=size).values, even_cuts(sites, chunks)

@@ -16,7 +16,7 @@ from tests.parallel.cases import BATCH, CONTEXT, DIM, Case, compare, make_pipeli
 
 @pytest.mark.parametrize(("schedule", "cached"), [("interleaved-1f1b", True), ("zero-bubble", False)])
 def test_bytes_on_the_wire_are_the_formulas(ranks, schedule, cached):
-    """SPEC.md 8, counted under torch.distributed.isend. Two steps: the first also carries torch's own greetings."""
+    """spec.md 8, counted under torch.distributed.isend. Two steps: the first also carries torch's own greetings."""
     P, V, M, blocks, size = 2, 3, 2, 1, 2
     case = Case(P, V, schedule, M, "block", (("block_size", size),), layers=P * V * blocks * size // 2, cache=cached)
     case = replace(case, steps=2)
