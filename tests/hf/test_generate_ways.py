@@ -1,0 +1,54 @@
+"""transformers' own ways to generate, with an attached model: each draws the tokens of plain greedy generation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.hf.models import attached, generate, make_model, make_tokens
+
+COUNT = 12
+
+
+def text() -> torch.Tensor:
+    """Repeats itself, so that looking the prompt up finds something."""
+    return make_tokens(1, 5).repeat(1, 3)
+
+
+@pytest.fixture
+def model():
+    return attached("qwen3")
+
+
+@pytest.mark.parametrize(
+    "ways",
+    [
+        lambda model: {"prompt_lookup_num_tokens": 3},
+        lambda model: {"assistant_model": make_model("llama", num_hidden_layers=2)},
+        lambda model: {"assistant_model": attached("llama", num_hidden_layers=2)},
+        lambda model: {"assistant_model": model},
+    ],
+    ids=["the prompt's own words", "a plain draft", "an attached draft", "itself as the draft"],
+)
+def test_drafted_tokens_are_those_of_plain_generation(ways, model, monkeypatch):
+    expected, calls = generate(model, text(), COUNT).sequences, []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    assert torch.equal(generate(model, text(), COUNT, **ways(model)).sequences, expected)
+    if ways(model).get("assistant_model") is not model:  # whose calls are counted, too
+        assert len(calls) <= COUNT
+
+
+def test_an_attached_model_drafts_for_a_plain_one(model):
+    plain = make_model("llama")
+    expected = generate(plain, text(), COUNT).sequences
+    assert torch.equal(generate(plain, text(), COUNT, assistant_model=model).sequences, expected)
+
+
+@pytest.mark.slow
+def test_a_static_cache_is_compiled():
+    """Into one graph without a break, as `generate` does by itself on a GPU."""
+    model = attached("qwen3", num_hidden_layers=2)
+    expected = generate(model, text(), COUNT).sequences
+    torch.compiler.reset()
+    model.forward = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
+    assert torch.equal(generate(model, text(), COUNT, cache_implementation="static").sequences, expected)
