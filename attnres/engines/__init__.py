@@ -1,0 +1,1 @@
+"""What inference engines load by themselves where attnres is installed beside them."""
