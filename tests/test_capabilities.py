@@ -50,6 +50,8 @@ ELSEWHERE = {
     "the page of look in a browser": "look/test_page.py::test_",
     "PEFT, and an adapter of another connection": "hf/test_transformers_features.py::test_peft_lora",
     "generate and the cache of transformers": "hf/test_attach.py::test_",
+    "attached models in vLLM": "engines/test_vllm.py::test_vllm_draws_what_transformers_draws",
+    "K3 in MLX-LM gives the same logits": "kimi_k3/test_mlx.py::test_mlx_computes_the_same",
     "engines that load by themselves": "hf/test_engine_contract.py::test_",
     "a GPU's kernels": "ops/test_triton.py::test_",
 }

@@ -52,7 +52,7 @@ def small(name: str):
     plain = make_model(name, **SIZES, **own)
     if own.get("tie_word_embeddings"):
         with torch.no_grad():
-            plain.get_input_embeddings().weight.mul_(100)  # else its logits are nearly equal
+            plain.get_input_embeddings().weight.mul_(10)  # else its logits are nearly equal
     start = attnres.hf.attach(copy.deepcopy(plain), connection, **options)
     trained = copy.deepcopy(start)
     randomise(attnres.hf.connection_of(trained))

@@ -1,7 +1,7 @@
 """What the Transformers backends of vLLM and SGLang ask of a model, asked by a stand-in that makes the same calls.
 
-Read from vLLM's model_executor/models/transformers/base.py and SGLang's srt/models/transformers.py, November 2026. No
-real engine has run an attached model yet (docs/transformers.md).
+Read from vLLM's model_executor/models/transformers/base.py and SGLang's srt/models/transformers.py, November 2026. A
+real vLLM: tests/engines.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from attnres.cli import main
-from attnres.hf.export import write_published
-from tests.hf.k3 import decided_tokens, small_k3
+from attnres.kimi_k3.export import write_published
+from tests.kimi_k3.small import decided_tokens, small_k3
 
 mx = pytest.importorskip("mlx.core", reason="pip install 'mlx-lm[cpu]'; its Linux wheels are for glibc 2.35 and later")
 pytest.importorskip("mlx_lm.models.kimi_k3", reason="mlx-lm 0.32 has Kimi K3")
@@ -22,7 +22,6 @@ def test_mlx_computes_the_same(tmp_path):
 
     model = small_k3()
     tokens = decided_tokens(model, 40, drawn=64)
-    (tmp_path / "first").mkdir()
     write_published(model, tmp_path / "first", None, None)
     assert main(["export", str(tmp_path / "first"), "--checkpoint", str(tmp_path / "published")]) == 0
     theirs, _ = load_model(tmp_path / "published")
