@@ -57,7 +57,7 @@ torchtitan: .venv-torchtitan/ready
 
 # Python keeps what it compiled: vLLM's modules take 18 s of every process without.
 vllm: .venv-vllm/ready
-	PYTHONDONTWRITEBYTECODE= .venv-vllm/bin/python -m pytest tests/engines
+	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	@echo "Installing PyTorch and what the commands need into .venv, once: about a minute"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1"}
-os.environ |= {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
 vllm = pytest.importorskip("vllm", reason="make vllm has an environment for it")
 
 from vllm.distributed import cleanup_dist_env_and_memory
@@ -91,8 +88,10 @@ def drawn_by(model, text):
 
 
 @pytest.fixture
-def engine():
+def engine(monkeypatch):
     """engine(folder, ..): vLLM on the folder, in this process, without a flag."""
+    for name, value in (("ENABLE_V1_MULTIPROCESSING", "0"), ("CPU_KVCACHE_SPACE", "1"), ("NO_USAGE_STATS", "1")):
+        monkeypatch.setenv(f"VLLM_{name}", value)
     made = []
 
     def engine(folder, **options):
