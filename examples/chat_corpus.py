@@ -3,7 +3,7 @@
     python examples/chat_corpus.py runs/text
 
 writes there text.jsonl (one dialogue in each line), tokenizer.json (a byte-level BPE with a token for each speaker) and
-template.jinja (how messages become a prompt). docs/SERVE.md goes on from there.
+template.jinja (how messages become a prompt). docs/serve.md goes on from there.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 //     node examples/serve.mjs runs/chat.gguf 8080
 //     curl localhost:8080/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Who are you?"}]}'
 //
-// llama.cpp does the work, through npm's node-llama-cpp (docs/SERVE.md). Requests wait for each other.
+// llama.cpp does the work, through npm's node-llama-cpp (docs/serve.md). Requests wait for each other.
 
 import { existsSync } from "node:fs";
 import { createServer } from "node:http";

@@ -1,12 +1,12 @@
 """A small Kimi K3: KDA and gated MLA 3:1, latent mixtures of experts, SiTU, Block Attention Residuals layer by layer.
 
-It goes the whole way to a chat in llama.cpp, which runs no other model with attention over depth: docs/SERVE.md.
+It goes the whole way to a chat in llama.cpp, which runs no other model with attention over depth: docs/serve.md.
 (pip install -e '.[hf]'.)
 
     attnres train --recipe recipes/kimi_k3.py
     attnres train --recipe recipes/kimi_k3.py --model.connection block:block_size=4
 
-Seen: validation loss 0.37 nats per token, from 6.55, on the dialogues of docs/SERVE.md after 300 steps (seed 0; torch
+Seen: validation loss 0.37 nats per token, from 6.55, on the dialogues of docs/serve.md after 300 steps (seed 0; torch
 2.13.0, transformers 5.23.0, one CPU thread, 2026-11-21).
 """
 

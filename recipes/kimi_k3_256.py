@@ -1,4 +1,4 @@
-"""A Kimi K3 of width 256, the narrowest that llama.cpp's types of 4 bits with a k fit: docs/SERVE.md quantises it.
+"""A Kimi K3 of width 256, the narrowest that llama.cpp's types of 4 bits with a k fit: docs/serve.md quantises it.
 
 (pip install -e '.[hf]'.)
 

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-vllm = pytest.importorskip("vllm", reason="make vllm has an environment for it")
+pytest.importorskip("vllm", reason="make vllm has an environment for it")
 
+import vllm
 from vllm.distributed import cleanup_dist_env_and_memory
 
 import attnres.hf

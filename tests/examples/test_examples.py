@@ -23,7 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 needs_node = pytest.mark.skipif(
     not (EXAMPLES.parent / "node_modules" / "node-llama-cpp").is_dir(),
-    reason="npm's node-llama-cpp is not here: docs/SERVE.md",
+    reason="npm's node-llama-cpp is not here: docs/serve.md",
 )
 
 
