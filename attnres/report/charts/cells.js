@@ -78,7 +78,8 @@ export const isClipped = (matrix, scale) =>
 // arm: {name, description, sites, sources, siteTicks, sourceTicks}; select({site, source}) is called by a click.
 export function matrixFigure(parent, arm, matrix, scale, select) {
   const n = matrix.length;
-  const figure = html("figure", { className: "depth" }, html("figcaption", {}, arm.name, html("small", {}, arm.description)));
+  const caption = html("figcaption", {}, arm.name, html("small", {}, arm.description));
+  const figure = html("figure", { className: "depth" }, caption);
   figure.dataset.arm = arm.name;
   parent.append(figure);
   const width = Math.max(200, figure.clientWidth), left = 44, top = 4;
@@ -169,7 +170,8 @@ export function cellsFigure(parent, of, matrix) {
     (cursor, dx, dy) => (cursor ? { row: clamp(cursor.row + dy, rows), column: clamp(cursor.column + dx, columns) }
       : { row: 0, column: 0 }),
     ({ row, column }) => ({
-      text: `${of.sites[row]}, ${of.xLabel} ${of.sources[column]}: ${of.texts?.[row][column] || number(matrix[row][column], 4)}`,
+      text: `${of.sites[row]}, ${of.xLabel} ${of.sources[column]}: `
+        + (of.texts?.[row][column] || number(matrix[row][column], 4)),
       x: left + (column + 1) * cell[0], y: top + (row + 1) * cell[1],
     }),
     () => {});

@@ -29,8 +29,8 @@ export function labelled(ticks) {
   return ticks.map((tick) => [tick, number(tick, Math.max(3, 2 + Math.ceil(Math.log10(Math.abs(tick) / gap))))]);
 }
 
-// lines: {name, colour, dashes, wide?, dots?, bars?, x, y, low?, high?, label?}, dots without a line, bars in place of a
-// band; options: {title, xLabel, ticks?, log, logX?, zero, label(x)}
+// lines: {name, colour, dashes, wide?, dots?, bars?, x, y, low?, high?, label?}, dots without a line, bars in place
+// of a band; options: {title, xLabel, ticks?, log, logX?, zero, label(x)}
 export function lineChart(parent, lines, options) {
   const figure = html("figure", {}, html("figcaption", {}, options.title));
   parent.append(figure);
@@ -107,7 +107,8 @@ export function lineChart(parent, lines, options) {
       for (const line of lines) {
         const k = line.x.indexOf(x);
         if (k < 0) continue;
-        const spread = line.low && (line.bars || line.seeds > 1) ? ` (${number(line.low[k], 4)} to ${number(line.high[k], 4)})` : "";
+        const spread = line.low && (line.bars || line.seeds > 1)
+          ? ` (${number(line.low[k], 4)} to ${number(line.high[k], 4)})` : "";
         rows.push({ y: line.y[k], text: `${line.name}: ${number(line.y[k], 4)}${spread}` });
       }
       rows.sort((a, b) => (b.y ?? -Infinity) - (a.y ?? -Infinity));
