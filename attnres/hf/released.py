@@ -23,15 +23,15 @@ from attnres.hf.layer import CONNECTION, bind, run_whole
 from attnres.hf.layer import unroll as unroll_attached
 from attnres.ops import inverse_rms, widen
 
-Parts = tuple[nn.Module | None, nn.Module, nn.Module | None]
+Again = Callable[[nn.Module], Sublayer]
+"""module -> a function of its input that calls it with whatever else it was called with before."""
 
 
 class Depth(NamedTuple):
     """How a decoder carries information through depth."""
 
     connection: Connection
-    sublayers: Sequence[Parts]
-    """Of each the norm before it, what computes it, and the norm behind it."""
+    sublayers: list[Sublayer]
     norm: nn.Module
     """What follows the readout, before the head."""
 
@@ -60,20 +60,20 @@ def unroll(model: Any, tokens: Tensor, **inputs: Any) -> Unrolled:
         return unroll_attached(decoder, lambda: run_whole(model, tokens, **inputs))
     if decoder.config.model_type not in RELEASED:
         return _unroll_plain(model, tokens, inputs)
-    depth = RELEASED[decoder.config.model_type](decoder)
-    blocks = [block for _, block, _ in depth.sublayers]
-    calls = _calls([decoder.layers[0], *blocks], lambda: run_whole(model, tokens, **inputs))
-    stream = _first_argument(calls[0])
+    layers = list(decoder.layers)
+    parts = [part for layer in layers for part in layer.children()]
+    calls = _calls([*layers, *parts], lambda: run_whole(model, tokens, **inputs))
+    depth = RELEASED[decoder.config.model_type](decoder, lambda part: _again(part, calls.get(part)))
+    stream = _first_argument(calls[layers[0]])
     embedding = stream[..., 0, :] if stream.ndim > 3 else stream[..., : depth.connection.dim]
-    sublayers = [_sublayer(*modules, call) for modules, call in zip(depth.sublayers, calls[1:], strict=True)]
-    return depth.connection, embedding, sublayers
+    return depth.connection, embedding, depth.sublayers
 
 
 def final_norm(model: Any) -> nn.Module:
     """The norm between the readout and the head; the identity where a model's last read is normalised already."""
     decoder: Any = decoder_of(model)
     reader = None if hasattr(decoder, CONNECTION) else RELEASED.get(decoder.config.model_type)
-    return norm_of(decoder) if reader is None else reader(decoder).norm
+    return norm_of(decoder) if reader is None else reader(decoder, lambda part: part).norm
 
 
 def _unroll_plain(model: Any, tokens: Tensor, inputs: dict[str, Any]) -> Unrolled:
@@ -84,31 +84,32 @@ def _unroll_plain(model: Any, tokens: Tensor, inputs: dict[str, Any]) -> Unrolle
         raise UsageError(f"{error}; the residuals that are known without reading layers are those of {known}") from None
     calls = _calls(anatomy.layers, lambda: run_whole(model, tokens, **inputs))
     sublayers: list[Sublayer] = [
-        bind(piece, {}, layer, call[0][1:], call[1])
-        for layer, code, call in zip(anatomy.layers, anatomy.codes, calls, strict=True)
+        bind(piece, {}, layer, calls[layer][0][1:], calls[layer][1])
+        for layer, code in zip(anatomy.layers, anatomy.codes, strict=True)
         for piece in code.pieces
     ]
-    return make_connection("residual", anatomy.dim, len(sublayers)), _first_argument(calls[0]), sublayers
+    embedding = _first_argument(calls[anatomy.layers[0]])
+    return make_connection("residual", anatomy.dim, len(sublayers)), embedding, sublayers
 
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def _calls(modules: Sequence[nn.Module], forward: Callable[[], Any]) -> list[Call]:
+def _calls(modules: Sequence[nn.Module], forward: Callable[[], Any]) -> dict[nn.Module, Call]:
     """What each module is called with while `forward` runs."""
-    calls: dict[int, Call] = {}
+    calls: dict[nn.Module, Call] = {}
     hooks = [
         module.register_forward_pre_hook(
-            lambda _, args, kwargs, index=index: calls.update({index: (args, kwargs)}), with_kwargs=True
+            lambda module, args, kwargs: calls.update({module: (args, kwargs)}), with_kwargs=True
         )
-        for index, module in enumerate(modules)
+        for module in modules
     ]
     try:
         forward()
     finally:
         for hook in hooks:
             hook.remove()
-    return [calls[index] for index in range(len(modules))]
+    return calls
 
 
 def _first_argument(call: Call) -> Tensor:
@@ -116,25 +117,36 @@ def _first_argument(call: Call) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
 
 
-def _sublayer(before: nn.Module | None, block: nn.Module, behind: nn.Module | None, call: Call) -> Sublayer:
-    args, kwargs = call[0][1:], {name: value for name, value in call[1].items() if name != "hidden_states"}
+def _again(part: nn.Module, call: Call | None) -> Sublayer:
+    args, kwargs = call or ((), {})
 
-    def sublayer(h: Tensor) -> Tensor:
-        out = block(h if before is None else before(h), *args, **kwargs)
-        out = out[0] if isinstance(out, tuple) else out
-        return out if behind is None else behind(out)
+    def function(x: Tensor, **others: Tensor) -> Tensor:
+        given = {name: value for name, value in kwargs.items() if name != "hidden_states"}
+        out = part(x, *args[1:], **(given | others))
+        return out[0] if isinstance(out, tuple) else out
+
+    return function
+
+
+def _chain(*functions: Sublayer) -> Sublayer:
+    """The functions one after the other, of the first of the mixtures that a site reads."""
+
+    def sublayer(h: Tensor, *_: Tensor) -> Tensor:
+        for function in functions:
+            h = function(h)
+        return h
 
     return sublayer
 
 
-def _beam(decoder: Any) -> Depth:
-    sublayers = _normed_on_both_sides(decoder)
+def _beam(decoder: Any, again: Again) -> Depth:
+    sublayers = _normed_on_both_sides(decoder, again)
     connection = make_connection("depth-scaled", decoder.config.hidden_size, len(sublayers), norm=False)
     return Depth(connection, sublayers, decoder.norm)
 
 
-def _muse_spark(decoder: Any) -> Depth:
-    sublayers, config = _normed_on_both_sides(decoder), decoder.config
+def _muse_spark(decoder: Any, again: Again) -> Depth:
+    sublayers, config = _normed_on_both_sides(decoder, again), decoder.config
     connection = make_connection(
         "muse-gate",
         config.hidden_size,
@@ -151,18 +163,18 @@ def _muse_spark(decoder: Any) -> Depth:
     return Depth(connection, sublayers, decoder.norm)
 
 
-def _normed_on_both_sides(decoder: Any) -> list[Parts]:
+def _normed_on_both_sides(decoder: Any, again: Again) -> list[Sublayer]:
     return [
-        modules
+        _chain(*map(again, parts))
         for layer in decoder.layers
-        for modules in (
+        for parts in (
             (layer.input_layernorm, layer.self_attn, layer.post_attention_layernorm),
             (layer.pre_feedforward_layernorm, layer.mlp, layer.post_feedforward_layernorm),
         )
     ]
 
 
-def _qwen4(decoder: Any) -> Depth:
+def _qwen4(decoder: Any, again: Again) -> Depth:
     config = decoder.config
     if any(layer.ple is not None for layer in decoder.layers):
         raise UsageError(
@@ -188,7 +200,7 @@ def _qwen4(decoder: Any) -> Depth:
         for layer in decoder.layers
         for block in (getattr(layer, "linear_attn", None) or layer.self_attn, layer.mlp)
     ]
-    return Depth(connection, [(None, block, None) for block in blocks], nn.Identity())
+    return Depth(connection, list(map(again, blocks)), nn.Identity())
 
 
 class HyperConnections(Streams):
@@ -225,22 +237,65 @@ class HyperConnections(Streams):
         return (weights[0].unsqueeze(-1) * streams).sum(-2).to(streams.dtype)
 
 
-def _hyper_connections(decoder: Any) -> Depth:
+def _hyper_connections(decoder: Any, again: Again) -> Depth:
     sublayers = [
-        modules
+        _chain(again(norm), again(block))
         for layer in decoder.layers
-        for modules in (
-            (layer.input_layernorm, layer.self_attn, None),
-            (layer.post_attention_layernorm, layer.mlp, None),
+        for norm, block in (
+            (layer.input_layernorm, layer.self_attn),
+            (layer.post_attention_layernorm, layer.mlp),
         )
     ]
     return Depth(HyperConnections(decoder), sublayers, decoder.norm)
 
 
-RELEASED: dict[str, Callable[[Any], Depth]] = {
+def _inkling2(decoder: Any, again: Again) -> Depth:
+    """Block AttnRes whose full-attention layers read a mixture for each of q, k and v. Others read one three times."""
+    layers, dim = decoder.layers, decoder.config.hidden_size
+    connection: Any = make_connection(
+        "block",
+        dim,
+        2 * len(layers),
+        block_size=2 * decoder.config.n_layers_per_attn_res_block,
+        value_norm=True,
+        scaled_scores=True,
+        reads="qkv",
+    )
+    reads = [read for layer in layers for read in (layer.attention_input, layer.mlp_input)]
+    for site, read in enumerate([*reads, decoder.final_input]):
+        if read is not None:  # the first site reads the embedding
+            connection.query[site].data = read.query.expand_as(connection.query[site]).clone()
+
+    def attention(layer: Any) -> Sublayer:
+        convolution = again(layer.post_attention_convolution)
+        if hasattr(layer, "input_layernorm"):
+            return _chain(again(layer.input_layernorm), again(layer.self_attn), convolution)
+
+        def sublayer(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            normed = {
+                "key_hidden_states": layer.k_input_layernorm(k),
+                "value_hidden_states": layer.v_input_layernorm(v),
+            }
+            return convolution(again(layer.self_attn)(layer.q_input_layernorm(q), **normed))
+
+        return sublayer
+
+    sublayers = [
+        sublayer
+        for layer in layers
+        for sublayer in (
+            attention(layer),
+            _chain(again(layer.post_attention_layernorm), again(layer.mlp), again(layer.post_mlp_convolution)),
+        )
+    ]
+    return Depth(connection, sublayers, decoder.norm)
+
+
+RELEASED: dict[str, Callable[[Any, Again], Depth]] = {
     "beam": _beam,
     "deepseek_v4": _hyper_connections,
     "hy_v4": _hyper_connections,
+    "inkling2_text": _inkling2,
     "muse_spark_text": _muse_spark,
     "qwen4_exp_text": _qwen4,
 }
