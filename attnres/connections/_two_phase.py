@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from attnres.connections._connection import Connection, Mixture, Sublayer, Values, widen
 from attnres.connections._reads import mixture
@@ -12,6 +14,8 @@ from attnres.ops import attend
 
 TILE = 4
 """How many sites, at least, read the finished blocks at once."""
+FEW = 16
+"""Of so many tokens, without gradients, a site reads all its sources by itself: an engine that decodes a batch."""
 
 
 class TwoPhase(Connection):
@@ -87,10 +91,11 @@ class TwoPhase(Connection):
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
         """Run, reading the finished blocks once per tile: a block, or several with at least TILE sites.
 
-        Of one token they are in the cache, and a phase more is a call more.
+        Of few tokens they are in the cache, and a phase more is a call more.
         """
         sublayers = self._fitting(values, sublayers, first)
-        if values[0].numel() == self.dim:
+        few = 1 if torch.is_grad_enabled() or is_compiling() else FEW
+        if values[0].numel() <= few * self.dim:
             return self._run_tile(values, sublayers, first, ())
         tile = self.block_size * -(-TILE // self.block_size)
         while sublayers:
