@@ -200,8 +200,7 @@ def load(folder: str | Path, dtype: torch.dtype | str | None = None) -> KimiK3Fo
         return KimiK3ForCausalLM.from_pretrained(folder, dtype=dtype or "auto", local_files_only=True)
     with torch.device("meta"):
         model = KimiK3ForCausalLM(KimiK3Config.from_dict(entries))
-    if isinstance(dtype, str):
-        dtype = None if dtype == "auto" else getattr(torch, dtype)
-    fill(model, folder, dtype)
+    named = None if dtype in (None, "auto") else getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    fill(model, folder, named)
     model.tie_weights()
     return model.eval()
