@@ -47,7 +47,7 @@ def test_an_attached_model_drafts_for_a_plain_one(model):
 @pytest.mark.slow
 def test_a_static_cache_is_compiled():
     """Into one graph without a break, as `generate` does by itself on a GPU."""
-    model = attached("qwen3", num_hidden_layers=2, layer_types=["full_attention"] * 2)
+    model = attached("qwen3")
     expected = generate(model, text(), COUNT).sequences
     torch.compiler.reset()
     model.forward = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
