@@ -5,7 +5,7 @@
 # make lint             ruff, pyright, import-linter
 # make docs             the guides and the API reference as a site, in site/
 # make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 3.3 GiB; needs gcc
-# make vllm             the tests that need vLLM, in an environment of 3.3 GiB
+# make vllm             the tests that need vLLM, in an environment of 3.3 GiB; ESSENTIAL=1 leaves out the slow ones
 # make clean            remove the environments and all build outputs
 # Each installs what it needs into .venv first (torchtitan and vllm into environments of their own). PYTHON chooses the interpreter.
 # make demo QUICK=1 trains two seeds for 48 steps, in place of three for 160.
@@ -57,7 +57,7 @@ torchtitan: .venv-torchtitan/ready
 
 # Python keeps what it compiled: vLLM's modules take 18 s of every process without.
 vllm: .venv-vllm/ready
-	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines
+	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines $(if $(ESSENTIAL),,-m "slow or not slow")
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	@echo "Installing PyTorch and what the commands need into .venv, once: about a minute"

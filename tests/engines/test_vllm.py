@@ -127,12 +127,18 @@ def assert_same(drawn, outputs) -> None:
         torch.testing.assert_close(table(output.outputs[0].logprobs), log_p, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", DIAGONAL)
+ESSENTIAL = ("qwen3", "gemma3_text")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ESSENTIAL else pytest.mark.slow) for name in DIAGONAL]
+)
 def test_vllm_draws_what_transformers_draws(name, engine, kept):
     model = kept[name, "trained"]
     assert_same(model.drawn, answers(engine(model.folder), prompts()))
 
 
+@pytest.mark.slow
 def test_bfloat16_is_as_near_as_the_plain_model_s(engine, kept):
     """To transformers in float32, over all log-probabilities of the prompts; the connection stays in float32."""
     errors = {}

@@ -51,6 +51,7 @@ def served(tmp_path_factory):
     process.wait()
 
 
+@pytest.mark.slow
 def test_a_client_of_openai_gets_the_models_tokens(served):
     """At once and streamed."""
     model, folder, client = served
