@@ -1,4 +1,7 @@
-"""vLLM's server on the folder of an attached model, without a flag about it."""
+"""vLLM's server on the folder of an attached model, without a flag about it.
+
+Before test_vllm.py, by its name: where vLLM has run a llama, transformers' own one no longer generates.
+"""
 
 from __future__ import annotations
 
