@@ -244,8 +244,8 @@ def test_fit_of_points_of_ones_own(tmp_path, capsys):
 
 
 def test_report_draws_the_committed_records(capsys):
-    """The tables that docs/tables.md has; tests/docs looks its numbers up."""
-    kept = (ROOT / "docs" / "tables.md").read_text(encoding="utf-8")
+    """The tables that results/tables.md has; tests/docs looks its numbers up."""
+    kept = (ROOT / "results" / "tables.md").read_text(encoding="utf-8")
     table = said(capsys, "report", ROOT / "results" / "scaling.json", "--tables").partition("\n### ")[2]
     assert table.partition("\n\n")[2].partition("\n\n")[0] in kept
 

@@ -36,7 +36,7 @@ NO_PROSE = re.compile(  # code, links, comments, dates, commits, sizes of models
 
 
 def record_hash(text: str) -> str:
-    """The hash that docs/tables.md stores for the record from which a section was made."""
+    """The hash that results/tables.md stores for the record from which a section was made."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -115,7 +115,7 @@ class Cited:
         return rest
 
     def _stale_tables(self) -> list[str]:
-        """List the records that have changed since docs/tables.md was generated."""
+        """List the records that have changed since results/tables.md was generated."""
         name = self.source["tables"]
         told = re.findall(r"^- sha256 of results/(\S+): (\w+)$", self._page(name), re.MULTILINE)
         now = {record: record_hash(_read(self.results / record)) for record, _ in told}
@@ -136,7 +136,7 @@ class Cited:
         return "\n".join([head, "|" + "---|" * len(lines[0]), *rows])
 
     def _values(self, name: str, spec: Mapping[str, Any]) -> list[Any]:
-        """The stored values of one citation, from the record of a benchmark or from the cells of docs/tables.md."""
+        """The stored values of one citation, from the record of a benchmark or from the cells of results/tables.md."""
         columns = [spec["column"]] if isinstance(spec["column"], str) else spec["column"]
         if "record" in spec:
             rows = json.loads(self._text(spec["record"]))["rows"]
@@ -150,7 +150,7 @@ class Cited:
         return [cells[0][column] for column in columns if cells[0][column] != ""]
 
     def _rows(self, spec: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, str]]]:
-        """The rows of a table of docs/tables.md: each line, and its cells by column."""
+        """The rows of a table of results/tables.md: each line, and its cells by column."""
         _, _, section = self._page(self.source["tables"]).partition(f"\n## {spec['section']}\n")
         _, _, rest = section.partition("\n## ")[0].partition(f"\n### {spec['table']}\n")
         lines = [line for line in rest.partition("\n#")[0].splitlines() if line.startswith("|")]

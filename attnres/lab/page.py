@@ -1,4 +1,4 @@
-"""The lab's records as a page (results.html with its figures) and as one document of tables (docs/tables.md)."""
+"""The lab's records as a page (results.html with its figures) and as one document of tables (results/tables.md)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ SUBTITLE = "What should carry information through depth? Every number and pictur
 HEAD = """\
 # All tables
 
-`attnres report --tables > docs/tables.md` writes this page from the records in [results/](../results).
+`attnres report --tables > results/tables.md` writes this page from the records in this folder.
 The hash of each record says whether its section is still its own.
-[results.md](results.md) says what the numbers mean, [evidence.md](evidence.md) at length.
+[results.md](../docs/results.md) says what the numbers mean, [evidence.md](../docs/evidence.md) at length.
 Its head has the commit in which `recipes/ladder`, `recipes/ladder.sh` and `recipes/rules` are."""
 STORED = "stored-tables.md"
 """Sections that no code makes any more: of commands that have left, and of runs from before there were records."""
