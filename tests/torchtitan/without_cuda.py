@@ -8,7 +8,7 @@ is a GPU, stays the real one (2 MB). Run by the Python of an environment, after
     pip install --no-deps torch==2.14.1 nvidia-cuda-runtime==13.0.96
 
 and before anything that needs torch is installed: it also takes the libraries off torch's list of what it requires, so
-that pip does not bring them. Needs gcc and binutils.
+that an installer does not bring them. Needs gcc and binutils.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ def main() -> None:
         version = "" if library == UNVERSIONED else VERSIONS.get(library, library)
         _stand_in(libraries / library, functions[version], version)
     metadata = Path(str(torch.locate_file(f"torch-{torch.version}.dist-info/METADATA")))
-    metadata.write_text(re.sub(r"(?m)^Requires-Dist: (?:cuda|nvidia)-.*\n", "", metadata.read_text()))
+    required = re.sub(r"(?m)^Requires-Dist: (?:cuda|nvidia)-.*\n", "", metadata.read_text())
+    metadata.unlink()  # the file may be a hard link into uv's cache, which stays as it is
+    metadata.write_text(required)
 
 
 def _stand_in(library: Path, names: set[str], version: str) -> None:
