@@ -9,8 +9,8 @@ from attnres.version import __version__ as __version__
 if TYPE_CHECKING:
     from attnres.analysis import depth_profile
     from attnres.connections import Connection, connection_names, make_connection, mixing_matrix, param_groups
-    from attnres.connections.block import Block as BlockAttnRes
-    from attnres.connections.full import Full as AttnRes
+    from attnres.connections.rules.block import Block as BlockAttnRes
+    from attnres.connections.rules.full import Full as AttnRes
     from attnres.errors import UsageError
     from attnres.model import Transformer, TransformerConfig
     from attnres.ops import DepthAttention, depth_attention
@@ -37,8 +37,8 @@ __all__ = [
 
 # Imported on first use: torch takes seconds, which `attnres --help` and a Ctrl-C at the start should not wait for.
 _HOMES = {
-    "AttnRes": "connections.full:Full",
-    "BlockAttnRes": "connections.block:Block",
+    "AttnRes": "connections.rules.full:Full",
+    "BlockAttnRes": "connections.rules.block:Block",
     "Connection": "connections",
     "DepthAttention": "ops",
     "Transformer": "model",

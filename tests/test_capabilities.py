@@ -23,7 +23,7 @@ from attnres.analysis.dynamics import depth_profile
 from attnres.analysis.powerlaw import fit_power_laws, read_points
 from attnres.analysis.rank import semiseparable_rank
 from attnres.cli import command_names, main
-from attnres.connections import _check as checks
+from attnres.connections import check as checks
 from attnres.data import DataConfig
 from attnres.ops import depth_attention
 from attnres.train import Interrupted, OptimizerConfig, RunConfig, load_run, train
@@ -225,7 +225,9 @@ def test_train_and_compare_leave_records_and_pages(
 
 def test_check_of_a_rule_of_ones_own(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text("from attnres.connections.residual import Residual\nclass Mine(Residual): pass\n")
+    (tmp_path / "mine.py").write_text(
+        "from attnres.connections.rules.residual import Residual\nclass Mine(Residual): pass\n"
+    )
     monkeypatch.setattr(checks, "CHECKS", checks.CHECKS[:4])
     assert "keeps the protocol" in said(capsys, "check", "mine.py:Mine")
 

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 from attnres.analysis.changes import Change, Made, Noise, Patch, Row
 from attnres.analysis.positions import told_positions
 from attnres.connections import Connection, Sublayer, Values, Weights
-from attnres.connections._connection import Mixture
-from attnres.connections._mixing import unrolled
-from attnres.connections._offload import at_hand, device_of
-from attnres.connections._reads import mixture
+from attnres.connections.base import Mixture
+from attnres.connections.matrix import unrolled
+from attnres.connections.offload import at_hand, device_of
+from attnres.connections.reads import mixture
 from attnres.errors import UsageError, list_of_ids
 
 log = logging.getLogger("attnres")

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
 from attnres.analysis.interventions import Reading, as_changes, ids_for, prepared, replaced, without_dropout
-from attnres.connections._offload import at_hand, device_of
+from attnres.connections.offload import at_hand, device_of
 from attnres.errors import UsageError
 from attnres.model import Transformer
 

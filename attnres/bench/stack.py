@@ -19,7 +19,7 @@ from attnres.bench.graphs import captured, new_pool, peak_bytes
 from attnres.bench.measure import CPU, Run, Setting, milliseconds, outputs_and_gradients, take_turns, why, worst_error
 from attnres.bench.operator import Comparison
 from attnres.bench.readers import EPS, Missing, Read
-from attnres.connections.block import Block
+from attnres.connections.rules.block import Block
 
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 """Relative, in norm: rounding to bfloat16 at every sublayer adds up."""

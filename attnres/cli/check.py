@@ -25,7 +25,7 @@ def command(connection: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metav
     """
     from attnres.cli._tables import Output, print_line
     from attnres.connections import Connection, make_connection
-    from attnres.connections._check import DIM, SITES, findings
+    from attnres.connections.check import DIM, SITES, findings
 
     made = make_connection(connection, DIM, SITES)  # a bad name or option is one line
     asked_for = ("weigh", "gather", "scatter")

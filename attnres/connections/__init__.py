@@ -1,7 +1,4 @@
-"""Residual connections, one per file. The file's name is the connection's name, with `-` for `_`.
-
-To add a connection, add one file here that defines one subclass of `Connection`; nothing else changes.
-"""
+"""Residual connections: the rules, one file each in rules/, and what they share."""
 
 from __future__ import annotations
 
@@ -9,16 +6,17 @@ import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnres.connections._grammar import Option, parse_connection
+from attnres.connections import rules
+from attnres.connections.grammar import Option, parse_connection
 from attnres.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from attnres.connections._connection import Connection, Sublayer, Values, Weights, check_sublayers, output_of
-    from attnres.connections._groups import param_groups
-    from attnres.connections._made import connection_class, file_digest, make_connection
-    from attnres.connections._mixing import Unrolled, mixing_matrix
-    from attnres.connections._options import option_defaults
-    from attnres.connections._reads import mean_read
+    from attnres.connections.base import Connection, Sublayer, Values, Weights, check_sublayers, output_of
+    from attnres.connections.groups import param_groups
+    from attnres.connections.matrix import Unrolled, mixing_matrix
+    from attnres.connections.options import option_defaults
+    from attnres.connections.reads import mean_read
+    from attnres.connections.registry import connection_class, file_digest, make_connection
 
 __all__ = [
     "Connection",
@@ -45,19 +43,18 @@ __all__ = [
 
 __getattr__ = on_first_use(
     __name__,
-    _connection=["Connection", "Sublayer", "Values", "Weights", "check_sublayers", "output_of"],
-    _groups=["param_groups"],
-    _made=["connection_class", "file_digest", "make_connection"],
-    _mixing=["Unrolled", "mixing_matrix"],
-    _options=["option_defaults"],
-    _reads=["mean_read"],
+    base=["Connection", "Sublayer", "Values", "Weights", "check_sublayers", "output_of"],
+    groups=["param_groups"],
+    registry=["connection_class", "file_digest", "make_connection"],
+    matrix=["Unrolled", "mixing_matrix"],
+    options=["option_defaults"],
+    reads=["mean_read"],
 )
 
 
 def connection_names() -> list[str]:
-    """The names of all connections: one for each file of this folder that does not start with an underscore."""
-    files = (module.name for module in pkgutil.iter_modules(__path__))
-    return sorted(file.replace("_", "-") for file in files if not file.startswith("_"))
+    """The names of all connections, one for each file of rules/."""
+    return sorted(file.name.replace("_", "-") for file in pkgutil.iter_modules(rules.__path__))
 
 
 def from_anywhere(connection: str) -> str:
@@ -72,7 +69,7 @@ def saved_connection(connection: str, sublayers: int) -> str:
     >>> saved_connection("block", sublayers=48)
     'block:block_size=6'
     """
-    from attnres.connections._made import saved
+    from attnres.connections.registry import saved
 
     return saved(connection, sublayers)
 
@@ -96,6 +93,6 @@ def canonical_connection(connection: str, sublayers: int | None = None, **option
     name, written = parse_connection(connection)
     if not (written or options) and name in connection_names():
         return name  # without torch
-    from attnres.connections._made import canonical
+    from attnres.connections.registry import canonical
 
     return canonical(connection, sublayers, options)

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from attnres.connections import Connection, canonical_connection, saved_connection
-from attnres.connections._offload import device_of
-from attnres.connections._start import difference_at_start, with_exact_start
+from attnres.connections.offload import device_of
+from attnres.connections.start import difference_at_start, with_exact_start
 from attnres.errors import UsageError
 from attnres.hf.classes import become_attached, install, why_not_loadable
 from attnres.hf.decoder import Anatomy, decoder_of, fitting_connection, no_model, read_anatomy

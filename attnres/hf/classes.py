@@ -33,7 +33,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 from attnres.connections import Connection, Unrolled, mean_read
-from attnres.connections._offload import at_hand
+from attnres.connections.offload import at_hand
 from attnres.errors import UsageError
 from attnres.files import write_text
 from attnres.hf.decoder import Anatomy, decoder_of, fitting_connection, read_anatomy, runs_layers

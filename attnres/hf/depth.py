@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.connections import mixing_matrix as connection_mixing_matrix
-from attnres.connections._offload import at_hand
+from attnres.connections.offload import at_hand
 from attnres.errors import UsageError
 from attnres.hf.attach import connection_of
 from attnres.hf.decoder import decoder_of, norm_of

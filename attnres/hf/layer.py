@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.connections import Connection, Sublayer, Unrolled, Values
-from attnres.connections._offload import at_hand, gathered
+from attnres.connections.offload import at_hand, gathered
 from attnres.errors import UsageError
 from attnres.hf.cut import LayerCode, Piece, own_forward
 from attnres.hf.several import READS, forward_with_reads

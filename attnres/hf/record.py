@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from attnres.connections import canonical_connection, file_digest, from_anywhere, parse_connection
-from attnres.connections._files import is_loaded
+from attnres.connections.files import is_loaded
 from attnres.errors import UsageError
 
 RECORD = "attnres"

@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnres.connections import Connection, Sublayer, Unrolled, Values, Weights, make_connection
-from attnres.connections._mixing import READERS
-from attnres.connections._streams import Streams
+from attnres.connections.matrix import READERS
+from attnres.connections.streams import Streams
 from attnres.errors import UsageError
 from attnres.hf.decoder import decoder_of, norm_of, read_anatomy
 from attnres.hf.layer import CONNECTION, bind, run_whole

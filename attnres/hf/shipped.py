@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from attnres.connections import Connection
-from attnres.connections.block import Block
+from attnres.connections.rules.block import Block
 from attnres.errors import UsageError
 from attnres.hf.folder import read_config, read_tensors, refuse_differences, weight_files
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres.connections.block import Block
-from attnres.connections.residual import Residual
+from attnres.connections.rules.block import Block
+from attnres.connections.rules.residual import Residual
 from attnres.errors import UsageError
 from attnres.hf.shipped import write_connection
 from attnres.kimi_k3.model import KimiK3ForCausalLM

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 
 from attnres.connections import connection_class
-from attnres.connections._start import difference_at_start
+from attnres.connections.start import difference_at_start
 from attnres.data import Tokenizer
 from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig

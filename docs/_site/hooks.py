@@ -108,14 +108,15 @@ def _modules(name: str) -> list[str]:
 
 
 def _reference(name: str) -> str:
-    """What a package exports; of one that exports nothing, and of the connections, what each of its files defines."""
+    """What a package exports; of one that exports nothing, what its files define; and the connections' rules."""
     source = _source(name)
     exported = _exported(source)
     lines = [f"# {name}", "", ast.get_docstring(source) or "", ""]
     homes = _homes(source)
     lines += [f"::: {homes.get(member, name)}.{member}\n" for member in exported]
     if not exported or name == "attnres.connections":
-        lines += [f"::: {module}\n" for module in _modules(name)]
+        rules_or_all = f"{name}.rules" if exported else name
+        lines += [f"::: {module}\n" for module in _modules(rules_or_all)]
     return "\n".join(lines)
 
 

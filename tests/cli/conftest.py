@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnres.cli import main
-from attnres.connections import _files
+from attnres.connections import files
 from attnres.train import train
 from attnres.train.loop import Diverged
 from attnres.train.sweep import JobState
@@ -53,7 +53,7 @@ def run_jobs_but(fails: Callable[[str], bool]) -> Callable[..., list[JobState]]:
 
 def forget_rules() -> None:
     """Be as a new process, which runs the files of connections as they are by then."""
-    _files._module.cache_clear()
+    files._module.cache_clear()
     for name in [name for name in sys.modules if name.startswith("attnres_connection_")]:
         del sys.modules[name]
 

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnres import Connection, connection_names, make_connection, mixing_matrix
 from attnres.connections import connection_class, option_defaults
-from attnres.connections.block import AttnResOptions
+from attnres.connections.rules.block import AttnResOptions
 from tests.depth import DIM, SITES, VARIANTS, in_blocks, make_sublayers, randomised, trace, variant_id
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS, ids=variant_id)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from attnres import UsageError, connection_names, make_connection
 from attnres.connections import canonical_connection, connection_class, option_defaults, saved_connection
-from attnres.connections._grammar import parse_connection, print_connection
+from attnres.connections.grammar import parse_connection, print_connection
 
 words = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True)
 names = st.from_regex(r"[a-z][a-z0-9-]*|([\w/: ]+/)?\w+\.py:[A-Z]\w*", fullmatch=True).map(str.strip)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from hyper_connections import HyperConnections
 
 from attnres import make_connection, mixing_matrix
-from attnres.connections.mhc import sinkhorn
+from attnres.connections.rules.mhc import sinkhorn
 from tests.depth import DIM, SITES, make_sublayers, randomised, trace
 
 pytestmark = pytest.mark.usefixtures("float64")

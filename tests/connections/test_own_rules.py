@@ -9,9 +9,9 @@ import pytest
 
 from attnres import UsageError, make_connection
 from attnres.cli import main
-from attnres.connections import _check as checks
 from attnres.connections import canonical_connection
-from attnres.connections._sound import check_apart, check_rule, randomised
+from attnres.connections import check as checks
+from attnres.connections.sound import check_apart, check_rule, randomised
 from tests.connections import wrong_rules as wrong
 
 ALL_BUT_COMPILED = [check for check in checks.CHECKS if check is not checks.compiled]

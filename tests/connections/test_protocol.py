@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from attnres import UsageError, make_connection, mixing_matrix
-from attnres.connections import _connection, check_sublayers
+from attnres.connections import base, check_sublayers
 from tests.depth import DIM, SITES, make_sublayers, randomised
 
 with_two_runs = pytest.mark.parametrize("name", ["residual", "block"])
@@ -59,7 +59,7 @@ def test_sublayers_that_work_in_place_are_refused(name):
 def test_a_sublayer_is_looked_at_once_in_inference_and_once_elsewhere(name, monkeypatch):
     """Decoding calls it for every token."""
     looks = []
-    monkeypatch.setattr(_connection, "times_changed", lambda tensors: looks.append(tensors) or 0)
+    monkeypatch.setattr(base, "times_changed", lambda tensors: looks.append(tensors) or 0)
     connection, x = make_connection(name, DIM, SITES), torch.randn(2, DIM)
     for mode in (torch.inference_mode, torch.no_grad):
         for new in (True, False):

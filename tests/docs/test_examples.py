@@ -28,7 +28,7 @@ def decay(tmp_path, monkeypatch) -> str:
     """The connection of CONTRIBUTING.md, added as one file to the folder of connections."""
     (source,) = python_blocks("CONTRIBUTING.md")
     (tmp_path / "decay.py").write_text(source, encoding="utf-8")
-    monkeypatch.setattr(attnres.connections, "__path__", [*attnres.connections.__path__, str(tmp_path)])
+    monkeypatch.setattr(attnres.connections.rules, "__path__", [*attnres.connections.rules.__path__, str(tmp_path)])
     yield "decay"
     sys.modules.pop("attnres.connections.decay", None)
 
@@ -53,7 +53,7 @@ def test_a_newcomers_connection_passes_the_suite_that_is_cited(decay, tmp_path):
     plugin = tmp_path / "plugin"
     plugin.mkdir()
     (plugin / "with_decay.py").write_text(
-        f"import attnres.connections\nattnres.connections.__path__.append({str(tmp_path)!r})\n"
+        f"import attnres.connections.rules\nattnres.connections.rules.__path__.append({str(tmp_path)!r})\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(plugin), *sys.path])}
     suite = ["-p", "with_decay", "-n", "0", "-k", decay, "tests/connections/test_every_connection.py"]
@@ -70,7 +70,7 @@ def test_a_newcomers_connection_passes_the_suite_that_is_cited(decay, tmp_path):
 
 def test_a_file_with_no_connection_is_named(tmp_path, monkeypatch):
     (tmp_path / "empty.py").write_text("")
-    monkeypatch.setattr(attnres.connections, "__path__", [*attnres.connections.__path__, str(tmp_path)])
+    monkeypatch.setattr(attnres.connections.rules, "__path__", [*attnres.connections.rules.__path__, str(tmp_path)])
     with pytest.raises(attnres.UsageError, match=r"empty.py must define one subclass of Connection, not 0"):
         make_connection("empty", dim=4, sublayers=2)
 

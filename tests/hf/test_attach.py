@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import attnres.hf
 from attnres import UsageError, connection_names
-from attnres.connections._start import difference_at_start
+from attnres.connections.start import difference_at_start
 from tests.depth import randomise
 from tests.hf.models import assert_near, attached, make_model, make_tokens
 

@@ -18,7 +18,7 @@ from tests.hf.models import assert_near, make_model, make_tokens
 
 SOURCE = """
 from pathlib import Path
-from attnres.connections.rms_residual import RMSResidual
+from attnres.connections.rules.rms_residual import RMSResidual
 
 Path(__file__).with_suffix(".ran").touch()
 
@@ -63,7 +63,7 @@ LOADERS = [AutoModelForCausalLM.from_pretrained, attnres.hf.load]
 
 WITH_A_MODULE = """
 from torch import nn
-from attnres.connections.residual import Residual
+from attnres.connections.rules.residual import Residual
 
 class Rule(Residual):
     def __init__(self, dim, sublayers):

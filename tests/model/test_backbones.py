@@ -7,7 +7,7 @@ import torch
 
 from attnres import Transformer, TransformerConfig
 from attnres.connections import canonical_connection
-from attnres.connections._start import with_exact_start
+from attnres.connections.start import with_exact_start
 from attnres.errors import UsageError
 from attnres.generate import generate
 from attnres.model import parameter_roles

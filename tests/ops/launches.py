@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import jit
 
-from attnres.connections.block import Block
+from attnres.connections.rules.block import Block
 from attnres.ops import library, triton_backend, triton_kernels
 
 TARGETS = {f"sm_{capability}": GPUTarget("cuda", capability, 32) for capability in (80, 90, 100)}

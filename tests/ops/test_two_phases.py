@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from attnres.connections import Connection, _two_phase, block, make_connection
-from attnres.connections._two_phase import TILE
+from attnres.connections.two_phase import TILE
 from attnres.ops import attend, attend_outs
 from tests.depth import make_sublayers, randomise
 

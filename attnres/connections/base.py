@@ -1,0 +1,444 @@
+"""What every residual connection is: a small linear machine under a token's weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+from torch.compiler import is_compiling
+
+from attnres.connections.options import options_given
+from attnres.errors import UsageError, check_count
+from attnres.ops import inverse_rms as inverse_rms
+from attnres.ops import widen as widen
+from attnres.ops.reference import DTYPES
+from attnres.torch_private import times_changed
+
+Values = tuple[Tensor, ...]
+"""What depth carries between two sites. Tensors only, never mutated: it is the wire format of a pipeline."""
+
+Weights = Any
+"""A token's weights at one site: a tensor or a tuple of tensors, broadcast against extra leading axes of values."""
+
+Mixture = Any
+"""What a site reads: a tensor h or, where it reads several mixtures of its sources (`Connection.reads`), a tuple."""
+
+Sublayer = Callable[..., Tensor]
+"""f(h) -> y or, at a site with several reads, f(h_1, h_2, ..) -> y."""
+
+
+class Connection(nn.Module):
+    """The rule that makes each sublayer's input h_l from the sources v_0 .. v_l.
+
+    A subclass defines `start`, `weigh`, `gather` and `scatter`. Only `weigh` and `weigh_output` may be non-linear;
+    `start`, `gather` and `scatter` are linear in (values, h, y), so `mixing_matrix` needs no code per connection.
+
+    All arithmetic of a connection runs outside autocast and in at least float32. Values have the stream's dtype, or the
+    wider one of a sublayer's output that is summed or kept unchanged.
+
+    Args:
+        dim: the stream's width.
+        sublayers: their number L. Sites 0 .. L-1 feed them; site L is the readout before the final norm.
+
+    Raises:
+        UsageError: either is not an integer of at least 1.
+    """
+
+    pre_norm: ClassVar[bool] = True
+    """Whether the sublayers normalise their own input. PostNorm and ReZero are defined on sublayers that do not."""
+
+    channel_maps: ClassVar[tuple[str, ...]] = ()
+    """Names of parameter lists of matrices [dim, dim] that make a query from a token's channels.
+
+    They want a learning rate dim times smaller than a query: AdamW moves every entry by about the rate, and dim of them
+    add up in each entry of the query. A gate, which no sum over channels follows, does better without (Highway).
+    """
+
+    shared_options: ClassVar[type | None] = None
+    """The frozen dataclass of the options that `__init__` takes as **options, which a family of connections shares."""
+
+    per_layer: ClassVar[bool] = False
+    """Whether the rule tells the two sublayers of a transformer layer apart: even sites are a layer's first."""
+
+    mixes_channels: ClassVar[bool] = False
+    """Whether `gather` or `scatter` mixes the channels of a value, as a matrix over them does, or parts them into
+    pieces. Of other rules values of one channel are enough to see the weights."""
+
+    rate: float = 10.0
+    """How many times the weights' learning rate `param_groups` gives to its parameters. `attnres.hf.attach` sets it to
+    one: beside weights that are trained already, ten times as much disturbs them."""
+
+    _options: dict[str, Any]
+    """The options that it was made with, defaults included; the base class sees to it (`__new__`)."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        connection = super().__new__(cls)
+        connection.__dict__["_options"] = options_given(cls, args, kwargs)  # a module takes none before its __init__
+        return connection
+
+    def __init__(self, dim: int, sublayers: int) -> None:
+        super().__init__()
+        check_count("dim", dim)
+        check_count("sublayers", sublayers)
+        self.dim = dim
+        self.sublayers = sublayers
+        self._watched: set[tuple[int, bool]] = set()
+        """Sites whose sublayer was seen to change nothing in place, in their first call, and whether for inference."""
+        self.register_state_dict_post_hook(Connection._sign)
+        self.register_load_state_dict_pre_hook(Connection.refuse_other)
+
+    @property
+    def signature(self) -> str:
+        """Its class and options, as a state says whose it is."""
+        return f"{type(self).__name__}({self.extra_repr()})"
+
+    def _sign(self, state: Any, prefix: str, metadata: dict[str, Any]) -> None:
+        metadata["connection"] = self.signature
+
+    def refuse_other(self, state: Any, prefix: str, metadata: dict[str, Any], *_: Any) -> None:
+        """Raise UsageError where strict loading would take another one's state: the parameters of a Full are those of
+        a Block. Plain tensors, as safetensors keeps them, do not say whose they are.
+        """
+        own = {prefix + name for name in self.state_dict(keep_vars=True)}
+        if own == {key for key in state if key.startswith(prefix)}:
+            self.refuse_signature(metadata.get("connection", self.signature))
+
+    def refuse_signature(self, theirs: str) -> None:
+        """Raise UsageError if that is the signature of another connection."""
+        if theirs != self.signature:
+            raise UsageError(f"the state is that of {theirs}, and this is {self.signature}; use the same options")
+
+    @classmethod
+    def saved_options(cls, options: dict[str, Any], sublayers: int) -> dict[str, Any]:
+        """The options as they are saved: one whose default follows from the number of sublayers is written out."""
+        return options
+
+    def anew(self) -> Connection:
+        """Make another one with the same options, as at its start."""
+        return type(self)(self.dim, self.sublayers, **self._options)
+
+    def start(self, x: Tensor) -> Values:
+        """Make the values before the first site.
+
+        Args:
+            x: the embedding v_0, [..., dim], of a floating dtype, which becomes the stream's.
+
+        Raises:
+            UsageError: anything else.
+        """
+        refuse_no_stream(x)
+        return (x,)
+
+    def reads(self, site: int) -> int:
+        """How many mixtures the site reads, 1 or more: its sublayer is called with so many. The readout reads one."""
+        return 1
+
+    def value_count(self, site: int) -> int | None:
+        """How many values there are before the site, by which `run` and `readout` know those of another one.
+
+        None, as here, where the number does not follow from the site.
+        """
+        return None
+
+    def weigh(self, values: Values, site: int) -> Weights:
+        """Compute every token's weights at one site: the step that may be non-linear.
+
+        Args:
+            values: what `start` or the `scatter` of the site before returned.
+            site: 0 .. L, where L is the readout.
+
+        Returns:
+            Tensors of at least float32 whose shapes are the subclass's own affair; they must broadcast where values
+            have further leading axes, as under `mixing_matrix`.
+        """
+        raise NotImplementedError
+
+    def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
+        """Mix the sublayer's input, linear in `values`.
+
+        Args:
+            values: as in `weigh`, possibly with further leading axes.
+            weights: what `weigh` returned at this site.
+            site: 0 .. L.
+
+        Returns:
+            h, [..., dim], of the stream's dtype: a tuple of them if the site reads several.
+        """
+        raise NotImplementedError
+
+    def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
+        """Take up what the sublayer made of its input, linear in (`values`, `h`, `y`).
+
+        Args:
+            values: as in `gather`.
+            weights: what `weigh_output` returned at this site.
+            site: 0 .. L-1.
+            h: what `gather` returned at this site.
+            y: the sublayer's output f(h), [..., dim].
+
+        Returns:
+            The values for the next site, as new tensors: those given are not changed.
+        """
+        raise NotImplementedError
+
+    def weigh_output(self, values: Values, weights: Weights, site: int, y: Tensor) -> Weights:
+        """Add the weights that only the output decides: the one step besides `weigh` that may be non-linear.
+
+        A rule that normalises what a sublayer returns (N(y) = y / rms(y)) makes 1/rms(y) here; others need nothing.
+
+        Args:
+            values: as in `gather`.
+            weights: what `weigh` returned at this site.
+            site: 0 .. L-1.
+            y: the sublayer's output, [..., dim].
+
+        Returns:
+            What `scatter` gets as its weights.
+        """
+        return weights
+
+    def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
+        """Do what `weigh` and then `gather` do. A subclass with a fused operator overrides this.
+
+        Args:
+            values: as in `weigh`.
+            site: 0 .. L.
+
+        Returns:
+            The weights, for `weigh_output` and `scatter`, and h as `gather` returns it.
+        """
+        with outside_autocast(values):
+            weights = self.weigh(values, site)
+            return weights, self.gather(values, weights, site)
+
+    def absorb(self, values: Values, weights: Weights, site: int, h: Mixture, y: Tensor) -> Values:
+        """Do what `weigh_output` and then `scatter` do. A subclass with a fused operator overrides this, as `mix`.
+
+        Args:
+            values: as in `mix`.
+            weights: what `mix` returned at this site.
+            site: 0 .. L-1.
+            h: what `mix` returned at this site.
+            y: the sublayer's output, [..., dim].
+
+        Returns:
+            The values for the next site.
+        """
+        if not is_autocast_on(values):  # to enter and leave an empty context takes 2 us: decoding feels it
+            return self.scatter(values, self.weigh_output(values, weights, site, y), site, h, y)
+        with outside_autocast(values):
+            return self.scatter(values, self.weigh_output(values, weights, site, y), site, h, y)
+
+    def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
+        """Pass the values through consecutive sublayers.
+
+        Args:
+            values: what `start` or an earlier `run` returned.
+            sublayers: functions of h that return what they add, [..., dim] each; they must not add h themselves.
+            first: the site of the first of them.
+
+        Returns:
+            The values behind the last one, for the next `run` or for `readout`.
+
+        Raises:
+            UsageError: values of another width, of whole numbers or, where `value_count` tells, of another site; more
+                sublayers than it has, or one that cannot be called, works in place, writes all its outputs into one
+                buffer or does not return one tensor of the shape it reads.
+        """
+        for site, sublayer in enumerate(self._fitting(values, sublayers, first), first):
+            weights, h = self.mix(values, site)
+            values = self.absorb(values, weights, site, h, self._output_of(sublayer, h, values, site))
+        return values
+
+    def _output_of(self, sublayer: Sublayer, h: Mixture, values: Values, site: int) -> Tensor:
+        """Do what `output_of` does; whether the sublayer works in place is looked at in the site's first call."""
+        if is_compiling():
+            return output_of(sublayer, h, values, watch=False)
+        # Inference mode has a first call of its own: it counts no changes of the tensors that it makes.
+        call = site, torch.is_inference_mode_enabled()
+        y = output_of(sublayer, h, values, watch=call not in self._watched)
+        self._watched.add(call)
+        return y
+
+    def _fitting(self, values: Values, sublayers: Iterable[Sublayer], first: int) -> list[Sublayer]:
+        """List the sublayers.
+
+        Raises:
+            UsageError: they or the values are not for this connection.
+        """
+        _refuse_tensor(values)
+        refuse_no_stream(values[0])
+        if values[0].shape[-1] != self.dim:
+            raise UsageError(f"the connection has width {self.dim}; what it was given has {values[0].shape[-1]}")
+        listed = list(sublayers)
+        if first + len(listed) > self.sublayers:
+            raise UsageError(f"the connection has {self.sublayers} sublayers; {len(listed)} from {first} on do not fit")
+        self._refuse_another_site(values, first)
+        return listed
+
+    def _refuse_another_site(self, values: Values, site: int) -> None:
+        expected = self.value_count(site)
+        if expected is None or len(values) == expected:
+            return
+        mend = (
+            "run all sublayers first"
+            if site == self.sublayers
+            else "let run begin where the one before it ended (first)"
+        )
+        raise UsageError(
+            f"before site {site} of {self.sublayers} there are {expected} values, not the {len(values)} given; {mend}"
+        )
+
+    def readout(self, values: Values) -> Tensor:
+        """Mix the input of the final norm and the head: h at site L, [..., dim], of the stream's dtype.
+
+        Args:
+            values: what the `run` of the last sublayer returned.
+
+        Raises:
+            UsageError: a tensor in place of them, or, where `value_count` tells, the values before an earlier site.
+        """
+        _refuse_tensor(values)
+        self._refuse_another_site(values, self.sublayers)
+        return self.mix(values, self.sublayers)[1]
+
+    def forward(self, x: Tensor, sublayers: Iterable[Sublayer]) -> Tensor:
+        """Run the embedding through all sublayers: readout(run(start(x), sublayers)).
+
+        A model that is cut into stages, checkpointed or decoded calls the three itself.
+
+        Args:
+            x: the embedding, [..., dim].
+            sublayers: as in `run`, and as many as the connection has.
+
+        Returns:
+            The input of the final norm, [..., dim].
+
+        Raises:
+            UsageError: what `start` and `run` raise, or another number of sublayers.
+        """
+        listed = list(sublayers)
+        if len(listed) != self.sublayers:
+            raise UsageError(f"the connection has {self.sublayers} sublayers, but {len(listed)} were given")
+        return self.readout(self.run(self.start(x), listed))
+
+    def extra_repr(self) -> str:
+        said = {"dim": self.dim, "sublayers": self.sublayers, **self._options}
+        return ", ".join(f"{name}={value}" for name, value in said.items())
+
+
+def refuse_no_stream(x: Tensor) -> None:
+    """Raise UsageError for what cannot be the stream's embedding: no tensor, a number, or of a dtype without sums."""
+    if not isinstance(x, Tensor) or x.ndim == 0:
+        given = f"a {type(x).__name__}" if not isinstance(x, Tensor) else "a number"
+        raise UsageError(f"the stream starts with the embedding, a tensor [..., dim], not with {given}")
+    if x.dtype not in DTYPES:
+        raise UsageError(f"the stream must be of a floating dtype, not {x.dtype}; start with an embedding")
+
+
+def _output_of_several(sublayer: Sublayer, reads: tuple[Tensor, ...]) -> Tensor:
+    try:
+        return sublayer(*reads)
+    except TypeError as error:
+        if "positional argument" not in str(error):
+            raise
+        raise UsageError(
+            f"the site reads {len(reads)} mixtures, and its sublayer is called with so many tensors; this one is not "
+            "made for them: leave out reads"
+        ) from error
+
+
+def _refuse_tensor(values: Values) -> None:
+    """A tensor can be indexed, too, and its first row would pass for a stream."""
+    if isinstance(values, Tensor):
+        raise UsageError("values are what start(x) returns, not x: connection.run(connection.start(x), sublayers)")
+
+
+def output_of(sublayer: Sublayer, h: Mixture, values: Values = (), watch: bool = True) -> Tensor:
+    """Call the sublayer with what its site reads.
+
+    Args:
+        sublayer: a function of one tensor [..., dim], or of as many as `h` holds.
+        h: what `mix` or `gather` returned.
+        values: what depth carries meanwhile.
+        watch: look whether the sublayer changes h or the values in place.
+
+    Returns:
+        Its output, [..., dim].
+
+    Raises:
+        UsageError: it returns no tensor, or one of another shape, which most sums would broadcast without a word, of
+            another device or of no floating dtype; or it changes what it was given, which may be the stream itself or
+            saved for the backward pass, or the values, which may hold what an earlier call returned as it is.
+    """
+    reads = h if isinstance(h, tuple) else (h,)
+    before, values_before = (times_changed(reads), times_changed(values)) if watch else (0, 0)
+    y = sublayer(*reads) if len(reads) == 1 else _output_of_several(sublayer, reads)
+    if not isinstance(y, Tensor):
+        raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
+    if y.shape != reads[0].shape:
+        read, returned = list(reads[0].shape), list(y.shape)
+        raise UsageError(f"a sublayer must return the shape that it reads, {read}, and returned {returned}")
+    if y.dtype not in DTYPES or y.device != reads[0].device:
+        read, returned = f"{reads[0].dtype} on {reads[0].device}", f"{y.dtype} on {y.device}"
+        raise UsageError(f"a sublayer must return a floating dtype on the device that it reads, {read}, not {returned}")
+    if not watch:
+        return y
+    if times_changed(reads) != before:
+        raise UsageError("a sublayer changed its input in place, as nn.ReLU(inplace=True) does; let it work on a copy")
+    if times_changed(values) != values_before:
+        raise UsageError(
+            "a sublayer wrote into what an earlier one returned, as with one buffer for the outputs of all calls; "
+            "let it return a tensor of its own at every call"
+        )
+    return y
+
+
+def check_sublayers(sublayers: Iterable[Sublayer], x: Tensor) -> None:
+    """Refuse a sublayer that adds a residual of its own: it is to return what it adds, and no more.
+
+    One that begins with a norm gives the same for 1000 x as for x, so what differs by 999 x is x itself.
+
+    Args:
+        sublayers: those that read one mixture; each is called twice, without gradients.
+        x: any input of theirs, [..., dim].
+
+    Raises:
+        UsageError: the first that does, by its index.
+    """
+    x = x / x.abs().amax().clamp(min=1)  # float16 ends at 65504
+    with torch.no_grad():
+        for index, sublayer in enumerate(sublayers):
+            added = widen(output_of(sublayer, 1000 * x)) - widen(output_of(sublayer, x))
+            if (added - 999 * widen(x)).norm() < 0.1 * (999 * widen(x)).norm():
+                raise UsageError(
+                    f"sublayer {index} adds its input to its output; the connection does that: leave it out"
+                )
+
+
+def is_autocast_on(values: Values) -> bool:
+    device = values[0].device.type
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
+def outside_autocast(values: Values) -> AbstractContextManager[Any]:
+    """A context in which matrix products keep their dtype: bf16 keys or queries break depth attention."""
+    return torch.autocast(values[0].device.type, enabled=False) if is_autocast_on(values) else nullcontext()
+
+
+def stream_dtype(stream: Tensor, y: Tensor) -> torch.dtype:
+    """What a sum of the stream and a sublayer's output is kept in: the wider of the two."""
+    return torch.promote_types(stream.dtype, y.dtype)
+
+
+def apart(numbers: Tensor) -> tuple[Tensor, ...]:
+    """Split a vector of weights into tensors [1]: one without axes would not widen what it is multiplied by."""
+    return widen(numbers).unsqueeze(-1).unbind()
+
+
+def one_of(name: str, value: object, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)}, not {value!r}")

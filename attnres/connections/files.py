@@ -1,0 +1,96 @@
+"""Connections from files: those of this folder and those of one's own."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from zlib import crc32
+
+from attnres.connections.base import Connection
+from attnres.errors import UsageError, first_line
+
+DIGEST = "__attnres_digest__"
+"""The name under which a file's module has the hash of the text that was run."""
+
+
+def class_of_file(file: str, name: str) -> type[Connection]:
+    """Find a class in a Python file, which is run as the program it is.
+
+    Raises:
+        UsageError: there is no such file, or it defines no connection of that name. What the file raises is raised.
+    """
+    path = Path(file).resolve()
+    if not path.is_file():
+        raise UsageError(f"{file}: no such file, seen from {Path.cwd()}; write FILE.py:CLASS")
+    classes = {cls.__name__: cls for cls in classes_of(_module(path))}
+    if name not in classes:
+        defined = f"it defines {', '.join(classes)}" if classes else "it defines none"
+        raise UsageError(f"{file}: no subclass of Connection is called {name!r}; {defined}")
+    return classes[name]
+
+
+def classes_of(module: ModuleType) -> list[type[Connection]]:
+    """List the connections that a module defines itself."""
+    return [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Connection) and value.__module__ == module.__name__
+    ]
+
+
+def told(error: BaseException) -> str:
+    """Say in one line what somebody's code raised."""
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
+@contextmanager
+def making_errors(connection: str) -> Iterator[None]:
+    """Let a UsageError of a connection's class name the connection, as it was written: `heads` is the model's, too."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(f"connection {connection}: {error}") from error
+
+
+def is_loaded(file: str) -> bool:
+    """Whether this process has run the file already."""
+    path = Path(file).resolve()
+    return getattr(sys.modules.get(_module_name(path)), "__file__", None) == str(path)
+
+
+def _module_name(path: Path) -> str:
+    return f"attnres_connection_{path.stem}_{crc32(bytes(path)):08x}"
+
+
+def digest(file: str) -> str:
+    """Hash the file: as this process has run it, or, where it has not, as it is."""
+    loaded = sys.modules[_module_name(Path(file).resolve())] if is_loaded(file) else None
+    return getattr(loaded, DIGEST, None) or _hash(Path(file).read_bytes())
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()
+
+
+@functools.cache
+def _module(path: Path) -> ModuleType:
+    """Import the file once, so that its classes are the same for whoever asks."""
+    name = _module_name(path)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # its name ends in .py, as the grammar asks
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        text = path.read_bytes()  # not by the loader, which may take bytecode of an edit of the same second
+        setattr(module, DIGEST, _hash(text))
+        exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,320 @@
+"""Block Attention Residuals: attention over the sums of blocks of sublayers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from attnres.connections.base import (
+    Connection,
+    Mixture,
+    Sublayer,
+    Values,
+    Weights,
+    inverse_rms,
+    one_of,
+    stream_dtype,
+    widen,
+)
+from attnres.connections.options import option_defaults
+from attnres.connections.reads import Reads, each_read, mixture, per_read, reads_of_sites
+from attnres.connections.two_phase import TwoPhase
+from attnres.errors import UsageError, check_count
+from attnres.ops import add_and_attend, attend_outs, depth_scores
+from attnres.torch_private import own_parameters
+
+BLOCKS = 8
+
+
+def size_of_blocks(sublayers: int, block_size: int | None, blocks: int) -> int:
+    """Sublayers per block: block_size or, if that is None, ceil(sublayers / blocks). Raises UsageError for both."""
+    check_count("blocks", blocks)
+    if block_size is None:
+        return -(-sublayers // blocks)
+    check_count("block_size", block_size)
+    if blocks != BLOCKS:
+        raise UsageError("give block_size or blocks, not both")
+    return block_size
+
+
+@dataclass(frozen=True)
+class AttnResOptions:
+    """Options that Block, Full and Window share; most are the ablations of the paper's Table 4."""
+
+    eps: float = 1e-6
+    """What the keys' norm adds to the mean square."""
+    query: Literal["static", "input"] = "static"
+    """input: q_l = w_l + W_l RMSNorm(newest source), W_l = 0 at the start."""
+    mixing: Literal["keys", "static"] = "keys"
+    """static: p = softmax of a free vector per site; no keys."""
+    weighting: Literal["softmax", "sigmoid"] = "softmax"
+    """sigmoid: p_i = sigmoid(score_i), not normalised over depth."""
+    key_norm: bool = True
+    """False: score_i = w_l . v_i; no gain."""
+    heads: int = 1
+    """Slices of dim, each with a softmax of its own."""
+    key_slice: int | None = None
+    """Keys are the last so many channels, R: score_i = w_l . RMSNorm(v_i[-R:]; g_l), w_l and g_l in R^R; values are
+    whole. Sliced LR-AttnRes (2607.09694)."""
+    null: bool = False
+    """p_i = e^score_i / (1 + sum_j e^score_j): with a score of zero that has no source the weights add up to less than
+    one. Softmax1 over depth, OASIS (2605.17887)."""
+    window: int | None = None
+    """Only the embedding and so many of the newest sources."""
+    total: bool = False
+    """The weights are scaled to one at the start, so that h is the sum of the sources and not their mean: n p_i for n
+    sources (2 p_i for sigmoid). For weights that were trained with the plain residual; spec.md 13.12."""
+    value_norm: bool = False
+    """h_l = sum_i p_i v_i / rms(v_i); a single source is read as it is. As transformers' inkling2 has it."""
+    scaled_scores: bool = False
+    """Scores are divided by sqrt(dim), or by the square root of a head's width. As transformers' inkling2 has it."""
+    round_phase_1: bool = False
+    """Attention over the finished blocks is kept in the stream's dtype until the open block joins, and so are its
+    gradients. In bfloat16 that rounds each number once more, by at most 2^-9 of itself, and saves memory and time."""
+
+    reads: Reads = "one"
+    """qkv: attention reads a mixture for each of q, k and v; qkv-gate-up: an MLP one for its gate and one for what it
+    gates, too. A query, a gain or whatever makes p is then [reads, ...] at such a site. Multiway (2502.12170).
+    qk-v: one for q and k, and one for v, as RD-AttnRes (2608.01075): [2, ...]."""
+
+    def __post_init__(self) -> None:
+        check_count("heads", self.heads)
+        if self.window is not None:
+            check_count("window", self.window)
+        for name, hint in get_type_hints(type(self)).items():
+            if get_origin(hint) is Literal:
+                one_of(name, getattr(self, name), get_args(hint))
+        if self.mixing == "static" and self.query == "input":
+            raise UsageError('mixing="static" has no query; leave query="static"')
+        if self.key_slice is not None:
+            check_count("key_slice", self.key_slice)
+            if self.mixing == "static":
+                raise UsageError('mixing="static" has no keys; leave out key_slice')
+        if self.null and self.weighting == "sigmoid":
+            raise UsageError('weighting="sigmoid" needs no null; leave it out')
+
+    @property
+    def fused(self) -> bool:
+        """Whether `attnres.ops.attend` computes it: with these alone it has no field for the rest."""
+        kept = {name: getattr(self, name) for name in ("eps", "window", "total", "round_phase_1", "reads")}
+        return self == AttnResOptions(**kept)
+
+
+if TYPE_CHECKING:
+
+    class AttnResKeywords(TypedDict, total=False):
+        """AttnResOptions as keyword arguments, for editors and type checkers."""
+
+        eps: float
+        query: Literal["static", "input"]
+        mixing: Literal["keys", "static"]
+        weighting: Literal["softmax", "sigmoid"]
+        key_norm: bool
+        heads: int
+        key_slice: int | None
+        null: bool
+        window: int | None
+        total: bool
+        value_norm: bool
+        scaled_scores: bool
+        round_phase_1: bool
+        reads: Reads
+
+
+class Block(TwoPhase):
+    """Block Attention Residuals: h_l = sum_i p_i v_i, p = softmax_i(w_l . RMSNorm(v_i; g_l, eps)), over block sums v_i.
+
+    The sources at site l are the embedding, the sums of the finished blocks of `block_size` sublayers, and the partial
+    sum of the open block if it is not empty; they are exactly `values`. The sum is over raw sources, in float32, with
+    one rounding at the end. At the start w_l = 0 and g_l = 1, so h is the mean of the sources.
+    Options: `block_size` or `blocks`, and those of AttnResOptions as keyword arguments. The default is about eight
+    blocks at any depth, as the paper advises: block_size = ceil(sublayers / blocks).
+    Source: Attention Residuals (2603.15031), section 3; spec.md 3 and 4.
+    """
+
+    channel_maps = ("query_map",)
+    shared_options = AttnResOptions
+
+    def __init__(
+        self,
+        dim: int,
+        sublayers: int,
+        block_size: int | None = None,
+        blocks: int = BLOCKS,
+        **options: Unpack[AttnResKeywords],
+    ) -> None:
+        super().__init__(dim, sublayers)
+        self.block_size = size_of_blocks(sublayers, block_size, blocks)
+        self._options = self.saved_options(self._options, sublayers)
+        self.options = AttnResOptions(**options)
+        self.eps = self.options.eps
+        heads, width = self.options.heads, self.options.key_slice or dim
+        if dim % heads:
+            raise UsageError(f"heads must divide dim: {heads} does not divide {dim}")
+        if width > dim or width % heads:
+            raise UsageError(f"key_slice must be at most dim, {dim}, and a multiple of heads, {heads}, not {width}")
+        self._key_width = width
+        self._fused = self.options.fused
+        self._rounds_phase_1 = self.options.round_phase_1
+        # Of a subclass that takes outputs up in a way of its own, that way is asked.
+        self._adds = type(self).scatter is Block.scatter and type(self).absorb is Block.absorb
+
+        self._reads = reads_of_sites(self.options.reads, sublayers)
+        self._shares_qk = self.options.reads == "qk-v"
+        if self.options.mixing == "static":
+            counts = (self._count(site) for site in range(sublayers + 1))
+            self.logits = nn.ParameterList(map(per_read, repeat(0.0), self._reads, counts, repeat(heads)))
+            return
+        self.query = nn.ParameterList(per_read(0.0, reads, width) for reads in self._reads)
+        if self.options.key_norm:
+            self.gain = nn.ParameterList(per_read(1.0, reads, width) for reads in self._reads)
+        if self.options.query == "input":
+            self.query_map = nn.ParameterList(per_read(0.0, reads, width, dim) for reads in self._reads)
+
+    @classmethod
+    def saved_options(cls, options: dict[str, Any], sublayers: int) -> dict[str, Any]:
+        if "blocks" not in option_defaults(cls):
+            return options
+        size = size_of_blocks(sublayers, options.get("block_size"), options.get("blocks", BLOCKS))
+        return {"block_size": size, **{name: value for name, value in options.items() if name[:5] != "block"}}
+
+    def _own(self, parameters: nn.ParameterList, site: int, read: int) -> Tensor:
+        return each_read(parameters[site], self._reads[site])[read]
+
+    def value_count(self, site: int) -> int | None:
+        # A subclass may keep more in its values.
+        return 1 + -(-site // self.block_size) if self._adds else None
+
+    def _count(self, site: int) -> int:
+        """How many sources the site sees."""
+        sources = 1 + -(-site // self.block_size)
+        return sources if self.options.window is None else min(sources, 1 + self.options.window)
+
+    def _visible(self, values: Values, site: int) -> Values:
+        """Those of the values that the site attends to."""
+        if self.options.window is None or len(values) <= 1 + self.options.window:
+            return values
+        return (values[0], *values[-self.options.window :])
+
+    def weigh(self, values: Values, site: int) -> Weights:
+        sources = self._visible(values, site)
+        return mixture(self._weights(sources, site, read) for read in range(self._reads[site]))
+
+    def _weights(self, sources: Values, site: int, read: int) -> Tensor:
+        """p of one read, [sources, ..., heads]."""
+        scores = self._scores(sources, site, read)
+        if self.options.scaled_scores:
+            scores = scores * (self._key_width // self.options.heads) ** -0.5
+        if self.options.null:
+            weights = torch.softmax(torch.cat([scores, torch.zeros_like(scores[:1])]), 0)[:-1]
+        else:
+            weights = torch.sigmoid(scores) if self.options.weighting == "sigmoid" else torch.softmax(scores, 0)
+        if self.options.value_norm and len(sources) > 1:
+            weights = weights * torch.stack([inverse_rms(source, self.options.eps) for source in sources])
+        return weights * self._scale(len(scores)) if self.options.total else weights
+
+    def _scale(self, sources: int) -> float:
+        """What the weights of so many sources are multiplied by where they are scaled (`total`)."""
+        return 2.0 if self.options.weighting == "sigmoid" else float(sources + self.options.null)
+
+    def _scores(self, sources: Values, site: int, read: int) -> Tensor:
+        """Return the scores before the softmax, [sources, ..., heads]."""
+        options = self.options
+        if options.mixing == "static":
+            logits = self._own(self.logits, site, read)
+            scores = logits.to(torch.promote_types(logits.dtype, widen(sources[0]).dtype))
+            token_axes = sources[0].ndim - 1
+            return scores.reshape(len(sources), *[1] * token_axes, options.heads)
+        query, newest = widen(self._own(self.query, site, read)), widen(sources[-1])
+        key_vector = query.to(torch.promote_types(query.dtype, newest.dtype))
+        if options.query == "input":
+            normed = newest * inverse_rms(newest, options.eps)
+            key_vector = key_vector + torch.matmul(normed, self._own(self.query_map, site, read).to(normed).mT)
+        if options.key_norm:
+            key_vector = key_vector * self._own(self.gain, site, read)
+        keys = sources if options.key_slice is None else [source[..., -self._key_width :] for source in sources]
+        return torch.stack(depth_scores(keys, key_vector, options.eps if options.key_norm else None, options.heads))
+
+    def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
+        if isinstance(weights, tuple):
+            return self._mixture(self.gather(values, of_read, site) for of_read in weights)
+        if self.options.heads > 1:
+            weights = weights.repeat_interleave(self.dim // self.options.heads, -1)
+        first, *others = zip(weights, self._visible(values, site), strict=True)
+        h = first[0] * first[1]
+        for weight, source in others:
+            h = h + weight * source
+        return h.to(values[0].dtype)
+
+    def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
+        opens_block = site % self.block_size == 0
+        # The embedding is a block of its own, so the first sublayer opens a new one. At a block's end nothing moves:
+        # the partial is complete, and from the next site on it is a block. Its sum is kept in the stream's dtype:
+        # autocast makes outputs narrower, and the plain residual does not round each sum to that.
+        if opens_block:
+            return (*values, y)
+        return (*values[:-1], values[-1].to(stream_dtype(values[0], values[-1])) + y)
+
+    def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
+        if not self._fused:
+            return super().mix(values, site)
+        return None, self._joined(values, site, self._visible(values, site), *self._vectors(range(site, site + 1)), ())
+
+    def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
+        if not self._fused:
+            return Connection.run(self, values, sublayers, first)
+        return super().run(values, sublayers, first)
+
+    def _bank(self, values: Values, first: int) -> Values:
+        return values[: 1 + first // self.block_size] if self.options.window is None else ()
+
+    def _joined(
+        self,
+        values: Values,
+        site: int,
+        newest: Values,
+        queries: Sequence[Tensor],
+        gains: Sequence[Tensor],
+        prior: Sequence[Tensor],
+    ) -> Mixture:
+        dtype, scale = values[0].dtype, self._scale(self._count(site)) if self.options.total else 1.0
+        if newest:
+            return self._mixture(attend_outs(newest, queries, gains, prior, self.eps, dtype, scale=scale))
+        # Phase 1 is not scaled: the other sites of the tile merge it.
+        return self._mixture((scale * h if self.options.total else h).to(dtype) for h in prior[: len(queries)])
+
+    def _taken_up(self, values: Values, site: int, h: Mixture, y: Tensor) -> tuple[Values, Tensor | None]:
+        opens_block = site % self.block_size == 0
+        return (values, y) if self._adds and not opens_block else super()._taken_up(values, site, h, y)
+
+    def _added_and_joined(
+        self,
+        values: Values,
+        y: Tensor,
+        site: int,
+        newest: Values,
+        queries: Sequence[Tensor],
+        gains: Sequence[Tensor],
+        prior: Sequence[Tensor],
+    ) -> tuple[Values, Mixture]:
+        dtype, scale = values[0].dtype, self._scale(self._count(site)) if self.options.total else 1.0
+        outs, total = add_and_attend(newest, y, queries, gains, prior, self.eps, dtype, scale=scale)
+        return (*values[:-1], total), self._mixture(outs)
+
+    def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
+        """The queries and gains of all reads of consecutive sites."""
+        # Not self.query[site]: 2 us, and longer where a sublayer has just filled the caches with its weights.
+        if self.options.reads == "one":
+            names = list(map(str, sites))
+            queries, gains = own_parameters(self, "query"), own_parameters(self, "gain")
+            try:
+                return list(map(queries.__getitem__, names)), list(map(gains.__getitem__, names))
+            except KeyError:  # pruned or parametrized: no parameter, but made of others
+                return [self.query[site] for site in sites], [self.gain[site] for site in sites]
+        reads = [(site, read) for site in sites for read in range(self._reads[site])]
+        return [self._own(self.query, *read) for read in reads], [self._own(self.gain, *read) for read in reads]
