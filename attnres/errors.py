@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -13,13 +12,6 @@ class UsageError(ValueError):
 
     The command line prints it without a traceback and exits with code 2.
     """
-
-    speaker: bool | None = None
-    """In a run of several processes, whether this one is to print it; None where all have it: the first one then."""
-
-    @property
-    def to_be_printed(self) -> bool:
-        return os.environ.get("RANK", "0") == "0" if self.speaker is None else self.speaker
 
 
 LAB = ("filelock", "jinja2", "matplotlib", "rich", "safetensors", "scipy", "tyro")

@@ -64,7 +64,7 @@ def _ended(name: str, *arguments: str) -> int:
         _write_any_text()
         return _run(name, list(arguments))
     except UsageError as error:
-        return _fail(str(error), 2, error.to_be_printed)
+        return _fail(str(error), 2)
     except BrokenPipeError:  # the reader of the output, such as `head`, has seen enough
         return READER_GONE
     except OSError as error:
@@ -174,16 +174,8 @@ def _said(error: OSError) -> str:
     return f"{where}{error.strerror or error}"
 
 
-def _fail(message: str, code: int, printed: bool = True) -> int:
-    """Say why the command ends, to torchrun too, where it has started this process; return the exit code."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        from attnres.parallel.world import give_way, tell_launcher
-
-        tell_launcher(message)
-        if not printed:
-            give_way()
-    if not printed:
-        return code
+def _fail(message: str, code: int) -> int:
+    """Say why the command ends; return the exit code."""
     try:
         print(f"attnres: {visible(message)}", file=sys.stderr)
     except OSError:  # the terminal has gone

@@ -69,7 +69,7 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
 def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
     """Train with progress on the terminal; return the exit code."""
     from attnres.cli._run_display import RunDisplay
-    from attnres.parallel.world import give_way, is_main, tell_launcher
+    from attnres.parallel.world import is_main
     from attnres.train import Interrupted, RunStopped, train
 
     console = Output(quiet=not is_main())
@@ -79,10 +79,6 @@ def run(config: RunConfig, folder: Path, layout: Layout = ONE_PROCESS) -> int:
         except Interrupted as stop:
             return display.fail(str(stop), exit_code(stop)) if is_main() else exit_code(stop)
         except RunStopped as error:
-            tell_launcher(str(error))
-            if error.to_be_printed:
-                return display.fail(str(error), 1)
-            give_way()
-            return 1
+            return display.fail(str(error), 1)
     display.done(summary, folder)
     return 0

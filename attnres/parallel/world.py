@@ -2,13 +2,11 @@
 
 Started by torchrun (or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), each process of a run is one
 of a `World`. When one of them dies, the others find a closed connection at their next exchange, or wait no longer than
-the timeout; they stop, and one of them says so in one line.
+the timeout; they stop, and each says so in one line.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import os
 import re
@@ -17,9 +15,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,9 +24,7 @@ import torch
 
 from attnres.errors import UsageError, first_line
 from attnres.files import write_text
-from attnres.ops.cpu import KERNEL_SOURCES
 from attnres.parallel.layout import Layout
-from attnres.version import __version__
 
 T = TypeVar("T")
 
@@ -38,12 +33,6 @@ FILE_TIMEOUT = timedelta(hours=1)
 
 SEE_SECONDS = 10.0
 """How long a network file system may take to show one machine what another has written."""
-
-ASK_SECONDS = 5.0
-"""How much later than the first process another one may come to an error that all have, and find it said."""
-
-ASKED = "attnres/asked"
-"""The store's key that counts the processes which have asked whether to say an error."""
 
 
 class Lost(UsageError):
@@ -186,21 +175,6 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def tell_launcher(message: str) -> None:
-    """Leave a message where torchrun looks for one: it prints it last, below a long traceback of its own."""
-    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
-        more = {"py_callstack": message, "timestamp": str(int(time.time()))}
-        with suppress(OSError):  # no disk is fuller for it
-            write_text(Path(path), json.dumps({"message": {"message": message, "extraInfo": more}}))
-
-
-def give_way() -> None:
-    """Let another process say what this one has to say, too: torchrun ends all of them as soon as one ends."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # torchrun's, when that one has ended
-        time.sleep(ASK_SECONDS)
-
-
 def _stop_with_launcher() -> None:
     """Save and stop when torchrun is gone: nobody would start, watch or end this process any more."""
     launcher = os.getppid()
@@ -240,7 +214,6 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
     where = torch.device(device, int(os.environ.get("LOCAL_RANK", "0"))) if device == "cuda" else torch.device(device)
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    store: Any = None
     try:
         store, _, _ = next(iter(rendezvous("env://", rank, size, timeout=timeout)))
         # A restart by torchrun may find the keys of the attempt before it.
@@ -249,61 +222,23 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
         world = ManyProcesses(layout, where, rank, size)
     except (dist.DistError, RuntimeError, ValueError) as error:
-        missed = UsageError(_not_met(error, rank, size, layout.timeout))
-        missed.speaker = _first_to_speak(store)
-        raise missed from error
+        raise UsageError(
+            f"process {rank} of {size} has not met all the others within {layout.timeout:g} s ({_heard(error)}); "
+            "see that every machine runs the command and reaches MASTER_ADDR, where MASTER_PORT must be free"
+        ) from error
     # It prints the whole schedule when a connection breaks.
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     try:
         yield world
-    except UsageError as error:
-        error.speaker = _first_to_speak(store)
-        if rank == 0:
-            _wait_for_askers(store, size)
-        raise
     except Exception as error:
-        if not _is_lost(error):
+        if isinstance(error, UsageError) or not _is_lost(error):
             raise
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which must not come before the message
-        lost = Lost(f"process {rank} of {size} has lost another one ({_heard(error)})")
-        lost.speaker = _first_to_speak(store)
-        raise lost from error
+        raise Lost(f"process {rank} of {size} has lost another one ({_heard(error)})") from error
     else:
         dist.barrier()
         dist.destroy_process_group()
-
-
-def _not_met(error: BaseException, rank: int, size: int, seconds: float) -> str:
-    return (
-        f"process {rank} of {size} has not met all the others within {seconds:g} s ({_heard(error)}); "
-        "see that every machine runs the command and reaches MASTER_ADDR, where MASTER_PORT must be free"
-    )
-
-
-@cache
-def code_digest(root: Path = Path(__file__).parents[1]) -> str:
-    """The version and a hash of the files of this package that decide a result, as they lie on this machine."""
-    digest = hashlib.sha256()
-    for path in sorted(path for path in root.rglob("*") if path.suffix in (".py", *KERNEL_SOURCES)):
-        digest.update(str(path.relative_to(root)).encode() + path.read_bytes())
-    return f"{__version__} {digest.hexdigest()}"
-
-
-def _first_to_speak(store: Any) -> bool:
-    """Whether no other process has asked this before: the one that ends a run says why, the others follow silently."""
-    try:
-        return store.add(ASKED, 1) == 1
-    except Exception:  # there is no store, or the process that kept it is gone and may not have said anything
-        return True
-
-
-def _wait_for_askers(store: Any, size: int) -> None:
-    """Keep the store, which ends with this process, until the others that end with the same error have asked it."""
-    deadline = time.monotonic() + ASK_SECONDS  # one that does not end with it, but waits for this one, never asks
-    with suppress(RuntimeError):  # torchrun's store, which is gone with it
-        while store.add(ASKED, 0) < size and time.monotonic() < deadline:
-            time.sleep(0.02)
 
 
 # What gloo, NCCL and the store say when a process is gone or silent. They share no exception type.

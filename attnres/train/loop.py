@@ -19,7 +19,7 @@ from attnres.connections.sound import check_rule
 from attnres.data import Corpus, check_length, in_bits, open_corpus
 from attnres.errors import UsageError
 from attnres.parallel.layout import ONE_PROCESS, Layout
-from attnres.parallel.world import Lost, ManyProcesses, World, code_digest, join_world
+from attnres.parallel.world import Lost, ManyProcesses, World, join_world
 from attnres.signals import Stopped, heard
 from attnres.torch_private import cpu_multiplies_bfloat16
 from attnres.train.checkpoint import Checkpoint
@@ -32,6 +32,7 @@ from attnres.train.optimizers import last_stable_step
 from attnres.train.pace import Pace, range_over_parts
 from attnres.train.tensorboard import summary_writer, tensorboard_writer
 from attnres.train.trainer import NonFinite, Trainer, choose_device
+from attnres.version import __version__
 
 log = logging.getLogger(__name__)
 
@@ -94,9 +95,7 @@ def train(
     except Lost as lost:
         newest = run.checkpoints.all()[-1:]
         good = f"newest checkpoint: {newest[0].path}" if newest else "no checkpoint was saved before"
-        stopped = RunStopped(f"{lost}; {good}; start all of them again to go on")
-        stopped.speaker = lost.speaker
-        raise stopped from lost
+        raise RunStopped(f"{lost}; {good}; start all of them again to go on") from lost
 
 
 def _train(
@@ -110,7 +109,7 @@ def _train(
         {
             "configuration": json.dumps(config_to_json(config)),
             "connection's file": file_digest(config.model.connection) or "",
-            "code": code_digest(),
+            "version": __version__,
             "torch": torch.__version__,
         }
     )

@@ -2,14 +2,10 @@
 
 import dataclasses
 import json
-import os
 import signal
-import threading
-from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from attnres.parallel import world
 from attnres.parallel.layout import Layout
@@ -80,33 +76,19 @@ def test_a_killed_process_ends_the_other(make_config, tmp_path):
         assert "has lost another one" in line and "step-00000004" in line
 
 
-def refused(said: Path, *commands: "PatientCommand", size: int | None = None) -> str:
-    """The one line that one process says when all of them stop, before anything is written."""
-    with Processes(said, *commands, size=size) as run:
-        codes = run.end()
-        (line,) = run.errors
-        assert set(codes) <= {1, 2}, codes
+def refused(said: Path, *commands: Command) -> str:
+    """The line that the processes say when all of them stop, before anything is written."""
+    with Processes(said, *commands) as run:
+        assert set(run.end()) == {2}, run.said
+        (line,) = set(run.errors)
         assert "Traceback" not in "".join(run.said)
     return line
-
-
-class PatientCommand(Command):
-    """A command in a folder of its own, whose process waits as long for the others as this machine needs."""
-
-    def __init__(self, *arguments: object, folder: Path | None = None, **changed: float) -> None:
-        super().__init__(*arguments, folder=folder)
-        self.changed = {"ASK_SECONDS": 120.0, **changed}
-
-    def __call__(self) -> int:
-        for name, value in self.changed.items():
-            setattr(world, name, value)
-        return super().__call__()
 
 
 def test_processes_that_differ_are_one_line(make_config, tmp_path):
     config = make_config(batch_size=4)
     one, other = recipe(tmp_path, config), recipe(tmp_path, dataclasses.replace(config, seed=5), "other.py")
-    commands = [PatientCommand("train", tmp_path / "run", "--recipe", file) for file in (one, other)]
+    commands = [Command("train", tmp_path / "run", "--recipe", file) for file in (one, other)]
     assert "process 1 differs from process 0 in its configuration" in refused(tmp_path / "said", *commands)
     assert not (tmp_path / "run").exists()
 
@@ -115,46 +97,6 @@ def test_everything_that_decides_a_result_is_compared(make_config, tmp_path, mon
     compared = {}
     monkeypatch.setattr(world.World, "agree", lambda _, values: compared.update(values))
     train(make_config(steps=1, model={"connection": own_rule(tmp_path)}), tmp_path / "run")
-    assert compared.keys() == {"configuration", "connection's file", "code", "torch", "corpus"} and all(
+    assert compared.keys() == {"configuration", "connection's file", "version", "torch", "corpus"} and all(
         compared.values()
     )
-
-
-class Launched(PatientCommand):
-    """As torchrun starts it: with a file for what went wrong, which it prints last."""
-
-    def __init__(self, *arguments: object, file: Path) -> None:
-        super().__init__(*arguments)
-        self.file = file
-
-    def __call__(self) -> int:
-        os.environ["TORCHELASTIC_ERROR_FILE"] = str(self.file)
-        os.environ["TORCHELASTIC_RUN_ID"] = "none"
-        world.give_way = lambda: None  # it sleeps until torchrun ends it
-        return super().__call__()
-
-
-def test_torchrun_is_told_what_is_wrong(make_config, tmp_path):
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "notes.txt").touch()
-    arguments = ("train", run, "--recipe", recipe(tmp_path, make_config(batch_size=4)))
-    commands = [Launched(*arguments, file=tmp_path / f"error-{rank}.json") for rank in range(2)]
-    assert "holds files and no run" in refused(tmp_path / "said", *commands)
-    for rank in range(2):
-        told = json.loads((tmp_path / f"error-{rank}.json").read_text(encoding="utf-8"))
-        assert "holds files and no run" in told["message"]["message"]
-
-
-def test_the_store_stays_until_the_others_have_asked_who_speaks(monkeypatch):
-    """The first process keeps it, and was gone with it when the second asked: both said the same error."""
-    monkeypatch.setattr(world, "ASK_SECONDS", 120.0)
-    store = dist.HashStore()
-    assert world._first_to_speak(store)
-    first = threading.Thread(target=partial(world._wait_for_askers, store, 2))
-    first.start()
-    first.join(0.1)
-    assert first.is_alive(), "it waits"
-    assert not world._first_to_speak(store)
-    first.join(60)
-    assert not first.is_alive()
