@@ -18,11 +18,11 @@ ARM_COLOURS = (None, "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56
 ARM_DASHES = ((), (6, 3), (2, 2), (8, 3, 2, 3), (12, 3), (8, 2, 2, 2, 2, 2))
 CONNECTION_STYLES = {  # the places of its colour and its dashes; relatives share a colour. Others get one by their name
     **{"residual": (0, 0), "postnorm": (0, 1), "rezero": (0, 2), "rms-residual": (0, 3)},
-    **{"block": (1, 0), "window": (1, 1), "rms-block": (1, 2), "haares": (1, 3)},
+    **{"block": (1, 0), "window": (1, 1), "haares": (1, 2)},
     **{"full": (2, 0), "rms-full": (2, 1)},
     **{"x0": (3, 0), "denseformer": (3, 1), "interlayer": (3, 2)},
-    **{"hc": (4, 0), "identity-hc": (4, 1), "mhc": (5, 0), "mhc-lite": (5, 1), "kromhc": (5, 2)},
-    **{"highway": (6, 0), "delta": (6, 1)},
+    **{"hc": (5, 3), "identity-hc": (5, 4), "mhc": (5, 0), "mhc-lite": (5, 1), "kromhc": (5, 2)},
+    **{"rms-block": (4, 0), "highway": (6, 0), "delta": (6, 1)},
 }
 MOST_STYLES = len(ARM_COLOURS) * len(ARM_DASHES)
 DIFFERENCE_POINTS = 60  # differences are small: average more neighbours

@@ -72,6 +72,15 @@ def test_claims_are_read_from_paired_corrected_tests():
     assert said == ["agrees", "not decided", "not decided", "agrees", "disagrees"]
 
 
+def test_block_with_its_size_named_is_the_papers():
+    named = {"block": "block:block_size=4", "block:heads=16": "block:block_size=4,heads=16"}
+    found, bare = (
+        (verdicts(shown, CLAIMS), rank_correlation(next(comparisons(shown))[1]))
+        for shown in (record({names.get(arm, arm): losses for arm, losses in LOSSES.items()}) for names in (named, {}))
+    )
+    assert found == bare
+
+
 def test_runs_that_diverged_are_left_out_of_pairs():
     losses = {arm: LOSSES[arm] for arm in ("residual", "full")}
     changed = runs(losses)

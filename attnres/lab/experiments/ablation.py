@@ -328,7 +328,8 @@ def verdicts(record: Record, claims: Sequence[tuple[Side, Side, str]]) -> list[S
     claims that are given. The statement's arm is what was subtracted from what, its detail the scale."""
     found = []
     for at in scales(record):
-        losses, pairs, compared = record.losses(at), {}, {}
+        losses = {_known(arm): of_seeds for arm, of_seeds in record.losses(at).items()}
+        pairs, compared = {}, {}
         for better, other, claim in claims:
             one, two = _losses(losses, better), _losses(losses, other)
             if seeds := sorted(one.keys() & two.keys()):
@@ -338,6 +339,14 @@ def verdicts(record: Record, claims: Sequence[tuple[Side, Side, str]]) -> list[S
             detail = f"{std_of(at):g}"
             found.append(dataclasses.replace(one, claim=one.arm, arm=compared[one.arm], detail=detail))
     return found
+
+
+def _known(arm: str) -> str:
+    """The arm as PAPER and the claims call it: their Block has blocks of 4, the default at 16 layers alone."""
+    connection, _, options = arm.partition(":")
+    if connection not in ("block", "rms-block"):
+        return arm
+    return ":".join(filter(None, (connection, options.replace("block_size=4", "").strip(","))))
 
 
 def _losses(losses: Mapping[str, Mapping[int, float]], side: Side) -> dict[int, float]:
@@ -361,7 +370,8 @@ def rank_correlation(rows: Sequence[Comparison]) -> tuple[float, float, int] | N
     """Kendall's tau between our losses and the paper's, its p-value, and over how many arms; None below three."""
     from scipy.stats import kendalltau
 
-    both = [(row.validation_loss, PAPER[row.arm]) for row in rows if row.arm in PAPER and row.validation_loss]
+    papers = [(row.validation_loss, PAPER.get(_known(row.arm))) for row in rows]
+    both = [(ours, theirs) for ours, theirs in papers if ours and theirs]
     if len(both) < 3:
         return None
     tau, p_value = kendalltau(*zip(*both, strict=True))  # type: ignore[misc]
@@ -404,7 +414,8 @@ def tables(record: Record) -> list[TextTable]:
         for row in (baseline, *others):
             runs = record.of(row.arm, at)
             steps = [str(max((run.steps for run in runs), default=""))] if equal != "steps" else []
-            known = None if row is baseline or paper is None or row.arm not in PAPER else PAPER[row.arm] - paper
+            its = PAPER.get(_known(row.arm))
+            known = None if row is baseline or paper is None or its is None else its - paper
             rows.append(
                 (
                     row.arm,
@@ -480,7 +491,8 @@ def differences(record: Record) -> list[Rows]:
     for at, (baseline, *others) in comparisons(record):
         losses, paper, rows = record.losses(at), PAPER.get(baseline.arm), []
         for row in sorted(others, key=lambda row: (row.difference is None, row.difference)):
-            mark = None if paper is None or row.arm not in PAPER else PAPER[row.arm] - paper
+            its = PAPER.get(_known(row.arm))
+            mark = None if paper is None or its is None else its - paper
             pairs = paired({arm: losses.get(arm, {}) for arm in (baseline.arm, row.arm)}, baseline.arm, float)
             points = pairs.get(row.arm, [])
             rows.append(Row(name=row.arm, points=points, mark=mark, **mean_and_error(points)))
