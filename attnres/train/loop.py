@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from attnres.connections import file_digest
-from attnres.connections.sound import check_rule
+from attnres.connections.check import check_rule
 from attnres.data import Corpus, check_length, in_bits, open_corpus
 from attnres.errors import UsageError
 from attnres.parallel.layout import ONE_PROCESS, Layout

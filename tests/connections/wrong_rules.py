@@ -129,29 +129,3 @@ class Seven(Decay):
     def __init__(self, dim, sublayers):
         super().__init__(dim, sublayers)
         self.decay = nn.ParameterList(torch.ones(1) for _ in range(7))
-
-
-class Splits(Decay):
-    """Takes every part for the first."""
-
-    def run(self, values, sublayers, first=0):
-        return super().run(values, sublayers, 0 if len(sublayers) > 1 else first)
-
-    def weigh(self, values, site):
-        return site
-
-
-class Counts(Decay):
-    """Is another at every call, as when it is called again for the backward pass."""
-
-    def weigh(self, values, site):
-        self.calls = getattr(self, "calls", 0) + 1
-        return self.decay[site] / self.calls if site < self.sublayers else ()
-
-
-class Halves(Decay):
-    """Half of the gradient leaves autograd where the stream is float32."""
-
-    def scatter(self, values, weights, site, h, y):
-        y = (y + y.detach()) / 2 if y.dtype == torch.float32 else y
-        return ((weights * values[0] + y).to(values[0].dtype),)
