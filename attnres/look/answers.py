@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import codecs
-import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -59,8 +58,6 @@ class Seen:
     def __init__(self, subject: Subject, view: m.View, piece: Piece) -> None:
         if len(view.text) > MAX_CHARACTERS:
             raise UsageError(f"the text has {len(view.text):,} characters; at most {MAX_CHARACTERS:,} can be shown")
-        if len(view.changes) > MAX_CHANGES:
-            raise UsageError(f"there are {len(view.changes)} changes; take at most {MAX_CHANGES}")
         self.subject, self.view, self.piece = subject, view, piece
         self.step, self.checksums, self.model = _loaded(subject, view.step)
         self.ids = subject.encode(view.text)
@@ -69,9 +66,6 @@ class Seen:
             has = f"the text has {len(self.ids):,} tokens"
             raise UsageError(f"{has} and {subject.name} takes {self.most:,}; shorten it")
         self.told = subject.describe()
-        reads = max(self.told.reads)
-        if view.read is not None and view.read not in range(reads):
-            raise UsageError(f"there is no read {view.read}; sites read {reads} mixtures at most, the first is 0")
         self.changes = [as_change(subject, change) for change in view.changes]
 
     def position(self, asked: int) -> int:
@@ -113,33 +107,24 @@ def _loaded(subject: Subject, asked: int | None) -> tuple[int, str, Any]:
     return _loaded(subject, asked)
 
 
-KINDS: dict[str, type[Change]] = {
-    "mute": Mute,
-    "scale": Scale,
-    "pin": Pin,
-    "patch": Patch,
-    "off": Off,
-    "uniform": Uniform,
-    "plain": Plain,
-}
-CALLED = {"by": "value", "weight": "value", "prompt": "text"}
-"""What the page calls a field of a change."""
-
-
 def as_change(subject: Subject, change: m.Change) -> Change:
-    """The change of `attnres.analysis`. Raises UsageError on one that lacks something, or has what its kind ignores."""
-    cls, given = KINDS[change.kind], {}
-    used = {CALLED.get(field.name, field.name): field.name for field in dataclasses.fields(cls)}
-    for name in ("source", "value", "text", "sites", "tokens"):
-        value = getattr(change, name)
-        if value is None:
-            if name in used and name not in ("sites", "tokens"):
-                raise UsageError(f"{change.kind} needs a {name}")
-        elif name not in used:
-            raise UsageError(f"{change.kind} takes no {name}")
-        else:
-            given[used[name]] = _prompt(subject, value) if name == "text" else value
-    return cls(**given)
+    """The change of `attnres.analysis`. Raises UsageError, as that does, where it lacks something."""
+    source, value, where = cast(int, change.source), cast(float, change.value), (change.sites, change.tokens)
+    match change.kind:
+        case "mute":
+            return Mute(source, *where)
+        case "scale":
+            return Scale(source, value, *where)
+        case "pin":
+            return Pin(source, value, *where)
+        case "patch":
+            return Patch(source, _prompt(subject, change.text or ""), *where)
+        case "off":
+            return Off(source, change.tokens)
+        case "uniform":
+            return Uniform(*where)
+        case "plain":
+            return Plain(*where)
 
 
 def _prompt(subject: Subject, text: str) -> list[int]:
@@ -213,16 +198,14 @@ def remove(subject: Subject, request: m.Remove, piece: Piece) -> Steps:
     if not sites or not set(sites) <= set(all_places):
         raise UsageError(f"sites are 0 to {all_places[-1]}; give one or more")
     readable = set(range(max(sites) + 1))
-    asked = readable if request.sources is None else set(request.sources)
-    if not asked <= set(all_places):
-        raise UsageError(f"sources are 0, the embedding, to {all_places[-1]}")
-    if not asked & readable:
+    asked = readable if request.sources is None else readable & set(request.sources)
+    if not asked:
         raise UsageError(f"the sources that can be read there are 0 to {max(sites)}; give one or more")
     at = slice(None) if request.position is None else [seen.position(request.position)]
     weights = traced.weights[at][:, sites].abs()  # [T, site, source]
     sizes = traced.sources.square().mean(-1).sqrt().T[at][:, None] * weights
     largest_weight, largest = weights.mean(0).amax(0), sizes.mean(0).amax(0)
-    order = sorted(asked & readable, key=lambda source: -float(largest[source]))
+    order = sorted(asked, key=lambda source: -float(largest[source]))
     where = None if request.sites is None else sites, request.position
     effects = removal_effects(seen.model, seen.ids, order, seen.changes, *where, DRAWS, lambda _: piece.check())
     for done, effect in enumerate(effects, 1):

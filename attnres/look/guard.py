@@ -28,10 +28,6 @@ HEADERS = (
 )
 
 
-READ_WHEN_REFUSED = 1 << 20
-"""Bytes of a refused request that are read all the same."""
-
-
 @dataclass(frozen=True)
 class Guard:
     """ASGI middleware: Host and Origin are ours, and whoever asks for anything but the page's files has the token.
@@ -58,7 +54,6 @@ class Guard:
         if refused is None:
             await self.app(scope, receive, send_guarded)
             return
-        await _read_all(receive)
         headers = [(b"content-type", b"application/json")]
         await send_guarded({"type": "http.response.start", "status": 403, "headers": headers})
         await send_guarded({"type": "http.response.body", "body": encode(Failure(refused))})
@@ -89,10 +84,3 @@ class Guard:
         except ValueError:
             return False
         return True
-
-
-async def _read_all(receive: Any) -> None:
-    """Read what a request sends, up to a limit: a connection closed with bytes unread is reset, and the answer lost."""
-    left = READ_WHEN_REFUSED
-    while left > 0 and (message := await receive())["type"] == "http.request" and message.get("more_body"):
-        left -= len(message["body"])

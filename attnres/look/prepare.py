@@ -37,14 +37,13 @@ class Preparation:
         self.subjects: list[Subject] = []
         self._progress = Progress("training", 0, sum(job.config.steps for job in self.jobs))
         self._error: UsageError | None = None
-        self._thread = threading.Thread(target=self._train, name="training", daemon=True)
+        self._thread = threading.Thread()
         self._stopping = False
 
     def begin(self) -> None:
         """Train, unless it has begun; what failed, as where another process was at it, is tried again."""
-        if self._error is not None and not self._thread.is_alive():
+        if not (self.subjects or self._thread.is_alive()):
             self._error, self._thread = None, threading.Thread(target=self._train, name="training", daemon=True)
-        if self._thread.ident is None:
             self._thread.start()
 
     def stop(self) -> bool:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from attnres.errors import UsageError
 from attnres.look import answers
@@ -26,11 +23,7 @@ from attnres.look.prepare import Preparation
 from attnres.look.subject import RunSubject, Subject
 from attnres.look.wire import decode, encode
 from attnres.look.work import Piece, Steps
-from attnres.signals import STOPS, heard
 
-MAX_BODY = 1_000_000
-REQUEST_SECONDS = 20.0
-"""Within which a request must have come, headers and body."""
 WATCH_SECONDS = 0.5
 SAMPLE = "def add(a, b):\n    return a + b\n\ndef mul(a, b):\n    return a *"
 
@@ -155,13 +148,11 @@ def make_app(microscope: Microscope, host: str, token: str) -> Guard:
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             return _failure(415, "a request is JSON")
         try:
-            return Lines(microscope.answer(name, await _body(request)), microscope.closing)
+            return Lines(microscope.answer(name, await request.body()), microscope.closing)
         except UsageError as error:
             return _failure(400, str(error))
         except ClientDisconnect:
             return Response(status_code=400)  # which nobody reads
-        except OverflowError:
-            return _failure(413, f"the request is larger than {MAX_BODY:,} bytes; shorten the text")
 
     routes = [
         Route("/", page),
@@ -170,16 +161,6 @@ def make_app(microscope: Microscope, host: str, token: str) -> Guard:
         Route("/api/{command}", command, methods=["POST"]),
     ]
     return Guard(Starlette(routes=routes), host, token)
-
-
-async def _body(request: Request) -> bytes:
-    """The request's body. Raises OverflowError where it is too large, before it is read."""
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > MAX_BODY:
-            raise OverflowError
-    return body
 
 
 def _failure(status: int, message: str) -> Response:
@@ -214,7 +195,6 @@ def make_server(microscope: Microscope, host: str, token: str) -> Server:
     """The server behind the guard, yet to be run."""
     config = uvicorn.Config(
         make_app(microscope, host, token),
-        http=Connection,
         log_level="warning",
         lifespan="off",
         ws="none",
@@ -224,54 +204,12 @@ def make_server(microscope: Microscope, host: str, token: str) -> Server:
     return Server(config, microscope.closing)
 
 
-class Connection(H11Protocol):
-    """A connection that is closed unless its request is whole within REQUEST_SECONDS.
-
-    uvicorn limits the time between requests only, so half-sent ones would stay for ever and use up the open files.
-    """
-
-    _late: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._limit()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        self._limit()
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._limit()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        if self._late is not None:
-            self._late.cancel()
-
-    def _limit(self) -> None:
-        """Begin to count where a request is awaited, and stop where it has come."""
-        awaited = self.conn.their_state in (h11.IDLE, h11.SEND_BODY) and not self.transport.is_closing()
-        if awaited and self._late is None:
-            self._late = self.loop.call_later(REQUEST_SECONDS, self.transport.close)
-        elif not awaited and self._late is not None:
-            self._late.cancel()
-            self._late = None
-
-
 class Server(uvicorn.Server):
     """One that ends open streams before it waits for them."""
 
     def __init__(self, config: uvicorn.Config, closing: asyncio.Event) -> None:
         super().__init__(config)
         self._closing = closing
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """As uvicorn does, which leaves SIGHUP to end the process between two lines of an answer."""
-        hang_up = [number for number in STOPS if number not in (signal.SIGINT, signal.SIGTERM)]
-        with super().capture_signals(), heard(lambda number: self.handle_exit(number, None), hang_up):
-            yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._closing.set()

@@ -9,7 +9,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -29,8 +29,7 @@ from attnres.model.backbones.borrowed import cache_name
 from attnres.report.style import arm_styles
 from attnres.train import load_run
 from attnres.train.checkpoint import CHECKSUMS
-from attnres.train.folder import FREE_FIELDS, LONGER_FIELDS, RunFolder
-from attnres.train.jsonconfig import flat_fields
+from attnres.train.folder import RunFolder
 from attnres.train.metrics import read_metrics
 
 KEPT_MODELS = 3
@@ -86,9 +85,25 @@ class Subject(ABC):
         """What tells the weights of that step from others that take their place; "" where none can."""
         return ""
 
-    @abstractmethod
     def python(self, text: str, step: int | None, changes: Sequence[Change]) -> str:
         """The Python that makes the changes and computes the loss of the text."""
+        names = sorted({type(change).__name__ for change in changes})
+        return "\n".join(
+            [
+                "import torch",
+                f"from attnres.analysis import {', '.join([*names, 'intervene'])}",
+                *self._loading(step),
+                "",
+                f"tokens = torch.tensor([tokenizer.encode({text!r}, special={self.special})])",
+                f"with torch.no_grad(), intervene(model, {', '.join(map(str, changes))}):",
+                f"    logits = model(tokens){'.logits' if self.special else ''}",
+                "loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])",
+            ]
+        )
+
+    @abstractmethod
+    def _loading(self, step: int | None) -> list[str]:
+        """The lines that make `model` and `tokenizer`."""
 
     def remembered(self, key: Any, make: Any, most: int) -> Any:
         """What `make()` returned for the key, of which the last `most` are kept."""
@@ -135,7 +150,7 @@ class RunSubject(Subject):
     def __init__(self, path: Path, name: str) -> None:
         self.folder = RunFolder(path)
         self.config = self.folder.config()
-        self._opened = _identity(self.folder.record())
+        self._opened = self._made_of(self.folder.record())
         super().__init__(path, name, self.folder.tokenizer())
         model = self.config.model
         connection = make_connection(model.connection, model.dim, model.sublayers)
@@ -152,10 +167,15 @@ class RunSubject(Subject):
     def _keep_up(self) -> None:
         """Take the run's steps as they are now. Raises UsageError where the folder no longer holds the run."""
         record = self.folder.record()
-        if record is None or _identity(record) != self._opened:
+        if record is None or self._made_of(record) != self._opened:
             happened = "is gone" if record is None else "was replaced by another"
             raise UsageError(f"{self.folder.path}: the run that was opened {happened}; start attnres look again")
         self.config = dataclasses.replace(self.config, steps=record["config"]["steps"])
+
+    @staticmethod
+    def _made_of(record: Any) -> Any:
+        """What of a run's config.json stays while it goes on."""
+        return record and (record["corpus"].get("sha256"), record["config"]["model"], record["config"]["seed"])
 
     def describe(self) -> Model:
         model = self.config.model
@@ -201,21 +221,13 @@ class RunSubject(Subject):
         except (OSError, ValueError):
             return ""  # to load it says what is wrong
 
-    def python(self, text: str, step: int | None, changes: Sequence[Change]) -> str:
+    def _loading(self, step: int | None) -> list[str]:
         of_step = "" if step is None else f", step={step}"
-        return "\n".join(
-            [
-                "import torch",
-                "from attnres import load_run",
-                _imports(changes),
-                "",
-                f"run = load_run({str(self.folder.path)!r}{of_step})",
-                f"tokens = torch.tensor([run.tokenizer.encode({text!r})])",
-                f"with torch.no_grad(), intervene(run.model, {', '.join(map(str, changes))}):",
-                "    logits = run.model(tokens)",
-                LOSS,
-            ]
-        )
+        return [
+            "from attnres import load_run",
+            f"run = load_run({str(self.folder.path)!r}{of_step})",
+            "model, tokenizer = run.model, run.tokenizer",
+        ]
 
     def curve(self) -> Curve:
         """The run's losses so far. Raises UsageError where the folder no longer holds the run."""
@@ -235,16 +247,6 @@ class RunSubject(Subject):
             return time.time() - self.folder.metrics.stat().st_mtime < QUIET_SECONDS
         except OSError:
             return False
-
-
-def _identity(record: Mapping[str, Any] | None) -> Any:
-    """What of a run's config.json stays while it goes on, with other options of where it writes or to more steps."""
-    if record is None:
-        return None
-    fields = flat_fields(record["config"])
-    for name in (*FREE_FIELDS, *LONGER_FIELDS):
-        fields.pop(name, None)
-    return record["corpus"].get("sha256"), fields
 
 
 class TransformersSubject(Subject):
@@ -309,38 +311,18 @@ class TransformersSubject(Subject):
     def model(self, step: int) -> Any:
         return self._model
 
-    def python(self, text: str, step: int | None, changes: Sequence[Change]) -> str:
+    def _loading(self, step: int | None) -> list[str]:
         of_file = ":" in parse_connection(self.describe().connection)[0]
         trust = ", trust_remote_code=True" if of_file else ""
         load = [f"model = attnres.hf.load({str(self.path)!r}{trust}).eval()"]
         if not self.attached:
             load = [
+                "import transformers",
                 f"model = transformers.AutoModelForCausalLM.from_pretrained({str(self.path)!r}).eval()",
                 'attnres.hf.attach(model, "residual")',
             ]
-        return "\n".join(
-            [
-                "import torch",
-                *([] if self.attached else ["import transformers"]),
-                "import attnres.hf",
-                _imports(changes),
-                "from attnres.data import load_tokenizer",
-                "",
-                *load,
-                f"tokens = torch.tensor([load_tokenizer({str(self.path)!r}).encode({text!r}, special=True)])",
-                f"with torch.no_grad(), intervene(model, {', '.join(map(str, changes))}):",
-                "    logits = model(tokens).logits",
-                LOSS,
-            ]
-        )
-
-
-LOSS = "loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])"
-
-
-def _imports(changes: Sequence[Change]) -> str:
-    names = sorted({type(change).__name__ for change in changes})
-    return f"from attnres.analysis import {', '.join([*names, 'intervene'])}"
+        of_tokenizer = ["from attnres.data import load_tokenizer", f"tokenizer = load_tokenizer({str(self.path)!r})"]
+        return ["import attnres.hf", *load, *of_tokenizer]
 
 
 def shape_of(connection: Connection) -> dict[str, Any]:

@@ -6,26 +6,27 @@ import base64
 import dataclasses
 import json
 import math
-from types import NoneType, UnionType
-from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
-from attnres.errors import UsageError
+from attnres.errors import UsageError, first_line
 from attnres.files import read_json
 from attnres.look.messages import Array
+from attnres.train.jsonconfig import from_json
 
 T = TypeVar("T")
 
 
 def decode(cls: type[T], body: bytes) -> T:
-    """Read a request. Raises UsageError, naming the field, on anything that is not exactly one."""
+    """Read a request. Raises UsageError on anything that is not exactly one."""
     try:
-        data = read_json(body)
-    except ValueError:
-        raise UsageError("the request is not JSON; reload the page") from None
-    return cast(T, _read(cls, data, cls.__name__.lower()))
+        return from_json(cls, read_json(body))
+    except UsageError:
+        raise
+    except (ValueError, TypeError, OverflowError) as error:
+        raise UsageError(f"this is no request ({first_line(error)}); reload the page") from None
 
 
 def encode(message: Any) -> bytes:
@@ -48,38 +49,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def _read(hint: Any, data: Any, where: str) -> Any:
-    if dataclasses.is_dataclass(hint):
-        return _read_record(cast(type, hint), data, where)
-    if get_origin(hint) is UnionType:
-        (kind,) = (option for option in get_args(hint) if option is not NoneType)
-        return None if data is None else _read(kind, data, where)
-    if get_origin(hint) is tuple:
-        if not isinstance(data, list):
-            raise UsageError(f"{where} must be a list")
-        return tuple(_read(get_args(hint)[0], item, where) for item in data)
-    if get_origin(hint) is Literal:
-        if data not in get_args(hint):
-            raise UsageError(f"{where} must be one of {', '.join(get_args(hint))}")
-        return data
-    if hint is float and isinstance(data, int) and not isinstance(data, bool) and abs(data) < 1e300:
-        return float(data)
-    if type(data) is not hint or (hint is float and not math.isfinite(data)):
-        kinds = {int: "a whole number", float: "a finite number", str: "a text"}
-        raise UsageError(f"{where} must be {kinds[hint]}")
-    return data
-
-
-def _read_record(cls: type, data: Any, where: str) -> Any:
-    if not isinstance(data, dict):
-        raise UsageError(f"{where} must be an object")
-    hints = get_type_hints(cls)
-    if unknown := data.keys() - hints.keys():
-        raise UsageError(f"{where} has no field {sorted(unknown)[0]!r}")
-    fields = dataclasses.fields(cls)
-    missing = [field.name for field in fields if field.default is dataclasses.MISSING and field.name not in data]
-    if missing:
-        raise UsageError(f"{where} needs {missing[0]}")
-    return cls(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in data.items()})

@@ -28,7 +28,7 @@ def config_from_json(data: Any) -> RunConfig:
     Raises:
         UsageError: an unknown field or a value of the wrong type, naming the field.
     """
-    return _record(RunConfig, data, "")
+    return from_json(RunConfig, data)
 
 
 def model_to_json(model: TransformerConfig) -> dict[str, Any]:
@@ -55,7 +55,8 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple | list) else value
 
 
-def _record(cls: type[T], data: Any, where: str) -> T:
+def from_json(cls: type[T], data: Any, where: str = "") -> T:
+    """Make a dataclass of a JSON object, field by field. Raises UsageError as `config_from_json` does."""
     if not isinstance(data, dict):
         raise UsageError(f"{where.rstrip('.') or 'the configuration'} must be a JSON object, not {data!r}")
     hints = get_type_hints(cls)
@@ -68,7 +69,7 @@ def _record(cls: type[T], data: Any, where: str) -> T:
 def _value(hint: Any, value: Any, where: str) -> Any:
     """The JSON value as the type that the field is declared with."""
     if dataclasses.is_dataclass(hint):
-        return _record(hint, value, f"{where}.")  # type: ignore[arg-type]
+        return from_json(hint, value, f"{where}.")  # type: ignore[arg-type]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Literal and value in arguments:
         return value
