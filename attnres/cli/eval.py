@@ -60,10 +60,9 @@ def command(
     check_at_least(0, shots=shots)
     check_at_least(1, limit=limit, batch_size=batch_size)
     check_installed("eval", "eval", "lm_eval")
-    from attnres.evaluation import check_model, check_tasks, compare_models, evaluate_model, load_tasks
+    from attnres.evaluation import check_model, compare_models, evaluate_model, load_tasks
     from attnres.evaluation.record import score_record, score_table
 
-    check_tasks(tasks)
     asked = {"model": str(model), "beside": beside and str(beside)}
     asked |= {"tasks": list(tasks), "shots": shots, "limit": limit}
     check_output_file("--out", out, ("scores", "differences"))

@@ -1,5 +1,5 @@
 """Downstream tasks through lm-eval, for the lab's runs and for models of transformers."""
 
-from attnres.evaluation.harness import Score, check_model, check_tasks, compare_models, evaluate_model, load_tasks
+from attnres.evaluation.harness import Score, check_model, compare_models, evaluate_model, load_tasks
 
-__all__ = ["Score", "check_model", "check_tasks", "compare_models", "evaluate_model", "load_tasks"]
+__all__ = ["Score", "check_model", "compare_models", "evaluate_model", "load_tasks"]

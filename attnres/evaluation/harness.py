@@ -52,64 +52,26 @@ class Difference:
     """Standard error, paired by document: of a mean, that of the mean of the documents' differences."""
 
 
-def check_tasks(names: Sequence[str]) -> None:
-    """Raise UsageError on what can be told without lm-eval, whose import and index take seconds."""
-    if not names:
-        raise UsageError("--tasks names none; give at least one, such as --tasks lambada_openai")
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"--tasks names {name!r} twice; give each task once")
-        if _is_file(name) and not Path(name).is_file():
-            raise UsageError(f"there is no task file {name}; check the path")
-
-
-def _is_file(name: str) -> bool:
-    return name.endswith((".yaml", ".yml"))
-
-
 def load_tasks(names: Sequence[str]) -> Any:
     """lm-eval's tasks, groups or tags by these names, or from these yaml files. Raises UsageError."""
-    check_tasks(names)
-    _quiet()
+    files = [name for name in names if name.endswith((".yaml", ".yml"))]
+    if missing := [name for name in files if not Path(name).is_file()]:
+        raise UsageError(f"there is no task file {missing[0]}; check the path")
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # every step of its own is INFO or WARNING
     try:
         from lm_eval.tasks import TaskManager
     except ImportError:
         raise UsageError(f"evaluation needs the lm-eval library: {install_command('eval')}") from None
-    files = list(filter(_is_file, names))
     manager = TaskManager(include_defaults=len(files) < len(names))
     unknown = [name for name in names if name not in files and name not in manager.task_index]
     if unknown:
         raise UsageError(
             f"lm-eval has no task {', '.join(map(repr, unknown))}; `lm-eval ls tasks` lists them, or give a .yaml file"
         )
-    loaded = {}
-    for name in names:
-        try:
-            loaded[name] = manager.load([name])
-        except Exception as error:  # a task may run any code and read any data
-            raise UsageError(f"cannot load the task {name}: {_why(error)}") from error
-    return _joined(loaded)
-
-
-def _why(error: Exception) -> str:
-    """The reason in one line: of YAML with its lines, and of data without a document in words."""
-    if hasattr(error, "problem_mark"):
-        return " ".join(str(error).split())
-    return "its data has no documents" if isinstance(error, StopIteration) else first_line(error)
-
-
-def _joined(loaded: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What lm-eval returns for all names, of what it returns for each: it would keep the last task of a name, silently.
-
-    Raises UsageError if two names bring a task of the same name.
-    """
-    source: dict[str, str] = {}
-    for name, part in loaded.items():
-        for task in part["tasks"]:
-            if source.setdefault(task, name) != name:
-                raise UsageError(f"--tasks: {source[task]} and {name} both have a task {task!r}; give each task once")
-    kinds = ("tasks", "groups", "group_map")
-    return {kind: {key: value for part in loaded.values() for key, value in part[kind].items()} for kind in kinds}
+    try:
+        return manager.load(list(names))
+    except Exception as error:  # a task may run any code and read any data
+        raise UsageError(f"cannot load the tasks: {' '.join(str(error).split()) or type(error).__name__}") from error
 
 
 def evaluate_model(
@@ -224,7 +186,6 @@ def _open_model(path: Path, batch_size: int) -> Any:
         raise UsageError(f"{path}: cannot be loaded as a model of transformers: {first_line(error)}") from error
     refuse_other_than_causal(model.eval(), path)
     _name_separator(tokenizer, model.config, path)
-    model.get_input_embeddings().register_forward_pre_hook(_refuse_unknown_ids)
     wrap: Any = HFLM  # its decorator hides what it takes
     return wrap(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size, device=device)
 
@@ -248,16 +209,6 @@ def _name_separator(tokenizer: Any, config: Any, path: Path) -> None:
         )
 
 
-def _refuse_unknown_ids(embedding: Any, arguments: tuple[Any, ...]) -> None:
-    """Where a tokenizer is another model's, torch says that an index is out of range, or a GPU dies of it."""
-    ids = arguments[0]
-    if ids.numel() and (largest := int(ids.max())) >= embedding.num_embeddings:
-        raise UsageError(
-            f"the tokenizer gave the id {largest}, and the model has {embedding.num_embeddings}; "
-            "put the model's own tokenizer into its folder"
-        )
-
-
 def _scores(name: str, task: Any, results: dict[str, Any]) -> list[Score]:
     row, better = results["results"][name], results["higher_is_better"].get(name, {})
     scores = []
@@ -273,8 +224,3 @@ def _scores(name: str, task: Any, results: dict[str, Any]) -> list[Score]:
         title = metric if chosen == "none" else key
         scores.append(Score(name, title, better.get(metric), len(samples), float(value), error, samples, aggregate))
     return scores
-
-
-def _quiet() -> None:
-    """lm-eval reports every step of its own as INFO or WARNING."""
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)
