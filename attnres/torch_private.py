@@ -1,8 +1,8 @@
 """Every private name of torch that this project uses, and why. No other file has one, and a test holds them to it.
 
-Private names go or change with any version. So tests/test_torch_private.py says of each what is relied on,
-pyproject.toml admits the versions of torch on which those tests have passed, and a name that is gone is said in one
-line. (Operators such as aten._softmax are no private names: they are in torch's documented Core ATen IR.)
+Private names go or change with any version. So tests/test_torch_private.py says of each what is relied on, and
+pyproject.toml admits the versions of torch on which those tests have passed.
+(Operators such as aten._softmax are no private names: they are in torch's documented Core ATen IR.)
 """
 
 from __future__ import annotations
@@ -11,83 +11,46 @@ import importlib
 from collections.abc import Callable, Sequence
 from functools import cache
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
-from attnres.errors import UsageError
-
 F = TypeVar("F", bound=Callable[..., Any])
 
-
-class Private(NamedTuple):
-    """Where torch has it, and what it is needed for."""
-
-    module: str
-    name: str
-    why: str
-
-
 NAMES = {
-    "SingleLevelFunction": Private(
-        "torch.autograd.function",
-        "_SingleLevelFunction",
-        "the fused operators' gradients at one level of torch.func, with a fifth of register_autograd's cost per call",
-    ),
-    "enable_single_level_autograd_function": Private(
-        "torch._functorch.utils", "enable_single_level_autograd_function", "calling such a function"
-    ),
-    "AutoDispatchBelowAutograd": Private(
-        "torch._C", "_AutoDispatchBelowAutograd", "calling a kernel without the way through autograd"
-    ),
-    "tree_map": Private("torch.utils._pytree", "tree_map", "the results of an operator under vmap"),
-    "interpreter_stack": Private("torch._C._functorch", "get_interpreter_stack", "seeing second derivatives"),
-    "TransformType": Private("torch._C._functorch", "TransformType", "seeing second derivatives"),
-    "TorchDispatchMode": Private("torch.utils._python_dispatch", "TorchDispatchMode", "counting operations"),
-    "compiler_config": Private("torch._dynamo", "config", "a recompile limit that suits a benchmark"),
-    "adjust_lr": Private("torch.optim._muon", "_adjust_lr", "Muon on stacked and on cut matrices"),
-    "PipelineStageBase": Private(
-        "torch.distributed.pipelining.stage",
-        "_PipelineStageBase",
-        "pipelines that send what the next rank lacks: torch's own stage sends everything",
-    ),
-    "grad_fn_or_grad_acc": Private(
-        "torch.distributed.pipelining._backward",
-        "_get_grad_fn_or_grad_acc",
-        "keeping the connection's gradients out of zero bubble's weight pass",
-    ),
+    # the fused operators' gradients at one level of torch.func, with a fifth of register_autograd's cost per call
+    "SingleLevelFunction": ("torch.autograd.function", "_SingleLevelFunction"),
+    "enable_single_level_autograd_function": ("torch._functorch.utils", "enable_single_level_autograd_function"),
+    # calling a kernel without the way through autograd
+    "AutoDispatchBelowAutograd": ("torch._C", "_AutoDispatchBelowAutograd"),
+    # the results of an operator under vmap
+    "tree_map": ("torch.utils._pytree", "tree_map"),
+    # seeing second derivatives
+    "interpreter_stack": ("torch._C._functorch", "get_interpreter_stack"),
+    "TransformType": ("torch._C._functorch", "TransformType"),
+    # counting operations
+    "TorchDispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
+    # a recompile limit that suits a benchmark
+    "compiler_config": ("torch._dynamo", "config"),
+    # Muon on stacked and on cut matrices
+    "adjust_lr": ("torch.optim._muon", "_adjust_lr"),
+    # pipelines that send what the next rank lacks: torch's own stage sends everything
+    "PipelineStageBase": ("torch.distributed.pipelining.stage", "_PipelineStageBase"),
+    # keeping the connection's gradients out of zero bubble's weight pass
+    "grad_fn_or_grad_acc": ("torch.distributed.pipelining._backward", "_get_grad_fn_or_grad_acc"),
 }
-
-PIPELINE_METHODS = (
-    "_retrieve_recv_activations",
-    "_retrieve_recv_grads",
-    "_prepare_forward_infra",
-    "_prepare_backward_infra",
-    "_create_grad_recv_info",
-    "_get_init_p2p_neighbors_ops",
-    "_resolve_peer_global_rank",
-)
-"""The names of PipelineStageBase that `parallel.runner.ChunkRunner` overrides or calls beside its public methods."""
+"""The names that this file gives them, where torch has them, and above them what they are needed for."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name when it is first asked for: some take a second. Raises UsageError if torch has it no longer."""
+    """Import a name when it is first asked for: some take a second."""
     if name not in NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module, private, why = NAMES[name]
-    try:
-        found = getattr(importlib.import_module(module), private)
-        missing = [m for m in PIPELINE_METHODS if not hasattr(found, m)] if name == "PipelineStageBase" else []
-    except (ImportError, AttributeError):
-        missing = [private]
-    if missing:
-        raise UsageError(
-            f"torch {torch.__version__} has no {module}.{missing[0]}, which this needs ({why}); install torch 2.13"
-        )
-    return found
+    module, private = NAMES[name]
+    return getattr(importlib.import_module(module), private)
 
 
 def in_forward_mode(*tensors: Tensor) -> bool:
