@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import errno
-import glob
-import hashlib
 import json
 import os
 import re
@@ -12,23 +10,17 @@ import secrets
 import shutil
 import stat
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from attnres.errors import UsageError
 
-PARTIAL = ".partial"
-"""Suffix of what is still being written. Users have files of that suffix, too: `is_partial` tells."""
+PARTIAL = ".attnres-partial"
+"""Suffix of what is still being written: after a crash it is rubbish, which may be removed."""
 
 LOCK = ".lock"
-"""The file in a folder that who writes there holds."""
-
-BLOCK = 1 << 26
-"""Bytes of a file that are hashed at a time: where several processes share that work, each takes some of them."""
-
-PIECE = 1 << 20
-"""Bytes that are in memory meanwhile."""
+"""Lock file held by the process that writes in this folder."""
 
 
 @contextmanager
@@ -37,7 +29,7 @@ def replacement(path: Path) -> Iterator[Path]:
 
     Several processes may do so at once. Raises OSError that names `path` and never the other name.
     """
-    partial = _beside(path)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     with named_errors(path, instead_of=partial):
         try:
             yield partial
@@ -46,11 +38,6 @@ def replacement(path: Path) -> Iterator[Path]:
             sync(path.parent)
         finally:
             partial.unlink(missing_ok=True)
-
-
-def _beside(path: Path) -> Path:
-    """A name beside `path` that nothing has yet."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -77,22 +64,44 @@ def read_json(content: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
+RUN = "run"
+
+
+def folder_kind(path: Path) -> str | None:
+    """Say what a folder holds by its config.json: a `RUN` of this library, or what transformers calls its model.
+
+    None where it is neither. Raises UsageError on a config.json that is not JSON.
+    """
+    file = path / "config.json"
+    if not file.is_file():
+        return None
+    try:
+        record = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{file}: not valid JSON ({error}); give another folder") from None
+    if {"config", "corpus", "versions"} <= record.keys():
+        return RUN
+    return record.get("model_type")
+
+
 @contextmanager
-def new_folder(path: Path) -> Iterator[Path]:
+def new_folder(path: Path, replaces: bool = True) -> Iterator[Path]:
     """Fill a folder under another name; when the block ends, it appears at `path` whole, in place of what was there.
 
-    That one is whole until it is out of the way, and is put back after an error. Between two renames neither is there.
-    One process at a time: hold a lock where there may be others. What a killed one has left is removed first.
+    That one is put back after an error. Between two renames neither is there. One process at a time: hold a lock where
+    there may be others. What a killed one has left is removed first.
+
+    replaces: False where nothing with content may be at `path`; the system's error says so.
     """
-    partial, aside = partial_folder(path), _beside(path)
-    with named_errors(path, instead_of=partial), named_errors(path, instead_of=aside):
-        for left in (partial, *path.parent.glob(f".{glob.escape(path.name)}.????????{PARTIAL}")):
+    partial, aside = partial_folder(path), path.with_name(f".{path.name}.old{PARTIAL}")
+    with named_errors(path, instead_of=partial):
+        for left in (partial, aside):
             remove_folder(left)
         partial.mkdir(parents=True)
         try:
             yield partial
             _finish_files(partial)
-            if path.is_dir():
+            if replaces and path.is_dir():
                 os.rename(path, aside)
             os.rename(partial, path)
             sync(path.parent)
@@ -108,44 +117,14 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def added_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder that appears at `path` whole when the block ends, and never in place of anything with content.
+    """Fill a folder that appears at `path` whole when the block ends.
 
-    What a killed command has left of it is removed first.
-
-    Raises:
-        UsageError: another command is making it, or something is at `path`, before the block or after it.
+    Raises UsageError where something is at `path`.
     """
-
-    def refuse() -> None:
-        raise UsageError(f"{path}: another command is writing it; wait for it or give another folder")
-
     if os.path.lexists(path):  # a link to nowhere, too
         raise UsageError(f"{path} exists; give a new folder")
-    # Names that nobody else gives: what has them may be removed.
-    partial, lock = (path.with_name(f".{path.name}.attnres{suffix}") for suffix in (PARTIAL, LOCK))
-    with named_errors(path, instead_of=lock), named_errors(path, instead_of=partial):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(lock, taken=refuse):
-            try:
-                remove_folder(partial)
-                partial.mkdir()
-                yield partial
-                _finish_files(partial)
-                _rename_to_new(partial, path)
-                sync(path.parent)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
-                with suppress(OSError):  # Windows keeps a file that is open
-                    lock.unlink()  # last and by its holder, so that nothing of ours is left for the next one to meet
-
-
-def _rename_to_new(partial: Path, path: Path) -> None:
-    try:
-        os.rename(partial, path)  # fails on a file, and on a folder that is not empty
-    except OSError:
-        if os.path.lexists(path):
-            raise UsageError(f"{path} was made by another command meanwhile; give a new folder") from None
-        raise
+    with new_folder(path, replaces=False) as partial:
+        yield partial
 
 
 def _finish_files(folder: Path) -> None:
@@ -164,7 +143,7 @@ def _finish_files(folder: Path) -> None:
 
 def partial_folder(path: Path) -> Path:
     """Where `new_folder` fills the folder that will appear at `path`."""
-    return path.with_name(path.name + PARTIAL)
+    return path.with_name(f".{path.name}{PARTIAL}")
 
 
 def remove_folder(path: Path) -> None:
@@ -173,22 +152,10 @@ def remove_folder(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def is_partial(name: str) -> bool:
-    """Whether it is a name that `_beside` gives and nobody else: what has it after a crash is rubbish."""
-    return re.fullmatch(rf"\..+\.[0-9a-f]{{8}}{re.escape(PARTIAL)}", name, re.DOTALL) is not None
-
-
-def remove_partial(folder: Path, made: str = "") -> None:
-    """Remove the rubbish of a crash from a folder in which no other process writes, and nothing else.
-
-    made: a regular expression for the names of the folders that `new_folder` makes there.
-    """
-    for path in folder.glob(f"*{PARTIAL}"):
-        if not path.is_dir():
-            if is_partial(path.name):
-                path.unlink()
-        elif is_partial(path.name) or (made and re.fullmatch(made, path.name.removesuffix(PARTIAL))):
-            remove_folder(path)
+def remove_partial(folder: Path) -> None:
+    """Remove the rubbish of a crash from a folder in which no other process writes."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        remove_folder(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager
@@ -200,8 +167,6 @@ def named_errors(path: Path, instead_of: Path | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None:  # numpy's, which counts what it has written and keeps the system's reason to itself
-            raise OSError(errno.EIO, f"not written whole ({error}); is the disk full?", str(path)) from error
         names = str(error.filename or path), str(instead_of or path)
         error.filename = names[0].replace(names[1], str(path))
         del error.filename2  # str() would show a None, too
@@ -222,20 +187,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def block_hashes(path: Path, first: int = 0, step: int = 1) -> dict[int, str]:
-    """Hash every step-th block of a file, from block `first` on. Block number -> SHA-256."""
-    hashes = {}
-    with path.open("rb") as file:
-        for number in range(first, -(-path.stat().st_size // BLOCK), step):
-            file.seek(number * BLOCK)
-            digest, left = hashlib.sha256(), BLOCK
-            while left and (piece := file.read(min(left, PIECE))):
-                digest.update(piece)
-                left -= len(piece)
-            hashes[number] = digest.hexdigest()
-    return hashes
 
 
 @contextmanager

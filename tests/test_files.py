@@ -13,11 +13,13 @@ import torch
 
 from attnres.errors import UsageError
 from attnres.files import (
+    PARTIAL,
     added_folder,
     cache_folder,
     locked,
     named_errors,
     new_folder,
+    partial_folder,
     remove_partial,
     replacement,
     write_json,
@@ -81,20 +83,17 @@ def test_an_error_without_a_name_gets_one(tmp_path):
     with pytest.raises(OSError) as caught, named_errors(tmp_path / "x"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "x")
-    with pytest.raises(OSError, match="x") as caught, named_errors(tmp_path / "x"):
-        raise OSError("2048 requested and 512 written")  # as numpy says it
-    assert caught.value.strerror == "not written whole (2048 requested and 512 written); is the disk full?"
     with pytest.raises(OSError) as caught, named_errors(tmp_path / "x"):
         (tmp_path / "other").read_text()
     assert caught.value.filename == str(tmp_path / "other")
 
 
 def test_a_folder_appears_whole_or_not_at_all(tmp_path):
-    (tmp_path / "step.partial").mkdir()  # of a process that was killed
-    (tmp_path / "step.partial" / "rubbish").touch()
+    partial_folder(tmp_path / "step").mkdir()  # of a process that was killed
+    (partial_folder(tmp_path / "step") / "rubbish").touch()
     with new_folder(tmp_path / "step") as partial:
         (partial / "a").write_text("old")
-        assert names(tmp_path) == ["step.partial"]
+        assert names(tmp_path) == [f".step{PARTIAL}"]
     with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "step") as partial:
         (partial / "a").write_text("new")
         raise KeyboardInterrupt
@@ -132,7 +131,7 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
     write_folder(path, "old")
 
     def fail(source, target):
-        if source == path.with_name("step.partial"):
+        if source == partial_folder(path):
             raise OSError(errno.EIO, os.strerror(errno.EIO), str(source), None, str(target))
         rename(source, target)
 
@@ -143,46 +142,29 @@ def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
     assert names(tmp_path) == ["step"] and contents(path) == {"old"}
 
 
-def test_an_added_folder_is_made_by_one_and_takes_no_others_place(tmp_path):
-    path, killed = tmp_path / "new", tmp_path / ".new.attnres.partial"
-    (tmp_path / "new.partial").mkdir()  # the user's own
-    killed.mkdir()
-    (killed / "rubbish").touch()
+def test_an_added_folder_takes_no_others_place(tmp_path):
+    path = tmp_path / "new"
     with added_folder(path) as partial:
         (partial / "a").write_text("first")
-        with pytest.raises(UsageError, match=r"/new: another command is writing it"), added_folder(path):
+    for taken in (path, tmp_path / "link"):
+        (tmp_path / "link").unlink(missing_ok=True)
+        (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+        with pytest.raises(UsageError, match="exists; give a new folder"), added_folder(taken):
             raise AssertionError
-    assert names(tmp_path) == ["new", "new.partial"] and names(path) == ["a"]
-    with pytest.raises(UsageError, match="/new exists"), added_folder(path):
-        raise AssertionError
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="/link exists"), added_folder(tmp_path / "link"):
-        raise AssertionError
-    (tmp_path / "link").unlink()
-    with pytest.raises(KeyboardInterrupt), added_folder(tmp_path / "other"):
-        raise KeyboardInterrupt
-    with pytest.raises(OSError) as caught, added_folder(tmp_path / "other") as partial:
-        (partial / "gone" / "x").touch()
-    assert caught.value.filename == str(tmp_path / "other" / "gone" / "x")
-    meanwhile = pytest.raises(UsageError, match="/other was made by another command meanwhile")
-    with meanwhile, added_folder(tmp_path / "other") as partial:
+    with pytest.raises(OSError, match="not empty"), added_folder(tmp_path / "late") as partial:
         (partial / "a").write_text("second")
-        (tmp_path / "other").mkdir()
-        (tmp_path / "other" / "b").touch()
-    assert names(tmp_path) == ["new", "new.partial", "other"] and names(tmp_path / "other") == ["b"]
+        (tmp_path / "late").mkdir()
+        (tmp_path / "late" / "b").touch()
+    assert names(tmp_path) == ["late", "link", "new"] and names(tmp_path / "late") == ["b"] and names(path) == ["a"]
 
 
 def test_rubbish_of_a_crash_is_removed_and_nothing_of_the_users(tmp_path):
-    (tmp_path / ".x.json.1a2b3c4d.partial").touch()
-    for name in ("step-4.partial", ".step-4.1a2b3c4d.partial", "photos.partial", ".partial"):
+    (tmp_path / f".x.json.1a2b3c4d{PARTIAL}").touch()
+    for name in (f".step-4{PARTIAL}", "photos.partial", PARTIAL):
         (tmp_path / name).mkdir()
-    for name in ("kept", "film.mkv.partial", ".film.1a2b.partial", "step-8.partial"):
-        (tmp_path / name).touch()
-    remove_partial(tmp_path, made=r"step-\d+")
-    kept = [".film.1a2b.partial", ".partial", "film.mkv.partial", "kept", "photos.partial", "step-8.partial"]
-    assert names(tmp_path) == kept
+    (tmp_path / "film.mkv.partial").touch()
     remove_partial(tmp_path)
-    assert names(tmp_path) == kept
+    assert names(tmp_path) == [PARTIAL, "film.mkv.partial", "photos.partial"]
 
 
 def test_a_lock_is_refused_or_waited_for(tmp_path):

@@ -1,8 +1,7 @@
-"""Tokens on disk: written once, atomically, checked whenever they are opened, and memory-mapped."""
+"""Tokens on disk: written once, atomically, and memory-mapped."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -22,7 +21,6 @@ from attnres.files import locked, named_errors, new_folder, read_json, write_jso
 FORMAT = 6  # part of the key: raise it when the same text would give other files
 PARTS = ("train", "validation")
 BATCH = 1 << 20  # characters that are tokenized at a time
-CHUNK = 1 << 24  # bytes that are hashed at a time
 
 Progress = Callable[[str, int, int], None]
 
@@ -40,57 +38,27 @@ class StoredTokens:
 
 
 def cached_tokens(
-    documents: Documents, tokenizer: Tokenizer, fraction: float, root: Path, progress: Progress, checked: bool = False
+    documents: Documents, tokenizer: Tokenizer, fraction: float, root: Path, progress: Progress
 ) -> StoredTokens:
-    """The tokens of the documents, from `root` or built there. One process builds; others that want the same wait.
-
-    checked: another process has just compared the checksums, so sizes are enough.
-    """
+    """The tokens of the documents, from `root` or built there. One process builds; others that want the same wait."""
     key = _digest([FORMAT, documents.identity(), tokenizer.to_json(), fraction])[:32]
     folder = root / key
-    stored = _open(folder, tokenizer, progress, checked)  # needs no lock and no right to write
-    if stored:
-        return stored
-    root.mkdir(parents=True, exist_ok=True)
-    with locked(root / f"{key}.lock", taken=lambda: progress("waiting", 0, 0)):
-        stored = _open(folder, tokenizer, progress)  # another process may have built it meanwhile
-        if stored:
-            return stored
-        with new_folder(folder) as partial:
-            _build(documents, tokenizer, fraction, partial, progress)
-        stored = _open(folder, tokenizer, progress)
-    if stored is None:
-        raise OSError(errno.EIO, "what was written cannot be read back; check the disk", str(folder))
-    return stored
+    if not folder.is_dir():  # to open it needs no lock and no right to write
+        root.mkdir(parents=True, exist_ok=True)
+        with locked(root / f"{key}.lock", taken=lambda: progress("waiting", 0, 0)):
+            if not folder.is_dir():  # another process may have built it meanwhile
+                with new_folder(folder) as partial:
+                    _build(documents, tokenizer, fraction, partial, progress)
+    return _open(folder, tokenizer)
 
 
-def _open(folder: Path, tokenizer: Tokenizer, progress: Progress, checked: bool = False) -> StoredTokens | None:
-    """The stored tokens, or None where there are none or they are damaged (sizes and checksums are compared)."""
+def _open(folder: Path, tokenizer: Tokenizer) -> StoredTokens:
+    record = read_json((folder / "corpus.json").read_text(encoding="utf-8"))
     dtype = token_dtype(tokenizer.vocab_size)
-    try:
-        record = read_json((folder / "corpus.json").read_text(encoding="utf-8"))
-        checksums = {part: str(record["sha256"][part]) for part in PARTS}
-        expected = {part: int(record["tokens"][part]) * dtype.itemsize for part in PARTS}
-        counts = Counts(**record["counts"])
-        size, warnings = int(record["validation_bytes"]), tuple(map(str, record["warnings"]))
-        sizes = {part: (folder / f"{part}.bin").stat().st_size for part in PARTS}
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
-        return None
-    if sizes != expected:
-        return None
-    done = 0
-    for part in () if checked else PARTS:
-        sha = hashlib.sha256()
-        with open(folder / f"{part}.bin", "rb") as file:
-            while chunk := file.read(CHUNK):
-                sha.update(chunk)
-                done += len(chunk)
-                progress("checking", done, sum(sizes.values()))
-        if sha.hexdigest() != checksums[part]:
-            return None
     train, validation = (np.memmap(folder / f"{part}.bin", dtype=dtype, mode="r") for part in PARTS)
-    sha = _digest([tokenizer.to_json(), dtype.str, checksums])
-    return StoredTokens(train, validation, sha, counts, size, warnings)
+    sha = _digest([tokenizer.to_json(), dtype.str, record["sha256"]])
+    counts, warnings = Counts(**record["counts"]), tuple(record["warnings"])
+    return StoredTokens(train, validation, sha, counts, record["validation_bytes"], warnings)
 
 
 def _build(documents: Documents, tokenizer: Tokenizer, fraction: float, folder: Path, progress: Progress) -> None:

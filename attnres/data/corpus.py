@@ -50,10 +50,8 @@ class Corpus:
         return separator_name(self.tokenizer)
 
 
-def open_corpus(
-    config: DataConfig, progress: Callable[[str, int, int], None] | None = None, checked: bool = False
-) -> Corpus:
-    """Open the corpus of a configuration: from the cache when it is there, whole and up to date, else built there.
+def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | None = None) -> Corpus:
+    """Open the corpus of a configuration: from the cache when it is there and up to date, else built there.
 
     Whole documents are held out for validation, chosen by a hash of their text and the same for every tokenizer
     (`split_documents`). Tokens lie in `config.cache` (default: `attnres.files.cache_folder`), in a folder named by the
@@ -64,9 +62,8 @@ def open_corpus(
 
     Args:
         config: text, tokenizer, validation fraction and cache.
-        progress: called with (work, done, total) of "reading", "tokenizing", "checking", "waiting" and "learning byte
-            pairs of"; total is 0 where unknown.
-        checked: another process of this machine has opened it just now: it is neither hashed nor warned of again.
+        progress: called with (work, done, total) of "reading", "tokenizing", "waiting" and "learning byte pairs of";
+            total is 0 where unknown.
 
     Raises:
         UsageError: there is no usable text.
@@ -78,12 +75,12 @@ def open_corpus(
     documents, size = open_documents(config, root), vocabulary_size(config.tokenizer)
     if size:
         tokenizer = learned_tokenizer(documents, size, config.validation_fraction, root / "tokenizers", report)
-        if tokenizer.vocab_size < size and not checked:
+        if tokenizer.vocab_size < size:
             log.warning("%s: the text has no more to learn than %s ids", config.tokenizer, f"{tokenizer.vocab_size:,}")
     else:
         tokenizer = tokenizer_from_json(load_tokenizer(config.tokenizer).to_json())
-    stored = cached_tokens(documents, tokenizer, config.validation_fraction, root / "corpora", report, checked)
-    for warning in () if checked else stored.warnings:
+    stored = cached_tokens(documents, tokenizer, config.validation_fraction, root / "corpora", report)
+    for warning in stored.warnings:
         log.warning("%s", warning)
     return Corpus(
         train=stored.train,

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
 from attnres.data.config import DataConfig
 from attnres.errors import UsageError, install_command
-from attnres.files import LOCK, read_json
+from attnres.files import LOCK
 
 RECORD_SUFFIXES = (".jsonl", ".ndjson")
 
@@ -72,16 +72,11 @@ class TextFiles(Documents):
                 yield None
 
     def _texts(self, path: Path, text: str) -> list[str]:
-        unmarked = text.removeprefix("\ufeff")
-        if path.suffix in RECORD_SUFFIXES or _is_json_lines(unmarked, self.field):
-            return [_text_of(line, self.field, f"line {number} of {path}") for number, line in _lines(unmarked)]
-        if path.suffix == ".json" and _is_json_list(unmarked):
-            raise UsageError(
-                f"{path} holds a list of records or texts as JSON, and its brackets and quotes would be trained on as "
-                "text; make it JSON lines, each an object with the text (--data.dataset reads an array of objects), "
-                "or leave it out, or name it .txt to train on it as plain text"
-            )
-        return [text]
+        if path.suffix not in RECORD_SUFFIXES:
+            return [text]
+        # Not `splitlines`: JSON may hold other ends of lines.
+        lines = enumerate(text.removeprefix("\ufeff").split("\n"), 1)
+        return [_text_of(line, self.field, f"line {number} of {path}") for number, line in lines if line.strip()]
 
     def describe(self, counts: Counts) -> str:
         noun = "file" if counts.documents <= len(self.files) else "document"
@@ -89,45 +84,13 @@ class TextFiles(Documents):
         return f"{self.label}, {describe_counts(counts, noun)}{skipped}"
 
 
-def _lines(text: str) -> Iterator[tuple[int, str]]:
-    """The lines with something in them, and their numbers. Not `splitlines`: JSON may hold other ends of lines."""
-    return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-
-
-def _is_json_lines(text: str, field: str) -> bool:
-    """Whether the first two lines are JSON objects. A single one must have the text: many other files are an object."""
-    if not text.lstrip().startswith("{"):
-        return False
-    try:
-        first = [read_json(line) for _, line in islice(_lines(text), 2)]
-    except ValueError:
-        return False
-    return all(isinstance(one, dict) for one in first) and (len(first) == 2 or isinstance(first[0].get(field), str))
-
-
-def _is_json_list(text: str) -> bool:
-    """Whether it is an array, a string in each line, or an object with an array as its "data"."""
-    start = text.lstrip()[:1]
-    if start not in ("{", '"'):
-        return start == "["
-    try:
-        value = read_json(next(_lines(text))[1] if start == '"' else text)
-    except ValueError:
-        return False
-    return isinstance(value, str) or isinstance(value.get("data"), list)
-
-
 def _text_of(line: str, field: str, where: str) -> str:
     try:
-        record = read_json(line)
+        text = json.loads(line)[field] or ""
     except ValueError:
         raise UsageError(f"{where} is not JSON; correct the line or leave the file out") from None
-    text = record.get(field) if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        there = f"; it has: {', '.join(record)}" if isinstance(record, dict) else ""
-        raise UsageError(
-            f"{where} has no text in the field {field!r}; name the right field with --data.dataset-column{there}"
-        )
+    except KeyError:
+        raise UsageError(f"{where} has no field {field!r}; name the right one with --data.dataset-column") from None
     # An escape can name half a character, which UTF-8 cannot write.
     return text.encode("utf-8", errors="replace").decode()
 

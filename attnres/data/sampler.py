@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from attnres.data.corpus import Corpus, check_length
-from attnres.errors import UsageError
 
 COUNTED = 1 << 22
 """Tokens at a time whose lengths are added up."""
@@ -28,8 +27,6 @@ class Sampler:
     def __init__(
         self, tokens: np.ndarray, sequence: int, batch_size: int, seed: int, rows: range | None = None
     ) -> None:
-        if len(tokens) <= sequence:
-            raise UsageError(f"{len(tokens)} tokens are less than a sequence of {sequence} + 1: give more text")
         self.tokens = tokens
         self.sequence = sequence
         self.batch_size = batch_size
@@ -51,23 +48,11 @@ class Sampler:
 
     def state(self) -> dict[str, int]:
         """The position, for a checkpoint: JSON of constant size."""
-        return {**self._identity(), "epoch": self._epoch, "position": self._position}
+        return {"epoch": self._epoch, "position": self._position}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on exactly where `state` was taken; the batch size may differ.
-
-        Raises:
-            UsageError: the state is of another seed, sequence or corpus.
-        """
-        if (identity := {name: state[name] for name in self._identity()}) != self._identity():
-            raise UsageError(
-                f"the sampler's state is of another run: it has {identity}, this run has {self._identity()}; "
-                "go on with the configuration and text it was made with"
-            )
+        """Go on exactly where `state` was taken; the batch size may differ."""
         self._enter(state["epoch"], state["position"])
-
-    def _identity(self) -> dict[str, int]:
-        return {"seed": self.seed, "sequence": self.sequence, "tokens": len(self.tokens)}
 
     def _enter(self, epoch: int, position: int) -> None:
         self._epoch, self._position, self._starts = epoch, position, self._order(epoch)

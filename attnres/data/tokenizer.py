@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from attnres.errors import UsageError, first_line, install_command
-from attnres.files import read_json
 
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 """What may name the `eos_token`: the first that does counts."""
@@ -220,48 +219,30 @@ def load_tokenizer(name: str) -> Tokenizer:
 def tokenizer_from_file(path: Path) -> Tokenizer:
     """Read a tokenizer.json, and from the `CONFIGS` beside it what ends a text. Raises UsageError."""
     configs = [config for config in map(path.with_name, CONFIGS) if config.is_file()]
-    try:
-        ends = [read_json(config.read_text(encoding="utf-8")).get("eos_token") for config in configs]
-        text = path.read_text(encoding="utf-8")
-    except ValueError as error:
-        beside = "".join(f" or {config.name} next to it" for config in configs)
-        raise UsageError(f"{path}{beside} is not JSON: {first_line(error)}") from None
+    ends = (json.loads(config.read_text(encoding="utf-8")).get("eos_token") for config in configs)
     end = next((end for end in ends if end), None)
-    return _from_text(text, str(path), end["content"] if isinstance(end, dict) else end)
+    try:
+        tokenizer = import_tokenizers().Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception
+        raise UsageError(f"{path} is not a tokenizer.json: {first_line(error)}") from None
+    return LibraryTokenizer(tokenizer, end["content"] if isinstance(end, dict) else end)
 
 
 def tokenizer_from_json(record: Mapping[str, Any]) -> Tokenizer:
     """Make the tokenizer whose `to_json` this is, as a run has it: it puts no special tokens around a text.
 
     Training does not, so whatever reads the run must not either; a Llama's tokenizer.json would put <s> in front.
-
-    Raises:
-        UsageError: the record is of no tokenizer.
     """
-    kind = record.get("kind") if isinstance(record, Mapping) else None
-    if kind == "bytes":
+    if record["kind"] == "bytes":
         return ByteTokenizer()
-    if kind == "tokenizers":
-        library = record.get("tokenizer")
-        if isinstance(library, dict):
-            library = {**library, "post_processor": _without_special(library.get("post_processor"))}
-        return _from_text(json.dumps(library), "this record", record.get("end"))
-    raise UsageError(f"not the record of a tokenizer: its kind is {kind!r}, expected 'bytes' or 'tokenizers'")
+    library = {**record["tokenizer"], "post_processor": _without_special(record["tokenizer"].get("post_processor"))}
+    return LibraryTokenizer(import_tokenizers().Tokenizer.from_str(json.dumps(library)), record.get("end"))
 
 
 def _without_special(post: dict[str, Any] | None) -> dict[str, Any] | None:
     """Of a tokenizer.json's post-processors the one that adds no tokens: it says which characters a token covers."""
     parts = [] if post is None else post["processors"] if post["type"] == "Sequence" else [post]
     return next((part for part in parts if part["type"] == "ByteLevel"), None)
-
-
-def _from_text(text: str, where: str, end: str | None) -> Tokenizer:
-    library = import_tokenizers()
-    try:
-        tokenizer = library.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        raise UsageError(f"{where} is not a tokenizer.json: {first_line(error)}") from None
-    return LibraryTokenizer(tokenizer, end)
 
 
 def import_tokenizers() -> Any:

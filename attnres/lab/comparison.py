@@ -14,7 +14,7 @@ import torch
 from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
 from attnres.data import Corpus
 from attnres.errors import UsageError
-from attnres.files import LOCK, is_partial
+from attnres.files import LOCK, PARTIAL
 from attnres.lab.engine import Planned, Progress, Sweep
 from attnres.lab.options import arm_folder, arm_model, checked_arms
 from attnres.lab.runs import Run
@@ -66,9 +66,7 @@ def _refuse_foreign_files(out: Path) -> None:
     paths = sorted(out.iterdir()) if out.is_dir() else []
     if any(any(path.glob("seed-*")) for path in paths):
         return
-    foreign = [
-        path.name for path in paths if not (path.name in OWN or is_partial(path.name) or path.name.endswith(LOCK))
-    ]
+    foreign = [path.name for path in paths if not (path.name in OWN or path.name.endswith((LOCK, PARTIAL)))]
     if foreign:
         more = ", .." if len(foreign) > 3 else ""
         raise UsageError(

@@ -52,7 +52,7 @@ def profile(folder: Path, tokens: Tensor, steps: Sequence[int]) -> dict[str, Any
     run = RunFolder(folder)
     config = run.config()
     with run.lock():
-        run.refuse_other_start(config.start_from)
+        run.refuse_other(config)
         return _measure(run, config, tokens, tuple(steps))
 
 

@@ -4,7 +4,7 @@ checkpoints/step-00000400/model.safetensors        the weights
                           optimizer.safetensors    optimizer state and random-number state
                           state.json               step, position in the data, validation loss; of the last step
                                                    the run's result
-                          checksums.json           of the three: the SHA-256 of the SHA-256 of their blocks
+                          checksums.json           of the three: the SHA-256 of the SHA-256 of their 64 MB blocks
 """
 
 from __future__ import annotations
@@ -15,32 +15,20 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from attnres.errors import UsageError, first_line
-from attnres.files import (
-    block_hashes,
-    named_errors,
-    new_folder,
-    partial_folder,
-    read_json,
-    remove_folder,
-    remove_partial,
-)
+from attnres.errors import UsageError
+from attnres.files import named_errors, new_folder, partial_folder, read_json, remove_folder, remove_partial
 from attnres.model import TransformerConfig
 from attnres.train.jsonconfig import flat_fields, model_from_json, model_to_json
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 Tensors = Mapping[str, Tensor]
 
@@ -48,11 +36,8 @@ MODEL, OPTIMIZER, STATE, CHECKSUMS = "model.safetensors", "optimizer.safetensors
 FILES = (MODEL, OPTIMIZER, STATE)
 NAME = r"step-\d{8,}"
 """The names of checkpoints' folders, as a regular expression."""
-BLOCKS = "blocks "
-"""What a checksum begins with: it is one of a file's blocks, so that processes can share the work."""
-
-Hashes = Callable[[Path], Mapping[int, str]]
-"""What gives the hashes of a file's blocks; see `block_hashes`."""
+BLOCK = 1 << 26
+"""Bytes of a file that are hashed at a time."""
 
 
 @dataclass(frozen=True)
@@ -66,64 +51,38 @@ class Checkpoint:
         return int(self.path.name.removeprefix("step-"))
 
     def model(self) -> dict[str, Tensor]:
-        """The weights. Raises UsageError if the file is no file of tensors."""
-        with self.readable(MODEL):
-            return load_file(self.path / MODEL)
+        """The weights."""
+        return load_file(self.path / MODEL)
 
     def optimizer(self) -> dict[str, Tensor]:
-        """Optimizer and random-number state. Raises UsageError if the file is no file of tensors."""
-        with self.readable(OPTIMIZER):
-            return load_file(self.path / OPTIMIZER)
+        """Optimizer and random-number state."""
+        return load_file(self.path / OPTIMIZER)
 
     def state(self) -> dict[str, Any]:
         """Step, position in the data, validation loss, the model's configuration."""
         return read_json((self.path / STATE).read_text(encoding="utf-8"))
 
-    def require(self, model: TransformerConfig, weights: Tensors) -> None:
-        """Raise UsageError, naming what differs, unless this is a checkpoint of that model with those weights."""
-        state = self.state()
-        stored = state["model"]
+    def require(self, model: TransformerConfig) -> None:
+        """Raise UsageError, naming what differs, unless this is a checkpoint of that model: shapes do not tell all."""
+        stored = self.state()["model"]
         if ".py:" in stored["connection"]:  # its file has another name from here; the run's record knows the file
             stored = {**stored, "connection": model.connection}
         there, here = flat_fields(model_to_json(model_from_json(stored))), flat_fields(model_to_json(model))
-        names = [name for name in {**there, **here} if there.get(name) != here.get(name)]
-        self._refuse([f"{name} is {there.get(name)!r} in it and {here.get(name)!r} in the run" for name in names])
-        with self.readable(MODEL), safe_open(self.path / MODEL, "pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 not a dict
-        expected = {name: list(weight.shape) for name, weight in weights.items()}
-        names = [name for name in expected if shapes.get(name) != expected[name]]
-        self._refuse([f"{name} is {shapes.get(name)} in it and {expected[name]} in the run" for name in names])
+        for name in {**there, **here}:
+            if there.get(name) != here.get(name):
+                raise UsageError(
+                    f"{self.path}: a checkpoint of another model ({name} is {there.get(name)!r} in it and "
+                    f"{here.get(name)!r} in the run); put back the run's own, or delete it"
+                )
 
-    def _refuse(self, differing: Sequence[str]) -> None:
-        if differing:
-            raise UsageError(
-                f"{self.path}: a checkpoint of another model ({differing[0]}); put back the run's own, or delete it"
-            )
-
-    @contextmanager
-    def readable(self, name: str) -> Iterator[None]:
-        """Let what safetensors cannot read be a UsageError of one line."""
-        try:
-            yield
-        except SafetensorError as error:
-            raise UsageError(
-                f"{self.path / name}: cannot be read ({first_line(error)}); delete it to go on from another"
-            ) from error
-
-    def damage(self, hashes: Hashes = block_hashes) -> str | None:
+    def damage(self) -> str | None:
         """What is wrong with the files, or None if they are as they were written."""
         try:
             expected = read_json((self.path / CHECKSUMS).read_text(encoding="utf-8"))
-            for name in FILES:
-                if checksum_of_blocks(hashes(self.path / name)) != expected[name]:
-                    return f"{name} is not as it was written"
-        except FileNotFoundError as error:
-            return f"{Path(error.filename).name} is missing"
-        except OSError as error:
-            return f"{Path(error.filename or self.path).name} cannot be read ({error.strerror})"
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return f"{CHECKSUMS} is not as it was written"
-        return None
+            wrong = next((name for name in FILES if checksum(self.path / name) != expected[name]), None)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            return f"{type(error).__name__}: {error}"
+        return wrong and f"{wrong} is not as it was written"
 
     def weights_checksum(self) -> str:
         """By which the weights can be told from others, as they were written."""
@@ -161,13 +120,12 @@ class Checkpoints:
 
     def of_step(self, step: int) -> Checkpoint:
         """The one of that step. Raises UsageError if there is none, or if it is damaged."""
-        checkpoint = Checkpoint(self.place(step))
-        damage = checkpoint.damage()
-        steps = [checkpoint.step for checkpoint in self.all()]  # after that: a run that goes on may delete it
+        steps = [checkpoint.step for checkpoint in self.all()]
         if step not in steps:
             there = f"there are {', '.join(map(str, steps))}" if steps else "there are none yet"
             raise UsageError(f"{self.folder}: no checkpoint of step {step}; {there}")
-        if damage is not None:
+        checkpoint = Checkpoint(self.place(step))
+        if damage := checkpoint.damage():
             raise UsageError(f"{checkpoint.path} is damaged ({damage}); take another step")
         return checkpoint
 
@@ -181,7 +139,7 @@ class Checkpoints:
             write_state(partial / CHECKSUMS, {name: checksum(partial / name) for name in FILES})
         return Checkpoint(path)
 
-    def newest_good(self, hashes: Hashes = block_hashes) -> Checkpoint | None:
+    def newest_good(self) -> Checkpoint | None:
         """The newest one that is not damaged; names in one line each damaged one that is passed over.
 
         Returns:
@@ -190,36 +148,30 @@ class Checkpoints:
         Raises:
             UsageError: there are some, but all are damaged.
         """
-        return self._first_good(lambda checkpoint: -checkpoint.step, "the one before it", hashes)
+        return self._first_good(lambda checkpoint: -checkpoint.step)
 
     def best_good(self) -> Checkpoint | None:
         """The undamaged one of lowest validation loss; the newest good one if none has a loss. As `newest_good`."""
-        return self._first_good(_rank, "the next best")
+        return self._first_good(_rank)
 
-    def _first_good(
-        self, order: Callable[[Checkpoint], Any], following: str, hashes: Hashes = block_hashes
-    ) -> Checkpoint | None:
-        while True:
-            checkpoints = sorted(self.all(), key=order)
-            for checkpoint in checkpoints:
-                damage = checkpoint.damage(hashes)
-                if damage is None:
-                    return checkpoint
-                if not os.path.lexists(checkpoint.path):
-                    break  # a run that goes on has deleted it, and has written another
-                log.warning("checkpoint %s is damaged (%s); trying %s", checkpoint.path, damage, following)
-            else:
-                if checkpoints:
-                    raise UsageError(
-                        f"{self.folder}: every checkpoint is damaged; restore one from a backup, or delete it "
-                        "to train again from the start"
-                    )
-                return None
+    def _first_good(self, order: Callable[[Checkpoint], Any]) -> Checkpoint | None:
+        checkpoints = sorted(self.all(), key=order)
+        for checkpoint in checkpoints:
+            damage = checkpoint.damage()
+            if damage is None:
+                return checkpoint
+            log.warning("checkpoint %s is damaged (%s); trying the next one", checkpoint.path, damage)
+        if checkpoints:
+            raise UsageError(
+                f"{self.folder}: every checkpoint is damaged; restore one from a backup, or delete it "
+                "to train again from the start"
+            )
+        return None
 
     def clean(self, resumed: Checkpoint | None) -> None:
         """Remove what a crash left half-written, and set aside the damaged ones newer than the one resumed from."""
         if self.folder.is_dir():
-            remove_partial(self.folder, made=NAME)
+            remove_partial(self.folder)
         for checkpoint in self.all():
             if resumed is None or checkpoint.step > resumed.step:
                 aside = checkpoint.path.with_suffix(".damaged")
@@ -245,27 +197,13 @@ def _rank(checkpoint: Checkpoint) -> tuple[float, int]:
     return checkpoint.validation_loss(), -checkpoint.step
 
 
-def read_chosen(choose: Callable[[], Checkpoint | None], read: Callable[[Checkpoint], T]) -> T | None:
-    """What `read` finds in the chosen checkpoint, None without one. If a run that goes on deletes it meanwhile, another
-    one is chosen.
-    """
-    while (checkpoint := choose()) is not None:
-        try:
-            return read(checkpoint)
-        except FileNotFoundError:
-            if os.path.lexists(checkpoint.path):
-                raise
-    return None
-
-
-def checksum_of_blocks(hashes: Mapping[int, str]) -> str:
-    """One checksum from those of a file's blocks."""
-    return BLOCKS + hashlib.sha256("".join(hashes[number] for number in sorted(hashes)).encode()).hexdigest()
-
-
 def checksum(path: Path) -> str:
-    """The checksum of a file, taken by one process."""
-    return checksum_of_blocks(block_hashes(path))
+    """The SHA-256 of the SHA-256 of a file's blocks, "blocks " before it."""
+    whole = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            whole.update(hashlib.sha256(block).hexdigest().encode())
+    return f"blocks {whole.hexdigest()}"
 
 
 def write_state(path: Path, value: Any) -> None:

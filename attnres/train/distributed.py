@@ -8,8 +8,7 @@ process. The checkpoints are the same files, whatever the layout that wrote them
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from torch.optim import Optimizer
 
 from attnres.data import Corpus
 from attnres.errors import UsageError
-from attnres.files import block_hashes, named_errors, new_folder, partial_folder
+from attnres.files import named_errors, new_folder, partial_folder
 from attnres.model import Transformer
 from attnres.model.flops import matrix_flops
 from attnres.parallel.muon import ShardedMuon
@@ -31,15 +30,14 @@ from attnres.parallel.sharding import compile_sublayers, first_row, is_copy, loc
 from attnres.parallel.world import ManyProcesses
 from attnres.train.checkpoint import (
     CHECKSUMS,
+    FILES,
     MODEL,
     OPTIMIZER,
     STATE,
     Checkpoint,
     Checkpoints,
-    Hashes,
     Tensors,
     checksum,
-    checksum_of_blocks,
     write_state,
 )
 from attnres.train.config import RunConfig
@@ -166,13 +164,13 @@ class DistributedTrainer(Trainer):
     def load(self, checkpoint: Checkpoint) -> None:
         """Read this process's part of every tensor, from a checkpoint of any layout."""
         weights = self.model.state_dict()  # buffers, too
-        checkpoint.require(self.config.model, weights)
+        checkpoint.require(self.config.model)
         model: dict[str, Tensor] = {}
-        with checkpoint.readable(MODEL), safe_open(checkpoint.path / MODEL, "pt") as file:
+        with safe_open(checkpoint.path / MODEL, "pt") as file:
             for name, weight in weights.items():
                 model[name] = _read(file, name, weight)
         optimizer: dict[str, Tensor] = {}
-        with checkpoint.readable(OPTIMIZER), safe_open(checkpoint.path / OPTIMIZER, "pt") as file:
+        with safe_open(checkpoint.path / OPTIMIZER, "pt") as file:
             for key in file.keys():  # noqa: SIM118 not a dict
                 name, _, entry = key.rpartition("/")
                 if name == self._own_state:
@@ -230,18 +228,14 @@ class DistributedCheckpoints(Checkpoints):
         def end() -> None:
             if not world.main:
                 return
-            for file in files.values():
-                file.check()
             write_state(folder / STATE, state)
-            checksums[STATE] = checksum(folder / STATE)
-            write_state(folder / CHECKSUMS, checksums)
+            write_state(folder / CHECKSUMS, {name: checksum(folder / name) for name in FILES})
             ending.close()  # it appears under its name
 
         with named_errors(path, instead_of=folder), ExitStack() as ending:
             world.together(begin)
             world.require_shared(folder)
             world.together(write)
-            checksums = {name: checksum_of_blocks(self._hashes(file.path)) for name, file in files.items()}
             world.together(end)
         return Checkpoint(path)
 
@@ -265,24 +259,9 @@ class DistributedCheckpoints(Checkpoints):
                 rows[name] = Rows(0, tensor)
         return rows
 
-    def newest_good(self, hashes: Hashes = block_hashes) -> Checkpoint | None:
-        """The first process decides, as it would alone; the newest one's blocks are hashed by all before."""
-        paths = self.world.share(
-            lambda: [newest.path / name for newest in self.all()[-1:] for name in (MODEL, OPTIMIZER)]
-        )
-        taken: dict[Path, Mapping[int, str]] = {}
-        with suppress(OSError):  # the first process finds out what cannot be read, and says so
-            for path in paths:
-                taken[path] = self._hashes(path)
-        decide = super().newest_good
-        return self.world.share(lambda: decide(lambda path: taken[path] if path in taken else hashes(path)))
-
-    def _hashes(self, path: Path) -> dict[int, str]:
-        """The hashes of all blocks of a file, taken by turns."""
-        hashes: dict[int, str] = {}
-        for of_one in self.world.together(lambda: block_hashes(path, self.world.rank, self.world.size)):
-            hashes |= of_one
-        return hashes
+    def newest_good(self) -> Checkpoint | None:
+        """The first process decides, as it would alone."""
+        return self.world.share(super().newest_good)
 
 
 def _read(file: Any, name: str, like: Tensor) -> Tensor:

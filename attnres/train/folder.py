@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import logging
 import os
 import shutil
 from collections.abc import Iterator
@@ -26,15 +25,16 @@ from attnres.data import Corpus, Tokenizer, tokenizer_from_json, validation_byte
 from attnres.errors import UsageError
 from attnres.files import (
     LOCK,
-    is_partial,
+    PARTIAL,
+    RUN,
+    folder_kind,
     locked,
     read_json,
     remove_folder,
     remove_partial,
-    replacement,
     write_json,
 )
-from attnres.train.checkpoint import Checkpoint, Checkpoints, read_chosen
+from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.config import RunConfig
 from attnres.train.environment import environment
 from attnres.train.jsonconfig import config_from_json, config_to_json, flat_fields
@@ -42,20 +42,28 @@ from attnres.train.metrics import Record, read_metrics
 from attnres.train.optimizers import last_stable_step, warm_step
 from attnres.version import __version__
 
-log = logging.getLogger(__name__)
-
 TOKENIZER = "tokenizer.json"
-
-OWN = (LOCK, TOKENIZER, "checkpoints")
-"""What is in a folder before its config.json, by which it is a run."""
-
-TEXT = {"description", "sha256", "vocab_size"}
-"""What config.json must say of a run's text."""
 
 FREE_FIELDS = ("device", "save_every", "keep", "tensorboard", "data.cache")
 """What may change when a run goes on: it decides where and how often something is written, not the weights."""
 LONGER_FIELDS = ("steps", "evaluate_every")
 """What else may change where a run gets more steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """Where the run stands in a folder that was claimed for it."""
+
+    resumed: Checkpoint | None
+    """What it goes on from; None for a new run."""
+    done: dict[str, Any] | None
+    """Its result, where it has reached its last step."""
+    note: str = ""
+    """One line about a shorter run, or one that had lost its end, with which it goes on."""
+
+    @property
+    def step(self) -> int:
+        return self.resumed.step if self.resumed else 0
 
 
 def default_folder(config: RunConfig) -> Path:
@@ -82,38 +90,31 @@ class RunFolder:
         def refuse() -> None:
             raise UsageError(f"{self.path}: another process is training in this folder; wait for it or stop it")
 
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError, FileNotFoundError, PermissionError) as error:
-            raise UsageError(
-                f"{self.path}: no folder can be made there ({error.strerror}); give another one"
-            ) from error
+        self.path.mkdir(parents=True, exist_ok=True)
         with locked(self.path / LOCK, taken=refuse):
             remove_partial(self.path)
             yield
 
     def record(self) -> dict[str, Any] | None:
         """The content of config.json, or None if the folder holds no run yet."""
-        if not self._config.is_file():
+        kind = folder_kind(self.path)
+        if kind is None and not self._config.exists():
             return None
-        record = _read_json(self._config)
-        if not isinstance(record, dict) or not _describes_a_run(record):
-            hint = "choose another folder"
-            if isinstance(record, dict) and "model_type" in record:
-                hint += "; this is a model of transformers, which attnres look and attnres eval take"
-            raise UsageError(f"{self._config}: not written by attnres train; {hint}")
-        return record
+        if kind != RUN:
+            of = f"; this is a model of transformers ({kind}), which attnres look and attnres eval take" if kind else ""
+            raise UsageError(f"{self._config}: not written by attnres train; choose another folder{of}")
+        return read_json(self._config.read_text(encoding="utf-8"))
 
     def config(self) -> RunConfig:
         """The configuration of the run in this folder. Raises UsageError if there is none."""
-        record = self.record()
         if not self.path.exists():
             raise UsageError(f"{self.path}: there is no such folder; give one that train wrote")
+        record = self.record()
         if record is None:
             # ARM/seed-N, as compare writes them; scaling has the size between, and the rate of a grid.
             levels = (sorted(self.path.glob(f"{above}seed-*/config.json")) for above in ("", "*/", "*/*/", "*/*/*/"))
-            runs = next(filter(None, levels), None)
-            hint = f"give one of its runs, such as {runs[0].parent}" if runs else "give a folder that train wrote"
+            inside = next((found[0] for found in levels if found), None)
+            hint = f"give one of its runs, such as {inside.parent}" if inside else "give a folder that train wrote"
             raise UsageError(f"{self.path}: not a run folder (it has no config.json); {hint}")
         return self._recorded_config(record)
 
@@ -122,10 +123,8 @@ class RunFolder:
             config = config_from_json(_seen_from_here(record))
         except UsageError as error:
             theirs = record["versions"].get("attnres")
-            if theirs == __version__:
-                raise UsageError(f"{self.path}: {error}") from None
-            versions = f"written by attnres {theirs}, and this is attnres {__version__}"
-            raise UsageError(f"{self.path}: {versions}: {error}; use that version") from None
+            other = "" if theirs == __version__ else f"written by attnres {theirs}, and this is attnres {__version__}: "
+            raise UsageError(f"{self.path}: {other}{error}") from None
         connection = config.model.connection
         if record.get("connection_file") not in (None, file_digest(connection)):
             raise UsageError(
@@ -134,13 +133,8 @@ class RunFolder:
         return config
 
     def tokenizer(self) -> Tokenizer:
-        """The one that the run's corpus was made with. Raises UsageError if its file is gone or damaged."""
-        path = self.path / TOKENIZER
-        try:
-            return tokenizer_from_json(read_json(path.read_text(encoding="utf-8")))
-        except (FileNotFoundError, ValueError, UsageError) as error:
-            what = "is gone" if isinstance(error, FileNotFoundError) else f"is damaged ({error})"
-            raise UsageError(f"{path} {what}; without it the command that trained the run writes it anew") from error
+        """The one that the run's corpus was made with."""
+        return tokenizer_from_json(read_json((self.path / TOKENIZER).read_text(encoding="utf-8")))
 
     def weights(self) -> str | None:
         """The checksum of the newest good weights, by which a run that begins with them knows them; None without any.
@@ -148,50 +142,21 @@ class RunFolder:
         Raises:
             UsageError: every checkpoint is damaged.
         """
-        return read_chosen(self.checkpoints.newest_good, Checkpoint.weights_checksum)
-
-    def refuse_other_start(self, start_from: str | None) -> None:
-        """Raise UsageError if the run here began with weights that `start_from`, where it had them, no longer has."""
-        began = (self.record() or {}).get("start")
-        if began and start_from and RunFolder(start_from).weights() not in (None, began):
-            raise UsageError(
-                f"{start_from} has other weights than when {self.path} began with them, as after more training; put "
-                "those back, or choose another folder"
-            )
+        newest = self.checkpoints.newest_good()
+        return None if newest is None else newest.weights_checksum()
 
     def summary(self) -> dict[str, Any] | None:
-        """The result of a run that is done and whose final weights are still there and good, else None.
+        """The result of a run that is done and whose final weights are still there and good, else None."""
+        newest = self.checkpoints.newest_good() if self._summary.is_file() and self.record() else None
+        return newest.result() if newest is not None else None
 
-        Raises:
-            UsageError: nothing tells what the result is of, or every checkpoint is damaged.
-        """
-        if not self._summary.is_file():
-            return None
-        if self.record() is None:
-            raise UsageError(f"{self.path}: the run's config.json is gone; choose another folder")
-        newest = self.checkpoints.newest_good()
-        return newest.result() if newest is not None and (self.path / TOKENIZER).is_file() else None
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write summary.json: a copy for people, beside the run's last checkpoint."""
+        write_json(self._summary, summary)
 
     def evaluations(self) -> list[Record]:
         """The evaluations so far, in order."""
         return [record for record in read_metrics(self.metrics) if record["kind"] == "eval"]
-
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json, unless it says just that: a copy for people, beside the run's last checkpoint."""
-        try:
-            if read_json(self._summary.read_text(encoding="utf-8")) == summary:
-                return
-        except (FileNotFoundError, ValueError):
-            pass  # new or damaged
-        write_json(self._summary, summary)
-
-    def reopen(self, begun: int, steps: int) -> str:
-        """Take back the summary of a run that has lost its end, and goes on from before it. Returns one line of it."""
-        if begun >= steps or not self._summary.is_file():
-            return ""
-        self._summary.unlink()
-        again = f"the steps from {begun} on are trained again" if begun else "it is trained again from the start"
-        return f"this run was done, and its last checkpoint is gone or damaged: {again}"
 
     def refuse_other(self, config: RunConfig, may_be_longer: bool = False) -> None:
         """Raise UsageError if the folder holds a run of another configuration, naming the fields, or no run but files.
@@ -204,9 +169,9 @@ class RunFolder:
             return
         stored = _fields(self._recorded_config(record))
         given = _fields(fit_vocabulary(config, record["corpus"]["vocab_size"]))
-        if stored["start_from"] != given["start_from"] and config.start_from and "start" in record:
-            same = RunFolder(config.start_from).weights() == record["start"]  # the weights count, not what leads there
-            given["start_from"] = stored["start_from"] if same else given["start_from"]
+        if config.start_from and "start" in record:  # the weights count, not what leads there
+            now = RunFolder(config.start_from).weights() or record["start"]
+            stored["start_from"], given["start_from"] = f"weights {record['start']}", f"weights {now}"
         longer = LONGER_FIELDS if may_be_longer and given["steps"] > stored["steps"] else ()
         differing = [
             f"{name} is {stored.get(name, 'not set')!r} there and {given.get(name, 'not set')!r} here"
@@ -220,38 +185,36 @@ class RunFolder:
             )
 
     def _refuse_foreign_files(self) -> None:
-        """A run folder is new, empty or a run; what is begun here has left no more than OWN before it is one."""
-        if self._summary.is_file():
-            return  # `summary` says what is wrong
-        if self.path.exists() and not self.path.is_dir():
-            raise UsageError(f"{self.path} is a file; give a folder")
+        """A run folder is new, empty or a run: its config.json is written first."""
         paths = sorted(self.path.iterdir()) if self.path.is_dir() else []
-        names = [path.name for path in paths if not (path.name in OWN or is_partial(path.name))]
-        names += [checkpoint.path.name for checkpoint in self.checkpoints.all()]
+        names = [path.name for path in paths if path.name != LOCK and not path.name.endswith(PARTIAL)]
         if names:
             more = ", .." if len(names) > 3 else ""
             raise UsageError(
                 f"{self.path} holds files and no run ({', '.join(names[:3])}{more}); give a new or empty folder"
             )
 
-    def claim(self, config: RunConfig, corpus: Corpus) -> str:
-        """Make this the folder of that run, or see that it is one already. Returns what was done to a shorter one."""
-        self.refuse_other(config, may_be_longer=True)
-        self.refuse_other_start(config.start_from)
-        tokenizer, record = self.path / TOKENIZER, self.record()
-        if not tokenizer.is_file():
-            write_json(tokenizer, corpus.tokenizer.to_json())
-        elif _read_json(tokenizer) != corpus.tokenizer.to_json():
-            if record is None:
-                raise UsageError(f"{self.path} holds files and no run ({TOKENIZER}); give a new or empty folder")
-            raise UsageError(f"{tokenizer} is not the tokenizer of this run; delete it, and it is written anew")
-        if record is None:
-            self.checkpoints.folder.mkdir(exist_ok=True)
-            # Last: a folder with this file in it is a run.
-            write_json(self._config, _description(config, corpus))
-        else:
+    @contextmanager
+    def claim(self, config: RunConfig, corpus: Corpus) -> Iterator[Claim]:
+        """Hold the folder of that run, new or begun, while the block runs. Raises UsageError where it is another's."""
+        with self.lock():
+            self.refuse_other(config, may_be_longer=True)
             self.refuse_other_text(corpus, "choose another folder")
-        return self.extend(config, corpus) if record and record["config"]["steps"] < config.steps else ""
+            record, note = self.record(), ""
+            if record is None:
+                write_json(self._config, _description(config, corpus))
+            elif record["config"]["steps"] < config.steps:
+                note = self._extend(config, corpus, record)
+            write_json(self.path / TOKENIZER, corpus.tokenizer.to_json())
+            resumed = self.checkpoints.newest_good()
+            done = resumed.result() if resumed and resumed.step == config.steps else None
+            if done:
+                self.write_summary(done)
+            elif self._summary.is_file():
+                self._summary.unlink()
+                note = f"this run was done, and its last checkpoint is gone or damaged: its end is trained again{note}"
+            self.checkpoints.clean(resumed)
+            yield Claim(resumed, done, note)
 
     def refuse_other_text(self, corpus: Corpus, instead: str) -> None:
         """Raise UsageError if there is a run here that was begun on another text. instead: of restoring that."""
@@ -263,7 +226,7 @@ class RunFolder:
                 f"{corpus.sha256:.8}; restore its files or {instead}"
             )
 
-    def extend(self, config: RunConfig, corpus: Corpus) -> str:
+    def _extend(self, config: RunConfig, corpus: Corpus, record: dict[str, Any]) -> str:
         """Make the run here one of more steps, which goes on from its last checkpoint before the learning rate fell.
 
         Up to there the longer run is the same, but for its warm-up, which may have been shorter. What came after is
@@ -287,19 +250,16 @@ class RunFolder:
         aside = self.path / f"steps-{old.steps}"
         ends = aside / "checkpoints"
         ends.mkdir(parents=True, exist_ok=True)
-        # What is there is of an extension that failed; its copies are the better ones where this run has lost its end.
-        if self._summary.exists() or not (aside / self._summary.name).exists():
-            for path in (self._config, self.metrics, self._summary):
-                if path.exists():
-                    with replacement(aside / path.name) as copy:
-                        shutil.copy2(path, copy)
+        for path in (self._config, self.metrics, self._summary):
+            if path.exists():
+                shutil.copy2(path, aside / path.name)
         for checkpoint in checkpoints:
             if checkpoint.step > good[-1].step:
                 remove_folder(ends / checkpoint.path.name)
                 os.rename(checkpoint.path, ends / checkpoint.path.name)
         self._summary.unlink(missing_ok=True)
         # Last: until then it is the shorter run, which the same command extends again.
-        begun = {name: value for name, value in (self.record() or {}).items() if name == "start"}
+        begun = {name: value for name, value in record.items() if name == "start"}
         write_json(self._config, _description(config, corpus) | begun)
         warmed = warm_step(old.optimizer, old.steps)
         unlike = "" if warmed == warm else f"; it warmed up over {warmed} steps, where one of {config.steps} has {warm}"
@@ -338,13 +298,6 @@ def evaluated_bytes_per_token(corpus: Corpus, config: RunConfig) -> float:
     return validation_bytes_per_token(corpus, config.model.context, config.validation_tokens)
 
 
-def _describes_a_run(record: dict[str, Any]) -> bool:
-    if not {"config", "corpus", "versions"} <= record.keys():
-        return False
-    corpus = record["corpus"]
-    return isinstance(record["versions"], dict) and isinstance(corpus, dict) and corpus.keys() >= TEXT
-
-
 def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
     return {
         "config": config_to_json(config),
@@ -361,10 +314,3 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
         },
         **environment(),
     }
-
-
-def _read_json(path: Path) -> Any:
-    try:
-        return read_json(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{path}: not valid JSON ({error}); put a copy back, or choose another folder") from error

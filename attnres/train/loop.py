@@ -8,7 +8,7 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +21,17 @@ from attnres.errors import UsageError
 from attnres.parallel.layout import ONE_PROCESS, Layout
 from attnres.parallel.world import Lost, ManyProcesses, World, join_world
 from attnres.signals import Stopped, heard
-from attnres.torch_private import cpu_multiplies_bfloat16
 from attnres.train.checkpoint import Checkpoint
 from attnres.train.config import RunConfig
-from attnres.train.folder import RunFolder, fit_vocabulary
+from attnres.train.folder import Claim, RunFolder, fit_vocabulary
 from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import PeakMemory
 from attnres.train.metrics import Metrics, Records
 from attnres.train.optimizers import last_stable_step
 from attnres.train.pace import Pace, range_over_parts
-from attnres.train.tensorboard import summary_writer, tensorboard_writer
+from attnres.train.tensorboard import tensorboard_writer
 from attnres.train.trainer import NonFinite, Trainer, choose_device
 from attnres.version import __version__
-
-log = logging.getLogger(__name__)
 
 Listener = Callable[[dict[str, Any]], None]
 
@@ -68,9 +65,9 @@ def train(
 ) -> dict[str, Any]:
     """Start the run in `folder`, or go on with the one that is there, and return its summary when it is done.
 
-    A run that is done already only returns its summary, unless its text is there and has changed. With one thread the
+    A run that is done already only returns its summary. With one thread the
     result is bit-equal however often the run was stopped on its way. Given more steps than the run in the folder has,
-    it goes on from the last checkpoint before the learning rate fell (see `RunFolder.extend`).
+    it goes on from the last checkpoint before the learning rate fell (see `RunFolder.claim`).
 
     Args:
         config: all that decides the result. A `model.vocab_size` below the corpus's is raised to it.
@@ -105,77 +102,41 @@ def _train(
     listen: Listener | None,
     progress: Callable[[str, int, int], None] | None,
 ) -> dict[str, Any]:
-    world.agree(
-        {
-            "configuration": json.dumps(config_to_json(config)),
-            "connection's file": file_digest(config.model.connection) or "",
-            "version": __version__,
-            "torch": torch.__version__,
-        }
-    )
+    world.agree(_what_decides(config))
+    if not world.main:
+        logging.getLogger("attnres").setLevel(logging.ERROR)  # every process would warn of the same
     run.refuse_other(config, may_be_longer=True)
-    done = world.share(run.summary)
-    done = done if done is not None and done["steps"] == config.steps else None
-    try:
-        corpus = _open_corpus(config, world, progress)
-    except UsageError:
-        if done is None:
-            raise
-        return done  # and of what it was made is not needed any more
-    if done is not None:
-        run.refuse_other_text(corpus, "choose another folder")
-        if world.main:
-            run.write_summary(done)
-        return done
+    corpus = open_corpus(config.data, progress)
     world.agree({"corpus": corpus.sha256})
     check_length(corpus, config.model.context)
     config = fit_vocabulary(config, corpus.vocab_size)
-    if file_digest(config.model.connection):  # the tests hold the library's own rules to the same
-        check_rule(config.model.connection, config.model.dim, config.model.sublayers)
-    if world.main:
-        _warn_of_bfloat16(config)
-    if config.tensorboard:
-        summary_writer()
     trainer = _trainer(config, corpus, world, resumes=bool(run.checkpoints.all()))
-    # whatever is wrong with the options, nothing has been written yet
+    # Whatever is wrong with the options, nothing has been written yet.
     with ExitStack() as stack:
-        world.together(lambda: stack.enter_context(run.lock()) if world.main else None)
+        claim = world.together(lambda: stack.enter_context(run.claim(config, corpus)) if world.main else None)[0]
+        assert claim is not None
         world.require_shared(run.path)
-        note = world.together(lambda: run.claim(config, corpus) if world.main else "")[0]
-        resumed = trainer.checkpoints(run.checkpoints.folder).newest_good()
-        begun = resumed.step if resumed else 0
-        if world.main:
-            note = note or run.reopen(begun, config.steps)
-            run.checkpoints.clean(resumed)
-            metrics = stack.enter_context(closing(Metrics(run.metrics, begun)))
-        records = world.share(lambda: metrics.records)
-        if not world.main:
-            metrics, listen = Records(records), None
-        loop = Loop(trainer, run, metrics, resumed, world, note)
-        if listen:
-            loop.listeners.append(listen)
+        if claim.done:
+            return claim.done
+        listeners = [listen] if listen and world.main else []
         if config.tensorboard and world.main:
-            loop.listeners.append(stack.enter_context(tensorboard_writer(run.path, trainer.step)))
-        return loop.run()
+            listeners.append(stack.enter_context(tensorboard_writer(run.path, claim.step)))
+        return Loop(trainer, run, claim, world, listeners).run()
 
 
-def _open_corpus(config: RunConfig, world: World, progress: Callable[[str, int, int], None] | None) -> Corpus:
-    """Open the corpus in every process; the first one on each machine builds or checks it before the others come."""
-    opened: list[Corpus] = []
-    if world.first_here:
-        world.together(lambda: opened.append(open_corpus(config.data, progress)))
-        return opened[0]
-    world.together(lambda: None)
-    return open_corpus(config.data, progress, checked=True)
-
-
-def _warn_of_bfloat16(config: RunConfig) -> None:
-    on_cpu = choose_device(config.device).type == "cpu"
-    if config.precision == "bfloat16" and on_cpu and not cpu_multiplies_bfloat16():
-        log.warning("this CPU has no products of bfloat16: --precision float32 takes a fraction of the time here")
+def _what_decides(config: RunConfig) -> dict[str, str]:
+    """What must be the same in all processes of a run."""
+    return {
+        "configuration": json.dumps(config_to_json(config)),
+        "connection's file": file_digest(config.model.connection) or "",
+        "version": __version__,
+        "torch": torch.__version__,
+    }
 
 
 def _trainer(config: RunConfig, corpus: Corpus, world: World, resumes: bool) -> Trainer:
+    if file_digest(config.model.connection):  # the tests hold the library's own rules to the same
+        check_rule(config.model.connection, config.model.dim, config.model.sublayers)
     if not isinstance(world, ManyProcesses):
         return Trainer(config, corpus, resumes)
     from attnres.train.distributed import DistributedTrainer  # takes a second to import
@@ -190,25 +151,25 @@ class Loop:
         self,
         trainer: Trainer,
         folder: RunFolder,
-        metrics: Records,
-        resumed: Checkpoint | None,
+        claim: Claim,
         world: World,
-        note: str = "",
+        listeners: list[Listener],
     ) -> None:
         self.trainer = trainer
         self.config = trainer.config
         self.folder = folder
-        self.metrics = metrics
         self.world = world
-        self.note = note
+        self.note = claim.note
+        self.listeners = listeners
+        self.metrics = Metrics(folder.metrics, claim.step) if world.main else Records()
+        self.metrics.records = world.share(lambda: self.metrics.records)
         self.checkpoints = trainer.checkpoints(folder.checkpoints.folder)
-        self.listeners: list[Listener] = []
         self.unheard: OSError | None = None
-        self.last_good = resumed
+        self.last_good = claim.resumed
         self.earlier_peak = 0
-        if resumed:
-            trainer.load(resumed)
-            self.earlier_peak = resumed.state()["peak_memory_bytes"]
+        if claim.resumed:
+            trainer.load(claim.resumed)
+            self.earlier_peak = claim.resumed.state()["peak_memory_bytes"]
         self.pace = Pace(trainer)  # before memory is counted: it takes some
         self.memory = PeakMemory(trainer.device)
 

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import torch
-
-from attnres.errors import UsageError
-from attnres.model import TransformerConfig, count_parameters
 
 
 class PeakMemory:
@@ -34,23 +30,6 @@ class PeakMemory:
         if self.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self.device)
         return max(0, (_status("VmHWM") or _high_water()) - self._start)
-
-
-def check_fits(config: TransformerConfig, rows: int = 1) -> None:
-    """Raise UsageError if this machine's memory cannot hold the weights alone, or one batch and its embedding.
-
-    The system would grant them, and kill this process, or another one, when they are written.
-    """
-    total = count_parameters(config).total
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 4 * total > there:
-        needed = f"the weights of {total:,} parameters take {4 * total / 1e9:,.0f} GB"
-        own = "" if config.backbone == "lab" else ", or less in --model.backbone-options"  # those defaults are giants
-        raise UsageError(f"{needed}, and this machine has {there / 1e9:,.0f}; take a smaller dim or fewer layers{own}")
-    batch = rows * config.context * (2 * 8 + 2 * config.dim)  # ids and targets in int64, the embedding in bfloat16
-    if 4 * total + batch > there:
-        needed = f"a batch of {rows:,} texts of {config.context:,} tokens takes {batch / 1e9:,.0f} GB or more"
-        raise UsageError(f"{needed}, and this machine has {there / 1e9:,.0f}; take a smaller batch_size")
 
 
 def memory_kills() -> int:

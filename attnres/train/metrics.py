@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from attnres.files import named_errors, read_json, write_text
+from attnres.files import named_errors, sync, write_text
 
 Record = dict[str, Any]
 
@@ -18,16 +17,15 @@ def read_metrics(path: Path) -> list[Record]:
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else ():
         with suppress(ValueError):
-            if isinstance(record := read_json(line), dict) and "step" in record:
-                records.append(record)
+            records.append(json.loads(line))
     return records
 
 
 class Records:
     """The metrics of a run in memory alone, for the processes that do not write."""
 
-    def __init__(self, records: list[Record]) -> None:
-        self.records = records
+    def __init__(self, records: list[Record] | None = None) -> None:
+        self.records = records or []
 
     def append(self, record: Record) -> None:
         self.records.append(record)
@@ -45,31 +43,16 @@ class Metrics(Records):
     def __init__(self, path: Path, step: int) -> None:
         self.path = path
         super().__init__([record for record in read_metrics(path) if record["step"] <= step])
-        kept = "".join(map(_line, self.records))
-        if not path.exists() or path.read_bytes() != kept.encode():
-            write_text(path, kept)
-        self._file = path.open("ab", buffering=0)
+        write_text(path, "".join(map(_line, self.records)))
 
     def append(self, record: Record) -> None:
         super().append(record)
-        line = _line(record).encode()
-        try:
-            while line:  # an almost full disk takes a part, and says so only when it gets the rest
-                line = line[self._file.write(line) :]
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        with named_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+            file.write(_line(record))
 
     def sync(self) -> None:
-        """Before a checkpoint of this step is written: a resumed run must find the records up to it.
-
-        Raises FileNotFoundError where the run's folder was moved or deleted: a checkpoint would bring half of it back.
-        """
-        self.path.stat()
-        with named_errors(self.path):
-            os.fsync(self._file.fileno())
-
-    def close(self) -> None:
-        self._file.close()
+        """Before a checkpoint of this step is written: a resumed run must find the records up to it."""
+        sync(self.path)
 
 
 def _line(record: Record) -> str:

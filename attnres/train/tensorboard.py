@@ -10,19 +10,14 @@ from typing import Any
 from attnres.errors import UsageError, install_command
 
 
-def summary_writer() -> Any:
-    """Import torch's class. Raises UsageError where TensorBoard is not installed."""
+@contextmanager
+def tensorboard_writer(folder: Path, step: int) -> Iterator[Callable[[dict[str, Any]], None]]:
+    """A listener for `train` that writes under folder/tensorboard; what an earlier run wrote after `step` is hidden."""
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise UsageError(f"TensorBoard is not installed: {install_command('tensorboard')}") from error
-    return SummaryWriter
-
-
-@contextmanager
-def tensorboard_writer(folder: Path, step: int) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """A listener for `train` that writes under folder/tensorboard; what an earlier run wrote after `step` is hidden."""
-    writer = summary_writer()(str(folder / "tensorboard"), purge_step=step + 1)
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def listen(record: dict[str, Any]) -> None:
         if record["kind"] == "eval":

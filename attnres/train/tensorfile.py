@@ -5,7 +5,6 @@ Nobody joins anything: the places follow from names, types and shapes, which all
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -15,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 
 from attnres.files import named_errors, sync
@@ -91,16 +89,6 @@ class TensorFile:
                     place += part.first * shape.nbytes // shape.sizes[0]
                 _write(file.fileno(), part.values, len(self._header) + place)
             os.fsync(file.fileno())
-
-    def check(self) -> None:
-        """Raise OSError unless the file on the disk holds exactly these tensors."""
-        found: dict[str, Shape] = {}
-        if self.path.stat().st_size == self._size:
-            with safe_open(self.path, "pt") as file:
-                for name in file.keys():  # noqa: SIM118 not a dict
-                    found[name] = Shape((of := file.get_slice(name)).get_dtype(), tuple(of.get_shape()))
-        if found != self.shapes:
-            raise OSError(errno.EIO, "it is not as the processes wrote it", str(self.path))
 
 
 def _write(descriptor: int, values: Tensor, place: int) -> None:

@@ -31,7 +31,6 @@ from attnres.train.config import RunConfig
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
 from attnres.train.folder import evaluated_bytes_per_token
 from attnres.train.jsonconfig import model_to_json
-from attnres.train.memory import check_fits
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
 from attnres.train.start import first_model
 
@@ -100,8 +99,6 @@ class Trainer:
     """The number of this process among those of the run."""
 
     def _build(self) -> tuple[Any, list[Optimizer]]:
-        if self.device.type == "cpu":
-            check_fits(self.config.model, len(self._own_rows()))
         config = self.config
         if self.resumes:
             model = Transformer(config.model, config.seed).to(self.device)
@@ -209,7 +206,7 @@ class Trainer:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimizers and data position from the checkpoint."""
-        checkpoint.require(self.config.model, self.model.state_dict())
+        checkpoint.require(self.config.model)
         self.restore(checkpoint.model(), checkpoint.optimizer(), checkpoint.state())
 
     def restore(self, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:

@@ -6,7 +6,6 @@ import transformers
 
 from attnres import UsageError, hf
 from attnres.cli import main
-from attnres.files import added_folder
 from attnres.hf.convert import convert
 from tests.hf.models import make_model, make_tokens
 
@@ -90,18 +89,3 @@ def test_a_head_that_begins_at_zero_differs_by_nothing(plain, tmp_path):
     model.lm_head.weight.data.zero_()
     model.save_pretrained(plain)
     assert convert(plain, tmp_path / "new").difference == 0
-
-
-def test_a_target_that_another_command_is_writing_or_has_written_stays(plain, tmp_path):
-    (tmp_path / "new.partial").mkdir()  # the user's own
-    with added_folder(tmp_path / "new"), pytest.raises(UsageError, match="new: another command is writing it"):
-        convert(plain, tmp_path / "new")
-
-    def make_it(text):
-        (tmp_path / "late").mkdir(exist_ok=True)
-        (tmp_path / "late" / "file").touch()
-
-    with pytest.raises(UsageError, match="late was made by another command meanwhile"):
-        convert(plain, tmp_path / "late", step=make_it)
-    assert sorted(f.name for f in tmp_path.iterdir()) == ["late", "new", "new.partial", "plain"]
-    assert [f.name for f in (tmp_path / "late").iterdir()] == ["file"]

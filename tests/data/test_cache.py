@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from pathlib import Path
 
 import pytest
 
 from attnres.data import DataConfig, open_corpus
+from attnres.files import PARTIAL
 from tests.data.opening import outcome, start_opening
 from tests.data.text import write_documents
 
@@ -33,33 +32,10 @@ def test_cache_is_reused_until_a_file_changes(open_, tmp_path):
     assert os.stat(again.train.filename).st_ino != inode and again.sha256 == first.sha256  # pyright: ignore
 
 
-def flip_a_byte(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
-DAMAGE = {
-    "longer": lambda folder: os.truncate(folder / "validation.bin", 9999),
-    "missing": lambda folder: (folder / "train.bin").unlink(),
-    "one bit": lambda folder: flip_a_byte(folder / "train.bin"),
-    "half a record": lambda folder: os.truncate(folder / "corpus.json", 40),
-    "another record": lambda folder: (folder / "corpus.json").write_text('{"tokens": []}'),
-    "a killed process": lambda folder: folder.rename(folder.with_name(f"{folder.name}.partial")),
-}
-
-
-def test_a_damaged_cache_is_built_again(built, open_):
-    whole = {file.name: file.read_bytes() for file in built.iterdir()}
-    record = json.loads(whole["corpus.json"])
-    for part in ("train", "validation"):
-        assert record["sha256"][part] == hashlib.sha256(whole[f"{part}.bin"]).hexdigest()
+def test_what_a_killed_process_left_is_built_again(built, open_):
     sha = open_("documents").sha256
-    for name, damage in DAMAGE.items():
-        damage(built)
-        assert open_("documents").sha256 == sha, name
-        assert {file.name: file.read_bytes() for file in built.iterdir()} == whole, name
-        assert not list(built.parent.glob("*.partial"))
+    built.rename(built.with_name(f".{built.name}{PARTIAL}"))
+    assert open_("documents").sha256 == sha and not list(built.parent.glob(f".*{PARTIAL}"))
 
 
 def test_several_processes_open_at_once_and_one_builds(tmp_path):
@@ -85,4 +61,4 @@ def test_a_cache_inside_the_text_is_not_text_and_progress_reaches_its_total(tmp_
     config, heard = DataConfig(paths=(str(tmp_path),), cache=str(tmp_path / "cache")), []
     first, second = open_corpus(config, lambda *call: heard.append(call)), open_corpus(config)
     assert first.sha256 == second.sha256 and first.description == second.description
-    assert ("tokenizing", size, size) in heard and heard[-1] == ("checking", size, size)
+    assert ("tokenizing", size, size) in heard

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from attnres.data import Prefetch, Sampler
-from attnres.errors import UsageError
 
 TOKENS = np.random.default_rng(0).integers(0, 256, 500).astype(np.uint8)
 
@@ -60,5 +59,3 @@ def test_what_reading_raises_is_raised():
 
     with pytest.raises(OSError, match=r"train\.bin"):
         make(prepare=fail).next()
-    with pytest.raises(UsageError, match="of another run"):
-        make().restore(Sampler(TOKENS, 16, 5, 12).state())

@@ -6,12 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from attnres.data import Sampler, validation_batches
-from attnres.errors import UsageError
 
 
 def epoch_starts(sampler: Sampler) -> list[int]:
@@ -93,14 +91,3 @@ def test_processes_read_their_own_validation_windows():
         np.testing.assert_array_equal(np.concatenate(of_batch), batch)
     (none,) = validation_batches(corpus_of(701), 100, 4, 200, range(2, 4))
     assert none.shape == (0, 101) and none.dtype == np.int64
-
-
-def test_a_state_of_another_run_is_refused():
-    """Its place would be another one in this run's order."""
-    tokens = np.arange(100)
-    sampler = Sampler(tokens, 10, 1, 0)
-    for other in (Sampler(tokens, 10, 1, 1), Sampler(tokens, 9, 1, 0), Sampler(tokens[:-1], 10, 1, 0)):
-        with pytest.raises(UsageError, match="of another run"):
-            sampler.restore(other.state())
-    with pytest.raises(UsageError, match="less than a sequence"):
-        Sampler(tokens[:10], 10, 1, 0)

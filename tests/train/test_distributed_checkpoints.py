@@ -94,28 +94,6 @@ def test_a_checkpoint_that_not_all_see_is_an_error_on_all_and_leaves_nothing(mak
     assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("step-*"))
 
 
-def newest_good(_group, config, folder):
-    """Its step. Each process hashes its share of the files, of which they have several blocks here."""
-    from attnres import files
-
-    before, files.BLOCK = files.BLOCK, 2000
-    try:
-        return make_trainer(config, Layout(shard=2)).checkpoints(folder).newest_good().step
-    finally:
-        files.BLOCK = before
-
-
-def test_processes_find_the_same_checkpoint_to_go_on_from(make_config, pair, tmp_path, monkeypatch):
-    config = make_config(batch_size=4)
-    monkeypatch.setattr("attnres.files.BLOCK", 2000)
-    for steps in (1, 2):
-        go(None, config, None, steps, save=tmp_path)
-    assert pair.run(newest_good, config, tmp_path, ranks=2) == [2, 2]
-    weights = tmp_path / "step-00000002" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
-    assert pair.run(newest_good, config, tmp_path, ranks=2) == [1, 1]
-
-
 def fill_disk(group, config, folder, limit):
     """Save where one process may write no more than `limit` bytes into a file; what each raises."""
     trainer = make_trainer(config, Layout(shard=2))

@@ -4,8 +4,7 @@ import sys
 import pytest
 import torch
 
-from attnres import TransformerConfig, UsageError
-from attnres.train.memory import PeakMemory, check_fits
+from attnres.train.memory import PeakMemory
 
 
 def held(size: int) -> None:
@@ -22,15 +21,3 @@ def test_peak_counts_what_was_held_in_between_and_nothing_before():
     assert peak.bytes() < 16 * 2**20
     held(32 * 2**20)  # and given back at once
     assert 24 * 2**20 < peak.bytes() < 40 * 2**20
-
-
-def test_a_model_larger_than_memory_is_refused_before_it_is_made():
-    with pytest.raises(UsageError, match="this machine has"):
-        check_fits(TransformerConfig(dim=2**20, layers=2))
-    check_fits(TransformerConfig())
-
-
-def test_a_batch_larger_than_memory_is_refused():
-    with pytest.raises(UsageError, match=r"a batch of 100,000,000 texts of 256 tokens takes .* a smaller batch_size"):
-        check_fits(TransformerConfig(context=256), rows=10**8)
-    check_fits(TransformerConfig(), rows=64)

@@ -1,13 +1,9 @@
 """The file that several processes fill: the same bytes as safetensors writes, whoever writes which rows."""
 
-import os
-
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attnres.files import block_hashes
-from attnres.train.checkpoint import checksum_of_blocks
 from attnres.train.tensorfile import Rows, TensorFile, shape_of
 
 TENSORS = {
@@ -42,31 +38,9 @@ def cut(tensors, first, last):
 def test_parts_make_the_file_that_safetensors_writes(file, tmp_path):
     for first, last in ((0.5, 1.0), (0.0, 0.25), (0.25, 0.5)):  # in any order
         file.write(cut(TENSORS, first, last))
-    file.check()
     found = load_file(file.path)
     assert found.keys() == TENSORS.keys()
     for name, tensor in TENSORS.items():
         assert found[name].dtype == tensor.dtype and torch.equal(found[name], tensor), name
     save_file(TENSORS, tmp_path / "theirs")
     assert file.path.read_bytes() == (tmp_path / "theirs").read_bytes()
-
-
-def test_a_file_of_other_tensors_is_noticed(file):
-    save_file({**TENSORS, "b": torch.randn(3, 5)}, file.path)
-    with pytest.raises(OSError, match="not as the processes wrote it"):
-        file.check()
-    os.truncate(file.path, 100)
-    with pytest.raises(OSError, match="not as the processes wrote it"):
-        file.check()
-
-
-def test_blocks_are_hashed_by_turns(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnres.files.BLOCK", 10)
-    path = tmp_path / "x"
-    path.write_bytes(bytes(range(35)))
-    alone = block_hashes(path)
-    together = block_hashes(path, 1, 2) | block_hashes(path, 0, 2)
-    assert together == alone and sorted(alone) == [0, 1, 2, 3]
-    before = checksum_of_blocks(together)
-    path.write_bytes(bytes(range(34)) + b"x")
-    assert checksum_of_blocks(block_hashes(path)) != before
