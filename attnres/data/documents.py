@@ -72,16 +72,26 @@ class TextFiles(Documents):
                 yield None
 
     def _texts(self, path: Path, text: str) -> list[str]:
-        if path.suffix not in RECORD_SUFFIXES:
-            return [text]
         # Not `splitlines`: JSON may hold other ends of lines.
-        lines = enumerate(text.removeprefix("\ufeff").split("\n"), 1)
-        return [_text_of(line, self.field, f"line {number} of {path}") for number, line in lines if line.strip()]
+        lines = [
+            (number, line) for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1) if line.strip()
+        ]
+        if path.suffix not in RECORD_SUFFIXES and not (lines and _is_record(lines[0][1], self.field)):
+            return [text]
+        return [_text_of(line, self.field, f"line {number} of {path}") for number, line in lines]
 
     def describe(self, counts: Counts) -> str:
         noun = "file" if counts.documents <= len(self.files) else "document"
         skipped = f" ({counts.skipped:,} left out: not UTF-8 text)" if counts.skipped else ""
         return f"{self.label}, {describe_counts(counts, noun)}{skipped}"
+
+
+def _is_record(line: str, field: str) -> bool:
+    """Whether it is a document as JSON: many a file of such lines is called .json or .txt."""
+    try:
+        return line.startswith("{") and field in json.loads(line)
+    except ValueError:
+        return False
 
 
 def _text_of(line: str, field: str, where: str) -> str:

@@ -115,8 +115,8 @@ def test_training_puts_no_special_tokens_around_a_text_and_nothing_later_does(op
     assert kept.encode("a b").offsets == library.encode("a b", add_special_tokens=False).offsets
 
 
-def test_lines_of_json_are_documents(open_, tmp_path):
-    name = "docs.jsonl"
+@pytest.mark.parametrize("name", ["docs.jsonl", "c4.json"])
+def test_lines_of_json_are_documents(open_, tmp_path, name):
     texts = [f"row {i}: " + "x" * i for i in range(40)]
     path = tmp_path / name
     path.write_text("\n" + "".join(json.dumps({"text": text, "id": 3}) + "\n" for text in texts))
@@ -124,6 +124,9 @@ def test_lines_of_json_are_documents(open_, tmp_path):
     assert all_of(corpus) == sorted(texts) and ", 40 documents, " in corpus.description
     path.write_text("".join(json.dumps({"body": text}) + "\n" for text in texts))
     assert open_(name, dataset_column="body").sha256 == corpus.sha256
+    if name == "c4.json":  # which may be anything
+        assert open_(name, validation_fraction=0.5)
+        return
     with pytest.raises(UsageError, match=r"line 1 .* no field 'text'; .* --data\.dataset-column"):
         open_(name)
     path.write_text('{"text": "a"}\n{"text": "b"}\nplain\n')
