@@ -50,11 +50,6 @@ class World:
         """Whether this process is the one that writes and prints."""
         return self.rank == 0
 
-    @property
-    def first_here(self) -> bool:
-        """Whether this is the first process on its machine."""
-        return os.environ.get("LOCAL_RANK", str(self.rank)) == "0"
-
     def share(self, make: Callable[[], T]) -> T:
         """What `make` returns on the main process, on all of them."""
         return make()
