@@ -21,8 +21,8 @@ HEAD = """\
 
 `attnres report --tables > results/tables.md` writes this page from the records in this folder.
 The hash of each record says whether its section is still its own.
-[results.md](../docs/results.md) says what the numbers mean, [evidence.md](../docs/evidence.md) at length.
-Its head has the commit in which `recipes/ladder`, `recipes/ladder.sh` and `recipes/rules` are."""
+[results.md](../docs/results.md) says what the numbers mean, and [report.md](../paper/report.md) at length.
+Its last section has the commit in which `recipes/ladder`, `recipes/ladder.sh` and `recipes/rules` are."""
 STORED = "stored-tables.md"
 """Sections that no code makes any more: of commands that have left, and of runs from before there were records."""
 

@@ -16,7 +16,7 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig, muon: type[Muon] 
     The choice is by role and never by shape: embedding, head and many a connection's parameters are 2-D too. Only the
     matrices, stacked experts and the head have weight decay: on queries, gains and mixing weights it is a known trap
     (spec.md 13). Muon takes no stack of matrices. A connection's channel maps have a rate dim times smaller: with that
-    of a query, AttnRes with an input-dependent query ends far behind the plain residual (docs/evidence.md).
+    of a query, AttnRes with an input-dependent query ends far behind the plain residual (paper/report.md).
     """
     roles = parameter_roles(model)
     matrices, head, plain, connection, maps = [], [], [], [], []

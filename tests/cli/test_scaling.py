@@ -185,7 +185,7 @@ def test_bad_input_is_one_line(arguments, message, capsys, tmp_path):
     ("file", "message"),
     [
         ("/no/such/file.csv", "/no/such/file.csv: No such file or directory"),
-        ("docs/figures/results-scaling.png", "not UTF-8 text"),
+        ("docs/figures/gain.png", "not UTF-8 text"),
     ],
 )
 def test_a_file_that_cannot_be_fitted_is_one_line(file, message, capsys, tmp_path):

@@ -25,7 +25,7 @@ class Interlayer(TwoPhase):
     c = 1 at the start; so are w = 0 and g = 1. A transformer layer is two sublayers.
     For weights trained with the plain residual: gate=True has (1 - a_l) y + a_l N(y) for N(y), a_l = 0 at the start,
     and total=True scales p to one at the start, so that h is the sum of the blocks.
-    Values: v_0 and the blocks; before an MLP also what it reads. Source: a search of ours, docs/verdict.md. Attention
+    Values: v_0 and the blocks; before an MLP also what it reads. Source: our own search, paper/report.md. Attention
     over depth before attention alone is also AH-AttnRes (Erichtml/ah_attn_res, 2026), without N, l and c.
     """
 
