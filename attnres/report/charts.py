@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from attnres.report.style import arm_styles, colour_scale, depth_ticks
+from attnres.report.style import arm_styles, depth_ticks
 from attnres.texttable import visible
 
 Numbers = Sequence[float] | np.ndarray
@@ -80,7 +80,6 @@ class Cells:
     title: str
     views: Sequence[np.ndarray]
     """[row, column]: a figure shows the same view of all its charts. What is not there is NaN."""
-    scale: tuple[float, float]
     rows: Sequence[str]
     columns: Sequence[str]
     row_ticks: Ticks
@@ -90,10 +89,9 @@ class Cells:
     note: str = ""
     texts: Sequence[Sequence[str]] | None = None
     """What stands in the cells."""
+    scale: tuple[float, float] | None = None
+    """None: a depth matrix, of which there is the triangle alone, under `style.depth_colours`."""
     log: bool = False
-    depth: bool = False
-    """Whether it is a depth matrix, of which there is the triangle alone; `share` is its rows over their sums."""
-    share: np.ndarray | None = None
 
 
 Chart = Lines | Rows | Cells
@@ -114,24 +112,19 @@ class Picture:
     """What says which token a view is of, if the cells have several."""
 
 
-def depth_matrix(
-    title: str, names: Sequence[str], views: Sequence[np.ndarray], share: np.ndarray | None = None, note: str = ""
-) -> Cells:
+def depth_matrix(title: str, names: Sequence[str], views: Sequence[np.ndarray], note: str = "") -> Cells:
     """The chart of a depth matrix [site, source]. names: of the L sublayers."""
     sites, sources = (*names, "readout"), ("embedding", *names)
     return Cells(
         title=title,
         views=views,
-        share=share,
         note=note,
-        scale=colour_scale(np.stack(list(views))),
         rows=sites,
         columns=sources,
         row_ticks=depth_ticks(sites),
         column_ticks=depth_ticks(sources),
         x_label="source (layer)",
         y_label="site that reads (layer)",
-        depth=True,
     )
 
 
@@ -186,7 +179,7 @@ def _chart(chart: Chart, styles: Mapping[str, Mapping[str, str]]) -> dict[str, A
             "lines": [_line(line, styles.get(line.name, grey)) for line in chart.lines],
         }
     return shown | {
-        "kind": "depth" if chart.depth else "cells",
+        "kind": "cells" if chart.scale else "depth",
         "name": visible(chart.title),
         "description": visible(chart.note),
         "yLabel": visible(chart.y_label),
@@ -194,10 +187,8 @@ def _chart(chart: Chart, styles: Mapping[str, Mapping[str, str]]) -> dict[str, A
         "sources": list(map(visible, chart.columns)),
         "siteTicks": [(place, visible(label)) for place, label in chart.row_ticks],
         "sourceTicks": [(place, visible(label)) for place, label in chart.column_ticks],
-        "views": [_grid(view, chart.depth) for view in chart.views],
-        "share": None if chart.share is None else _grid(chart.share, True),
-        "scale": numbers(chart.scale),
-        "shareScale": None if chart.share is None else numbers(colour_scale(chart.share)),
+        "views": [_grid(view, chart.scale is None) for view in chart.views],
+        "scale": chart.scale and numbers(chart.scale),
         "texts": chart.texts,
         "log": chart.log,
     }

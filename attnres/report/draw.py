@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from attnres.report.charts import Cells, Chart, Line, Lines, Picture, Rows, arms_of
-from attnres.report.style import SIGNED_COLOURS, WEIGHT_COLOURS, arm_styles
+from attnres.report.style import MOST_TIMES, NEGATIVE_COLOUR, SIGNED_COLOURS, WEIGHT_COLOURS, arm_styles, depth_colours
 from attnres.texttable import visible
 
 INK, GREY = "#1a1a1a", "#888888"
@@ -79,7 +79,7 @@ def _size(chart: Chart) -> tuple[float, float]:
     width, height = SIZES[type(chart)]
     if isinstance(chart, Rows):
         return width, height + 0.27 * len(chart.rows)
-    if isinstance(chart, Cells) and not chart.depth:
+    if isinstance(chart, Cells) and chart.scale:
         names = 0.06 * max(len(label) for _, label in chart.row_ticks)
         return names + 0.6 + max(2.4, 0.9 * len(chart.column_ticks)), max(2.3, 1.0 + 0.27 * len(chart.row_ticks))
     return width, height
@@ -176,34 +176,44 @@ def _rows(axes: Axes, chart: Rows, styles: object) -> None:
 
 
 def _cells(axes: Axes, chart: Cells, styles: object) -> None:
-    low, high = chart.scale
     values = chart.views[0]
-    shown = np.ma.masked_where(np.triu(np.ones_like(values), 1) > 0, values) if chart.depth else values
-    reverse = "_r" if chart.texts else ""
-    norm = LogNorm(low, high) if chart.log else Normalize(low, high)
-    colours = (SIGNED_COLOURS if low < 0 else WEIGHT_COLOURS) + reverse
-    aspect = "equal" if chart.depth else "auto"
-    image = axes.imshow(shown, cmap=colours, norm=norm, interpolation="nearest", aspect=aspect)
-    bar = axes.figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.9, aspect=28, pad=0.02)
-    labels = [f"{tick:.2g}" for tick in (low, (low + high) / 2, high)]
-    if np.nanmax(np.abs(np.tril(values) if chart.depth else values), initial=0) > high * 1.001:
-        labels[-1] = f"≥ {labels[-1]}"
-        labels[0] = f"≤ {labels[0]}" if low < 0 else labels[0]
-    ticks = [0, 2] if chart.log else [0, 1, 2]
-    bar.set_ticks([(low, (low + high) / 2, high)[at] for at in ticks], labels=[labels[at] for at in ticks])
-    bar.minorticks_off()
-    sites, sources = np.nonzero(~np.isfinite(np.tril(values) if chart.depth else values))
-    if sites.size and not chart.texts:
-        axes.plot(sources, sites, "x", color=INK, markersize=150 / len(values), clip_on=False)
-        axes.set_xlabel(f"{chart.x_label}; x: not a finite number")
-    for row, texts in enumerate(chart.texts or ()):
-        for column, text in enumerate(texts):
-            colour = "white" if values[row, column] > (low + high) / 2 else INK
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+    if chart.scale is None:
+        _depth_matrix(axes, values, chart)
+    else:
+        _plain_cells(axes, values, chart, *chart.scale)
     axes.set_ylabel(visible(chart.y_label))
     for axis, ticks in ((axes.xaxis, chart.column_ticks), (axes.yaxis, chart.row_ticks)):
         places, labels = zip(*ticks, strict=True)
         axis.set_ticks(places, labels=list(map(visible, labels)))
+
+
+def _depth_matrix(axes: Axes, values: np.ndarray, chart: Cells) -> None:
+    shown = np.ma.masked_where(np.triu(np.ones_like(values), 1) > 0, depth_colours(values))
+    colours = mpl.colormaps[SIGNED_COLOURS].with_extremes(under=NEGATIVE_COLOUR)
+    image = axes.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
+    negative = bool((shown < 0).any())
+    bar = axes.figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.9, aspect=28, pad=0.02)
+    lowest = "0 (orange: below)" if negative else "0"
+    bar.set_ticks([0, 0.5, 1], labels=[lowest, "the row's mean", f"≥ {MOST_TIMES} times"])
+    sites, sources = np.nonzero(~np.isfinite(np.tril(values)))
+    if sites.size:
+        axes.plot(sources, sites, "x", color=INK, markersize=150 / len(values), clip_on=False)
+        axes.set_xlabel(f"{chart.x_label}; x: not a finite number")
+
+
+def _plain_cells(axes: Axes, values: np.ndarray, chart: Cells, low: float, high: float) -> None:
+    norm = LogNorm(low, high) if chart.log else Normalize(low, high)
+    colours = (SIGNED_COLOURS if low < 0 else WEIGHT_COLOURS) + ("_r" if chart.texts else "")
+    image = axes.imshow(values, cmap=colours, norm=norm, interpolation="nearest", aspect="auto")
+    bar = axes.figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.9, aspect=28, pad=0.02)
+    ticks = (low, high) if chart.log else (low, (low + high) / 2, high)
+    above = "≥ " if np.nanmax(values, initial=low) > high * 1.001 else ""
+    bar.set_ticks(ticks, labels=[*(f"{tick:.2g}" for tick in ticks[:-1]), f"{above}{high:.2g}"])
+    bar.minorticks_off()
+    for row, texts in enumerate(chart.texts or ()):
+        for column, text in enumerate(texts):
+            colour = "white" if values[row, column] > (low + high) / 2 else INK
+            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
 
 
 def plain_log_ticks(axis: Axis) -> None:

@@ -1,6 +1,6 @@
 // Draws the pictures of the page from the JSON beside this script.
 
-import { cellsFigure, matrixFigure, shares } from "./charts/cells.js";
+import { DEPTH, cellsFigure, matrixFigure } from "./charts/cells.js";
 import { html, svg } from "./charts/dom.js";
 import { lineChart } from "./charts/lines.js";
 import { rowChart } from "./charts/rows.js";
@@ -9,7 +9,7 @@ const hidden = new Set(); // names of arms
 
 // One of the page's pictures: its controls, and its charts, which are drawn anew when something is chosen.
 function picture(parent, data) {
-  let view = 0, normalised = false, logarithmic = true;
+  let view = 0, logarithmic = true;
   const controls = html("div", { className: "controls" }), charts = html("div", { className: "charts" });
   parent.append(controls, charts);
 
@@ -23,10 +23,7 @@ function picture(parent, data) {
       if (lines.length) lineChart(charts, lines, { ...of, title, log, zero: of.zero || (of.log && !log), label });
     } else if (of.kind === "rows") rowChart(charts, of);
     else if (of.kind === "cells") cellsFigure(charts, of, of.views[0]);
-    else {
-      const matrix = of.views[view], shown = view === 0 && of.share ? of.share : matrix.map(shares);
-      matrixFigure(charts, of, normalised ? shown : matrix, normalised ? of.shareScale || [0, 1] : of.scale);
-    }
+    else matrixFigure(charts, of, of.views[view], DEPTH);
   }
   const draw = () => { charts.replaceChildren(); data.charts.forEach(chart); };
 
@@ -58,8 +55,6 @@ function picture(parent, data) {
     });
     controls.append(button);
   };
-  if (data.charts.some((of) => of.share))
-    toggle("normalise", "divide each row by its sum", false, (now) => { normalised = now; });
   if (data.charts.some((of) => of.kind === "lines" && of.log))
     toggle("log", "logarithmic magnitudes", true, (now) => { logarithmic = now; });
   return draw;

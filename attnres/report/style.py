@@ -26,7 +26,9 @@ CONNECTION_STYLES = {  # the places of its colour and its dashes; relatives shar
 }
 MOST_STYLES = len(ARM_COLOURS) * len(ARM_DASHES)
 DIFFERENCE_POINTS = 60  # differences are small: average more neighbours
-WEIGHT_COLOURS, SIGNED_COLOURS = "viridis", "coolwarm"  # the middle of coolwarm is grey: zero can be told from paper
+WEIGHT_COLOURS, SIGNED_COLOURS = "viridis", "coolwarm"  # the middle of coolwarm is grey: it can be told from paper
+NEGATIVE_COLOUR = "#E69F00"  # of a depth weight
+MOST_TIMES = 4
 
 
 @dataclass(frozen=True)
@@ -70,22 +72,17 @@ def _from(choices: Sequence[Any], start: int) -> list[Any]:
     return [*choices[start:], *choices[:start]]
 
 
-def colour_scale(matrices: np.ndarray) -> tuple[float, float]:
-    """(low, high) of the colour scale of matrices [..., site, source]; low = -high when there are negative weights.
+def depth_colours(matrix: np.ndarray) -> np.ndarray:
+    """[site, source] from 0 to 1 of a depth matrix: where on SIGNED_COLOURS each weight is, -1 for a negative one.
 
-    Site 0 reads the embedding alone, at weight one, and an outlier would darken all others: `high` is the 98th
-    percentile of the sizes from site 1 on, or the maximum where that is hardly larger.
+    What counts is the weight over the mean size of its row, so that all rules have one scale and the plain residual is
+    the neutral 0.5. 0 stands for no weight, 1 for MOST_TIMES the mean and more. The same is in charts/cells.js.
     """
-    site, source = np.tril_indices(matrices.shape[-1])
-    entries = matrices[..., site[1:], source[1:]]
-    entries = entries[np.isfinite(entries)]
-    if not entries.size or not np.any(entries):
-        return 0.0, 1.0
-    sizes = np.abs(entries)
-    high = float(np.percentile(sizes, 98))
-    if high <= 0 or sizes.max() < 1.3 * high:
-        high = float(sizes.max())
-    return (-high if entries.min() < -0.01 * high else 0.0), high
+    sizes = np.tril(np.abs(matrix))
+    means = np.nansum(sizes, -1, keepdims=True) / np.arange(1, len(matrix) + 1)[:, None]
+    times = matrix / np.where(means > 0, means, 1.0)
+    above = 0.5 + (np.minimum(times, MOST_TIMES) - 1) / (2 * (MOST_TIMES - 1))
+    return np.where(times < 0, -1.0, np.where(times < 1, times / 2, above))
 
 
 def summarise(curves: Sequence[Curve], points: int = 150) -> dict[str, np.ndarray]:

@@ -28,9 +28,9 @@ HOW = (
     "its numbers."
 )
 MATRICES = (
-    "Row: the site that reads. Column: the source that it reads. Colour: the source's weight in the site's input. A "
-    "site sees earlier sources only, so the upper right is empty. Each connection has a colour scale of its own. Axes "
-    "count layers; emb is the embedding and out the readout."
+    "Row: the site that reads. Column: the source that it reads. Colour: the source's weight over the mean of "
+    "its row, so that the plain residual is grey throughout. A site sees earlier sources only: the upper right is "
+    "empty. Axes count layers; emb is the embedding and out the readout."
 )
 ALONG = (
     "Means over the tokens that are read: all but the last, which is predicted. Output: of each source. Gradient: of "
@@ -93,9 +93,7 @@ def pictures(data: ReportData) -> dict[str, Picture]:
         tokens = [_token(data, index) for index in range(len(data.tokens))]
         views: list[Mapping[str, object]] = [{"whole": "mean over tokens"}, *tokens] if tokens else []
         charts = [
-            depth_matrix(
-                arm.name, of.names, [of.mean_matrix, *of.token_matrices], share=of.mean_share, note=arm.description
-            )
+            depth_matrix(arm.name, of.names, [of.mean_matrix, *of.token_matrices], note=arm.description)
             for arm, of in data.profiled
         ]
         made[matrices] = Picture(name=matrices, alt="depth matrices", charts=charts, note=NOTE, views=views)

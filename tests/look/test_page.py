@@ -18,7 +18,6 @@ from selenium.webdriver.support.ui import Select
 from attnres import connection_names, load_run, make_connection, mixing_matrix
 from attnres.analysis import sublayer_names
 from attnres.report.html import script
-from attnres.report.style import colour_scale
 from tests.look.pages import TEXT, Page, mean_loss
 
 
@@ -193,31 +192,11 @@ def test_each_of_several_reads_can_be_seen(opened):
     assert opened.loss() == loss and '"read":1' in unquote(opened.browser.current_url)
 
 
-def test_the_last_colour_says_that_it_stands_for_more(opened):
-    assert not any(text.text.startswith("≥") for text in opened.all("svg.depth .unit"))  # residual's are all 1
-    opened.choose("Model", 1)
-    opened.settled()
-    assert any(text.text.startswith("≥ 0.") for text in opened.all("svg.depth .unit"))  # the first site reads with 1
-
-
 def in_browser(browser, name: str) -> None:
     """Have what reading.js exports as `window.exported`."""
     browser.get("about:blank")
     module = script("look/page/reading.js").removesuffix("})();\n")
     browser.execute_script(f"{module}window.exported = look_page_reading.{name};}})();")
-
-
-def test_the_scale_of_colours_is_that_of_the_figures(browser):
-    """The page computes its own, report/style.py that of figures and reports."""
-    in_browser(browser, "colourScale")
-    generator = torch.Generator().manual_seed(0)
-    for size, low, outlier in ((5, 0.0, 1), (9, 0.0, 30), (33, -1.0, 1), (33, -0.001, 9), (3, 0.0, 0)):
-        matrix = (low + (1 - low) * torch.rand(size, size, generator=generator)).tril()
-        matrix[-1, 1] *= outlier
-        matrix *= bool(outlier)
-        rows = [row[: i + 1] for i, row in enumerate(matrix.tolist())]
-        made = browser.execute_script("return exported(arguments[0])", rows)
-        assert made == pytest.approx(colour_scale(matrix.numpy()), rel=1e-6)
 
 
 READ = """

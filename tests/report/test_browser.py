@@ -103,9 +103,6 @@ def test_matrices_are_read_by_pointer_and_keys_and_change_with_what_is_chosen(op
     assert f"reads {shown(weight)} of" in hover_cell(opened, arm=1, site=5, source=3)
     first.click()
     assert pixels(opened) == mean
-    opened.find_element(By.CLASS_NAME, "normalise").click()
-    share = profile(seed=2, signed=True).mean_share[4, 1]
-    assert f"reads {shown(share)} of" in hover_cell(opened, arm=2, site=4, source=1)
 
 
 def test_curves_are_read_hidden_and_scaled(opened):

@@ -21,7 +21,7 @@ from attnres.report import ArmReport, Curve, ReportData, TokenText, write_report
 from attnres.report.comparison import result_tables, sink_table
 from attnres.report.page import json_for_script
 from attnres.report.runs import token_texts
-from attnres.report.style import colour_scale, depth_ticks, paired_differences, summarise
+from attnres.report.style import depth_colours, depth_ticks, paired_differences, summarise
 from attnres.report.write import report_page as page
 from tests.report.sample import ATTACK, curves, profile, report, results
 
@@ -240,15 +240,15 @@ def test_differences_are_paired_by_seed_and_step():
     assert (pair.seed, list(pair.steps), list(pair.losses)) == (0, [2, 3], [-0.5, -1.0])
 
 
-def test_colour_scales():
-    ones = np.tril(np.ones((5, 5)))
-    assert colour_scale(ones) == (0, 1)
-    assert colour_scale(np.zeros((3, 3))) == (0, 1)
-    assert colour_scale(np.full((3, 3), math.nan)) == (0, 1)
-    low, high = colour_scale(np.tril(np.where(np.eye(5), -2.0, 1.0)))
-    assert low == -high == -2
-    attention = np.tril(np.ones((40, 40))) / np.arange(1, 41)[:, None]
-    assert colour_scale(attention)[1] < 0.4  # not the 1.0 of site 0, which would darken the rest
+def test_depth_colours_are_weights_over_the_mean_of_their_row():
+    plain = depth_colours(np.tril(np.ones((5, 5))))
+    assert np.all(plain[np.tril_indices(5)] == 0.5)
+    rows = np.array([[3.0, 0, 0], [0.0, 1, 0], [-0.5, 0.5, 8]])
+    places = depth_colours(rows)
+    assert places[0, 0] == 0.5
+    assert list(places[1, :2]) == [0, 0.5 + 1 / 6]  # nothing, and twice the mean of the row
+    assert list(places[2]) == pytest.approx([-1, 1 / 12, 0.5 + 5 / 18])
+    assert np.isnan(depth_colours(np.full((3, 3), math.nan))).any()
 
 
 def test_depth_ticks_name_layers():

@@ -20,6 +20,7 @@ from attnres.report.style import (
     ARM_COLOURS,
     ARM_DASHES,
     CONNECTION_STYLES,
+    MOST_TIMES,
     SIGNED_COLOURS,
     WEIGHT_COLOURS,
     arm_styles,
@@ -75,6 +76,7 @@ def test_the_charts_have_the_colours_of_the_figures():
     for name, kind in (("WEIGHT", WEIGHT_COLOURS), ("SIGNED", SIGNED_COLOURS)):
         colours = json.loads(re.search(rf"const {name} = (\[.*?\]),\s*\];", charts, re.DOTALL)[1] + "]")
         assert np.abs(np.array(colours) / 255 - mpl.colormaps[kind](np.linspace(0, 1, 17))[:, :3]).max() < 0.003
+    assert f"MOST_TIMES = {MOST_TIMES}" in charts
 
 
 def test_modules_join_into_one_script_without_imports():

@@ -1,6 +1,6 @@
 // The page: what is looked at and what is changed. Its state stands in the address, so that a link restores it.
 
-import { matrixFigure } from "../../report/charts/cells.js";
+import { DEPTH, matrixFigure } from "../../report/charts/cells.js";
 import { html } from "../../report/charts/dom.js";
 import { against, figureOf } from "./between.js";
 import { changeTools } from "./changes.js";
@@ -94,9 +94,9 @@ const app = {
   changed() { redraw(false); },
   pictured(side) { telling ??= side.read()?.telling() ?? null; },
   telling: () => telling,
-  drawMatrix(parent, model, matrix, scale) {
+  drawMatrix(parent, model, matrix) {
     const title = state.metric === "size" ? "Weight × |v|, all sites" : "Weights, all sites";
-    matrixFigure(parent, figureOf(model, title), matrix, scale, shared);
+    matrixFigure(parent, figureOf(model, title), matrix, DEPTH, shared);
   },
 };
 

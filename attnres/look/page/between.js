@@ -1,6 +1,6 @@
 // Two sides against each other: losses token by token, and what their sites read.
 
-import { matrixFigure } from "../../report/charts/cells.js";
+import { between, matrixFigure } from "../../report/charts/cells.js";
 import { html } from "../../report/charts/dom.js";
 import { nats, plural, signed } from "./texts.js";
 import { tokenStrip } from "./tokens.js";
@@ -79,6 +79,6 @@ function matrices(parent, first, second, metric, choose) {
   const room = html("div", { className: "difference" });
   parent.append(room);
   const described = `${metric === "size" ? "weight × |v|" : "weight"}, at the chosen token`;
-  matrixFigure(room, figureOf(first.model, "B − A", described), difference, [-largest, largest],
-    choose);
+  matrixFigure(room, figureOf(first.model, "B − A", described), difference,
+    between([-largest, largest]), choose);
 }

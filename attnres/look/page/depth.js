@@ -3,7 +3,7 @@
 // Row 0, on top, is the embedding (source 0). Row r is the sublayer whose input is site r - 1 and whose output is
 // source r, and the last row is the readout (site L). All columns and the matrix stand on the same rows.
 
-import { cells, gradient, isClipped, scaleEnds, shares } from "../../report/charts/cells.js";
+import { DEPTH, cells, gradient, shares } from "../../report/charts/cells.js";
 import { number, svg } from "../../report/charts/dom.js";
 import { interactive } from "../../report/charts/tooltip.js";
 
@@ -60,7 +60,7 @@ function lines(changes, width) {
   return made;
 }
 
-// view: {names: {sites, sources}, matrix: rows that arcs and cells show, loudness [source], scale, site, source,
+// view: {names: {sites, sources}, matrix: rows that arcs and cells show, loudness [source], site, source,
 //        columns: [{id, title, values: row of numbers, marks?, texts?, note}], describe(site, source), label,
 //        matrixTitle, withMatrix, changes: what is changed, in words}
 export function depthPicture(parent, select, key) {
@@ -218,7 +218,7 @@ export function depthPicture(parent, select, key) {
   function drawMatrix() {
     const n = view.names.sites.length, cell = box.matrix / n, x = box.matrixX;
     const y = yOf(1) - box.rowHeight / 2, height = n * box.rowHeight;
-    cells(chart, view.matrix, view.scale, { x, y, width: box.matrix, height });
+    cells(chart, view.matrix, DEPTH, { x, y, width: box.matrix, height });
     svg("path", { d: `M${x} ${y}V${y + height}H${x + box.matrix}`, fill: "none", class: "axis" }, chart);
     svg("text", { x, y: HEADS.title, class: "head" }, chart, view.matrixTitle);
     svg("text", { x, y: HEADS.unit, class: "unit" }, chart, "row: who reads · column: what is read");
@@ -237,8 +237,8 @@ export function depthPicture(parent, select, key) {
       height: box.rowHeight, class: "marker" }, chart);
   }
   function legend(x, y, width) {
-    const [lowest, highest] = scaleEnds(view.scale, isClipped(view.matrix, view.scale));
-    gradient(chart, view.scale, { x: x + 26, y, width: width - 52, height: 8 });
+    const [lowest, , highest] = DEPTH.labels; // times the mean of the row
+    gradient(chart, DEPTH, { x: x + 26, y, width: width - 52, height: 8 });
     svg("text", { x: x + 22, y: y + 8, "text-anchor": "end", class: "unit" }, chart, lowest);
     svg("text", { x: x + width - 22, y: y + 8, class: "unit" }, chart, highest);
   }

@@ -13,17 +13,6 @@ const finite = (value) => (value === null || Number.isFinite(value) ? value : nu
 const triangle = (values, sites) => Array.from({ length: sites }, (_, l) =>
   Array.from(values.slice((l * (l + 1)) / 2, ((l + 1) * (l + 2)) / 2), finite));
 
-// As report/style.py's: the 98th percentile of the sizes from site 1 on, or the largest where that is hardly larger.
-export function colourScale(matrix) {
-  const entries = matrix.slice(1).flat().filter((value) => value !== null);
-  const sizes = entries.map(Math.abs).sort((a, b) => a - b);
-  if (!sizes.length || sizes.at(-1) === 0) return [0, 1];
-  const at = 0.98 * (sizes.length - 1), below = sizes[Math.floor(at)];
-  let high = below + (at % 1) * (sizes[Math.ceil(at)] - below);
-  if (high <= 0 || sizes.at(-1) < 1.3 * high) high = sizes.at(-1);
-  return [entries.some((value) => value < -0.01 * high) ? -high : 0, high];
-}
-
 export class Reading {
   // weights [T, triangle] and sizes [T, sources] are the picture's numbers; explanation: of this token, or null;
   // effects: Map from source to Effect, measured at effects.site.

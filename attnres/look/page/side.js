@@ -3,7 +3,7 @@
 import { html, number } from "../../report/charts/dom.js";
 import { Failed, Lost, ask, numbers } from "./client.js";
 import { depthPicture } from "./depth.js";
-import { Reading, colourScale } from "./reading.js";
+import { Reading } from "./reading.js";
 import { nextTokens, tokenStrip } from "./tokens.js";
 import { nats, quoted, signed, told } from "./texts.js";
 
@@ -293,14 +293,14 @@ export class Side {
     const { metric, column } = this.app.state, width = this.depth.clientWidth;
     const all = this.effects.site !== site ? ["weight", "size", "share", "lens"]
       : width < WIDEST ? ["weight", "size", "effect", "lens"] : ["weight", "size", "share", "effect", "lens"];
-    const matrix = read.matrix(metric), scale = colourScale(matrix);
-    this.drawing.update({ names: this.model, matrix, scale, loudness: read.loudness, site, source,
+    const matrix = read.matrix(metric);
+    this.drawing.update({ names: this.model, matrix, loudness: read.loudness, site, source,
       columns: read.columns(site, this.isWide() ? all : [column]), withMatrix: width >= NARROW,
       describe: (l, i) => read.describe(l, i), changes: this.changes.map((change) => told(change, this.model)),
       matrixTitle: `${metric === "size" ? "weight × |v|" : "weights"}, all sites`,
       label: `Depth in ${this.model.name}. ${this.sentence.textContent} Arrow keys go through sites and sources.` });
     this.below.replaceChildren();
-    if (width < NARROW) this.app.drawMatrix(this.below, this.model, matrix, scale);
+    if (width < NARROW) this.app.drawMatrix(this.below, this.model, matrix);
   }
 
   // ---- saved files ----

@@ -14,15 +14,32 @@ const SIGNED = [
   [185, 208, 249], [204, 217, 237], [221, 220, 220], [236, 211, 197], [245, 196, 172], [247, 176, 147],
   [244, 152, 122], [235, 125, 98], [221, 95, 75], [202, 59, 55], [180, 4, 38],
 ];
-const GREY = [140, 140, 140];
+const GREY = [140, 140, 140], NEGATIVE = [230, 159, 0], MOST_TIMES = 4;
 
-// scale: [low, high], low < 0 where weights have signs.
-export function colourOf(value, [low, high]) {
-  const colours = low < 0 ? SIGNED : WEIGHT;
-  const at = Math.max(0, Math.min(1, (value - low) / (high - low))) * (colours.length - 1);
-  const i = Math.min(Math.floor(at), colours.length - 2);
+const blend = (colours, share) => {
+  const at = Math.max(0, Math.min(1, share)) * (colours.length - 1), i = Math.min(Math.floor(at), colours.length - 2);
   return colours[i].map((c, k) => Math.round(c + (at - i) * (colours[i + 1][k] - c)));
+};
+
+// A scale: `of(matrix)` gives each cell's place from 0 to 1, `at(place)` its colour; `labels` stand under the bar.
+export const between = ([low, high], labels = [low, (low + high) / 2, high].map((value) => number(value, 2))) => ({
+  of: (matrix) => matrix.map((row) => row.map((value) => (value === null ? null : (value - low) / (high - low)))),
+  at: (place) => blend(low < 0 ? SIGNED : WEIGHT, place),
+  labels,
+});
+
+// That of depth matrices is style.depth_colours: a weight over the mean size of its row, from none to MOST_TIMES. So
+// all rules can be compared, and the plain residual is grey. -1 stands for a negative weight.
+function placeOf(times) {
+  if (times < 0) return -1;
+  return times < 1 ? times / 2 : 0.5 + (Math.min(times, MOST_TIMES) - 1) / (2 * (MOST_TIMES - 1));
 }
+export const DEPTH = {
+  of: (matrix) => matrix.map((row) => shares(row).map((share, i) =>
+    (share === null ? (row[i] === null ? null : 0) : placeOf(Math.sign(row[i]) * share * row.length)))),
+  at: (place) => (place < 0 ? NEGATIVE : blend(SIGNED, place)),
+  labels: ["0", "the row's mean", `≥ ${MOST_TIMES} times`],
+};
 
 // How a site divides what it reads: each weight's size over the sum of them; null where there is none.
 export function shares(row) {
@@ -35,9 +52,8 @@ function pixels(matrix, scale) {
   const canvas = html("canvas", { width, height });
   const context = canvas.getContext("2d");
   const image = context.createImageData(width, height);
-  matrix.forEach((row, site) => row.forEach((value, source) => {
-    const colour = value === null ? GREY : colourOf(value, scale);
-    image.data.set([...colour, 255], 4 * (site * width + source));
+  scale.of(matrix).forEach((row, site) => row.forEach((value, source) => {
+    image.data.set([...(value === null ? GREY : scale.at(value)), 255], 4 * (site * width + source));
   }));
   context.putImageData(image, 0, 0);
   return canvas.toDataURL();
@@ -49,31 +65,20 @@ export function cells(chart, matrix, scale, box) {
     preserveAspectRatio: "none", style: "image-rendering: pixelated" }, chart);
 }
 
-// The colours from low to high, without numbers.
+// The colours from low to high, without labels.
 export function gradient(chart, scale, { x, y, width, height }) {
-  const [low, high] = scale, steps = 64;
+  const steps = 64;
   for (let i = 0; i < steps; i++) {
-    const colour = colourOf(low + ((i + 0.5) / steps) * (high - low), scale);
-    svg("rect", { x: x + (i / steps) * width, y, width: width / steps + 0.5, height, fill: `rgb(${colour})` }, chart);
+    svg("rect", { x: x + (i / steps) * width, y, width: width / steps + 0.5, height,
+      fill: `rgb(${scale.at((i + 0.5) / steps)})` }, chart);
   }
 }
 
-export function colourBar(chart, scale, clipped, left, top, width) {
-  const [low, high] = scale;
+function colourBar(chart, scale, left, top, width) {
   gradient(chart, scale, { x: left, y: top, width, height: 10 });
-  const [lowest, highest] = scaleEnds(scale, clipped);
-  for (const [at, text] of [[0, lowest], [0.5, number((low + high) / 2, 2)], [1, highest]]) {
-    const anchor = ["start", "middle", "end"][at * 2];
-    svg("text", { x: left + at * width, y: top + 24, "text-anchor": anchor }, chart, text);
-  }
+  scale.labels.forEach((label, i) => svg("text", { x: left + (i / 2) * width, y: top + 24,
+    "text-anchor": ["start", "middle", "end"][i] }, chart, label));
 }
-
-// What the first and the last colour stand for.
-export const scaleEnds = ([low, high], clipped) =>
-  [(clipped && low < 0 ? "≤ " : "") + number(low, 2), (clipped ? "≥ " : "") + number(high, 2)];
-
-export const isClipped = (matrix, scale) =>
-  matrix.some((row) => row.some((value) => Math.abs(value) > scale[1] * 1.001));
 
 // arm: {name, description, sites, sources, siteTicks, sourceTicks}; select({site, source}) is called by a click.
 export function matrixFigure(parent, arm, matrix, scale, select) {
@@ -97,7 +102,7 @@ export function matrixFigure(parent, arm, matrix, scale, select) {
   svg("text", { x: left + size / 2, y: top + size + 29, "text-anchor": "middle" }, chart, "source (layer)");
   const upwards = `translate(11 ${top + size / 2}) rotate(-90)`;
   svg("text", { x: 0, y: 0, "text-anchor": "middle", transform: upwards }, chart, "site that reads (layer)");
-  colourBar(chart, scale, isClipped(matrix, scale), left, top + size + 40, size);
+  colourBar(chart, scale, left, top + size + 40, size);
 
   const marker = svg("rect", { width: cell, height: cell, class: "marker", visibility: "hidden" }, chart);
   const pick = (px, py) => {
@@ -132,7 +137,7 @@ export function matrixFigure(parent, arm, matrix, scale, select) {
 // Any other cells: {title, xLabel, yLabel, sites, sources, siteTicks, sourceTicks, scale, texts?, log}.
 export function cellsFigure(parent, of, matrix) {
   const f = of.log ? Math.log : (value) => value, back = of.log ? Math.exp : f;
-  const scale = of.scale.map(f), rows = matrix.length, columns = of.sources.length;
+  const [low, high] = of.scale.map(f), scale = between([low, high]), rows = matrix.length, columns = of.sources.length;
   const figure = html("figure", {}, html("figcaption", {}, of.title));
   parent.append(figure);
   const width = Math.max(240, figure.clientWidth);
@@ -141,7 +146,7 @@ export function cellsFigure(parent, of, matrix) {
   const height = top + down + 74, cell = [across / columns, down / rows];
   const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0,
     "aria-label": `${of.title}: ${rows} by ${columns} numbers. Arrow keys read them out.` }, figure);
-  const light = (value) => scale[0] + scale[1] - value; // under words, low numbers are light
+  const light = (value) => low + high - value; // under words, low numbers are light
   const shown = matrix.map((row) => row.map((value) =>
     (value === null || (of.log && value <= 0) ? null : of.texts ? light(value) : f(value))));
   cells(chart, shown, scale, { x: left, y: top, width: across, height: down });
@@ -151,15 +156,14 @@ export function cellsFigure(parent, of, matrix) {
     svg("text", { x: left - 5, y: top + (i + 0.5) * cell[1] + 4, "text-anchor": "end" }, chart, label);
   svg("text", { x: left + across / 2, y: top + down + 29, "text-anchor": "middle" }, chart, of.xLabel);
   (of.texts || []).forEach((texts, row) => texts.forEach((text, column) => {
-    const dark = matrix[row][column] > (scale[0] + scale[1]) / 2;
+    const dark = matrix[row][column] > (low + high) / 2;
     svg("text", { x: left + (column + 0.5) * cell[0], y: top + (row + 0.5) * cell[1] + 4, "text-anchor": "middle",
       style: `fill: ${dark ? "#fff" : "#1a1a1a"}; font-size: 11px` }, chart, text);
   }));
   if (!of.texts) {
     gradient(chart, scale, { x: left, y: top + down + 40, width: across, height: 10 });
-    for (const [at, anchor] of [[0, "start"], [1, "end"]])
-      svg("text", { x: left + at * across, y: top + down + 64, "text-anchor": anchor }, chart,
-        number(back(scale[at]), 2));
+    for (const [at, anchor, value] of [[0, "start", low], [1, "end", high]])
+      svg("text", { x: left + at * across, y: top + down + 64, "text-anchor": anchor }, chart, number(back(value), 2));
   }
   const clamp = (value, most) => Math.max(0, Math.min(most - 1, value));
   interactive(chart,
