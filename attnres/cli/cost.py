@@ -9,55 +9,39 @@ Other machines and schedules, with a picture of what each rank does when, and ev
     attnres cost --pipeline 4 --virtual 2 --link 25 --tflops 300
     attnres cost --schedule zero-bubble --figure timeline.png --out cost.json
 
-Clusters of many sizes, whose pipelines share the micro-batches of a step (Llama 3 70B):
-
-    attnres cost --layers 160 --block-size 20 --dim 8192 --sublayer-parameters 427.8e6 --pipeline 8 --virtual 5 \\
-                 --gpus 64 512 4096
-
 --layers counts sublayers (the paper's layers): attention and MLP are one each.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from attnres.analysis.cluster import cluster_steps
 from attnres.analysis.cost import Plan
 from attnres.cli._checks import check_output_file
 from attnres.cli._tables import Output, print_table
 from attnres.errors import UsageError
 from attnres.files import write_bytes, write_json
-from attnres.report.cost import cluster_table, cost_record, cost_tables
+from attnres.report.cost import cost_record, cost_tables
 
 DEFAULTS = Plan()
-BATCH = 4096
 
 
 def command(
     plan: Annotated[Plan, tyro.conf.arg(name="")] = DEFAULTS,
-    gpus: tuple[int, ...] = (),
-    batch: int = BATCH,
     figure: Path | None = None,
     out: Path | None = None,
 ) -> int:
     """Cost.
 
     Args:
-        gpus: Show the step on clusters of so many GPUs too, of as many pipelines as they hold.
-        batch: Micro-batches in a step of such a cluster, over all of its pipelines.
         figure: Draw the simulated step to this PNG file.
         out: Also write everything to this JSON file.
     """
     if figure is not None and plan.pipeline == 1:
         raise UsageError("a picture of the pipeline needs one: give --pipeline 2 or more")
-    if gpus and plan.pipeline == 1:
-        raise UsageError("a cluster is one of pipelines: give --pipeline 2 or more")
-    if batch != BATCH and not gpus:
-        raise UsageError("--batch is of a cluster; give --gpus, too, or --micro-batches instead")
     if figure is not None and figure.suffix.lower() != ".png":
         raise UsageError(f"--figure {figure}: a PNG is drawn; give a name that ends in .png")
     check_output_file("--figure", figure)
@@ -67,16 +51,13 @@ def command(
     steps = plan.timelines() if plan.pipeline > 1 else {}
     others = plan.with_pipelines() if steps else []
     scaling = {other.pipeline: steps if other == plan else other.timelines() for other in others}
-    clusters = cluster_steps(plan, gpus, batch)
     console = Output()
-    tables = cost_tables(plan, steps, scaling)
-    for table in [*tables, cluster_table(plan, batch, clusters)] if clusters else tables:
+    for table in cost_tables(plan, steps, scaling):
         print_table(console, table)
     if figure is not None:
         from attnres.report.timeline import draw_timelines  # matplotlib takes a second to import
 
         write_bytes(figure, draw_timelines(steps, plan.virtual))
     if out is not None:
-        record = cost_record(plan, steps, scaling)
-        write_json(out, record | {"clusters": list(map(dataclasses.asdict, clusters))} if clusters else record)
+        write_json(out, cost_record(plan, steps, scaling))
     return 0

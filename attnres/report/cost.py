@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from attnres.analysis.cluster import ClusterStep
 from attnres.analysis.cost import Plan, Transfers, cached_total, memory_traffic, naive_total
 from attnres.analysis.timeline import Timeline
 from attnres.texttable import TextTable
@@ -55,44 +54,6 @@ def cost_record(plan: Plan, steps: Steps, scaling: Mapping[int, Steps]) -> dict[
             for pipeline, of_size in scaling.items()
         ],
     }
-
-
-def cluster_table(plan: Plan, batch: int, steps: Sequence[ClusterStep]) -> TextTable:
-    """The same model on clusters of many sizes, a row for each connection."""
-    rows = tuple(
-        (
-            f"{step.gpus:,}",
-            step.connection,
-            str(step.micro_batches),
-            f"{step.seconds:.2f}",
-            f"{step.over_residual:.4f}",
-            f"{step.busy:.1%}",
-            _size(step.stage_bytes),
-            f"{_size(step.shard_bytes)} = {step.shard_bytes / plan.link / 1e9:.2f} s",
-            _size(step.weight_bytes),
-            _size(step.depth_bytes),
-        )
-        for step in steps
-    )
-    return TextTable(
-        f"one step of {batch:,} micro-batches on pipelines of {plan.pipeline} ranks with {plan.virtual} virtual stages",
-        (
-            "GPUs",
-            "connection",
-            "micro-batches of a pipeline",
-            "step, s",
-            "over residual",
-            "GPUs compute",
-            "to stages",
-            "to shards",
-            "weights, gradients, AdamW",
-            "depth's state",
-        ),
-        rows,
-        "Bytes are those of a GPU: sent in a step, and held at most. A pipeline gathers its weights once in a step, in "
-        "bfloat16, and sums gradients once, in float32; every two sublayers are recomputed from their input. Left "
-        "out of the time are what goes to shards, the connection itself and the optimizer.",
-    )
 
 
 def _traffic(plan: Plan) -> TextTable:

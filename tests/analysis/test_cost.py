@@ -9,9 +9,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules
 
-from attnres.analysis.cluster import most_kept
 from attnres.analysis.cost import (
-    Plan,
     cached_total,
     counted_transfers,
     formula_transfers,
@@ -121,46 +119,6 @@ def test_one_link_carries_one_message_at_a_time():
     actions = schedule_actions("1f1b", 2, 1, 2)
     step = simulate(actions, [1.0, 1.0], [0.0, 5.0])
     assert [span.start for span in step.ranks[1]] == [6.0, 7.0, 11.0, 12.0]
-
-
-@pytest.mark.parametrize(
-    ("connection", "schedule"),
-    [("residual", "interleaved-1f1b"), ("block, naive", "zero-bubble"), ("block, cached", "zero-bubble")],
-)
-def test_what_a_rank_keeps_is_what_a_walk_through_the_schedule_counts(connection, schedule):
-    """Name every tensor that is kept, micro-batch by micro-batch, and count names."""
-    plan = Plan(layers=24, block_size=3, dim=4, pipeline=2, virtual=3, micro_batches=6, schedule=schedule)
-    most = 0
-    for rank in plan.actions():
-        kept: dict[tuple, set] = {}
-        for kind, chunk, micro_batch in rank:
-            sites, place = plan.sites[chunk], (micro_batch, chunk)
-            if kind == "forward":
-                blocks = {("block", n) for n in range(1 + sites[-2] // 3)}
-                inputs = {("input", site) for site in sites[::2] if connection == "residual" or site % 3}
-                owner = None if connection == "block, cached" else chunk  # with the cache a rank has one of each
-                names = inputs if connection == "residual" else inputs | {(owner, *block) for block in blocks}
-                kept[place] = {(micro_batch, *name) for name in names}
-            else:
-                if connection == "block, cached":
-                    sent_later = range(1 + plan.sites[chunk - 2].stop // 3) if chunk >= 2 else ()
-                    kept[micro_batch, "gradients"] = {(micro_batch, "gradient", n) for n in sent_later}
-                if kind != "input gradient":
-                    del kept[place]
-            most = max(most, len(set().union(*kept.values())))
-    assert most_kept(plan, connection) == most
-
-
-def test_clusters_are_in_the_record_and_halve_with_every_doubling(tmp_path):
-    out = tmp_path / "cost.json"
-    plan = ["--layers", "16", "--block-size", "4", "--dim", "64", "--pipeline", "2", "--virtual", "2"]
-    assert main(["cost", *plan, "--gpus", "8", "16", "--batch", "64", "--out", str(out)]) == 0
-    few, many = (json.loads(out.read_text())["clusters"][place] for place in (1, 4))
-    assert few["connection"] == many["connection"] == "block, cached" and (few["gpus"], many["gpus"]) == (8, 16)
-    assert (few["micro_batches"], many["micro_batches"]) == (16, 8)
-    assert few["stage_bytes"] == 2 * many["stage_bytes"]
-    parameters = 6 * 64**2 * 16 / 2
-    assert many["shard_bytes"] == 6 * parameters * 7 / 8 and many["weight_bytes"] == (6 + 16 / 8) * parameters
 
 
 def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
