@@ -12,7 +12,7 @@ from tests.noise import make_noise
 make_noise()
 
 if not os.access(Path.home(), os.W_OK):  # then caches, ours and those of other libraries, go to a folder of the user's
-    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME"):
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TRITON_CACHE_DIR"):
         os.environ.setdefault(name, f"{tempfile.gettempdir()}/attnres-tests-{os.getuid()}")
 
 

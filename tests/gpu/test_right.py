@@ -28,7 +28,7 @@ from tests.ops.cases import BF16, EPS, F16, F32, Call, value_and_gradients
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])
 
-TOLERANCE = {F32: 1e-4, BF16: 1e-2, F16: 2e-3}
+TOLERANCE = {F32: 1e-4, BF16: 2e-2, F16: 4e-3}  # plain PyTorch rounds the gradient of each query
 """Relative, in norm, by the dtype of what is compared: it is rounded once, or twice."""
 
 RULE_TOLERANCE = {F32: 1e-4, BF16: 1e-1}

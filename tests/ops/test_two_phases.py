@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from attnres.connections import Connection, _two_phase, block, make_connection
+from attnres.connections import Connection, make_connection, two_phase
+from attnres.connections.rules import block
 from attnres.connections.two_phase import TILE
 from attnres.ops import attend, attend_outs
 from tests.depth import make_sublayers, randomise
@@ -70,7 +71,7 @@ def test_the_bank_is_read_once_per_tile(monkeypatch):
         return call
 
     monkeypatch.setattr(block, "attend_outs", counted(attend_outs))
-    monkeypatch.setattr(_two_phase, "attend", counted(attend))
+    monkeypatch.setattr(two_phase, "attend", counted(attend))
     connection.run(connection.start(torch.randn(9, DIM)), sublayers)
     phase_1 = [1 + site for site in range(0, SITES, TILE)]
     assert sum(reads) == sum(phase_1) + sum(site % TILE for site in range(SITES))
