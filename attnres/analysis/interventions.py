@@ -203,23 +203,14 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
     intervened.warn()
 
 
-def as_changes(changes: Any) -> tuple[Change, ...]:
-    """List changes. Raises UsageError for one without a list; `prepared` looks at each."""
-    if isinstance(changes, Change) or not isinstance(changes, Iterable):
-        raise UsageError(f"changes are a list: write [{changes if isinstance(changes, Change) else 'Mute(3)'}]")
-    return tuple(changes)
-
-
 def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, reading: None) -> Intervened:
     """The model's connection under changes, with the sources that they need of other prompts. Raises as `intervene`."""
     holder, name = _place(model)
-    connection, listed = getattr(holder, name), as_changes(changes)
+    connection, listed = getattr(holder, name), tuple(changes)
     for change in listed:
         if not isinstance(change, Change):
             raise UsageError(f"{change!r} is no change; give each by itself, such as Mute(3)")
         change.check(connection.sublayers)
-        if () in (getattr(change, "sites", None), getattr(change, "tokens", None)):
-            raise UsageError(f"{change} changes nothing; leave out the empty list, and it is all of them")
     prompts = {change.ids for change in listed if isinstance(change, Patch)}
     others = {prompt: sources_of(model, prompt) for prompt in prompts}
     with at_hand(connection, model):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Integral
-from typing import Any, SupportsIndex
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
-from attnres.analysis.interventions import Reading, as_changes, ids_for, prepared, replaced, without_dropout
+from attnres.analysis.interventions import Reading, ids_for, prepared, replaced, without_dropout
 from attnres.connections.offload import at_hand, device_of
 from attnres.errors import UsageError
 from attnres.model import Transformer
@@ -63,7 +61,6 @@ def trace(
     Raises:
         UsageError: as `intervene` does.
     """
-    _check_read(read)
     text = ids_for(model, "tokens", tokens)
     rows: list[Tensor] = []
     last: list[Reading] = []
@@ -83,18 +80,11 @@ def trace(
     return Trace(ids, torch.cat(last[0].sources).float(), torch.stack(rows, 1), logits[0])
 
 
-def _check_read(read: int | None) -> None:
-    if read is not None and (isinstance(read, bool) or not isinstance(read, Integral) or read < 0):
-        raise UsageError(f"read must be None or the number of a read, from 0 on, not {read!r}")
-
-
 def _index(value: Any, count: int, are: str) -> int:
     """A whole number below `count`, one of numpy's or torch's too."""
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-        with suppress(TypeError):  # a tensor of several numbers, or of none whole
-            if 0 <= (index := operator.index(value)) < count:
-                return index
-    raise UsageError(f"{are} 0 to {count - 1}, not {value!r}")
+    if not 0 <= (index := operator.index(value)) < count:
+        raise UsageError(f"{are} 0 to {count - 1}, not {value!r}")
+    return index
 
 
 def _one_read(reading: Reading, read: int | None) -> tuple[Tensor, Tensor]:
@@ -144,7 +134,6 @@ def explain(
         UsageError: a position or target that is not there, or a model without a known readout: its final norm is
             neither an RMS norm nor a layer norm.
     """
-    _check_read(read)
     position = _index(position, len(traced.tokens), "the text has tokens")
     target = _index(target, traced.logits.shape[-1], "the model's ids are")
     norm, head = readout_parts(model)
@@ -262,7 +251,7 @@ def removal_effects(
     text = ids_for(model, "tokens", tokens)
     if len(text) < 2:
         raise UsageError("a loss needs a text of two tokens at least")
-    held, removed = as_changes(changes), listed("sources", sources)
+    held, removed = list(changes), listed("sources", sources)
     asked, places = listed("sites", sites), listed("at", at)
     if removed is None or isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 0:
         raise UsageError(f"sources must be whole numbers and seeds one from 0 on, not {sources!r} and {seeds!r}")

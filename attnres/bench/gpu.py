@@ -108,12 +108,10 @@ def _operator_row(shape: operator.Shape, where: str, setting: Setting) -> Row:
 
 
 def _bandwidth_rows(shape: operator.Shape, where: str, copied: float, setting: Setting) -> Iterator[Row]:
-    peak = peak_bandwidth(shape.device)
     for goal, reached in zip((FORWARD, BACKWARD), bytes_per_second(shape, setting).values(), strict=True):
         details: dict[str, float | str] = {
             "GB/s": reached / 1e9,
             "copy bandwidth, GB/s": copied / 1e9,
-            "peak bandwidth, GB/s": peak / 1e9 if peak else "unknown",
         }
         yield goal.row(where, f", {shape}", reached / copied, details)
 
@@ -157,17 +155,6 @@ def bytes_per_second(shape: operator.Shape, setting: Setting) -> dict[str, float
     n = shape.sources
     moved = {"forward": (n + 1) * shape.source_bytes, "backward": (2 * n + 1) * shape.source_bytes}
     return {name: moved[name] / seconds[name] for name in moved}
-
-
-def peak_bandwidth(device: torch.device) -> float | None:
-    """Bytes per second that the memory is clocked for; None where the driver does not say."""
-    if device.type != "cuda":
-        return None
-    properties = torch.cuda.get_device_properties(device)
-    try:
-        return 2 * 1e3 * properties.memory_clock_rate * properties.memory_bus_width / 8  # two transfers per clock
-    except AttributeError:
-        return None
 
 
 def decode_row(device: torch.device, sizes: Sizes, where: str, setting: Setting) -> Row:

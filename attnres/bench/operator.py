@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
 import sys
@@ -31,8 +30,6 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 1e-2}
 """Relative, in norm: float32 over a few hundred additions; two roundings to bfloat16."""
 
 TURNS = 3
-
-KEEP_MEMORY = {"MALLOC_TRIM_THRESHOLD_": str(2**32), "MALLOC_MMAP_THRESHOLD_": str(2**32)}
 
 
 @dataclass(frozen=True)
@@ -93,9 +90,7 @@ def measure(setting: Setting) -> list[Row]:
     shape = QUICK if setting.quick else FULL
     others, missing = readers.packages(CPU)
     result, right = check(shape, {**readers.plain(), **others}, setting, missing)
-    result.seconds = in_processes_of_their_own(right, setting, {})
-    both = [name for name in ("attnres", "compiled reference") if name in right]
-    kept = Comparison(in_processes_of_their_own(both, setting, KEEP_MEMORY))
+    result.seconds = in_processes_of_their_own(right, setting)
     bandwidth = copy_bandwidth()
     moved = bytes_to_move(shape)
     details = result.details | {
@@ -109,14 +104,11 @@ def measure(setting: Setting) -> list[Row]:
     return [
         Row(f"{what} stacked eager PyTorch", where, "20x", "40x", result.over("stacked"), details),
         Row(f"{what} torch.compile of the reference", where, "3x", "6x", result.over("compiled reference")),
-        Row(f"{what} the same, where glibc keeps freed memory", where, "-", "-", kept.over("compiled reference")),
         Row(f"{what} fla-core's", where, "1x", "1.5x", result.over("fla-core")),
     ]
 
 
-def in_processes_of_their_own(
-    names: Collection[str], setting: Setting, environment: dict[str, str]
-) -> dict[str, float]:
+def in_processes_of_their_own(names: Collection[str], setting: Setting) -> dict[str, float]:
     """Median seconds of contenders that are right, each in processes that do nothing else; they take turns.
 
     In one process they disturb each other, and so does the check: what one frees changes when glibc gives memory back
@@ -130,10 +122,7 @@ def in_processes_of_their_own(
             setting.progress(f"operator: {name}, process {turn + 1} of {turns}")
             command = [sys.executable, "-m", __name__, name, str(torch.get_num_threads()), str(rounds)]
             command += ["quick"] * setting.quick
-            environ = {**os.environ, **environment}
-            taken.append(
-                float(subprocess.run(command, stdout=subprocess.PIPE, env=environ, text=True, check=True).stdout)
-            )
+            taken.append(float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 

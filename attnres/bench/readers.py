@@ -91,27 +91,18 @@ def _bank(sources: Sources) -> Tensor:
     return sources if isinstance(sources, Tensor) else torch.stack(list(sources))
 
 
-def _fla(device: torch.device) -> Read:
-    """Its Triton form as it comes, which makes the mixture again in the backward pass; plain PyTorch on a CPU."""
+def _fla(device: torch.device, level: int = 1) -> Read:
+    """Its Triton form; plain PyTorch on a CPU. Level 0 keeps the mixture for the backward pass, 1 makes it again."""
     if device.type == "cuda":
-        return _fla_fused(device, gluon=False, level=1)
+        from fla.ops.attnres import fused_attnres
+
+        return _fla_read(partial(fused_attnres, checkpoint_level=level))
+    if level == 0:
+        raise Missing("needs a CUDA device")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns on machines without a GPU
         from fla.ops.attnres import naive_attnres
     return _fla_read(naive_attnres)
-
-
-def _fla_fused(device: torch.device, gluon: bool, level: int) -> Read:
-    """One of its two fused forms. checkpoint_level 0 keeps the mixture for the backward pass, 1 makes it again."""
-    needs_cuda(device)
-    from fla.ops.attnres import fused_attnres
-
-    operator = fused_attnres
-    if gluon:
-        from fla.ops.attnres.backends import AttnResGluonBackend
-
-        operator = AttnResGluonBackend().fused_attnres
-    return _fla_read(partial(operator, checkpoint_level=level))
 
 
 def _fla_read(operator: Callable[..., object]) -> Read:
@@ -148,9 +139,7 @@ def needs_cuda(device: torch.device) -> None:
 
 _LOADERS: dict[str, Callable[[torch.device], Read]] = {
     "fla-core": _fla,
-    "fla-core, checkpoint level 0": partial(_fla_fused, gluon=False, level=0),
-    "fla-core, Gluon": partial(_fla_fused, gluon=True, level=1),
-    "fla-core, Gluon, checkpoint level 0": partial(_fla_fused, gluon=True, level=0),
+    "fla-core, checkpoint level 0": partial(_fla, level=0),
     "flash-attn-res": _flash_attn_res,
     "liger-kernel": _liger,
 }
