@@ -56,6 +56,14 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
+def is_of_transformers(folder: Path) -> bool:
+    """Whether its config.json is that of a model of transformers, and not a run's."""
+    try:
+        return "model_type" in read_json((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def read_json(content: str | bytes) -> Any:
     """What JSON says. Raises ValueError if it is none, or nested more deeply than Python can read."""
     try:

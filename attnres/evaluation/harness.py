@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from attnres.errors import UsageError, first_line, install_command
-from attnres.files import read_json
+from attnres.files import is_of_transformers
 from attnres.train import load_run
 
 SEED = 1234
@@ -143,18 +144,8 @@ def check_model(path: Path) -> None:
     """Raise UsageError if the folder holds neither a run with a checkpoint nor a model of transformers."""
     if not path.is_dir():
         raise UsageError(f"{path}: no such folder; give a run's, or a model's of transformers")
-    if "model_type" not in _config(path):
+    if not is_of_transformers(path):
         load_run(path)
-
-
-def _config(path: Path) -> dict[str, Any]:
-    try:
-        config = read_json((path / "config.json").read_text(encoding="utf-8"))
-        return config if isinstance(config, dict) else {}  # load_run says that it is none
-    except FileNotFoundError:
-        return {}
-    except ValueError as error:
-        raise UsageError(f"{path / 'config.json'}: not valid JSON ({error}); give another folder") from None
 
 
 def _open_model(path: Path, batch_size: int) -> Any:
@@ -162,29 +153,20 @@ def _open_model(path: Path, batch_size: int) -> Any:
     from attnres.evaluation.run_lm import RunLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    config = _config(path)
-    if "model_type" not in config:
+    if not is_of_transformers(path):
         return RunLM(load_run(path), batch_size, torch.device(device))
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
 
-    from attnres.hf.causal import refuse_other_than_causal
-    from attnres.hf.checkpoint import load, load_plain
-    from attnres.hf.record import RECORD
-
+    if json.loads((path / "config.json").read_bytes())["model_type"] == "kimi_k3":
+        from attnres.kimi_k3 import load as load_model
+    else:
+        from attnres.hf.causal import load_causal as load_model
+    model: Any = load_model(path).eval()
     try:
-        if config["model_type"] == "kimi_k3":
-            from attnres.kimi_k3 import load as load_kimi_k3
-
-            model: Any = load_kimi_k3(path)
-        else:
-            model = load(path, trust_remote_code=True) if RECORD in config else load_plain(path)
         tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
-    except UsageError:
-        raise
-    except Exception as error:  # transformers raises many kinds
-        raise UsageError(f"{path}: cannot be loaded as a model of transformers: {first_line(error)}") from error
-    refuse_other_than_causal(model.eval(), path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: its tokenizer cannot be loaded: {first_line(error)}") from error
     _name_separator(tokenizer, model.config, path)
     wrap: Any = HFLM  # its decorator hides what it takes
     return wrap(pretrained=model.to(device), tokenizer=tokenizer, batch_size=batch_size, device=device)

@@ -8,9 +8,22 @@ from typing import Any
 import torch
 
 from attnres.errors import UsageError
+from attnres.hf.checkpoint import load, load_plain
+from attnres.hf.folder import read_config
+from attnres.hf.record import RECORD
 
 ROUNDING = 1e-4
 """A share of the largest logit: expert layers add in another order where another token chose other experts."""
+
+
+def load_causal(folder: Path, **kwargs: Any) -> Any:
+    """The causal language model of a folder, attached or plain, in evaluation mode. Raises UsageError for others."""
+    if RECORD in read_config(folder):
+        model = load(folder, trust_remote_code=True, **kwargs).eval()
+    else:
+        model = load_plain(folder, **kwargs).eval()
+    refuse_other_than_causal(model, folder)
+    return model
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +21,7 @@ from attnres.analysis.interventions import connection_in, differs_by_channel
 from attnres.connections import Connection, make_connection, parse_connection
 from attnres.data import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
-from attnres.files import read_json
+from attnres.files import is_of_transformers
 from attnres.look.messages import Curve, Model
 from attnres.look.work import Worker
 from attnres.model.backbones.borrowed import cache_name
@@ -120,7 +119,7 @@ def open_subjects(paths: Sequence[Path]) -> list[Subject]:
     """Open what the command line names. Raises UsageError for what is neither a run nor a model, or named twice."""
     names = _names(paths)
     return [
-        TransformersSubject(path, name) if _is_of_transformers(path) else RunSubject(path, name)
+        TransformersSubject(path, name) if is_of_transformers(path) else RunSubject(path, name)
         for path, name in zip(paths, names, strict=True)
     ]
 
@@ -135,13 +134,6 @@ def _names(paths: Sequence[Path]) -> list[str]:
     while len({place.parts[-parts:] for place in places}) < len(places):
         parts += 1
     return [str(Path(*place.parts[-parts:])) for place in places]
-
-
-def _is_of_transformers(path: Path) -> bool:
-    try:
-        return "model_type" in read_json((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False
 
 
 class RunSubject(Subject):
@@ -255,8 +247,7 @@ class TransformersSubject(Subject):
     special = True  # as tokenizer(text)["input_ids"] of transformers
 
     def __init__(self, path: Path, name: str) -> None:
-        from attnres.hf.causal import refuse_other_than_causal
-        from attnres.hf.checkpoint import load, load_plain
+        from attnres.hf.causal import load_causal
         from attnres.hf.folder import read_config
         from attnres.hf.record import RECORD
 
@@ -265,9 +256,7 @@ class TransformersSubject(Subject):
         super().__init__(path, name, load_tokenizer(str(path)))
         self.path = path
         self.attached = RECORD in read_config(path)
-        opened = partial(load, trust_remote_code=True) if self.attached else load_plain
-        self._model = opened(path, use_safetensors=True).eval()
-        refuse_other_than_causal(self._model, path)
+        self._model = load_causal(path, use_safetensors=True)
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             tensor.data = tensor.data.clone()  # else it is the file's memory, and changes with what is written there
         if not self.attached:
