@@ -21,7 +21,6 @@ from collections.abc import Callable
 from inspect import cleandoc  # the module would be hidden by the command of that name
 from pathlib import Path
 
-from attnres.cli._checks import check_paths_named
 from attnres.errors import LAB, UsageError, install_command
 from attnres.lab import experiment_commands, experiment_help
 from attnres.signals import STOPS, Stopped, exit_code, heard, in_words
@@ -104,7 +103,6 @@ def _run_command(name: str, arguments: list[str]) -> int:
     if command is None:  # completion, of all commands at once
         commands = {known: _command(known, []) for known in command_names()}
         return tyro.extras.subcommand_cli_from_dict(commands, prog="attnres", args=[name, *arguments], config=config)
-    check_paths_named(arguments)
     if name != "train" and "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         raise UsageError(f"{name} runs in one process: start it without torchrun")
     helping = not {"-h", "--help"}.isdisjoint(arguments)

@@ -60,7 +60,7 @@ class RunDisplay:
         seconds = summary["step_seconds"]
         per_step = "" if seconds is None else f"{seconds * 1000:.0f} ms per step, "
         self._print(
-            f"done: validation loss {_loss(summary['validation_loss'], summary.get('bytes_per_token'))} "
+            f"done: validation loss {_loss(summary['validation_loss'], summary['bytes_per_token'])} "
             f"after {summary['steps']} steps (best {summary['best_validation_loss']:.4f}), {per_step}"
             f"{summary['peak_memory_bytes'] / 2**20:.0f} MiB for training"
         )
@@ -98,10 +98,6 @@ class RunDisplay:
         print_line(self.console, line)
 
 
-def _loss(per_token: float, bytes_per_token: float | None) -> str:
-    """Write a loss per token and per byte. bytes_per_token: None for a run of before it was kept."""
-    loss = f"{per_token:.4f} nats per token"
-    if bytes_per_token:
-        nats = per_token / bytes_per_token
-        loss += f" ({nats:.4f} nats, {in_bits(nats):.4f} bits per byte)"
-    return loss
+def _loss(per_token: float, bytes_per_token: float) -> str:
+    nats = per_token / bytes_per_token
+    return f"{per_token:.4f} nats per token ({nats:.4f} nats, {in_bits(nats):.4f} bits per byte)"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -20,20 +19,13 @@ PLAIN_SECONDS = 20.0
 """Between lines where the output is no terminal."""
 
 
-def stopped(stop: KeyboardInterrupt, out: Path, measured: Iterable[Path] = (), record: Path | None = None) -> int:
-    """Say what the runs under `out` are left as by a signal, and return the exit code.
-
-    measured: the files that keep what an experiment measures of runs that it was given.
-    record: the one that is written already, with nothing left but to draw it.
-    """
-    if record:
-        left = f"everything is measured and saved in {record}, which attnres report {shlex.quote(str(record))} draws"
-    elif any(out.glob("**/checkpoints/step-*")):
-        left = "the runs are saved, and the same command goes on with them"
-    elif any(file.exists() for file in measured):
-        left = "what was measured is saved, and the same command goes on with it"
-    else:
-        left = "nothing had been saved yet; the same command begins again"
+def stopped(stop: KeyboardInterrupt, record: Path | None = None) -> int:
+    """Say how to go on after a signal, and return the exit code. record: is written already, and not drawn."""
+    left = (
+        f"attnres report draws what is measured in {record}"
+        if record
+        else "the same command goes on from what is saved"
+    )
     print_error(f"stopped; {left}")
     return exit_code(stop)
 

@@ -27,10 +27,9 @@ from typing import Annotated, Literal, get_args
 
 import tyro
 
-from attnres.cli._checks import check_at_least, check_output_file
+from attnres.cli._checks import check_new_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
-from attnres.errors import UsageError
 
 Part = Literal["operator", "decode", "step", "gpu"]
 """The files of attnres/bench that define `measure(setting)`; they are measured in this order."""
@@ -50,19 +49,15 @@ def command(
         threads: Threads of torch; as many as the machine has cores when not given.
         rounds: How often each contender is measured; the table shows medians.
         quick: Tiny sizes, to see that everything runs. Its numbers mean nothing.
-        out: Also write everything measured to this JSON file.
+        out: Also write everything measured to this new JSON file.
     """
-    check_at_least(1, rounds=rounds, threads=threads)
-    cores = os.cpu_count() or 1
-    if threads is not None and threads > cores:
-        raise UsageError(f"--threads must be at most {cores}, the cores of this machine, not {threads}")
-    check_output_file("--out", out, ("rounds", "rows"))
+    check_new_file("--out", out)
     import torch
 
     from attnres.bench.measure import Row, Setting
     from attnres.bench.record import details, ratio_table, write_record
 
-    torch.set_num_threads(threads or cores)
+    torch.set_num_threads(threads or os.cpu_count() or 1)
     torch.manual_seed(0)
     console = Output()
     rows: list[Row] = []

@@ -28,7 +28,7 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._recipe import named_recipe
+from attnres.cli._checks import named_recipe
 from attnres.errors import UsageError
 from attnres.lab.defaults import ARMS, DEFAULTS, QUICK, recipe_defaults
 from attnres.train import RunConfig
@@ -62,25 +62,21 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
             quick: A small comparison, in about two minutes; it decides nothing.
             recipe: A Python file with config = RunConfig(...), whose values become the defaults below.
         """
-        from attnres.cli._checks import alone_in, check_own_file, check_own_page
+        from attnres.cli._checks import alone_in
         from attnres.cli._tables import Output, print_error, print_table
         from attnres.cli._terminal import Terminal, stopped
-        from attnres.lab.comparison import RECORD, plan_comparison, run_comparison
+        from attnres.lab.comparison import plan_comparison, run_comparison
         from attnres.lab.options import check_seeds
-        from attnres.report.runs import COMPARISON_TITLE
-        from attnres.report.write import FIGURES, PAGE
         from attnres.texttable import duration
 
         check_seeds(seeds, workers)
-        check_own_page(out, PAGE, COMPARISON_TITLE, FIGURES)
-        check_own_file("--out", out / RECORD, ("kind", "arms"))
         terminal, began = Terminal(Output()), time.monotonic()
         plan = plan_comparison(arms, config, out, seeds)
         try:
             with alone_in(out), terminal:
                 compared = run_comparison(plan, config, out, workers, terminal)
         except KeyboardInterrupt as stop:
-            return stopped(stop, out)
+            return stopped(stop)
         for table in compared.tables:
             print_table(terminal.console, table)
         if compared.failed:

@@ -20,7 +20,6 @@ from typing import Annotated
 import tyro
 
 from attnres.analysis.cost import Plan
-from attnres.cli._checks import check_output_file
 from attnres.cli._tables import Output, print_table
 from attnres.errors import UsageError
 from attnres.files import write_bytes, write_json
@@ -42,12 +41,6 @@ def command(
     """
     if figure is not None and plan.pipeline == 1:
         raise UsageError("a picture of the pipeline needs one: give --pipeline 2 or more")
-    if figure is not None and figure.suffix.lower() != ".png":
-        raise UsageError(f"--figure {figure}: a PNG is drawn; give a name that ends in .png")
-    check_output_file("--figure", figure)
-    if figure is not None and out is not None and figure.resolve() == out.resolve():
-        raise UsageError("--figure and --out name the same file; give each its own")
-    check_output_file("--out", out, ("plan", "memory_traffic"))
     steps = plan.timelines() if plan.pipeline > 1 else {}
     others = plan.with_pipelines() if steps else []
     scaling = {other.pipeline: steps if other == plan else other.timelines() for other in others}

@@ -24,16 +24,14 @@ is usually far smaller than the scores' own. Needs: pip install -e '.[eval]'.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
-from attnres.cli._checks import check_at_least, check_installed, check_output_file
+from attnres.cli._checks import check_installed, check_new_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
-from attnres.errors import UsageError
 from attnres.files import write_json
 
 
@@ -55,18 +53,15 @@ def command(
         shots: Examples before each question; a task whose own settings have none keeps none.
         limit: Only this many documents of each task.
         batch_size: Sequences at a time.
-        out: A JSON file for the scores.
+        out: A new JSON file for the scores.
     """
-    check_at_least(0, shots=shots)
-    check_at_least(1, limit=limit, batch_size=batch_size)
     check_installed("eval", "eval", "lm_eval")
     from attnres.evaluation import check_model, compare_models, evaluate_model, load_tasks
     from attnres.evaluation.record import score_record, score_table
 
     asked = {"model": str(model), "beside": beside and str(beside)}
     asked |= {"tasks": list(tasks), "shots": shots, "limit": limit}
-    check_output_file("--out", out, ("scores", "differences"))
-    _check_same_question(out, asked)
+    check_new_file("--out", out)
     models = [model] if beside is None else [model, beside]
     for folder in models:
         check_model(folder)
@@ -85,14 +80,3 @@ def command(
         write_json(out, score_record(asked, scores, others, differences))
         print_line(console, f"scores: {out}")
     return 0
-
-
-def _check_same_question(out: Path | None, asked: dict[str, Any]) -> None:
-    """Raise UsageError if the file has the scores of another evaluation: they may have taken hours."""
-    if out is None or not out.exists():
-        return
-    before = json.loads(out.read_bytes())
-    if other := [name for name in asked if before.get(name) != asked[name]]:
-        raise UsageError(
-            f"--out {out}: it has the scores of another evaluation ({', '.join(other)}); give another name"
-        )

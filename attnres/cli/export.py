@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from attnres.cli._checks import check_at_least, check_installed, check_output_file, read_text
+from attnres.cli._checks import check_installed, check_new_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.cli._terminal import working
 from attnres.errors import UsageError
@@ -39,7 +39,7 @@ def command(
 
     Args:
         model: The folder of a run, or of a Kimi K3 checkpoint.
-        gguf: The file to write for llama.cpp.
+        gguf: A new file for llama.cpp.
         type: Of the file's matrices; f32 gives the same logits, the others take less room. Those with a k want sizes in
             multiples of 256: llama.cpp takes a larger type where they are not.
         checkpoint: A new folder for the published form: sharded safetensors with Kimi K3's names.
@@ -58,7 +58,6 @@ def command(
     from attnres.kimi_k3.export import (
         agreement_table,
         compare_exported,
-        is_exported,
         open_model,
         own_template,
         validation_text,
@@ -67,11 +66,10 @@ def command(
     )
     from attnres.kimi_k3.llamacpp import QUANTISED, load_library
 
-    check_output_file("--gguf", gguf, is_own=is_exported)
-    check_at_least(1, measure=measure)
+    check_new_file("--gguf", gguf)
     if checkpoint is not None and checkpoint.exists():
         raise UsageError(f"--checkpoint {checkpoint} exists; give a new folder")
-    template = None if chat_template is None else read_text("--chat-template", chat_template)
+    template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     if type in QUANTISED or measure is not None:
         load_library()  # before the model is opened and written, which takes its time
     console = Output()

@@ -17,7 +17,6 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._checks import check_own_file
 from attnres.cli._tables import Output, print_line, print_table
 from attnres.errors import UsageError
 
@@ -35,10 +34,9 @@ def command(
         out: The folder of the figure.
     """
     from attnres.analysis.powerlaw import fit_power_laws, read_points
-    from attnres.lab.laws import FIT, scaling_table, write_fit
+    from attnres.lab.laws import scaling_table, write_fit
     from attnres.report.style import MOST_STYLES
 
-    check_own_file("--out", out / FIT)
     console, points = Output(), read_points(csv)
     if len(points) > MOST_STYLES:
         raise UsageError(f"{csv}: {len(points)} arms are more than a figure can tell apart; give at most {MOST_STYLES}")

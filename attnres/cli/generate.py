@@ -72,13 +72,7 @@ def command(
 def _read_prompt() -> str:
     if sys.stdin.isatty():
         raise UsageError("there is no prompt; give --prompt TEXT, or a text on standard input")
-    read = sys.stdin.buffer.read()
-    try:
-        text = read.decode()
-    except UnicodeDecodeError as error:
-        print_error(f"the prompt is not UTF-8 at its byte {error.start}; what is not is read as U+FFFD")
-        text = read.decode(errors="replace")
-    return text.removesuffix("\n")
+    return sys.stdin.buffer.read().decode(errors="replace").removesuffix("\n")
 
 
 def _write(text: str) -> None:

@@ -53,8 +53,6 @@ def command(
     if prompt is not None:
         raise UsageError("--prompt needs --save; without it, type the text on the page")
     check_installed("look", "look", "starlette", "uvicorn")
-    if not 0 <= port < 2**16:
-        raise UsageError(f"--port must be 0 to 65535, not {port}")
     if token is not None and not re.fullmatch(r"[\w-]{16,}", token, re.ASCII):
         raise UsageError("--token must be 16 letters, digits, - and _ at least; leave it out for a random one")
     from attnres.lab.defaults import DEFAULTS
@@ -69,18 +67,16 @@ def command(
 
 
 def _save(models: tuple[Path, ...], file: Path, prompt: str | None) -> int:
-    from attnres.cli._checks import check_output_file
     from attnres.cli._tables import Output, print_line, print_table
     from attnres.cli._terminal import working
     from attnres.files import write_bytes
     from attnres.report.comparison import sink_table
     from attnres.report.runs import check_prompt, run_report
-    from attnres.report.write import FORMS, is_saved
+    from attnres.report.write import FORMS
     from attnres.train import load_run
 
     if len(models) != 1:
         raise UsageError(f"--save takes one run; give one folder, not {len(models)}")
-    check_output_file("--save", file, is_own=is_saved)
     if file.suffix not in FORMS:
         raise UsageError(f"--save {file}: name a page .html, a picture .png or .svg")
     if prompt is not None:

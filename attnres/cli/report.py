@@ -40,11 +40,11 @@ def command(
     """
     if numbers:
         return _look_up(results)
-    from attnres.cli._checks import alone_in, check_own_page
+    from attnres.cli._checks import alone_in
     from attnres.cli._tables import Output, print_line
     from attnres.cli._terminal import working
     from attnres.lab import experiments
-    from attnres.lab.page import PAGE, TITLE, figure_names, read_records, tables_page, write_results
+    from attnres.lab.page import read_records, tables_page, write_results
 
     if not results.exists():
         raise UsageError(f"{results}: there is no such folder or file; give one that holds records")
@@ -62,7 +62,6 @@ def command(
             page = tables_page(records, results)
         print(page, end="")
         return 0
-    check_own_page(out, PAGE, TITLE, figure_names({name: record.kind for name, record in records.items()}))
     console = Output()
     with alone_in(out), working(console, "drawing"):
         page = write_results(records, out)

@@ -31,7 +31,7 @@ from typing import Annotated
 
 import tyro
 
-from attnres.cli._recipe import named_recipe
+from attnres.cli._checks import named_recipe
 from attnres.cli._tables import Output
 from attnres.errors import UsageError
 from attnres.parallel.layout import ONE_PROCESS, Layout

@@ -136,13 +136,11 @@ def _without_magic(pattern: Path) -> Path:
 
 
 def _is_output(file: Path, root: Path) -> bool:
-    """Whether the file is a run's or a record: a lock stays beside a record, and in each folder that holds runs.
+    """Whether the file is a run's: a lock stays in each folder that holds runs.
 
     In folders below the root alone: a run's folder that is given by name is meant.
     """
-    folders = list(file.relative_to(root).parents)[:-1]
-    locks = [file.with_name(f".{file.name}{LOCK}"), *(root / folder / LOCK for folder in folders)]
-    return any(lock.is_file() for lock in locks)
+    return any((root / folder / LOCK).is_file() for folder in list(file.relative_to(root).parents)[:-1])
 
 
 def walk(root: Path, skip: Callable[[str], bool]) -> list[Path]:

@@ -17,7 +17,7 @@ from attnres.data import Tokenizer, load_tokenizer, open_corpus, validation_batc
 from attnres.data.tokenizer import END_TOKENS, byte_characters, import_tokenizers
 from attnres.errors import UsageError
 from attnres.hf.folder import read_config
-from attnres.kimi_k3.gguf import ARCHITECTURE, TYPES, write_gguf
+from attnres.kimi_k3.gguf import TYPES, write_gguf
 from attnres.kimi_k3.llamacpp import opened, quantize
 from attnres.kimi_k3.model import KimiK3ForCausalLM, load
 from attnres.kimi_k3.published import save
@@ -78,13 +78,6 @@ def write_file(
         whole = Path(folder) / "f32.gguf"
         write_gguf(model, whole, tokenizer, chat_template=chat_template)
         quantize(whole, path, kind)
-
-
-def is_exported(file: Path) -> bool:
-    """Whether that is a GGUF file that says by its architecture and its name that `write_gguf` made it."""
-    with file.open("rb") as opened:
-        head = opened.read(1 << 10)  # these entries come first, and weights are gigabytes
-    return head.startswith(b"GGUF") and ARCHITECTURE.encode() in head and b"attnres" in head
 
 
 def write_published(

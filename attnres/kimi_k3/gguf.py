@@ -105,7 +105,7 @@ def write_gguf(
             "llama.cpp has one eps for all norms: with %g its logits differ a little, with 1e-6 they do not", eps
         )
     with replacement(Path(path)) as partial, closing(gguf.GGUFWriter(partial, ARCHITECTURE)) as writer:
-        writer.add_name("attnres")  # by which `is_exported` knows its own files
+        writer.add_name("attnres")
         writer.add_file_type(int(gguf.LlamaFileType[f"{'ALL' if kind == 'f32' else 'MOSTLY'}_{gguf_type}"]))
         _add_sizes(writer, model.config)
         _add_vocabulary(writer, vocabulary)

@@ -54,12 +54,6 @@ def write_results(records: Mapping[str, Record], folder: Path) -> Path:
     return write_page(folder / PAGE, page(TITLE, sections, SUBTITLE), pictures)
 
 
-def figure_names(kinds: Mapping[str, str]) -> list[str]:
-    """The names of all figures that records may have, by the records' names and kinds."""
-    known = experiments()
-    return [_figure(name, kind, figure) for name, kind in kinds.items() for figure in known[kind].figures]
-
-
 def _figure(name: str, kind: str, picture: str) -> str:
     """A record's picture: of one that is not named as its experiment it begins with its name."""
     return picture if name == kind else f"{name}-{picture}"

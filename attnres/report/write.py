@@ -46,12 +46,6 @@ FORMS: dict[str, Callable[[ReportData], bytes]] = {
 """What one file can hold, by its suffix."""
 
 
-def is_saved(path: Path) -> bool:
-    """Whether that is a page of one run or a picture from matplotlib, and no other file of the user's."""
-    head = path.read_bytes()[:1000]
-    return b"<title>Depth in " in head or b"Matplotlib" in head
-
-
 def write_report(data: ReportData, folder: Path | str) -> Path:
     """Write `folder`/report.html, which needs no other file, and `folder`/figures/*.png. Returns the page's path."""
     return write_page(Path(folder) / PAGE, report_page(data), pictures(data))

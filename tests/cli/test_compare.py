@@ -135,16 +135,13 @@ def depth_of(folder, corpus):
     return depth_profile(run.model, validation_tokens(corpus, run.config)).output_rms
 
 
-@pytest.mark.parametrize(("saved", "message"), [(False, "nothing had been saved yet"), (True, "the runs are saved")])
-def test_ctrl_c_claims_no_more_than_there_is(saved, message, tmp_path, corpus, capsys, monkeypatch):
+def test_ctrl_c_says_how_to_go_on(tmp_path, corpus, capsys, monkeypatch):
     def interrupted(*_):
-        if saved:
-            (tmp_path / "residual" / "seed-0" / "checkpoints" / "step-00000002").mkdir(parents=True)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("attnres.train.sweep.run_jobs", interrupted)
     assert main(["compare", "residual", "full", *TINY, *corpus, "--out", str(tmp_path)]) == 130
-    assert message in capsys.readouterr().err
+    assert "the same command goes on" in capsys.readouterr().err
 
 
 def test_arms_carry_options():

@@ -26,8 +26,7 @@ def test_generate_reads_standard_input_and_says_where_the_context_ended(comparis
     )
     printed = capsys.readouterr()
     assert printed.out.startswith("def \N{REPLACEMENT CHARACTER}")
-    not_text, full = printed.err.splitlines()
-    assert "the prompt is not UTF-8 at its byte 4" in not_text and "context of 32 tokens is full" in full
+    assert "context of 32 tokens is full" in printed.err
 
 
 def test_a_comparison_is_no_run_but_holds_some(comparison, tmp_path, capsys):
@@ -48,8 +47,6 @@ def test_look_saves_a_page_or_a_picture_without_a_server(comparison, tmp_path, c
             assert main([*look, str(file), *prompt]) == 0
         assert file.read_bytes().lstrip().startswith(begins) and b"<script>alert(2)" not in file.read_bytes()
         assert "Strongest depth sinks" in capsys.readouterr().out
-        file.write_text("mine")
-        assert main([*look, str(file)]) == 2 and "would be lost" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from attnres.cli import main
-from attnres.cli._checks import alone_in, check_own_page
+from attnres.cli._checks import alone_in
 from attnres.files import PARTIAL, locked
 from tests.cli.conftest import TINY
 
@@ -16,50 +16,11 @@ def said(capsys, *arguments: object) -> str:
     return error
 
 
-def test_a_file_that_the_command_did_not_write_stays(tmp_path, capsys):
-    content = '{"plan": "of another"}'
-    file, picture = tmp_path / "cost.json", tmp_path / "cost.png"
-    for path in (file, picture):
-        path.write_text(content)
-    assert "there is another file, which would be lost" in said(capsys, "cost", "--out", file)
-    assert "there is another file, which would be lost" in said(capsys, "cost", "--figure", picture)
-    assert "there is another file, which would be lost" in said(capsys, "bench", "--out", file)
-    assert file.read_text() == picture.read_text() == content
-    picture.write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR of a photograph")
-    assert "there is another file, which would be lost" in said(capsys, "cost", "--figure", picture)
-    for path in (file, picture):
-        path.unlink()
-    assert "--figure and --out name the same file" in said(capsys, "cost", "--figure", picture, "--out", picture)
-    command = ["cost", "--out", str(file), "--figure", str(picture)]
-    assert main(command) == 0 and main(command) == 0, "its own it writes anew"
-
-
-PAGES = {  # how the title of each command's own page begins
-    ("compare", "residual", "full", *TINY): ("report.html", "Residual connections side by side", "loss_curves"),
-    ("ablate", "residual", "full", *TINY): ("results.html", "attnres: results", "tuning"),
-    ("report", "results"): ("results.html", "attnres: results", "scaling"),
-}
-
-
-@pytest.mark.parametrize(("command", "own"), PAGES.items(), ids=lambda names: names[0])
-def test_a_page_that_the_command_did_not_write_stays(tmp_path, capsys, corpus, command, own):
-    """A comparison's page was lost to that of one run, and a page of the user's own to either."""
-    name, title, figure = own
-    out = tmp_path / "out"
-    begin = [*command, *(corpus if "residual" in command else ())]
-    page, picture = out / name, out / "figures" / f"{figure}.png"
-    picture.parent.mkdir(parents=True)
-    for others in ("my thesis", *{title for of, title, _ in PAGES.values() if title != own[1]}):
-        page.write_text(f"<!doctype html><title>{others}</title>")
-        error = said(capsys, *begin, "--out", out)
-        assert f"--out {out}: there is another {name}, which would be lost; give another folder" in error
-        assert others in page.read_text()
-    page.unlink()
-    picture.write_text("mine")
-    assert f"there is another figures/{figure}.png, which would be lost" in said(capsys, *begin, "--out", out)
-    assert picture.read_text() == "mine"
-    page.write_text(f"<!doctype html><title>{title}</title>")
-    check_own_page(out, name, title, [figure])  # its own it writes anew, and the figures beside that
+@pytest.mark.parametrize("command", [["bench", "--out"], ["eval", ".", "--tasks", "piqa", "--out"]])
+def test_a_file_of_hours_is_not_written_over(tmp_path, capsys, command):
+    (tmp_path / "record.json").write_text("mine")
+    assert "no new file can be written there" in said(capsys, *command, tmp_path / "record.json")
+    assert (tmp_path / "record.json").read_text() == "mine"
 
 
 @pytest.mark.parametrize("command", ["compare", "ablate"])
@@ -87,6 +48,4 @@ def test_the_record_of_an_experiment_does_not_go_into_a_run(comparison, tmp_path
     assert f"{run} is a run of attnres train" in said(capsys, "convert", run, tmp_path / "converted")
     before = sorted(run.iterdir())
     assert "is the folder of a run" in said(capsys, "probe", run, "--out", run)
-    given = ("--out", tmp_path / "o", "--record", run / "probes.json")
-    assert "is the folder of a run" in said(capsys, "probe", run, *given)
     assert sorted(run.iterdir()) == before

@@ -42,7 +42,7 @@ def test_a_signal_stops_the_workers_and_the_command_goes_on(comparing):
     processes, run = comparing
     processes.send(signal.SIGINT)
     assert processes.end() == [128 + signal.SIGINT]
-    assert processes.errors == ["attnres: stopped; the runs are saved, and the same command goes on with them"]
+    assert processes.errors == ["attnres: stopped; the same command goes on from what is saved"]
     assert len(saved(run)) == 1 and load_run(run).step > 0
 
 

@@ -61,9 +61,7 @@ def test_what_commands_wrote_among_the_texts_is_no_text(open_, tmp_path):
     for name in ("runs/.lock", "runs/block/.lock", "runs/block/metrics.jsonl", "runs/block/seed/config.json"):
         (tmp_path / "documents" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "documents" / name).write_text("{}\n")
-    for name in (".record.json.lock", "record.json"):
-        (tmp_path / "documents" / name).write_text("{}")
-    for paths in (("documents",), ("documents/**/*",), ("documents/*.txt", "documents/*.json")):
+    for paths in (("documents",), ("documents/**/*",)):
         assert all_of(open_(*paths)) == sorted(texts), paths
     (tmp_path / "documents" / "runs" / "notes.txt").write_text("a text")
     assert documents_of(open_("documents/runs", "documents/000.txt").train)  # a folder that is named is meant

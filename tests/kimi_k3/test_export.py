@@ -42,7 +42,7 @@ def test_a_run_reaches_llama_cpp(run, tmp_path, capsys):
     row = next(line.split() for line in said.splitlines() if line.strip().startswith("a.gguf  "))
     assert abs(float(row[3])) < 1e-4 and float(row[4]) < 1e-3
     command = ["export", str(run), "--gguf", str(tmp_path / "b.gguf"), "--type", "q8_0"]
-    assert main(command) == 0 and main(command) == 0, "its own file it writes anew"
+    assert main(command) == 0
     assert (tmp_path / "b.gguf").stat().st_size < 0.5 * (tmp_path / "a.gguf").stat().st_size
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.gguf", "b.gguf", "template.jinja"]
 
@@ -52,7 +52,7 @@ def test_a_checkpoint_comes_back_and_can_be_exported_again(run, tmp_path, capsys
     assert main(["export", str(run), "--checkpoint", str(folder)]) == 0
     assert load(folder).config.attn_res_block_size == 1
     command = ["export", str(folder), "--gguf", str(file), "--type", "bf16"]
-    assert main(command) == 0 and main(command) == 0, "its own file it writes anew"
+    assert main(command) == 0
     assert "k3.gguf: bf16" in capsys.readouterr().out
     assert main(["export", str(run), "--checkpoint", str(folder)]) == 2
     assert "exists; give a new folder" in capsys.readouterr().err
@@ -99,12 +99,12 @@ def test_a_checkpoint_keeps_its_chat_template(run, tmp_path, capsys):
     assert main(["export", str(first), "--checkpoint", str(second), "--gguf", str(file)]) == 0
     assert template(file) == (second / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
     (tmp_path / "template.jinja").write_text(another := "another{{ messages }}")
+    file.unlink()
     assert main(["export", str(second), "--gguf", str(file), *given]) == 0 and template(file) == another
     assert "no template" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, monkeypatch):
-    import gguf
 
     def refused(*arguments: object) -> str:
         assert main(["export", *map(str, arguments)]) == 2
@@ -113,16 +113,9 @@ def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, m
         return message
 
     file = tmp_path / "k3.gguf"
-    for foreign in ({"general.architecture": "llama", "general.name": "attnres"}, {"general.architecture": "kimi-k3"}):
-        writer = gguf.GGUFWriter(file, foreign.pop("general.architecture"))
-        for key, value in foreign.items():
-            writer.add_string(key, value)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.close()
-        content = file.read_bytes()
-        assert "there is another file, which would be lost" in refused(run, "--gguf", file)
-        assert file.read_bytes() == content
+    file.write_text("mine")
+    assert "no new file can be written there" in refused(run, "--gguf", file)
+    assert file.read_text() == "mine"
     file.unlink()
     (tmp_path / "llama").mkdir()
     (tmp_path / "llama" / "config.json").write_text(json.dumps({"model_type": "llama"}))
