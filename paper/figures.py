@@ -1,4 +1,4 @@
-"""Draw the figures of paper/report.md and docs/results.md: `python paper/figures.py`, from the root of a clone.
+"""Draw the figures of the report, docs/results.md and docs/performance.md: `python paper/figures.py` in a clone.
 
 Every number is read from results/tables.md, except the curves over depth, which are in results/dynamics.json.
 """
@@ -116,6 +116,29 @@ def cost() -> plt.Figure:
     axes.set_xlabel("width")
     axes.set_ylabel("time of a CPU step,\ntimes the plain residual's")
     axes.legend(frameon=False, fontsize=10)
+    return figure
+
+
+def operator() -> plt.Figure:
+    figure, panels = plt.subplots(1, 2, figsize=(6, 3.8), sharey=True)
+    figure.suptitle("The CPU operator stays near the memory bandwidth")
+    lines = {"stacked, ms": "eager PyTorch", "compiled reference, ms": "torch.compile", "attnres, ms": "attnres"}
+    lines["bytes that must move at the copy bandwidth, ms"] = "lower bound"
+    rows = [row["details"] for row in json.loads((ROOT / "results/bench-curves.json").read_text())["rows"]]
+    for axes, (axis, label) in zip(panels, (("sources", "sources"), ("time", "tokens of a sequence")), strict=True):
+        for (column, name), style in zip(lines.items(), ("#D55E00", "#009E73", "#0072B2", "#888888"), strict=True):
+            points = [(row[axis], row[column]) for row in rows if row["axis"] == axis and column in row]
+            dashes = "--" if name == "lower bound" else "-"
+            axes.plot(*zip(*points, strict=True), dashes, color=style, marker="." * (dashes == "-"), label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        ticks = sorted(row[axis] for row in rows if row["axis"] == axis)[:: 2 if axis == "sources" else 1]
+        axes.set_xticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+        axes.set_xlabel(label)
+    panels[0].set_yticks([0.1, 1, 10, 100, 1000], labels=["0.1", "1", "10", "100", "1000"])
+    panels[0].set_ylabel("forward + backward, ms")
+    handles = panels[0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False, fontsize=10)
     return figure
 
 
@@ -250,6 +273,7 @@ if __name__ == "__main__":
         save(along_sizes((*FOUR, *OTHERS), "Four rules end below the plain residual at every size"), "series")
         save(along_sizes(FOUR, "Four rules end below the plain residual at every size"), "gain", "docs/figures")
         save(cost(), "cost", "docs/figures")
+        save(operator(), "operator", "docs/figures")
         made = (short_runs, advantage, copying, stream, retrofit, test)
         for draw in made:
             save(draw(), draw.__name__.removesuffix("_runs"))
