@@ -251,10 +251,8 @@ def removal_effects(
     text = ids_for(model, "tokens", tokens)
     if len(text) < 2:
         raise UsageError("a loss needs a text of two tokens at least")
-    held, removed = list(changes), listed("sources", sources)
+    held = list(changes)
     asked, places = listed("sites", sites), listed("at", at)
-    if removed is None or isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 0:
-        raise UsageError(f"sources must be whole numbers and seeds one from 0 on, not {sources!r} and {seeds!r}")
     if asked == () or (places is not None and min(places, default=len(text)) >= len(text)):
         raise UsageError(f"nothing would be removed: sites={sites!r}, at={at!r}, in a text of {len(text)} tokens")
 
@@ -262,7 +260,7 @@ def removal_effects(
         return float(trace(model, text, [*held, *more], on_site=on_site).losses.mean())
 
     before = loss()
-    for source in removed:
+    for source in sources:
         reading = None if asked is None else tuple(site for site in asked if site >= source)
         if reading == ():
             yield Effect(source, 0.0, (0.0,) * seeds)

@@ -339,18 +339,6 @@ def refuse_no_stream(x: Tensor) -> None:
         raise UsageError(f"the stream must be of a floating dtype, not {x.dtype}; start with an embedding")
 
 
-def _output_of_several(sublayer: Sublayer, reads: tuple[Tensor, ...]) -> Tensor:
-    try:
-        return sublayer(*reads)
-    except TypeError as error:
-        if "positional argument" not in str(error):
-            raise
-        raise UsageError(
-            f"the site reads {len(reads)} mixtures, and its sublayer is called with so many tensors; this one is not "
-            "made for them: leave out reads"
-        ) from error
-
-
 def _refuse_tensor(values: Values) -> None:
     """A tensor can be indexed, too, and its first row would pass for a stream."""
     if isinstance(values, Tensor):
@@ -376,7 +364,7 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = (), watch: bool =
     """
     reads = h if isinstance(h, tuple) else (h,)
     before, values_before = (times_changed(reads), times_changed(values)) if watch else (0, 0)
-    y = sublayer(*reads) if len(reads) == 1 else _output_of_several(sublayer, reads)
+    y = sublayer(*reads)
     if not isinstance(y, Tensor):
         raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
     if y.shape != reads[0].shape:

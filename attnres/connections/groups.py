@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from attnres.connections.base import Connection
 from attnres.errors import UsageError
@@ -39,16 +38,11 @@ def param_groups(
         "channel maps".
 
     Raises:
-        UsageError: the model has no connection, or a learning rate or the decay is not a number or is negative.
+        UsageError: the model has no connection.
     """
     connections = [module for module in model.modules() if isinstance(module, Connection | DepthAttention)]
     if not connections:
         raise UsageError(f"the {type(model).__name__} has no connection; make it with one, or attach one first")
-    for name, value in {"lr": lr, "query_lr": query_lr or 0.0, "weight_decay": weight_decay or 0.0}.items():
-        if not isinstance(value, Real | Tensor):
-            raise UsageError(f"{name} must be a number, not {value!r}")
-    if not all(value >= 0 for value in (lr, query_lr or 0.0, weight_decay or 0.0)):
-        raise UsageError(f"rates and decay must not be negative: {lr=}, {query_lr=}, {weight_decay=}")
     kinds: dict[int, tuple[str, float]] = {}
     for connection in connections:
         rate = connection.rate * lr if query_lr is None else query_lr

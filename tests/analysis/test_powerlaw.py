@@ -196,7 +196,6 @@ def test_a_weak_arm_leaves_the_others_their_fits():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("arm,compute,loss,seed\na,1,2,0\na,1,2,1\na,1,2,0\n", "line 4: an earlier line says the same"),
         ("arm,compute,loss\na,1,2\na,10,1,5\n", "line 3: more fields than the first line has names"),
         ("arm,compute,loss\na,1,2\na,2,1.9\n", "too few for a fit"),
         ("arm,compute,loss,size\na,1,2,s\na,2,1.9,s\na,3,1.8,m\na,4,1.7,l\n", "size 's' is at computes from 1 to 2"),

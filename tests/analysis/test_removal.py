@@ -56,14 +56,3 @@ def test_a_sublayer_that_is_off_is_one_whose_output_matrix_is_zero(name):
         assert base + added[site] == pytest.approx(mean_loss(), rel=1e-6)
         weight.copy_(kept)
     assert np.abs(added).max() > 1e-3
-
-
-@torch.no_grad()
-def test_for_the_plain_residual_off_is_skipped():
-    model, tokens = model_of("residual"), batch()
-    base, added = added_losses(model, [tokens])
-    for removed in range(SITES):
-        x = model.embedding(torch.from_numpy(tokens[:, :-1]))
-        for site, sublayer in enumerate(model.bound_sublayers(12)):
-            x = x if site == removed else x + sublayer(x)
-        assert base + added[removed] == pytest.approx(loss_of(model, x, tokens), rel=1e-6)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import json
-import weakref
-from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
 
-from attnres.bench import gpu, graphs
+from attnres.bench import gpu
 from attnres.bench.measure import Row, Setting
 from attnres.cli import main
 
@@ -49,56 +46,3 @@ def test_what_was_measured_before_a_stop_is_kept(monkeypatch, tmp_path, capsys):
     assert main(["bench", "gpu", "--out", str(out)]) == 130
     assert [row["what"] for row in json.loads(out.read_text())["rows"]] == ["decode"]
     assert "decode" in capsys.readouterr().out
-
-
-class FakeGPU:
-    """torch.cuda as far as graphs and memory go: what is captured runs at once, and each run takes 64 bytes at most."""
-
-    def __init__(self, monkeypatch):
-        self.captured = 0
-        for name, value in {
-            "graph_pool_handle": lambda: "pool",
-            "Stream": lambda: self,
-            "current_stream": lambda: self,
-            "stream": lambda _: nullcontext(),
-            "CUDAGraph": lambda: self,
-            "graph": self.graph,
-            "synchronize": lambda *_: None,
-            "reset_peak_memory_stats": lambda *_: None,
-            "memory_allocated": lambda *_: 1000,
-            "max_memory_allocated": lambda *_: 1064,
-        }.items():
-            monkeypatch.setattr(torch.cuda, name, value)
-
-    def wait_stream(self, _):
-        pass
-
-    @contextmanager
-    def graph(self, graph, pool):
-        self.captured += 1
-        yield
-
-    def replay(self):
-        pass
-
-
-def test_a_step_is_captured_and_its_memory_counted(monkeypatch):
-    fake, runs = FakeGPU(monkeypatch), []
-    cuda = torch.device("cuda")
-    replay = graphs.captured(lambda: runs.append(1), cuda, graphs.new_pool(cuda))
-    assert len(runs) == graphs.WARM_UP + 1 and fake.captured == 1
-    replay()
-    assert len(runs) == graphs.WARM_UP + 1, "a replay launches what was captured and runs no Python"
-    assert graphs.peak_bytes(lambda: None, cuda) == 64 and graphs.peak_bytes(lambda: None, CPU) is None
-    assert graphs.captured(replay, CPU) is replay and graphs.new_pool(CPU) is None
-
-
-def test_a_captured_step_keeps_the_tensors_that_its_graph_reads(monkeypatch):
-    FakeGPU(monkeypatch)
-    tokens = torch.zeros(3)
-    kept = weakref.ref(tokens)
-    replay = graphs.captured(lambda tokens=tokens: tokens.add_(1), torch.device("cuda"))
-    del tokens
-    gc.collect()
-    assert kept() is not None
-    replay()

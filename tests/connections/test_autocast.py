@@ -16,11 +16,9 @@ LAYERS = 24
 def error(model: nn.Module, x: Tensor) -> float:
     """Of the model under autocast, relative to itself in float64."""
     with torch.no_grad():
-        exact = copy.deepcopy(model).double()(x.double() if x.is_floating_point() else x)
+        exact = copy.deepcopy(model).double()(x.double())
         with torch.autocast("cpu", torch.bfloat16):
             given = model(x)
-    if not isinstance(given, Tensor):  # a model of Transformers
-        given, exact = given.logits, exact.logits
     return float((given.double() - exact).norm() / exact.norm())
 
 
@@ -57,19 +55,3 @@ def test_a_stack(rule, one_by_one, monkeypatch):
 
         monkeypatch.setattr(attended.connection, "run", each)
     assert error(attended, x) <= 1.05 * error(plain, x)
-
-
-def test_an_attached_model():
-    transformers = pytest.importorskip("transformers")
-    import attnres.hf
-
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2, "vocab_size": 100}
-
-    def make() -> nn.Module:
-        torch.manual_seed(0)
-        config = transformers.LlamaConfig(num_hidden_layers=LAYERS, initializer_range=0.1, **sizes)
-        return transformers.LlamaForCausalLM(config).eval()
-
-    tokens = torch.randint(0, 100, (2, 16))
-    attached = attnres.hf.attach(make(), "block", block_size=8)
-    assert error(attached, tokens) <= 1.1 * error(make(), tokens)

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from attnres import UsageError, connection_names, make_connection
 from attnres.connections import canonical_connection, connection_class, option_defaults, saved_connection
-from attnres.connections.grammar import parse_connection, print_connection
+from attnres.connections.grammar import parse_connection
 
 words = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]*", fullmatch=True)
-names = st.from_regex(r"[a-z][a-z0-9-]*|([\w/: ]+/)?\w+\.py:[A-Z]\w*", fullmatch=True).map(str.strip)
 values = st.one_of(
     st.integers(),
     st.floats(allow_nan=False, allow_infinity=False),
@@ -19,14 +18,6 @@ values = st.one_of(
     st.none(),
     words.filter(lambda text: text not in ("true", "false", "null", "True", "False", "None", "NaN", "Infinity")),
 )
-
-
-@settings(max_examples=25, deadline=None, derandomize=True)
-@given(names, st.dictionaries(words, values))
-def test_what_is_printed_is_read_back(name, options):
-    read = parse_connection(print_connection(name, options))
-    assert read == (name, options)
-    assert {option: type(value) for option, value in read[1].items()} == {k: type(v) for k, v in options.items()}
 
 
 @st.composite
@@ -38,7 +29,7 @@ def connections(draw) -> tuple[str, dict]:
     return name, draw(st.fixed_dictionaries({}, optional={o: kinds[type(d)] for o, d in defaults.items()}))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=40, deadline=None, derandomize=True)
 @given(connections(), st.data())
 def test_a_connection_has_one_name(connection, data):
     name, options = connection

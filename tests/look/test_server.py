@@ -130,10 +130,6 @@ def test_a_text_longer_than_the_context_is_refused(client, text):
     assert client.one("look", view={"model": 1, "text": text})["kind"] == "failure"
 
 
-def test_a_text_with_half_a_surrogate_pair_is_read(client):
-    assert len(client.one("look", view={"model": 1, "text": "a\ud83d b"})["tokens"]) == 4
-
-
 def test_a_failure_inside_is_told_and_the_next_question_answered(client, monkeypatch):
     monkeypatch.setattr(answers, "likeliest", lambda *_: 1 / 0)
     told = client.one("look", view={"model": 1, "text": "what fails"})
