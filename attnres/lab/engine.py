@@ -152,19 +152,17 @@ class Sweep:
 
     def _refuse_other(self, where: Path, there: Mapping[str, Any]) -> None:
         """Raise UsageError if a command may not go on with these runs: what it would add does not compare."""
-        from attnres.train.folder import FREE_FIELDS, RunFolder
+        from attnres.train.folder import RunFolder
 
         instead = f"or choose another {self.places}"
         if "config" not in there["settings"]:
             raise UsageError(
                 f"{where} does not say with which options its runs were made; choose another {self.places}"
             )
-        old, new = (_flat(settings) for settings in (there["settings"], self.settings))
-        differing = [name for name in {**old, **new} if old.get(name) != new.get(name) and name not in FREE_FIELDS]
-        if differing:
+        if names := differing(there["settings"], self.settings):
             raise UsageError(
-                f"{where} holds a sweep with another {' and another '.join(differing)}; repeat its options to go on "
-                f"with it, {instead}"
+                f"{where} holds a sweep with another {' and another '.join(names)}; repeat its options to go on with "
+                f"it, {instead}"
             )
         text = self.corpus.sha256
         if (recorded := there["corpus"].get("sha256")) not in (None, text):
@@ -198,12 +196,7 @@ class Sweep:
             )
         self.progress.say(f"{text}, {self.workers} at a time: {self.out}")
 
-    def train(
-        self,
-        planned: Sequence[Planned],
-        what: str = "runs",
-        watch: Callable[[Sequence[JobState]], None] = lambda states: None,
-    ) -> list[Run]:
+    def train(self, planned: Sequence[Planned], what: str = "runs") -> list[Run]:
         """How the runs ended, after those are trained that have not ended yet. What ended is kept at once.
 
         Raises UsageError where every run of several failed.
@@ -221,9 +214,8 @@ class Sweep:
             self.progress.say(f"{what}: {len(missing)} runs of {told} steps")
             jobs = [sweep.Job(name, one.config, one.folder) for name, one in missing.items()]
             sweep.refuse_other_texts(jobs, self.corpus)
-            pace = _Pace(self, missing)
             try:
-                states = sweep.run_jobs(jobs, self.workers, lambda states: (pace(states), watch(states)))  # type: ignore[arg-type]
+                states = sweep.run_jobs(jobs, self.workers, _Pace(self, missing))
                 sweep.require_done(states)
                 sweep.refuse_other_texts(jobs, self.corpus)
                 self._measure(missing, states)
@@ -424,13 +416,21 @@ def files_of(arms: Iterable[str]) -> dict[str, str]:
     return {arm: digest for arm in arms if (digest := file_digest(arm))}
 
 
-def _flat(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name, a field of the configuration by its own, with the defaults of those that it does not name."""
+def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """The names of what two sweeps, or runs, have set otherwise, of a "config" field by field.
+
+    A field of the configuration that one does not name has its default; those that decide no loss may differ.
+    """
     from attnres.train import config_from_json, config_to_json
+    from attnres.train.folder import FREE_FIELDS
     from attnres.train.jsonconfig import flat_fields
 
-    config = flat_fields(config_to_json(config_from_json(settings.get("config", {}))))
-    return {**config, **{name: value for name, value in settings.items() if name != "config"}}
+    def flat(settings: Mapping[str, Any]) -> dict[str, Any]:
+        config = flat_fields(config_to_json(config_from_json(settings.get("config", {}))))
+        return {**config, **{name: value for name, value in settings.items() if name != "config"}}
+
+    one, two = flat(old), flat(new)
+    return [name for name in {**one, **two} if one.get(name) != two.get(name) and name not in FREE_FIELDS]
 
 
 def choose(runs: Sequence[Run]) -> float | None:

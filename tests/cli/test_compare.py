@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import shutil
 from html import escape, unescape
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,12 +11,11 @@ from attnres import TransformerConfig, UsageError
 from attnres.analysis import depth_profile
 from attnres.cli import main
 from attnres.data import open_corpus
-from attnres.lab import comparison as lab_comparison
-from attnres.lab.comparison import compare_runs, plan_comparison
+from attnres.lab.comparison import compare_runs
 from attnres.lab.options import arm_model
 from attnres.report import write_report
 from attnres.report.runs import comparison_report, validation_tokens
-from attnres.train import RunConfig, load_run, read_metrics
+from attnres.train import load_run, read_metrics
 from tests.cli.conftest import COMPARED, TINY, run_jobs_but
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -47,21 +45,6 @@ def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
     assert escape(record["found"]["finding"]) in page
     assert "<script>alert(1)" not in page and "block:block_size=2" in page
     assert (out / "figures").is_dir() and any((out / "figures").glob("*.png"))
-
-
-def test_a_first_page_is_drawn_once_when_two_connections_have_two_seeds(tmp_path, monkeypatch):
-    plan = plan_comparison(("residual", "block", "full"), RunConfig(), tmp_path / "out", seeds=3)
-    jobs = {one.name: one for one in plan}
-    drawn = []
-    monkeypatch.setattr(lab_comparison._EarlyPage, "_draw", lambda self, finished, corpus: drawn.append(finished))
-    sweep = SimpleNamespace(ran={}, corpus=None)
-    early = lab_comparison._EarlyPage(plan, sweep, RunConfig(), tmp_path)
-    for name in ("residual, seed 0", "residual, seed 1", "block, seed 0", "block, seed 1", "block, seed 2"):
-        sweep.ran[jobs[name].key] = jobs[name].ended(status="done", loss=2.0)
-        early.watch([SimpleNamespace(status="running")])
-        early.finish()
-        assert len(drawn) == (name in ("block, seed 1", "block, seed 2"))
-    assert {arm: sorted(runs) for arm, runs in drawn[0].items() if runs} == {"residual": [0, 1], "block": [0, 1]}
 
 
 def test_arms_of_a_seed_are_paired(comparison):
@@ -97,16 +80,6 @@ def test_runs_that_failed_are_named_and_the_rest_is_shown(lost, tmp_path, corpus
         assert code == 2 and "no run was finished: residual, seed 0" in told.err
     else:
         assert code == 1 and "full, seed 0: killed" in told.err and (tmp_path / "report.html").exists()
-
-
-def test_a_folder_of_other_files_is_left_alone(tmp_path, capsys, comparison, corpus):
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "figures").mkdir()
-    assert main(["compare", "residual", "full", *TINY, *corpus, "--out", str(tmp_path)]) == 2
-    error = capsys.readouterr().err
-    assert "holds files and no comparison (notes.txt); give a new or empty folder" in error and error.count("\n") == 1
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["figures", "notes.txt"]
-    plan_comparison(["residual", "hc"], RunConfig(), comparison[0], 1)  # other arms may join the finished ones
 
 
 def test_the_page_is_of_the_seeds_that_the_tables_are_of(comparison, tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,8 @@ from torch import Tensor, nn
 
 from attnres import Transformer, TransformerConfig
 from attnres.cli import main
-from attnres.lab.experiments.probes import claims, pictures, tables
+from attnres.errors import UsageError
+from attnres.lab.experiments.probes import Options, claims, pictures, plan, runs_inside, tables
 from attnres.lab.runs import read_record
 from attnres.lab.tasks import Task, closes, commonest, indents, recalls, shares_right, tasks
 from tests.lab.conftest import ARMS
@@ -167,3 +171,52 @@ def test_a_vocabulary_may_have_room_for_more_than_bytes():
     text = np.random.default_rng(0).integers(32, 127, (4, 65))
     asked = [task for task in tasks(text) if task.asked.any()]
     assert all(0 <= share <= 1 for share in shares_right(model, asked))
+
+
+def test_runs_that_do_not_compare_are_refused_by_name(sweep, tmp_path):
+    """Of another configuration, or begun with another run where the first was not; all begun so may."""
+    begun = []
+    for number, planned in enumerate(sweep.planned[:2]):
+        begun.append(tmp_path / f"begun-{number}")
+        shutil.copytree(planned.folder, begun[-1])
+        edit(begun[-1], start_from=str(planned.folder))
+    one, other = sweep.planned[0].folder, tmp_path / "other"
+    shutil.copytree(sweep.planned[1].folder, other)
+    assert (
+        len(plan(Options(folders=(one, other)), tmp_path).runs) == len(plan(Options(tuple(begun)), tmp_path).runs) == 2
+    )
+    with pytest.raises(UsageError, match=r"different configurations \(start_from\)"):
+        plan(Options(folders=(one, begun[1])), tmp_path)
+    edit(other, steps=7)
+    with pytest.raises(UsageError, match=r"different configurations \(steps\)"):
+        plan(Options(folders=(one, other)), tmp_path)
+    shutil.copytree(one, tmp_path / "again")
+    with pytest.raises(UsageError, match="both residual, seed 0"):
+        plan(Options(folders=(one, tmp_path / "again")), tmp_path)
+    with pytest.raises(UsageError, match="no run there"):
+        plan(Options(runs=tmp_path / "none"), tmp_path)
+
+
+def edit(folder, **changes) -> None:
+    record = json.loads((folder / "config.json").read_text())
+    record["config"] |= changes
+    (folder / "config.json").write_text(json.dumps(record))
+
+
+def test_runs_are_found_at_any_depth_once_and_without_their_earlier_ends(sweep, tmp_path):
+    run = tmp_path / "checkpoints" / "block" / "seed-0"
+    shutil.copytree(sweep.planned[0].folder, run)
+    shutil.copytree(sweep.planned[0].folder, run / "steps-3")
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    assert runs_inside(tmp_path) == runs_inside(run) == [run]
+    assert [one.folder for one in plan(Options((run,), runs=tmp_path), tmp_path).runs] == [run]
+
+
+def test_a_run_that_is_not_finished_is_named_and_left_out(sweep, tmp_path, capsys, quick_figures):
+    for planned in sweep.planned[:2]:
+        shutil.copytree(planned.folder, tmp_path / planned.arm)
+    (tmp_path / sweep.planned[1].arm / "summary.json").unlink()
+    assert main(["probe", str(tmp_path), "--tokens", "64", "--out", str(tmp_path / "out")]) == 0
+    assert "(unfinished)" in capsys.readouterr().out
+    record = read_record(tmp_path / "out" / "probes.json", "probes")
+    assert [run.status for run in record.runs] == ["done", "unfinished"]

@@ -14,7 +14,8 @@ RECORD.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import Ended, Planned, Progress, Sweep
+from attnres.lab.engine import Ended, Planned, Progress, Sweep, differing
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import (
     DECIDED,
@@ -38,10 +39,9 @@ from attnres.lab.judge import (
 )
 from attnres.lab.runs import Record, done, runs_text
 from attnres.texttable import TextTable
-from attnres.train import config_to_json
+from attnres.train import RunConfig, config_to_json
 
 if TYPE_CHECKING:
-    from attnres.lab.trained import Trained
     from attnres.report.charts import Picture
 
 
@@ -50,7 +50,7 @@ class Options:
     """What `attnres probe` asks for."""
 
     folders: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN")] = ()
-    """Run folders."""
+    """Run folders, or folders that hold some."""
     runs: Path | None = None
     """A folder of which every run inside is taken."""
     tokens: int = 65_536
@@ -60,28 +60,74 @@ class Options:
 @dataclass(frozen=True)
 class Plan:
     options: Options
-    runs: list[Trained]
-    """The baseline's first. Those that are not done are named and left out."""
+    runs: list[Planned]
+    """The baseline's first."""
     out: Path
 
 
 def plan(options: Options, out: Path) -> Plan:
     """Raises UsageError where there is no run that is finished, or one that does not read bytes."""
-    from attnres.lab.trained import find_runs, open_runs
+    from attnres.train.folder import RunFolder
 
     given = [*options.folders, *([] if options.runs is None else [options.runs])]
     if not given:
         raise UsageError("give run folders, or a folder that holds some with --runs")
     check_count("tokens", options.tokens)
-    runs = open_runs(find_runs(given))
-    finished = [run for run in runs if run.status == "done"]
-    if not finished:
-        raise UsageError(f"no run is finished: {runs[0].folder.path} is {runs[0].status}")
-    if (tokenizer := finished[0].config.data.tokenizer) != "bytes":
+    folders = dict.fromkeys(folder.resolve() for place in given for folder in runs_inside(place))
+    runs = []
+    for folder in folders:
+        config = RunFolder(folder).config()
+        runs.append(Planned(config.model.connection, config.seed, config, folder))
+    refuse_what_does_not_compare(runs)
+    if (tokenizer := runs[0].config.data.tokenizer) != "bytes":
         raise UsageError(f"the probes ask for bytes, and these runs read {tokenizer}; give runs that read bytes")
-    arms = [run.arm for run in finished]
+    if not any(map(is_finished, runs)):
+        raise UsageError(f"no run is finished; train {runs[0].folder} to its end")
+    arms = [one.arm for one in runs if is_finished(one)]
     baseline = "residual" if "residual" in arms else arms[0]
-    return Plan(options, sorted(runs, key=lambda run: run.arm != baseline), out)
+    return Plan(options, sorted(runs, key=lambda one: (not is_finished(one), one.arm != baseline)), out)
+
+
+def runs_inside(place: Path) -> list[Path]:
+    """The folders of runs in a folder, which may be one itself. steps-N in a run is an end that it had before."""
+    found = sorted(file.parent for file in place.rglob("metrics.jsonl") if not file.parent.name.startswith("steps-"))
+    if not found:
+        raise UsageError(f"{place}: no run there; give run folders, or a folder that holds some")
+    return found
+
+
+def is_finished(one: Planned) -> bool:
+    from attnres.train.folder import RunFolder
+
+    return RunFolder(one.folder).summary() is not None
+
+
+def refuse_what_does_not_compare(runs: Sequence[Planned]) -> None:
+    """Raise UsageError where runs differ in more than connection, seed and learning rates, or two are one.
+
+    A run may begin with another of its own, but either all of them do or none does.
+    """
+    seen: dict[tuple[str, int], Path] = {}
+    for one in runs:
+        apart = differing(*({"config": config_to_json(shared(each.config))} for each in (runs[0], one)))
+        if bool(one.config.start_from) != bool(runs[0].config.start_from):
+            apart.append("start_from")
+        if apart:
+            raise UsageError(
+                f"{one.folder} and {runs[0].folder} are runs of different configurations ({', '.join(apart)}); give "
+                "runs that differ in connection and seed alone"
+            )
+        if (other := seen.setdefault((one.arm, one.seed), one.folder)) != one.folder:
+            raise UsageError(f"{one.folder} and {other} are both {one.arm}, seed {one.seed}; give one of them")
+
+
+def shared(config: RunConfig) -> RunConfig:
+    """What the configurations of the runs have in common."""
+    plain = RunConfig()
+    model = dataclasses.replace(config.model, connection=plain.model.connection)
+    rates = {name: getattr(plain.optimizer, name) for name in ("lr", "adamw_lr", "connection_rate")}
+    optimizer = dataclasses.replace(config.optimizer, **rates)
+    return dataclasses.replace(config, model=model, seed=plain.seed, start_from=None, optimizer=optimizer)
 
 
 def run(plan: Plan, file: Path, progress: Progress) -> Ended:
@@ -91,18 +137,17 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
     from attnres.data import validation_batches
     from attnres.lab import tasks
     from attnres.train import load_run
-    from attnres.train.sweep import Job, JobState
+    from attnres.train.sweep import Job, JobState, refuse_other_texts
 
     def measure(one: Planned) -> Mapping[str, Any]:
         return {"right": tasks.shares_right(load_run(one.folder).model, asked)}
 
-    finished = [one for one in plan.runs if one.status == "done"]
-    config = finished[0].config
-    arms = list(dict.fromkeys(one.arm for one in [*finished, *plan.runs]))
+    config = plan.runs[0].config
+    arms = list(dict.fromkeys(one.arm for one in plan.runs))
     settings = {"config": config_to_json(shared(config)), "tokens": plan.options.tokens}
     sweep = Sweep("probes", arms, settings, config, 1, file, plan.out, progress, measure)
-    for one in finished:
-        one.folder.refuse_other_text(sweep.corpus, "leave the run out")
+    states = [JobState(Job(one.name, one.config, one.folder), status="done") for one in plan.runs]
+    refuse_other_texts([state.job for state in states], sweep.corpus)
     batches = validation_batches(sweep.corpus, config.model.context, tasks.BATCH, plan.options.tokens)
     text = np.concatenate(list(batches))
     asked = [task for task in tasks.tasks(text) if task.asked.any()]
@@ -110,32 +155,14 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
         {"name": t.name, "what": t.what, "places": int(t.asked.sum()), "commonest": tasks.commonest(t)} for t in asked
     ]
     sweep.find(tasks=about, tokens=text[:, 1:].size)
-    for number, one in enumerate(plan.runs):
-        planned = Planned(one.arm, one.config.seed, one.config, one.folder.path)
-        if one.status != "done":
-            sweep.ran[planned.key] = planned.ended(status=one.status)
-        elif not sweep.has(planned):
-            progress(number, len(plan.runs), f"asking {planned.name}")
-            sweep.end(planned, JobState(Job(planned.name, one.config, one.folder.path), status="done"))
-    return sweep.ended([f"left out: {one.folder.path} ({one.status})" for one in plan.runs if one.status != "done"])
-
-
-def shared(config: Any) -> Any:
-    """What the configurations of the runs have in common."""
-    import dataclasses
-
-    from attnres.train import RunConfig
-
-    plain = RunConfig()
-    model = dataclasses.replace(config.model, connection=plain.model.connection)
-    optimizer = {name: getattr(plain.optimizer, name) for name in ("lr", "adamw_lr", "connection_rate")}
-    return dataclasses.replace(
-        config,
-        model=model,
-        seed=plain.seed,
-        start_from=None,
-        optimizer=dataclasses.replace(config.optimizer, **optimizer),
-    )
+    for number, (one, state) in enumerate(zip(plan.runs, states, strict=True)):
+        if not is_finished(one):
+            sweep.ran[one.key] = one.ended(status="unfinished")
+        elif not sweep.has(one):
+            progress(number, len(plan.runs), f"asking {one.name}")
+            sweep.end(one, state)
+    ended = [(one, sweep.ran[one.key].status) for one in plan.runs]
+    return sweep.ended([f"left out: {one.folder} ({status})" for one, status in ended if status != "done"])
 
 
 def gains(record: Record, task: int) -> dict[str, list[float]]:
