@@ -11,7 +11,6 @@ from attnres.analysis.comparison import Comparison, compare_arms, finding, on_co
 from attnres.errors import UsageError
 from attnres.lab.engine import Planned, Progress, Sweep
 from attnres.lab.options import arm_folder, arm_model, checked_arms
-from attnres.lab.runs import Run
 from attnres.report import write_report
 from attnres.report.comparison import NATS_PER_BYTE, result_tables
 from attnres.report.runs import comparison_report
@@ -64,7 +63,8 @@ def run_comparison(plan: Sequence[Planned], config: RunConfig, out: Path, worker
     sweep.train(plan)
     if not any(run.done for run in sweep.ran.values()):
         raise UsageError("no run ended lower than it began; take a smaller learning rate")
-    finished = finished_runs(plan, sweep.ran)
+    ended = [one for one in plan if one.key in sweep.ran and sweep.ran[one.key].status in ("done", "diverged")]
+    finished = {arm: {one.seed: one.folder for one in ended if one.arm == arm} for arm in arms}
     rows = compare_runs(finished, evaluated_bytes_per_token(sweep.corpus, config))
     found = finding(rows, UNIT) or "No seed was finished by every connection, so nothing can be compared."
     compared = [dataclasses.asdict(row) | {"decided": row.decided} for row in rows]
@@ -74,14 +74,6 @@ def run_comparison(plan: Sequence[Planned], config: RunConfig, out: Path, worker
     with progress.during("reading the depth of every connection") as tell:
         page = write_report(comparison_report(finished, rows, config, sweep.corpus, tell), out)
     return Compared(result_tables(rows, UNIT), page, sweep.ended().failed)
-
-
-def finished_runs(plan: Sequence[Planned], ran: Mapping[Any, Run]) -> dict[str, dict[int, Path]]:
-    finished: dict[str, dict[int, Path]] = {one.arm: {} for one in plan}
-    for one in plan:
-        if one.key in ran and ran[one.key].status in ("done", "diverged"):
-            finished[one.arm][one.seed] = one.folder
-    return finished
 
 
 def compare_runs(finished: Finished, bytes_per_token: float) -> list[Comparison]:

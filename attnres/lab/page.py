@@ -8,7 +8,7 @@ from pathlib import Path
 
 from attnres.lab import experiments
 from attnres.lab.numbers import record_hash
-from attnres.lab.runs import Record, kind_of, read_record
+from attnres.lab.runs import Record, read_object, read_record
 from attnres.report.page import Section, page, write_page
 from attnres.texttable import TextTable, visible
 
@@ -34,7 +34,7 @@ def read_records(place: Path) -> dict[str, Record]:
     behind it. What is none of an experiment is passed over.
     """
     files = {path.stem: path for path in (sorted(place.glob("*.json")) if place.is_dir() else [place])}
-    kinds = {name: kind_of(path) for name, path in files.items()}
+    kinds = {name: read_object(path).get("kind") for name, path in files.items()}
     return {
         name: read_record(files[name], kind)
         for kind, experiment in experiments().items()

@@ -11,6 +11,7 @@ import json
 import math
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date
@@ -27,10 +28,7 @@ DIGITS = 7
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run: where it belongs, how it ended, and what was measured of it.
-
-    Raises ValueError where it cannot be one, as in a damaged file.
-    """
+    """One run: where it belongs, how it ended, and what was measured of it."""
 
     arm: str
     """The connection, with its options."""
@@ -58,12 +56,6 @@ class Run:
     """What it was trained on; None for a CPU."""
     measured: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The experiment's own numbers."""
-
-    def __post_init__(self) -> None:
-        if self.status not in STATUSES:
-            raise ValueError(f"with a status {self.status!r:.40}")
-        if self.done and math.isnan(self.loss):
-            raise ValueError("with no loss of a run that is done")
 
     @property
     def done(self) -> bool:
@@ -94,7 +86,7 @@ def runs_text(runs: Iterable[Run]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What an experiment has run and measured. Raises ValueError where a run is in it twice."""
+    """What an experiment has run and measured. Raises ValueError where it has no runs, or one of them twice."""
 
     kind: str
     """The experiment's name."""
@@ -122,15 +114,11 @@ class Record:
     runs: tuple[Run, ...]
 
     def __post_init__(self) -> None:
-        if not self.arms or not self.runs:
-            raise ValueError(f"with nothing under {'runs' if self.arms else 'arms'!r}")
-        seen = set()
-        for run in self.runs:
-            if run.key in seen:
-                raise ValueError(f"with {run.name} 2 times under 'runs'")
-            seen.add(run.key)
-            if run.arm not in self.arms:
-                raise ValueError(f"with {run.arm} under 'runs' and not under 'arms'")
+        if not self.runs:
+            raise ValueError("without runs")
+        for key, count in Counter(run.key for run in self.runs).items():
+            if count > 1 or key[1] not in self.arms:
+                raise ValueError(f"with the run {key} {count} times, of the arms {', '.join(self.arms)}")
 
     def of(self, arm: str | None = None, at: str | None = None, part: str = "runs") -> list[Run]:
         """The runs of that part, of one arm or place or of all."""
@@ -223,30 +211,12 @@ def _same(value: Any, default: Any) -> bool:
     return value == default or (value != value and default != default)  # NaN equals itself here
 
 
-NUMBER = int | float
-TYPES = {"arm": str, "seed": int, "at": str, "rate": NUMBER, "part": str, "status": str, "loss": NUMBER | None}
+def run_from_json(data: Mapping[str, Any]) -> Run:
+    def number(value: float | None) -> float:
+        return math.nan if value is None else value
 
-
-def run_from_json(data: Any) -> Run:
-    """Raises ValueError, saying what is wrong with it."""
-    if not isinstance(data, dict):
-        raise ValueError("with a run that is not a JSON object")
-    for name, kind in TYPES.items():
-        if name in data and not isinstance(data[name], kind):
-            raise ValueError(f"with {data[name]!r:.40} under {name!r}")
-    try:
-        curve = tuple((step, _number(loss)) for step, loss in data.get("curve", ()))
-        return Run(**data | {"curve": curve, "loss": _number(data.get("loss"))})
-    except TypeError as error:
-        raise ValueError(f"with a run of which {_without_class(error)}") from error
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
-
-
-def _without_class(error: TypeError) -> str:
-    return str(error).removeprefix("Run.__init__() ").removeprefix("Record.__init__() ")
+    curve = tuple((step, number(loss)) for step, loss in data.get("curve", ()))
+    return Run(**{**data, "curve": curve, "loss": number(data.get("loss"))})
 
 
 def write_record(path: Path, record: Record) -> None:
@@ -255,39 +225,25 @@ def write_record(path: Path, record: Record) -> None:
     write_text(path, json.dumps(to_json(record), allow_nan=False) + "\n")
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; empty where it holds something else. Raises UsageError if it is cut or damaged."""
+    try:
+        data = read_json(path.read_bytes())
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid JSON ({error}); put a copy back, or take it away") from error
+    return data if isinstance(data, dict) else {}
+
+
 def read_record(path: Path, kind: str) -> Record:
     """Read a record. Raises UsageError if the file is none of that experiment, or a damaged one."""
-    remedy = "put a copy back, or delete it: the same command fills it again from its runs"
-    try:
-        data = read_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}; give a record of {kind}") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: not valid JSON ({error}); {remedy}") from error
-    if not isinstance(data, dict) or data.get("kind") != kind:
+    data = read_object(path)
+    if data.get("kind") != kind:
         raise UsageError(f"{path}: not a record of {kind}")
     try:
-        if not isinstance(data.get("hours"), int | float):
-            raise ValueError(f"with {data.get('hours')!r:.40} under 'hours'")
-        fields: dict[str, Any] = {**data, **{name: tuple(data.get(name) or ()) for name in ("commits", "arms")}}
-        fields["runs"] = tuple(map(run_from_json, data.get("runs") or ()))
-        return Record(**fields)
-    except TypeError as error:
-        raise UsageError(f"{path}: a damaged record of {kind}, of which {_without_class(error)}; {remedy}") from error
-    except ValueError as error:
-        raise UsageError(f"{path}: a damaged record of {kind}, {error}; {remedy}") from error
-
-
-def kind_of(path: Path) -> str | None:
-    """What a file says that it is a record of; None if it says nothing. Raises UsageError if it is cut or damaged."""
-    try:
-        content = path.read_bytes()
-        data = read_json(content)
-    except OSError:
-        return None
-    except ValueError as error:
-        if b'"kind"' in content:
-            raise UsageError(f"{path}: not valid JSON ({error}); put a copy back, or take it away") from error
-        return None
-    kind = data.get("kind") if isinstance(data, dict) else None
-    return kind if isinstance(kind, str) else None
+        runs = tuple(map(run_from_json, data["runs"]))
+        return Record(**{**data, "commits": tuple(data.get("commits", ())), "arms": tuple(data["arms"]), "runs": runs})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(
+            f"{path}: a damaged record of {kind} ({error}); put a copy back, or delete it: the same command fills it "
+            "again from its runs"
+        ) from error
