@@ -66,12 +66,11 @@ def command_for(arguments: list[str]) -> Callable[..., int]:
         from attnres.cli._tables import Output, print_error, print_table
         from attnres.cli._terminal import Terminal, stopped
         from attnres.lab.comparison import plan_comparison, run_comparison
-        from attnres.lab.options import check_seeds
+        from attnres.lab.options import PairedOptions
         from attnres.texttable import duration
 
-        check_seeds(seeds, workers)
         terminal, began = Terminal(Output()), time.monotonic()
-        plan = plan_comparison(arms, config, out, seeds)
+        plan = plan_comparison(PairedOptions(arms, seeds, workers, config), out)
         try:
             with alone_in(out), terminal:
                 compared = run_comparison(plan, config, out, workers, terminal)

@@ -10,7 +10,7 @@ from pathlib import Path
 from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
 from attnres.errors import UsageError
 from attnres.lab.engine import Planned, Progress, Sweep
-from attnres.lab.options import arm_folder, arm_model, checked_arms
+from attnres.lab.options import PairedOptions, arm_folder
 from attnres.report import write_report
 from attnres.report.comparison import NATS_PER_BYTE, result_tables
 from attnres.report.runs import comparison_report
@@ -37,13 +37,13 @@ class Compared:
     """One line for each run that was not finished."""
 
 
-def plan_comparison(arms: Sequence[str], config: RunConfig, out: Path, seeds: int) -> list[Planned]:
-    """The runs, the arms of a seed beside each other, in folders under `out`. Raises UsageError on a bad arm."""
-    models = {arm: arm_model(arm, config.model) for arm in checked_arms(arms, config)}
+def plan_comparison(options: PairedOptions, out: Path) -> list[Planned]:
+    """The runs, the arms of a seed beside each other, in folders under `out`. Raises UsageError on bad options."""
+    options = options.checked()
     return [
-        Planned(arm, seed, dataclasses.replace(config, model=model, seed=seed), arm_folder(out, arm) / f"seed-{seed}")
-        for seed in range(config.seed, config.seed + seeds)
-        for arm, model in models.items()
+        Planned(arm, seed, options.run(arm, seed), arm_folder(out, arm) / f"seed-{seed}")
+        for seed in options.paired_seeds
+        for arm in options.arms
     ]
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Self
 
 import tyro
 
@@ -14,10 +15,49 @@ from attnres.connections import canonical_connection
 from attnres.errors import UsageError, check_count
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig
+from attnres.train.workers import default_workers
 
 Arms = Annotated[tuple[str, ...], tyro.conf.Positional, tyro.conf.arg(metavar="ARM")]
 Config = Annotated[RunConfig, tyro.conf.arg(name="")]
 """The run that all are made from; its options have no prefix."""
+
+
+PLAIN = RunConfig()
+
+
+@dataclass(frozen=True)
+class PairedOptions:
+    """What every experiment asks for that trains arms on paired seeds; its own options come behind these."""
+
+    arms: Arms = ()
+    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
+    seeds: int = 3
+    """Paired seeds: seed, seed + 1, .."""
+    workers: int = default_workers()
+    """Runs at a time, each with one thread."""
+    config: Config = PLAIN
+
+    def checked(self) -> Self:
+        """The same, the arms by their canonical names. Raises UsageError where no runs could be made of it."""
+        check_count("seeds", self.seeds, MOST_RUNS)
+        check_count("workers", self.workers, MOST_RUNS)
+        return dataclasses.replace(self, arms=checked_arms(self.arms, self.config))
+
+    @property
+    def paired_seeds(self) -> range:
+        return range(self.config.seed, self.config.seed + self.seeds)
+
+    def run(
+        self, arm: str, seed: int, rate: float = 1.0, model: TransformerConfig | None = None, **own: Any
+    ) -> RunConfig:
+        """The configuration of a run. model: all of it but the connection. own: its other fields.
+
+        Raises UsageError if the connection or its options do not exist.
+        """
+        optimizer = self.config.optimizer
+        rates = {"lr": rate * optimizer.lr, "adamw_lr": rate * optimizer.adamw_lr}
+        of_run = {"model": arm_model(arm, model or self.config.model), "seed": seed}
+        return dataclasses.replace(self.config, **of_run, optimizer=dataclasses.replace(optimizer, **rates), **own)
 
 
 MOST_RUNS = 1000
@@ -40,14 +80,9 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
             raise UsageError(f"the arms {other} and {arms[index]} would share one folder for their runs; rename a file")
     if len(arms) < 2:
         raise UsageError("give at least two arms; the first is the baseline")
-    if config.model.connection != RunConfig().model.connection:
+    if config.model.connection != PLAIN.model.connection:
         raise UsageError("the arms name the connections: write them as NAME:OPTION=VALUE instead of --model.connection")
     return names
-
-
-def check_seeds(seeds: int, workers: int) -> None:
-    check_count("seeds", seeds, MOST_RUNS)
-    check_count("workers", workers, MOST_RUNS)
 
 
 def check_positive(name: str, values: Sequence[float]) -> None:

@@ -2,12 +2,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from attnres.cli import main
-from attnres.lab import steptime
 from attnres.lab.engine import choose
 from attnres.lab.experiments import ablation
 from attnres.lab.experiments.ablation import DEFAULTS, Options, plan, tables
@@ -115,7 +113,7 @@ def test_arms_may_spend_the_same_operations(tmp_path):
     vocabulary = 2048  # not the model's own: a tokenizer's
     config = replace(DEFAULTS, model=replace(DEFAULTS.model, layers=6, dim=32))
     options = Options(arms=("residual", "block", "full"), equal="operations", config=config)
-    costs = steptime.operations_of_steps(options.arms, options.config, SimpleNamespace(vocab_size=vocabulary))
+    costs = ablation.operations_of_steps(options.arms, options.config, vocabulary)
     planned = replace(plan(options, tmp_path), costs=costs)
     spent = {}
     for arm, at in planned.cells[:3]:
@@ -146,31 +144,3 @@ def test_the_table_says_the_steps_where_they_are_not_equal(ablate, tmp_path):
     assert code == 2 and "holds a sweep with another equal" in printed.err
     code, printed = ablate("full", "residual", "block", *options, "--equal", "operations", "--out", tmp_path)
     assert code == 2 and "holds a sweep with another spends" in printed.err
-
-
-@pytest.mark.slow
-def test_arms_may_spend_the_same_seconds(ablate, corpus, tmp_path, monkeypatch):
-    """On a clock by which a step of full takes twice as long as one of residual, and one of block four times."""
-    clock, timed = [0.0], []
-
-    class Timed:
-        def __init__(self, config, corpus):
-            self.arm = config.model.connection
-
-        def train_step(self):
-            timed.append(self.arm)
-            clock[0] += {"residual": 0.5, "full": 1.0, "block": 2.0}[self.arm]
-
-    monkeypatch.setattr("attnres.lab.steptime.Trainer", Timed)
-    monkeypatch.setattr("attnres.lab.steptime.time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    options = ["--seeds", "1", "--grid", "1", "--embedding-stds", "1", "--workers", "1", *STEPS, *corpus]
-    options += ["--steps", "8", "--equal", "seconds", "--out", tmp_path]
-    assert ablate("residual", "full", *options)[0] == 0
-    assert timed == ["residual", "full"] * 33
-    timed.clear()
-    code, _ = ablate("residual", "full", "block", *options)
-    assert code == 0 and timed == ["residual", "block"] * 33, "what was measured is kept, and the first measured beside"
-    record = read_record(tmp_path / "ablation.json", "ablation")
-    assert record.found["costs"] == {"residual": 1.0, "full": 2.0, "block": 4.0}
-    assert {run.arm: run.steps for run in record.runs} == {"residual": 8, "full": 4, "block": 2}
-    assert "spends the seconds of the first one" in tables(record)[0].note

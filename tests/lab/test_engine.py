@@ -177,13 +177,9 @@ def test_what_is_written_is_read(machine, file):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"loss": "x"}, "'x' under 'loss'"),
-        ({"seed": 1.5}, "1.5 under 'seed'"),
-        ({"loss": None}, "no loss of a run that is done"),
-        ({"status": "well"}, "a status 'well'"),
         ({"colour": 1}, "unexpected keyword argument 'colour'"),
-        ({"arm": "full"}, "full under 'runs' and not under 'arms'"),
-        ({}, "2 times under 'runs'"),
+        ({"arm": "full"}, "'full', .* of the arms residual, block"),
+        ({}, "2 times"),
     ],
 )
 def test_a_damaged_record_is_named(machine, file, change, message):

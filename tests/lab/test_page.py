@@ -44,7 +44,7 @@ def test_an_experiment_may_have_several_records(results, tmp_path, capsys, quick
     ladder = scaling([run | {"loss": 0.9 * run["loss"]} for run in scaling_runs()])
     write_record(results / "ladder-16.json", replace(ladder, command="attnres scaling --record ladder-16.json"))
     (results / "bench.json").write_text(json.dumps({"kind": "bench", "rows": []}))
-    (results / "notes.json").write_text("none of ours")
+    (results / "notes.json").write_text('["none of ours"]')
     records = read_records(results)
     assert list(records) == ["ablation", "scaling", "ladder-16"]
     page = write_results(records, tmp_path).read_text()
@@ -70,11 +70,7 @@ def test_one_record_is_drawn_from_its_file(results, tmp_path, capsys, quick_figu
 
 
 def test_a_damaged_record_of_any_name_is_named(results, capsys):
-    good = to_json(scaling())
-    (results / "ladder-16.json").write_text(json.dumps(good | {"arms": []}))
-    assert main(["report", str(results)]) == 2
-    assert "ladder-16.json: a damaged record of scaling, with nothing under 'arms'" in capsys.readouterr().err
-    (results / "ladder-16.json").write_text(json.dumps(good)[:-9])
+    (results / "ladder-16.json").write_text(json.dumps(to_json(scaling()))[:-9])
     assert main(["report", str(results)]) == 2
     assert "ladder-16.json: not valid JSON" in capsys.readouterr().err
 

@@ -16,7 +16,7 @@ from attnres.lab.experiments.scaling import Options, Plan, best, finding, parse_
 from attnres.lab.experiments.scaling import plan as make_plan
 from attnres.lab.laws import axes_of, final_points, paired_lead, pictures
 from attnres.lab.options import arm_folder
-from attnres.lab.runs import Record, Run, read_record
+from attnres.lab.runs import Record, Run
 from attnres.model import Transformer, TransformerConfig
 from attnres.train import RunConfig
 from tests.lab.machine import Machine
@@ -111,15 +111,6 @@ def test_without_a_grid_every_run_has_the_one_multiple(machine, tmp_path):
     record = swept(machine, tmp_path, OPTIMA, grid=(2.0,))
     assert {run.rate for run in record.runs} == {2.0} and len(record.runs) == 24
     assert machine.said[0].startswith("24 runs, ") and "edge" not in machine.said[0]
-
-
-def test_steps_are_timed_of_all_that_the_record_has(machine, tmp_path, monkeypatch):
-    before = swept(machine, tmp_path, OPTIMA)
-    monkeypatch.setattr("attnres.lab.steptime.median_steps", lambda *_: pytest.fail("something was timed"))
-    for fewer, missing in (({"arms": ("residual", "block")}, "full"), ({"sizes": ("1x16", "2x16", "2x32")}, "2x64")):
-        with pytest.raises(UsageError, match=f"--time-steps times all .* name {missing} in the command, too"):
-            swept(machine, tmp_path, OPTIMA, time_steps=True, **fewer)
-    assert read_record(tmp_path / "scaling.json", "scaling").runs == before.runs
 
 
 def test_hours_on_a_gpu_are_told_apart():

@@ -26,20 +26,10 @@ from attnres.errors import UsageError, check_count
 from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, choose
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error, paired
-from attnres.lab.options import (
-    MOST_RUNS,
-    Arms,
-    Config,
-    arm_folder,
-    arm_model,
-    check_positive,
-    check_seeds,
-    checked_arms,
-)
+from attnres.lab.options import MOST_RUNS, Arms, Config, PairedOptions, arm_folder, arm_model, check_positive
 from attnres.lab.runs import Record, Run, done, runs_text
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
-from attnres.train.workers import default_workers
 
 if TYPE_CHECKING:
     from attnres.report.charts import Cells, Picture, Rows
@@ -85,28 +75,22 @@ DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=160, validation_tok
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(PairedOptions):
     """What `attnres ablate` asks for."""
 
     arms: Arms = ARMS
-    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
-    seeds: int = 3
-    """Paired seeds: seed, seed + 1, .."""
+    config: Config = DEFAULTS
     grid: tuple[float, ...] = (0.5, 1.0, 2.0)
     """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from."""
     wider: int = 0
     """How often an arm tries one multiple more where its best one lies at an edge of what it tried."""
     tuning_seeds: int = 2
     """Seeds to choose the rates on; only the best two of the grid run on more than the first."""
-    equal: Literal["steps", "operations", "seconds"] = "steps"
-    """What all arms spend alike: steps, or the first one's operations (the connection's are counted too) or seconds.
-    An arm that takes more of them per token has fewer steps, and its schedule spans those.
-    Seconds of a step are measured by turns before the runs: let the machine do nothing else then."""
+    equal: Literal["steps", "operations"] = "steps"
+    """What all arms spend alike: steps, or the first one's operations (the connection's are counted too). An arm that
+    takes more of them per token has fewer steps, and its schedule spans those."""
     embedding_stds: tuple[float, ...] = (1.0, 0.02)
     """Scales of the embedding, each a table of its own."""
-    workers: int = default_workers()
-    """Runs at a time, each with one thread."""
-    config: Config = DEFAULTS
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -133,12 +117,11 @@ class Plan:
             raise UsageError(
                 f"{config.steps} steps of {self.options.arms[0]} cost less than one of {arm}; raise --steps"
             )
-        rates = {"lr": rate * config.optimizer.lr, "adamw_lr": rate * config.optimizer.adamw_lr}
-        chosen = dataclasses.replace(
-            config,
-            model=dataclasses.replace(arm_model(arm, config.model), embedding_std=std_of(at)),
-            optimizer=dataclasses.replace(config.optimizer, **rates),
-            seed=seed,
+        chosen = self.options.run(
+            arm,
+            seed,
+            rate,
+            dataclasses.replace(config.model, embedding_std=std_of(at)),
             steps=steps,
             evaluate_every=steps if config.evaluate_every == config.steps else config.evaluate_every,
             save_every=steps,
@@ -152,12 +135,7 @@ class Plan:
 
     def reported(self, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
         """Seed by seed, so that a sweep that is stopped early has pairs for every arm."""
-        first = self.options.config.seed
-        return [
-            self.run(*cell, rate, seed)
-            for seed in range(first, first + self.options.seeds)
-            for cell, rate in rates.items()
-        ]
+        return [self.run(*cell, rate, seed) for seed in self.options.paired_seeds for cell, rate in rates.items()]
 
     def all_runs(self) -> tuple[list[Planned], list[Planned]]:
         """All, before any rate is chosen: those that certainly come, and those that may."""
@@ -172,8 +150,7 @@ class Plan:
 
 def plan(options: Options, out: Path) -> Plan:
     """Raises UsageError on bad options, arms among them."""
-    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
-    check_seeds(options.seeds, options.workers)
+    options = options.checked()
     check_positive("grid", options.grid)
     check_positive("embedding_stds", options.embedding_stds)
     check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
@@ -198,7 +175,11 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
     if options.equal != "steps":
         settings["spends"] = options.arms[0]  # every arm what this one spends
     sweep = Sweep("ablation", options.arms, settings, options.config, options.workers, file, plan.out, progress)
-    plan = dataclasses.replace(plan, costs=_costs(plan, sweep))
+    if options.equal == "operations":
+        plan = dataclasses.replace(
+            plan, costs=operations_of_steps(options.arms, options.config, sweep.corpus.vocab_size)
+        )
+        sweep.find(costs={**sweep.found.get("costs", {}), **plan.costs})
     cells = plan.cells
     sweep.announce(*plan.all_runs())
     if len(options.grid) == 1:
@@ -227,20 +208,14 @@ def _playoff(plan: Plan, tuned: Mapping[tuple[str, str], Sequence[Run]]) -> list
     return [plan.tuning(*cell, run.rate, seed) for seed in seeds for cell, runs in best.items() for run in runs]
 
 
-def _costs(plan: Plan, sweep: Sweep) -> dict[str, float]:
-    """What a step of each arm takes of what all arms spend alike, over the first one's."""
-    from attnres.lab.steptime import operations_of_steps, seconds_of_steps
+def operations_of_steps(arms: Sequence[str], config: RunConfig, vocabulary: int) -> dict[str, float]:
+    """What a step of each arm takes, over the first one's: operations counted, the connection's own among them."""
+    from attnres.model.flops import training_flops
+    from attnres.train.folder import fit_vocabulary
 
-    options = plan.options
-    if options.equal == "steps":
-        return {}
-    if options.equal == "operations":
-        costs = operations_of_steps(options.arms, options.config, sweep.corpus)
-    else:
-        known = sweep.found.get("costs", {})
-        costs = seconds_of_steps(options.arms, options.config, sweep.corpus, known, sweep.progress)
-    sweep.find(costs={**sweep.found.get("costs", {}), **costs})
-    return costs
+    model = fit_vocabulary(config, vocabulary).model
+    operations = {arm: training_flops(arm_model(arm, model)) for arm in arms}
+    return {arm: operations[arm] / operations[arms[0]] for arm in arms}
 
 
 # -------------------------------------------------------------------------------------------------------------- claims

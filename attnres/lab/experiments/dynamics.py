@@ -17,7 +17,6 @@ means. Ends with tables, OUT/results.html and OUT/figures/; `attnres report RECO
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,10 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnres.lab.engine import Ended, Planned, Progress, Sweep
 from attnres.lab.experiment import Experiment
-from attnres.lab.options import Arms, Config, arm_folder, arm_model, check_seeds, checked_arms
+from attnres.lab.options import Arms, Config, PairedOptions, arm_folder
 from attnres.lab.runs import Record
 from attnres.train import RunConfig, config_to_json
-from attnres.train.workers import default_workers
 
 if TYPE_CHECKING:
     from attnres.lab.judge import Statement
@@ -40,15 +38,10 @@ DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=20, 
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(PairedOptions):
     """What `attnres dynamics` asks for."""
 
     arms: Arms = ARMS
-    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
-    seeds: int = 3
-    """Paired seeds: seed, seed + 1, .."""
-    workers: int = default_workers()
-    """Runs at a time, each with one thread."""
     config: Config = DEFAULTS
 
 
@@ -64,13 +57,12 @@ def plan(options: Options, out: Path) -> Plan:
     """Raises UsageError on bad options, arms among them."""
     from attnres.lab.profiles import EVERY
 
-    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
-    check_seeds(options.seeds, options.workers)
-    config, runs = options.config, []
-    for seed in range(config.seed, config.seed + options.seeds):
-        for arm in options.arms:
-            chosen = dataclasses.replace(config, model=arm_model(arm, config.model), seed=seed, keep=EVERY)
-            runs.append(Planned(arm, seed, chosen, arm_folder(out, arm) / f"seed-{seed}"))
+    options = options.checked()
+    runs = [
+        Planned(arm, seed, options.run(arm, seed, keep=EVERY), arm_folder(out, arm) / f"seed-{seed}")
+        for seed in options.paired_seeds
+        for arm in options.arms
+    ]
     return Plan(options, runs, out)
 
 

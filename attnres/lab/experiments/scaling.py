@@ -21,19 +21,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnres.errors import UsageError, check_count
 from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, rounded
 from attnres.lab.experiment import Experiment
-from attnres.lab.options import Arms, Config, arm_folder, arm_model, check_positive, check_seeds, checked_arms
+from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
 from attnres.lab.runs import Record, Run, done
 from attnres.model import TransformerConfig
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
-from attnres.train.workers import default_workers
 
 if TYPE_CHECKING:
     from attnres.report.charts import Picture
@@ -52,11 +50,11 @@ DEFAULTS = RunConfig(batch_size=4, validation_tokens=32_768)
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(PairedOptions):
     """What `attnres scaling` asks for."""
 
     arms: Arms = ARMS
-    """Connections as NAME or NAME:OPTION=VALUE,OPTION=VALUE, before all options. The first is the baseline."""
+    config: Config = DEFAULTS
     sizes: tuple[str, ...] = SIZES
     """Models as LAYERSxDIM, at least three; LAYERSxDIM@N has N tokens per parameter. Steps, heads, layers and dim below
     are replaced by theirs; a run is evaluated and saved after every tenth of its steps."""
@@ -65,8 +63,6 @@ class Options:
     tokens_per_parameter: float = 0.4
     """Tokens of a run over the parameters of its sublayers that a token meets; of the lab's own sublayers these are
     taken as 12 layers dim^2, a few percent less than they are."""
-    seeds: int = 3
-    """Paired seeds: seed, seed + 1, .."""
     grid: tuple[float, ...] = (1.0,)
     """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) that every arm tries at the two
     smallest sizes, and one beyond where the best lies at an edge, at most three times. Other sizes have the rate on the
@@ -74,13 +70,6 @@ class Options:
     checks: int = 1
     """With a grid: how many sizes, from the third on, are tried at half and twice the rate of their line, on the first
     seed; 0 for none."""
-    workers: int = default_workers()
-    """Runs at a time, each with one thread."""
-    time_steps: bool = False
-    """When all is trained, time a step of every arm at every size by turns, on one thread; the advantage in seconds is
-    then of these times. Otherwise it is of the runs' own, which other work on the machine blurs. The same command with
-    it goes on with a record and only times."""
-    config: Config = DEFAULTS
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -156,17 +145,8 @@ class Plan:
         options, config, size = self.options, self.options.config, self.size(at)
         steps = max(1, math.ceil(size.tokens(options.tokens_per_parameter) / config.tokens_per_step))
         tenth = max(1, steps // 10)
-        rates = {"lr": config.optimizer.lr * rate, "adamw_lr": config.optimizer.adamw_lr * rate}
-        chosen = dataclasses.replace(
-            config,
-            model=arm_model(arm, dataclasses.replace(config.model, layers=size.layers, dim=size.dim, heads=size.heads)),
-            optimizer=dataclasses.replace(config.optimizer, **rates),
-            steps=steps,
-            seed=seed,
-            evaluate_every=tenth,
-            save_every=tenth,
-            keep=1,
-        )
+        model = dataclasses.replace(config.model, layers=size.layers, dim=size.dim, heads=size.heads)
+        chosen = options.run(arm, seed, rate, model, steps=steps, evaluate_every=tenth, save_every=tenth, keep=1)
         folder = arm_folder(self.out, arm) / at / (f"lr-{rate:g}" if rate != 1 else "") / f"seed-{seed}"
         flops = self.flops.get((arm, at), 1.0)
         counted = {"parameters": size.parameters, "tokens": steps * config.tokens_per_step, "flops_per_token": flops}
@@ -177,9 +157,8 @@ class Plan:
 
     def reported(self, size: Size, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
         """Every arm at its own rate on all seeds."""
-        first = self.options.config.seed
-        seeds = range(first, first + self.options.seeds)
-        return [self.run(arm, size.name, rates[arm, size.name], seed) for seed in seeds for arm in self.options.arms]
+        arms, seeds = self.options.arms, self.options.paired_seeds
+        return [self.run(arm, size.name, rates[arm, size.name], seed) for seed in seeds for arm in arms]
 
     def checks(self, size: Size, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
         """A size at half and twice its rate, on the first seed; none if it is not among those that are checked."""
@@ -194,8 +173,7 @@ class Plan:
 
 def plan(options: Options, out: Path) -> Plan:
     """Raises UsageError on bad options, arms and sizes among them."""
-    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
-    check_seeds(options.seeds, options.workers)
+    options = options.checked()
     if len(set(options.sizes)) < max(3, len(options.sizes)):
         raise UsageError("sizes: give at least three, each once; a line through two points has no error")
     if not 0 < options.tokens_per_parameter <= MOST_TOKENS:
@@ -250,12 +228,6 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
         "scaling", options.arms, settings(plan), options.config, options.workers, file, plan.out, progress,
         sort=lambda run: run.measured["parameters"],
     )  # fmt: skip
-    if options.time_steps and sweep.earlier:
-        named = {*options.arms, *(size.name for size in plan.sizes)}
-        if missing := [name for name in (*sweep.earlier.arms, *sweep.earlier.places()) if name not in named]:
-            raise UsageError(
-                f"--time-steps times all that {file} has by turns; name {', '.join(missing)} in the command, too"
-            )
     fitting = {cell: fit_vocabulary(plan.run(*cell, 1.0, 0).config, sweep.corpus.vocab_size) for cell in plan.cells}
     plan = dataclasses.replace(plan, flops={cell: training_flops(config.model) for cell, config in fitting.items()})
     ones = dict.fromkeys(plan.cells, 1.0)
@@ -274,26 +246,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
     for size in plan.sizes:
         sweep.train(plan.reported(size, rates), size.name)
         sweep.train(plan.checks(size, rates), f"check of {size.name}")
-    if options.time_steps:
-        _time_steps(plan, sweep)
     return sweep.ended()
-
-
-def _time_steps(plan: Plan, sweep: Sweep) -> None:
-    """Time the steps of all arms, size by size."""
-    from attnres.lab import steptime
-    from attnres.ops.cpu import instruction_set
-    from attnres.train.environment import environment
-
-    seconds = {}
-    after_each = steptime.told(sweep.progress, len(plan.sizes) * (steptime.WARM_UP + steptime.ROUNDS))
-    for size in plan.sizes:
-        configs = {arm: plan.run(arm, size.name, 1.0, plan.options.config.seed).config for arm in plan.options.arms}
-        seconds[size.name] = steptime.median_steps(configs, sweep.corpus, steptime.ROUNDS, after_each)
-    here = environment()
-    machine = here["machine"] | {"threads": 1, "instruction set": instruction_set()}
-    day, commit = date.today().isoformat(), here["versions"]["commit"]
-    sweep.find(step_times={"seconds": seconds, "date": day, "commit": commit, "machine": machine})
 
 
 def chosen_rates(plan: Plan, tuned: Mapping[tuple[str, str], Sequence[Run]]) -> dict[tuple[str, str], float]:
@@ -421,8 +374,6 @@ def along_table(record: Record) -> TextTable:
 
 def step_tables(record: Record) -> list[TextTable]:
     """What a step takes, over the baseline's at the same size; nothing where steps were not timed by turns."""
-    from attnres.lab.steptime import ROUNDS
-
     if not (timed := record.found.get("step_times")):
         return []
     baseline, *arms = record.arms
@@ -432,7 +383,7 @@ def step_tables(record: Record) -> list[TextTable]:
         rows.append((arm, *(_over(of.get(arm), of.get(baseline)) for of in seconds.values())))
     machine = ", ".join(f"{name} {value}" for name, value in timed["machine"].items())
     note = (
-        f"A training step on one thread, its median over {ROUNDS} rounds in which all arms take turns; of the others, "
+        f"A training step on one thread, its median over 31 rounds in which all arms take turns; of the others, "
         f"times {baseline}'s. Measured on {timed['date']}, commit {timed['commit']}, {machine}."
     )
     return [TextTable("A step's time", ("connection", *seconds), tuple(rows), note)]

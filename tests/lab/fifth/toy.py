@@ -13,7 +13,7 @@ from pathlib import Path
 from attnres.lab.engine import Ended, Planned, Progress, Sweep
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import DECIDED, Statement, judged, mean_text, paired, statement_tables, summary
-from attnres.lab.options import Arms, Config, arm_folder, arm_model, check_positive, checked_arms
+from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
 from attnres.lab.runs import Record, runs_text
 from attnres.report.charts import Picture, Row, Rows
 from attnres.texttable import TextTable
@@ -23,30 +23,25 @@ DEFAULTS = RunConfig(steps=40)
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(PairedOptions):
     """What `attnres clip` asks for."""
 
     arms: Arms = ("residual", "block")
-    """Connections; the first is the baseline."""
+    seeds: int = 2
+    config: Config = DEFAULTS
     clips: tuple[float, ...] = (0.1, 1.0)
     """The largest norms of a gradient."""
-    seeds: int = 2
-    """Paired seeds: seed, seed + 1, .."""
-    workers: int = 1
-    """Runs at a time, each with one thread."""
-    config: Config = DEFAULTS
 
 
 def plan(options: Options, out: Path) -> tuple[Options, list[Planned]]:
-    options = dataclasses.replace(options, arms=checked_arms(options.arms, options.config))
+    options = options.checked()
     check_positive("clips", options.clips)
     runs = []
-    for seed in range(options.seeds):
+    for seed in options.paired_seeds:
         for arm in options.arms:
             for clip in options.clips:
-                model = arm_model(arm, options.config.model)
                 optimizer = dataclasses.replace(options.config.optimizer, clip=clip)
-                config = dataclasses.replace(options.config, model=model, optimizer=optimizer, seed=seed)
+                config = dataclasses.replace(options.run(arm, seed), optimizer=optimizer)
                 folder = arm_folder(out, arm) / f"clip-{clip:g}" / f"seed-{seed}"
                 runs.append(Planned(arm, seed, config, folder, at=f"clip {clip:g}"))
     return options, runs
