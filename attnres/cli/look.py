@@ -71,7 +71,7 @@ def _save(models: tuple[Path, ...], file: Path, prompt: str | None) -> int:
     from attnres.cli._terminal import working
     from attnres.files import write_bytes
     from attnres.report.comparison import sink_table
-    from attnres.report.runs import check_prompt, run_report
+    from attnres.report.runs import run_report
     from attnres.report.write import FORMS
     from attnres.train import load_run
 
@@ -79,8 +79,6 @@ def _save(models: tuple[Path, ...], file: Path, prompt: str | None) -> int:
         raise UsageError(f"--save takes one run; give one folder, not {len(models)}")
     if file.suffix not in FORMS:
         raise UsageError(f"--save {file}: name a page .html, a picture .png or .svg")
-    if prompt is not None:
-        check_prompt(models[0], prompt)
     run = load_run(models[0])
     console = Output()
     with working(console, "reading the depth of the model"):

@@ -11,9 +11,9 @@ from attnres.analysis.comparison import Comparison, compare_arms, finding, on_co
 from attnres.errors import UsageError
 from attnres.lab.engine import Planned, Progress, Sweep
 from attnres.lab.options import PairedOptions, arm_folder
-from attnres.report import write_report
 from attnres.report.comparison import NATS_PER_BYTE, result_tables
 from attnres.report.runs import comparison_report
+from attnres.report.write import write_report
 from attnres.texttable import TextTable
 from attnres.train import RunConfig, config_to_json
 from attnres.train.folder import RunFolder, evaluated_bytes_per_token

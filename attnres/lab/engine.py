@@ -182,19 +182,12 @@ class Sweep:
             if arm in self.arms and file_digest(arm) != digest:
                 raise UsageError(f"the file of {arm} has changed since its runs in {where}; restore it, {instead}")
 
-    def announce(self, certain: Sequence[Planned], possible: Sequence[Planned] = ()) -> None:
-        """Say how many runs there are before any is trained. possible: those that may come beside them."""
-        tokens, more = (
-            sum(one.config.steps * one.config.tokens_per_step for one in planned) / 1e6
-            for planned in (certain, possible)
-        )
-        self.whole = sum(one.cost * one.config.steps for one in certain)
-        text = f"{len(certain)} runs, {tokens:.1f} million tokens in all"
-        if possible:
-            text += (
-                f", and up to {len(possible)} runs, {more:.1f} million tokens more where a best rate lies at an edge"
-            )
-        self.progress.say(f"{text}, {self.workers} at a time: {self.out}")
+    def announce(self, planned: Sequence[Planned]) -> None:
+        """Say how many runs there are before any is trained. A grid that is made wider has more."""
+        tokens = sum(one.config.steps * one.config.tokens_per_step for one in planned) / 1e6
+        self.whole = sum(one.cost * one.config.steps for one in planned)
+        text = f"{len(planned)} runs, {tokens:.1f} million tokens in all, {self.workers} at a time: {self.out}"
+        self.progress.say(text)
 
     def train(self, planned: Sequence[Planned], what: str = "runs") -> list[Run]:
         """How the runs ended, after those are trained that have not ended yet. What ended is kept at once.

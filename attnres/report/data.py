@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 from attnres.analysis.comparison import Comparison
 from attnres.analysis.profile import DepthProfile
-from attnres.errors import UsageError
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,21 +54,6 @@ class ReportData:
     tokens: Sequence[TokenText] = ()
     unit: str = "nats per token"
     curve_label: str = "training loss"
-
-    def __post_init__(self) -> None:
-        if not self.arms:
-            raise UsageError("a report needs at least one arm")
-        for arm in self.arms:
-            for curve in arm.curves:
-                if len(curve.steps) != len(curve.losses):
-                    raise UsageError(
-                        f"{arm.name}, seed {curve.seed}: {len(curve.steps)} steps but {len(curve.losses)} losses"
-                    )
-        positions = {profile.positions for _, profile in self.profiled}
-        if len(positions) > 1:
-            raise UsageError("all profiles of a report must be at the same token positions")
-        if positions and len(*positions) != len(self.tokens):
-            raise UsageError(f"the profiles have {len(*positions)} token positions, but {len(self.tokens)} texts came")
 
     @property
     def profiled(self) -> list[tuple[ArmReport, DepthProfile]]:

@@ -122,13 +122,6 @@ def validation_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
     return torch.from_numpy(next(iter(batches)))
 
 
-def check_prompt(folder: Path, prompt: str) -> None:
-    """Raise UsageError if the prompt does not fit the model of a run. Its weights are not read."""
-    run = RunFolder(folder)
-    config = run.config()
-    prompt_ids(prompt, run.tokenizer(), config)
-
-
 def prompt_ids(prompt: str, tokenizer: Tokenizer, config: RunConfig) -> list[int]:
     """Raises UsageError if the prompt does not fit the model."""
     ids, limit = tokenizer.encode(prompt), config.model.context + 1

@@ -10,8 +10,6 @@ from zlib import crc32
 
 import numpy as np
 
-from attnres.report.data import ArmReport, Curve
-
 # Okabe and Ito's colours, which colour-blind readers tell apart, without yellow, which vanishes on white. All of these
 # stand out on a dark page too. None is the colour of the text.
 ARM_COLOURS = (None, "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -25,7 +23,6 @@ CONNECTION_STYLES = {  # the places of its colour and its dashes; relatives shar
     **{"rms-block": (4, 0), "highway": (6, 0), "delta": (6, 1)},
 }
 MOST_STYLES = len(ARM_COLOURS) * len(ARM_DASHES)
-DIFFERENCE_POINTS = 60  # differences are small: average more neighbours
 WEIGHT_COLOURS, SIGNED_COLOURS = "viridis", "coolwarm"  # the middle of coolwarm is grey: it can be told from paper
 NEGATIVE_COLOUR = "#E69F00"  # of a depth weight
 MOST_TIMES = 4
@@ -83,50 +80,6 @@ def depth_colours(matrix: np.ndarray) -> np.ndarray:
     times = matrix / np.where(means > 0, means, 1.0)
     above = 0.5 + (np.minimum(times, MOST_TIMES) - 1) / (2 * (MOST_TIMES - 1))
     return np.where(times < 0, -1.0, np.where(times < 1, times / 2, above))
-
-
-def summarise(curves: Sequence[Curve], points: int = 150) -> dict[str, np.ndarray]:
-    """steps, mean, low and high over the seeds of loss curves, averaged over neighbouring steps to at most `points`.
-
-    All of the same seeds, because seeds differ by more than what is compared: between the finite losses that it has a
-    seed's line is straight, and where one has not begun or has ended the values are NaN.
-    """
-    steps = np.unique(np.concatenate([np.asarray(curve.steps, dtype=np.float64) for curve in curves]))
-    group_size = max(1, -(-len(steps) // points))
-    starts = np.arange(0, len(steps), group_size)
-    lines = np.array([_line(curve, steps) for curve in curves])
-    of_all = np.isfinite(lines).all(0)
-    count = np.add.reduceat(of_all.astype(float), starts)
-    per_seed = np.add.reduceat(np.where(of_all, lines, 0), starts, axis=1) / np.where(count, count, np.nan)
-    at = np.add.reduceat(steps, starts) / np.diff(starts, append=len(steps))
-    return {"steps": at, "mean": per_seed.mean(0), "low": per_seed.min(0), "high": per_seed.max(0)}
-
-
-def _line(curve: Curve, steps: np.ndarray) -> np.ndarray:
-    """The losses of a run at the steps, on straight lines between those that it has; NaN before and after them."""
-    losses = np.asarray(curve.losses, dtype=np.float64)
-    finite = np.isfinite(losses)
-    if not finite.any():
-        return np.full(len(steps), np.nan)
-    return np.interp(steps, np.asarray(curve.steps)[finite], losses[finite], left=np.nan, right=np.nan)
-
-
-def paired_differences(arm: ArmReport, baseline: ArmReport) -> list[Curve]:
-    """loss(arm) - loss(baseline) for each seed that both have, at the steps that both have.
-
-    Runs of one seed read the same batches, so what the batches do to the loss cancels.
-    """
-    of_baseline = {curve.seed: dict(zip(curve.steps, curve.losses, strict=True)) for curve in baseline.curves}
-    differences = []
-    for curve in arm.curves:
-        other = of_baseline.get(curve.seed, {})
-        shared = [
-            (step, loss - other[step]) for step, loss in zip(curve.steps, curve.losses, strict=True) if step in other
-        ]
-        if shared:
-            steps, losses = zip(*shared, strict=True)
-            differences.append(Curve(curve.seed, steps, losses))
-    return differences
 
 
 def depth_ticks(names: Sequence[str], most: int = 9) -> list[tuple[int, str]]:

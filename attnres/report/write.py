@@ -9,13 +9,12 @@ import numpy as np
 
 from attnres.analysis.comparison import finding
 from attnres.analysis.profile import DepthProfile
-from attnres.report.charts import Line, Lines, Picture, depth_matrix, over_depth
+from attnres.report.charts import Line, Lines, Picture, band, depth_matrix, over_depth
 from attnres.report.comparison import result_tables, sink_table
-from attnres.report.data import ReportData
+from attnres.report.data import ArmReport, ReportData
 from attnres.report.depth_matrix import NOTE
 from attnres.report.draw import drawn
 from attnres.report.page import Section, page, write_page
-from attnres.report.style import DIFFERENCE_POINTS, paired_differences, summarise
 
 PAGE = "report.html"
 FIGURES = ("loss_curves", "depth_matrices", "depth_profiles")
@@ -99,30 +98,40 @@ def pictures(data: ReportData) -> dict[str, Picture]:
 
 def _curves(data: ReportData) -> list[Lines]:
     baseline = data.trained[0]
-    curves = {arm.name: summarise(arm.curves) for arm in data.trained}
-    pairs = {arm.name: paired_differences(arm, baseline) for arm in data.trained[1:]}
-    differences = {name: summarise(pair, DIFFERENCE_POINTS) for name, pair in pairs.items() if pair}
-    last = max(curve["steps"][-1] for curve in curves.values())
-    seeds = {arm.name: len(arm.curves) for arm in data.trained}
+    curves = {arm.name: losses_by_step(arm) for arm in data.trained}
+    differences = {arm.name: losses_by_step(arm, baseline) for arm in data.trained[1:]}
+    last = max((steps[-1] for steps, _ in curves.values() if len(steps)), default=0.0)
 
-    def lines(of: Mapping[str, Mapping[str, np.ndarray]], first: float) -> list[Line]:
-        made = []
-        for name, curve in of.items():
-            x, y, low, high = (curve[key][curve["steps"] >= first] for key in ("steps", "mean", "low", "high"))
-            made.append(Line(name=name, x=x, y=y, low=low, high=high, seeds=seeds[name]))
-        return made
+    def lines(of: Mapping[str, tuple[np.ndarray, np.ndarray]], first: float) -> list[Line]:
+        return [band(name, losses[:, steps >= first], steps[steps >= first]) for name, (steps, losses) in of.items()]
 
-    whole, late = (lines(curves, first) for first in (-np.inf, last / 2))
     charts = [
-        Lines(title=f"{data.curve_label} ({data.unit})", x_label="step", lines=whole),
-        Lines(title="second half", x_label="step", lines=late),
+        Lines(title=f"{data.curve_label} ({data.unit})", x_label="step", lines=lines(curves, -np.inf)),
+        Lines(title="second half", x_label="step", lines=lines(curves, last / 2)),
     ]
-    if differences:
-        apart = lines(differences, last / 10)  # the first steps differ by chance and by much
+    if paired := {name: of for name, of in differences.items() if len(of[0])}:
+        apart = lines(paired, last / 10)  # the first steps differ by chance and by much
         zero = Line(name=baseline.name, x=apart[0].x, y=np.zeros(len(apart[0].x)))
         title = f"difference to {baseline.name}, paired by seed"
         charts.append(Lines(title=title, x_label="step", lines=[zero, *apart], zero=True))
     return charts
+
+
+def losses_by_step(arm: ArmReport, baseline: ArmReport | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The steps that all seeds of an arm have, and the losses there, [seed, step].
+
+    With a baseline they are differences to its loss of the same seed, for the seeds that both have: runs of one seed
+    read the same batches, so what the batches do to the loss cancels.
+    """
+
+    def by_seed(of: ArmReport) -> dict[int, dict[int, float]]:
+        return {each.seed: dict(zip(each.steps, each.losses, strict=True)) for each in of.curves if len(each.steps)}
+
+    own, base = by_seed(arm), by_seed(baseline or arm)
+    pairs = [(own[seed], base[seed]) for seed in own if seed in base]
+    steps = sorted(set.intersection(*(one.keys() & other.keys() for one, other in pairs))) if pairs else []
+    losses = [[one[step] - (other[step] if baseline else 0.0) for step in steps] for one, other in pairs]
+    return np.array(steps, float), np.array(losses, float).reshape(len(pairs), len(steps))
 
 
 def _profiles(data: ReportData) -> list[Lines]:

@@ -13,8 +13,8 @@ from attnres.cli import main
 from attnres.data import open_corpus
 from attnres.lab.comparison import compare_runs
 from attnres.lab.options import arm_model
-from attnres.report import write_report
 from attnres.report.runs import comparison_report, validation_tokens
+from attnres.report.write import write_report
 from attnres.train import load_run, read_metrics
 from tests.cli.conftest import COMPARED, TINY, run_jobs_but
 

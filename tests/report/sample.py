@@ -6,7 +6,7 @@ import numpy as np
 
 from attnres.analysis import DepthProfile, sublayer_names
 from attnres.analysis.comparison import Comparison, compare_arms
-from attnres.report import ArmReport, Curve, ReportData, TokenText
+from attnres.report.data import ArmReport, Curve, ReportData, TokenText
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u2028\x00\x1b[31m\ufffd\u202e"
 

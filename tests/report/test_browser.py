@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from attnres.report import ArmReport, Curve, ReportData, TokenText
+from attnres.report.data import ArmReport, Curve, ReportData, TokenText
 from attnres.report.write import report_page as page
 from tests.browser import asked_for
 from tests.report.sample import ATTACK, curves, profile, report

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from attnres import UsageError
 from attnres.analysis.comparison import Comparison, compare_arms, finding
 from attnres.data.tokenizer import ByteTokenizer
-from attnres.report import ArmReport, Curve, ReportData, TokenText, write_report
 from attnres.report.comparison import result_tables, sink_table
+from attnres.report.data import ArmReport, Curve, ReportData, TokenText
 from attnres.report.page import json_for_script
 from attnres.report.runs import token_texts
-from attnres.report.style import depth_colours, depth_ticks, paired_differences, summarise
+from attnres.report.style import depth_colours, depth_ticks
+from attnres.report.write import losses_by_step, write_report
 from attnres.report.write import report_page as page
 from tests.report.sample import ATTACK, curves, profile, report, results
 
@@ -207,37 +207,14 @@ def test_a_connection_that_cannot_choose_has_no_sinks():
     assert sink_table([("full", broken)]).rows == (("full", "weights are not finite", "", ""),)
 
 
-def test_inconsistent_data_is_refused():
-    with pytest.raises(UsageError, match="at least one arm"):
-        report(arms=[])
-    with pytest.raises(UsageError, match="seed 4: 2 steps but 1 losses"):
-        report(arms=[ArmReport("a", curves=[Curve(4, [1, 2], [1.0])])])
-    with pytest.raises(UsageError, match="same token positions"):
-        report(arms=[ArmReport("a", profile=profile()), ArmReport("b", profile=profile(positions=(1, 3)))])
-    with pytest.raises(UsageError, match="2 token positions, but 0 texts"):
-        report(tokens=())
-
-
-def test_curves_are_summarised_over_seeds():
-    """Of the same seeds everywhere: a seed that ended early would let the others' level pass for a change."""
-    cut = [Curve(0, [10, 20, 30, 40], [3.0, 2.0, 1.0, math.nan]), Curve(1, [0, 10, 30], [9.0, 5.0, 4.0])]
-    spread = summarise(cut)
-    np.testing.assert_array_equal(spread["steps"], [0, 10, 20, 30, 40])
-    np.testing.assert_array_equal(spread["mean"], [math.nan, 4, 3.25, 2.5, math.nan])
-    np.testing.assert_array_equal(spread["low"], [math.nan, 3, 2, 1, math.nan])
-    np.testing.assert_array_equal(spread["high"], [math.nan, 5, 4.5, 4, math.nan])
-    np.testing.assert_array_equal(summarise(cut, points=2)["mean"], [3.625, 2.5])
-    assert np.isnan(summarise([*cut, Curve(2, [], [])])["mean"]).all()
-    thinned = summarise([Curve(0, range(10), range(10))], points=4)
-    np.testing.assert_array_equal(thinned["steps"], [1, 4, 7, 9])
-    np.testing.assert_array_equal(thinned["mean"], [1, 4, 7, 9])
-
-
-def test_differences_are_paired_by_seed_and_step():
-    baseline = ArmReport("a", curves=[Curve(0, [1, 2, 3], [5.0, 4.0, 3.0]), Curve(1, [1], [9.0])])
+def test_curves_are_of_the_steps_that_all_seeds_have_and_differences_paired_by_seed():
+    """A seed that ended early would let the others' level pass for a change."""
+    baseline = ArmReport("a", curves=[Curve(0, [1, 2, 3], [5.0, 4.0, 3.0]), Curve(1, [1], [9.0]), Curve(3, [], [])])
+    steps, losses = losses_by_step(baseline)
+    assert steps.tolist() == [1] and losses.tolist() == [[5.0], [9.0]]
     arm = ArmReport("b", curves=[Curve(2, [1], [0.0]), Curve(0, [2, 3, 4], [3.5, 2.0, 0.0])])
-    (pair,) = paired_differences(arm, baseline)
-    assert (pair.seed, list(pair.steps), list(pair.losses)) == (0, [2, 3], [-0.5, -1.0])
+    steps, losses = losses_by_step(arm, baseline)
+    assert steps.tolist() == [2, 3] and losses.tolist() == [[-0.5, -1.0]]
 
 
 def test_depth_colours_are_weights_over_the_mean_of_their_row():

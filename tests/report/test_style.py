@@ -12,8 +12,8 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnres import connection_names
-from attnres.report import ArmReport
 from attnres.report.charts import payload
+from attnres.report.data import ArmReport
 from attnres.report.draw import INK, STYLE, figure_of, line_styles, plain_log_ticks, png
 from attnres.report.html import script
 from attnres.report.style import (

@@ -137,15 +137,15 @@ class Plan:
         """Seed by seed, so that a sweep that is stopped early has pairs for every arm."""
         return [self.run(*cell, rate, seed) for seed in self.options.paired_seeds for cell, rate in rates.items()]
 
-    def all_runs(self) -> tuple[list[Planned], list[Planned]]:
-        """All, before any rate is chosen: those that certainly come, and those that may."""
+    def all_runs(self) -> list[Planned]:
+        """All that certainly come, before any rate is chosen."""
         options, cells = self.options, self.cells
         runs = self.reported(dict.fromkeys(cells, 1.0))
         if len(options.grid) < 2:
-            return runs, []
+            return runs
         grid = [self.tuning(*cell, rate) for cell in cells for rate in options.grid]
         again = [self.tuning(*cell, 1.0, seed) for cell in cells for seed in range(1, options.tuning_seeds)] * 2
-        return [*grid, *again, *runs], [self.tuning(*cell, 1.0) for cell in cells] * options.wider
+        return [*grid, *again, *runs]
 
 
 def plan(options: Options, out: Path) -> Plan:
@@ -181,7 +181,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
         )
         sweep.find(costs={**sweep.found.get("costs", {}), **plan.costs})
     cells = plan.cells
-    sweep.announce(*plan.all_runs())
+    sweep.announce(plan.all_runs())
     if len(options.grid) == 1:
         rates = dict.fromkeys(cells, options.grid[0])
     else:

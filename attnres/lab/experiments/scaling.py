@@ -234,7 +234,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
     certain = [run for size in plan.sizes for run in (*plan.reported(size, ones), *plan.checks(size, ones))]
     tuned = plan.cells[: 2 * len(options.arms)] if len(options.grid) > 1 else []
     certain += [plan.tuning(*cell, rate) for cell in tuned for rate in options.grid]
-    sweep.announce(certain, [plan.tuning(*cell, 1.0) for cell in tuned] * MOST_BEYOND)
+    sweep.announce(certain)
     rates = dict.fromkeys(plan.cells, next(iter(options.grid)))
     if tuned:
         try:
