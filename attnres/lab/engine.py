@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -211,7 +211,12 @@ class Sweep:
                 states = sweep.run_jobs(jobs, self.workers, _Pace(self, missing))
                 sweep.require_done(states)
                 sweep.refuse_other_texts(jobs, self.corpus)
-                self._measure(missing, states)
+                for number, state in enumerate(states):
+                    one = missing[state.job.name]
+                    if not self.has(one):
+                        if self.measure:
+                            self.progress(number, len(states), f"measuring {one.name}")
+                        self.end(one, state)
             finally:
                 self.save()
             self.failed += [state for state in states if state.status == "failed" and not state.diverged]
@@ -229,16 +234,9 @@ class Sweep:
             )
         return True
 
-    def _measure(self, missing: Mapping[str, Planned], states: Sequence[JobState]) -> None:
-        for number, state in enumerate(states):
-            one = missing[state.job.name]
-            if self.ran.get(one.key) is None or self.ran[one.key].status not in ("done", "diverged"):
-                if self.measure:
-                    self.progress(number, len(states), f"measuring {one.name}")
-                self.end(one, state)
-
     def end(self, one: Planned, state: JobState) -> None:
         """Keep how a run ended, and what is measured of it."""
+        from attnres.connections import file_digest
         from attnres.train.folder import RunFolder
 
         run = ended(one, state)
@@ -247,7 +245,8 @@ class Sweep:
         self.ran[one.key] = run
         if run.status in ("done", "diverged"):
             record = RunFolder(one.folder).record()
-            head = {**header(record or {}, [run]), "files": files_of(self.arms), "settings": self.settings}
+            files = {arm: digest for arm in self.arms if (digest := file_digest(arm))}
+            head = {**header(record or {}, [run]), "files": files, "settings": self.settings}
             self.lines.append(*([] if self.new else [head]), run)
             self.head, self.new = head, True
 
@@ -400,13 +399,6 @@ def ended(one: Planned, state: JobState) -> Run:
 def has_learned(evaluations: Sequence[float], last: float) -> bool:
     """Whether a run's last loss is below its first evaluation, if it had one; a loss that is not a number is not."""
     return not evaluations or last < evaluations[0]
-
-
-def files_of(arms: Iterable[str]) -> dict[str, str]:
-    """The hash of the file of each connection that is written FILE.py:CLASS."""
-    from attnres.connections import file_digest
-
-    return {arm: digest for arm in arms if (digest := file_digest(arm))}
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -58,8 +58,7 @@ def test_look_saves_a_page_or_a_picture_without_a_server(comparison, tmp_path, c
         (["--save", "x.png", "--prompt", "x"], "the prompt has 1 token; give between 2 and 33"),
     ],
 )
-def test_look_refuses_before_the_run_is_loaded(options, message, comparison, capsys, monkeypatch):
-    monkeypatch.setattr("attnres.train.load_run", lambda *_: pytest.fail("it was loaded"))
+def test_look_refuses_in_one_line(options, message, comparison, capsys):
     assert main(["look", str(comparison[0] / "residual" / "seed-0"), *options]) == 2
     assert message in (error := capsys.readouterr().err) and error.count("\n") == 1
 

@@ -15,11 +15,10 @@ from attnres.analysis import depth_profile
 from attnres.analysis.rank import semiseparable_rank
 from attnres.cli import main
 from attnres.data import open_corpus
-from attnres.lab.experiments.dynamics import moments
 from attnres.lab.profiles import depth_ranks, profile, profiled_tokens, prune, rank_bound, update_sizes
 from attnres.lab.runs import read_record
 from attnres.model import Transformer, TransformerConfig
-from attnres.train import OptimizerConfig, RunConfig, load_run, read_metrics, train
+from attnres.train import OptimizerConfig, load_run, read_metrics
 from attnres.train.folder import RunFolder
 from tests.depth import make_sublayers, randomise
 from tests.lab.conftest import ARMS, SITES
@@ -34,12 +33,6 @@ def run(sweep, tmp_path):
     folder = tmp_path / "run"
     shutil.copytree(planned.folder, folder)
     return dataclasses.replace(planned, folder=folder)
-
-
-def test_moments_begin_before_the_first_step_and_end_with_the_last():
-    assert moments(RunConfig(steps=7, save_every=3)) == [0, 3, 6, 7]
-    assert moments(RunConfig(steps=6, save_every=3)) == [0, 3, 6]
-    assert moments(RunConfig(steps=2, save_every=100)) == [0, 2]
 
 
 def test_profiles_are_of_the_run_at_every_moment(run):
@@ -73,24 +66,6 @@ def test_the_untrained_moment_is_the_model_that_training_began_with(run):
     assert loss == pytest.approx(read_metrics(run.folder / "metrics.jsonl")[0]["loss"], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_the_untrained_moment_of_a_run_that_begins_with_another_s_weights(run, tmp_path):
-    """It is that other model, and so is what the first updates changed."""
-    first = RunFolder(run.folder).config()
-    config = dataclasses.replace(first, start_from=str(run.folder), seed=5)
-    train(config, tmp_path / "more")
-    tokens = profiled_tokens(open_corpus(config.data), config)
-    begun, after = load_run(run.folder).model, load_run(tmp_path / "more", step=2).model
-    measured = profile(tmp_path / "more", tokens, MOMENTS)
-    digits = pytest.approx(depth_profile(begun, tokens).output_rms, rel=1e-3)  # a record has four
-    assert measured["moments"][0]["output_rms"] == digits
-    change = update_sizes(after, dict(begun.state_dict()), config.optimizer, 0, 2, 6)
-    assert measured["moments"][1]["update"] == pytest.approx(change, rel=1e-3)
-    train(dataclasses.replace(first, steps=7), run.folder)
-    with pytest.raises(UsageError, match=r"other weights than when .*more began"):
-        profile(tmp_path / "more", tokens, MOMENTS)
-
-
 def test_checkpoints_that_are_gone_are_named(run):
     tokens = profiled_tokens(open_corpus(run.config.data), run.config)
     prune(run.folder, keep=1)
@@ -107,14 +82,6 @@ def test_checkpoints_of_a_run_that_was_there_stay(run):
     (run.folder / "config.json").write_text(json.dumps(record))
     prune(run.folder, keep=1)
     assert [checkpoint.step for checkpoint in RunFolder(run.folder).checkpoints.all()] == [2, 4, 6]
-
-
-def test_a_damaged_checkpoint_is_named(run):
-    file = run.folder / "checkpoints" / "step-00000004" / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-1] + b"x")
-    tokens = profiled_tokens(open_corpus(run.config.data), run.config)
-    with pytest.raises(UsageError, match=r"step-00000004: model.safetensors"):
-        profile(run.folder, tokens, MOMENTS)
 
 
 def test_update_size_is_relative_and_per_step_at_the_peak_rate():

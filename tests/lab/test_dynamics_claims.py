@@ -11,12 +11,10 @@ from scipy.stats import ttest_rel
 
 from attnres.lab.depth import (
     early_sink,
-    embedding_excess,
     finding,
     log_growth,
     log_range,
     periodicity,
-    relative_entropy,
     statements,
     unevenness,
     uniform_shares,
@@ -34,14 +32,6 @@ def test_growth_range_and_spread_of_known_series():
     assert log_range(series[::-1]) == pytest.approx(10 * math.log(1.1))
     assert unevenness([1.0, 3.0]) == pytest.approx(0.5)
     assert unevenness([2.0, 2.0, 2.0]) == 0
-
-
-def test_equal_division_has_no_sink_and_full_entropy():
-    matrix = np.tril(np.ones((6, 6))) / np.arange(1, 7)[:, None]
-    shares = np.array([matrix[i:, i].mean() for i in range(6)])
-    assert uniform_shares(6) == pytest.approx(shares)
-    assert embedding_excess(SimpleNamespace(measured={"source_share": shares})) == pytest.approx(0)
-    assert relative_entropy({"entropy": np.log(np.arange(1, 7))}) == pytest.approx(1)
 
 
 def fluctuations(seed, size=SITES):
@@ -95,13 +85,6 @@ def test_a_sink_that_all_seeds_share_is_found_and_noise_is_not():
         runs = [run_with_shares(0.2 * generator.standard_normal(21)) for _ in range(4)]
         means.append(np.mean(early_sink(runs)[0]))
     assert abs(np.mean(means)) < 0.05
-
-
-def test_late_sources_and_the_embedding_are_no_early_sink():
-    excess = np.zeros(21)
-    excess[[0, 20]] = 3.0
-    excess[7] = 0.5
-    assert early_sink([run_with_shares(excess)] * 2)[1] == 7
 
 
 def statement(value, error, p, sign=1, seeds=3) -> Statement:
@@ -218,17 +201,3 @@ def test_the_finding_names_what_else_was_decided_where_nothing_is_of_h():
     open_, shown = Statement("h grows", "arm", 0.5, 0.3, 3, 0.2, 1), Statement("y grows", "arm", 0.5, 0.05, 3, 0.01, 1)
     assert summary([open_, shown], lambda claim: claim.startswith("h ")) == "Decided: y grows (shown for arm)."
     assert summary([]) == "These runs decide nothing."
-
-
-def test_runs_that_diverged_do_not_count():
-    runs = made_up_runs()
-    runs[4] = lost(runs[4])
-    found = [found for found in statements(made_up(runs)) if found.claim == "h grows with depth"]
-    seeds = {statement.arm: statement.seeds for statement in found}
-    assert seeds == {"residual": 4, "block": 3}
-
-
-def test_one_seed_decides_nothing_but_periods():
-    """A period is tested within a run, over its sublayers."""
-    decided = {claim for (claim, _), reading in readings(made_up_runs(1)).items() if reading != "not decided"}
-    assert decided <= {"h is periodic by block", "y is periodic by block"}

@@ -40,14 +40,6 @@ def test_losses_are_per_byte(finished):
     assert [loss for _, loss in per_byte.curve] == pytest.approx([loss / 4 for _, loss in per_token.curve], rel=1e-6)
 
 
-def test_a_run_says_what_it_was_trained_on(finished):
-    planned, state = finished
-    folder = planned.folder
-    assert ended(planned, state).gpu is None
-    edit(folder / "config.json", lambda record: record["machine"].update(gpu="NVIDIA H200"))
-    assert ended(planned, state).gpu == "NVIDIA H200"
-
-
 def test_a_run_that_ends_no_lower_than_it_began_has_diverged(finished, monkeypatch):
     planned, state = finished
     folder = planned.folder

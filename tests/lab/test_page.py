@@ -128,20 +128,6 @@ def test_rates_are_compared_on_the_seeds_they_share():
     assert chart.texts == [["+0.100", "best", "+0.045"]]
 
 
-def test_a_learning_rate_that_was_not_tuned_has_no_figure(tmp_path, quick_figures):
-    record = ablation([run for run in ablation_runs() if run.get("part") != "tuning"])
-    page = write_results({"ablation": record}, tmp_path).read_text()
-    assert [figure.name for figure in (tmp_path / "figures").iterdir()] == ["ablation.png"]
-    assert page.count('class="picture"') == 1
-
-
-def test_tables_mark_what_diverged_and_what_lies_at_the_grids_edge(results, capsys):
-    assert main(["report", str(results), "--tables"]) == 0
-    told = capsys.readouterr().out
-    assert "| highway |  |  |  | x1* | 0, 1 diverged |  |" in told and "| highway |  |  |  | none | 0 |  |" in told
-    assert "| full |" in told and "agrees" in told and "2.00x" not in told
-
-
 def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path, monkeypatch, quick_figures):
     def broken(record):
         raise KeyError("loss")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attnres import Transformer, TransformerConfig
 from attnres.cli import main
 from attnres.errors import UsageError
-from attnres.lab.experiments.probes import Options, claims, pictures, plan, runs_inside, tables
+from attnres.lab.experiments.probes import Options, claims, plan, runs_inside, tables
 from attnres.lab.runs import read_record
 from attnres.lab.tasks import Task, closes, commonest, indents, recalls, shares_right, tasks
 from tests.lab.conftest import ARMS
@@ -123,17 +123,6 @@ def test_claims_are_on_paired_shares():
     block, x0 = claims(record)
     assert (block.reading, x0.reading) == ("shown", "refuted") and block.value == pytest.approx(0.051)
     assert tables(record)[0].rows[0] == ("(commonest answer)", "", "0.2500", "")
-
-
-def test_a_task_without_any_difference_has_an_axis_of_points():
-    runs = [
-        {"arm": arm, "seed": seed, "status": "done", "loss": 2.0, "measured": {"right": [0.5, 0.1 * (arm == "block")]}}
-        for arm in ("residual", "block")
-        for seed in range(2)
-    ]
-    asked = [{"name": name, "what": "text", "places": 7, "commonest": 0.25} for name in ("brackets", "copying")]
-    (picture,) = pictures(record_from("probes", runs, None, tasks=asked, tokens=64))
-    assert [[row.mean for row in chart.rows] for chart in picture.charts] == [[0.0], [pytest.approx(10.0)]]
 
 
 def test_a_signal_while_the_page_is_drawn_does_not_say_that_nothing_was_saved(sweep, tmp_path, capsys, monkeypatch):

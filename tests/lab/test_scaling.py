@@ -92,27 +92,6 @@ def test_so_many_sizes_are_checked(checks, checked, machine, tmp_path):
         a_plan(checks=-1)
 
 
-def test_a_grid_goes_on_where_the_best_lies_at_its_edge(machine, tmp_path):
-    record = swept(machine, tmp_path, EDGES)
-    beyond = {(run.arm, run.at, run.rate) for run in record.of(part="tuning") if run.rate not in GRID}
-    assert beyond == {
-        ("residual", "1x16", 4.0),
-        ("residual", "1x16", 8.0),
-        ("residual", "2x16", 0.25),
-        ("residual", "2x16", 0.125),
-    }
-    # a twelfth for twice the parameters, kept within what the arm tried
-    expected = {"1x16": 3.6, "2x16": 0.3, "2x32": 0.125, "2x64": 0.125}
-    assert rates_of(record, "residual") == pytest.approx(expected, rel=5e-3)
-    assert set(rates_of(record, "full").values()) == {1.0}
-
-
-def test_without_a_grid_every_run_has_the_one_multiple(machine, tmp_path):
-    record = swept(machine, tmp_path, OPTIMA, grid=(2.0,))
-    assert {run.rate for run in record.runs} == {2.0} and len(record.runs) == 24
-    assert machine.said[0].startswith("24 runs, ")
-
-
 def test_hours_on_a_gpu_are_told_apart():
     def computing(runs: list[dict]) -> str:
         return replace(scaling(runs), hours=3.0).origin["computing"]
@@ -269,16 +248,6 @@ def test_a_weak_baseline_leaves_the_other_fits_without_advantages():
     assert {row[2:] for row in tables(nothing)[0].rows} == {("", "", "")} and not pictures(nothing)
 
 
-def test_a_baseline_that_does_not_fall_leaves_advantages_blank():
-    record = a_record()
-    rising = moved(record, lambda run: replace(run, loss=6 - run.loss) if run.arm == "residual" else run)
-    law, along, _ = tables(rising)
-    assert law.rows[0][3].startswith("-0.") and law.rows[1][3].startswith("0.1") and law.rows[1][4] == ""
-    assert law.note.endswith("given: the 95% interval of residual's exponent is not all above 0.")
-    assert {row[3::2] for row in along.rows} == {("", "")} and finding(rising) in law.note
-    assert pictures(rising)
-
-
 def test_the_check_is_held_against_its_own_seed():
     """The check trains with the first seed, whose run at the rate itself may have diverged."""
     record = a_record()
@@ -315,13 +284,6 @@ def test_heads_have_16_channels_unless_their_number_is_given():
     assert {plan.run("full", size.name, 1.0, 0).config.model.heads for size in plan.sizes} == {1}
     with pytest.raises(UsageError, match="heads must be"):
         make_plan(Options(heads=0), Path("runs"))
-
-
-def test_points_are_the_finished_runs_in_operations():
-    own = {"flops_per_token": 100.0, "tokens": 7, "parameters": 1}
-    run = {"arm": "full", "at": "3x32", "loss": 2.0, "steps": 1, "measured": own}
-    ((point,),) = final_points(scaling([run | {"seed": 0}, run | {"seed": 1, "status": "diverged"}])).values()
-    assert (point.compute, point.loss, point.size, point.seed) == (700.0, 2.0, "3x32", 0)
 
 
 def test_no_folder_of_an_arm_hides_and_no_two_are_one(tmp_path):

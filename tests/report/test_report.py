@@ -20,7 +20,7 @@ from attnres.report.comparison import result_tables, sink_table
 from attnres.report.data import ArmReport, Curve, ReportData, TokenText
 from attnres.report.page import json_for_script
 from attnres.report.runs import token_texts
-from attnres.report.style import depth_colours, depth_ticks
+from attnres.report.style import depth_colours
 from attnres.report.write import losses_by_step, write_report
 from attnres.report.write import report_page as page
 from tests.report.sample import ATTACK, curves, profile, report, results
@@ -138,16 +138,6 @@ def test_whatever_is_missing_or_odd_the_report_is_written(tmp_path, recwarn):
     assert matrices["charts"][0]["views"][0][0] == [None]
 
 
-def test_one_arm_without_curves_is_enough(tmp_path):
-    data = ReportData("one", "one run", [ArmReport("full", profile=profile(positions=()))])
-    path = write_report(data, tmp_path)
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == {"depth_matrices.png", "depth_profiles.png"}
-    sections = [attributes for tag, attributes in Elements(path.read_text()).tags if tag == "section"]
-    assert [one["aria-labelledby"] for one in sections] == ["depth_matrices", "depth_profiles"]
-    for figure in (tmp_path / "figures").iterdir():
-        assert np.all(matplotlib.image.imread(figure)[:, [0, -1]] == 1), f"{figure.name}: something is cut off"
-
-
 def test_the_page_leads_with_the_finding_and_shows_each_seed():
     html = page(report())
     assert html.index(escape(finding(results(), "nats per byte"))) < html.index("<table>")
@@ -177,29 +167,6 @@ def test_a_single_seeds_step_time_is_marked_or_withheld():
     assert [row[table.columns.index("peak memory")] for row in table.rows] == ["1.00x", "withheld"]
 
 
-def several_seeds(*of_arms):
-    """The tables of arms whose seeds took so long."""
-    arms = {
-        f"arm{number}": {
-            seed: {"validation_loss": 2.0, "peak_memory_bytes": 1, "step_seconds": seconds}
-            for seed, seconds in enumerate(of)
-        }
-        for number, of in enumerate(of_arms)
-    }
-    return compare_arms(arms, "arm0")
-
-
-def test_seeds_step_times_that_are_far_apart_are_withheld():
-    table, _ = result_tables(several_seeds([1, 1], [1.1, 1.2], [0.07, 0.92]), "nats per byte")
-    times = [row[table.columns.index("step time")] for row in table.rows]
-    assert times == ["1.00x", "1.15x [1.10, 1.20]", "withheld"]
-    rows = several_seeds([1, 1], [0.07, 0.92])
-    table, _ = result_tables(rows, "nats per byte")
-    assert "step time" not in table.columns
-    html = page(report(results=rows))
-    assert ">step time<" not in html and "0.92]" not in html
-
-
 def test_a_connection_that_cannot_choose_has_no_sinks():
     even = dataclasses.replace(profile(), mean_share=np.tril(np.ones((7, 7))) / np.arange(1, 8)[:, None])
     assert sink_table([("residual", even)]).rows == (("residual", "none", "", ""),)
@@ -226,14 +193,6 @@ def test_depth_colours_are_weights_over_the_mean_of_their_row():
     assert list(places[1, :2]) == [0, 0.5 + 1 / 6]  # nothing, and twice the mean of the row
     assert list(places[2]) == pytest.approx([-1, 1 / 12, 0.5 + 5 / 18])
     assert np.isnan(depth_colours(np.full((3, 3), math.nan))).any()
-
-
-def test_depth_ticks_name_layers():
-    names = ("embedding", *(f"layer {i // 2} {'MLP' if i % 2 else 'attention'}" for i in range(32)))
-    ticks = depth_ticks(names)
-    assert ticks[0] == (0, "emb") and (5, "2") in ticks and (1, "0") not in ticks
-    assert len(ticks) <= 10
-    assert depth_ticks(("a", "b", "readout")) == [(0, "a"), (1, "b"), (2, "out")]
 
 
 def test_a_byte_of_a_character_is_shown_as_a_part_of_it():

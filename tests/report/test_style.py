@@ -79,12 +79,6 @@ def test_the_charts_have_the_colours_of_the_figures():
     assert f"MOST_TIMES = {MOST_TIMES}" in charts
 
 
-def test_modules_join_into_one_script_without_imports():
-    charts = script("report/page.js")
-    assert charts.count("const report_charts_dom = ") == 1  # though three modules import it
-    assert not re.search(r"^(import|export)\b", charts, re.MULTILINE)
-
-
 @pytest.mark.parametrize("decades", [0.02, 0.7, 4, 20])
 def test_a_logarithmic_axis_has_some_numbers_and_not_too_many(decades):
     figure = Figure(figsize=(3.5, 3.2))

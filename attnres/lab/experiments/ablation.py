@@ -25,7 +25,7 @@ from attnres.analysis.comparison import Comparison, compare_arms, decided_sides
 from attnres.errors import UsageError, check_count
 from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, choose
 from attnres.lab.experiment import Experiment
-from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error, paired
+from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error
 from attnres.lab.options import MOST_RUNS, Arms, Config, PairedOptions, arm_folder, arm_model, check_positive
 from attnres.lab.runs import Record, Run, done, runs_text
 from attnres.texttable import TextTable, number
@@ -464,12 +464,11 @@ def differences(record: Record) -> list[Rows]:
 
     charts = []
     for at, (baseline, *others) in comparisons(record):
-        losses, paper, rows = record.losses(at), PAPER.get(baseline.arm), []
+        paper, rows = PAPER.get(baseline.arm), []
         for row in sorted(others, key=lambda row: (row.difference is None, row.difference)):
             its = PAPER.get(_known(row.arm))
             mark = None if paper is None or its is None else its - paper
-            pairs = paired({arm: losses.get(arm, {}) for arm in (baseline.arm, row.arm)}, baseline.arm, float)
-            points = pairs.get(row.arm, [])
+            points = list(row.differences.values())
             rows.append(Row(name=row.arm, points=points, mark=mark, **mean_and_error(points)))
         x_label = f"validation loss minus that of {baseline.arm} (nats per byte)"
         charts.append(Rows(title=f"embedding std {std_of(at):g}", x_label=x_label, rows=rows, zero=0.0))
