@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from attnres.analysis.profile import DepthProfile, sublayer_names
+from attnres.analysis.interventions import ids_for
+from attnres.analysis.profile import DepthProfile, names_of
+from attnres.analysis.tracing import readout_parts
 from attnres.connections import Connection, Sublayer, mean_read, mixing_matrix
+from attnres.connections.matrix import unrolled
+from attnres.connections.offload import at_hand
 from attnres.errors import UsageError
-from attnres.model import Transformer
 
 TAG_BYTES = 8 * 2**20
 """About how much memory the tagged values of one chunk of tokens may take. More is not faster."""
 
 
-def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] = ()) -> DepthProfile:
+def depth_profile(model: Any, tokens: Tensor, positions: Iterable[int] = ()) -> DepthProfile:
     """Measure magnitudes, gradients and weights along depth, per token.
 
     Gradients are those of the summed cross-entropy in nats (not the mean, which would shrink with the number of
@@ -25,7 +29,7 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
     Sequences pass one by one and their tokens in chunks, so memory depends on neither batch nor time squared.
 
     Args:
-        model: the lab's transformer.
+        model: the lab's Transformer, or a causal transformers model that `attnres.hf.unroll` takes.
         tokens: int64 [batch, time]. The model reads tokens[:, :-1] and predicts tokens[:, 1:], so the profile is over
             batch * (time - 1) tokens.
         positions: tokens of the first sequence, counting from 0, whose own depth matrices are kept.
@@ -44,7 +48,6 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
     for position in positions:
         if not 0 <= position < tokens.shape[1] - 1:
             raise UsageError(f"position {position} is not among the {tokens.shape[1] - 1} tokens that the model reads")
-    connection = model.connection
     sums: dict[str, Tensor] = {}
 
     def add(name: str, values: Tensor) -> None:
@@ -54,7 +57,7 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
 
     chosen: dict[int, Tensor] = {}
     for index, sequence in enumerate(tokens):
-        sources, inputs, gradients = _trace(model, sequence)
+        connection, sources, inputs, gradients = _trace(model, sequence)
         add("output_rms", _rms(sources))
         add("input_rms", _rms(inputs))
         add("gradient_rms", _rms(gradients))
@@ -68,21 +71,22 @@ def depth_profile(model: Transformer, tokens: Tensor, positions: Iterable[int] =
                 chosen |= {p: matrices[p - first] for p in positions if first <= p < first + len(matrices)}
 
     count = tokens.shape[0] * (tokens.shape[1] - 1)
-    n = connection.sublayers + 1
+    n = connection.sublayers + 1  # pyright: ignore[reportPossiblyUnboundVariable]
     token_matrices = torch.stack([chosen[p] for p in positions]) if positions else torch.zeros(0, n, n)
     return DepthProfile(
-        names=sublayer_names(connection.sublayers),
+        names=names_of(connection),
         positions=positions,
         token_matrices=token_matrices.double().cpu().numpy(),
         **{name: (total / count).cpu().numpy() for name, total in sums.items()},
     )
 
 
-def _trace(model: Transformer, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _trace(model: Any, sequence: Tensor) -> tuple[Connection, Tensor, Tensor, Tensor]:
     """Run one sequence [time] forward and back: its sources, the inputs of its sites, the gradients of its sources.
 
     Each is [time - 1, L + 1, dim], detached.
     """
+    ids_for(model, "tokens", sequence)
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
 
@@ -96,16 +100,15 @@ def _trace(model: Transformer, sequence: Tensor) -> tuple[Tensor, Tensor, Tensor
 
         return call
 
-    with torch.enable_grad():
-        # The target of the last token is embedded, too, which refuses ids that are not there. A leaf, so that there is
-        # a graph even where all parameters are frozen.
-        embedded = model.embed(sequence[None])[:, :-1].detach().requires_grad_()
-        sublayers = [recorded(sublayer) for sublayer in model.bound_sublayers(embedded.shape[1])]
-        hidden = model.connection.readout(model.connection.run(model.connection.start(embedded), sublayers))
-        loss = F.cross_entropy(model.logits(hidden)[0].float(), sequence[1:].long(), reduction="sum")
+    connection, embedded, sublayers = unrolled(model, sequence[None, :-1])
+    norm, head = readout_parts(model)
+    with torch.enable_grad(), at_hand(connection, model):
+        embedded = embedded.detach().requires_grad_()  # a leaf: there is a graph even where all parameters are frozen
+        hidden = connection(embedded, [recorded(sublayer) for sublayer in sublayers])
+        loss = F.cross_entropy(head(norm(hidden))[0].float(), sequence[1:].long(), reduction="sum")
         sources = [embedded, *outputs]
         gradients = torch.autograd.grad(loss, sources, allow_unused=True, materialize_grads=True)
-    return _by_token(sources), _by_token([*inputs, hidden]), _by_token(gradients)
+    return connection, _by_token(sources), _by_token([*inputs, hidden]), _by_token(gradients)
 
 
 def _by_token(rows: Sequence[Tensor]) -> Tensor:

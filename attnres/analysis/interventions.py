@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from attnres.analysis.changes import Change, Made, Noise, Patch, Row
 from attnres.analysis.positions import told_positions
 from attnres.connections import Connection, Sublayer, Values, Weights
 from attnres.connections.base import Mixture
-from attnres.connections.matrix import unrolled
+from attnres.connections.matrix import UNDER_CHANGES, is_of_transformers, unrolled
 from attnres.connections.offload import at_hand, device_of
 from attnres.connections.reads import mixture
 from attnres.errors import UsageError, list_of_ids
@@ -122,9 +122,7 @@ class Intervened(Connection):
 
     def gather(self, values: Values, weights: Reading, site: int) -> Mixture:
         if values[0] is not weights.sources[0]:  # tags, by mixing_matrix: changes are those of the real sources
-            raise UsageError(
-                "the model is under changes; attnres.analysis.trace(model, tokens, changes) has the weights it then has"
-            )
+            raise UsageError(UNDER_CHANGES)
         return mixture(weights.inputs)
 
     def weigh_output(self, values: Values, weights: Reading, site: int, y: Tensor) -> Reading:
@@ -183,9 +181,8 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
     changes: `trace` takes them as an argument.
 
     Args:
-        model: the lab's Transformer, a transformers model with a connection attached, or any module that holds one
-            connection and passes it [.., time, dim]. A plain transformers model gets one that computes what it did by
-            `attnres.hf.attach(model, "residual")`.
+        model: the lab's Transformer, a transformers model that `attnres.hf.unroll` takes, or any module that holds one
+            connection and passes it [.., time, dim].
         *changes: `Mute`, `Scale`, `Pin`, `Patch`, `Off`, `Uniform`, `Plain`, `Noise`. `str` of one is the Python that
             makes it. `Patch` needs a model with the method `unrolled`, as `mixing_matrix` does.
 
@@ -205,8 +202,7 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
 
 def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, reading: None) -> Intervened:
     """The model's connection under changes, with the sources that they need of other prompts. Raises as `intervene`."""
-    holder, name = _place(model)
-    connection, listed = getattr(holder, name), tuple(changes)
+    connection, listed = connection_in(model), tuple(changes)
     for change in listed:
         if not isinstance(change, Change):
             raise UsageError(f"{change!r} is no change; give each by itself, such as Mute(3)")
@@ -220,9 +216,14 @@ def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, 
 @contextmanager
 def replaced(model: Any, intervened: Intervened) -> Iterator[None]:
     """Put it in the place of the model's connection, and keep it told where the text's next tokens stand."""
-    holder, name = _place(model)
-    inner = getattr(holder, name)
-    with told_positions(holder, name):
+    with ExitStack() as joined:
+        if _has_none(model):
+            from attnres.hf.released import joined as through
+
+            joined.enter_context(through(model, intervened.inner))
+        holder, name = _place(model)
+        inner = getattr(holder, name)
+        joined.enter_context(told_positions(holder, name))
         setattr(holder, name, intervened)
         try:
             yield
@@ -231,9 +232,18 @@ def replaced(model: Any, intervened: Intervened) -> Iterator[None]:
 
 
 def connection_in(model: Any) -> Connection:
-    """The one connection that a model holds. Raises as `intervene`."""
+    """The one connection of a model, be it that of its own code. Raises as `intervene`."""
+    if _has_none(model):
+        from attnres.hf.released import joined_connection
+
+        return joined_connection(model)
     holder, name = _place(model)
     return getattr(holder, name)
+
+
+def _has_none(model: Any) -> bool:
+    """Whether its residual is written into its code, as that of transformers' own models."""
+    return is_of_transformers(model) and not any(_places(model))
 
 
 @torch.no_grad()

@@ -6,12 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from attnres.connections import Connection
 from attnres.model import sublayer_name
 
 SINK = 1.05
 """Times an equal share from which on a source counts as a sink."""
 SEEN = 0.25
 """Share of the sites that must see a sink: the few sites behind the last sources read them in any case."""
+
+
+def names_of(connection: Connection) -> tuple[str, ...]:
+    """Name the sublayers of a connection."""
+    return connection.names or sublayer_names(connection.sublayers)
 
 
 def sublayer_names(sublayers: int) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
 from attnres.analysis.interventions import Reading, ids_for, prepared, replaced, without_dropout
+from attnres.connections.matrix import is_of_transformers
 from attnres.connections.offload import at_hand, device_of
 from attnres.errors import UsageError
 from attnres.model import Transformer
@@ -51,7 +52,7 @@ def trace(
     """Pass one text through a model and keep what its depth does, without dropout, whatever mode the model is in.
 
     Args:
-        model: the lab's Transformer, or a transformers model with a connection attached.
+        model: the lab's Transformer, or a transformers model that `attnres.hf.unroll` takes.
         tokens: ids, at least one.
         changes: as for `intervene`.
         read: of a site that reads several mixtures, the one whose weights are kept; their mean if None. A site with
@@ -74,7 +75,7 @@ def trace(
     connection = prepared(model, changes, watch)
     ids = torch.tensor(text, device=device_of(model))
     with replaced(model, connection), without_dropout(model):
-        out = model(ids[None])
+        out = model(ids[None], use_cache=False) if is_of_transformers(model) else model(ids[None])
     connection.warn()
     logits = out if isinstance(out, Tensor) else out.logits
     return Trace(ids, torch.cat(last[0].sources).float(), torch.stack(rows, 1), logits[0])
@@ -171,7 +172,7 @@ def readout_parts(model: Any) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
     """The final norm of a model, and what makes logits of what that returns."""
     if isinstance(model, Transformer):
         return model.norm, model.unembed
-    from attnres.hf.depth import readout_parts as of_transformers
+    from attnres.hf.released import readout_parts as of_transformers
 
     return of_transformers(model)
 

@@ -67,6 +67,9 @@ class Connection(nn.Module):
     """Whether `gather` or `scatter` mixes the channels of a value, as a matrix over them does, or parts them into
     pieces. Of other rules values of one channel are enough to see the weights."""
 
+    names: tuple[str, ...] | None = None
+    """What its sublayers are called, where they are not attention and MLP in turn."""
+
     rate: float = 10.0
     """How many times the weights' learning rate `param_groups` gives to its parameters. `attnres.hf.attach` sets it to
     one: beside weights that are trained already, ten times as much disturbs them."""

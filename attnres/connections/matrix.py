@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import importlib
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import torch
@@ -17,18 +18,21 @@ Unrolled = tuple[Connection, Tensor, list[Sublayer]]
 """A model unrolled over depth for some tokens: its connection, the embedding [..., dim], the sublayers of h alone."""
 
 
-READERS: list[Callable[[nn.Module, Tensor], Unrolled | None]] = []
-"""Who knows models without that method: `attnres.hf`, once it is imported, transformers' own."""
+UNDER_CHANGES = "the model is under changes; attnres.analysis.trace(model, tokens, changes) has the weights it then has"
 
 
-def unrolled(model: nn.Module, tokens: Tensor) -> Unrolled:
+def is_of_transformers(model: Any) -> bool:
+    """Whether it is a model of transformers, for `attnres.hf`, or a wrapper that passes on what it is asked for."""
+    return callable(getattr(model, "get_decoder", None))
+
+
+def unrolled(model: nn.Module, tokens: Tensor, **inputs: Any) -> Unrolled:
     """Unroll a model over depth by the method `unrolled` of it or, where it is wrapped, of a part."""
     for part in model.modules():
         if hasattr(part, "unrolled"):
-            return cast(Any, part).unrolled(tokens)
-    for reader in READERS:
-        if (found := reader(model, tokens)) is not None:
-            return found
+            return cast(Any, part).unrolled(tokens, **inputs)
+        if is_of_transformers(part):
+            return importlib.import_module("attnres.hf").unroll(part, tokens, **inputs)
     raise UsageError(
         f"{type(model).__name__} has no method unrolled(tokens); give its connection, an embedding and sublayers"
     )
@@ -41,6 +45,7 @@ def mixing_matrix(
     sublayers: Iterable[Sublayer] | None = None,
     per_channel: bool = False,
     per_read: bool = False,
+    **inputs: Any,
 ) -> Tensor:
     """Compute M with h_l = sum_i M[l, i] v_i, per token.
 
@@ -55,15 +60,16 @@ def mixing_matrix(
     maps under the weights of the real activations.
 
     Args:
-        model: a connection; or the lab's Transformer, a Hugging Face model with a connection attached, or any module
-            that is or contains one with the method `unrolled(tokens)`, which returns (connection, embedding,
+        model: a connection; or the lab's Transformer, a Hugging Face model that `attnres.hf.unroll` takes, or any
+            module that is or contains one with the method `unrolled(tokens)`, which returns (connection, embedding,
             sublayers). Its training or evaluation mode is not changed.
-        x: the embedding [..., dim] for a connection, tokens int64 [batch, time] for a model.
+        x: the embedding [..., dim] for a connection, tokens int64 [batch, time] for a model; pixels for one of vision.
         sublayers: as many callables as the connection has; none for a model.
         per_channel: a rule that differs by channel (Highway, PostNorm, several heads) has one M per channel. Return all
             of them on a last axis of size dim, not their mean.
         per_read: a rule whose sites read several mixtures (`reads`) has one M per read. Return all of them, not their
             mean, on an axis before the sites, where a site with fewer reads repeats its last one.
+        **inputs: further inputs of a Hugging Face model, such as attention_mask.
 
     Returns:
         M [..., L + 1, L + 1], lower triangular, with the axes that `per_channel` and `per_read` add.
@@ -73,7 +79,7 @@ def mixing_matrix(
     """
     holder = model if sublayers is None else None
     connection, x, sublayers = (
-        unrolled(model, x) if sublayers is None else (cast(Connection, model), x, list(sublayers))
+        unrolled(model, x, **inputs) if sublayers is None else (cast(Connection, model), x, list(sublayers))
     )
     if len(sublayers) != connection.sublayers:
         raise UsageError(f"the connection has {connection.sublayers} sublayers, but {len(sublayers)} were given")

@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping, register_checkpoint_conversion_mapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
-from attnres.connections import Connection, Unrolled, mean_read
+from attnres.connections import Connection, mean_read
 from attnres.connections.offload import at_hand
 from attnres.errors import UsageError
 from attnres.files import write_text
@@ -41,13 +41,11 @@ from attnres.hf.folder import refuse_names
 from attnres.hf.layer import (
     CONNECTION,
     Depth,
-    Layer,
     Wide,
     attached_class,
     attached_layers,
+    become_layer,
     change_class,
-    run_whole,
-    unroll,
 )
 from attnres.hf.record import RECORD, file_of, read_record, recorded_connection, written_record
 from attnres.hf.several import give_reads
@@ -189,10 +187,6 @@ class Model:
         model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *signatures}
         super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
 
-    def unrolled(self, tokens: Tensor) -> Unrolled:
-        """Unroll the model over depth for tokens [batch, time], as `mixing_matrix` asks for."""
-        return unroll(decoder_of(self), lambda: run_whole(self, tokens))
-
     def _init_weights(self, module: nn.Module) -> None:
         if not isinstance(module, Wide):  # a connection's parts start as it made them
             super()._init_weights(module)  # type: ignore[misc]
@@ -270,9 +264,7 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
     decoder.register_module(CONNECTION, connection)
     _change_model_class(decoder)
     for layer, first, code, roles in plan:
-        change_class(layer, attached_class(type(layer), Layer))
-        layer._decoder, layer._first_site, layer._code = (decoder,), first, code
-        layer._is_last = first + len(code.pieces) == connection.sublayers
+        become_layer(layer, decoder, code, first, connection.sublayers)
         for name, role in roles.items():
             part = getattr(layer, name)
             change_class(part, attached_class(type(part), role))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -169,6 +169,19 @@ class Signed(nn.Module):
             missing.remove(key)
 
 
+def become_layer(layer: Any, decoder: nn.Module, code: LayerCode, first: int, sites: int) -> None:
+    """Let a layer run its sublayers, of which `first` is the first one's site, through its decoder's connection."""
+    change_class(layer, attached_class(type(layer), Layer))
+    layer._decoder, layer._first_site, layer._code = (decoder,), first, code
+    layer._is_last = first + len(code.pieces) == sites
+
+
+def become_plain(layer: Any) -> None:
+    """Undo `become_layer`."""
+    change_class(layer, type(layer)._made_of[0])
+    del layer._decoder, layer._first_site, layer._code, layer._is_last
+
+
 def _is_narrow(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize < torch.float32.itemsize
 
@@ -199,21 +212,30 @@ def run_whole(model: Any, inputs: Tensor, **others: Any) -> Any:
     return model(**{model.main_input_name: inputs}, **others)
 
 
-def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
-    """Unroll a decoder over depth: what its layers are called with while `forward` runs binds their sublayers."""
-    layers = attached_layers(decoder)
-    calls: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def calls_of(modules: Iterable[nn.Module], forward: Callable[[], Any]) -> dict[nn.Module, Call]:
+    """What modules are called with while `forward` runs."""
+    calls: dict[nn.Module, Call] = {}
     hooks = [
-        layer.register_forward_pre_hook(
-            lambda _, args, kwargs, index=index: calls.update({index: (args, kwargs)}), with_kwargs=True
+        module.register_forward_pre_hook(
+            lambda module, args, kwargs: calls.update({module: (args, kwargs)}), with_kwargs=True
         )
-        for index, layer in enumerate(layers)
+        for module in modules
     ]
     try:
         forward()
     finally:
         for hook in hooks:
             hook.remove()
+    return calls
+
+
+def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
+    """Unroll a decoder over depth: what its layers are called with while `forward` runs binds their sublayers."""
+    layers = attached_layers(decoder)
+    calls = calls_of(layers, forward)
     if not calls:
         raise UsageError("the model's layers are not those that attach makes; ask attnres.mixing_matrix or trace")
 
@@ -223,10 +245,10 @@ def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
 
     sublayers = [
         functools.partial(within, layer, sublayer)
-        for index, layer in enumerate(layers)
-        for sublayer in bound_sublayers(layer, calls[index][0][1:], calls[index][1], {})
+        for layer, (args, kwargs) in calls.items()
+        for sublayer in bound_sublayers(layer, args[1:], kwargs, {})
     ]
-    return cast(Connection, decoder.connection), calls[0][0][0], sublayers
+    return cast(Connection, decoder.connection), calls[layers[0]][0][0], sublayers
 
 
 def bind(

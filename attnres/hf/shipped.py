@@ -7,7 +7,7 @@ A form is a row of a table. `read_connection` makes a connection of a checkpoint
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,27 @@ class Form:
     """Options of `Block` that the code base's maths amounts to."""
     first_site: bool = True
     """Whether site 0 has parameters. It has one source, so they are never used."""
+    kinds: dict[str, int] = field(default_factory=dict)
+    """How many mixtures the attention of a layer reads, by its kind in config.json's layer_types, if not always one."""
 
-    def names(self, layers: int) -> Sequence[tuple[str, str | None] | None]:
-        """(query, gain) for each site 0 .. 2 * layers; None for one that has no parameters."""
-        heads = [head.format(layer=layer) for layer in range(layers) for head in (self.attention, self.mlp)]
-        names = [(head + self.query, self.gain and head + self.gain) for head in (*heads, self.readout)]
-        return names if self.first_site else [None, *names[1:]]
+    def reads(self, layers: int, layer_types: Sequence[str] | None) -> list[int]:
+        """How many mixtures each layer's attention reads."""
+        if not self.kinds or layer_types is None:
+            return [1] * layers
+        if len(layer_types) != layers or not {*layer_types} <= {*self.kinds}:
+            raise UsageError(f"layer_types must be {layers} of {', '.join(self.kinds)}, not {list(layer_types)}")
+        return [self.kinds[kind] for kind in layer_types]
+
+    def sites(self, reads: Sequence[int], dim: int) -> Iterator[tuple[int, str, str | None, list[int]]]:
+        """(site, query, gain, the query's shape) for each site that has parameters, by their names."""
+        heads = [(head.format(layer=n), count) for n, k in enumerate(reads) for head, count in self._halves(k)]
+        shape = [dim if size == -1 else size for size in self.query_shape]
+        for site, (head, count) in enumerate([*heads, (self.readout, 1)]):
+            if site or self.first_site:
+                yield site, head + self.query, self.gain and head + self.gain, [count, *shape] if count > 1 else shape
+
+    def _halves(self, reads: int) -> tuple[tuple[str, int], ...]:
+        return (self.attention, reads), (self.mlp, 1)
 
     @property
     def pattern(self) -> re.Pattern[str]:
@@ -92,8 +107,8 @@ FORMS = {
         eps=1e-6,
         eps_entry="norm_eps",
     ),
-    # transformers' inkling2. Keys have no gain. The attention of its hybrid (not sliding) layers reads three mixtures
-    # at once, for queries, keys and values, where a connection has one; what has that shape is refused.
+    # transformers' inkling2. Keys have no gain. The attention of its hybrid (not sliding) layers reads three mixtures,
+    # for queries, keys and values: reads="qkv", with which sliding layers have the same mixture three times.
     "inkling2": Form(
         attention="layers.{layer}.attention_input",
         mlp="layers.{layer}.mlp_input",
@@ -107,6 +122,7 @@ FORMS = {
         eps_entry=None,
         options={"value_norm": True, "scaled_scores": True},
         first_site=False,
+        kinds={"hybrid_sliding": 1, "hybrid": 3},
     ),
 }
 
@@ -132,47 +148,56 @@ def read_connection(tensors: Mapping[str, Tensor], form: str, config: Mapping[st
 
     found = {name: match[1] for name in tensors if (match := layout.pattern.match(name))}
     prefix = _one_prefix(set(found.values()) or {PREFIX}, form)
-    sites = layout.names(layers)
-    query_shape = [dim if size == -1 else size for size in layout.query_shape]
+    reads = layout.reads(layers, text.get("layer_types"))
     shapes = {}
-    for query, gain in filter(None, sites):
-        shapes[prefix + query] = query_shape
-        if gain:
-            shapes[prefix + gain] = [dim]
+    for _, query, gain, shape in layout.sites(reads, dim):
+        shapes |= {prefix + query: shape} | ({prefix + gain: [dim]} if gain else {})
     wrong = f"these are not the AttnRes tensors of {form} with {layers} transformer layers of width {dim}"
     refuse_differences(shapes, {name: tensors[name] for name in found}, wrong)
 
-    connection = Block(dim, 2 * layers, block_size, eps=eps, **layout.options)
-    for site, names in enumerate(sites):
-        if names:
-            query, gain = names
-            connection.query[site] = nn.Parameter(tensors[prefix + query].detach().reshape(dim))
-            if gain:
-                connection.gain[site] = nn.Parameter(tensors[prefix + gain].detach())
+    options = {**layout.options, "reads": "one" if max(reads) == 1 else "qkv"}
+    connection = Block(dim, 2 * layers, block_size, eps=eps, **options)
+    for site, query, gain, stored in layout.sites(reads, dim):
+        tensor, shape = tensors[prefix + query].detach(), connection.query[site].shape
+        repeated = len(shape) > len(stored)
+        connection.query[site] = nn.Parameter(tensor.expand(shape).clone() if repeated else tensor.reshape(shape))
+        if gain:
+            connection.gain[site] = nn.Parameter(tensors[prefix + gain].detach())
     return connection
 
 
-def write_connection(connection: Connection, form: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def write_connection(
+    connection: Connection, form: str, layer_types: Sequence[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The connection's parameters under the form's names, and the entries that config.json must have for them.
 
-    The inverse of `read_connection`, for a causal language model. A form without key gains stores c = g * w. Raises
+    The inverse of `read_connection`, for a causal language model. A form without key gains stores c = g * w.
+    layer_types is that of inkling2's config.json; without it all layers read as many mixtures as the connection. Raises
     UsageError where the form has no place for what the connection does.
     """
     layout = _form(form)
     connection = _expressible(connection, form, layout)
+    layers, count = connection.sublayers // 2, connection.reads(0)
+    if layer_types is None and layout.kinds:
+        layer_types = [kind for kind, reads in layout.kinds.items() if reads == count] * layers
     tensors = {}
-    for site, names in enumerate(layout.names(connection.sublayers // 2)):
-        if not names:
-            continue
+    for site, name, gain_name, shape in layout.sites(layout.reads(layers, layer_types), connection.dim):
         query, gain = connection.query[site].detach(), connection.gain[site].detach()
-        tensors[PREFIX + names[0]] = (query if layout.gain else query * gain).reshape(layout.query_shape)
-        if names[1]:
-            tensors[PREFIX + names[1]] = gain
+        stored = query if layout.gain else query * gain
+        if stored.ndim > len(shape):
+            if (stored != stored[0]).any():
+                raise UsageError(f"layer {site // 2} has one mixture in form {form}, not {count} of its own")
+            stored = stored[0]
+        tensors[PREFIX + name] = stored.reshape(shape)
+        if gain_name:
+            tensors[PREFIX + gain_name] = gain
     entries: dict[str, Any] = {
         "num_hidden_layers": connection.sublayers // 2,
         "hidden_size": connection.dim,
         layout.block_size: connection.block_size // layout.sublayers,
     }
+    if layer_types is not None:
+        entries["layer_types"] = list(layer_types)
     if layout.eps_entry:
         entries[layout.eps_entry] = connection.options.eps
     return tensors, entries
@@ -213,6 +238,8 @@ def _expressible(connection: Connection, form: str, layout: Form) -> Block:
         connection.dim, connection.sublayers, connection.block_size, eps=connection.options.eps, **layout.options
     )
     own, theirs = _traits(plain), _traits(connection)
+    if connection.reads(0) in layout.kinds.values():
+        own["reads"] = theirs["reads"]
     differing = theirs.items() - own.items()
     if differing:
         said = ", ".join(f"{name} is {value!r}" for name, value in sorted(differing))
@@ -227,6 +254,6 @@ def _expressible(connection: Connection, form: str, layout: Form) -> Block:
 
 def _traits(connection: Block) -> dict[str, Any]:
     """Everything that a connection is told, its options and those that a subclass adds."""
-    public = {name: value for name, value in vars(connection).items() if not name.startswith(("_", "training"))}
+    public = {name: value for name, value in vars(connection).items() if not name.startswith(("_", "training", "rate"))}
     options = asdict(public.pop("options"))
     return {**public, **options}

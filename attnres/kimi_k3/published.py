@@ -49,8 +49,9 @@ class Part:
 
 def parts(model: PreTrainedModel) -> dict[str, Part]:
     """Say for each name of the model's state dict how the published form, without its prefix, stores it."""
-    sites = FORMS["kimi_k3"].names(model.config.num_hidden_layers)
-    return {name: _part(name, tensor, model.config, sites) for name, tensor in model.state_dict().items()}
+    form, config = FORMS["kimi_k3"], model.config
+    sites = {site: names for site, *names, _ in form.sites([1] * config.num_hidden_layers, config.hidden_size)}
+    return {name: _part(name, tensor, config, sites) for name, tensor in model.state_dict().items()}
 
 
 def _part(name: str, tensor: Tensor, config: Any, sites: Any) -> Part:

@@ -16,9 +16,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from attnres.analysis import Change, sublayer_names
+from attnres.analysis import Change
 from attnres.analysis.interventions import connection_in, differs_by_channel
-from attnres.connections import Connection, make_connection, parse_connection
+from attnres.analysis.profile import names_of
+from attnres.connections import Connection, connection_class, connection_names, make_connection, parse_connection
 from attnres.data import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
 from attnres.files import is_of_transformers
@@ -259,12 +260,9 @@ class TransformersSubject(Subject):
         self._model = load_causal(path, use_safetensors=True)
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             tensor.data = tensor.data.clone()  # else it is the file's memory, and changes with what is written there
-        if not self.attached:
-            from attnres.hf import attach
-
-            attach(self._model, "residual")
         connection = connection_in(self._model)
         self._shape = shape_of(connection)
+        self.connection = self._model.config.attnres["connection"] if self.attached else _rule(connection)
 
     @property
     def ends(self) -> Collection[int]:
@@ -277,12 +275,11 @@ class TransformersSubject(Subject):
 
     def describe(self) -> Model:
         config = self._model.config.get_text_config()
-        connection = self._model.config.attnres["connection"]
-        where = "" if self.attached else ", as it is: the plain residual"
+        where = "" if self.attached else ", as it is"
         return Model(
             id=self.id,
             name=self.name,
-            connection=connection,
+            connection=self.connection,
             description=f"{config.model_type}, {config.num_hidden_layers} layers of width {config.hidden_size}{where}",
             kind="transformers",
             **self._shape,
@@ -291,7 +288,7 @@ class TransformersSubject(Subject):
             tokens=self.tokens,
             steps=(0,),
             training=False,
-            colour=arm_styles([connection])[connection].colour,
+            colour=arm_styles([self.connection])[self.connection].colour,
         )
 
     def step(self, asked: int | None) -> int:
@@ -301,22 +298,26 @@ class TransformersSubject(Subject):
         return self._model
 
     def _loading(self, step: int | None) -> list[str]:
-        of_file = ":" in parse_connection(self.describe().connection)[0]
+        of_file = ":" in parse_connection(self.connection)[0]
         trust = ", trust_remote_code=True" if of_file else ""
-        load = [f"model = attnres.hf.load({str(self.path)!r}{trust}).eval()"]
+        load = f"attnres.hf.load({str(self.path)!r}{trust})"
         if not self.attached:
-            load = [
-                "import transformers",
-                f"model = transformers.AutoModelForCausalLM.from_pretrained({str(self.path)!r}).eval()",
-                'attnres.hf.attach(model, "residual")',
-            ]
+            load = f"transformers.AutoModelForCausalLM.from_pretrained({str(self.path)!r})"
+        package = "attnres.hf" if self.attached else "transformers"
         of_tokenizer = ["from attnres.data import load_tokenizer", f"tokenizer = load_tokenizer({str(self.path)!r})"]
-        return ["import attnres.hf", *load, *of_tokenizer]
+        return [f"import {package}", f"model = {load}.eval()", *of_tokenizer]
+
+
+def _rule(connection: Connection) -> str:
+    """The name of the rule that a model has in its own code, or that of its class."""
+    known = {connection_class(name): name for name in connection_names()}
+    kind = type(getattr(connection, "inner", connection))
+    return known.get(kind, kind.__name__)
 
 
 def shape_of(connection: Connection) -> dict[str, Any]:
     """What a Model says of its connection."""
-    names = sublayer_names(connection.sublayers)
+    names = names_of(connection)
     return {
         "sites": (*names, "readout"),
         "sources": ("embedding", *names),

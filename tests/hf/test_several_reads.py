@@ -51,7 +51,7 @@ def test_each_projection_reads_its_own_mixture(name):
                 getattr(part, projection).register_forward_pre_hook(
                     lambda _, args, key=key: seen.__setitem__(key, args[0])
                 )
-    _, embedding, sublayers = model.model.unrolled(tokens)
+    _, embedding, sublayers = attnres.hf.unroll(model, tokens)
     with torch.no_grad():
         values = connection.start(embedding)
         for site, sublayer in enumerate(sublayers):

@@ -9,11 +9,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+import attnres.hf
 from attnres import make_connection
 from attnres.errors import UsageError
 from attnres.hf.shipped import read_checkpoint, read_connection, write_connection
 from tests.connections.test_oracles import naive_attnres
-from tests.hf.models import assert_near
+from tests.depth import randomise
+from tests.hf.models import assert_near, make_model
 
 LAYERS, DIM = 7, 6
 
@@ -154,6 +156,37 @@ def test_inkling2_is_transformers_model():
     assert {name.removeprefix("model.") for name in tensors} == named.keys()
     assert all(torch.equal(tensors[f"model.{name}"], parameter) for name, parameter in named.items())
     assert {name: getattr(config, name) for name in entries} == entries
+
+
+KINDS = ["hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid"]
+
+
+def test_both_kinds_of_layers_of_inkling2_are_read_and_written():
+    """A full-attention layer has a query for each of q, k and v; the readers' test runs such a model."""
+    inkling2 = pytest.importorskip("transformers.models.inkling2.modeling_inkling2")
+    config = inkling2.Inkling2TextConfig(**INKLING, layer_types=KINDS)
+    model = inkling2.Inkling2TextModel(config)
+    named = {f"model.{name}": p.data.normal_() for name, p in model.named_parameters() if name.endswith("query")}
+    connection = read_connection(named, "inkling2", config.to_dict())
+    tensors, entries = write_connection(connection, "inkling2", KINDS)
+    assert tensors.keys() == named.keys() and all(torch.equal(tensors[name], named[name]) for name in named)
+    assert {name: getattr(config, name) for name in entries} == entries
+    connection.query[2].data[1] += 1
+    with pytest.raises(UsageError, match="layer 1 has one mixture"):
+        write_connection(connection, "inkling2", KINDS)
+
+
+def test_what_is_attached_with_reads_of_q_k_and_v_goes_through_inkling2s_form():
+    options = {"reads": "qkv", "value_norm": True, "scaled_scores": True, "total": False, "block_size": 2}
+    models = [attnres.hf.attach(make_model("llama", num_hidden_layers=3), "block", **options) for _ in range(2)]
+    connection, other = map(attnres.hf.connection_of, models)
+    randomise(connection)
+    tensors, entries = write_connection(connection, "inkling2")
+    assert entries["layer_types"] == ["hybrid"] * 3
+    other.load_state_dict(read_connection(tensors, "inkling2", entries).state_dict())
+    tokens = torch.arange(3, 12)[None]
+    expected, plain = (model(tokens).logits for model in models)
+    torch.testing.assert_close(plain, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_every_difference_is_named():

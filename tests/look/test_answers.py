@@ -190,6 +190,22 @@ def test_models_of_transformers(saved_models):
         assert client.one("watch", model=0)["kind"] == "failure"
 
 
+def test_a_released_model_is_looked_at_as_it_is(saved_models, tmp_path):
+    from tests.hf.small import small_model
+
+    small_model("beam", vocab_size=256, eos_token_id=None).save_pretrained(tmp_path / "beam")
+    shutil.copy(saved_models[0] / "tokenizer.json", tmp_path / "beam")
+    with serving(open_subjects([tmp_path / "beam"])) as client:
+        (told,) = client.session()["models"]
+        assert told["connection"] == "depth-scaled"
+        picture = client.one("look", **view(0, changes=CHANGES))
+        space: dict = {}
+        exec(picture["python"], space)
+        assert picture["mean_loss"] == pytest.approx(float(space["loss"]), abs=1e-5)
+        *drawn, _ = client.ask("continue", **view(0, changes=CHANGES), temperature=0.0, count=4)
+        assert len(drawn) == 4
+
+
 @pytest.mark.parametrize("where", [pytest.param("generation_config.json", marks=pytest.mark.slow), "config.json"])
 def test_a_text_ends_where_the_model_says_as_a_chat_does(saved_models, tmp_path, where):
     """The tokenizer knows no end here; of the ids that end a text one may be none of those drawn."""
