@@ -18,7 +18,6 @@ from typing import Annotated
 import tyro
 
 from attnres.cli._tables import Output, print_line, print_table
-from attnres.errors import UsageError
 
 UNIT = "units of the file"
 
@@ -35,11 +34,8 @@ def command(
     """
     from attnres.analysis.powerlaw import fit_power_laws, read_points
     from attnres.lab.laws import scaling_table, write_fit
-    from attnres.report.style import MOST_STYLES
 
     console, points = Output(), read_points(csv)
-    if len(points) > MOST_STYLES:
-        raise UsageError(f"{csv}: {len(points)} arms are more than a figure can tell apart; give at most {MOST_STYLES}")
     print_table(console, scaling_table(*fit_power_laws(points), UNIT))
     print_line(console, f"Figure: {write_fit(points, UNIT, out)}")
     return 0

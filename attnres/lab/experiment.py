@@ -36,7 +36,5 @@ class Experiment:
     """The answer in a sentence or two."""
     claims: Callable[[Record], Sequence[Statement]] = lambda _: ()
     tables: Callable[[Record], Sequence[TextTable]]
-    figures: Sequence[str]
-    """The names of the pictures that a record may have."""
     pictures: Callable[[Record], Sequence[Picture]]
-    """Those that it has something to show in."""
+    """Those that a record has something to show in."""

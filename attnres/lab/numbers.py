@@ -182,7 +182,7 @@ def written(values: list[Any], spec: Mapping[str, Any]) -> str:
         value = Decimal(found[0].replace(",", "")) * Decimal(str(spec.get("scale", 1)))
         value = value.quantize(Decimal(1).scaleb(-spec["digits"]), ROUND_HALF_UP)
         sign = "+" if found[0].startswith("+") and spec.get("sign", True) else ""
-        return f"{value if spec.get('sign', True) else abs(value):{sign}{',' if spec.get('commas') else ''}f}"
+        return f"{value if spec.get('sign', True) else abs(value):{sign}f}"
 
     texts = map(str, values)
     if "digits" in spec:

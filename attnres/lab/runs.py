@@ -159,25 +159,15 @@ def command() -> str:
     return shlex.join(["attnres", *sys.argv[1:]])
 
 
-def header(run_record: Mapping[str, Any], runs: Iterable[Run], hours: float | None = None) -> dict[str, Any]:
-    """The fields of `Record` that say what this process has run.
-
-    Args:
-        run_record: config.json of one of the runs.
-        runs: all of them.
-        hours: of computing; those of training the runs if not given.
-    """
+def header(run_record: Mapping[str, Any], runs: Iterable[Run]) -> dict[str, Any]:
+    """The fields of `Record` that say what this process has run: run_record is config.json of one of the runs."""
     runs = list(runs)
-    seconds = sum((run.step_seconds or 0.0) * run.steps for run in runs)
     return {
         "command": command(),
         "date": date.today().isoformat(),
-        "hours": measured(seconds / 3600 if hours is None else hours),
-        "versions": run_record["versions"],
+        "hours": measured(sum((run.step_seconds or 0.0) * run.steps for run in runs) / 3600),
         "commits": tuple(dict.fromkeys(run.commit for run in runs if run.commit)),
-        "machine": run_record["machine"],
-        "corpus": run_record["corpus"],
-        "config": run_record["config"],
+        **{name: run_record[name] for name in ("versions", "machine", "corpus", "config")},
         "start": run_record.get("start"),
     }
 

@@ -22,7 +22,6 @@ CONNECTION_STYLES = {  # the places of its colour and its dashes; relatives shar
     **{"hc": (5, 3), "identity-hc": (5, 4), "mhc": (5, 0), "mhc-lite": (5, 1), "kromhc": (5, 2)},
     **{"rms-block": (4, 0), "highway": (6, 0), "delta": (6, 1)},
 }
-MOST_STYLES = len(ARM_COLOURS) * len(ARM_DASHES)
 WEIGHT_COLOURS, SIGNED_COLOURS = "viridis", "coolwarm"  # the middle of coolwarm is grey: it can be told from paper
 NEGATIVE_COLOUR = "#E69F00"  # of a depth weight
 MOST_TIMES = 4
@@ -37,7 +36,7 @@ class ArmStyle:
 
 
 def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
-    """The style of each arm of one figure or page, all different for up to MOST_STYLES arms, which is 42.
+    """The style of each arm of one figure or page, all different for up to 42 arms.
 
     It follows from the arm's name alone, so that a connection looks the same everywhere: the colour from the
     connection, the dashes from its options. Only where two arms of one figure would look alike does the later one take

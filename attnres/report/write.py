@@ -17,7 +17,6 @@ from attnres.report.draw import drawn
 from attnres.report.page import Section, page, write_page
 
 PAGE = "report.html"
-FIGURES = ("loss_curves", "depth_matrices", "depth_profiles")
 CONTEXT = 48
 """Characters of text shown on either side of a chosen token."""
 HOW = (
@@ -78,7 +77,7 @@ def _seeds(data: ReportData) -> str:
 
 def pictures(data: ReportData) -> dict[str, Picture]:
     """The pictures that the data has something to show in, by the names of their files."""
-    curves, matrices, profiles = FIGURES
+    curves, matrices, profiles = "loss_curves", "depth_matrices", "depth_profiles"
     made: dict[str, Picture] = {}
     if data.trained:
         made[curves] = Picture(name=curves, alt="loss curves", charts=_curves(data), note=_seeds(data))

@@ -11,7 +11,6 @@ from attnres.lab.experiments import ablation
 from attnres.lab.experiments.ablation import DEFAULTS, Options, plan, tables
 from attnres.lab.runs import Record, Run, read_record
 from attnres.model.flops import training_flops
-from attnres.train import environment
 from tests.cli.conftest import TINY, run_jobs_here
 
 STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3", "--validation-tokens", "64"]
@@ -78,18 +77,6 @@ def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
     for arm in written.arms:
         assert sorted(run.status for run in written.of(arm, part="tuning")) == ["diverged", "done", "done"]
     assert rates(written) == {"residual": 1.0, "full": 1.0}
-
-
-@pytest.mark.slow
-def test_the_record_names_every_commit_that_its_runs_were_made_at(tmp_path, ablate, corpus, monkeypatch):
-    options = [*STEPS, *corpus, "--grid", "1", "--embedding-stds", "1", "--out", tmp_path]
-    for commit, arms in (("aaa", ("residual", "full")), ("bbb", ("residual", "full", "x0"))):
-        monkeypatch.setattr(environment, "_commit", lambda commit=commit: commit)
-        code, told = ablate(*arms, *options, "--seeds", "1", "--record", tmp_path / "r.json")
-        assert code == 0, told.err
-    record = read_record(tmp_path / "r.json", "ablation")
-    assert [run.commit for run in record.runs] == ["aaa", "aaa", "bbb"]
-    assert record.origin["commit"] == "aaa, bbb"
 
 
 def tried(rate: float, seed: int, loss: float, status: str = "done") -> Run:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import re
 import shutil
 from contextlib import redirect_stdout
 
@@ -130,14 +129,6 @@ def test_an_advantage_outside_of_what_was_measured_is_marked():
     assert table.note.endswith(" a is extrapolated to what it would need for b."), "17 times its largest compute"
 
 
-@pytest.mark.slow
-def test_a_bound_that_is_almost_none_is_not_written_in_a_hundred_digits(tmp_path, capsys):
-    points = "arm,compute,loss\na,1,3\na,10,2.5\na,100,2.2\nb,1,2.9\nb,10,2.5\nb,100,2.1\n"
-    (tmp_path / "points.csv").write_text(points)
-    assert main(["fit", str(tmp_path / "points.csv"), "--out", str(tmp_path)]) == 0
-    assert re.search(r"1\.64x \[0\.06, \d\.\de\+\d+\]", capsys.readouterr().out)
-
-
 def test_points_that_support_no_factor_are_fitted_and_told(tmp_path, capsys):
     path = tmp_path / "level.csv"
     lines = [f"{arm},{c},{by * loss}" for arm, by in (("a", 1), ("b", 0.9)) for c, loss in LEVEL.items()]
@@ -174,24 +165,3 @@ def test_bad_input_is_one_line(arguments, message, capsys, tmp_path):
     assert main(["scaling", *arguments, "--out", str(tmp_path)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("file", "message"),
-    [
-        ("/no/such/file.csv", "/no/such/file.csv: No such file or directory"),
-        ("docs/figures/gain.png", "not UTF-8 text"),
-    ],
-)
-def test_a_file_that_cannot_be_fitted_is_one_line(file, message, capsys, tmp_path):
-    assert main(["fit", file, "--out", str(tmp_path)]) in (1, 2)
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
-def test_more_arms_than_a_figure_has_styles_are_refused(capsys, tmp_path):
-    rows = [f"arm {arm},{compute},{compute**-0.1}" for arm in range(43) for compute in (1, 2, 4)]
-    (tmp_path / "points.csv").write_text("\n".join(["arm,compute,loss", *rows]))
-    assert main(["fit", str(tmp_path / "points.csv"), "--out", str(tmp_path / "out")]) == 2
-    assert "43 arms are more than a figure can tell apart; give at most 42" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -125,7 +125,6 @@ def test_a_place_that_holds_no_number_is_an_error(project):
         ("1.14x [1.045, 1.24]", {"digits": 2}, "1.14x [1.05, 1.24]"),
         ("+0.0024 ± 0.0009", {"digits": 3, "pick": 0, "sign": False}, "0.002"),
         (28.84, {"digits": 0, "unit": "x"}, "29x"),
-        (5399, {"digits": 0, "commas": True}, "5,399"),
         ("not measured", {}, "not measured"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 
 import numpy as np
@@ -73,15 +72,6 @@ def test_checkpoints_that_are_gone_are_named(run):
     assert left == [4, 6], "the newest, which is the best, and the one from which a longer run goes on"
     with pytest.raises(UsageError, match=r"no checkpoint of step 2.* repeat the --save-every"):
         profile(run.folder, tokens, MOMENTS)
-
-
-def test_checkpoints_of_a_run_that_was_there_stay(run):
-    """They are somebody else's, and a longer run may go on from one of them."""
-    record = json.loads((run.folder / "config.json").read_text())
-    record["config"]["keep"] = 30
-    (run.folder / "config.json").write_text(json.dumps(record))
-    prune(run.folder, keep=1)
-    assert [checkpoint.step for checkpoint in RunFolder(run.folder).checkpoints.all()] == [2, 4, 6]
 
 
 def test_update_size_is_relative_and_per_step_at_the_peak_rate():

@@ -58,18 +58,6 @@ def test_trend_and_kind_of_sublayer_are_no_period():
     assert exact is not None and exact.p_value == 1.0 and exact.amplitude == 0
 
 
-def test_seeds_that_repeat_one_pattern_are_not_counted_as_evidence():
-    once = periodicity(fluctuations(3), 4)
-    many = periodicity(np.stack([fluctuations(3)] * 5), 4)
-    assert once is not None and many is not None and many.p_value == pytest.approx(once.p_value)
-    assert many.amplitude == pytest.approx(once.amplitude)
-
-
-def test_places_that_cannot_be_told_apart_have_no_period():
-    assert periodicity(fluctuations(0), 2) is None and periodicity(fluctuations(0), 1) is None
-    assert periodicity(fluctuations(0, 10), 4) is None
-
-
 def run_with_shares(excess: np.ndarray) -> SimpleNamespace:
     return SimpleNamespace(measured={"source_share": np.exp(excess) * uniform_shares(len(excess))})
 

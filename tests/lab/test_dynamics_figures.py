@@ -17,10 +17,6 @@ def test_every_picture_is_made_where_runs_or_all_of_an_arm_diverged():
         assert len(made) == 5 and all(payload(one)["charts"] for one in made)
 
 
-def test_without_any_run_there_is_no_picture():
-    assert not pictures(made_up([lost(run) for run in made_up_runs(2)], matrices=False))
-
-
 def test_lines_are_means_over_seeds():
     runs = made_up_runs(3)
     line = pictures(made_up(runs))[0].charts[0].lines[0]

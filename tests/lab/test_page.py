@@ -13,7 +13,7 @@ import pytest
 from attnres.cli import main
 from attnres.lab import experiments
 from attnres.lab.experiments.ablation import differences, tuning
-from attnres.lab.laws import iso_flop_curves, pictures
+from attnres.lab.laws import pictures
 from attnres.lab.page import read_records, tables_page, write_results
 from attnres.lab.runs import to_json, write_record
 from tests.lab.sample import ATTACK, ablation, ablation_runs, scaling, scaling_runs
@@ -84,27 +84,6 @@ def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
     assert {row.name for row in large.rows} == {"full", "block:heads=2", "highway"} and not small.rows
     large, small = tuning(record)
     assert large.texts == [["best", "diverged"]] * 4 and small.texts == [["best", "diverged"], *[["", ""]] * 3]
-
-
-def test_every_level_of_compute_has_its_label():
-    """Two dear arms may reach a level that the baseline does not; one alone compares nothing there."""
-
-    def levels(others):
-        runs = [run for run in scaling_runs() if run["arm"] == "residual"]
-        for arm in others:
-            for run in scaling_runs():
-                if run["arm"] == "full":
-                    own = run["measured"] | {"flops_per_token": 2.0 * run["measured"]["flops_per_token"]}
-                    runs.append(run | {"arm": arm, "measured": own})
-        record = scaling(runs)
-        of_arms = [set(curves) for curves in iso_flop_curves(record).values()]
-        (picture,) = pictures(record)
-        assert sum(bool(line.label) for line in picture.charts[3].lines) == len(set.union(*of_arms))
-        return of_arms
-
-    baseline, *others = levels(["full", "block"])
-    assert all(of - baseline for of in others)
-    assert levels(["full"]) == [baseline, baseline] and baseline
 
 
 def test_differences_are_drawn_with_their_errors_and_not_where_no_run_is_done():

@@ -248,14 +248,6 @@ def test_a_weak_baseline_leaves_the_other_fits_without_advantages():
     assert {row[2:] for row in tables(nothing)[0].rows} == {("", "", "")} and not pictures(nothing)
 
 
-def test_the_check_is_held_against_its_own_seed():
-    """The check trains with the first seed, whose run at the rate itself may have diverged."""
-    record = a_record()
-    without = moved(record, lambda run: None if (run.arm, run.at, run.seed) == ("full", "4x16", 0) else run)
-    checks = [tables(of)[2].rows[1][5] for of in (record, without)]
-    assert checks == ["x0.5: +7.0994, x2: +7.0994", ""]
-
-
 def test_the_tables_of_few_sizes_are_without_a_fit():
     few = replace(a_record(), runs=a_record().runs[:1])
     (along,) = tables(few)

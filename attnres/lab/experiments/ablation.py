@@ -533,6 +533,5 @@ EXPERIMENT = Experiment(
     finding=finding,
     claims=claims,
     tables=tables,
-    figures=("ablation", "tuning"),
     pictures=pictures,
 )

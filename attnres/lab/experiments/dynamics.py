@@ -149,6 +149,5 @@ EXPERIMENT = Experiment(
     finding=finding,
     claims=claims,
     tables=tables,
-    figures=("dynamics-depth", "dynamics-weights", "dynamics-training", "dynamics-ranks", "dynamics-matrices"),
     pictures=pictures,
 )

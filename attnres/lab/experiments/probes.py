@@ -233,6 +233,5 @@ EXPERIMENT = Experiment(
     finding=finding,
     claims=claims,
     tables=tables,
-    figures=("probes",),
     pictures=pictures,
 )

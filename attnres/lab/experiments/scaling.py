@@ -458,6 +458,5 @@ EXPERIMENT = Experiment(
     ),
     finding=finding,
     tables=tables,
-    figures=("scaling",),
     pictures=pictures,
 )

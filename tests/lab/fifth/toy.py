@@ -86,6 +86,5 @@ EXPERIMENT = Experiment(
     finding=lambda record: summary(claims(record)),
     claims=claims,
     tables=tables,
-    figures=("toy",),
     pictures=pictures,
 )
