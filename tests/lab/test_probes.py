@@ -133,7 +133,7 @@ def test_a_signal_while_the_page_is_drawn_does_not_say_that_nothing_was_saved(sw
     arguments = ["probe", "--runs", str(sweep.folder), "--tokens", "64", "--out", str(tmp_path / "out")]
     assert main(arguments) == 130
     record = tmp_path / "out" / "probes.json"
-    assert f"saved in {record}" in capsys.readouterr().err
+    assert f"measured in {record}" in capsys.readouterr().err
     assert read_record(record, "probes").runs
 
 
