@@ -56,14 +56,6 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def is_of_transformers(folder: Path) -> bool:
-    """Whether its config.json is that of a model of transformers, and not a run's."""
-    try:
-        return "model_type" in read_json((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
-        return False
-
-
 def read_json(content: str | bytes) -> Any:
     """What JSON says. Raises ValueError if it is none, or nested more deeply than Python can read."""
     try:
@@ -75,21 +67,21 @@ def read_json(content: str | bytes) -> Any:
 RUN = "run"
 
 
-def folder_kind(path: Path) -> str | None:
-    """Say what a folder holds by its config.json: a `RUN` of this library, or what transformers calls its model.
+def folder_kind(path: Path) -> str:
+    """Say what config.json makes of a folder: a `RUN` of this library, a model type of transformers, or "" for neither.
 
-    None where it is neither. Raises UsageError on a config.json that is not JSON.
+    Raises UsageError on a config.json that is not JSON.
     """
     file = path / "config.json"
     if not file.is_file():
-        return None
+        return ""
     try:
         record = json.loads(file.read_bytes())
     except ValueError as error:
         raise UsageError(f"{file}: not valid JSON ({error}); give another folder") from None
-    if {"config", "corpus", "versions"} <= record.keys():
-        return RUN
-    return record.get("model_type")
+    if not isinstance(record, dict):
+        return ""
+    return RUN if {"config", "corpus", "versions"} <= record.keys() else record.get("model_type", "")
 
 
 @contextmanager

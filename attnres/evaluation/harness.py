@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 
 from attnres.errors import UsageError, first_line, install_command
-from attnres.files import is_of_transformers
+from attnres.files import RUN, folder_kind
 from attnres.train import load_run
 
 SEED = 1234
@@ -144,7 +143,7 @@ def check_model(path: Path) -> None:
     """Raise UsageError if the folder holds neither a run with a checkpoint nor a model of transformers."""
     if not path.is_dir():
         raise UsageError(f"{path}: no such folder; give a run's, or a model's of transformers")
-    if not is_of_transformers(path):
+    if folder_kind(path) in ("", RUN):
         load_run(path)
 
 
@@ -153,12 +152,13 @@ def _open_model(path: Path, batch_size: int) -> Any:
     from attnres.evaluation.run_lm import RunLM
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    if not is_of_transformers(path):
+    kind = folder_kind(path)
+    if kind == RUN:
         return RunLM(load_run(path), batch_size, torch.device(device))
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoTokenizer
 
-    if json.loads((path / "config.json").read_bytes())["model_type"] == "kimi_k3":
+    if kind == "kimi_k3":
         from attnres.kimi_k3 import load as load_model
     else:
         from attnres.hf.causal import load_causal as load_model

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from attnres.errors import UsageError, list_of_ids
+from attnres.errors import UsageError
 from attnres.model import Transformer
 
 PREFILL_CHUNK = 256
@@ -39,20 +38,23 @@ def generate(
     Raises:
         UsageError: an empty prompt, one longer than the context, or sampling options out of range.
     """
-    prompt = list_of_ids("the prompt", prompt)
-    _check(model, prompt, max_new, temperature, top_k, top_p, seed)
+    context = model.config.context
+    if not 0 < len(prompt) <= context:
+        raise UsageError(f"the prompt has {len(prompt)} tokens; the model takes 1 to {context}")
+    if not (temperature >= 0 and (top_k is None or top_k > 0) and (top_p is None or 0 < top_p <= 1)):
+        raise UsageError("temperature must be at least 0, top_k at least 1, and top_p above 0 and at most 1")
     device = model.embedding.weight.device
     generator = torch.Generator(device).manual_seed(seed)
     caches = model.new_caches(batch=1)
-    tokens = torch.tensor([prompt], device=device)
+    tokens = torch.tensor([list(prompt)], device=device)
 
     for start in range(0, len(prompt), PREFILL_CHUNK):
         chunk = tokens[:, start : start + PREFILL_CHUNK]
         hidden = model.hidden(chunk, caches, start)
-    for position in range(len(prompt), min(len(prompt) + max_new, model.config.context + 1)):
+    for position in range(len(prompt), min(len(prompt) + max_new, context + 1)):
         token = sample(model.logits(hidden[:, -1]), temperature, top_k, top_p, generator)
         yield int(token)
-        if position < model.config.context:
+        if position < context:
             hidden = model.hidden(token[:, None], caches, position)
 
 
@@ -78,32 +80,3 @@ def sample(
         dropped[:, 0] = False  # float32 may round top_p to 0
         probabilities = probabilities.masked_fill(dropped.gather(-1, order.argsort(-1)), 0.0)
     return torch.multinomial(probabilities, 1, generator=generator)[:, 0]
-
-
-def _check(
-    model: Transformer,
-    prompt: Sequence[int],
-    max_new: int,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int,
-) -> None:
-    context = model.config.context
-    if len(prompt) > context:
-        raise UsageError(
-            f"the prompt has {len(prompt)} tokens and the model's context is {context}; shorten the prompt"
-        )
-    vocabulary = model.config.vocab_size
-    if not all(0 <= token < vocabulary for token in prompt):
-        raise UsageError(f"the prompt's tokens must be at least 0 and below the model's vocabulary size, {vocabulary}")
-    if max_new < 1:
-        raise UsageError(f"the number of new tokens must be at least 1, not {max_new}")
-    if not 0 <= temperature < math.inf:
-        raise UsageError(f"temperature must be 0 (greedy) or positive, not {temperature}")
-    if not 0 <= seed < 2**63:
-        raise UsageError(f"seed must be at least 0 and below 2^63, not {seed}")
-    if top_k is not None and top_k < 1:
-        raise UsageError(f"top_k must be at least 1, not {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise UsageError(f"top_p must lie above 0 and at most at 1, not {top_p}")

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from attnres.data import Tokenizer, load_tokenizer, open_corpus, validation_batches
 from attnres.data.tokenizer import END_TOKENS, byte_characters, import_tokenizers
 from attnres.errors import UsageError
-from attnres.hf.folder import read_config
+from attnres.files import RUN, folder_kind
 from attnres.kimi_k3.gguf import TYPES, write_gguf
 from attnres.kimi_k3.llamacpp import opened, quantize
 from attnres.kimi_k3.model import KimiK3ForCausalLM, load
@@ -32,8 +32,8 @@ def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForC
 
     Raises UsageError where it is neither.
     """
-    kind = _model_type(folder)
-    if kind is None:
+    kind = folder_kind(folder)
+    if kind in ("", RUN):
         run = load_run(folder, best)
         return run, from_transformer(run.model, run.tokenizer.end), run.tokenizer
     if kind != "kimi_k3":
@@ -47,20 +47,12 @@ def open_model(folder: Path, best: bool = False) -> tuple[Run | None, KimiK3ForC
 
 def own_template(folder: Path) -> str | None:
     """The Jinja that a checkpoint's folder has for turning messages into a prompt; of several the one named default."""
-    if _model_type(folder) is None or not (folder / "tokenizer.json").is_file():
+    if folder_kind(folder) == RUN or not (folder / "tokenizer.json").is_file():
         return None
     from transformers import PreTrainedTokenizerFast
 
     template = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True).chat_template
     return template.get("default") if isinstance(template, dict) else template
-
-
-def _model_type(folder: Path) -> str | None:
-    """What transformers calls the model in the folder; None for a run, and for what is neither."""
-    try:
-        return read_config(folder).get("model_type")
-    except UsageError:
-        return None
 
 
 def write_file(

@@ -22,7 +22,7 @@ from attnres.analysis.profile import names_of
 from attnres.connections import Connection, connection_class, connection_names, make_connection, parse_connection
 from attnres.data import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
-from attnres.files import is_of_transformers
+from attnres.files import RUN, folder_kind
 from attnres.look.messages import Curve, Model
 from attnres.look.work import Worker
 from attnres.model.backbones.borrowed import cache_name
@@ -120,7 +120,7 @@ def open_subjects(paths: Sequence[Path]) -> list[Subject]:
     """Open what the command line names. Raises UsageError for what is neither a run nor a model, or named twice."""
     names = _names(paths)
     return [
-        TransformersSubject(path, name) if is_of_transformers(path) else RunSubject(path, name)
+        (RunSubject if folder_kind(path) in ("", RUN) else TransformersSubject)(path, name)
         for path, name in zip(paths, names, strict=True)
     ]
 

@@ -97,10 +97,9 @@ class RunFolder:
 
     def record(self) -> dict[str, Any] | None:
         """The content of config.json, or None if the folder holds no run yet."""
-        kind = folder_kind(self.path)
-        if kind is None and not self._config.exists():
+        if not self._config.exists():
             return None
-        if kind != RUN:
+        if (kind := folder_kind(self.path)) != RUN:
             of = f"; this is a model of transformers ({kind}), which attnres look and attnres eval take" if kind else ""
             raise UsageError(f"{self._config}: not written by attnres train; choose another folder{of}")
         return read_json(self._config.read_text(encoding="utf-8"))

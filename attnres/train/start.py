@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
-from collections.abc import Sequence
 
 from attnres.connections import connection_class
 from attnres.connections.start import difference_at_start
@@ -48,13 +46,6 @@ def begin_with(model: Transformer, folder: str, tokenizer: Tokenizer) -> None:
         if differs := difference_at_start(model.connection):
             log.warning("%s does not begin as the plain residual: %s", model.config.connection, differs)
     model.load_state_dict(weights)
-
-
-def check_start(models: Sequence[TransformerConfig], folder: str) -> None:
-    """Raise UsageError if one of these models could not begin with that run's weights, whatever the text."""
-    run = load_run(folder)
-    for model in models:  # training raises the vocabulary to the tokenizer's
-        _require_same(dataclasses.replace(model, vocab_size=run.config.model.vocab_size), run)
 
 
 def _require_same(model: TransformerConfig, run: Run) -> None:

@@ -22,8 +22,6 @@ from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import memory_kills
-from attnres.train.start import check_start
-from attnres.train.trainer import choose_device
 from attnres.train.worker import DIVERGED
 
 POLL_SECONDS = 0.5
@@ -75,9 +73,7 @@ def run_jobs(
         watch: called about twice a second with the states of all jobs.
 
     Raises:
-        UsageError: before anything is trained, a folder holds another configuration, or what the runs need is not here,
-            or they would begin with other weights than those that are done; or runs of one text have read two, because
-            its files changed meanwhile.
+        UsageError: a folder holds another configuration; nothing was trained.
     """
     for job in jobs:
         RunFolder(job.folder).refuse_other(job.config)
@@ -86,10 +82,7 @@ def run_jobs(
         if RunFolder(state.job.folder).summary() is not None:
             state.status = "done"
         state.refresh()
-    _refuse_changes(states)
-    _refuse_two_starts(states)
     waiting = [state for state in states if state.status != "done"]
-    _check_needs([state.job.config for state in waiting])
     running: list[_Worker] = []
     kills = memory_kills()
     with tempfile.TemporaryDirectory(prefix="attnres-sweep-") as scratch:
@@ -109,51 +102,13 @@ def run_jobs(
         finally:
             _stop([worker.process for worker in running])
     watch(states)
-    _refuse_changes(states)
     return states
-
-
-def _refuse_changes(states: Sequence[JobState]) -> None:
-    """Raise UsageError where runs that are done had two texts under one name: each worker reads it when it starts."""
-    first: dict[str, tuple[Path, str]] = {}
-    for state in states:
-        folder = state.job.folder
-        record = RunFolder(folder).record() if state.status == "done" else None
-        if record is None:
-            continue
-        other, text = first.setdefault(repr(state.job.config.data), (folder, record["corpus"]["sha256"]))
-        if record["corpus"]["sha256"] != text:
-            raise UsageError(
-                f"the text has changed between the runs {other}, whose text has a hash that begins with {text:.8}, and "
-                f"{folder}, {record['corpus']['sha256']:.8}; remove those of the old text, or restore it and remove "
-                "those of the new, and repeat the command"
-            )
 
 
 def refuse_other_texts(jobs: Sequence[Job], corpus: Corpus) -> None:
     """Raise UsageError where a job's run was begun on another text: what is measured on this one is not of it."""
     for job in jobs:
         RunFolder(job.folder).refuse_other_text(corpus, "remove the runs of that text")
-
-
-def _refuse_two_starts(states: Sequence[JobState]) -> None:
-    """Raise UsageError where a run is to begin with other weights than one that is done, in one folder then and now."""
-    waiting = {state.job.config.start_from for state in states if state.status != "done"}
-    for state in states:
-        if state.status == "done" and state.job.config.start_from in waiting:
-            RunFolder(state.job.folder).refuse_other_start(state.job.config.start_from)
-
-
-def _check_needs(configs: Sequence[RunConfig]) -> None:
-    """Raise UsageError where a device is not here, or the runs cannot begin with the weights that they share.
-
-    Starts of their own may be lacking, as where one of several earlier runs failed: the others go on.
-    """
-    for device in {config.device for config in configs}:
-        choose_device(device)
-    starts = {config.start_from for config in configs}
-    if len(starts) == 1 and (start := starts.pop()):
-        check_start([config.model for config in configs], start)
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ def change(text):
         file.write_text(file.read_text().upper())
 
 
-def test_finished_runs_are_not_measured_on_another_text(text, tmp_path, capsys, monkeypatch):
+def test_finished_runs_are_not_measured_on_another_text(text, tmp_path, capsys, monkeypatch, no_page):
     monkeypatch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
     out = tmp_path / "runs"
     asked = ["compare", "residual", "block", "--seeds", "1", "--out", str(out), *TINY, "--data.paths", str(text)]

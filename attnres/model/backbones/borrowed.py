@@ -45,19 +45,9 @@ class Borrowed(Backbone):
         self.theirs = transformers_config(config)
 
     def sublayers(self, pre_norm: bool) -> list[nn.Module]:
-        try:
-            sublayers = self._built(pre_norm)
-            self._try(sublayers)
-        except Exception as error:  # layers check less in advance than their configuration, and in as many kinds
-            if isinstance(error, UsageError | MemoryError) or "memory" in str(error):
-                raise
-            raise _refused(self.config.backbone, error) from error
-        return sublayers
-
-    def _built(self, pre_norm: bool) -> list[nn.Module]:
         module, prefix = _modeling(self.config.backbone)
         if other := set(self._kinds()) - {"full_attention", "linear_attention"}:
-            raise ValueError(f"layer_types are full_attention and linear_attention here, not {min(other)}")
+            raise UsageError(f"layer_types are full_attention and linear_attention here, not {min(other)}")
         make_layer = getattr(module, f"{prefix}DecoderLayer")
         kinds = self._kinds()
         sublayers: list[nn.Module] = []
@@ -69,20 +59,7 @@ class Borrowed(Backbone):
             else:
                 sublayers.append(SoftmaxAttention(norms[0], layer.self_attn, number))
             sublayers.append(BorrowedSublayer(norms[1], layer.mlp))
-        if empty := [name for each in sublayers for name, weight in each.named_parameters() if not weight.numel()]:
-            raise ValueError(f"{empty[0]} would have no number; give sizes of 1 or more")
         return sublayers
-
-    def _try(self, sublayers: list[nn.Module]) -> None:
-        """Let each sublayer see two tokens, so that what it cannot do is said before a run has a folder."""
-        if torch.cuda.is_available() or any(weight.is_meta for each in sublayers for weight in each.parameters()):
-            return  # a GPU's kernels do not run where the model is built, and experts look at numbers
-        time = min(2, self.config.context)
-        h = torch.zeros(1, time, self.config.dim)
-        cos, sin = self.angles()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):  # dropout draws
-            for sublayer in sublayers:
-                sublayer(h, context=Context(cos[:time], sin[:time]))
 
     def angles(self) -> tuple[Tensor, Tensor]:
         module, prefix = _modeling(self.config.backbone)
@@ -207,16 +184,9 @@ def transformers_config(config: TransformerConfig) -> Any:
     if unknown:
         taken = ", ".join(sorted(takes))
         raise UsageError(f"backbone {config.backbone} has no option {', '.join(unknown)}; it takes {taken}")
-    if none := [name for name in ("head_dim", "num_experts_per_tok") if config.backbone_options.get(name) == 0]:
-        raise UsageError(
-            f"backbone option {none[0]} must be at least 1, not 0"
-        )  # layers take their default, or no expert
     options = {name: value for name, value in shared.items() if name in fields} | config.backbone_options
     options |= dict.fromkeys(NOT_SUBLAYERS & fields)
-    try:
-        theirs = cls(**{name: list(v) if isinstance(v, tuple) else v for name, v in options.items()})
-    except Exception as error:  # its checks raise many kinds
-        raise _refused(config.backbone, error) from error
+    theirs = cls(**{name: list(v) if isinstance(v, tuple) else v for name, v in options.items()})
     window = getattr(theirs, "sliding_window", None)
     if window is not None and window < config.context:
         raise UsageError(
@@ -226,12 +196,6 @@ def transformers_config(config: TransformerConfig) -> Any:
     theirs._attn_implementation = "sdpa"
     theirs._experts_implementation = "grouped_mm" if torch.cuda.is_available() else "eager"
     return theirs
-
-
-def _refused(backbone: str, error: Exception) -> UsageError:
-    *_, line = str(error).strip().splitlines() or [""]
-    kind = "" if line.strip().count(" ") else f"{type(error).__name__}: "  # a KeyError's line is a word alone
-    return UsageError(f"backbone {backbone} refuses these options: {kind}{line.strip()}")
 
 
 def _modeling(backbone: str) -> tuple[ModuleType, str]:
