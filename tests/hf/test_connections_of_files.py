@@ -13,7 +13,7 @@ import attnres.hf
 from attnres import UsageError
 from attnres.connections import connection_class
 from tests.depth import randomise
-from tests.hf.folders import edit_config, run_elsewhere
+from tests.hf.folders import edit_config
 from tests.hf.models import assert_near, make_model, make_tokens
 
 SOURCE = """
@@ -119,20 +119,3 @@ def test_a_trusted_folder_is_loaded_by_the_auto_class(others, tmp_path):
     assert_same(model, again)
     again.save_pretrained(tmp_path / "again")
     assert_same(model, attnres.hf.load(tmp_path / "again"))
-
-
-ELSEWHERE = """
-import sys
-from transformers import AutoConfig, AutoModelForCausalLM
-
-config = AutoConfig.from_pretrained(sys.argv[1], trust_remote_code=True)
-AutoModelForCausalLM.from_config(config, trust_remote_code=True)
-AutoModelForCausalLM.from_pretrained(sys.argv[1], trust_remote_code=True)
-"""
-
-
-@pytest.mark.slow
-def test_a_trusted_folder_s_own_code_runs_it(own, tmp_path):
-    (tmp_path / "mine.ran").unlink()
-    run_elsewhere(ELSEWHERE, own[1])
-    assert ran(tmp_path / "mine.py")

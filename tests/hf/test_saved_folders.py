@@ -20,14 +20,16 @@ from tests.depth import randomise
 from tests.hf.folders import edit_config, keys, rename, run_elsewhere
 from tests.hf.models import assert_near, attached, make_model, make_tokens
 from tests.hf.small import small_inputs, small_model
+from tests.hf.test_connections_of_files import ran, write
 
 LOADERS = (AutoModelForCausalLM.from_pretrained, attnres.hf.load)
 
 # In a new process: nothing has imported attnres, which at first is not installed.
 ELSEWHERE = """
+import os
 import sys
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 path, expected = sys.argv[1], torch.load(sys.argv[2])
 
@@ -48,6 +50,16 @@ assert plain.startswith("ValueError") and plain.endswith("or behind import attnr
 assert AutoTokenizer.from_pretrained(path)("text").input_ids
 assert "attnres" not in sys.modules
 
+# A folder whose connection is in a file, which its own code runs because it is trusted: in a process that has what
+# this one has imported.
+child = os.fork()
+if child == 0:
+    config = AutoConfig.from_pretrained(sys.argv[4], trust_remote_code=True)
+    AutoModelForCausalLM.from_config(config, trust_remote_code=True)
+    AutoModelForCausalLM.from_pretrained(sys.argv[4], trust_remote_code=True)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+
 # Nobody has asked for the class of configuration yet, by which a generic head chooses its base model.
 from attnres.hf.classes import AttnResLlamaForSequenceClassification
 
@@ -64,7 +76,11 @@ def test_in_a_process_that_knows_nothing_of_attnres(kept, tmp_path):
     attnres.hf.attach(head, "block", block_size=3).save_pretrained(tmp_path / "head")
     expected = {"tokens": tokens, "logits": kept.logits, "of the head": head(tokens).logits.detach()}
     torch.save(expected, tmp_path / "expected")
-    run_elsewhere(ELSEWHERE, kept.folder, tmp_path / "expected", tmp_path / "head")
+    rule = write(tmp_path / "mine.py")
+    attnres.hf.attach(make_model("llama"), f"{rule}:Rule").save_pretrained(tmp_path / "own")
+    rule.with_suffix(".ran").unlink()
+    run_elsewhere(ELSEWHERE, kept.folder, tmp_path / "expected", tmp_path / "head", tmp_path / "own")
+    assert ran(rule)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "kimi_linear"])

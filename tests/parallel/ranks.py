@@ -25,7 +25,14 @@ GRACE = 60.0
 
 CONTEXT = multiprocessing.get_context("forkserver")
 """One server imports torch once and forks all processes, before it has any thread."""
-CONTEXT.set_forkserver_preload(["pytest", "attnres.cli.train", "attnres.train.distributed", "tests.parallel.ranks"])
+CONTEXT.set_forkserver_preload(
+    [
+        *("pytest", "attnres.cli.train", "attnres.train.distributed", "attnres.parallel.pipeline"),
+        "tests.parallel.ranks",
+        # What the first step would import in each of them, for 1.5 s.
+        *("torch._dynamo", "torch._dynamo.backends.debugging", "torch._functorch.aot_autograd"),
+    ]
+)
 
 
 class Ranks:
