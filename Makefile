@@ -16,6 +16,8 @@ INSTALL := .ci/install
 # Beside the environment, for tests/hf/test_torchao.py. Compiled: pytest makes errors of what Python warns of in its source.
 TORCHAO = $(INSTALL) .venv --no-deps --target .venv/torchao torchao==0.18.0 && $(BIN)/python -W ignore -m compileall -q .venv/torchao
 export OMP_NUM_THREADS := 1
+# Some containers set it: every process that a test starts would compile what it imports.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo test test-all numbers lint docs torchtitan vllm clean
 
@@ -54,9 +56,8 @@ docs: .venv/docs-ready
 torchtitan: .venv-torchtitan/ready
 	.venv-torchtitan/bin/python -m pytest tests/torchtitan tests/test_torch_private.py
 
-# Python keeps what it compiled: vLLM's modules take 18 s of every process without.
 vllm: .venv-vllm/ready
-	PYTHONDONTWRITEBYTECODE= HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines $(if $(ESSENTIAL),,-m "slow or not slow")
+	HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines $(if $(ESSENTIAL),,-m "slow or not slow")
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	@echo "Installing PyTorch and what the commands need into .venv, once: half a minute"

@@ -13,13 +13,12 @@ from tests.ops.conftest import kernel as kernel  # builds it, or skips the test
 
 
 @pytest.fixture(autouse=True)
-def nothing_large(monkeypatch, request):
+def nothing_large(monkeypatch):
     """Nothing is compiled, the bandwidth is not measured, and fla, whose import takes seconds, is a stand-in."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
     for module in (operator, gpu):
         monkeypatch.setattr(module, "copy_bandwidth", lambda *_: 1e10)
-    if request.node.get_closest_marker("slow") is None:
-        monkeypatch.setitem(readers._LOADERS, "fla-core", lambda _: readers.stacked)
+    monkeypatch.setitem(readers._LOADERS, "fla-core", lambda _: readers.stacked)
 
 
 @pytest.fixture

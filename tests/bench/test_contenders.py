@@ -19,10 +19,7 @@ def test_contenders_take_turns():
     assert order == list("ab") * 5
 
 
-@pytest.mark.parametrize("fla", ["a stand-in", pytest.param("fla itself", marks=pytest.mark.slow)])
-def test_the_operator_is_held_against_all_that_run_here(in_this_process, fla):
-    if fla == "fla itself":
-        pytest.importorskip("fla")
+def test_the_operator_is_held_against_all_that_run_here(in_this_process):
     first, *others = operator.measure(SETTING)
     contenders = {"attnres", "stacked", "compiled reference", "compiled stacked", "fla-core"}
     assert {name.removesuffix(", ms") for name in first.details if name.endswith(", ms")} >= contenders

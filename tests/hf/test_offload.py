@@ -39,7 +39,7 @@ def offload(model, way, folder):
     return model
 
 
-@pytest.mark.parametrize(("first", "way"), [("attach", "disk"), ("offload", "cpu"), ("offload", "disk")])
+@pytest.mark.parametrize(("first", "way"), [("attach", "disk"), ("offload", "cpu")])
 def test_offloaded_weights(first, way, tmp_path):
     """accelerate fetches weights when a module's forward is called, and a connection's parts have none."""
     tokens, whole = make_tokens(), attach(make_model("llama"))
@@ -68,7 +68,7 @@ def shard(model, mesh):
     return fully_shard(model, mesh=mesh)
 
 
-@pytest.mark.parametrize("way", ["cpu", "disk", "fsdp2"])
+@pytest.mark.parametrize("way", ["disk", "fsdp2"])
 def test_analysis_fetches_the_weights_that_it_reads(way, tmp_path, one_process):
     """What runs a connection, its layers' parts or the final norm by hand, outside of the model's own forward."""
     whole, tokens, changes = attached(), make_tokens(1), [Patch(3, prompt=[9, 8, 7, 6])]

@@ -142,10 +142,10 @@ def test_peft_lora_with_trained_queries(tmp_path):
 
 
 def test_a_moving_mean_kept_in_a_copy_loads():
-    model = attached()
+    model = attached(num_hidden_layers=2)
     mean = copy.deepcopy(model)
     with torch.no_grad():
         for _ in range(200):
             for kept, new in zip(mean.state_dict().values(), model.state_dict().values(), strict=True):
                 kept.copy_(0.9999 * kept + (1 - 0.9999) * new)
-    attached().load_state_dict(mean.state_dict())
+    attached(num_hidden_layers=2).load_state_dict(mean.state_dict())

@@ -12,7 +12,7 @@ from attnres.ops import cpu
 
 ARM = ["aarch64-linux-gnu-g++", "-static", "-march=armv8-a"]
 CASES = [
-    (["g++", "-march=x86-64"], [], "vectors of four", "x86-64-v2"),
+    pytest.param(["g++", "-march=x86-64"], [], "vectors of four", "x86-64-v2", marks=pytest.mark.slow),
     pytest.param(["clang++", "-march=x86-64-v3"], [], "AVX2", "x86-64-v3", marks=pytest.mark.slow),
     pytest.param(["g++", "-march=x86-64-v4"], [], "AVX-512", "x86-64-v4", marks=pytest.mark.slow),
     pytest.param(ARM, ["qemu-aarch64"], "NEON", None, marks=pytest.mark.slow),
