@@ -56,14 +56,6 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
-def read_json(content: str | bytes) -> Any:
-    """What JSON says. Raises ValueError if it is none, or nested more deeply than Python can read."""
-    try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
 RUN = "run"
 
 

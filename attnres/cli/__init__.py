@@ -130,7 +130,7 @@ def _stop(number: int) -> None:
 
 def _command(name: str, arguments: list[str]) -> Callable[..., int]:
     if name in (experiments := experiment_commands()):
-        from attnres.cli._experiment_command import experiment_command
+        from attnres.cli._experiment import experiment_command
 
         return experiment_command(name, experiments[name])
     module = importlib.import_module(f"{__name__}.{name}")

@@ -16,7 +16,7 @@ from attnres.data.documents import Counts, Documents
 from attnres.data.split import Split, split_documents
 from attnres.data.tokenizer import Tokenizer, token_dtype
 from attnres.errors import UsageError
-from attnres.files import locked, named_errors, new_folder, read_json, write_json
+from attnres.files import locked, named_errors, new_folder, write_json
 
 FORMAT = 6  # part of the key: raise it when the same text would give other files
 PARTS = ("train", "validation")
@@ -53,7 +53,7 @@ def cached_tokens(
 
 
 def _open(folder: Path, tokenizer: Tokenizer) -> StoredTokens:
-    record = read_json((folder / "corpus.json").read_text(encoding="utf-8"))
+    record = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
     dtype = token_dtype(tokenizer.vocab_size)
     train, validation = (np.memmap(folder / f"{part}.bin", dtype=dtype, mode="r") for part in PARTS)
     sha = _digest([tokenizer.to_json(), dtype.str, record["sha256"]])

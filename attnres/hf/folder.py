@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from attnres.errors import UsageError
-from attnres.files import read_json
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read config.json. Raises UsageError where there is none, or it is damaged."""
     try:
-        entries = read_json((folder / "config.json").read_text(encoding="utf-8"))
+        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         raise UsageError(f"{folder}: there is no config.json; give the folder of a transformers checkpoint") from None
     except ValueError as error:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attnres.errors import UsageError
-from attnres.files import read_json, write_text
+from attnres.files import write_text
 from attnres.lab.runs import Record, Run, command, header, measured, read_record, run_from_json, to_json, write_record
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ class _Lines:
             write_text(self.path, text)
         for number, line in enumerate(text.splitlines(), 1):
             try:
-                yield read_json(line)
+                yield json.loads(line)
             except ValueError as error:
                 raise UsageError(
                     f"{self.path}, line {number}: damaged ({error}); delete the file, the runs are kept"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.errors import UsageError
-from attnres.files import read_json, write_text
+from attnres.files import write_text
 
 STATUSES = ("done", "diverged", "failed", "unfinished")
 DIGITS = 7
@@ -218,7 +218,7 @@ def write_record(path: Path, record: Record) -> None:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where it holds something else. Raises UsageError if it is cut or damaged."""
     try:
-        data = read_json(path.read_bytes())
+        data = json.loads(path.read_bytes())
     except ValueError as error:
         raise UsageError(f"{path}: not valid JSON ({error}); put a copy back, or take it away") from error
     return data if isinstance(data, dict) else {}

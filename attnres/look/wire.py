@@ -12,7 +12,6 @@ import numpy as np
 from torch import Tensor
 
 from attnres.errors import UsageError, first_line
-from attnres.files import read_json
 from attnres.look.messages import Array
 from attnres.train.jsonconfig import from_json
 
@@ -22,7 +21,7 @@ T = TypeVar("T")
 def decode(cls: type[T], body: bytes) -> T:
     """Read a request. Raises UsageError on anything that is not exactly one."""
     try:
-        return from_json(cls, read_json(body))
+        return from_json(cls, json.loads(body))
     except UsageError:
         raise
     except (ValueError, TypeError, OverflowError) as error:

@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from attnres.errors import UsageError
-from attnres.files import named_errors, new_folder, partial_folder, read_json, remove_folder, remove_partial
+from attnres.files import named_errors, new_folder, partial_folder, remove_folder, remove_partial
 from attnres.model import TransformerConfig
 from attnres.train.jsonconfig import flat_fields, model_from_json, model_to_json
 
@@ -60,7 +60,7 @@ class Checkpoint:
 
     def state(self) -> dict[str, Any]:
         """Step, position in the data, validation loss, the model's configuration."""
-        return read_json((self.path / STATE).read_text(encoding="utf-8"))
+        return json.loads((self.path / STATE).read_text(encoding="utf-8"))
 
     def require(self, model: TransformerConfig) -> None:
         """Raise UsageError, naming what differs, unless this is a checkpoint of that model: shapes do not tell all."""
@@ -78,7 +78,7 @@ class Checkpoint:
     def damage(self) -> str | None:
         """What is wrong with the files, or None if they are as they were written."""
         try:
-            expected = read_json((self.path / CHECKSUMS).read_text(encoding="utf-8"))
+            expected = json.loads((self.path / CHECKSUMS).read_text(encoding="utf-8"))
             wrong = next((name for name in FILES if checksum(self.path / name) != expected[name]), None)
         except (OSError, ValueError, KeyError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
@@ -86,7 +86,7 @@ class Checkpoint:
 
     def weights_checksum(self) -> str:
         """By which the weights can be told from others, as they were written."""
-        return read_json((self.path / CHECKSUMS).read_text(encoding="utf-8"))[MODEL]
+        return json.loads((self.path / CHECKSUMS).read_text(encoding="utf-8"))[MODEL]
 
     def result(self) -> dict[str, Any] | None:
         """The result of the run whose last step this is; None at any other."""

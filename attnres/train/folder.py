@@ -29,7 +29,6 @@ from attnres.files import (
     RUN,
     folder_kind,
     locked,
-    read_json,
     remove_folder,
     remove_partial,
     write_json,
@@ -102,7 +101,7 @@ class RunFolder:
         if (kind := folder_kind(self.path)) != RUN:
             of = f"; this is a model of transformers ({kind}), which attnres look and attnres eval take" if kind else ""
             raise UsageError(f"{self._config}: not written by attnres train; choose another folder{of}")
-        return read_json(self._config.read_text(encoding="utf-8"))
+        return json.loads(self._config.read_text(encoding="utf-8"))
 
     def config(self) -> RunConfig:
         """The configuration of the run in this folder. Raises UsageError if there is none."""
@@ -133,7 +132,7 @@ class RunFolder:
 
     def tokenizer(self) -> Tokenizer:
         """The one that the run's corpus was made with."""
-        return tokenizer_from_json(read_json((self.path / TOKENIZER).read_text(encoding="utf-8")))
+        return tokenizer_from_json(json.loads((self.path / TOKENIZER).read_text(encoding="utf-8")))
 
     def weights(self) -> str | None:
         """The checksum of the newest good weights, by which a run that begins with them knows them; None without any.

@@ -97,4 +97,4 @@ def no_figure(picture) -> bytes:
 def no_page(monkeypatch) -> None:
     """The page of an experiment is not made, that of a comparison without figures; tests/lab makes the others."""
     monkeypatch.setattr("attnres.report.page.drawn", no_figure)
-    monkeypatch.setattr("attnres.cli._experiment.write_results", lambda records, out: out / "results.html")
+    monkeypatch.setattr("attnres.lab.page.write_results", lambda records, out: out / "results.html")

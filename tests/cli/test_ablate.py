@@ -35,7 +35,7 @@ def sweep(corpus, tmp_path_factory):
     options = [str(option) for option in (*options, "--record", out / "record.json")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
-        patch.setattr("attnres.cli._experiment.write_results", lambda records, out: out)
+        patch.setattr("attnres.lab.page.write_results", lambda records, out: out)
         assert main(["ablate", "residual", "full", *options, "--grid", "1", "30"]) == 0
     return out, options
 

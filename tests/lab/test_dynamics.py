@@ -132,7 +132,7 @@ def test_from_runs_to_record_tables_and_page(sweep, tmp_path, capsys, monkeypatc
     assert all(len(record.found[arm]["mean_matrix"]) == SITES + 1 for arm in ARMS)
     assert all(len(run.measured["moments"]) == 4 for run in record.runs)
     assert len(list((tmp_path / "runs" / "figures").glob("dynamics-*.png"))) == 5
-    monkeypatch.setattr("attnres.cli._experiment.write_results", lambda records, out: out)  # drawn once is enough
+    monkeypatch.setattr("attnres.lab.page.write_results", lambda records, out: out)  # drawn once is enough
     monkeypatch.setattr("attnres.lab.profiles.profile", lambda *_: pytest.fail("it was profiled again"))
     shutil.rmtree(tmp_path / "runs")
     for fewer in ([], ["--seeds", "1"]):

@@ -129,7 +129,7 @@ def test_a_signal_while_the_page_is_drawn_does_not_say_that_nothing_was_saved(sw
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("attnres.cli._experiment.write_results", interrupted)
+    monkeypatch.setattr("attnres.lab.page.write_results", interrupted)
     arguments = ["probe", "--runs", str(sweep.folder), "--tokens", "64", "--out", str(tmp_path / "out")]
     assert main(arguments) == 130
     record = tmp_path / "out" / "probes.json"
