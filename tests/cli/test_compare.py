@@ -47,6 +47,22 @@ def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
     assert (out / "figures").is_dir() and any((out / "figures").glob("*.png"))
 
 
+def test_a_page_of_somebody_else_is_left_alone(tmp_path, capsys, corpus):
+    (tmp_path / "report.html").write_text("mine")
+    assert main(["compare", "residual", "full", *TINY, *corpus, "--out", str(tmp_path)]) == 2
+    assert "another report.html, which would be lost" in capsys.readouterr().err
+    assert (tmp_path / "report.html").read_text() == "mine"
+
+
+def test_a_first_page_is_drawn_when_all_have_two_seeds(tmp_path, capsys, corpus, trained_here, monkeypatch):
+    pages = []
+    monkeypatch.setattr("attnres.lab.comparison.comparison_report", lambda finished, *_: pages.append(finished))
+    monkeypatch.setattr("attnres.lab.comparison.write_report", lambda data, out: out / "report.html")
+    assert main(["compare", *COMPARED, "--seeds", "3", "--out", str(tmp_path), *TINY, *corpus]) == 0
+    assert [[sorted(runs) for runs in finished.values()] for finished in pages] == [[[0, 1]] * 2, [[0, 1, 2]] * 2]
+    assert "A first page" in capsys.readouterr().out
+
+
 def test_arms_of_a_seed_are_paired(comparison):
     """Same shared weights and same data: at step 0 the zero-query Block model is the residual model, up to eps."""
     out, _ = comparison

@@ -56,17 +56,22 @@ def test_a_sweep_leaves_points_and_a_table(sweep):
 
 
 def test_what_is_recorded_is_kept_by_the_calls_that_follow(sweep, tmp_path, no_page, monkeypatch):
-    """By another baseline, too."""
+    """Another baseline, then step times when asked for, which the next call without the question keeps."""
     shutil.copytree(sweep[0], tmp_path, dirs_exist_ok=True)
     file = tmp_path / "record.json"
     options = [*sweep[1][:-4], "--out", str(tmp_path / "runs"), "--record", str(file)]
     monkeypatch.setattr("attnres.train.sweep.run_jobs", None)  # nothing is trained again
+    monkeypatch.setattr("attnres.lab.steptime.ROUNDS", 1)
     trained = read_record(file, "scaling")
     assert main(["scaling", "full", "residual", *options]) == 0
     written = read_record(file, "scaling")
     assert written.arms == ("full", "residual") and written.runs == trained.runs and not written.found
+    assert main(["scaling", "residual", "full", *options, "--time-steps"]) == 0
+    timed = read_record(file, "scaling")
+    assert timed.runs == trained.runs and timed.found["step_times"]["machine"]["threads"] == 1
+    assert [list(of) for of in timed.found["step_times"]["seconds"].values()] == [["residual", "full"]] * 3
     assert main(["scaling", "residual", "full", *options]) == 0
-    assert read_record(file, "scaling").runs == trained.runs
+    assert read_record(file, "scaling").found == timed.found
 
 
 def test_the_papers_curves_from_a_file(tmp_path, capsys):

@@ -21,6 +21,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +71,10 @@ class Options(PairedOptions):
     checks: int = 1
     """With a grid: how many sizes, from the third on, are tried at half and twice the rate of their line, on the first
     seed; 0 for none."""
+    time_steps: bool = False
+    """When all is trained, time the steps of all arms in alternation, on one thread: the advantage in seconds is then
+    of these times, and not of the runs' own, which other work on the machine blurs. With a finished record it only
+    times."""
 
 
 # ---------------------------------------------------------------------------------------------------------------- runs
@@ -246,7 +251,30 @@ def run(plan: Plan, file: Path, progress: Progress) -> Ended:
     for size in plan.sizes:
         sweep.train(plan.reported(size, rates), size.name)
         sweep.train(plan.checks(size, rates), f"check of {size.name}")
+    if options.time_steps:
+        sweep.find(step_times=time_steps(plan, sweep))
     return sweep.ended()
+
+
+def time_steps(plan: Plan, sweep: Sweep) -> dict[str, Any]:
+    """The median seconds of a training step by size and arm, and where and when they were measured."""
+    from attnres.lab.steptime import median_steps
+    from attnres.ops.cpu import instruction_set
+    from attnres.train.environment import environment
+
+    seconds = {}
+    for number_done, size in enumerate(plan.sizes):
+        sweep.progress(number_done, len(plan.sizes), f"timing the steps of {size.name}")
+        configs = {arm: plan.run(arm, size.name, 1.0, plan.options.config.seed).config for arm in plan.options.arms}
+        seconds[size.name] = median_steps(configs, sweep.corpus)
+    here = environment()
+    machine = here["machine"] | {"threads": 1, "instruction set": instruction_set()}
+    return {
+        "seconds": seconds,
+        "date": date.today().isoformat(),
+        "commit": here["versions"]["commit"],
+        "machine": machine,
+    }
 
 
 def chosen_rates(plan: Plan, tuned: Mapping[tuple[str, str], Sequence[Run]]) -> dict[tuple[str, str], float]:
