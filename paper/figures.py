@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from attnres.report.style import arm_styles
 
@@ -25,7 +29,7 @@ SIZES = {
     32: ("32x12", "32x16", "32x24", "32x32", "32x48", "32x56", "32x64"),
 }
 SERIES = {layers: f"Does it last with scale? (ladder-{layers}-20)" for layers in SIZES}
-STYLE = {
+STYLE: Any = {
     "font.size": 11,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -61,7 +65,7 @@ def colour(rule: str) -> str:
     return arm_styles([rule.partition(":")[0]])[rule.partition(":")[0]].colour or "#444444"
 
 
-def save(figure: plt.Figure, name: str, folder: str = "paper/figures") -> None:
+def save(figure: Figure, name: str, folder: str = "paper/figures") -> None:
     (ROOT / folder).mkdir(parents=True, exist_ok=True)
     figure.savefig(ROOT / folder / f"{name}.png")
     plt.close(figure)
@@ -72,7 +76,7 @@ def parameters(size: str) -> float:
     return 12 * layers * width**2 / 1e6
 
 
-def along_sizes(rules: tuple[str, ...], title: str) -> plt.Figure:
+def along_sizes(rules: tuple[str, ...], title: str) -> Figure:
     """Differences to the plain residual against size, 16 and 32 layers."""
     figure, panels = plt.subplots(1, 2, figsize=(6, 3.9), sharey=True)
     figure.suptitle(title)
@@ -96,7 +100,7 @@ def along_sizes(rules: tuple[str, ...], title: str) -> plt.Figure:
     return figure
 
 
-def cost() -> plt.Figure:
+def cost() -> Figure:
     figure, axes = plt.subplots(figsize=(6, 3.8))
     figure.suptitle("A step is slower in narrow and deep models")
     for layers, dashes in ((16, "-"), (32, "--")):
@@ -119,7 +123,7 @@ def cost() -> plt.Figure:
     return figure
 
 
-def operator() -> plt.Figure:
+def operator() -> Figure:
     figure, panels = plt.subplots(1, 2, figsize=(6, 3.8), sharey=True)
     figure.suptitle("The CPU operator stays near the memory bandwidth")
     lines = {"stacked, ms": "eager PyTorch", "compiled reference, ms": "torch.compile", "attnres, ms": "attnres"}
@@ -142,7 +146,7 @@ def operator() -> plt.Figure:
     return figure
 
 
-def dots(axes: plt.Axes, rows: list[tuple[str, float, float]]) -> None:
+def dots(axes: Axes, rows: Sequence[tuple[Any, ...]]) -> None:
     """A row each: name, mean and standard error."""
     for place, (name, mean, error) in enumerate(rows):
         axes.errorbar(mean, place, xerr=error, color=colour(name.partition(":")[0]), marker="o", markersize=5)
@@ -159,7 +163,7 @@ def differences(section: str, title: str, arms: tuple[str, ...]) -> list[tuple[s
     ]
 
 
-def short_runs() -> plt.Figure:
+def short_runs() -> Figure:
     figure, axes = plt.subplots(figsize=(6, 4.6))
     figure.suptitle("Attention over depth and normalised outputs add up")
     arms = ("rms-full", "rms-block", "full", "block", "rms-residual", "haares", "mhc", "hc", "x0", "highway")
@@ -176,7 +180,7 @@ def short_runs() -> plt.Figure:
     return figure
 
 
-def advantage() -> plt.Figure:
+def advantage() -> Figure:
     figure, panels = plt.subplots(1, 2, figsize=(6, 3.7), sharey=True)
     figure.suptitle("A little compute is saved, no wall-clock time")
     for axes, column in zip(panels, ("advantage in operations", "advantage in seconds"), strict=True):
@@ -201,7 +205,7 @@ def advantage() -> plt.Figure:
     return figure
 
 
-def copying() -> plt.Figure:
+def copying() -> Figure:
     figure, axes = plt.subplots(figsize=(6, 3.9))
     figure.suptitle("Leads are largest where copying is learned late")
     places = {"16x48": "", "16x64": "-64", "16x80": "-80", "16x96": "-96", "32x32": "-32", "32x48": "-32-48"}
@@ -219,7 +223,7 @@ def copying() -> plt.Figure:
     return figure
 
 
-def stream() -> plt.Figure:
+def stream() -> Figure:
     figure, axes = plt.subplots(figsize=(6, 3.7))
     figure.suptitle("Attention over depth keeps the stream small")
     runs = json.loads((ROOT / "results/dynamics.json").read_text())["runs"]
@@ -238,7 +242,7 @@ def stream() -> plt.Figure:
     return figure
 
 
-def retrofit() -> plt.Figure:
+def retrofit() -> Figure:
     figure, panels = plt.subplots(1, 3, figsize=(6, 3), sharex=True, sharey=True)
     figure.suptitle("A rule added to a trained model gains nothing")
     titles = ("After 5% more: 30 steps", "After 20% more: 120 steps", "After 100% more: 600 steps")
@@ -253,7 +257,7 @@ def retrofit() -> plt.Figure:
     return figure
 
 
-def test() -> plt.Figure:
+def test() -> Figure:
     figure, panels = plt.subplots(1, 2, figsize=(6, 3.6), sharex=True)
     figure.suptitle("The candidate, interlayer, wins by far at 48 layers only")
     arms = ("interlayer", "rms-block:block_size=2", "rms-block:block_size=12", "block:block_size=8")
