@@ -21,7 +21,7 @@ from attnres.ops import library
 
 SIZE = float(os.environ.get("ATTNRES_TEST_NOISE") or 0)
 PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
-OPERATORS = ("attend", "attend_one", "add_and_attend_one", "attend_backward")
+OPERATORS = ("attend", "attend_one", "attend_backward")
 
 _aten = torch.library.Library("aten", "IMPL")
 

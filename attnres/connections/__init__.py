@@ -11,7 +11,7 @@ from attnres.connections.grammar import Option, parse_connection
 from attnres.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from attnres.connections.base import Connection, Sublayer, Values, Weights, check_sublayers, output_of
+    from attnres.connections.base import Connection, Normed, Sublayer, Values, Weights, check_sublayers, output_of
     from attnres.connections.groups import param_groups
     from attnres.connections.matrix import Unrolled, mixing_matrix
     from attnres.connections.options import option_defaults
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Connection",
+    "Normed",
     "Option",
     "Sublayer",
     "Unrolled",
@@ -43,7 +44,7 @@ __all__ = [
 
 __getattr__ = on_first_use(
     __name__,
-    base=["Connection", "Sublayer", "Values", "Weights", "check_sublayers", "output_of"],
+    base=["Connection", "Normed", "Sublayer", "Values", "Weights", "check_sublayers", "output_of"],
     groups=["param_groups"],
     registry=["connection_class", "file_digest", "make_connection"],
     matrix=["Unrolled", "mixing_matrix"],

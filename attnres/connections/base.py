@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -12,6 +13,7 @@ from torch.compiler import is_compiling
 
 from attnres.connections.options import options_given
 from attnres.errors import UsageError, check_count
+from attnres.ops import Norm
 from attnres.ops import inverse_rms as inverse_rms
 from attnres.ops import widen as widen
 from attnres.ops.reference import DTYPES
@@ -28,6 +30,20 @@ Mixture = Any
 
 Sublayer = Callable[..., Tensor]
 """f(h) -> y or, at a site with several reads, f(h_1, h_2, ..) -> y."""
+
+
+@dataclass(frozen=True)
+class Normed:
+    """A sublayer that says how its input is normalised: f(h) = behind(norm(h)). A read of depth can then do both."""
+
+    whole: Sublayer
+    """f itself."""
+    norm: Callable[[], Norm | None]
+    """Asked at every call; None where f is to be called as it is."""
+    behind: Sublayer
+
+    def __call__(self, *reads: Tensor) -> Tensor:
+        return self.whole(*reads)
 
 
 class Connection(nn.Module):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
 
-from attnres.connections.base import Connection, Mixture, Sublayer, Values, widen
+from attnres.connections.base import Connection, Mixture, Normed, Sublayer, Values, Weights, widen
 from attnres.connections.reads import mixture
-from attnres.ops import attend
+from attnres.ops import Norm, attend
 
 TILE = 4
 """How many sites, at least, read the finished blocks at once."""
@@ -18,11 +20,26 @@ FEW = 16
 """Of so many tokens, without gradients, a site reads all its sources by itself: an engine that decodes a batch."""
 
 
+class Reading(NamedTuple):
+    """What a site asks: of each of its reads the query, the gain and, where phase 1 made it, a partial softmax: the
+    attention over the bank and the log-sum-exp of its scores."""
+
+    queries: Sequence[Tensor]
+    gains: Sequence[Tensor]
+    outs: Sequence[Tensor] = ()
+    lses: Sequence[Tensor] = ()
+
+    @property
+    def prior(self) -> Sequence[Tensor]:
+        """The partial softmax as `attnres.ops` takes it."""
+        return [*self.outs, *self.lses]
+
+
 class TwoPhase(Connection):
     """A rule with queries of its sites over `block_size` sublayers' sums: what its `run` shares with others.
 
     A subclass says which of the values are finished blocks (`_bank`), what a site attends to (`_visible`: the bank,
-    then what was made since), its vectors, and how a mixture is made of the attention (`_joined`).
+    then what was made since), its vectors, and how a mixture is made of the attention (`_read`).
     """
 
     block_size: int
@@ -32,6 +49,8 @@ class TwoPhase(Connection):
     _shares_qk = False
     """Whether the first of two is for attention's q and k, which are handed the same tensor (reads="qk-v")."""
     _rounds_phase_1 = False
+    _reads_alone = False
+    """Whether nothing but the read and the sum asks for h and y: then `_read` adds the one and normalises the other."""
 
     def reads(self, site: int) -> int:
         made = max(1, self._reads[site])
@@ -49,44 +68,33 @@ class TwoPhase(Connection):
         """Those of the values that the site attends to."""
         raise NotImplementedError
 
-    def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
+    def _vectors(self, sites: range) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The queries and gains of all reads of consecutive sites."""
         raise NotImplementedError
 
-    def _joined(
+    def _read(
         self,
         values: Values,
         site: int,
         newest: Values,
-        queries: Sequence[Tensor],
-        gains: Sequence[Tensor],
-        prior: Sequence[Tensor],
-    ) -> Mixture:
+        reading: Reading,
+        y: Tensor | None = None,
+        norm: Norm | None = None,
+    ) -> tuple[Values, Mixture]:
         """What the site reads: attention over the newest sources, or none, joined with that of phase 1, or none.
 
-        prior: for each read the attention over the bank, then for each the log-sum-exp of its scores.
+        y and norm are given where the rule says so (`_reads_alone`): what to add first to the last of the values, and
+        the norm of the mixture. Returns the values with y, too.
         """
         raise NotImplementedError
 
-    def _taken_up(self, values: Values, site: int, h: Mixture, y: Tensor) -> tuple[Values, Tensor | None]:
-        """The values behind a site, and what the next one is to add to the last of them when it reads it, if anything.
+    def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
+        reading = Reading(*self._vectors(range(site, site + 1)))
+        return None, self._read(values, site, self._visible(values, site), reading)[1]
 
-        A rule that leaves something to be added has `_added_and_joined`.
-        """
-        return self.absorb(values, None, site, h, y), None
-
-    def _added_and_joined(
-        self,
-        values: Values,
-        y: Tensor,
-        site: int,
-        newest: Values,
-        queries: Sequence[Tensor],
-        gains: Sequence[Tensor],
-        prior: Sequence[Tensor],
-    ) -> tuple[Values, Mixture]:
-        """The values with y added to the last, which is that of the newest, too, and then `_joined`: in one pass."""
-        raise NotImplementedError
+    def _leaves(self, site: int) -> bool:
+        """Whether the sublayer's output is left for the next read to add."""
+        return self._reads_alone and site % self.block_size > 0
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
         """Run, reading the finished blocks once per tile: a block, or several with at least TILE sites.
@@ -108,38 +116,30 @@ class TwoPhase(Connection):
     def _run_tile(self, values: Values, sublayers: list[Sublayer], first: int, bank: Values) -> Values:
         """Run, with phase 1 over the bank if it holds anything."""
         sites = range(first, first + len(sublayers))
-        if bank:
-            waiting = self._phase_1(bank, sites)
-        else:
-            waiting = [(*self._vectors(range(site, site + 1)), []) for site in sites]
-        to_add: Tensor | None = None
+        waiting = self._phase_1(bank, sites) if bank else [Reading(*self._vectors(range(at, at + 1))) for at in sites]
+        y: Tensor | None = None
         for site, sublayer in zip(sites, sublayers, strict=True):
             newest = self._visible(values, site)[len(bank) :]
+            normed = sublayer if self._reads_alone and isinstance(sublayer, Normed) and self._reads[site] == 1 else None
+            norm = normed and normed.norm()
             # Popped and not kept: nobody needs what phase 1 made again, backward included.
-            if to_add is None:
-                h = self._joined(values, site, newest, *waiting.pop(0))
-            else:
-                values, h = self._added_and_joined(values, to_add, site, newest, *waiting.pop(0))
-            y = self._output_of(sublayer, h, values, site)
-            if site == sites[-1]:
-                return self.absorb(values, None, site, h, y)
-            values, to_add = self._taken_up(values, site, h, y)
-            del h, y  # before the next ones are made, so that a decode step needs no memory for both
+            values, h = self._read(values, site, newest, waiting.pop(0), y, norm)
+            y = self._output_of(normed.behind if normed and norm else sublayer, h, values, site)
+            if site == sites[-1] or not self._leaves(site):
+                values, y = self.absorb(values, None, site, h, y), None
+            del h  # before the next one is made, so that a decode step needs no memory for both
         return values
 
-    def _phase_1(self, bank: Values, sites: range) -> list[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
-        """Return each site's queries, gains and prior."""
+    def _phase_1(self, bank: Values, sites: range) -> list[Reading]:
+        """Return what each site asks, with its partial softmax over the bank."""
         queries, gains = self._vectors(sites)
         outs, lses = self._attend_to_bank(bank, queries, gains, sites)
-        waiting, at = [], 0
-        for site in sites:
-            own = slice(at, at + self._reads[site])
-            waiting.append((queries[own], gains[own], outs[own] + lses[own]))
-            at = own.stop
-        return waiting
+        ends = itertools.accumulate(self._reads[site] for site in sites)
+        owns = [slice(end - self._reads[site], end) for site, end in zip(sites, ends, strict=True)]
+        return [Reading(queries[own], gains[own], outs[own], lses[own]) for own in owns]
 
     def _attend_to_bank(
-        self, bank: Values, queries: list[Tensor], gains: list[Tensor], sites: range
+        self, bank: Values, queries: Sequence[Tensor], gains: Sequence[Tensor], sites: range
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Phase 1: the attention of all reads of the sites over the finished blocks, and its lses in float32."""
         dtype = bank[0].dtype if self._rounds_phase_1 else widen(bank[0]).dtype

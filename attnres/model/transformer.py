@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Self
 
 import torch
@@ -13,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from attnres.connections import Sublayer, Unrolled, Values, make_connection
 from attnres.errors import UsageError
 from attnres.model.backbones import Context, make_backbone
+from attnres.model.backbones._normed import bound
 from attnres.model.config import TransformerConfig
 from attnres.model.init import HEAD_STD, initialise, seeded
 
@@ -74,7 +74,7 @@ class Transformer(nn.Module):
         if cached not in (None, start):
             raise UsageError(f"start must be the number of tokens in caches, {cached}, and not {start}")
         context = Context(self.cos[start:stop], self.sin[start:stop], caches)
-        return [partial(sublayer, context=context) for sublayer in self.sublayers]
+        return [bound(sublayer, context) for sublayer in self.sublayers]
 
     def forward(self, tokens: Tensor, caches: Any = None, start: int = 0) -> Tensor:
         """tokens [batch, time] -> logits [batch, time, vocab_size].

@@ -4,26 +4,25 @@ from attnres.ops.cpu import trim
 from attnres.ops.module import DepthAttention
 from attnres.ops.operators import (
     Backend,
-    add_and_attend,
+    Norm,
     add_normalised,
     attend,
     attend_blocks,
-    attend_outs,
     depth_attention,
     merge_partial,
     normalise,
     normalise_backward,
+    read,
 )
 from attnres.ops.reference import depth_scores, depth_weights, inverse_rms, widen
 
 __all__ = [
     "Backend",
     "DepthAttention",
-    "add_and_attend",
+    "Norm",
     "add_normalised",
     "attend",
     "attend_blocks",
-    "attend_outs",
     "depth_attention",
     "depth_scores",
     "depth_weights",
@@ -31,6 +30,7 @@ __all__ = [
     "merge_partial",
     "normalise",
     "normalise_backward",
+    "read",
     "trim",
     "widen",
 ]

@@ -1,6 +1,8 @@
 """The operator behind every fused backend: `torch.ops.attnres.attend`, with fake tensors, autograd and vmap.
 
-    outs_j, lses_j, sums, statistics = attend(sources, queries, gains, prior, added, eps, scale, dtype)
+    outs_j, lses_j, sums, statistics = attend(
+        sources, queries, gains, prior, added, eps, scale, dtype, norm, norm_eps, norm_offset
+    )
 
     s_ji = (query_j * gain_j) . v_i / rms(v_i);   p_j = softmax_i s_j
     out_j = scale sum_i p_ji v_i;   lse_j = log sum_i exp s_ji
@@ -10,14 +12,18 @@ then for each the lse, of its attention over other sources: with scale 1, in flo
 merged as one more source of that query alone, whose score is lse. added: none, or y [..., d]: the last source is then
 the sum of the last one given and y, rounded to the widest of their dtypes and `dtype`, and returned, too. outs: S
 tensors [..., d] of `dtype`; lses: S float32 tensors [...]; statistics: float32 [tokens, N (S + 1)], what the backward
-pass needs besides the sources.
+pass needs besides the sources. With a prior there may be no source.
+
+norm: none, or the weight [d] of a norm of the one query's out: out / sqrt(mean(out^2) + norm_eps) (norm_offset + norm),
+before it is rounded. The CPU kernel has it, forward and backward; `operators.read` sees to it that nothing else is
+asked for it.
 
 `attend_backward` takes the sources with the sum in its place, and the prior as the lses with outs, or as the lses and
-then the outs of it without them. grad_sums: none, or what reaches the last source from elsewhere, which is added to its
-gradient.
+then the outs of it without them, as always under a norm, whose weight's gradient stands behind those of the gains.
+grad_sums: none, or what reaches the last source from elsewhere, which is added to its gradient.
 
-`attend_one` takes one query, maybe a gain and no prior, and returns the out alone. It has no gradient: of one token the
-lists, and what they hold for a gradient, are half of a call. `add_and_attend_one` is the same with something added.
+`attend_one` takes one query, maybe a gain and no prior, and returns the out and the sum. It has no gradient: of one
+token the lists, and what they hold for a gradient, are half of a call.
 
 Each backend registers them all for its device: the CPU kernel by being loaded, Triton by import.
 """
@@ -42,22 +48,19 @@ from attnres.torch_private import (
 library = torch.library.Library("attnres", "DEF")
 library.define(
     "attend(Tensor[] sources, Tensor[] queries, Tensor[] gains, Tensor[] prior, Tensor[] added, float eps,"
-    " float scale, ScalarType dtype)"
+    " float scale, ScalarType dtype, Tensor? norm=None, float norm_eps=0, float norm_offset=0)"
     " -> (Tensor[] outs, Tensor[] lses, Tensor[] sums, Tensor statistics)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 library.define(
-    "attend_one(Tensor[] sources, Tensor query, Tensor? gain, float eps, float scale, ScalarType dtype) -> Tensor",
-    tags=torch.Tag.pt2_compliant_tag,
-)
-library.define(
-    "add_and_attend_one(Tensor[] sources, Tensor added, Tensor query, Tensor? gain, float eps, float scale,"
-    " ScalarType dtype) -> (Tensor out, Tensor sum)",
+    "attend_one(Tensor[] sources, Tensor query, Tensor? gain, Tensor? added, float eps, float scale, ScalarType dtype,"
+    " Tensor? norm=None, float norm_eps=0, float norm_offset=0) -> (Tensor out, Tensor[] sums)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 library.define(
     "attend_backward(Tensor[] grad_outs, Tensor[] grad_lses, Tensor[] grad_sums, Tensor[] sources, Tensor[] queries,"
-    " Tensor[] gains, Tensor[] outs, Tensor[] lses, Tensor[] prior, Tensor statistics, float scale)"
+    " Tensor[] gains, Tensor[] outs, Tensor[] lses, Tensor[] prior, Tensor statistics, float scale, Tensor? norm=None,"
+    " float norm_eps=0, float norm_offset=0)"
     " -> (Tensor[] grad_sources, Tensor[] grad_queries, Tensor[] grad_gains, Tensor[] grad_prior)",
     tags=torch.Tag.pt2_compliant_tag,
 )
@@ -69,6 +72,7 @@ def check(
     gains: Sequence[Tensor],
     prior: Sequence[Tensor],
     added: Sequence[Tensor] = (),
+    norm: Tensor | None = None,
 ) -> None:
     """Stop sizes or devices that do not fit, which would lead a kernel outside its memory.
 
@@ -77,15 +81,18 @@ def check(
     Raises:
         UsageError: with the shape that belongs there.
     """
-    x = sources[0]
+    x = (*sources, *prior)[0]
     if x.ndim == 0 or x.shape[-1] == 0:
         raise UsageError("depth attention needs sources [..., d] with d of at least 1")
     if len(prior) not in (0, 2 * len(queries)):
         raise UsageError(f"a prior of depth attention over sources is {2 * len(queries)} tensors, not {len(prior)}")
-    if len(added) > 1:
+    if norm is not None and len(queries) > 1:
+        raise UsageError("depth attention over sources normalises what one query reads, and not several")
+    if len(added) > min(1, len(sources)):
         raise UsageError(f"depth attention adds one tensor to the last of its sources, not {len(added)}")
     wanted = [(v, x.shape) for v in (*sources, *added, *prior[: len(queries)])]
-    wanted += [(v, x.shape[-1:]) for v in (*queries, *gains)] + [(v, x.shape[:-1]) for v in prior[len(queries) :]]
+    wanted += [(v, x.shape[-1:]) for v in (*queries, *gains, *(() if norm is None else (norm,)))]
+    wanted += [(v, x.shape[:-1]) for v in prior[len(queries) :]]
     for v, shape in wanted:
         if v.shape != shape or v.device != x.device:
             raise UsageError(
@@ -98,14 +105,15 @@ def sums_of(
     sources: Sequence[Tensor], added: Sequence[Tensor], dtype: torch.dtype, make: Callable[..., Tensor]
 ) -> list[Tensor]:
     """The sums as `make(shape, dtype)` makes tensors: one if anything is added."""
-    wide = torch.promote_types(sources[-1].dtype, dtype)
-    return [make(y.shape, dtype=torch.promote_types(wide, y.dtype)) for y in added]
+    return [
+        make(y.shape, dtype=torch.promote_types(torch.promote_types(sources[-1].dtype, dtype), y.dtype)) for y in added
+    ]
 
 
 @torch.library.register_fake("attnres::attend")
-def _attend_fake(sources, queries, gains, prior, added, eps, scale, dtype):
-    check(sources, queries, gains, prior, added)
-    x = sources[0]
+def _attend_fake(sources, queries, gains, prior, added, eps, scale, dtype, *norm):
+    check(sources, queries, gains, prior, added, *norm[:1])
+    x = (*sources, *prior)[0]
     tokens = x.numel() // x.shape[-1]
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
     lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
@@ -114,30 +122,25 @@ def _attend_fake(sources, queries, gains, prior, added, eps, scale, dtype):
 
 
 @torch.library.register_fake("attnres::attend_one")
-def _attend_one_fake(sources, query, gain, eps, scale, dtype):
-    check(sources, [query], [] if gain is None else [gain], ())
-    return sources[0].new_empty(sources[0].shape, dtype=dtype)
+def _attend_one_fake(sources, query, gain, added, eps, scale, dtype, *norm):
+    given = [] if added is None else [added]
+    check(sources, [query], [] if gain is None else [gain], (), given, *norm[:1])
+    return sources[0].new_empty(sources[0].shape, dtype=dtype), sums_of(sources, given, dtype, sources[0].new_empty)
 
 
-@torch.library.register_fake("attnres::add_and_attend_one")
-def _add_and_attend_one_fake(sources, added, query, gain, eps, scale, dtype):
-    check(sources, [query], [] if gain is None else [gain], (), [added])
-    return sources[0].new_empty(sources[0].shape, dtype=dtype), *sums_of(sources, [added], dtype, added.new_empty)
-
-
-def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor) -> None:
+def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor, norm: Tensor | None = None) -> None:
     """Raises UsageError where `attend_backward`'s lists do not fit its sources, in number, sizes or devices."""
     grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior = groups
-    check(sources, queries, gains, ())
-    x, s = sources[0], len(queries)
+    check(sources or grad_outs, queries, gains, (), (), norm)
+    x, s = (*sources, *grad_outs)[0], len(queries)
     full, per_token = x.shape, x.shape[:-1]
     width = len(sources) * (s + 1)
     allowed: list[tuple[Sequence[Tensor], tuple[int, ...], Sequence[int]]] = [
         (grad_outs, (s,), full),
         (grad_lses, (0, s), per_token),
-        (grad_sums, (0, 1), full),
+        (grad_sums, (0, min(1, len(sources))), full),
         (gains, (0, s), full[-1:]),
-        (outs, (0, s), full),
+        (outs, (0, s if norm is None else 0), full),
         (lses, (s,), per_token),
         (prior[:s], (0, s), per_token),
         (prior[s:], (s if prior and not outs else 0,), full),
@@ -159,16 +162,17 @@ def grad_prior_outs(x: Tensor, lses: Sequence[Tensor], outs: Sequence[Tensor]) -
 
 @torch.library.register_fake("attnres::attend_backward")
 def _attend_backward_fake(
-    grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior, statistics, scale
+    grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior, statistics, scale, *norm
 ):
-    check_backward((grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior), statistics)
+    weight = [x for x in norm[:1] if x is not None]
+    check_backward((grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior), statistics, *weight)
 
     def like(tensors: Sequence[Tensor]) -> list[Tensor]:
         return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in tensors]
 
     lses_before = prior[: len(queries)]
-    grad_prior = [*grad_prior_outs(sources[0], lses_before, prior[len(queries) :]), *like(lses_before)]
-    return like(sources), like(queries), like(gains), grad_prior
+    grad_prior = [*grad_prior_outs(grad_outs[0], lses_before, prior[len(queries) :]), *like(lses_before)]
+    return like(sources), like(queries), like([*gains, *weight]), grad_prior
 
 
 PLAIN = "use backend='reference' for that, and for a connection or a model, which name none, float64 or torch.func"
@@ -227,7 +231,8 @@ class _Attend(SingleLevelFunction):
         return None, None, None, None, *of_sources, *(gradient for group in others for gradient in group)
 
 
-def _attend_autograd(sources, queries, gains, prior, added, eps, scale, dtype):
+def _attend_autograd(sources, queries, gains, prior, added, eps, scale, dtype, norm=None, *_):
+    assert norm is None, "what needs this gradient normalises by itself (operators.read)"
     tensors = (*sources, *queries, *gains, *prior, *added)
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         with AutoDispatchBelowAutograd():
@@ -243,10 +248,10 @@ class _AttendBackward(SingleLevelFunction):
     """`attend_backward` where its own gradient may be asked for, which does not exist."""
 
     @staticmethod
-    def forward(ctx: Any, sizes: tuple[int, ...], scale: float, *tensors: Tensor) -> Any:
+    def forward(ctx: Any, sizes: tuple[int, ...], rest: tuple[Any, ...], *tensors: Tensor) -> Any:
         *groups, (statistics,) = _split(tensors, sizes)
         with torch.enable_grad(), AutoDispatchBelowAutograd():
-            return tuple(x for group in attend_backward(*groups, statistics, scale) for x in group)
+            return tuple(x for group in attend_backward(*groups, statistics, *rest) for x in group)
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
@@ -254,8 +259,7 @@ class _AttendBackward(SingleLevelFunction):
 
 
 def _attend_backward_autograd(*arguments):
-    *groups, statistics, scale = arguments
-    groups.append([statistics])
+    groups, rest = [*arguments[:9], arguments[9:10]], arguments[10:]
     tensors = [x for group in groups for x in group]
     if in_forward_mode(*tensors):
         raise UsageError(f"the fused depth attention has no tangents of its gradients; {PLAIN}")
@@ -263,9 +267,10 @@ def _attend_backward_autograd(*arguments):
         with AutoDispatchBelowAutograd():
             return attend_backward(*arguments)
     with enable_single_level_autograd_function():
-        flat = _AttendBackward.apply(tuple(map(len, groups)), scale, *tensors)  # type: ignore[attr-defined]
+        flat = _AttendBackward.apply(tuple(map(len, groups)), rest, *tensors)  # type: ignore[attr-defined]
     _, _, _, sources, queries, gains, _, _, prior, _ = groups
-    return tuple(_split(flat, (len(sources), len(queries), len(gains), 2 * len(prior[: len(queries)]))))
+    norms = sum(x is not None for x in rest[1:2])
+    return tuple(_split(flat, (len(sources), len(queries), len(gains) + norms, 2 * len(prior[: len(queries)]))))
 
 
 def one_by_one(operator: Callable[..., Any]) -> Callable[..., Any]:
@@ -300,12 +305,10 @@ def _split(tensors: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]
 
 attend = torch.ops.attnres.attend.default
 attend_one = torch.ops.attnres.attend_one.default
-add_and_attend_one = torch.ops.attnres.add_and_attend_one.default
 attend_backward = torch.ops.attnres.attend_backward.default
 library.impl("attend", _attend_autograd, "Autograd")
-for name in ("attend_one", "add_and_attend_one"):  # they have no gradient
-    library.impl(name, torch.library.fallthrough_kernel, "Autograd")
-for operator in (attend, attend_one, add_and_attend_one, attend_backward):
+library.impl("attend_one", torch.library.fallthrough_kernel, "Autograd")  # it has no gradient
+for operator in (attend, attend_one, attend_backward):
     torch.library.register_vmap(operator, one_by_one(operator), lib=library)
 library.impl("attend_backward", _attend_backward_autograd, "Autograd")
 library.impl("attend_backward", refuse_batched_gradients, "Batched")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from attnres.errors import UsageError
 from attnres.ops import library, normalised, reference
-from attnres.ops.backends import Backend, is_fused
-from attnres.torch_private import AutoDispatchBelowAutograd
+from attnres.ops.backends import Backend, is_fused, native_backend
+from attnres.torch_private import AutoDispatchBelowAutograd, interpreter_stack
 
 
 def depth_attention(
@@ -45,7 +47,7 @@ def depth_attention(
     sources = list(sources)
     _check(sources, "sources", [query] if gain is None else [query, gain], "query and gain", eps)
     gains = [] if gain is None else [gain]
-    return attend_outs(sources, [query], gains, (), eps, sources[0].dtype, backend)[0]
+    return read(sources, None, [query], gains, (), eps, sources[0].dtype, backend)[0][0]
 
 
 def attend_blocks(
@@ -109,7 +111,7 @@ def merge_partial(
     _check([partial, out_j], "partial and out_j", [query], "query", eps, dtype)
     if lse_j.shape != partial.shape[:-1]:
         raise UsageError(f"lse_j must be {list(partial.shape[:-1])}, not {list(lse_j.shape)}")
-    return attend_outs([partial], [query], [], (out_j, lse_j), eps, dtype or partial.dtype, backend)[0]
+    return read([partial], None, [query], [], (out_j, lse_j), eps, dtype or partial.dtype, backend)[0][0]
 
 
 def attend(
@@ -144,12 +146,24 @@ def attend(
     """
     if not is_fused(backend, (*sources, *queries, *gains, *prior), dtype):
         return reference.attend(sources, queries, gains, prior, eps, dtype, scale)
-    outs, lses, _ = _fused(sources, queries, gains, prior, (), eps, scale, dtype)
+    outs, lses, _ = _attend(sources, queries, gains, prior, (), eps, scale, dtype)
     return outs, lses
 
 
-def attend_outs(
+class Norm(NamedTuple):
+    """RMSNorm with a weight: h / sqrt(mean(h^2) + eps) * (offset + weight). In Gemma's form offset is 1."""
+
+    weight: Tensor
+    eps: float
+    offset: float = 0.0
+
+    def __call__(self, h: Tensor) -> Tensor:
+        return F.rms_norm(h, h.shape[-1:], self.weight + self.offset if self.offset else self.weight, self.eps)
+
+
+def read(
     sources: Sequence[Tensor],
+    y: Tensor | None,
     queries: Sequence[Tensor],
     gains: Sequence[Tensor],
     prior: Sequence[Tensor],
@@ -157,50 +171,60 @@ def attend_outs(
     dtype: torch.dtype,
     backend: Backend = "auto",
     scale: float = 1.0,
-) -> Sequence[Tensor]:
-    """Return only the outs of `attend`. For one query without gradients it takes half the time."""
-    if _is_plain(queries, prior) and is_fused(backend, (*sources, *queries, *gains), dtype):
-        return (library.attend_one(sources, queries[0], gains[0] if gains else None, eps, scale, dtype),)
-    return attend(sources, queries, gains, prior, eps, dtype, backend, scale)[0]
+    norm: Norm | None = None,
+) -> tuple[Sequence[Tensor], Tensor | None]:
+    """Add y to the last source, attend to the sources and normalise what was read, in one pass where that is fused.
 
-
-def add_and_attend(
-    sources: Sequence[Tensor],
-    y: Tensor,
-    queries: Sequence[Tensor],
-    gains: Sequence[Tensor],
-    prior: Sequence[Tensor],
-    eps: float,
-    dtype: torch.dtype,
-    backend: Backend = "auto",
-    scale: float = 1.0,
-) -> tuple[list[Tensor], Tensor]:
-    """Add y to the last source and attend to the sources, in one pass.
-
-    The same as `attend([*sources[:-1], sources[-1] + y], ...)`, but the sum and its gradient are not read again.
+    The same as the outs of `attend([*sources[:-1], sources[-1] + y], ...)`, each under `norm`. The sum and its gradient
+    are not read again. What is normalised is not kept for the backward pass, but made again.
 
     Args:
-        sources: as for `attend`, like all other arguments.
-        y: [..., d], in any of the sources' dtypes.
+        sources: as for `attend`, like all other arguments; with a prior there may be none.
+        y: [..., d], in any of the sources' dtypes; None adds nothing.
+        norm: of the outs; None leaves them as they are. On a CPU it is a part of the operator for one query.
 
     Returns:
         outs, S of [..., d] in `dtype`, and the sum sources[-1] + y, rounded once to the widest of their dtypes and
-        `dtype`: where autocast makes outputs narrower than the stream, their sum is the stream's.
+        `dtype`: where autocast makes outputs narrower than the stream, their sum is the stream's. None without y.
 
     Raises:
         UsageError: as for `attend`.
     """
-    if not is_fused(backend, (*sources, y, *queries, *gains, *prior), dtype):
-        total = sources[-1].to(torch.promote_types(dtype, sources[-1].dtype)) + y
-        return reference.attend([*sources[:-1], total], queries, gains, prior, eps, dtype, scale)[0], total
-    if _is_plain(queries, prior):
-        out, total = library.add_and_attend_one(sources, y, queries[0], gains[0] if gains else None, eps, scale, dtype)
-        return [out], total
-    outs, _, (total,) = _fused(sources, queries, gains, prior, (y,), eps, scale, dtype)
-    return outs, total
+    added = () if y is None else (y,)
+    fused = is_fused(backend, (*sources, *added, *queries, *gains, *prior), dtype)
+    inside = norm if norm and fused and _takes_norm(norm, queries, dtype) else None
+    total = None
+    if not sources and not inside:
+        outs = [(h if scale == 1.0 else scale * h).to(dtype) for h in prior[: len(queries)]]
+    elif not fused:
+        if y is not None:
+            total = sources[-1].to(torch.promote_types(dtype, sources[-1].dtype)) + y
+            sources = [*sources[:-1], total]
+        outs = reference.attend(sources, queries, gains, prior, eps, dtype, scale)[0]
+    elif prior or len(queries) > 1 or torch.is_grad_enabled() or is_compiling():
+        outs, _, sums = _attend(sources, queries, gains, prior, added, eps, scale, dtype, *inside or ())
+        total = sums[0] if sums else None
+    else:  # what keeps nothing for a gradient: for one token it takes half the time
+        gain = gains[0] if gains else None
+        out, sums = library.attend_one(sources, queries[0], gain, y, eps, scale, dtype, *inside or ())
+        outs, total = (out,), sums[0] if sums else None
+    return [norm(out) for out in outs] if norm and not inside else outs, total
 
 
-def _fused(
+def _takes_norm(norm: Norm, queries: Sequence[Tensor], dtype: torch.dtype) -> bool:
+    """Whether the fused operator can normalise what one query reads: eagerly on a CPU, with an ordinary weight."""
+    weight = norm.weight
+    return (
+        len(queries) == 1
+        and weight.dtype == dtype
+        and type(weight) in (Tensor, nn.Parameter)
+        and native_backend(weight.device.type) == "cpu"
+        and not is_compiling()
+        and not interpreter_stack()
+    )
+
+
+def _attend(
     sources: Sequence[Tensor],
     queries: Sequence[Tensor],
     gains: Sequence[Tensor],
@@ -209,6 +233,7 @@ def _fused(
     eps: float,
     scale: float,
     dtype: torch.dtype,
+    *norm: Any,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Call the operator: its outs, lses and sums."""
     if any(x.dtype != torch.float32 for x in prior):
@@ -217,14 +242,9 @@ def _fused(
             before = [x.float() for x in before]
         prior = [*before, *(x.float() for x in lses_before)]
     if torch.is_grad_enabled() or is_compiling():
-        return library.attend(sources, queries, gains, prior, added, eps, scale, dtype)[:3]
+        return library.attend(sources, queries, gains, prior, added, eps, scale, dtype, *norm)[:3]
     with AutoDispatchBelowAutograd():  # the way through autograd costs as much again as the kernel for one token
-        return library.attend(sources, queries, gains, prior, added, eps, scale, dtype)[:3]
-
-
-def _is_plain(queries: Sequence[Tensor], prior: Sequence[Tensor]) -> bool:
-    """Whether an operator serves that keeps nothing for a gradient."""
-    return not torch.is_grad_enabled() and not is_compiling() and len(queries) == 1 and not prior
+        return library.attend(sources, queries, gains, prior, added, eps, scale, dtype, *norm)[:3]
 
 
 def add_normalised(

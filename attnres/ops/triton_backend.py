@@ -119,17 +119,17 @@ class _Forward(NamedTuple):
 
 
 def attend_one(
-    sources: Tensors, query: Tensor, gain: Tensor | None, eps: float, scale: float, dtype: torch.dtype
-) -> Tensor:
-    return attend(sources, [query], [] if gain is None else [gain], (), (), eps, scale, dtype)[0][0]
-
-
-def add_and_attend_one(
-    sources: Tensors, added: Tensor, query: Tensor, gain: Tensor | None, eps: float, scale: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    gains = [] if gain is None else [gain]
-    (out,), _, (total,), _ = attend(sources, [query], gains, (), [added], eps, scale, dtype)
-    return out, total
+    sources: Tensors,
+    query: Tensor,
+    gain: Tensor | None,
+    added: Tensor | None,
+    eps: float,
+    scale: float,
+    dtype: torch.dtype,
+) -> tuple[Tensor, list[Tensor]]:
+    gains, given = [] if gain is None else [gain], [] if added is None else [added]
+    (out,), _, sums, _ = attend(sources, [query], gains, (), given, eps, scale, dtype)
+    return out, sums
 
 
 def attend_backward(
@@ -272,7 +272,6 @@ def register(device: str) -> None:
     """Let `torch.ops.attnres` run on tensors of the device: "cuda", or "cpu" under the interpreter."""
     torch.library.impl("attnres::attend", device, _on_its_device(attend, 0))
     torch.library.impl("attnres::attend_one", device, _on_its_device(attend_one, 0))
-    torch.library.impl("attnres::add_and_attend_one", device, _on_its_device(add_and_attend_one, 0))
     torch.library.impl("attnres::attend_backward", device, _on_its_device(attend_backward, 3))
     for operator in (triton_normalised.add_normalised, triton_normalised.add_normalised_backward):
         torch.library.impl(f"attnres::{operator.__name__}", device, _on_its_device(operator, None))

@@ -273,3 +273,28 @@ def test_a_model_made_on_a_gpu_is_the_cpus():
         model = Transformer(config)
     for ours, theirs in zip(model.parameters(), Transformer(config).parameters(), strict=True):
         assert ours.device.type == "cuda" and torch.equal(ours.cpu(), theirs)
+
+
+@pytest.mark.parametrize("name", ["block:block_size=3", "full", "rms-block:block_size=2"])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_read_normalises_what_its_sublayer_would(name, training, monkeypatch):
+    """Not where somebody sees what the sublayer reads, as a hook does."""
+    model = Transformer(TransformerConfig(vocab_size=50, dim=24, layers=4, heads=2, context=16, connection=name))
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    tokens, found, calls = torch.randint(50, (2, 9 if training else 1)), [], []
+    forward = nn.RMSNorm.forward
+    monkeypatch.setattr(nn.RMSNorm, "forward", lambda self, x: calls.append(1) or forward(self, x))
+    for alone in (True, False):
+        for sublayer in model.sublayers if not alone else ():
+            sublayer.register_forward_hook(lambda *_: None)
+        model.zero_grad()
+        with torch.set_grad_enabled(training):
+            out = model(tokens)
+        if training:
+            out.sin().sum().backward()
+        found.append([out.detach(), *(p.grad for p in model.parameters() if p.grad is not None)])
+        calls.append(0)
+    assert calls == [1, 0, *[1] * (model.config.sublayers + 1), 0], "the final norm alone"
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

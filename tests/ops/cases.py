@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnres.ops import add_and_attend, add_normalised, attend
+from attnres.ops import Norm, add_normalised, attend, read
 
 EPS = 1e-6
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
@@ -55,6 +55,7 @@ class Call:
     added: torch.dtype | None = None
     scale: float = 1.0
     out: torch.dtype = F32
+    norm: float | None = None  # the offset of one behind the read
 
     def inputs(self) -> list[Tensor]:
         shape, s = (*self.tokens, self.dim), self.queries
@@ -63,11 +64,13 @@ class Call:
         vectors += [make_vector(self.dim, self.vectors, 1.0) for _ in range(s * self.gains)]
         prior = [torch.randn(shape).to(self.prior) for _ in range(s)] if self.prior else []
         prior += [torch.randn(self.tokens) for _ in prior]
-        return [*sources, *vectors, *prior, *([torch.randn(shape).to(self.added)] if self.added else [])]
+        added = [torch.randn(shape).to(self.added)] if self.added else []
+        return [*sources, *vectors, *prior, *added, *([] if self.norm is None else [make_vector(self.dim, self.out)])]
 
     def _split(self, tensors: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
-        """Sources, queries, gains, prior and what is added."""
+        """Sources, queries, gains, prior, what is added and a norm's weight."""
         ends = [self.sources, self.queries, self.queries * self.gains, 2 * self.queries * bool(self.prior)]
+        ends.append(int(self.added is not None))
         rest, groups = list(tensors), []
         for end in ends:
             groups.append(rest[:end])
@@ -75,13 +78,14 @@ class Call:
         return *groups, rest
 
     def operator(self, backend: str) -> Callable[..., tuple[Tensor, ...]]:
-        """The outs, then the log-sum-exps, or the sum where there is something to add."""
+        """The outs, then the log-sum-exps; the sum where there is something to add; nothing more behind a norm."""
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-            sources, queries, gains, prior, added = self._split(tensors)
-            if added:
-                outs, total = add_and_attend(sources, *added, queries, gains, prior, EPS, self.out, backend, self.scale)
-                return *outs, total
+            sources, queries, gains, prior, added, weight = self._split(tensors)
+            if added or weight:
+                norm, y = Norm(weight[0], EPS, self.norm or 0.0) if weight else None, added[0] if added else None
+                outs, total = read(sources, y, queries, gains, prior, EPS, self.out, backend, self.scale, norm)
+                return (*outs, total) if added else tuple(outs)
             outs, lses = attend(sources, queries, gains, prior, EPS, self.out, backend, self.scale)
             return *outs, *lses
 
@@ -89,7 +93,7 @@ class Call:
 
     def exact(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The same by definition; a sum is what it is stored as, with a gradient as if it were not rounded."""
-        sources, queries, gains, prior, added = self._split(tensors)
+        sources, queries, gains, prior, added, weight = self._split(tensors)
         if added:
             total = sources[-1] + added[0]
             stored = torch.promote_types(self.dtypes[(self.sources - 1) % len(self.dtypes)], self.added)
@@ -98,14 +102,17 @@ class Call:
             sources = [*sources[:-1], total]
         outs, lses = [], []
         for j, query in enumerate(queries):
-            v = torch.stack(list(sources))
-            scores = plain_scores(v, query, gains[j] if gains else None)
+            v = torch.stack([*sources, *prior[j : j + bool(prior)]])
+            scores = plain_scores(v[: len(sources)], query, gains[j] if gains else None)
             if prior:
-                v = torch.cat([v, prior[j].unsqueeze(0)])
                 scores = torch.cat([scores, prior[len(queries) + j].unsqueeze(0)])
             weights = scores.exp() / scores.exp().sum(0)
             outs.append(self.scale * (weights.unsqueeze(-1) * v).sum(0))
             lses.append(scores.exp().sum(0).log())
+        if weight:
+            assert self.norm is not None
+            outs = [h / (h.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * (self.norm + weight[0]) for h in outs]
+            return (*outs, total) if added else tuple(outs)
         return (*outs, total) if added else (*outs, *lses)
 
 

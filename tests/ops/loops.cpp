@@ -66,6 +66,21 @@ static void check(int64_t n, int64_t s, int64_t d, std::mt19937& random) {
       near(dv[i][k], sum, 2 * s + 1, "source's gradient");
     }
 
+  std::vector<float> normed(d), dh(d), dw(d, 1.f);
+  normalise(v[0].data(), c[0].data(), d, 1e-3, normed.data());
+  normalise_backward(v[0].data(), c[0].data(), d, 1e-3, grad[0].data(), dh.data(), dw.data());
+  double mean = 1e-3, along = 0;
+  for (int64_t k = 0; k < d; ++k) {
+    mean += double(v[0][k]) * v[0][k] / d;
+    along += double(v[0][k]) * c[0][k] * grad[0][k] / d;
+  }
+  const double rms = std::sqrt(mean);
+  for (int64_t k = 0; k < d; ++k) {
+    near(normed[k], v[0][k] / rms * c[0][k], 4, "normalised");
+    near(dw[k], 1 + grad[0][k] * v[0][k] / rms, 8, "norm's weight's gradient");
+    near(dh[k], (double(c[0][k]) * grad[0][k] - v[0][k] * along / mean) / rms, 8 / rms + 8, "norm's gradient");
+  }
+
   std::vector<float> score(stride), share(stride);
   double total = 0;
   for (int64_t i = 0; i < n; ++i) total += std::exp(double(score[i] = 5 * normal(random)));

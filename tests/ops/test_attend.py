@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnres.ops import add_and_attend, attend, attend_blocks, merge_partial
+from attnres.ops import Norm, attend, attend_blocks, merge_partial, read
 from tests.ops.cases import (
     BF16,
     EPS,
@@ -62,6 +62,44 @@ def test_values_and_gradients_of_the_kernel(kernel, call):
     assert_right(call.operator("cpu"), call.exact, *call.inputs())
 
 
+NORMED = {
+    "a read": Call(5, 1, 37, norm=0.0),
+    "a sum, scaled, no gain": Call(3, 1, 87, tokens=(2, 3), gains=False, added=F32, scale=1.7, norm=1.0),
+    "a sum and a merge": Call(1, 1, 64, tokens=(70,), prior=F32, added=F32, scale=1.7, norm=0.0),
+    "a prior alone": Call(0, 1, 33, prior=F32, scale=1.7, norm=1.0),
+    "in bfloat16": Call(2, 1, 37, dtypes=(BF16,), vectors=BF16, prior=F32, added=BF16, out=BF16, norm=0.0),
+    "a bfloat16 prior alone": Call(0, 1, 8, prior=BF16, out=BF16, norm=0.0),
+    "one channel": Call(2, 1, 1, tokens=(5,), norm=0.0),
+    "no tokens": Call(2, 1, 8, tokens=(0,), added=F32, norm=0.0),
+}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("call", NORMED.values(), ids=NORMED)
+def test_what_is_read_is_normalised(kernel, call, backend):
+    """The gradient of a score of which nothing depends is zero, and of one channel the norm leaves little."""
+    inputs = call.inputs()
+    size = sum(float(x.double().norm()) for x in inputs)
+    assert_right(call.operator(backend), call.exact, *inputs, roundings=1 if backend == "cpu" else 6, cancelling=size)
+
+
+def test_a_norm_of_magnitudes_whose_squares_do_not_fit(kernel):
+    for size, eps in ((1e25, 1e-6), (1e-22, 0.0)):
+        v, weight = size * torch.randn(4, 40), make_vector(40, centre=1.0)
+
+        def operator(v, weight, backend="cpu", eps=eps):
+            return read(
+                [v], None, [torch.zeros(40, dtype=v.dtype)], [], (), 1e-6, v.dtype, backend, 1.0, Norm(weight, eps)
+            )[0][0]
+
+        found = value_and_gradients(operator, v, weight)
+        expected = value_and_gradients(
+            lambda v, w: v / (v.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w, v.double(), weight.double()
+        )
+        for one, other in zip(found, expected, strict=True):
+            assert (one.double() - other).norm() <= 1e-5 * other.norm()
+
+
 def test_a_source_alone_is_the_output(backend):
     """Its weight is one: the query's gradient is zero, or what rounding leaves of sums as large as the output."""
     call = Call(1, 1, 7)
@@ -79,7 +117,7 @@ def test_a_sum_is_torch_s(kernel, operators_as_they_are):
 
 def test_what_is_added_may_be_strided(backend, operators_as_they_are):
     sources, y, query = make_sources(2, 7, 24), torch.randn(24, 7).mT, make_vector(24)
-    (out,), total = add_and_attend(sources, y, [query], [], (), EPS, F32, backend)
+    (out,), total = read(sources, y, [query], [], (), EPS, F32, backend)
     assert torch.equal(total, sources[-1] + y)
     (expected,), _ = attend([sources[0], total], [query], [], (), EPS, F32, backend)
     torch.testing.assert_close(out, expected)
@@ -92,7 +130,7 @@ def test_results_that_nobody_uses_have_no_gradient(backend, used):
 
     def operator(a, b, y, *queries):
         if used in ("the attention", "the sum"):
-            (out,), total = add_and_attend([a, b], y, queries[:1], [], (), EPS, F32, backend)
+            (out,), total = read([a, b], y, queries[:1], [], (), EPS, F32, backend)
             return total if used == "the sum" else out
         outs, lses = attend([a, b, y], queries, [], (), EPS, F32, backend)
         return outs[1] if used == "one query" else lses[1]

@@ -49,6 +49,10 @@ def test_sizes_that_do_not_fit_stop_at_the_kernel(kernel, device):
     for wrong in TOO_SMALL:
         with pytest.raises((RuntimeError, UsageError), match="source"):
             call(FORWARD | wrong)
+    x, q = torch.randn(2, 16, device=device), torch.randn(16, device=device)
+    for queries, norm in (([q], q[:8]), ([q, q], q)):
+        with pytest.raises((RuntimeError, UsageError), match="source"):
+            library.attend([x], queries, [], [], [], 1e-6, 1.0, torch.float32, norm, 1e-6, 0.0)
 
 
 BACKWARD = {  # grad_outs, .. of two sources [5, 16] and one query that merges a prior

@@ -44,10 +44,10 @@ def shelf(monkeypatch, tmp_path):
     """An empty cache, a folder of sources for libraries from install time, and a compiler that writes its target."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("ATTNRES_MARCH", raising=False)
-    monkeypatch.setattr(cpu, "SOURCE", shutil.copytree(cpu.SOURCE.parent, tmp_path / "csrc") / "attend.cpp")
+    monkeypatch.setattr(cpu, "FOLDER", shutil.copytree(cpu.FOLDER, tmp_path / "csrc"))
     monkeypatch.setattr(cpu, "compile_to", lambda library, target: library.write_text(target))
     monkeypatch.setattr(cpu, "TARGETS", cpu._X86)
-    return cpu.SOURCE.parent
+    return cpu.FOLDER
 
 
 def test_two_that_start_at_once_build_once(shelf, monkeypatch):
@@ -122,12 +122,12 @@ def test_apples_clang_gets_flags_that_it_takes(monkeypatch, tmp_path):
     monkeypatch.setattr(cpu, "TARGETS", cpu._ARM)
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("CXX", "ccache 'my g++' -m64")
-    compiling, linking = cpu.commands(tmp_path / "a.so", "native", tmp_path / "a.o")
+    compiling, _, linking = cpu.commands(tmp_path / "a.so", "native", tmp_path)
     assert compiling[:3] == linking[:3] == ["ccache", "my g++", "-m64"]
     assert "-mcpu=native" in compiling and not any(flag.startswith("-march") for flag in compiling)
     assert "-fopenmp" not in compiling + linking
     assert any(flag.startswith("-Wl,-rpath,") for flag in linking)
-    assert "-march=armv8-a" in cpu.commands(tmp_path / "a.so", "armv8-a", tmp_path / "a.o")[0]
+    assert "-march=armv8-a" in cpu.commands(tmp_path / "a.so", "armv8-a", tmp_path)[0]
 
 
 # A stand-in for the compiler: it notes each call and puts the real kernel where it is asked for.
@@ -148,6 +148,6 @@ def test_built_at_install_time(kernel, tmp_path):
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", installed]
     run = subprocess.run(command, cwd=here.parents[1], env=os.environ | environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert len(calls.read_text().splitlines()) == 2 * len(cpu.TARGETS), "each compiled and linked"
+    assert len(calls.read_text().splitlines()) == 3 * len(cpu.TARGETS), "each compiled, in two parts, and linked"
     made = {path.name for path in installed.rglob("*.so")}
     assert made == {cpu.library_name(target) for target in cpu.TARGETS}

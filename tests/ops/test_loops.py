@@ -27,7 +27,7 @@ def test_inner_loops(tmp_path, compiler, runner, instruction_set, needs):
         pytest.skip(f"needs a processor that is {needs}")
     program = tmp_path / "loops"
     source = Path(__file__).with_name("loops.cpp")
-    command = [*compiler, "-std=c++20", "-O2", f"-I{cpu.SOURCE.parent}", str(source), "-o", str(program)]
+    command = [*compiler, "-std=c++20", "-O2", f"-I{cpu.FOLDER}", str(source), "-o", str(program)]
     subprocess.run(command, check=True, capture_output=True, text=True)
     run = subprocess.run([*runner, str(program)], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout

@@ -12,10 +12,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from attnres.errors import UsageError
-from attnres.ops import attend_blocks, backends, depth_attention, library, merge_partial, operators
+from attnres.ops import Norm, attend_blocks, backends, depth_attention, library, merge_partial, operators, read
 from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
 
 DIM = 40
+NORM = (torch.linspace(-1, 1, DIM), 1e-5, 1.0)
 
 pytestmark = pytest.mark.usefixtures("kernel")
 
@@ -184,19 +185,19 @@ def test_gradients_on_a_cpu_do_not_go_through_python(monkeypatch):
     assert all(map(torch.equal, value_and_gradients(both, *tensors), expected))
 
 
-@pytest.mark.parametrize("merges", [False, True])
-def test_registration(merges, operators_as_they_are):
+@pytest.mark.parametrize(("merges", "norm"), [(False, ()), (True, ()), (True, NORM)])
+def test_registration(merges, norm, operators_as_they_are):
     """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(2, 3))
     priors = [torch.randn(3, DIM), torch.randn(3)] if merges else []
     added = [torch.randn(3, DIM, requires_grad=True)] if merges else []
-    arguments = (sources, [query], [gain], priors, added, 1e-6, 2.0, torch.float32)
+    arguments = (sources, [query], [gain], priors, added, 1e-6, 2.0, torch.float32, *norm)
     torch.library.opcheck(library.attend, arguments)
     with torch.no_grad():
         outs, lses, sums, statistics = library.attend(*arguments)
-    saved = (sources, [query], [gain], [], lses, priors[::-1], statistics)
+    saved = (sources, [query], [gain], [], lses, priors[::-1], statistics, 2.0, *norm)
     checks = ("test_schema", "test_faketensor", "test_autograd_registration")  # it has no gradient of its own
-    torch.library.opcheck(library.attend_backward, ([outs[0].sin()], [], sums, *saved, 2.0), test_utils=checks)
+    torch.library.opcheck(library.attend_backward, ([outs[0].sin()], [], sums, *saved), test_utils=checks)
 
 
 @pytest.mark.parametrize("gained", [True, False])
@@ -207,15 +208,32 @@ def test_the_operators_without_gradients_are_the_general_one_to_the_bit(gained, 
     gains = [gain] if gained else []
     rest = (1e-6, 2.0, torch.float32)
     (out,), *_ = operator.attend(sources, [query], gains, [], [], *rest)
-    assert torch.equal(operator.attend_one(sources, query, gain if gained else None, *rest), out)
-    (out,), _, (total,), _ = operator.attend(sources[:-1], [query], gains, [], [sources[-1]], *rest)
-    found = operator.add_and_attend_one(sources[:-1], sources[-1], query, gain if gained else None, *rest)
-    assert torch.equal(found[0], out) and torch.equal(found[1], total)
+    gain = gain if gained else None
+    assert torch.equal(operator.attend_one(sources, query, gain, None, *rest)[0], out)
+    (out,), _, (total,), _ = operator.attend(sources[:-1], [query], gains, [], [sources[-1]], *rest, *NORM)
+    found, (summed,) = operator.attend_one(sources[:-1], query, gain, sources[-1], *rest, *NORM)
+    assert torch.equal(found, out) and torch.equal(summed, total)
     checks = ("test_schema", "test_faketensor")
-    arguments = (sources, query, gain if gained else None, *rest)
-    torch.library.opcheck(operator.attend_one.default, arguments, test_utils=checks)
-    adding = (sources[:-1], sources[-1], *arguments[1:])
-    torch.library.opcheck(operator.add_and_attend_one.default, adding, test_utils=checks)
+    for added, norm in ((None, ()), (sources[-1], NORM)):
+        torch.library.opcheck(
+            operator.attend_one.default, (sources, query, gain, added, *rest, *norm), test_utils=checks
+        )
+
+
+def test_a_norm_under_torch_func_and_compilers(operators_as_they_are):
+    """There it is torch's own: the operator has no gradient for them."""
+    *sources, query, gain = inputs_of(3)
+
+    def total(*x):
+        (out,), _ = read(x[:3], x[2], x[3:4], x[4:5], (), 1e-6, torch.float32, norm=Norm(x[5], 1e-5, 1.0))
+        return out.sin().sum()
+
+    leaves = [x.requires_grad_() for x in (*sources, query, gain, torch.randn(DIM))]
+    expected = torch.autograd.grad(total(*leaves), leaves)
+    plain = [x.detach() for x in leaves]
+    assert_near(torch.func.grad(total, argnums=tuple(range(6)))(*plain), expected)
+    compiled = torch.compile(total, fullgraph=True, backend="aot_eager")
+    assert_near(torch.autograd.grad(compiled(*leaves), leaves), expected)
 
 
 def test_gradients_repeat_to_the_bit_whatever_the_threads():
@@ -238,6 +256,13 @@ def test_nothing_is_read_before_it_is_written():
             results = value_and_gradients(both, *tensors)
             groups = tensors[1:-2], tensors[-2:-1], [], [], tensors[:1]
             results += tree_leaves(library.attend(*groups, 1e-6, 1.0, torch.bfloat16))
+            prior = [tensors[0], tensors[0].sum(-1)]
+            for sources, added in ((tensors[1:-2], tensors[:1]), ([], [])):
+                leaves = [x.requires_grad_() for x in (*sources, tensors[-2], tensors[-1])]
+                (out,), *_ = library.attend(
+                    sources, tensors[-2:-1], [], prior, added, 1e-6, 1.0, torch.float32, tensors[-1], 1e-6, 0.0
+                )
+                results += [out.detach(), *torch.autograd.grad(out.sum(), leaves, materialize_grads=True)]
             results += torch.ops.attnres.add_normalised(tensors[0], tensors[1:2], 1e-6, torch.bfloat16)
             assert all(x.isfinite().all() for x in results)
     finally:

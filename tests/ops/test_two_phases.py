@@ -10,7 +10,7 @@ import torch
 from attnres.connections import Connection, make_connection, two_phase
 from attnres.connections.rules import block
 from attnres.connections.two_phase import TILE
-from attnres.ops import attend, attend_outs
+from attnres.ops import attend, read
 from tests.depth import make_sublayers, randomise
 
 DIM, SITES = 20, 11
@@ -70,7 +70,7 @@ def test_the_bank_is_read_once_per_tile(monkeypatch):
 
         return call
 
-    monkeypatch.setattr(block, "attend_outs", counted(attend_outs))
+    monkeypatch.setattr(block, "read", counted(read))
     monkeypatch.setattr(two_phase, "attend", counted(attend))
     connection.run(connection.start(torch.randn(9, DIM)), sublayers)
     phase_1 = [1 + site for site in range(0, SITES, TILE)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
@@ -23,9 +23,9 @@ from attnres.connections.base import (
 )
 from attnres.connections.options import option_defaults
 from attnres.connections.reads import Reads, each_read, mixture, per_read, reads_of_sites
-from attnres.connections.two_phase import TwoPhase
+from attnres.connections.two_phase import Reading, TwoPhase
 from attnres.errors import UsageError, check_count
-from attnres.ops import add_and_attend, attend_outs, depth_scores
+from attnres.ops import Norm, depth_scores, read
 from attnres.torch_private import own_parameters
 
 BLOCKS = 8
@@ -162,7 +162,7 @@ class Block(TwoPhase):
         self._fused = self.options.fused
         self._rounds_phase_1 = self.options.round_phase_1
         # Of a subclass that takes outputs up in a way of its own, that way is asked.
-        self._adds = type(self).scatter is Block.scatter and type(self).absorb is Block.absorb
+        self._reads_alone = type(self).scatter is Block.scatter and type(self).absorb is Connection.absorb
 
         self._reads = reads_of_sites(self.options.reads, sublayers)
         self._shares_qk = self.options.reads == "qk-v"
@@ -188,7 +188,7 @@ class Block(TwoPhase):
 
     def value_count(self, site: int) -> int | None:
         # A subclass may keep more in its values.
-        return 1 + -(-site // self.block_size) if self._adds else None
+        return 1 + -(-site // self.block_size) if self._reads_alone else None
 
     def _count(self, site: int) -> int:
         """How many sources the site sees."""
@@ -261,50 +261,28 @@ class Block(TwoPhase):
         return (*values[:-1], values[-1].to(stream_dtype(values[0], values[-1])) + y)
 
     def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
-        if not self._fused:
-            return super().mix(values, site)
-        return None, self._joined(values, site, self._visible(values, site), *self._vectors(range(site, site + 1)), ())
+        return (TwoPhase if self._fused else Connection).mix(self, values, site)
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
-        if not self._fused:
-            return Connection.run(self, values, sublayers, first)
-        return super().run(values, sublayers, first)
+        return (TwoPhase if self._fused else Connection).run(self, values, sublayers, first)
 
     def _bank(self, values: Values, first: int) -> Values:
         return values[: 1 + first // self.block_size] if self.options.window is None else ()
 
-    def _joined(
+    def _read(
         self,
         values: Values,
         site: int,
         newest: Values,
-        queries: Sequence[Tensor],
-        gains: Sequence[Tensor],
-        prior: Sequence[Tensor],
-    ) -> Mixture:
-        dtype, scale = values[0].dtype, self._scale(self._count(site)) if self.options.total else 1.0
-        if newest:
-            return self._mixture(attend_outs(newest, queries, gains, prior, self.eps, dtype, scale=scale))
-        # Phase 1 is not scaled: the other sites of the tile merge it.
-        return self._mixture((scale * h if self.options.total else h).to(dtype) for h in prior[: len(queries)])
-
-    def _taken_up(self, values: Values, site: int, h: Mixture, y: Tensor) -> tuple[Values, Tensor | None]:
-        opens_block = site % self.block_size == 0
-        return (values, y) if self._adds and not opens_block else super()._taken_up(values, site, h, y)
-
-    def _added_and_joined(
-        self,
-        values: Values,
-        y: Tensor,
-        site: int,
-        newest: Values,
-        queries: Sequence[Tensor],
-        gains: Sequence[Tensor],
-        prior: Sequence[Tensor],
+        reading: Reading,
+        y: Tensor | None = None,
+        norm: Norm | None = None,
     ) -> tuple[Values, Mixture]:
         dtype, scale = values[0].dtype, self._scale(self._count(site)) if self.options.total else 1.0
-        outs, total = add_and_attend(newest, y, queries, gains, prior, self.eps, dtype, scale=scale)
-        return (*values[:-1], total), self._mixture(outs)
+        outs, total = read(
+            newest, y, reading.queries, reading.gains, reading.prior, self.eps, dtype, scale=scale, norm=norm
+        )
+        return values if total is None else (*values[:-1], total), self._mixture(outs)
 
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
         """The queries and gains of all reads of consecutive sites."""

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from attnres.connections.base import Mixture, Values, Weights, widen
 from attnres.connections.reads import Reads, each_read, per_read, reads_of_sites
-from attnres.connections.two_phase import TwoPhase
+from attnres.connections.two_phase import Reading, TwoPhase
 from attnres.errors import check_count
-from attnres.ops import attend_outs, depth_weights
+from attnres.ops import depth_weights, read
 
 
 class Delta(TwoPhase):
@@ -76,9 +76,6 @@ class Delta(TwoPhase):
             sum((p * block for p, block in zip(of_read, blocks, strict=True)), x).to(x.dtype) for of_read in weights
         )
 
-    def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
-        return (), self._joined(values, site, values[1:], *self._queries(site), ())
-
     def _bank(self, values: Values, first: int) -> Values:
         return values[1 : 1 + first // self.block_size]
 
@@ -89,22 +86,12 @@ class Delta(TwoPhase):
         pairs = [self._queries(site) for site in sites]
         return [q for queries, _ in pairs for q in queries], [g for _, gains in pairs for g in gains]
 
-    def _joined(
-        self,
-        values: Values,
-        site: int,
-        newest: Values,
-        queries: Sequence[Tensor],
-        gains: Sequence[Tensor],
-        prior: Sequence[Tensor],
-    ) -> Mixture:
+    def _read(self, values: Values, site: int, newest: Values, reading: Reading, *_: None) -> tuple[Values, Mixture]:
         x = values[0]
-        if not queries:
-            return x
-        outs = prior[: len(queries)]
-        if newest:
-            outs = attend_outs(newest, queries, gains, prior, self.eps, widen(x).dtype)
-        return self._mixture((x + out).to(x.dtype) for out in self._gated(outs, site))
+        if not reading.queries:
+            return values, x
+        outs, _ = read(newest, None, reading.queries, reading.gains, reading.prior, self.eps, widen(x).dtype)
+        return values, self._mixture((x + out).to(x.dtype) for out in self._gated(outs, site))
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         x, *blocks = values

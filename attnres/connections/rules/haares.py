@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from attnres.connections.base import Mixture, Values, Weights, inverse_rms, stream_dtype, widen
 from attnres.connections.reads import Reads, each_read, per_read
 from attnres.connections.rules.block import Block
+from attnres.connections.two_phase import Reading
 from attnres.errors import UsageError
 from attnres.ops import attend
 
@@ -116,41 +117,29 @@ class HAARES(Block):
         return values[: 1 + 2 * (first // self.block_size)]
 
     def _attend_to_bank(
-        self, bank: Values, queries: list[Tensor], gains: list[Tensor], sites: range
+        self, bank: Values, queries: Sequence[Tensor], gains: Sequence[Tensor], sites: range
     ) -> tuple[list[Tensor], list[Tensor]]:
         biases = [bias for site in sites for bias in self._own_biases(site)]
-        return self._attend(*self._parts(bank, sites[0], bank), queries, gains, biases, (), widen(bank[0]).dtype)
+        return self._attend(*self._parts(bank, sites[0], bank), Reading(queries, gains), biases, widen(bank[0]).dtype)
 
-    def _joined(
-        self,
-        values: Values,
-        site: int,
-        newest: Values,
-        queries: Sequence[Tensor],
-        gains: Sequence[Tensor],
-        prior: Sequence[Tensor],
-    ) -> Mixture:
+    def _read(self, values: Values, site: int, newest: Values, reading: Reading, *_: None) -> tuple[Values, Mixture]:
         if not newest:
-            return super()._joined(values, site, newest, queries, gains, prior)
-        parts = self._parts(values, site, newest)
-        return self._mixture(self._attend(*parts, queries, gains, self._own_biases(site), prior, values[0].dtype)[0])
+            return super()._read(values, site, newest, reading)
+        parts, biases = self._parts(values, site, newest), self._own_biases(site)
+        return values, self._mixture(self._attend(*parts, reading, biases, values[0].dtype)[0])
 
     def _attend(
         self,
         sums: list[Tensor],
         details: list[Tensor],
-        queries: Sequence[Tensor],
-        gains: Sequence[Tensor],
+        reading: Reading,
         biases: Sequence[Tensor],
-        prior: Sequence[Tensor],
         dtype: torch.dtype,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Attention over both. That over the details, its log-sum-exp raised by the bias, joins the sums as a prior."""
+        queries, gains, outs, lses = reading
         if details:
-            outs, lses = prior[: len(queries)], prior[len(queries) :]
-            lowered = (
-                [*outs, *(lse - bias.squeeze(-1) for lse, bias in zip(lses, biases, strict=True))] if prior else ()
-            )
-            outs, lses = attend(details, queries, gains, lowered, self.eps, widen(details[0]).dtype)
-            prior = [*outs, *(lse + bias.squeeze(-1) for lse, bias in zip(lses, biases, strict=True))]
-        return attend(sums, queries, gains, prior, self.eps, dtype)
+            lses = [lse - bias.squeeze(-1) for lse, bias in zip(lses, biases, strict=False)]
+            outs, lses = attend(details, queries, gains, [*outs, *lses], self.eps, widen(details[0]).dtype)
+            lses = [lse + bias.squeeze(-1) for lse, bias in zip(lses, biases, strict=True)]
+        return attend(sums, queries, gains, [*outs, *lses], self.eps, dtype)

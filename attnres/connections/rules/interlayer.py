@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from attnres.connections.base import Connection, Mixture, Values, Weights, stream_dtype, widen
 from attnres.connections.rules.rms_block import output_weight
-from attnres.connections.two_phase import TwoPhase
+from attnres.connections.two_phase import Reading, TwoPhase
 from attnres.errors import check_count
-from attnres.ops import add_normalised, attend_outs, depth_weights
+from attnres.ops import add_normalised, depth_weights, read
 
 SCALE = 4.0
 """How much further the optimizer moves l and c than a number of its own: what they have to reach is of order one."""
@@ -109,9 +107,6 @@ class Interlayer(TwoPhase):
         sources, opens_block = values[: self._count(site)], site % self.block_size == 0
         return (sources, None) if opens_block else (sources[:-1], sources[-1])
 
-    def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
-        return (), self._joined(values, site, self._visible(values, site), *self._vectors(range(site, site + 1)), ())
-
     def _bank(self, values: Values, first: int) -> Values:
         return values[: 1 + first // self.block_size]
 
@@ -122,20 +117,9 @@ class Interlayer(TwoPhase):
         mixing = list(filter(self._mixes, sites))
         return [self.query[site] for site in mixing], [self.gain[site] for site in mixing]
 
-    def _joined(
-        self,
-        values: Values,
-        site: int,
-        newest: Values,
-        queries: Sequence[Tensor],
-        gains: Sequence[Tensor],
-        prior: Sequence[Tensor],
-    ) -> Mixture:
-        if not queries:
-            return values[-1]
-        scale = float(self._count(site)) if self.total else 1.0
-        if newest:
-            (mixed,) = attend_outs(newest, queries, gains, prior, self.eps, widen(values[0]).dtype, scale=scale)
-        else:  # phase 1 is not scaled: the other sites of the tile merge it
-            mixed = scale * prior[0] if self.total else prior[0]
-        return (mixed + self._learned(self.feed[site], values[0]) * values[0]).to(values[0].dtype)
+    def _read(self, values: Values, site: int, newest: Values, reading: Reading, *_: None) -> tuple[Values, Mixture]:
+        if not reading.queries:
+            return values, values[-1]
+        scale, dtype = float(self._count(site)) if self.total else 1.0, widen(values[0]).dtype
+        (mixed,), _ = read(newest, None, reading.queries, reading.gains, reading.prior, self.eps, dtype, scale=scale)
+        return values, (mixed + self._learned(self.feed[site], values[0]) * values[0]).to(values[0].dtype)

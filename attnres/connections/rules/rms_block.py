@@ -56,6 +56,7 @@ class RMSBlock(Block):
         one_of("pending", pending, get_args(Pending))
         super().__init__(dim, sublayers, block_size=block_size, blocks=blocks, eps=eps, reads=reads, total=total)
         self.pending = pending
+        self._reads_alone = type(self).scatter is RMSBlock.scatter and type(self).absorb is RMSBlock.absorb
         # A last block that does not fill up is read raw: a gate there would never get a gradient.
         used = sublayers - sublayers % self.block_size if pending == "raw" else sublayers
         gates = (torch.zeros(1) if site < used else None for site in range(sublayers))
@@ -68,6 +69,9 @@ class RMSBlock(Block):
     def _visible(self, values: Values, site: int) -> Values:
         block_is_open = site % self.block_size > 0
         return (*values[:-2], values[-1]) if self.pending == "raw" and block_is_open else values
+
+    def _leaves(self, site: int) -> bool:
+        return False
 
     def weigh_output(self, values: Values, weights: Weights, site: int, y: Tensor) -> Weights:
         return output_weight(y, self.eps, None if self.gate is None else self.gate[site])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, TypeGuard
 
 import torch
@@ -9,8 +10,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from attnres.ops import normalise, normalise_backward
+from attnres.connections import Normed, Sublayer
+from attnres.model.backbones._backbone import Context
+from attnres.ops import Norm, normalise, normalise_backward
 from attnres.torch_private import calls_forward_alone, interpreter_stack
+
+
+class PreNormed(nn.Module):
+    """A sublayer that begins with its `norm`, and can be called with what that returned: `normed=True`."""
+
+    norm: nn.Module
+
+    def input_norm(self) -> Norm | None:
+        """The norm, where nobody else has a part in it or sees what the sublayer reads."""
+        norm, plain = self.norm, not torch.compiler.is_compiling() and calls_forward_alone(self)
+        if plain and _is_plain_norm(norm) and type(norm.weight) is nn.Parameter:
+            return Norm(norm.weight, norm.eps)  # type: ignore[arg-type]
+        return None
+
+
+def bound(sublayer: nn.Module, context: Context) -> Sublayer:
+    """The sublayer as a function of what it reads alone."""
+    whole = partial(sublayer, context=context)
+    if not isinstance(sublayer, PreNormed):
+        return whole
+    return Normed(whole, sublayer.input_norm, partial(whole, normed=True))
 
 
 def normed_linear(norm: nn.Module, linear: nn.Module, h: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnres.model.backbones._backbone import Backbone, Context
-from attnres.model.backbones._normed import normed_linear
+from attnres.model.backbones._normed import PreNormed, normed_linear
 from attnres.model.cache import KVCache
 from attnres.model.config import TransformerConfig
 
@@ -45,7 +45,7 @@ class Lab(Backbone):
         return self.config.layers * 4 * self.config.dim * (self.config.context + 1) / 2
 
 
-class Attention(nn.Module):
+class Attention(PreNormed):
     """Causal grouped-query attention with rotary positions, on normalised input."""
 
     def __init__(self, config: TransformerConfig, layer: int, pre_norm: bool) -> None:
@@ -58,10 +58,12 @@ class Attention(nn.Module):
         self.v = nn.Linear(config.dim, self.kv_heads * config.head_dim, bias=False)
         self.out = nn.Linear(config.heads * config.head_dim, config.dim, bias=False)
 
-    def forward(self, h: Tensor, h_k: Tensor | None = None, h_v: Tensor | None = None, *, context: Context) -> Tensor:
+    def forward(
+        self, h: Tensor, h_k: Tensor | None = None, h_v: Tensor | None = None, *, context: Context, normed: bool = False
+    ) -> Tensor:
         """Keys and values read h_k and h_v where the connection makes them, and else what queries read."""
         if h_k is None or h_v is None:
-            x = self.norm(h)
+            x = h if normed else self.norm(h)
             q, k, v = self.q(x), self.k(x), self.v(x)
         else:
             q, k, v = (
@@ -76,7 +78,7 @@ class Attention(nn.Module):
         return self.out(y.transpose(1, 2).flatten(-2))
 
 
-class MLP(nn.Module):
+class MLP(PreNormed):
     """SwiGLU on normalised input."""
 
     def __init__(self, config: TransformerConfig, pre_norm: bool) -> None:
@@ -86,10 +88,10 @@ class MLP(nn.Module):
         self.up = nn.Linear(config.dim, config.n_hidden, bias=False)
         self.out = nn.Linear(config.n_hidden, config.dim, bias=False)
 
-    def forward(self, h: Tensor, h_up: Tensor | None = None, *, context: Context) -> Tensor:
+    def forward(self, h: Tensor, h_up: Tensor | None = None, *, context: Context, normed: bool = False) -> Tensor:
         """`up` reads h_up where the connection makes it, and else what the gate reads."""
         if h_up is None:
-            x = self.norm(h)
+            x = h if normed else self.norm(h)
             gate, up = self.gate(x), self.up(x)
         else:
             gate, up = normed_linear(self.norm, self.gate, h), normed_linear(self.norm, self.up, h_up)

@@ -11,15 +11,14 @@
 // All sums are in float32. Nothing depends on the number of threads: tokens are cut into chunks by their number alone,
 // and a query's gradient is the sum of the chunks' partial sums in order. No fast-math: NaN and Inf must come through.
 
-#include "autograd.h"
 #include "loops.h"
 #include "normalised.h"
+#include "operators.h"
 #include "parallel.h"
 #include "pool.h"
 #include "rows.h"
 
 #include <ATen/core/Tensor.h>
-#include <torch/library.h>
 
 #include <algorithm>
 #include <cmath>
@@ -38,40 +37,44 @@ void check_each(const char* what, TensorList tensors, at::IntArrayRef shape, at:
                 " on the CPU, not ", x.sizes(), " on ", x.device());
 }
 
-void check_inputs(TensorList sources, TensorList queries, TensorList gains) {
-  TORCH_CHECK(!sources.empty() && sources[0].dim() > 0 && sources[0].size(-1) > 0,
-              "depth attention needs a source [..., d]");
-  const auto shape = sources[0].sizes(), vector = shape.slice(shape.size() - 1);
-  check_each("other sources", sources, shape, shape);
-  check_each("queries", queries, vector, shape);
-  check_each("gains", gains, vector, shape);
-  TORCH_CHECK(gains.empty() || gains.size() == queries.size(),
-              "each query of depth attention over sources wants a gain, or none has one");
-}
-
 // The lengths of lists, where they may be shorter.
 void check_count(const char* what, size_t count, std::initializer_list<size_t> allowed) {
   TORCH_CHECK(std::find(allowed.begin(), allowed.end(), count) != allowed.end(),
               "depth attention over sources cannot take ", count, " ", what);
 }
 
-// prior: {}, or S outs and then S lses. added: {}, or what is added to the last source first. Returns outs
-// (S of [..., d]), the sum if there is one and, if they are `kept`, lses (S of [...]) and statistics [tokens, N (S+1)]:
-// per token the N inverse rms, then the N scores of each query.
+// Returns the shape of the sources; of the prior's outs, where it stands alone.
+at::IntArrayRef check_inputs(TensorList sources, TensorList queries, TensorList gains, TensorList rows,
+                             const Norm& norm) {
+  if (!sources.empty()) rows = sources;
+  TORCH_CHECK(!rows.empty() && rows[0].dim() > 0 && rows[0].size(-1) > 0, "depth attention needs a source [..., d]");
+  const auto shape = rows[0].sizes(), vector = shape.slice(shape.size() - 1);
+  check_each("other sources", sources, shape, shape);
+  check_each("queries", queries, vector, shape);
+  check_each("gains", gains, vector, shape);
+  TORCH_CHECK(gains.empty() || gains.size() == queries.size(),
+              "each query of depth attention over sources wants a gain, or none has one");
+  check_count("norms", norm.weight.size(), {0, queries.size() == 1});
+  check_each("a norm's weight", norm.weight, vector, shape);
+  return shape;
+}
+
+// prior: {}, or S outs and then S lses: then there may be no source. added: {}, or what is added to the last source
+// first. Returns outs (S of [..., d]), normalised where there is a norm, the sum if there is one and, if they are `kept`,
+// lses (S of [...]) and statistics [tokens, N (S+1)]: per token the N inverse rms, then the N scores of each query.
 Forward forward(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, TensorList added_,
-                double eps, double scale, at::ScalarType dtype, bool kept) {
-  check_inputs(sources_, queries, gains);
-  const auto shape = sources_[0].sizes(), leading = shape.slice(0, shape.size() - 1);
+                double eps, double scale, at::ScalarType dtype, const Norm& norm, bool kept) {
   check_count("tensors as a prior", prior_.size(), {0, 2 * queries.size()});
+  const auto shape = check_inputs(sources_, queries, gains, prior_, norm), leading = shape.slice(0, shape.size() - 1);
   if (!prior_.empty()) {
     check_each("a prior out", prior_.slice(0, queries.size()), shape, shape);
     check_each("a prior lse", prior_.slice(queries.size()), leading, shape);
   }
-  check_count("tensors to add", added_.size(), {0, 1});
+  check_count("tensors to add", added_.size(), {0, size_t{!sources_.empty()}});
   check_each("what is added", added_, shape, shape);
   const std::vector<Tensor> sources = contiguous(sources_), prior = contiguous(prior_), added = contiguous(added_);
-  const int64_t n = sources.size(), s = queries.size(), d = sources[0].size(-1), rows = n + (prior.empty() ? 0 : 1);
-  const int64_t tokens = sources[0].numel() / d, stride = padded(rows);
+  const int64_t n = sources.size(), s = queries.size(), d = shape.back(), rows = n + (prior.empty() ? 0 : 1);
+  const int64_t tokens = c10::multiply_integers(leading), stride = padded(rows);
   std::vector<Rows> in = rows_of(sources);
   for (const Rows& source : in) source.prefetch(0);
 
@@ -90,7 +93,7 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
   const std::vector<Rows> summands = adds ? rows_of({sources[n - 1], added[0]}) : std::vector<Rows>{};
   if (adds) in[n - 1] = Rows(sums[0]);
 
-  std::vector<float> c = key_vectors(queries, gains, d);
+  const std::vector<float> c = key_vectors(queries, gains, d), norm_weight = norm.vector(d);
   const std::vector<Rows> out = rows_of(outs);
   const bool merges = !prior.empty();
   const std::vector<Rows> prior_rows = rows_of({prior.begin(), prior.begin() + (merges ? s : 0)});
@@ -133,49 +136,47 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
         std::memcpy(r + n * (j + 1), scores + j * stride, sizeof(float) * n);
         const float lse = softmax(scores + j * stride, static_cast<float>(scale), rows, p + j * stride);
         if (kept) lse_data[j][t] = lse;
-        to[j] = out[j].target(t, out_scratch + j * d);
+        to[j] = norm ? out_scratch : out[j].target(t, out_scratch + j * d);
       }
       weighted_sums(v.data(), weighed, p, stride, to.data(), s, d);
       for (int64_t j = 0; weighed < rows && j < s; ++j)
         add_scaled(p[j * stride + n], prior_rows[j].read(t, row_scratch + n * d), d, to[j]);
+      if (norm) normalise(out_scratch, norm_weight.data(), d, norm.eps, out[0].target(t, out_scratch));
       for (int64_t j = 0; j < s; ++j) out[j].commit(t, out_scratch + j * d);
     }
   });
   return {outs, lses, sums, statistics};
 }
 
+}  // namespace
+
 Forward attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added, double eps,
-               double scale, at::ScalarType dtype) {
-  return forward(sources, queries, gains, prior, added, eps, scale, dtype, true);
+               double scale, at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps, double norm_offset) {
+  return forward(sources, queries, gains, prior, added, eps, scale, dtype, {norm, norm_eps, norm_offset}, true);
 }
 
-// What one query makes, where no gradient and no merge follows.
-Tensor attend_one(TensorList sources, const Tensor& query, const std::optional<Tensor>& gain, double eps, double scale,
-                  at::ScalarType dtype) {
-  const TensorList gains = gain ? TensorList(*gain) : TensorList();
-  return std::get<0>(forward(sources, query, gains, {}, {}, eps, scale, dtype, false))[0];
+// What one query makes, where no gradient and no merge follows: out, and the sum if there is one.
+std::tuple<Tensor, Tensors> attend_one(TensorList sources, const Tensor& query, const std::optional<Tensor>& gain,
+                                       const std::optional<Tensor>& added, double eps, double scale,
+                                       at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps,
+                                       double norm_offset) {
+  const auto list = [](const std::optional<Tensor>& x) { return x ? TensorList(*x) : TensorList(); };
+  auto [outs, lses, sums, statistics] = forward(sources, query, list(gain), {}, list(added), eps, scale, dtype,
+                                                {norm, norm_eps, norm_offset}, false);
+  return {std::move(outs[0]), std::move(sums)};
 }
 
-// The same, and the sum.
-std::tuple<Tensor, Tensor> add_and_attend_one(TensorList sources, const Tensor& added, const Tensor& query,
-                                              const std::optional<Tensor>& gain, double eps, double scale,
-                                              at::ScalarType dtype) {
-  const TensorList gains = gain ? TensorList(*gain) : TensorList();
-  const auto [outs, lses, sums, statistics] =
-      forward(sources, query, gains, {}, added, eps, scale, dtype, false);
-  return {outs[0], sums[0]};
-}
+namespace {
 
 void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList grad_sums, TensorList sources,
                     TensorList queries, TensorList gains, TensorList outs, TensorList lses, TensorList prior,
-                    const Tensor& statistics) {
-  check_inputs(sources, queries, gains);
-  const auto shape = sources[0].sizes(), leading = shape.slice(0, shape.size() - 1);
+                    const Tensor& statistics, const Norm& norm) {
+  const auto shape = check_inputs(sources, queries, gains, grad_outs, norm), leading = shape.slice(0, shape.size() - 1);
   const size_t s = queries.size();
   check_count("gradients of outs", grad_outs.size(), {s});
   check_count("gradients of lses", grad_lses.size(), {0, s});
-  check_count("gradients of sums", grad_sums.size(), {0, 1});
-  check_count("outs", outs.size(), {0, s});
+  check_count("gradients of sums", grad_sums.size(), {0, size_t{!sources.empty()}});
+  check_count("outs", outs.size(), {0, norm ? 0 : s});
   check_count("lses", lses.size(), {s});
   check_count("tensors as a prior", prior.size(), {0, outs.empty() ? 2 * s : s});
   check_each("gradients of outs", grad_outs, shape, shape);
@@ -188,38 +189,45 @@ void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList grad_
     check_each("a prior out", prior.slice(s), shape, shape);
   }
   const int64_t width = static_cast<int64_t>(sources.size() * (s + 1));
-  check_each("statistics", statistics, {sources[0].numel() / shape.back(), width}, shape);
+  check_each("statistics", statistics, {c10::multiply_integers(leading), width}, shape);
 }
 
+}  // namespace
+
 // grad_lses: {} is zero. grad_sums: {}, or what is added to the gradient of the last source. prior: {}, S lses with
-// outs, or S lses and S outs without: D_j needs the one or the other.
-// Returns the gradients of sources, queries, gains and prior (S outs, then S lses).
+// outs, or S lses and S outs without: D_j needs the one or the other, and the norm the latter.
+// Returns the gradients of sources, queries, gains and then the norm's weight, and prior (S outs, then S lses).
 Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList grad_sums_, TensorList sources_,
                          TensorList queries, TensorList gains, TensorList outs_, TensorList lses_, TensorList prior_,
-                         const Tensor& statistics_, double scale_) {
-  check_backward(grad_outs_, grad_lses_, grad_sums_, sources_, queries, gains, outs_, lses_, prior_, statistics_);
+                         const Tensor& statistics_, double scale_, const std::optional<Tensor>& norm_, double norm_eps,
+                         double norm_offset) {
+  const Norm norm(norm_, norm_eps, norm_offset);
+  check_backward(grad_outs_, grad_lses_, grad_sums_, sources_, queries, gains, outs_, lses_, prior_, statistics_, norm);
   const std::vector<Tensor> grad_outs = contiguous(grad_outs_), grad_lses = contiguous(grad_lses_);
   const std::vector<Tensor> grad_sums = contiguous(grad_sums_);
   const std::vector<Tensor> sources = contiguous(sources_), outs = contiguous(outs_), lses = contiguous(lses_);
   const std::vector<Tensor> prior = contiguous(prior_);
   const Tensor statistics = statistics_.contiguous();
   const float scale = static_cast<float>(scale_);
-  const int64_t n = sources.size(), s = queries.size(), d = sources[0].size(-1);
-  const Chunks chunks(sources[0].numel() / d);
+  const auto shape = grad_outs[0].sizes();
+  const int64_t n = sources.size(), s = queries.size(), d = shape.back();
+  const Chunks chunks(c10::multiply_integers(shape.slice(0, shape.size() - 1)));
   const int64_t stride = padded(n);
 
   const std::vector<Tensor> grad_sources = empty_each(sources), grad_queries = empty_each(queries);
-  const std::vector<Tensor> grad_gains = empty_each(gains);
+  std::vector<Tensor> grad_gains = empty_each(gains);
+  const std::vector<Tensor> grad_norm = empty_each(norm.weight);
   const bool merges = !prior.empty();
   std::vector<Tensor> grad_prior;
   for (int64_t j = 0; merges && j < s; ++j)
-    grad_prior.push_back(Pool::get().empty(sources[0].sizes(), outs.empty() ? prior[s + j].scalar_type() : at::kFloat));
+    grad_prior.push_back(Pool::get().empty(shape, outs.empty() ? prior[s + j].scalar_type() : at::kFloat));
   const std::vector<Rows> grad_prior_rows = rows_of(grad_prior);
   for (int64_t j = 0; merges && j < s; ++j) grad_prior.push_back(Pool::get().empty(prior[j].sizes(), at::kFloat));
 
-  std::vector<float> c = key_vectors(queries, gains, d);  // [s, d]
+  const std::vector<float> c = key_vectors(queries, gains, d), norm_weight = norm.vector(d);  // [s, d] and [d]
   const std::vector<const float*> c_data = pointers<const float>(c.data(), s, d);
-  const Scratch dc(chunks.count * s * d);  // [chunks, s, d]
+  const int64_t sums = s + norm.weight.size();  // that are taken over all tokens: of keys, then of the norm's weight
+  const Scratch dc(chunks.count * sums * d);    // [chunks, sums, d]
   const std::vector<Rows> in = rows_of(sources), grads = rows_of(grad_outs), d_in = rows_of(grad_sources);
   const std::vector<Rows> out = rows_of(outs), grad_sum = rows_of(grad_sums);
   const std::vector<Rows> prior_rows = rows_of({prior.begin() + (merges ? s : 0), prior.end()});
@@ -228,21 +236,23 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   const std::vector<const float*> prior_lse = data_of({prior.begin(), prior.begin() + (merges ? s : 0)});
 
   parallel(chunks.count, 1, [&](int64_t first, int64_t last) {
-    const Scratch scratch((2 * n + s + 1) * d + (4 * s + 1) * stride + s);
+    const Scratch scratch((2 * n + s + 3) * d + (4 * s + 1) * stride + 2 * s);
     float* const row_scratch = scratch.data();            // [n, d]
     float* const grad_scratch = row_scratch + n * d;      // [s + 1, d]: the last row is for out_j or the prior
-    float* const d_scratch = grad_scratch + (s + 1) * d;  // [n, d]
+    float* const norm_scratch = grad_scratch + (s + 1) * d;  // [2, d]
+    float* const d_scratch = norm_scratch + 2 * d;        // [n, d]
     float* const a = d_scratch + n * d;                   // [s, stride]
     float* const p = a + s * stride;                      // [s, stride]
     float* const e = p + s * stride;                      // [s, stride]: ds_ji r_i
     float* const score = e + s * stride;                  // [s, stride]
     float* const f = score + s * stride;                  // [stride]: sum_j ds_ji s_ji r_i / d
     float* const dotted = f + stride;                     // [s]
+    float* const prior_share = dotted + s;                // [s]
     std::vector<const float*> v(n), grad(s);
     std::vector<float*> dv(n), dc_data(s);
 
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      for (int64_t j = 0; j < s; ++j) dc_data[j] = dc.data() + (chunk * s + j) * d;
+      for (int64_t j = 0; j < s; ++j) dc_data[j] = dc.data() + (chunk * sums + j) * d;
       for (int64_t t = chunks.begin(chunk); t < chunks.end(chunk); ++t) {
         const float* const r = statistics_data + t * n * (s + 1);
         for (int64_t j = 0; j < s; ++j) {
@@ -253,22 +263,35 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
           v[i] = in[i].read(t, row_scratch + i * d);
           in[i].prefetch(t + 1);
           dv[i] = d_in[i].target(t, d_scratch + i * d);
-          dots(v[i], grad.data(), s, d, dotted);
-          for (int64_t j = 0; j < s; ++j) a[j * stride + i] = scale * dotted[j];
           f[i] = 0;
         }
         for (int64_t j = 0; j < s; ++j) {
-          const float lse = lse_data[j][t], grad_lse = grad_lses.empty() ? 0.f : grad_lse_data[j][t];
           std::memcpy(score + j * stride, r + n * (j + 1), sizeof(float) * n);
           const float prior_score = merges ? prior_lse[j][t] : -INFINITY;
-          const float prior_share = scale * softmax_given_lse(score + j * stride, prior_score, lse, n, p + j * stride);
+          prior_share[j] =
+              scale * softmax_given_lse(score + j * stride, prior_score, lse_data[j][t], n, p + j * stride);
+        }
+        if (norm) {  // h once more, whose gradient then takes the place of the normalised one's
+          weighted_sums(v.data(), n, p, stride, &norm_scratch, 1, d);
+          for (int64_t k = 0; scale != 1.f && k < d; ++k) norm_scratch[k] *= scale;
+          if (merges) add_scaled(prior_share[0], prior_rows[0].read(t, grad_scratch + d), d, norm_scratch);
+          normalise_backward(norm_scratch, norm_weight.data(), d, norm.eps, grad[0], grad_scratch,
+                             dc.data() + (chunk * sums + s) * d);
+          grad[0] = grad_scratch;
+        }
+        for (int64_t i = 0; i < n; ++i) {
+          dots(v[i], grad.data(), s, d, dotted);
+          for (int64_t j = 0; j < s; ++j) a[j * stride + i] = scale * dotted[j];
+        }
+        for (int64_t j = 0; j < s; ++j) {
+          const float grad_lse = grad_lses.empty() ? 0.f : grad_lse_data[j][t];
           float mean = 0;
           if (!out.empty()) {
             dot<1>(out[j].read(t, grad_scratch + s * d), &grad[j], d, &mean);
           } else {
             if (!prior_rows.empty()) {
               dot<1>(prior_rows[j].read(t, grad_scratch + s * d), &grad[j], d, &mean);
-              mean *= prior_share;
+              mean *= prior_share[j];
             }
             for (int64_t i = 0; i < n; ++i) mean += p[j * stride + i] * a[j * stride + i];
           }
@@ -278,7 +301,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
           if (merges) {  // all the scores' gradients, the prior's included, add up to grad_lse
             grad_prior[s + j].data_ptr<float>()[t] = grad_lse - total;
             float* const to = grad_prior_rows[j].target(t, grad_scratch + s * d);
-            for (int64_t k = 0; k < d; ++k) to[k] = prior_share * grad[j][k];
+            for (int64_t k = 0; k < d; ++k) to[k] = prior_share[j] * grad[j][k];
             grad_prior_rows[j].commit(t, to);
           }
         }
@@ -290,47 +313,34 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
     }
   });
 
-  const Scratch totals(s * d);  // [s, d]
-  parallel(s * d, 1024, [&](int64_t first, int64_t last) {
+  const Scratch totals(sums * d);  // [sums, d]
+  parallel(sums * d, 1024, [&](int64_t first, int64_t last) {
     for (int64_t chunk = 0; chunk < chunks.count; ++chunk)
-      for (int64_t k = first; k < last; ++k) totals.data()[k] += dc.data()[chunk * s * d + k];
+      for (int64_t k = first; k < last; ++k) totals.data()[k] += dc.data()[chunk * sums * d + k];
   });
   std::vector<float> query(d), gain(d, 1.f);
+  const auto write = [&](const Tensor& to, const float* total, const std::vector<float>* factor) {
+    std::vector<float> scratch(d);
+    float* const row = Rows(to).target(0, scratch.data());
+    for (int64_t k = 0; k < d; ++k) row[k] = factor ? total[k] * (*factor)[k] : total[k];
+    Rows(to).commit(0, row);
+  };
   for (int64_t j = 0; j < s; ++j) {
     const float* const total = totals.data() + j * d;
-    const auto write = [&](const Tensor& to, const std::vector<float>& factor) {
-      std::vector<float> scratch(d);
-      float* const row = Rows(to).target(0, scratch.data());
-      for (int64_t k = 0; k < d; ++k) row[k] = total[k] * factor[k];
-      Rows(to).commit(0, row);
-    };
     if (!gains.empty()) {
       read_vector(queries[j], query.data());
       read_vector(gains[j], gain.data());
-      write(grad_gains[j], query);
+      write(grad_gains[j], total, &query);
     }
-    write(grad_queries[j], gain);
+    write(grad_queries[j], total, &gain);
+  }
+  for (const Tensor& of_weight : grad_norm) {
+    write(of_weight, totals.data() + s * d, nullptr);
+    grad_gains.push_back(of_weight);
   }
   return {grad_sources, grad_queries, grad_gains, grad_prior};
 }
 
-}  // namespace
-
-TORCH_LIBRARY_IMPL(attnres, CPU, m) {
-  m.impl("attend", &attend);
-  m.impl("attend_one", &attend_one);
-  m.impl("add_and_attend_one", &add_and_attend_one);
-  m.impl("attend_backward", &attend_backward);
-  m.impl("add_normalised", &add_normalised);
-  m.impl("add_normalised_backward", &add_normalised_backward);
-}
-
-TORCH_LIBRARY_IMPL(attnres, AutogradCPU, m) { m.impl("attend", &attend_autograd); }
-
-// What this library says of itself, and its memory.
-TORCH_LIBRARY_FRAGMENT(attnres, m) {
-  m.def("cpu_trim() -> int", [] { return static_cast<int64_t>(Pool::get().trim()); });
-  m.def("cpu_instruction_set() -> str", [] { return std::string(kInstructionSet); });
-}
+int64_t trim() { return static_cast<int64_t>(Pool::get().trim()); }
 
 }  // namespace attnres

@@ -52,6 +52,30 @@ inline float inverse_rms(const float* v, float square, int64_t d, double eps) {
   return static_cast<float>(1 / std::sqrt(again / d + eps));
 }
 
+// to = h / sqrt(mean(h^2) + eps) * weight; all: [d]; to may be h.
+inline void normalise(const float* h, const float* weight, int64_t d, double eps, float* to) {
+  float square;
+  dot<1>(h, &h, d, &square);
+  const float r = inverse_rms(h, square, d, eps);
+  for (int64_t k = 0; k < d; ++k) to[k] = h[k] * r * weight[k];
+}
+
+// Its gradient: dh = r (weight grad - h r^2 mean(h weight grad)),  dweight += grad h r. All: [d]; dh may be grad.
+inline void normalise_backward(const float* h, const float* weight, int64_t d, double eps, const float* grad,
+                               float* dh, float* dweight) {
+  float square;
+  dot<1>(h, &h, d, &square);
+  const float r = inverse_rms(h, square, d, eps);
+  for (int64_t k = 0; k < d; ++k) {
+    dweight[k] += grad[k] * (h[k] * r);
+    dh[k] = grad[k] * weight[k];
+  }
+  float along;
+  dot<1>(h, &dh, d, &along);
+  const float shrink = -along / d * r * r;
+  for (int64_t k = 0; k < d; ++k) dh[k] = r * dh[k] + shrink * (r * h[k]);
+}
+
 // out_g = sum_i p_gi v_i for G outputs at once; v: n of [d]; p: [G, stride]; out: G of [d].
 template <int G, int U, class X>
 inline void weigh_channels(

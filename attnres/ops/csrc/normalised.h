@@ -1,4 +1,5 @@
-// Sums of normalised outputs: one pass forward and one backward.
+// Sums of normalised outputs: one pass forward and one backward. A part of attend.cpp: torch's headers take longer to
+// compile than this.
 //
 //   forward   r = 1 / sqrt(mean(y^2) + eps);   out = total + r y
 //   backward  dy = r g - y r^3 mean(g y);   dtotal = g
@@ -33,8 +34,7 @@ inline void check_like(const Tensor& y, const Tensor& x) {
 }
 
 // total: {} or one. Returns out [..., d] of dtype and r [...].
-inline std::tuple<Tensor, Tensor> add_normalised(const Tensor& y_, TensorList total_, double eps,
-                                                 at::ScalarType dtype) {
+std::tuple<Tensor, Tensor> add_normalised(const Tensor& y_, TensorList total_, double eps, at::ScalarType dtype) {
   TORCH_CHECK(total_.size() <= 1, "a normalised sum has one total, not ", total_.size());
   check_like(y_, y_);
   for (const Tensor& x : total_) check_like(y_, x);
@@ -61,7 +61,7 @@ inline std::tuple<Tensor, Tensor> add_normalised(const Tensor& y_, TensorList to
   return {out, r};
 }
 
-inline Tensor add_normalised_backward(const Tensor& grad_, const Tensor& y_, const Tensor& r_) {
+Tensor add_normalised_backward(const Tensor& grad_, const Tensor& y_, const Tensor& r_) {
   check_like(y_, y_);
   check_like(y_, grad_);
   TORCH_CHECK(r_.sizes() == y_.sizes().slice(0, y_.dim() - 1) && r_.is_cpu() && r_.scalar_type() == at::kFloat,

@@ -1,41 +1,39 @@
-// The gradient of `attend` in C++, as attnres/ops/library.py has it in Python for other devices and torch.func. The way
+// What torch is told of the operators, and the gradient of `attend`, as attnres/ops/library.py has it in Python for other devices and torch.func. The way
 // through Python took several times as long as the kernel where rows are narrow (1,024 tokens of 16 channels).
 
-#pragma once
-
-#include "rows.h"
+#include "lanes.h"
+#include "operators.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
-#include <tuple>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace attnres {
 
-using Tensors = std::vector<Tensor>;
-using Forward = std::tuple<Tensors, Tensors, Tensors, Tensor>;
-using Backward = std::tuple<Tensors, Tensors, Tensors, Tensors>;
+namespace {
 
-inline const auto& attend_operator() {
-  static const auto found = c10::Dispatcher::singleton().findSchemaOrThrow("attnres::attend", "").typed<Forward(
-      TensorList, TensorList, TensorList, TensorList, TensorList, double, double, at::ScalarType)>();
+const auto& attend_operator() {
+  static const auto found = c10::Dispatcher::singleton().findSchemaOrThrow("attnres::attend", "").typed<decltype(attend)>();
   return found;
 }
 
-inline Forward call_attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added,
-                           double eps, double scale, at::ScalarType dtype) {
+Forward call_attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added,
+                    double eps, double scale, at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps,
+                    double norm_offset) {
   const at::AutoDispatchBelowAutograd below;
-  return attend_operator().call(sources, queries, gains, prior, added, eps, scale, dtype);
+  return attend_operator().call(sources, queries, gains, prior, added, eps, scale, dtype, norm, norm_eps, norm_offset);
 }
 
-inline void append(Tensors& to, TensorList more) { to.insert(to.end(), more.begin(), more.end()); }
+void append(Tensors& to, TensorList more) { to.insert(to.end(), more.begin(), more.end()); }
 
 // What was saved, or came back from the operator below, list by list.
 class Lists {
@@ -57,11 +55,14 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
   using Context = torch::autograd::AutogradContext;
 
   static Tensors forward(Context* ctx, TensorList sources, TensorList queries, TensorList gains, TensorList prior,
-                         TensorList added, double eps, double scale, at::ScalarType dtype) {
-    auto [outs, lses, sums, statistics] = call_attend(sources, queries, gains, prior, added, eps, scale, dtype);
+                         TensorList added, double eps, double scale, at::ScalarType dtype, const std::optional<Tensor>& norm,
+                         double norm_eps, double norm_offset) {
+    auto [outs, lses, sums, statistics] =
+        call_attend(sources, queries, gains, prior, added, eps, scale, dtype, norm, norm_eps, norm_offset);
     // Only a merge needs its output again, and there the following norm keeps it anyway. Once rounded it no longer
-    // serves: a query's gradient would lose digits without limit as the partial's weight nears 1.
-    const bool rounded = dtype != at::kFloat, merges = !prior.empty();
+    // serves: a query's gradient would lose digits without limit as the partial's weight nears 1. Once normalised it is
+    // made again of the prior and the sources.
+    const bool merges = !prior.empty(), keeps_prior = dtype != at::kFloat || norm.has_value();
     const size_t s = queries.size();
     Tensors saved;
     std::vector<int64_t> sizes;
@@ -72,16 +73,19 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
     Tensors as_read = sources.vec();
     if (!sums.empty()) as_read.back() = sums[0];
     Tensors needed_prior = merges ? prior.slice(s).vec() : Tensors{};
-    if (rounded && merges) append(needed_prior, prior.slice(0, s));
+    if (keeps_prior && merges) append(needed_prior, prior.slice(0, s));
     save(as_read);
     save(queries);
     save(gains);
-    save(merges && !rounded ? TensorList(outs) : TensorList());
+    save(merges && !keeps_prior ? TensorList(outs) : TensorList());
     save(lses);
     save(needed_prior);
     save(statistics);
+    save(norm ? TensorList(*norm) : TensorList());
     ctx->saved_data["sizes"] = std::move(sizes);
     ctx->saved_data["scale"] = scale;
+    ctx->saved_data["norm_eps"] = norm_eps;
+    ctx->saved_data["norm_offset"] = norm_offset;
     if (!added.empty()) {
       ctx->saved_data["source"] = sources.back().scalar_type();
       ctx->saved_data["added"] = added[0].scalar_type();
@@ -101,23 +105,24 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
     const TensorList sources = saved.next(), queries = saved.next(), gains = saved.next(), outs = saved.next(),
                      lses = saved.next(), prior = saved.next();
     const Tensor statistics = saved.next()[0];
+    const TensorList weight = saved.next();
+    const std::optional<Tensor> norm = weight.empty() ? std::nullopt : std::optional(weight[0]);
     const size_t s = queries.size();
     Tensors grad_outs(grads.begin(), grads.begin() + s), grad_lses(grads.begin() + s, grads.begin() + 2 * s), grad_sums;
     for (Tensor& g : grad_outs)
-      if (!g.defined()) g = at::zeros_like(sources[0], at::MemoryFormat::Contiguous);
+      if (!g.defined()) g = at::zeros_like(sources.empty() ? prior[s] : sources[0], at::MemoryFormat::Contiguous);
     const auto given = [](const Tensor& g) { return g.defined(); };
     if (std::none_of(grad_lses.begin(), grad_lses.end(), given)) grad_lses.clear();
     for (size_t j = 0; j < grad_lses.size(); ++j)
       if (!grad_lses[j].defined()) grad_lses[j] = at::zeros_like(lses[j]);
     std::copy_if(grads.begin() + 2 * s, grads.end() - 1, std::back_inserter(grad_sums), given);
 
-    static const auto attend_backward =
-        c10::Dispatcher::singleton().findSchemaOrThrow("attnres::attend_backward", "").typed<Backward(
-            TensorList, TensorList, TensorList, TensorList, TensorList, TensorList, TensorList, TensorList, TensorList,
-            const Tensor&, double)>();
+    static const auto backward_operator =
+        c10::Dispatcher::singleton().findSchemaOrThrow("attnres::attend_backward", "").typed<decltype(attend_backward)>();
     const auto call = [&] {
-      return attend_backward.call(grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior,
-                                  statistics, ctx->saved_data["scale"].toDouble());
+      return backward_operator.call(grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior,
+                                    statistics, ctx->saved_data["scale"].toDouble(), norm,
+                                    ctx->saved_data["norm_eps"].toDouble(), ctx->saved_data["norm_offset"].toDouble());
     };
     // Asked for gradients or tangents of gradients, the operator refuses; else nothing on its way needs autograd.
     const bool asked = at::GradMode::is_enabled() || std::any_of(grads.begin(), grads.end(), [](const Tensor& g) {
@@ -135,29 +140,55 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
       of_sources.back() = of_sum.to(source);
       of_added.push_back(source == added ? of_sources.back() : of_sum.to(added));
     }
+    Tensor of_norm;
+    if (norm) {
+      of_norm = std::move(of_gains.back());
+      of_gains.pop_back();
+    }
     Tensors all = std::move(of_sources);
     for (const Tensors* list : {&of_queries, &of_gains, &of_prior, &of_added}) append(all, *list);
     all.resize(all.size() + 3);  // of eps, scale and dtype
+    all.insert(all.end(), {of_norm, Tensor(), Tensor()});
     return all;
   }
 };
 
-inline Forward attend_autograd(TensorList sources, TensorList queries, TensorList gains, TensorList prior,
-                               TensorList added, double eps, double scale, at::ScalarType dtype) {
+Forward attend_autograd(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added,
+                        double eps, double scale, at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps,
+                        double norm_offset) {
   // The levels of torch.func take no function of C++, and one of Python.
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode))
     return attend_operator().redispatch(c10::DispatchKeySet(c10::DispatchKey::AutogradOther), sources, queries, gains,
-                                        prior, added, eps, scale, dtype);
+                                        prior, added, eps, scale, dtype, norm, norm_eps, norm_offset);
   const auto has_gradient = [](const Tensor& x) { return x.requires_grad(); };
   const auto any_has = [&](TensorList list) { return std::any_of(list.begin(), list.end(), has_gradient); };
   if (!at::GradMode::is_enabled() ||
-      !(any_has(sources) || any_has(queries) || any_has(gains) || any_has(prior) || any_has(added)))
-    return call_attend(sources, queries, gains, prior, added, eps, scale, dtype);
-  const Tensors flat = AttendFunction::apply(sources, queries, gains, prior, added, eps, scale, dtype);
+      !(any_has(sources) || any_has(queries) || any_has(gains) || any_has(prior) || any_has(added) || (norm && has_gradient(*norm))))
+    return call_attend(sources, queries, gains, prior, added, eps, scale, dtype, norm, norm_eps, norm_offset);
+  const Tensors flat = AttendFunction::apply(sources, queries, gains, prior, added, eps, scale, dtype, norm, norm_eps,
+                                             norm_offset);
   const int64_t s = queries.size(), sums = added.size();
   Lists lists(flat, {s, s, sums});
   Tensors outs = lists.next().vec(), lses = lists.next().vec();
   return {std::move(outs), std::move(lses), lists.next().vec(), flat.back()};
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(attnres, CPU, m) {
+  m.impl("attend", &attend);
+  m.impl("attend_one", &attend_one);
+  m.impl("attend_backward", &attend_backward);
+  m.impl("add_normalised", &add_normalised);
+  m.impl("add_normalised_backward", &add_normalised_backward);
+}
+
+TORCH_LIBRARY_IMPL(attnres, AutogradCPU, m) { m.impl("attend", &attend_autograd); }
+
+// What this library says of itself, and its memory.
+TORCH_LIBRARY_FRAGMENT(attnres, m) {
+  m.def("cpu_trim() -> int", &trim);
+  m.def("cpu_instruction_set() -> str", [] { return std::string(kInstructionSet); });
 }
 
 }  // namespace attnres
