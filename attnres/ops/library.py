@@ -231,12 +231,12 @@ class _Attend(SingleLevelFunction):
         return None, None, None, None, *of_sources, *(gradient for group in others for gradient in group)
 
 
-def _attend_autograd(sources, queries, gains, prior, added, eps, scale, dtype, norm=None, *_):
-    assert norm is None, "what needs this gradient normalises by itself (operators.read)"
+def _attend_autograd(sources, queries, gains, prior, added, eps, scale, dtype, *norm):
     tensors = (*sources, *queries, *gains, *prior, *added)
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         with AutoDispatchBelowAutograd():
-            return attend(sources, queries, gains, prior, added, eps, scale, dtype)
+            return attend(sources, queries, gains, prior, added, eps, scale, dtype, *norm)
+    assert not norm, "operators.read normalises by itself where this gradient is needed"
     sizes = (len(sources), len(queries), len(gains), len(prior), len(added))
     with enable_single_level_autograd_function():
         flat = _Attend.apply(sizes, eps, scale, dtype, *tensors)  # pyright: ignore[reportAttributeAccessIssue]

@@ -14,6 +14,7 @@ from tests.ops.cases import (
     Call,
     assert_right,
     assert_right_at,
+    in_double,
     make_sources,
     make_vector,
     plain,
@@ -83,21 +84,18 @@ def test_what_is_read_is_normalised(kernel, call, backend):
     assert_right(call.operator(backend), call.exact, *inputs, roundings=1 if backend == "cpu" else 6, cancelling=size)
 
 
-def test_a_norm_of_magnitudes_whose_squares_do_not_fit(kernel):
-    for size, eps in ((1e25, 1e-6), (1e-22, 0.0)):
-        v, weight = size * torch.randn(4, 40), make_vector(40, centre=1.0)
+@pytest.mark.parametrize(("size", "eps"), [(1e25, 1e-6), (1e-22, 0.0)])
+def test_a_norm_of_magnitudes_whose_squares_do_not_fit(kernel, size, eps):
+    def operator(v, query, weight):
+        norm = Norm(weight, eps)
+        return read([v], None, [query], [], (), 1e-6, F32, "cpu", norm=norm)[0][0]
 
-        def operator(v, weight, backend="cpu", eps=eps):
-            return read(
-                [v], None, [torch.zeros(40, dtype=v.dtype)], [], (), 1e-6, v.dtype, backend, 1.0, Norm(weight, eps)
-            )[0][0]
+    def exact(v, query, weight):
+        return v / (v.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight
 
-        found = value_and_gradients(operator, v, weight)
-        expected = value_and_gradients(
-            lambda v, w: v / (v.pow(2).mean(-1, keepdim=True) + eps).sqrt() * w, v.double(), weight.double()
-        )
-        for one, other in zip(found, expected, strict=True):
-            assert (one.double() - other).norm() <= 1e-5 * other.norm()
+    inputs = size * torch.randn(4, 40), torch.zeros(40), make_vector(40, centre=1.0)
+    pairs = zip(value_and_gradients(operator, *inputs), value_and_gradients(exact, *in_double(*inputs)), strict=True)
+    assert all((one.double() - other).norm() <= 1e-5 * other.norm() for one, other in pairs)
 
 
 def test_a_source_alone_is_the_output(backend):

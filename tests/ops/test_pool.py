@@ -87,7 +87,7 @@ def test_a_decode_step_runs_on_the_buffers_of_the_step_before(monkeypatch):
     with torch.inference_mode():
         first, second = step(), step()
     assert len(first) == 9 + 1 + 6  # h alone, at each site, and the sums of two open blocks
-    assert sorted(second) == sorted(first)
+    assert {x for x, _ in second} <= {x for x, _ in first}
 
 
 A_PROCESS = r"""
