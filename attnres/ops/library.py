@@ -180,7 +180,7 @@ PLAIN = "use backend='reference' for that, and for a connection or a model, whic
 
 
 class _Attend(SingleLevelFunction):
-    """The gradient of `attend`, where the CPU's own in C++ (csrc/autograd.h) does not serve: for Triton, and under
+    """The gradient of `attend`, where the CPU's own in C++ (csrc/library.cpp) does not serve: for Triton, and under
     torch.func. `torch.library.register_autograd` would make it at five times the cost per call.
 
     That flattens and rebuilds the lists by pytree, forward and backward, which a small model's step feels.

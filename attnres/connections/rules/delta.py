@@ -90,7 +90,7 @@ class Delta(TwoPhase):
         x = values[0]
         if not reading.queries:
             return values, x
-        outs, _ = read(newest, None, reading.queries, reading.gains, reading.prior, self.eps, widen(x).dtype)
+        outs = read(newest, None, reading.queries, reading.gains, reading.prior, self.eps, widen(x).dtype)[0]
         return values, self._mixture((x + out).to(x.dtype) for out in self._gated(outs, site))
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:

@@ -121,5 +121,5 @@ class Interlayer(TwoPhase):
         if not reading.queries:
             return values, values[-1]
         scale, dtype = float(self._count(site)) if self.total else 1.0, widen(values[0]).dtype
-        (mixed,), _ = read(newest, None, reading.queries, reading.gains, reading.prior, self.eps, dtype, scale=scale)
+        (mixed,) = read(newest, None, reading.queries, reading.gains, reading.prior, self.eps, dtype, scale=scale)[0]
         return values, (mixed + self._learned(self.feed[site], values[0]) * values[0]).to(values[0].dtype)
