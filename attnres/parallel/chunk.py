@@ -34,7 +34,9 @@ class ChunkModel(Transformer):
                 values = self.connection.start(self.embedding(inputs[0]))
             else:
                 values = tuple(inputs[position] for position in self.plan.positions)
-            values = self.run(values, self.bound_sublayers(time)[sites.start : sites.stop], sites.start)
+            # Zero bubble takes a norm's gradient with its sublayer's weights; a read's has it with the inputs.
+            sublayers = [getattr(f, "whole", f) for f in self.bound_sublayers(time)[sites.start : sites.stop]]
+            values = self.run(values, sublayers, sites.start)
             if sites.stop == self.config.sublayers:
                 return self.logits(self.connection.readout(values))
         return tuple(on_its_own_node(values[position]) for position in self.plan.outputs)

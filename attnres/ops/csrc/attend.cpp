@@ -60,8 +60,9 @@ at::IntArrayRef check_inputs(TensorList sources, TensorList queries, TensorList 
 }
 
 // prior: {}, or S outs and then S lses: then there may be no source. added: {}, or what is added to the last source
-// first. Returns outs (S of [..., d]), normalised where there is a norm, the sum if there is one and, if they are `kept`,
-// lses (S of [...]) and statistics [tokens, N (S+1)]: per token the N inverse rms, then the N scores of each query.
+// first. Returns outs (S of [..., d]), normalised where there is a norm, the sum if there is one and, if they are
+// `kept`, lses (S of [...]) and statistics [tokens, N (S+1)]: per token the N inverse rms, then the N scores of each
+// query.
 Forward forward(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, TensorList added_,
                 double eps, double scale, at::ScalarType dtype, const Norm& norm, bool kept) {
   check_count("tensors as a prior", prior_.size(), {0, 2 * queries.size()});
@@ -151,16 +152,16 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
 }  // namespace
 
 Forward attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added, double eps,
-               double scale, at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps, double norm_offset) {
+               double scale, at::ScalarType dtype, const Maybe& norm, double norm_eps, double norm_offset) {
   return forward(sources, queries, gains, prior, added, eps, scale, dtype, {norm, norm_eps, norm_offset}, true);
 }
 
 // What one query makes, where no gradient and no merge follows: out, and the sum if there is one.
-std::tuple<Tensor, Tensors> attend_one(TensorList sources, const Tensor& query, const std::optional<Tensor>& gain,
-                                       const std::optional<Tensor>& added, double eps, double scale,
-                                       at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps,
+std::tuple<Tensor, Tensors> attend_one(TensorList sources, const Tensor& query, const Maybe& gain,
+                                       const Maybe& added, double eps, double scale,
+                                       at::ScalarType dtype, const Maybe& norm, double norm_eps,
                                        double norm_offset) {
-  const auto list = [](const std::optional<Tensor>& x) { return x ? TensorList(*x) : TensorList(); };
+  const auto list = [](const Maybe& x) { return x ? TensorList(*x) : TensorList(); };
   auto [outs, lses, sums, statistics] = forward(sources, query, list(gain), {}, list(added), eps, scale, dtype,
                                                 {norm, norm_eps, norm_offset}, false);
   return {std::move(outs[0]), std::move(sums)};
@@ -168,9 +169,9 @@ std::tuple<Tensor, Tensors> attend_one(TensorList sources, const Tensor& query, 
 
 namespace {
 
-void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList grad_sums, TensorList sources,
-                    TensorList queries, TensorList gains, TensorList outs, TensorList lses, TensorList prior,
-                    const Tensor& statistics, const Norm& norm) {
+at::IntArrayRef check_backward(TensorList grad_outs, TensorList grad_lses, TensorList grad_sums, TensorList sources,
+                               TensorList queries, TensorList gains, TensorList outs, TensorList lses, TensorList prior,
+                               const Tensor& statistics, const Norm& norm) {
   const auto shape = check_inputs(sources, queries, gains, grad_outs, norm), leading = shape.slice(0, shape.size() - 1);
   const size_t s = queries.size();
   check_count("gradients of outs", grad_outs.size(), {s});
@@ -190,6 +191,7 @@ void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList grad_
   }
   const int64_t width = static_cast<int64_t>(sources.size() * (s + 1));
   check_each("statistics", statistics, {c10::multiply_integers(leading), width}, shape);
+  return shape;
 }
 
 }  // namespace
@@ -199,17 +201,17 @@ void check_backward(TensorList grad_outs, TensorList grad_lses, TensorList grad_
 // Returns the gradients of sources, queries, gains and then the norm's weight, and prior (S outs, then S lses).
 Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorList grad_sums_, TensorList sources_,
                          TensorList queries, TensorList gains, TensorList outs_, TensorList lses_, TensorList prior_,
-                         const Tensor& statistics_, double scale_, const std::optional<Tensor>& norm_, double norm_eps,
+                         const Tensor& statistics_, double scale_, const Maybe& norm_, double norm_eps,
                          double norm_offset) {
   const Norm norm(norm_, norm_eps, norm_offset);
-  check_backward(grad_outs_, grad_lses_, grad_sums_, sources_, queries, gains, outs_, lses_, prior_, statistics_, norm);
+  const auto shape = check_backward(grad_outs_, grad_lses_, grad_sums_, sources_, queries, gains, outs_, lses_, prior_,
+                                    statistics_, norm);
   const std::vector<Tensor> grad_outs = contiguous(grad_outs_), grad_lses = contiguous(grad_lses_);
   const std::vector<Tensor> grad_sums = contiguous(grad_sums_);
   const std::vector<Tensor> sources = contiguous(sources_), outs = contiguous(outs_), lses = contiguous(lses_);
   const std::vector<Tensor> prior = contiguous(prior_);
   const Tensor statistics = statistics_.contiguous();
   const float scale = static_cast<float>(scale_);
-  const auto shape = grad_outs[0].sizes();
   const int64_t n = sources.size(), s = queries.size(), d = shape.back();
   const Chunks chunks(c10::multiply_integers(shape.slice(0, shape.size() - 1)));
   const int64_t stride = padded(n);

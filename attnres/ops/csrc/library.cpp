@@ -1,5 +1,6 @@
-// What torch is told of the operators, and the gradient of `attend`, as attnres/ops/library.py has it in Python for other devices and torch.func. The way
-// through Python took several times as long as the kernel where rows are narrow (1,024 tokens of 16 channels).
+// What torch is told of the operators, and the gradient of `attend`, as attnres/ops/library.py has it in Python for
+// other devices and torch.func. The way through Python took several times as long as the kernel where rows are narrow
+// (1,024 tokens of 16 channels).
 
 #include "lanes.h"
 #include "operators.h"
@@ -22,12 +23,13 @@ namespace attnres {
 namespace {
 
 const auto& attend_operator() {
-  static const auto found = c10::Dispatcher::singleton().findSchemaOrThrow("attnres::attend", "").typed<decltype(attend)>();
+  static const auto found =
+      c10::Dispatcher::singleton().findSchemaOrThrow("attnres::attend", "").typed<decltype(attend)>();
   return found;
 }
 
 Forward call_attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added,
-                    double eps, double scale, at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps,
+                    double eps, double scale, at::ScalarType dtype, const Maybe& norm, double norm_eps,
                     double norm_offset) {
   const at::AutoDispatchBelowAutograd below;
   return attend_operator().call(sources, queries, gains, prior, added, eps, scale, dtype, norm, norm_eps, norm_offset);
@@ -55,7 +57,7 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
   using Context = torch::autograd::AutogradContext;
 
   static Tensors forward(Context* ctx, TensorList sources, TensorList queries, TensorList gains, TensorList prior,
-                         TensorList added, double eps, double scale, at::ScalarType dtype, const std::optional<Tensor>& norm,
+                         TensorList added, double eps, double scale, at::ScalarType dtype, const Maybe& norm,
                          double norm_eps, double norm_offset) {
     auto [outs, lses, sums, statistics] =
         call_attend(sources, queries, gains, prior, added, eps, scale, dtype, norm, norm_eps, norm_offset);
@@ -118,7 +120,9 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
     std::copy_if(grads.begin() + 2 * s, grads.end() - 1, std::back_inserter(grad_sums), given);
 
     static const auto backward_operator =
-        c10::Dispatcher::singleton().findSchemaOrThrow("attnres::attend_backward", "").typed<decltype(attend_backward)>();
+        c10::Dispatcher::singleton()
+            .findSchemaOrThrow("attnres::attend_backward", "")
+            .typed<decltype(attend_backward)>();
     const auto call = [&] {
       return backward_operator.call(grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior,
                                     statistics, ctx->saved_data["scale"].toDouble(), norm,
@@ -154,7 +158,7 @@ struct AttendFunction : torch::autograd::Function<AttendFunction> {
 };
 
 Forward attend_autograd(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added,
-                        double eps, double scale, at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps,
+                        double eps, double scale, at::ScalarType dtype, const Maybe& norm, double norm_eps,
                         double norm_offset) {
   // The levels of torch.func take no function of C++, and one of Python.
   if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode))
@@ -163,7 +167,8 @@ Forward attend_autograd(TensorList sources, TensorList queries, TensorList gains
   const auto has_gradient = [](const Tensor& x) { return x.requires_grad(); };
   const auto any_has = [&](TensorList list) { return std::any_of(list.begin(), list.end(), has_gradient); };
   if (!at::GradMode::is_enabled() ||
-      !(any_has(sources) || any_has(queries) || any_has(gains) || any_has(prior) || any_has(added) || (norm && has_gradient(*norm))))
+      !(any_has(sources) || any_has(queries) || any_has(gains) || any_has(prior) || any_has(added) ||
+        (norm && has_gradient(*norm))))
     return call_attend(sources, queries, gains, prior, added, eps, scale, dtype, norm, norm_eps, norm_offset);
   const Tensors flat = AttendFunction::apply(sources, queries, gains, prior, added, eps, scale, dtype, norm, norm_eps,
                                              norm_offset);

@@ -1,5 +1,5 @@
-// The operators as attnres/ops/library.py and normalised.py define them. library.cpp registers them: torch's headers for
-// that take longer to compile than the kernels.
+// The operators as attnres/ops/library.py and normalised.py define them. library.cpp registers them: torch's headers
+// for that take longer to compile than the kernels.
 
 #pragma once
 
@@ -14,13 +14,14 @@
 
 namespace attnres {
 
+using Maybe = std::optional<Tensor>;
 using Tensors = std::vector<Tensor>;
 using Forward = std::tuple<Tensors, Tensors, Tensors, Tensor>;
 using Backward = std::tuple<Tensors, Tensors, Tensors, Tensors>;
 
 // What follows the one query's read: n = h / sqrt(mean(h^2) + eps) * (offset + weight), or nothing without a weight.
 struct Norm {
-  Norm(const std::optional<Tensor>& weight_, double eps_, double offset_) : eps(eps_), offset(offset_) {
+  Norm(const Maybe& weight_, double eps_, double offset_) : eps(eps_), offset(offset_) {
     if (weight_) weight = TensorList(*weight_);
   }
   TensorList weight;  // none or one
@@ -36,16 +37,17 @@ struct Norm {
 };
 
 Forward attend(TensorList sources, TensorList queries, TensorList gains, TensorList prior, TensorList added, double eps,
-               double scale, at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps, double norm_offset);
+               double scale, at::ScalarType dtype, const Maybe& norm, double norm_eps, double norm_offset);
 
-std::tuple<Tensor, Tensors> attend_one(TensorList sources, const Tensor& query, const std::optional<Tensor>& gain,
-                                       const std::optional<Tensor>& added, double eps, double scale,
-                                       at::ScalarType dtype, const std::optional<Tensor>& norm, double norm_eps,
+std::tuple<Tensor, Tensors> attend_one(TensorList sources, const Tensor& query, const Maybe& gain,
+                                       const Maybe& added, double eps, double scale,
+                                       at::ScalarType dtype, const Maybe& norm, double norm_eps,
                                        double norm_offset);
 
 Backward attend_backward(TensorList grad_outs, TensorList grad_lses, TensorList grad_sums, TensorList sources,
                          TensorList queries, TensorList gains, TensorList outs, TensorList lses, TensorList prior,
-                         const Tensor& statistics, double scale, const std::optional<Tensor>& norm, double norm_eps, double norm_offset);
+                         const Tensor& statistics, double scale, const Maybe& norm, double norm_eps,
+                         double norm_offset);
 
 std::tuple<Tensor, Tensor> add_normalised(const Tensor& y, TensorList total, double eps, at::ScalarType dtype);
 
