@@ -19,7 +19,7 @@ export OMP_NUM_THREADS := 1
 # Some containers set it: every process that a test starts would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all numbers lint docs torchtitan vllm clean
+.PHONY: demo test test-all numbers lint docs torchtitan vllm ready-torchtitan ready-vllm clean
 
 # Tests whose results differ in rounding between processors. To imitate an older one:
 # ATEN_CPU_CAPABILITY=default ATTNRES_MARCH=x86-64-v2 make numbers
@@ -58,6 +58,9 @@ torchtitan: .venv-torchtitan/ready
 
 vllm: .venv-vllm/ready
 	HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines $(if $(ESSENTIAL),,-m "slow or not slow")
+
+ready-torchtitan: .venv-torchtitan/ready
+ready-vllm: .venv-vllm/ready
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	@echo "Installing PyTorch and what the commands need into .venv, once: half a minute"
