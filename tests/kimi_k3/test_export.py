@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +15,7 @@ pytest.importorskip("gguf")
 
 from attnres.kimi_k3 import llamacpp, load
 
+SERVE = Path(__file__).parents[2] / "docs" / "serve.md"
 needs_llama_cpp = pytest.mark.skipif(
     llamacpp.find_library() is None, reason=f"llama.cpp is not here; fetch it with: {llamacpp.INSTALL}"
 )
@@ -129,3 +132,18 @@ def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, m
     assert not (tmp_path / "k3").exists()
     llamacpp.load_library.cache_clear()
     assert not file.exists()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT asks transformers by an old name
+def test_the_code_of_serve_it_runs(run, tmp_path, monkeypatch):
+    """Transformers, Trainer and PEFT on an exported folder: the documents' Python, in its order."""
+    pytest.importorskip("peft")
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(run), "--checkpoint", "runs/published"]) == 0
+    namespace: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", SERVE.read_text(encoding="utf-8"), re.DOTALL):
+        exec(compile(block, str(SERVE), "exec"), namespace)
+    first, *changed = (load(Path("runs") / name).state_dict() for name in ("published", "trained", "merged"))
+    for weights in changed:
+        assert weights.keys() == first.keys() and any(not w.equal(first[name]) for name, w in weights.items())
