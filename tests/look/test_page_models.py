@@ -70,7 +70,7 @@ def test_models_of_transformers(opened, saved_models):
     with serving(open_subjects(saved_models)) as client:
         page = Page(opened.browser, address(client))
         page.type("a llama 🙂")
-        assert page.find(".about").text == "residual · llama, 4 layers of width 32, as it is: the plain residual"
+        assert page.find(".about").text == "residual · llama, 4 layers of width 32, as it is"
         page.choose("Model", 1)
         model = attnres.hf.load(saved_models[1]).eval()
         tokens = torch.tensor([load_tokenizer(str(saved_models[1])).encode("a llama 🙂")])
