@@ -240,7 +240,7 @@ def test_a_new_one_of_any_size_is_finite_and_lets_gradients_through(name):
 
 
 ONE_GRAPH = [
-    ("haares", "aot_eager"),  # differentiated ahead; tests/train/test_trainer.py compiles Block to C++
+    ("haares", "aot_eager"),  # differentiated ahead; tests/gpu/test_right.py compiles the operator to C++
     *((name, "eager") for name in connection_names() if name not in ("block", "haares")),
 ]
 
