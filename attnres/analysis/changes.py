@@ -31,7 +31,7 @@ MOST = 1e15
 
 
 @dataclass
-class Row:
+class SiteRead:
     """What one site reads in one mixture: sum_i weights[i] vectors[i]. Changes write into it.
 
     weights [tokens.., 1], or [tokens.., dim] where the rule differs by channel. vectors [tokens.., dim].
@@ -82,7 +82,7 @@ class Change:
         sites = getattr(self, "sites", None)
         return site >= getattr(self, "source", 0) and (sites is None or site in sites)
 
-    def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
+    def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         """Write the change into what a site reads. where: at which tokens [time, 1]; None is all."""
         raise NotImplementedError
 
@@ -121,7 +121,7 @@ class Scale(Change):
         super().__post_init__()
         _check_number("by", self.by)
 
-    def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
+    def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         row.weights[self.source] = _put(row.weights[self.source], self.by * row.weights[self.source], where)
 
 
@@ -133,7 +133,7 @@ class Mute(Change):
     sites: Indices = None
     tokens: Indices = None
 
-    def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
+    def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         row.weights[self.source] = _put(row.weights[self.source], torch.zeros_like(row.weights[self.source]), where)
 
 
@@ -150,7 +150,7 @@ class Pin(Change):
         super().__post_init__()
         _check_number("weight", self.weight)
 
-    def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
+    def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         before = row.weights[self.source]
         row.weights[self.source] = _put(before, torch.full_like(before, self.weight), where)
 
@@ -162,7 +162,7 @@ class Uniform(Change):
     sites: Indices = None
     tokens: Indices = None
 
-    def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
+    def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         mean = sum(row.weights[1:], row.weights[0]) / len(row.weights)
         row.weights[:] = [_put(weight, mean, where) for weight in row.weights]
 
@@ -174,7 +174,7 @@ class Plain(Change):
     sites: Indices = None
     tokens: Indices = None
 
-    def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
+    def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         row.weights[:] = [_put(weight, torch.ones_like(weight), where) for weight in row.weights]
 
 
@@ -224,7 +224,7 @@ class Patch(Change):
     def rewrites(self, site: int) -> bool:
         return self.sites is not None and super().rewrites(site)
 
-    def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
+    def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         row.vectors[self.source] = self._swapped(row.vectors[self.source], where, made)
 
     def enter(self, source: int, vector: Tensor, where: Tensor | None, made: Made) -> Tensor:
@@ -255,7 +255,7 @@ class Noise(Change):
             raise UsageError(f"seed must be a whole number below 2**31, not {self.seed!r}")
         object.__setattr__(self, "seed", int(self.seed))
 
-    def rewrite(self, row: Row, where: Tensor | None, made: Made) -> None:
+    def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         vector = row.vectors[self.source]
         direction = self._directions(made, vector.shape[-1]).to(vector)
         length = vector.norm(dim=-1, keepdim=True) / direction.norm(dim=-1, keepdim=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnres.analysis.changes import Change, Made, Noise, Patch, Row
+from attnres.analysis.changes import Change, Made, Noise, Patch, SiteRead
 from attnres.analysis.positions import told_positions
 from attnres.connections import Connection, Sublayer, Values, Weights
 from attnres.connections.base import Mixture
@@ -32,7 +32,7 @@ class Reading(NamedTuple):
     """By the rule alone."""
     tags: Mixture
     """The rows of M by the rule alone, as it reads the tags: [tag, tokens.., 1 or dim]."""
-    rows: tuple[Row, ...]
+    rows: tuple[SiteRead, ...]
     """One row for each mixture, changes included."""
     sources: Values
     made: Made
@@ -110,7 +110,7 @@ class Intervened(Connection):
         sources, inner, tagged, positions = _parts(values, site)
         weights = self.inner.weigh(inner, site)
         h, tags = (self.inner.gather(of, weights, site) for of in (inner, tagged))
-        rows = tuple(Row(list(tag[: site + 1].unbind()), list(sources)) for tag in _reads(tags))
+        rows = tuple(SiteRead(list(tag[: site + 1].unbind()), list(sources)) for tag in _reads(tags))
         made = Made(positions, self.others, self._drawn)
         changes = [change for change in self.changes if change.rewrites(site)]
         for change in changes:

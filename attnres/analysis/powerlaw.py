@@ -116,7 +116,7 @@ def fit_where_possible(
     There are no advantages where the first arm is one of them, or where its exponent's interval is not all above 0.
     Computes and losses are positive and finite.
     """
-    lines = _Lines(curves, seed)
+    lines = _FittedLines(curves, seed)
     fits = [lines.fit(arm) for arm in lines.points]
     baseline = next(iter(curves))
     if baseline not in lines.points or not fits[0].falls:
@@ -133,7 +133,7 @@ def advantages_at_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str
     """
     arms, found = list(curves), {}
     for arm in arms[1:]:
-        lines = _Lines({name: curves[name] for name in (arms[0], arm)})
+        lines = _FittedLines({name: curves[name] for name in (arms[0], arm)})
         if len(lines.points) == 2 and lines.fit(arms[0]).falls:
             for size, compute in {point.size: point.compute for point in curves[arm]}.items():
                 found[arm, size] = lines.advantage(arm, arms[0], compute)
@@ -218,7 +218,7 @@ def read_points(path: str | Path) -> dict[str, list[Point]]:
     return curves
 
 
-class _Lines:
+class _FittedLines:
     """The line of every arm that has one, and those through resampled residuals."""
 
     points: dict[str, Sequence[Point]]

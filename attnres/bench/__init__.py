@@ -1,1 +1,1 @@
-"""What `attnres bench` measures: one part per file, which defines `measure(setting) -> list[Row]`."""
+"""What `attnres bench` measures: one part per file, which defines `measure(setting) -> list[RatioRow]`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from attnres.bench.measure import CPU, Row, Run, Setting, milliseconds, take_turns
+from attnres.bench.measure import CPU, RatioRow, Run, Setting, milliseconds, take_turns
 from attnres.bench.step import build_model
 from attnres.errors import install_command
 
@@ -18,7 +18,7 @@ VOCABULARY = 1024
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DecoderSizes:
     """The sizes of the model."""
 
     dim: int
@@ -28,20 +28,20 @@ class Sizes:
         return f"d {self.dim}, {self.layers} layers"
 
 
-FULL, QUICK = Sizes(512, 12), Sizes(64, 1)
-ATTACHED_FULL, ATTACHED_QUICK = Sizes(512, 24), Sizes(64, 4)
+FULL, QUICK = DecoderSizes(512, 12), DecoderSizes(64, 1)
+ATTACHED_FULL, ATTACHED_QUICK = DecoderSizes(512, 24), DecoderSizes(64, 4)
 
 
-def measure(setting: Setting) -> list[Row]:
+def measure(setting: Setting) -> list[RatioRow]:
     sizes = QUICK if setting.quick else FULL
     steps = {name: decode_step(name, sizes) for name in ("residual", "block")}
     medians = take_turns(steps, 20 * setting.rounds, setting.progress, "decode step")
     what = f"decode step at batch 1, Block over residual, {sizes}"
     ratio = medians["block"] / medians["residual"]
-    return [Row(what, setting.where, "1.06", "1.02", ratio, milliseconds(medians)), *_attached(setting)]
+    return [RatioRow(what, setting.where, "1.06", "1.02", ratio, milliseconds(medians)), *_attached(setting)]
 
 
-def decode_step(name: str, sizes: Sizes, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
+def decode_step(name: str, sizes: DecoderSizes, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
     model = build_model(name, sizes.dim, sizes.layers).to(device, dtype)
     caches = model.new_caches(batch=1)
     prompt = torch.randint(0, 256, (1, PROMPT), device=device)
@@ -58,10 +58,10 @@ def decode_step(name: str, sizes: Sizes, device: torch.device = CPU, dtype: torc
     return step
 
 
-def _attached(setting: Setting) -> list[Row]:
+def _attached(setting: Setting) -> list[RatioRow]:
     sizes = ATTACHED_QUICK if setting.quick else ATTACHED_FULL
     rows = {
-        name: Row(f"attached decode step at batch 1, {what} over plain, {sizes}", setting.where, "1.08", "1.05")
+        name: RatioRow(f"attached decode step at batch 1, {what} over plain, {sizes}", setting.where, "1.08", "1.05")
         for name, (what, _) in ATTACHED.items()
     }
     first, *_ = rows.values()
@@ -81,7 +81,7 @@ def _attached(setting: Setting) -> list[Row]:
     return list(rows.values())
 
 
-def _llama(sizes: Sizes) -> Any:
+def _llama(sizes: DecoderSizes) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     width: dict[str, Any] = {"hidden_size": sizes.dim, "intermediate_size": 4 * sizes.dim, "vocab_size": VOCABULARY}

@@ -12,16 +12,16 @@ import torch
 
 from attnres.bench import decode, operator, readers, stack
 from attnres.bench.graphs import captured
-from attnres.bench.measure import Row, Setting, copy_bandwidth, milliseconds, take_turns
-from attnres.bench.operator import Comparison
+from attnres.bench.measure import RatioRow, Setting, copy_bandwidth, milliseconds, take_turns
+from attnres.bench.operator import ContenderTimes
 from attnres.ops.backends import interpreted
 from attnres.torch_private import compiler_config
 
-DECODER = decode.Sizes(2048, 24)
+DECODER = decode.DecoderSizes(2048, 24)
 
 
 @dataclass(frozen=True)
-class Sizes:
+class GpuSizes:
     """How much to measure."""
 
     dims: tuple[int, ...] = (1024, 2048, 4096)
@@ -31,10 +31,10 @@ class Sizes:
     operator_elements: int = 2**26  # of one source, batch x time x d: far more than the caches hold
     stack_elements: int = 2**25  # a kernel then takes ten times as long as its launch
     batch: int = 4
-    decoder: decode.Sizes = DECODER
+    decoder: decode.DecoderSizes = DECODER
 
 
-QUICK = Sizes((32,), (4,), 3, 2, 2**8, 2**8, 2, decode.QUICK)
+QUICK = GpuSizes((32,), (4,), 3, 2, 2**8, 2**8, 2, decode.QUICK)
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class Goal:
     must: str
     aim: str
 
-    def row(self, where: str, size: str = "", ratio: float | None = None, details: dict | None = None) -> Row:
-        return Row(self.what + size, where, self.must, self.aim, ratio, details or {})
+    def row(self, where: str, size: str = "", ratio: float | None = None, details: dict | None = None) -> RatioRow:
+        return RatioRow(self.what + size, where, self.must, self.aim, ratio, details or {})
 
 
 OPERATOR = Goal("operator forward+backward over the fastest other, bf16", "1x", "1x")
@@ -60,11 +60,11 @@ GOALS = (OPERATOR, STACK, FORWARD, BACKWARD, MEMORY, DECODE)
 """The single operator moves the same bytes for everybody; what several sites share is ours to win."""
 
 
-def measure(setting: Setting) -> Iterable[Row]:
+def measure(setting: Setting) -> Iterable[RatioRow]:
     device = device_here()
     if device is None:
         return [goal.row("one H100/H200-class GPU") for goal in GOALS]
-    return measure_on(device, QUICK if setting.quick or device.type == "cpu" else Sizes(), setting)
+    return measure_on(device, QUICK if setting.quick or device.type == "cpu" else GpuSizes(), setting)
 
 
 def device_here() -> torch.device | None:
@@ -74,7 +74,7 @@ def device_here() -> torch.device | None:
     return torch.device("cpu") if interpreted() else None
 
 
-def measure_on(device: torch.device, sizes: Sizes, setting: Setting) -> Iterator[Row]:
+def measure_on(device: torch.device, sizes: GpuSizes, setting: Setting) -> Iterator[RatioRow]:
     """Measure on a device of any kind, so that all of this can be tested without a GPU.
 
     What needs no others comes first: most of the time goes into compiling them, and a bench that is stopped keeps its
@@ -96,18 +96,18 @@ def name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
 
 
-def _operator_shape(device: torch.device, dim: int, sizes: Sizes) -> operator.Shape:
+def _operator_shape(device: torch.device, dim: int, sizes: GpuSizes) -> operator.OperatorShape:
     tokens = sizes.operator_elements // dim // sizes.batch
-    return operator.Shape(sizes.batch, tokens, dim, sizes.sources, torch.bfloat16, device)
+    return operator.OperatorShape(sizes.batch, tokens, dim, sizes.sources, torch.bfloat16, device)
 
 
-def _operator_row(shape: operator.Shape, where: str, setting: Setting) -> Row:
+def _operator_row(shape: operator.OperatorShape, where: str, setting: Setting) -> RatioRow:
     others, missing = readers.packages(shape.device)
     result = operator.compare(shape, {**readers.plain(), **others}, setting, missing, given_stacked=True)
     return _over_the_next(OPERATOR, shape, where, result)
 
 
-def _bandwidth_rows(shape: operator.Shape, where: str, copied: float, setting: Setting) -> Iterator[Row]:
+def _bandwidth_rows(shape: operator.OperatorShape, where: str, copied: float, setting: Setting) -> Iterator[RatioRow]:
     for goal, reached in zip((FORWARD, BACKWARD), bytes_per_second(shape, setting).values(), strict=True):
         details: dict[str, float | str] = {
             "GB/s": reached / 1e9,
@@ -117,11 +117,11 @@ def _bandwidth_rows(shape: operator.Shape, where: str, copied: float, setting: S
 
 
 def _stack_rows(
-    device: torch.device, dim: int, sublayers: int, sizes: Sizes, where: str, setting: Setting
-) -> Iterator[Row]:
+    device: torch.device, dim: int, sublayers: int, sizes: GpuSizes, where: str, setting: Setting
+) -> Iterator[RatioRow]:
     tokens = sizes.stack_elements // dim // sizes.batch
     for kind in ("identity", "SwiGLU"):
-        shape = stack.Shape(kind, sublayers, dim, sizes.batch, tokens, sizes.block_size, torch.bfloat16, device)
+        shape = stack.StackShape(kind, sublayers, dim, sizes.batch, tokens, sizes.block_size, torch.bfloat16, device)
         # One compiled reader sees every number of sources of the stack.
         with compiler_config.patch(recompile_limit=sublayers):
             result = stack.compare(shape, setting)
@@ -132,11 +132,11 @@ def _stack_rows(
             yield MEMORY.row(where, f", {shape}", ours / plain if ours and plain else None, details)
 
 
-def _over_the_next(goal: Goal, shape: object, where: str, result: Comparison) -> Row:
+def _over_the_next(goal: Goal, shape: object, where: str, result: ContenderTimes) -> RatioRow:
     return goal.row(where, f", {shape}", result.over_the_next(), result.details)
 
 
-def bytes_per_second(shape: operator.Shape, setting: Setting) -> dict[str, float]:
+def bytes_per_second(shape: operator.OperatorShape, setting: Setting) -> dict[str, float]:
     """The bytes that must move, once each, over the time that our operator takes: forward and backward."""
     (*sources, query, gain), grad = operator.make_inputs(shape)
     leaves = [x.requires_grad_() for x in (*sources, query, gain)]
@@ -157,7 +157,7 @@ def bytes_per_second(shape: operator.Shape, setting: Setting) -> dict[str, float
     return {name: moved[name] / seconds[name] for name in moved}
 
 
-def decode_row(device: torch.device, sizes: Sizes, where: str, setting: Setting) -> Row:
+def decode_row(device: torch.device, sizes: GpuSizes, where: str, setting: Setting) -> RatioRow:
     steps = {
         name: captured(decode.decode_step(name, sizes.decoder, device, torch.bfloat16), device)
         for name in ("residual", "block")

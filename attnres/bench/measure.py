@@ -28,7 +28,7 @@ Run = Callable[[], object]
 
 
 @dataclass
-class Row:
+class RatioRow:
     """One line of the table: a ratio, what it must and should be, and what it was made of.
 
     A `must` that ends in "%" or "x" says how the ratio is written; a ratio of None was not measured.

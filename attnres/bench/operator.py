@@ -14,7 +14,7 @@ from torch import Tensor
 from attnres.bench import readers
 from attnres.bench.measure import (
     CPU,
-    Row,
+    RatioRow,
     Run,
     Setting,
     copy_bandwidth,
@@ -33,7 +33,7 @@ TURNS = 3
 
 
 @dataclass(frozen=True)
-class Shape:
+class OperatorShape:
     """The sizes of one call."""
 
     batch: int
@@ -51,11 +51,11 @@ class Shape:
         return self.batch * self.time * self.dim * self.dtype.itemsize
 
 
-FULL, QUICK = Shape(8, 256, 512, 9), Shape(2, 8, 16, 3)
+FULL, QUICK = OperatorShape(8, 256, 512, 9), OperatorShape(2, 8, 16, 3)
 
 
 @dataclass
-class Comparison:
+class ContenderTimes:
     """What the contenders took at one shape."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # of those that are right
@@ -86,7 +86,7 @@ class Comparison:
         return self.over(min(others, key=self.seconds.__getitem__)) if others else None
 
 
-def measure(setting: Setting) -> list[Row]:
+def measure(setting: Setting) -> list[RatioRow]:
     shape = QUICK if setting.quick else FULL
     others, missing = readers.packages(CPU)
     result, right = check(shape, {**readers.plain(), **others}, setting, missing)
@@ -102,9 +102,9 @@ def measure(setting: Setting) -> list[Row]:
     what = f"operator forward+backward, {shape}: over"
     where = setting.where
     return [
-        Row(f"{what} stacked eager PyTorch", where, "20x", "40x", result.over("stacked"), details),
-        Row(f"{what} torch.compile of the reference", where, "3x", "6x", result.over("compiled reference")),
-        Row(f"{what} fla-core's", where, "1x", "1.5x", result.over("fla-core")),
+        RatioRow(f"{what} stacked eager PyTorch", where, "20x", "40x", result.over("stacked"), details),
+        RatioRow(f"{what} torch.compile of the reference", where, "3x", "6x", result.over("compiled reference")),
+        RatioRow(f"{what} fla-core's", where, "1x", "1.5x", result.over("fla-core")),
     ]
 
 
@@ -127,8 +127,12 @@ def in_processes_of_their_own(names: Collection[str], setting: Setting) -> dict[
 
 
 def compare(
-    shape: Shape, contenders: dict[str, Read], setting: Setting, missing: dict[str, str], given_stacked: bool = False
-) -> Comparison:
+    shape: OperatorShape,
+    contenders: dict[str, Read],
+    setting: Setting,
+    missing: dict[str, str],
+    given_stacked: bool = False,
+) -> ContenderTimes:
     """Forward and backward of those whose output and gradients are right, in this process.
 
     given_stacked: whether those that read one tensor of all sources are also measured on one that is there already.
@@ -146,12 +150,12 @@ def compare(
 
 
 def check(
-    shape: Shape, contenders: dict[str, Read], setting: Setting, missing: dict[str, str]
-) -> tuple[Comparison, dict[str, Read]]:
+    shape: OperatorShape, contenders: dict[str, Read], setting: Setting, missing: dict[str, str]
+) -> tuple[ContenderTimes, dict[str, Read]]:
     """The contenders' errors against float64, and those that are right."""
     inputs, grad = make_inputs(shape)
     exact = outputs_and_gradients(_flat(readers.stacked), [x.double() for x in inputs], grad.double())
-    result = Comparison(missing=dict(missing))
+    result = ContenderTimes(missing=dict(missing))
     right: dict[str, Read] = {}
     for name, read in contenders.items():
         setting.progress(f"operator, {shape}: checking {name} against float64")
@@ -165,12 +169,12 @@ def check(
     return result, right
 
 
-def bytes_to_move(shape: Shape) -> int:
+def bytes_to_move(shape: OperatorShape) -> int:
     """Forward and backward, once each: v, h; then v, dh, dv."""
     return shape.source_bytes * (3 * shape.sources + 2)
 
 
-def make_inputs(shape: Shape) -> tuple[list[Tensor], Tensor]:
+def make_inputs(shape: OperatorShape) -> tuple[list[Tensor], Tensor]:
     """(sources, query and gain), and a gradient of the output."""
 
     def normal(*size: int) -> Tensor:
@@ -195,7 +199,7 @@ def _forward_backward(function: Callable[..., Tensor], leaves: list[Tensor], gra
     return run
 
 
-def time_alone(name: str, rounds: int, shape: Shape) -> float:
+def time_alone(name: str, rounds: int, shape: OperatorShape) -> float:
     """Median seconds of one contender."""
     torch.manual_seed(0)
     inputs, grad = make_inputs(shape)

@@ -13,18 +13,18 @@ from pathlib import Path
 import torch
 
 from attnres.bench import readers
-from attnres.bench.measure import NOT_MEASURED, Row, Setting
+from attnres.bench.measure import NOT_MEASURED, RatioRow, Setting
 from attnres.files import write_text
 from attnres.ops.cpu import instruction_set
 from attnres.texttable import TextTable
 
 
-def ratio_table(rows: Sequence[Row]) -> TextTable:
+def ratio_table(rows: Sequence[RatioRow]) -> TextTable:
     cells = tuple((row.what, row.where, row.must, row.aim, row.measured) for row in rows)
     return TextTable("ratios", ("what", "where", "must", "aim", "measured"), cells)
 
 
-def details(rows: Sequence[Row]) -> str:
+def details(rows: Sequence[RatioRow]) -> str:
     """What each ratio was made of, one number per line."""
     lines = []
     for row in rows:
@@ -35,7 +35,7 @@ def details(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def write_record(path: Path, rows: Sequence[Row], setting: Setting) -> None:
+def write_record(path: Path, rows: Sequence[RatioRow], setting: Setting) -> None:
     """Write everything measured, and on what, as JSON."""
     record = {
         "date": time.strftime("%Y-%m-%d"),

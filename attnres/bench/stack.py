@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attnres.bench import readers
 from attnres.bench.graphs import captured, new_pool, peak_bytes
 from attnres.bench.measure import CPU, Run, Setting, milliseconds, outputs_and_gradients, take_turns, why, worst_error
-from attnres.bench.operator import Comparison
+from attnres.bench.operator import ContenderTimes
 from attnres.bench.readers import EPS, Missing, Read
 from attnres.connections.rules.block import Block
 
@@ -27,11 +27,11 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 CHECKED_TOKENS = 64  # of each sequence, and two blocks: a whole stack in float64 would not fit
 
 Kind = Literal["identity", "SwiGLU"]
-Stack = Callable[[Tensor, "Model"], Tensor]
+Stack = Callable[[Tensor, "StackModel"], Tensor]
 
 
 @dataclass(frozen=True)
-class Shape:
+class StackShape:
     """The sizes of the stack and its batch."""
 
     kind: Kind
@@ -62,10 +62,10 @@ class SwiGLU(nn.Module):
         return self.out(F.silu(gate) * up)
 
 
-class Model(nn.Module):
+class StackModel(nn.Module):
     """What the contenders share: a connection, whose queries and gains all use, and sublayers."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: StackShape) -> None:
         super().__init__()
         self.shape = shape
         self.connection = Block(shape.dim, shape.sublayers, shape.block_size, eps=EPS)
@@ -77,7 +77,7 @@ class Model(nn.Module):
             nn.init.normal_(query, std=shape.dim**-0.5)
 
 
-def compare(shape: Shape, setting: Setting) -> Comparison:
+def compare(shape: StackShape, setting: Setting) -> ContenderTimes:
     """Forward and backward of those whose output and gradients are right.
 
     On a GPU each is one CUDA graph, so that none is measured on how fast Python launches; what they take without one
@@ -115,19 +115,19 @@ def compare(shape: Shape, setting: Setting) -> Comparison:
     return result
 
 
-def residual_peak_bytes(shape: Shape) -> int | None:
+def residual_peak_bytes(shape: StackShape) -> int | None:
     """The most memory that the same sublayers take under the plain residual."""
     model, x, grad = make_inputs(shape)
     return peak_bytes(_forward_backward(_residual, model, x, grad), shape.device)
 
 
-def _residual(x: Tensor, model: Model) -> Tensor:
+def _residual(x: Tensor, model: StackModel) -> Tensor:
     for sublayer in model.sublayers:
         x = x + sublayer(x)
     return x
 
 
-def checked(shape: Shape) -> Shape:
+def checked(shape: StackShape) -> StackShape:
     """What of it is checked. Identities make every source a multiple of the embedding, which leaves no query a
     gradient: both kinds are checked on the other one.
     """
@@ -135,13 +135,13 @@ def checked(shape: Shape) -> Shape:
     return replace(shape, kind="SwiGLU", sublayers=sublayers, time=time)
 
 
-def check(shape: Shape, stacks: dict[str, Stack]) -> Comparison:
+def check(shape: StackShape, stacks: dict[str, Stack]) -> ContenderTimes:
     """The errors of each, over the output and the gradients of x, queries and sublayers' parameters."""
     model, x, grad = make_inputs(shape)
-    double = Model(shape).to(shape.device, torch.float64)
+    double = StackModel(shape).to(shape.device, torch.float64)
     double.load_state_dict(model.state_dict())
     exact = _outputs(reading(readers.stacked), double, x.double(), grad.double())
-    result = Comparison()
+    result = ContenderTimes()
     for name, stack in stacks.items():
         try:
             result.errors[name] = worst_error(_outputs(stack, model, x, grad), exact)
@@ -150,11 +150,11 @@ def check(shape: Shape, stacks: dict[str, Stack]) -> Comparison:
     return result
 
 
-def make_inputs(shape: Shape) -> tuple[Model, Tensor, Tensor]:
+def make_inputs(shape: StackShape) -> tuple[StackModel, Tensor, Tensor]:
     """The model, its input and the gradient of its output."""
     with torch.device(shape.device):
         x, grad = (torch.randn(shape.batch, shape.time, shape.dim, dtype=shape.dtype) for _ in range(2))
-        return Model(shape).to(shape.dtype), x.requires_grad_(), grad
+        return StackModel(shape).to(shape.dtype), x.requires_grad_(), grad
 
 
 def contenders(device: torch.device) -> tuple[dict[str, Stack], dict[str, str]]:
@@ -168,7 +168,7 @@ def contenders(device: torch.device) -> tuple[dict[str, Stack], dict[str, str]]:
     return stacks, missing
 
 
-def ours(x: Tensor, model: Model) -> Tensor:
+def ours(x: Tensor, model: StackModel) -> Tensor:
     connection = model.connection
     return connection.readout(connection.run(connection.start(x), model.sublayers))
 
@@ -176,7 +176,7 @@ def ours(x: Tensor, model: Model) -> Tensor:
 def reading(read: Read) -> Stack:
     """The stack as one writes it with an operator for one site. spec.md 4."""
 
-    def stack(x: Tensor, model: Model) -> Tensor:
+    def stack(x: Tensor, model: StackModel) -> Tensor:
         connection, values = model.connection, (x,)
         vectors: Sequence[tuple[Tensor, Tensor]] = list(zip(connection.query, connection.gain, strict=True))
         for site, sublayer in enumerate(model.sublayers):
@@ -193,7 +193,7 @@ def _flash_attn_res(device: torch.device) -> Stack:
     readers.needs_cuda(device)
     from flash_attn_res.experimental.autograd import BlockAttentionResiduals
 
-    def stack(x: Tensor, model: Model) -> Tensor:
+    def stack(x: Tensor, model: StackModel) -> Tensor:
         queries = torch.stack(list(model.connection.query))
         layers = list(model.sublayers)
         parameters = [p for layer in layers for p in layer.parameters()]
@@ -204,12 +204,12 @@ def _flash_attn_res(device: torch.device) -> Stack:
     return stack
 
 
-def _outputs(stack: Stack, model: Model, x: Tensor, grad: Tensor) -> list[Tensor]:
+def _outputs(stack: Stack, model: StackModel, x: Tensor, grad: Tensor) -> list[Tensor]:
     parameters = [p for p in model.parameters() if p.requires_grad]
     return outputs_and_gradients(lambda x: stack(x, model), [x], grad, parameters)
 
 
-def _forward_backward(stack: Stack, model: Model, x: Tensor, grad: Tensor) -> Run:
+def _forward_backward(stack: Stack, model: StackModel, x: Tensor, grad: Tensor) -> Run:
     def run() -> None:
         stack(x, model).backward(grad)
         x.grad = None  # here: what a step adds to the memory is with its gradients

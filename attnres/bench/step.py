@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
-from attnres.bench.measure import Row, Setting, milliseconds, take_turns
+from attnres.bench.measure import RatioRow, Setting, milliseconds, take_turns
 from attnres.model import Transformer, TransformerConfig
 
 
@@ -52,7 +52,7 @@ PROCESSES = 3
 
 
 @dataclass(frozen=True)
-class Sizes:
+class StepSizes:
     """The sizes of the model and its batch."""
 
     dim: int
@@ -64,10 +64,10 @@ class Sizes:
         return f"d {self.dim}, {self.layers} layers, {self.batch}x{self.time} tokens"
 
 
-FULL, QUICK = Sizes(256, 12, 8, 256), Sizes(64, 1, 2, 8)
+FULL, QUICK = StepSizes(256, 12, 8, 256), StepSizes(64, 1, 2, 8)
 
 
-def measure(setting: Setting) -> Iterator[Row]:
+def measure(setting: Setting) -> Iterator[RatioRow]:
     sizes = QUICK if setting.quick else FULL
     yield from _times(NAMES, sizes, setting)
     yield from _peaks(setting)
@@ -75,11 +75,11 @@ def measure(setting: Setting) -> Iterator[Row]:
         yield from _times(("residual", *OF_WIDTHS), replace(sizes, dim=dim), setting)
 
 
-def _times(names: tuple[str, ...], sizes: Sizes, setting: Setting) -> list[Row]:
+def _times(names: tuple[str, ...], sizes: StepSizes, setting: Setting) -> list[RatioRow]:
     steps = {name: training_step(name, sizes) for name in names}
     medians = take_turns(steps, setting.rounds, setting.progress, f"training step, d {sizes.dim}")
     rows = [
-        Row(
+        RatioRow(
             f"training step, {RULES[name].what} over residual, {sizes}",
             setting.where,
             *(RULES[name].time if sizes.dim == FULL.dim else ("-", "-")),
@@ -91,7 +91,7 @@ def _times(names: tuple[str, ...], sizes: Sizes, setting: Setting) -> list[Row]:
     return rows
 
 
-def _peaks(setting: Setting) -> list[Row]:
+def _peaks(setting: Setting) -> list[RatioRow]:
     peaks: dict[str, list[float]] = {name: [] for name in NAMES}
     for number in range(PROCESSES):
         for name, taken in peaks.items():
@@ -99,7 +99,7 @@ def _peaks(setting: Setting) -> list[Row]:
             taken.append(in_a_process(name, setting.quick))
     median = {name: statistics.median(values) for name, values in peaks.items()}
     rows = [
-        Row(
+        RatioRow(
             f"peak memory of that step, {rule.what} over residual",
             setting.where,
             *rule.memory,
@@ -113,7 +113,7 @@ def _peaks(setting: Setting) -> list[Row]:
     return rows
 
 
-def training_step(name: str, sizes: Sizes) -> Callable[[], None]:
+def training_step(name: str, sizes: StepSizes) -> Callable[[], None]:
     """Loss, gradients and AdamW update on fixed random tokens."""
     model = build_model(name, sizes.dim, sizes.layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

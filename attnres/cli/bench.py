@@ -54,13 +54,13 @@ def command(
     check_new_file("--out", out)
     import torch
 
-    from attnres.bench.measure import Row, Setting
+    from attnres.bench.measure import RatioRow, Setting
     from attnres.bench.record import details, ratio_table, write_record
 
     torch.set_num_threads(threads or os.cpu_count() or 1)
     torch.manual_seed(0)
     console = Output()
-    rows: list[Row] = []
+    rows: list[RatioRow] = []
     try:
         with working(console, "measuring") as tell:
             setting = Setting(rounds, quick, tell)

@@ -10,7 +10,7 @@ from attnres.analysis.profile import sublayer_names
 from attnres.lab.depth import log_shares, relative_entropy
 from attnres.lab.judge import mean_and_error
 from attnres.lab.runs import Record, Run, done
-from attnres.report.charts import Cells, Line, Lines, Picture, Row, Rows, band, depth_matrix, over_depth
+from attnres.report.charts import Cells, Line, Lines, Plot, Row, Rows, band, depth_matrix, over_depth
 from attnres.report.style import depth_ticks
 
 BAND = "Line: mean over seeds. Band: from the lowest to the highest seed."
@@ -18,7 +18,7 @@ Series = Callable[[Run], Sequence[float] | np.ndarray]
 """What reads numbers over depth or over training off one run of the record."""
 
 
-def pictures(record: Record) -> list[Picture]:
+def pictures(record: Record) -> list[Plot]:
     """All of them; none of a record without a run that came to its end."""
     arms = {arm: runs for arm in record.arms if (runs := done(record.of(arm)))}
     if not arms:
@@ -63,20 +63,20 @@ def pictures(record: Record) -> list[Picture]:
     ]
     ranks = "Dot: one seed. Bar and line: mean ± standard error. Diamond: as many vectors as depth carries."
     made = [
-        Picture(
+        Plot(
             name="dynamics-depth",
             alt="magnitudes over depth at the last step",
             charts=magnitudes,
             note=f"After {steps[-1]} steps. {BAND}",
         ),
-        Picture(name="dynamics-weights", alt="depth weights of every connection", charts=weights, note=BAND),
-        Picture(name="dynamics-training", alt="magnitudes over training", charts=_maps(arms, names), columns=len(arms)),
-        Picture(name="dynamics-ranks", alt="ranks of the depth mixing matrix", charts=_ranks(record, arms), note=ranks),
+        Plot(name="dynamics-weights", alt="depth weights of every connection", charts=weights, note=BAND),
+        Plot(name="dynamics-training", alt="magnitudes over training", charts=_maps(arms, names), columns=len(arms)),
+        Plot(name="dynamics-ranks", alt="ranks of the depth mixing matrix", charts=_ranks(record, arms), note=ranks),
     ]
     if matrices := [(arm, rows) for arm in record.arms if (rows := record.found[arm].get("mean_matrix"))]:
         charts = [depth_matrix(arm, names, [_square(rows)]) for arm, rows in matrices]
         note = "M after training, mean over tokens, first seed."
-        made.append(Picture(name="dynamics-matrices", alt="depth mixing matrices", charts=charts, note=note))
+        made.append(Plot(name="dynamics-matrices", alt="depth mixing matrices", charts=charts, note=note))
     return made
 
 

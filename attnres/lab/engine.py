@@ -74,7 +74,7 @@ class Planned:
 
 
 @dataclass(frozen=True)
-class Ended:
+class SweepEnd:
     """What a call of an experiment leaves."""
 
     record: Record
@@ -138,7 +138,7 @@ class Sweep:
         if self.earlier:
             self._refuse_other(file, vars(self.earlier))
             self.ran = {run.key: run for run in self.earlier.runs}
-        self.lines = _Lines(out / f"{kind}.runs.jsonl")
+        self.lines = _RunLog(out / f"{kind}.runs.jsonl")
         for data in self.lines.read():
             if "found" in data:
                 self.found |= data["found"]
@@ -311,12 +311,12 @@ class Sweep:
         if self.ran and (self.head or self.earlier):
             write_record(self.file, self.record())
 
-    def ended(self, notes: Sequence[str] = ()) -> Ended:
+    def ended(self, notes: Sequence[str] = ()) -> SweepEnd:
         from attnres.train.sweep import failures
 
-        return Ended(self.record(), failures(self.failed), notes)
+        return SweepEnd(self.record(), failures(self.failed), notes)
 
-    def incomplete(self) -> Ended:
+    def incomplete(self) -> SweepEnd:
         return self.ended(["Learning rates are chosen when all of these are done; the same command tries them again."])
 
 
@@ -345,7 +345,7 @@ class _Pace:
         sweep.progress(sweep.spent, sweep.whole, f"{of}, loss {losses[-1]:.3f}" if losses else of)
 
 
-class _Lines:
+class _RunLog:
     """A file with a line for every run that has ended, one before those of a call for what they share, and one for what
     else was found."""
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnres.lab.engine import Ended, Progress
+from attnres.lab.engine import Progress, SweepEnd
 from attnres.lab.judge import Statement
 from attnres.lab.runs import Record
 from attnres.texttable import TextTable
 
 if TYPE_CHECKING:
-    from attnres.report.charts import Picture
+    from attnres.report.charts import Plot
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Experiment:
     """A frozen dataclass of the command's options, each with a default and a docstring."""
     plan: Callable[[Any, Path], Any]
     """(options, the folder of all runs) -> what will be run. Raises UsageError on bad options; writes nothing."""
-    run: Callable[[Any, Path, Progress], Ended]
+    run: Callable[[Any, Path, Progress], SweepEnd]
     """(plan, the record's file, which may hold an earlier record) -> what it gave. A call that was stopped goes on."""
     title: str
     question: str
@@ -36,5 +36,5 @@ class Experiment:
     """The answer in a sentence or two."""
     claims: Callable[[Record], Sequence[Statement]] = lambda _: ()
     tables: Callable[[Record], Sequence[TextTable]]
-    pictures: Callable[[Record], Sequence[Picture]]
+    pictures: Callable[[Record], Sequence[Plot]]
     """Those that a record has something to show in."""

@@ -24,7 +24,7 @@ from attnres.analysis.powerlaw import (
 )
 from attnres.files import write_bytes
 from attnres.lab.runs import Record, Run
-from attnres.report.charts import Line, Lines, Picture, Row, Rows
+from attnres.report.charts import Line, Lines, Plot, Row, Rows
 from attnres.report.draw import drawn
 from attnres.texttable import TextTable
 
@@ -289,7 +289,7 @@ def _times(factor: float) -> str:
     return f"{factor:.2f}" if factor < 1000 else f"{factor:.1e}"
 
 
-def pictures(record: Record) -> list[Picture]:
+def pictures(record: Record) -> list[Plot]:
     """Losses and fits, differences to the baseline, compute advantages, and loss against size at equal compute; none
     where nothing is fitted."""
     points = final_points(record)
@@ -334,7 +334,7 @@ def pictures(record: Record) -> list[Picture]:
         Lines(title=iso, x_label="parameters of the sublayers", lines=curves, log_x=True),
     ]
     alt = "losses with fits, differences, compute advantage, loss against size"
-    return [Picture(name="scaling", alt=alt, charts=charts, note=NOTE, columns=2)]
+    return [Plot(name="scaling", alt=alt, charts=charts, note=NOTE, columns=2)]
 
 
 def write_fit(points: Mapping[str, Sequence[Point]], unit: str, folder: Path) -> Path:
@@ -343,7 +343,7 @@ def write_fit(points: Mapping[str, Sequence[Point]], unit: str, folder: Path) ->
     charts = [_fits(points, fits, unit, "loss"), *([_advantages(advantages, {})] if advantages else [])]
     path = folder / FIT
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_bytes(path, drawn(Picture(name="scaling-fit", alt="power laws", charts=charts, note=NOTE)))
+    write_bytes(path, drawn(Plot(name="scaling-fit", alt="power laws", charts=charts, note=NOTE)))
     return path
 
 

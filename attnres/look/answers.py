@@ -29,7 +29,7 @@ from attnres.data import StreamDecoder
 from attnres.errors import UsageError
 from attnres.generate import sample
 from attnres.look import messages as m
-from attnres.look.subject import Decoder, Subject
+from attnres.look.subject import CachedDecoder, Subject
 from attnres.look.wire import array
 from attnres.look.work import Piece, Steps
 
@@ -226,7 +226,7 @@ def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
         raise UsageError("the text is empty; write something to go on from")
     tokenizer = subject.tokenizer
     stream, generator = StreamDecoder(tokenizer, seen.ids), torch.Generator().manual_seed(request.seed)
-    decoder = Decoder(seen.model)
+    decoder = CachedDecoder(seen.model)
     connection = prepared(seen.model, seen.changes, lambda *_: piece.check())
     new = seen.ids
     for _ in range(request.count):

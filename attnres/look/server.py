@@ -95,7 +95,7 @@ class Microscope:
             await asyncio.sleep(WATCH_SECONDS)
 
 
-class Lines(Response):
+class MessageLines(Response):
     """Messages as they come, one line each; the work is stopped when the page is gone."""
 
     def __init__(self, messages: AsyncIterator[m.Message], closing: asyncio.Event) -> None:
@@ -148,7 +148,7 @@ def make_app(microscope: Microscope, host: str, token: str) -> Guard:
         if request.headers.get("content-type", "").partition(";")[0] != "application/json":
             return _failure(415, "a request is JSON")
         try:
-            return Lines(microscope.answer(name, await request.body()), microscope.closing)
+            return MessageLines(microscope.answer(name, await request.body()), microscope.closing)
         except UsageError as error:
             return _failure(400, str(error))
         except ClientDisconnect:

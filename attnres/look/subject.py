@@ -326,7 +326,7 @@ def shape_of(connection: Connection) -> dict[str, Any]:
     }
 
 
-class Decoder:
+class CachedDecoder:
     """A model that goes on from a text token by token, its keys and values kept: for both kinds of models."""
 
     def __init__(self, model: Any) -> None:

@@ -22,7 +22,7 @@ Steps = Generator[Message | None, None, None]
 """What work is: messages, or None where it only lets others have a turn."""
 
 
-class Stopped(Exception):
+class Abandoned(Exception):
     """Nobody waits for this work any more."""
 
 
@@ -34,13 +34,13 @@ class Piece:
         self.deliver = deliver
 
     def say(self, message: Message) -> None:
-        """Send a message from inside a step. Raises Stopped where nobody waits any more."""
+        """Send a message from inside a step. Raises Abandoned where nobody waits any more."""
         self.check()
         self.deliver(message)
 
     def check(self) -> None:
         if self.stopped:
-            raise Stopped
+            raise Abandoned
 
 
 class Worker:
@@ -89,7 +89,7 @@ class Worker:
         try:
             piece.check()
             message = next(steps)
-        except (StopIteration, Stopped):
+        except (StopIteration, Abandoned):
             steps.close()
             return False
         except UsageError as error:

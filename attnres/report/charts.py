@@ -98,7 +98,7 @@ Chart = Lines | Rows | Cells
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class Plot:
     """A figure: charts that belong together, and the name of its file in a document."""
 
     name: str
@@ -147,13 +147,13 @@ def band(name: str, values: np.ndarray, x: Numbers | None = None) -> Line:
     return Line(name=name, x=places, y=values.mean(0), low=values.min(0), high=values.max(0), seeds=len(values))
 
 
-def arms_of(pictures: Sequence[Picture]) -> list[str]:
+def arms_of(pictures: Sequence[Plot]) -> list[str]:
     """The arms that have lines, in their order."""
     lines = [line for one in pictures for chart in one.charts if isinstance(chart, Lines) for line in chart.lines]
     return list(dict.fromkeys(line.name for line in lines if line.as_ != "guide"))
 
 
-def payload(picture: Picture) -> dict[str, Any]:
+def payload(picture: Plot) -> dict[str, Any]:
     """What page.js draws. What is not finite is null; of other numbers but places on an axis there are four digits."""
     styles = {arm: _style(style) for arm, style in arm_styles(arms_of([picture])).items()}
     views = [{name: visible(str(text)) for name, text in view.items()} for view in picture.views]

@@ -10,7 +10,7 @@ from attnres.analysis.profile import DepthProfile
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class LossCurve:
     """The losses of one run. Losses may be NaN."""
 
     seed: int
@@ -24,7 +24,7 @@ class ArmReport:
 
     name: str
     description: str = ""
-    curves: Sequence[Curve] = ()
+    curves: Sequence[LossCurve] = ()
     profile: DepthProfile | None = None
 
 

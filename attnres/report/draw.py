@@ -18,7 +18,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from attnres.report.charts import Cells, Chart, Line, Lines, Picture, Rows, arms_of
+from attnres.report.charts import Cells, Chart, Line, Lines, Plot, Rows, arms_of
 from attnres.report.style import MOST_TIMES, NEGATIVE_COLOUR, SIGNED_COLOURS, WEIGHT_COLOURS, arm_styles, depth_colours
 from attnres.texttable import visible
 
@@ -44,7 +44,7 @@ def png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def drawn(picture: Picture, form: str = "png") -> bytes:
+def drawn(picture: Plot, form: str = "png") -> bytes:
     """The picture as "png" or "svg"."""
     with mpl.rc_context(STYLE):
         made = figure_of(picture)
@@ -55,7 +55,7 @@ def drawn(picture: Picture, form: str = "png") -> bytes:
         return buffer.getvalue()
 
 
-def figure_of(picture: Picture) -> Figure:
+def figure_of(picture: Plot) -> Figure:
     charts = picture.charts
     columns = min(picture.columns, len(charts))
     rows = math.ceil(len(charts) / columns)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from attnres.files import write_bytes
-from attnres.report.charts import Picture, payload
+from attnres.report.charts import Plot, payload
 from attnres.report.draw import drawn
 from attnres.report.html import environment, script, styles
 from attnres.texttable import TextTable
@@ -27,7 +27,7 @@ class Section:
     text: str = ""
     answer: str = ""
     """What stands beside the title in the page's contents."""
-    pictures: Sequence[Picture] = ()
+    pictures: Sequence[Plot] = ()
     tables: Sequence[TextTable] = ()
     last: str = ""
     """What stands below the tables."""
@@ -60,7 +60,7 @@ def json_for_script(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def write_page(path: Path, html: str, pictures: Mapping[str, Picture]) -> Path:
+def write_page(path: Path, html: str, pictures: Mapping[str, Plot]) -> Path:
     """Write the page, and beside it figures/NAME.png of the pictures. Returns the page's path.
 
     The page comes first: it says whose the figures beside it are.

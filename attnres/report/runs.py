@@ -20,7 +20,7 @@ from attnres.analysis.comparison import Comparison, on_common_seeds
 from attnres.data import Corpus, Tokenizer, open_corpus, validation_batches
 from attnres.errors import UsageError
 from attnres.report.comparison import NATS_PER_BYTE
-from attnres.report.data import ArmReport, Curve, ReportData, TokenText
+from attnres.report.data import ArmReport, LossCurve, ReportData, TokenText
 from attnres.train import Run, RunConfig, load_run
 from attnres.train.folder import RunFolder, evaluated_bytes_per_token
 
@@ -158,13 +158,13 @@ def _token_text(ids: Sequence[int], position: int, tokenizer: Tokenizer) -> Toke
     )
 
 
-def curves_of(runs: Mapping[int, Path], bytes_per_token: float) -> list[Curve]:
+def curves_of(runs: Mapping[int, Path], bytes_per_token: float) -> list[LossCurve]:
     """The validation losses of an arm's runs by seed, in nats per byte."""
     curves = []
     for seed, folder in runs.items():
         records = RunFolder(folder).evaluations()
         losses = [record["loss"] / bytes_per_token for record in records]
-        curves.append(Curve(seed, [record["step"] for record in records], losses))
+        curves.append(LossCurve(seed, [record["step"] for record in records], losses))
     return curves
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnres.analysis.comparison import finding
 from attnres.analysis.profile import DepthProfile
-from attnres.report.charts import Line, Lines, Picture, band, depth_matrix, over_depth
+from attnres.report.charts import Line, Lines, Plot, band, depth_matrix, over_depth
 from attnres.report.comparison import result_tables, sink_table
 from attnres.report.data import ArmReport, ReportData
 from attnres.report.depth_matrix import NOTE
@@ -64,7 +64,7 @@ def report_page(data: ReportData) -> str:
     return page(data.title, told, data.subtitle, finding(data.results, data.unit), HOW)
 
 
-def _of(figures: Mapping[str, Picture], name: str, **parts: object) -> list[Section]:
+def _of(figures: Mapping[str, Plot], name: str, **parts: object) -> list[Section]:
     return [Section(name=name, pictures=[figures[name]], **parts)] if name in figures else []  # type: ignore[arg-type]
 
 
@@ -75,12 +75,12 @@ def _seeds(data: ReportData) -> str:
     )
 
 
-def pictures(data: ReportData) -> dict[str, Picture]:
+def pictures(data: ReportData) -> dict[str, Plot]:
     """The pictures that the data has something to show in, by the names of their files."""
     curves, matrices, profiles = "loss_curves", "depth_matrices", "depth_profiles"
-    made: dict[str, Picture] = {}
+    made: dict[str, Plot] = {}
     if data.trained:
-        made[curves] = Picture(name=curves, alt="loss curves", charts=_curves(data), note=_seeds(data))
+        made[curves] = Plot(name=curves, alt="loss curves", charts=_curves(data), note=_seeds(data))
     if data.profiled:
         tokens = [_token(data, index) for index in range(len(data.tokens))]
         views: list[Mapping[str, object]] = [{"whole": "mean over tokens"}, *tokens] if tokens else []
@@ -88,10 +88,8 @@ def pictures(data: ReportData) -> dict[str, Picture]:
             depth_matrix(arm.name, of.names, [of.mean_matrix, *of.token_matrices], note=arm.description)
             for arm, of in data.profiled
         ]
-        made[matrices] = Picture(name=matrices, alt="depth matrices", charts=charts, note=NOTE, views=views)
-        made[profiles] = Picture(
-            name=profiles, alt="magnitudes and shares over depth", charts=_profiles(data), columns=3
-        )
+        made[matrices] = Plot(name=matrices, alt="depth matrices", charts=charts, note=NOTE, views=views)
+        made[profiles] = Plot(name=profiles, alt="magnitudes and shares over depth", charts=_profiles(data), columns=3)
     return made
 
 

@@ -19,7 +19,7 @@ from attnres.errors import UsageError
 from attnres.torchtitan.families import connected
 
 
-class Size(NamedTuple):
+class Preset(NamedTuple):
     """torchtitan's name of the model, the configuration that trains one like it, and the folder of its tokenizer."""
 
     flavor: str
@@ -28,14 +28,14 @@ class Size(NamedTuple):
 
 
 SIZES = {
-    ("llama3", "debug"): Size("debugmodel", llama3.llama3_debugmodel, None),
-    ("llama3", "1b"): Size("1B", llama3.llama3_8b, "./assets/hf/Llama-3.2-1B"),
-    ("llama3", "8b"): Size("8B", llama3.llama3_8b, None),
-    ("qwen3", "debug"): Size("debugmodel", qwen3.qwen3_debugmodel, None),
-    ("qwen3", "1b"): Size("1.7B", qwen3.qwen3_1_7b, None),
-    ("qwen3", "8b"): Size("8B", qwen3.qwen3_14b, "./assets/hf/Qwen3-8B"),
-    ("qwen3-moe", "debug"): Size("debugmodel_moe", qwen3.qwen3_moe_debug, None),
-    ("qwen3-moe", "30b"): Size("30B-A3B", qwen3.qwen3_30b_a3b, None),
+    ("llama3", "debug"): Preset("debugmodel", llama3.llama3_debugmodel, None),
+    ("llama3", "1b"): Preset("1B", llama3.llama3_8b, "./assets/hf/Llama-3.2-1B"),
+    ("llama3", "8b"): Preset("8B", llama3.llama3_8b, None),
+    ("qwen3", "debug"): Preset("debugmodel", qwen3.qwen3_debugmodel, None),
+    ("qwen3", "1b"): Preset("1.7B", qwen3.qwen3_1_7b, None),
+    ("qwen3", "8b"): Preset("8B", qwen3.qwen3_14b, "./assets/hf/Qwen3-8B"),
+    ("qwen3-moe", "debug"): Preset("debugmodel_moe", qwen3.qwen3_moe_debug, None),
+    ("qwen3-moe", "30b"): Preset("30B-A3B", qwen3.qwen3_30b_a3b, None),
 }
 
 

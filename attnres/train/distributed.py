@@ -42,7 +42,7 @@ from attnres.train.checkpoint import (
 )
 from attnres.train.config import RunConfig
 from attnres.train.optimizers import make_optimizers
-from attnres.train.tensorfile import Rows, Shape, TensorFile, shape_of
+from attnres.train.tensorfile import Shape, TensorFile, TensorRows, shape_of
 from attnres.train.trainer import COUNT, Trainer, forward_backward, token_losses
 
 OF_PROCESS = "rng/"
@@ -246,7 +246,7 @@ class DistributedCheckpoints(Checkpoints):
             shapes |= of_one
         return TensorFile(path, shapes)
 
-    def _own(self, tensors: Tensors) -> dict[str, Rows]:
+    def _own(self, tensors: Tensors) -> dict[str, TensorRows]:
         """What this process is to write: of what several hold, the first one's. (Both ends of a pipeline write a tied
         embedding, the same bytes to the same place.)
         """
@@ -254,9 +254,9 @@ class DistributedCheckpoints(Checkpoints):
         for name, tensor in tensors.items():
             if isinstance(tensor, DTensor):
                 if not is_copy(tensor):
-                    rows[name] = Rows(first_row(tensor), local(tensor))
+                    rows[name] = TensorRows(first_row(tensor), local(tensor))
             elif self.world.data_rank == 0 or name.startswith(OF_PROCESS):
-                rows[name] = Rows(0, tensor)
+                rows[name] = TensorRows(0, tensor)
         return rows
 
     def newest_good(self) -> Checkpoint | None:

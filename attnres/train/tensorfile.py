@@ -42,7 +42,7 @@ class Shape(NamedTuple):
         return math.prod(self.sizes) * TYPES[self.dtype].itemsize
 
 
-class Rows(NamedTuple):
+class TensorRows(NamedTuple):
     """A part of a tensor: its rows from `first` on, or all of one without rows."""
 
     first: int
@@ -79,7 +79,7 @@ class TensorFile:
             file.truncate(self._size)
         sync(self.path)
 
-    def write(self, parts: Mapping[str, Rows]) -> None:
+    def write(self, parts: Mapping[str, TensorRows]) -> None:
         """Put this process's rows into the file, durably."""
         with named_errors(self.path), self.path.open("r+b", buffering=0) as file:
             for name, part in parts.items():

@@ -9,7 +9,7 @@ from attnres.bench import operator, readers, stack
 from attnres.bench.measure import Setting, take_turns
 
 SETTING = Setting(rounds=1, quick=True)
-SMALL = operator.Shape(2, 4, 16, 3)
+SMALL = operator.OperatorShape(2, 4, 16, 3)
 
 
 def test_contenders_take_turns():
@@ -59,12 +59,14 @@ def test_a_wrong_contender_gets_no_speed():
 
 
 def test_our_own_forms_are_no_others():
-    result = operator.Comparison({"attnres": 2.0, "attnres, bfloat16 results": 1.0, "stacked": 6.0, "fla-core": 3.0})
+    result = operator.ContenderTimes(
+        {"attnres": 2.0, "attnres, bfloat16 results": 1.0, "stacked": 6.0, "fla-core": 3.0}
+    )
     assert result.over_the_next() == 1.5
 
 
 def test_bytes_that_must_move():
-    shape = operator.Shape(2, 4, 16, 3, torch.bfloat16)
+    shape = operator.OperatorShape(2, 4, 16, 3, torch.bfloat16)
     source = 2 * 4 * 16 * 2
     forward, backward = 3 * source + source, 3 * source + source + 3 * source
     assert operator.bytes_to_move(shape) == forward + backward
@@ -72,7 +74,7 @@ def test_bytes_that_must_move():
 
 @pytest.mark.parametrize(("kind", "dtype"), [("identity", torch.float32), ("SwiGLU", torch.bfloat16)])
 def test_whole_stacks_agree(kind, dtype):
-    result = stack.compare(stack.Shape(kind, 5, 64, 2, 4, 2, dtype), SETTING)
+    result = stack.compare(stack.StackShape(kind, 5, 64, 2, 4, 2, dtype), SETTING)
     assert set(result.seconds) == {"attnres", "stacked", "compiled reference", "compiled stacked", "fla-core"}
     assert all(error < stack.TOLERANCE[dtype] for error in result.errors.values())
     assert "flash-attn-res" in result.missing
@@ -88,13 +90,13 @@ def test_a_wrong_stack_is_found(monkeypatch):
         return readers.stacked(values, model.connection.query[-1], model.connection.gain[-1])
 
     monkeypatch.setattr(stack, "ours", cumulative)
-    result = stack.compare(stack.Shape("identity", 5, 64, 2, 4, 2, torch.float32), SETTING)
+    result = stack.compare(stack.StackShape("identity", 5, 64, 2, 4, 2, torch.float32), SETTING)
     assert "attnres" in result.errors and "attnres" not in result.seconds
 
 
 def test_a_step_of_a_stack_begins_without_gradients():
     """What it adds to the memory that is taken already is then with them."""
-    model, x, grad = stack.make_inputs(stack.Shape("SwiGLU", 3, 16, 2, 4, 2, torch.float32))
+    model, x, grad = stack.make_inputs(stack.StackShape("SwiGLU", 3, 16, 2, 4, 2, torch.float32))
     stack._forward_backward(stack.ours, model, x, grad)()
     assert all(leaf.grad is None for leaf in (x, *model.parameters()))
 
@@ -116,7 +118,7 @@ def test_a_stack_that_does_not_run_at_its_size_or_in_no_graph_stops_no_other(mon
     monkeypatch.setattr(stack, "peak_bytes", raising(None, RuntimeError("too large"), None, None))
     uncaptured = None, RuntimeError("a copy to the host"), torch.OutOfMemoryError()
     monkeypatch.setattr(stack, "captured", raising(*uncaptured))
-    result = stack.compare(stack.Shape("SwiGLU", 3, 16, 2, 4, 2, torch.float32), SETTING)
+    result = stack.compare(stack.StackShape("SwiGLU", 3, 16, 2, 4, 2, torch.float32), SETTING)
     assert result.seconds.keys() == {"attnres", "eager"}
     assert "too large" in result.missing["large"] and result.missing["greedy"] == "out of memory"
     assert "a copy to the host" in str(result.notes["eager, not captured"])

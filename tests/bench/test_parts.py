@@ -7,17 +7,17 @@ import os
 import pytest
 
 from attnres.bench import decode, measure, step
-from attnres.bench.measure import Row, Setting
+from attnres.bench.measure import RatioRow, Setting
 
 SETTING = Setting(rounds=1, quick=True)
 
 
 def test_how_ratios_are_written():
     written = [
-        Row("", "", must, "", ratio).measured for must, ratio in [("20x", 2.5), ("1.06", 1.0512), ("2%", 0.0123)]
+        RatioRow("", "", must, "", ratio).measured for must, ratio in [("20x", 2.5), ("1.06", 1.0512), ("2%", 0.0123)]
     ]
     assert written == ["2.50x", "1.05", "1.2%"]
-    assert Row("", "", "2%", "").measured == measure.NOT_MEASURED
+    assert RatioRow("", "", "2%", "").measured == measure.NOT_MEASURED
 
 
 def test_steps_of_every_connection(monkeypatch):

@@ -192,7 +192,7 @@ def test_rules(device, rule, dtype):
 @pytest.mark.parametrize("name", step.RULES)
 @torch.inference_mode()
 def test_decoding(device, name):
-    sizes = decode.Sizes(512, 4) if device.type == "cuda" else decode.QUICK
+    sizes = decode.DecoderSizes(512, 4) if device.type == "cuda" else decode.QUICK
     with torch.device(device):
         model = step.build_model(name, sizes.dim, sizes.layers)
         tokens = torch.randint(0, 256, (1, 12))

@@ -6,7 +6,7 @@ import numpy as np
 
 from attnres.analysis import DepthProfile, sublayer_names
 from attnres.analysis.comparison import Comparison, compare_arms
-from attnres.report.data import ArmReport, Curve, ReportData, TokenText
+from attnres.report.data import ArmReport, LossCurve, ReportData, TokenText
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u2028\x00\x1b[31m\ufffd\u202e"
 
@@ -33,10 +33,10 @@ def profile(
     )
 
 
-def curves(seeds: int = 3, steps: int = 40, offset: float = 0.0) -> list[Curve]:
+def curves(seeds: int = 3, steps: int = 40, offset: float = 0.0) -> list[LossCurve]:
     random = np.random.default_rng(7)
     return [
-        Curve(
+        LossCurve(
             seed, range(1, steps + 1), (5 / np.sqrt(np.arange(1, steps + 1)) + offset + 0.1 * random.random()).tolist()
         )
         for seed in range(seeds)

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from attnres.report.data import ArmReport, Curve, ReportData, TokenText
+from attnres.report.data import ArmReport, LossCurve, ReportData, TokenText
 from attnres.report.write import report_page as page
 from tests.browser import asked_for
 from tests.report.sample import ATTACK, curves, profile, report
@@ -36,14 +36,14 @@ def pages(tmp_path_factory):
         "usual": report(),
         "close": report(
             arms=[
-                ArmReport(name, curves=[Curve(0, [1, 2, 3], losses)], profile=narrow)
+                ArmReport(name, curves=[LossCurve(0, [1, 2, 3], losses)], profile=narrow)
                 for name, losses in (("a", [1.7, 1.715, 1.73]), ("b", [1.7003, 1.7154, 1.7304]))
             ]
         ),
         "hostile": hostile,
         "inspected": ReportData("one", "run", [ArmReport("full", profile=profile(positions=()))]),
-        "bare": ReportData("", "", [ArmReport("a"), ArmReport("b", curves=[Curve(0, [1], [math.nan])])]),
-        "diverged": report(arms=[ArmReport("a", curves=[Curve(0, [5], [2.0])], profile=broken), *report().arms]),
+        "bare": ReportData("", "", [ArmReport("a"), ArmReport("b", curves=[LossCurve(0, [1], [math.nan])])]),
+        "diverged": report(arms=[ArmReport("a", curves=[LossCurve(0, [5], [2.0])], profile=broken), *report().arms]),
         "many": report(arms=[ArmReport(f"arm {i}", curves=curves(), profile=profile(seed=i)) for i in range(20)]),
     }
     folder = tmp_path_factory.mktemp("pages")

@@ -17,7 +17,7 @@ import torch
 from attnres.analysis.comparison import Comparison, compare_arms, finding
 from attnres.data.tokenizer import ByteTokenizer
 from attnres.report.comparison import result_tables, sink_table
-from attnres.report.data import ArmReport, Curve, ReportData, TokenText
+from attnres.report.data import ArmReport, LossCurve, ReportData, TokenText
 from attnres.report.page import json_for_script
 from attnres.report.runs import token_texts
 from attnres.report.style import depth_colours
@@ -125,8 +125,8 @@ def test_whatever_is_missing_or_odd_the_report_is_written(tmp_path, recwarn):
             getattr(broken, field.name)[...] = math.nan
     arms = [
         ArmReport("残差"),
-        ArmReport("diverged", "", [Curve(0, [1, 2], [math.nan, math.inf])], broken),
-        ArmReport(r"$\frac{$", "", [Curve(0, [], []), *curves(seeds=1)], profile()),
+        ArmReport("diverged", "", [LossCurve(0, [1, 2], [math.nan, math.inf])], broken),
+        ArmReport(r"$\frac{$", "", [LossCurve(0, [], []), *curves(seeds=1)], profile()),
     ]
     rows = [Comparison("残差", 0), Comparison("diverged", 1, math.nan, math.nan, math.nan)]
     path = write_report(report(arms=arms, results=rows, unit="$x^$"), tmp_path)
@@ -176,10 +176,12 @@ def test_a_connection_that_cannot_choose_has_no_sinks():
 
 def test_curves_are_of_the_steps_that_all_seeds_have_and_differences_paired_by_seed():
     """A seed that ended early would let the others' level pass for a change."""
-    baseline = ArmReport("a", curves=[Curve(0, [1, 2, 3], [5.0, 4.0, 3.0]), Curve(1, [1], [9.0]), Curve(3, [], [])])
+    baseline = ArmReport(
+        "a", curves=[LossCurve(0, [1, 2, 3], [5.0, 4.0, 3.0]), LossCurve(1, [1], [9.0]), LossCurve(3, [], [])]
+    )
     steps, losses = losses_by_step(baseline)
     assert steps.tolist() == [1] and losses.tolist() == [[5.0], [9.0]]
-    arm = ArmReport("b", curves=[Curve(2, [1], [0.0]), Curve(0, [2, 3, 4], [3.5, 2.0, 0.0])])
+    arm = ArmReport("b", curves=[LossCurve(2, [1], [0.0]), LossCurve(0, [2, 3, 4], [3.5, 2.0, 0.0])])
     steps, losses = losses_by_step(arm, baseline)
     assert steps.tolist() == [2, 3] and losses.tolist() == [[-0.5, -1.0]]
 

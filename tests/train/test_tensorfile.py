@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from attnres.train.tensorfile import Rows, TensorFile, shape_of
+from attnres.train.tensorfile import TensorFile, TensorRows, shape_of
 
 TENSORS = {
     "b": torch.randn(5, 3),
@@ -29,9 +29,9 @@ def cut(tensors, first, last):
     for name, tensor in tensors.items():
         if tensor.ndim:
             start, stop = int(first * len(tensor)), int(last * len(tensor))
-            rows[name] = Rows(start, tensor[start:stop])
+            rows[name] = TensorRows(start, tensor[start:stop])
         elif first == 0:
-            rows[name] = Rows(0, tensor)
+            rows[name] = TensorRows(0, tensor)
     return rows
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Literal
 
 from attnres.analysis.comparison import Comparison, compare_arms, decided_sides
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, choose
+from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, Progress, Sweep, SweepEnd, choose
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error
 from attnres.lab.options import MOST_RUNS, Arms, Config, PairedOptions, arm_folder, arm_model, check_positive
@@ -32,7 +32,7 @@ from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 
 if TYPE_CHECKING:
-    from attnres.report.charts import Cells, Picture, Rows
+    from attnres.report.charts import Cells, Plot, Rows
 
 ARMS = (
     "residual",
@@ -167,7 +167,7 @@ def std_of(at: str) -> float:
     return float(at.removeprefix("std "))
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> Ended:
+def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
     """Tune the learning rate of every cell, then train it on all seeds."""
     options = plan.options
     names = ("grid", "tuning_seeds", "wider", "equal")
@@ -444,17 +444,17 @@ def _verdict_tables(title: str, first_column: str, found: Sequence[Statement]) -
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
-def pictures(record: Record) -> list[Picture]:
+def pictures(record: Record) -> list[Plot]:
     """Each arm's difference to the baseline beside the paper's, and what the learning rates were chosen from."""
-    from attnres.report.charts import Picture
+    from attnres.report.charts import Plot
 
     note = f"{SEEDS} Diamond: the paper's (other data, size and unit: nats per token)."
     alt = "difference to the baseline of every arm, beside the paper's"
-    made = [Picture(name="ablation", alt=alt, charts=differences(record), note=note)]
+    made = [Plot(name="ablation", alt=alt, charts=differences(record), note=note)]
     if record.of(part="tuning"):
         alt = "loss of every arm at each learning rate of the grid"
         note = "Loss above that of the arm's best rate, mean over the tuning seeds that both ran on, nats per byte."
-        made.append(Picture(name="tuning", alt=alt, charts=tuning(record), note=note))
+        made.append(Plot(name="tuning", alt=alt, charts=tuning(record), note=note))
     return made
 
 

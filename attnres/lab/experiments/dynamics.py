@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnres.lab.engine import Ended, Planned, Progress, Sweep
+from attnres.lab.engine import Planned, Progress, Sweep, SweepEnd
 from attnres.lab.experiment import Experiment
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder
 from attnres.lab.runs import Record
@@ -30,7 +30,7 @@ from attnres.train import RunConfig, config_to_json
 
 if TYPE_CHECKING:
     from attnres.lab.judge import Statement
-    from attnres.report.charts import Picture
+    from attnres.report.charts import Plot
     from attnres.texttable import TextTable
 
 ARMS = ("residual", "x0", "block", "full", "hc", "mhc")
@@ -71,7 +71,7 @@ def moments(config: RunConfig) -> list[int]:
     return [*range(0, config.steps, config.save_every), config.steps]
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> Ended:
+def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
     """Train every connection with its checkpoints kept, and measure each run at several moments."""
     from attnres.connections import make_connection
     from attnres.lab.profiles import profile, profiled_tokens, prune, rank_bound
@@ -129,7 +129,7 @@ def tables(record: Record) -> list[TextTable]:
     return dynamics_tables(record)
 
 
-def pictures(record: Record) -> list[Picture]:
+def pictures(record: Record) -> list[Plot]:
     from attnres.lab.depth_pictures import pictures
 
     return pictures(record)

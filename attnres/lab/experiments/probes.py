@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import Ended, Planned, Progress, Sweep, differing
+from attnres.lab.engine import Planned, Progress, Sweep, SweepEnd, differing
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import (
     DECIDED,
@@ -42,7 +42,7 @@ from attnres.texttable import TextTable
 from attnres.train import RunConfig, config_to_json
 
 if TYPE_CHECKING:
-    from attnres.report.charts import Picture
+    from attnres.report.charts import Plot
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def shared(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, model=model, seed=plain.seed, start_from=None, optimizer=optimizer)
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> Ended:
+def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
     """Ask runs everything, and record how often they are right. What is recorded is not asked again."""
     import numpy as np
 
@@ -205,9 +205,9 @@ def tables(record: Record) -> list[TextTable]:
     return [right, *statement_tables("What a lead is worth", claims(record), shown)]
 
 
-def pictures(record: Record) -> list[Picture]:
+def pictures(record: Record) -> list[Plot]:
     """Every task's gain over the baseline in percentage points, seed by seed."""
-    from attnres.report.charts import Picture, Row, Rows
+    from attnres.report.charts import Plot, Row, Rows
 
     charts = []
     for index, task in enumerate(record.found["tasks"]):
@@ -219,7 +219,7 @@ def pictures(record: Record) -> list[Picture]:
     if not charts or not charts[0].rows:
         return []
     alt = "share of right answers over the baseline's, task by task"
-    return [Picture(name="probes", alt=alt, charts=charts, note=SEEDS)]
+    return [Plot(name="probes", alt=alt, charts=charts, note=SEEDS)]
 
 
 EXPERIMENT = Experiment(

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import TUNING_SEED, Ended, Incomplete, Planned, Progress, Sweep, rounded
+from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, Progress, Sweep, SweepEnd, rounded
 from attnres.lab.experiment import Experiment
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
 from attnres.lab.runs import Record, Run, done
@@ -35,7 +35,7 @@ from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 
 if TYPE_CHECKING:
-    from attnres.report.charts import Picture
+    from attnres.report.charts import Plot
 
 HEAD_DIM = 16
 MOST_TOKENS = 1_000_000
@@ -223,7 +223,7 @@ def settings(plan: Plan) -> dict[str, Any]:
     }
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> Ended:
+def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
     """Choose every arm's rates at the two smallest sizes, then go from the smallest size to the largest."""
     from attnres.model.flops import training_flops
     from attnres.train.folder import fit_vocabulary
@@ -467,7 +467,7 @@ def _checked(record: Record, arm: str, size: str) -> str:
     return ", ".join(parts)
 
 
-def pictures(record: Record) -> list[Picture]:
+def pictures(record: Record) -> list[Plot]:
     from attnres.lab import laws
 
     return laws.pictures(record)

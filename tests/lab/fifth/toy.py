@@ -10,12 +10,12 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnres.lab.engine import Ended, Planned, Progress, Sweep
+from attnres.lab.engine import Planned, Progress, Sweep, SweepEnd
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import DECIDED, Statement, judged, mean_text, paired, statement_tables, summary
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
 from attnres.lab.runs import Record, runs_text
-from attnres.report.charts import Picture, Row, Rows
+from attnres.report.charts import Plot, Row, Rows
 from attnres.texttable import TextTable
 from attnres.train import RunConfig, config_to_json
 
@@ -47,7 +47,7 @@ def plan(options: Options, out: Path) -> tuple[Options, list[Planned]]:
     return options, runs
 
 
-def run(plan: tuple[Options, list[Planned]], file: Path, progress: Progress) -> Ended:
+def run(plan: tuple[Options, list[Planned]], file: Path, progress: Progress) -> SweepEnd:
     options, runs = plan
     settings = {"config": config_to_json(options.config)}
     sweep = Sweep("toy", options.arms, settings, options.config, options.workers, file, file.parent, progress)
@@ -69,10 +69,10 @@ def tables(record: Record) -> list[TextTable]:
     return [all_losses, *statement_tables("Does it help?", claims(record), f"{DECIDED}.")]
 
 
-def pictures(record: Record) -> list[Picture]:
+def pictures(record: Record) -> list[Plot]:
     rows = [Row(name=run.arm, points=[run.loss]) for run in record.runs]
     chart = Rows(title="the loss of every run", x_label="nats per byte", rows=rows)
-    return [Picture(name="toy", alt="the loss of every run", charts=[chart])]
+    return [Plot(name="toy", alt="the loss of every run", charts=[chart])]
 
 
 EXPERIMENT = Experiment(
