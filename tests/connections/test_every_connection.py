@@ -12,8 +12,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from safetensors.torch import load, save
-from torch import Tensor, nn
-from torch.nn.utils import parametrize, prune
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from attnres import Connection, connection_names, make_connection, mixing_matrix
@@ -134,28 +133,6 @@ def test_float32_is_float64_rounded_with_its_gradients(variant):
     torch.testing.assert_close(mixed, whole(exact)(embedding()), rtol=1e-11, atol=1e-11)
 
 
-@pytest.mark.parametrize("name", ["block", "delta", "haares:detach=false", "mhc", "rms-block", "interlayer"])
-def test_gradients_are_those_of_finite_differences(name):
-    connection, sublayers = randomised(name, sublayers=3).double(), make_sublayers(sublayers=3)
-    x = torch.randn(1, DIM, dtype=torch.float64, requires_grad=True)
-    names = [name for name, _ in connection.named_parameters()]
-
-    def forward(x, *parameters):
-        given = {f"connection.{name}": p for name, p in zip(names, parameters, strict=True)}
-        return torch.func.functional_call(_Whole(connection, sublayers), given, (x,))
-
-    assert torch.autograd.gradcheck(forward, (x, *connection.parameters()), fast_mode=True)
-
-
-class _Whole(nn.Module):
-    def __init__(self, connection, sublayers):
-        super().__init__()
-        self.connection, self.sublayers = connection, sublayers
-
-    def forward(self, x):
-        return whole(self.connection, self.sublayers)(x)
-
-
 @every_variant
 def test_state_lives_in_values_and_parameters_belong_to_one_site(variant):
     """Two micro-batches take turns as in a pipeline, whose stage keeps the parameters of its own sites alone."""
@@ -257,29 +234,6 @@ def test_every_connection_compiled_as_one_graph_is_the_same(name, backend):
     compiled = torch.compile(whole(connection, sublayers), fullgraph=True, backend=backend)
     expected = outputs_and_gradients(connection, whole(connection, sublayers), dtype)
     assert_equal_to_rounding(outputs_and_gradients(connection, compiled, dtype), expected, rounding)
-
-
-class Doubled(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return 2 * x
-
-
-@pytest.mark.parametrize("name", ["delta:gate=true", "interlayer", "mhc"])
-def test_each_parameter_of_a_list_may_be_made_of_others(name):
-    """By torch.nn.utils.prune, which keeps half of it, or by parametrize, which doubles it."""
-    connection = randomised(name).double()
-    expected = copy.deepcopy(connection)
-    lists = [part for part in connection.modules() if isinstance(part, nn.ParameterList)]
-    named = [(part, key) for part in lists for key, parameter in part.named_parameters(recurse=False)]
-    copies = [p for part in expected.modules() if isinstance(part, nn.ParameterList) for p in part.parameters()]
-    for number, (part, key) in enumerate(named):
-        if number % 2:
-            parametrize.register_parametrization(part, key, Doubled())
-        else:
-            prune.random_unstructured(part, key, 0.5)
-        copies[number].data = getattr(part, key).detach().clone()
-    found, right = (outputs_and_gradients(c, whole(c)) for c in (connection, expected))
-    assert_equal_to_rounding({key: found[key] for key in "hx"}, {key: right[key] for key in "hx"}, 1e-10)
 
 
 def test_every_option_of_attnres_is_in_a_variant():

@@ -89,11 +89,6 @@ def test_block_matrix_has_the_printed_form():
         assert (weights[:, row + 1 :] == 0).all()
 
 
-def test_residual_matrix_is_all_ones():
-    matrix = mixing_matrix(make_connection("residual", dim=DIM, sublayers=SITES), torch.randn(5, DIM), make_sublayers())
-    assert torch.equal(matrix, torch.ones(5, SITES + 1, SITES + 1).tril())
-
-
 def test_window_drops_the_middle():
     matrix = mixing_matrix(randomised("window", window=2), torch.randn(5, DIM), make_sublayers())
     last = matrix[:, SITES]

@@ -96,16 +96,6 @@ def test_each_read_has_its_own_query(name):
             torch.testing.assert_close(mixture, expected)
 
 
-@pytest.mark.parametrize("name", ["delta", "block", "rms-full"])
-def test_reads_start_equal(name):
-    x, sublayers = torch.randn(2, 3, DIM), make_sublayers()
-    _, inputs = trace(make_connection(name, DIM, SITES, reads="qkv-gate-up"), x, sublayers)
-    assert any(isinstance(h, tuple) for h in inputs)
-    for h in inputs:
-        if isinstance(h, tuple):
-            assert all(torch.equal(mixture, h[0]) for mixture in h)
-
-
 def halves(block, size):
     """The sum of a block, or of its beginning, and that of its first half less that of its second."""
     half = -(-size // 2)

@@ -26,7 +26,8 @@ from attnres.ops.backends import native_backend
 from tests.ops.cases import BF16, EPS, F16, F32, Call, value_and_gradients
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-CUDA = pytest.param("cuda", marks=[pytest.mark.gpu, NO_GPU])
+ON_GPU = [pytest.mark.gpu, NO_GPU]
+CUDA = pytest.param("cuda", marks=ON_GPU)
 
 TOLERANCE = {F32: 1e-4, BF16: 2e-2, F16: 4e-3}  # plain PyTorch rounds the gradient of each query
 """Relative, in norm, by the dtype of what is compared: it is rounded once, or twice."""
@@ -72,8 +73,12 @@ def device(request) -> torch.device:
     return torch.device(request.param)
 
 
+def small(call: Call) -> Call:
+    return replace(call, dim=min(call.dim, 33), tokens=(3,))
+
+
 def on(device: torch.device, call: Call) -> Call:
-    return call if device.type == "cuda" else replace(call, dim=min(call.dim, 33), tokens=(3,))
+    return call if device.type == "cuda" else small(call)
 
 
 def inputs_of(call: Call, device: torch.device) -> list[Tensor]:
@@ -98,9 +103,12 @@ def assert_right(
     assert_close(value_and_gradients(function, *inputs), value_and_gradients(exact, *doubles), allowed)
 
 
-@pytest.mark.parametrize("call", CALLS, ids=str)
+EACH = [*(("cpu", call) for call in dict.fromkeys(map(small, CALLS))),
+        *(pytest.param("cuda", call, marks=ON_GPU) for call in CALLS)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("device", "call"), EACH, ids=str, indirect=["device"])
 def test_operators(device, call):
-    call = on(device, call)
     assert_right(call.operator("auto"), call.exact, inputs_of(call, device))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import warnings
 
 import pytest
 import torch
@@ -173,26 +172,16 @@ def quantised(model):
     return model
 
 
-def adapted(model):
-    from peft import LoraConfig, get_peft_model
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PEFT asks transformers by a name that is going away
-        return get_peft_model(model, LoraConfig(target_modules=["q_proj"]))
-
-
 @pytest.mark.parametrize(
     ("spoil", "arguments", "message"),
     [
         (replaced("model.layers.2"), {}, "DecoderLayer was replaced by checkpoint; attach first"),
-        (replaced("model"), {}, "LlamaModel was replaced by checkpoint"),
         (replaced("model.layers.3.mlp"), {"reads": "qkv-gate-up"}, "LlamaMLP was replaced by checkpoint"),
         (wrapped, {}, "CheckpointWrapper: .*attach before wrapping layers"),
         (louder("forward"), {}, "LlamaDecoderLayer.forward is wrapped by .*twice"),
         (louder("__call__"), {}, "has a __call__ of its own, which would be"),
         (tied, {}, "layers 1 and 2 share mlp.up_proj.weight"),
         (quantised, {}, "quantised"),
-        (adapted, {}, "not a PeftModel; attach before wrapping it"),
         (lambda model: attnres.hf.attach(model, "full"), {}, "already has a connection"),
         (lambda model: model, {"block_size": 9}, "more than the model's 8 sublayers"),
     ],

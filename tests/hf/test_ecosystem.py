@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments, pipeline
 
-from attnres.hf import classes, connection_of
+from attnres.hf import classes
 from tests.hf.models import assert_near, make_tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
@@ -61,19 +61,6 @@ def test_lm_eval(folder, model):
     log_p = model(torch.tensor([whole[:-1]])).logits[0].log_softmax(-1)
     expected = sum(log_p[i - 1, whole[i]].item() for i in range(len(given), len(whole)))
     assert found == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.slow
-def test_supervised_fine_tuning_with_trl(folder, tmp_path):
-    trl = pytest.importorskip("trl")
-    from datasets import Dataset
-
-    data = Dataset.from_list([{"text": text} for text in TEXTS])
-    trainer = trl.SFTTrainer(folder, trl.SFTConfig(**arguments(tmp_path, learning_rate=0.01)), train_dataset=data)
-    assert is_attached(trainer.model)
-    trainer.train()
-    moved = connection_of(trainer.model).query[3] - connection_of(AutoModelForCausalLM.from_pretrained(folder)).query[3]
-    assert moved.abs().max() > 1e-3
 
 
 @pytest.mark.slow

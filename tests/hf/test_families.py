@@ -108,8 +108,6 @@ def test_trained_queries_depth_matrix_cache_and_gradients(name):
         ("qwen3_moe", True),
         ("glm_moe_dsa", False),
         ("gemma4_text", True),
-        pytest.param("falcon", True, marks=pytest.mark.slow),
-        pytest.param("bert", False, marks=pytest.mark.slow),
     ],
 )
 def test_recomputation_changes_no_gradient(name, reentrant):
@@ -173,24 +171,9 @@ class Shared(Layer):
         return x + scale * self.mlp(self.norm(x))
 
 
-class Listed(Layer):
-    def forward(self, x):
-        x = x + self.mix(self.norm(x))
-        outputs = [x]
-        return outputs
-
-
-@pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (Shared, "its sublayers share the variable 'scale'"),
-        (Listed, "'outputs', which it returns, is not all that is left of its hidden states"),
-    ],
-)
-def test_a_layer_that_cannot_be_cut(layer, message):
-    with pytest.raises(UsageError, match=message) as refused:
-        read_layer(layer())
-    assert "\n" not in str(refused.value)
+def test_a_layer_that_cannot_be_cut():
+    with pytest.raises(UsageError, match="its sublayers share the variable 'scale'"):
+        read_layer(Shared())
 
 
 class Decided(Layer):

@@ -101,18 +101,6 @@ def test_what_is_registered_loads_without_remote_code(name, tmp_path):
     assert {key for key in keys(tmp_path / "attached") if ".connection." not in f".{key}"} == keys(tmp_path / "plain")
 
 
-def test_a_type_whose_models_are_another_type_s(tmp_path):
-    """internlm3 has llama's classes, and a configuration of its own."""
-    model = attnres.hf.attach(small_model("internlm3"), "block", block_size=3)
-    randomise(attnres.hf.connection_of(model))
-    model.save_pretrained(tmp_path)
-    tokens = small_inputs(model)
-    for trusted in (False, True):
-        again = AutoModelForCausalLM.from_pretrained(tmp_path, trust_remote_code=trusted)
-        assert type(again.config).__name__ == "AttnResInternLM3Config"
-        assert_near(again(tokens).logits, model(tokens).logits)
-
-
 def test_a_model_from_a_folder_whose_tensors_are_renamed(tmp_path):
     """transformers renames tensors of old checkpoints by the class's name, and renames them back where it saves."""
     auto, plain = AutoModelForCausalLM, small_model("mixtral")

@@ -18,13 +18,6 @@ from tests.look.runs import serving
 
 MODEL, PROMPT, UNCHANGED = 1, 2, 3
 """What is put beside, in the order of the list."""
-LENS = 3
-"""The place of the logit lens among what may stand beside the path."""
-
-LENS_OF = """return [...document.querySelectorAll('.side')].map((side) =>
-  [...side.querySelectorAll('svg.depth .unit')].map((text) => /^p of (.*) · top$/.exec(text.textContent)?.[1])
-    .find((name) => name !== undefined))"""
-"""Of each side the token whose logit is taken apart."""
 
 
 def test_two_models_beside_each_other(opened, runs):
@@ -60,31 +53,6 @@ def test_a_link_restores_everything_in_another_tab(opened):
         browser.close()
         browser.switch_to.window(first)
     assert (opened.sentence(), opened.loss()) == (shown[0], shown[2])
-
-
-@pytest.mark.slow
-def test_a_chosen_token_is_one_of_its_own_model(opened, runs, saved_models):
-    """Its id is another token where a side has other tokens: that side stays at the token that follows."""
-    with serving(open_subjects([*runs[:2], saved_models[0]])) as client:
-        page = Page(opened.browser, address(client))
-        page.type(TEXT)
-
-        page.choose("Put beside it", MODEL)
-        page.until(lambda: page.all(".between .cells"))
-        page.choose("Beside the path", LENS)
-        before = page.browser.execute_script(LENS_OF)
-        page.find(".side .next button[aria-pressed=false]").click()
-        page.settled()
-        chosen = page.browser.execute_script(LENS_OF)
-        assert len(set(chosen)) == 1 and chosen[0] not in before, "both sides, of the same tokens"
-        page.choose("Model", 2)  # the first side's
-        assert page.browser.execute_script(LENS_OF)[1] == chosen[1]
-        of_its_own = page.browser.execute_script(LENS_OF)[0]
-        page.find(".side .next button[aria-pressed=false]").click()
-        page.settled()
-        assert page.browser.execute_script(LENS_OF)[0] != of_its_own
-        assert page.browser.execute_script(LENS_OF)[1] == before[1], "the token that follows"
-        page.browser.get("about:blank")
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -103,9 +102,8 @@ def test_bad_requests_are_refused_in_one_line(client, command, body, status):
     assert answer.status == status and told["kind"] == "failure" and "\n" not in told["message"]
 
 
-@pytest.mark.parametrize("number", [-1, 10**400])
-def test_numbers_out_of_range_are_refused_in_one_line(client, number):
-    view = {"model": 1, "text": "a few"}
+def test_numbers_out_of_range_are_refused_in_one_line(client):
+    view, number = {"model": 1, "text": "a few"}, 10**400
     for command, request in [
         ("look", {"view": {**view, "step": number}}),
         ("look", {"view": {**view, "changes": [{"kind": "mute", "source": 0, "tokens": [number]}]}}),
@@ -122,11 +120,6 @@ def test_numbers_out_of_range_are_refused_in_one_line(client, number):
 def test_a_form_of_another_site_is_no_request(client):
     answer = client.open("POST", "/api/look", VIEW, **{"Content-Type": "text/plain"})
     assert answer.status == 415
-
-
-@pytest.mark.parametrize("text", ["x" * 97, "x" * 30_000])
-def test_a_text_longer_than_the_context_is_refused(client, text):
-    assert client.one("look", view={"model": 1, "text": text})["kind"] == "failure"
 
 
 def test_a_failure_inside_is_told_and_the_next_question_answered(client, monkeypatch):
@@ -159,14 +152,6 @@ def test_a_run_that_trains_is_watched(run, monkeypatch):
     *_, curve = (line for line in rest if line["kind"] == "curve")
     *_, session = (line for line in rest if line["kind"] == "session")
     assert len(curve["steps"]) == 6 and not curve["running"] and session["models"][0]["steps"] == [2, 4, 6]
-
-
-def test_a_run_that_has_been_quiet_for_long_was_stopped(run, monkeypatch):
-    (run / "summary.json").unlink()
-    assert RunSubject(run, "block").describe().training
-    monkeypatch.setattr("attnres.look.subject.QUIET_SECONDS", 120.0)
-    monkeypatch.setattr("attnres.look.subject.time.time", lambda: (run / "metrics.jsonl").stat().st_mtime + 121)
-    assert not RunSubject(run, "block").describe().training
 
 
 def test_the_newest_checkpoint_is_asked_for_again_where_the_run_has_deleted_it(run, tmp_path, monkeypatch):
@@ -239,13 +224,9 @@ def trained_here(monkeypatch):
     monkeypatch.setattr("attnres.look.prepare.POLL_SECONDS", 0.01)
 
 
-def a_pair(folder: Path) -> list[Job]:
-    return [Job(name, small_config(folder, name), folder / name) for name in ("residual", "block")]
-
-
-def prepared(jobs: list[Job]) -> None:
-    """With nothing given, a pair is trained first; then it can be looked at."""
-    preparation = Preparation(jobs)
+def test_with_nothing_given_a_pair_is_trained_first(tmp_path, trained_here):
+    names = ("residual", "block")
+    preparation = Preparation([Job(name, small_config(tmp_path, name), tmp_path / name) for name in names])
     with serving([], preparation) as client:
         assert client.session()["models"] == []
         lines = client.ask("prepare")
@@ -253,23 +234,6 @@ def prepared(jobs: list[Job]) -> None:
         assert lines[0]["kind"] == "progress" and lines[0]["total"] == 12
         assert client.one("look", **VIEW)["kind"] == "picture"
         assert len(client.ask("prepare")) == 1
-    preparation.stop()
-
-
-def test_with_nothing_given_a_pair_is_trained_first(tmp_path, trained_here):
-    prepared(a_pair(tmp_path))
-
-
-def test_a_pair_that_could_not_be_trained_is_tried_again(tmp_path, trained_here):
-    """As where another process was at it."""
-    job = a_pair(tmp_path)[0]
-    preparation = Preparation([job])
-    job.folder.mkdir()
-    (job.folder / "notes.txt").write_text("in the way")
-    with serving([], preparation) as client:
-        assert client.ask("prepare")[-1]["kind"] == "failure"
-        (job.folder / "notes.txt").unlink()
-        assert [model["name"] for model in client.ask("prepare")[-1]["models"]] == ["residual"]
     preparation.stop()
 
 

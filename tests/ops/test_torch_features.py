@@ -176,15 +176,6 @@ def test_what_the_kernel_cannot_do_is_an_error():
         torch.autograd.grad(h, query, forward_ad.make_dual(torch.ones_like(h), torch.ones_like(h)))
 
 
-def test_gradients_on_a_cpu_do_not_go_through_python(monkeypatch):
-    """That took longer than the kernel where rows are narrow."""
-    tensors = inputs_of()
-    expected = value_and_gradients(both, *tensors)
-    monkeypatch.setattr(library, "_Attend", None)
-    monkeypatch.setattr(library, "attend_backward", None)
-    assert all(map(torch.equal, value_and_gradients(both, *tensors), expected))
-
-
 @pytest.mark.parametrize(("merges", "norm"), [(False, ()), (True, ()), (True, NORM)])
 def test_registration(merges, norm, operators_as_they_are):
     """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""

@@ -13,7 +13,6 @@ from safetensors.torch import load_file
 
 pytest.importorskip("torchtitan", reason="needs torch 2.14: make torchtitan has an environment for it")
 
-from attnres.errors import UsageError
 from attnres.hf import load
 from attnres.hf.attach import connection_of
 from attnres.model import TransformerConfig
@@ -53,11 +52,6 @@ def test_a_checkpoint_is_an_attached_model_and_back(alone, tmp_path):
     there = dict(model.state_dict())
     back = adapter.to_hf(adapter.from_hf(dict(there)))
     assert there.keys() == back.keys() and all(torch.equal(there[name], back[name]) for name in there)
-
-
-def test_a_mixture_of_experts_is_not_exported(tmp_path):
-    with pytest.raises(UsageError, match="torchtitan gives a router a bias"):
-        export(tmp_path, tmp_path / "target", configuration("qwen3-moe", "block"))
 
 
 def test_torchtitan_reads_a_mixture_of_experts_by_transformers_names():

@@ -47,8 +47,7 @@ def disk():
     return Disk()
 
 
-@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.slow)])
-def test_crash_at_every_write(every, disk, make_config, tmp_path, monkeypatch):
+def test_crash_at_many_writes(disk, make_config, tmp_path, monkeypatch):
     """Whatever the moment of the crash, the same call afterwards ends with the same bits."""
     model = {"layers": 1, "dim": 8, "heads": 1, "connection": "residual"}
     config = make_config(model=model, steps=2, evaluate_every=1, save_every=1, keep=1)
@@ -80,7 +79,7 @@ def test_crash_at_every_write(every, disk, make_config, tmp_path, monkeypatch):
     moments = disk.count
     assert moments > 50
     expected, expected_results = weights(tmp_path / "straight", 2), results(tmp_path / "straight")
-    for moment in range(0, moments, every):
+    for moment in range(0, moments, 7):
         folder = tmp_path / str(moment)
         assert not run(folder, moment)
         assert run(folder, None)
@@ -98,10 +97,6 @@ def flip_a_bit(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 4
     path.write_bytes(content)
-
-
-def empty(path):
-    path.write_bytes(b"")
 
 
 def remove(path):
@@ -136,7 +131,7 @@ def stopped(died, tmp_path):
 
 @pytest.mark.parametrize(
     ("harm", "file"),
-    [(truncate, FILES[0]), (flip_a_bit, FILES[1]), (remove, FILES[2]), (empty, FILES[3]), (flip_a_bit, FILES[3])],
+    [(truncate, FILES[0]), (flip_a_bit, FILES[1]), (remove, FILES[2]), (flip_a_bit, FILES[3])],
 )
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(died, stopped, caplog, file, harm):
     config, folder = stopped

@@ -1,14 +1,11 @@
 """Checkpoints of several processes: the same files, for any number of others; on disks that fail them."""
 
-from contextlib import nullcontext
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 from attnres.errors import UsageError
 from attnres.parallel.layout import Layout
-from tests.disk import files_up_to
 from tests.train.many import contents, go, make_trainer
 
 
@@ -92,22 +89,3 @@ def test_a_checkpoint_that_not_all_see_is_an_error_on_all_and_leaves_nothing(mak
     said = pair.run(save_apart, make_config(batch_size=4), folders, ranks=2)
     assert all("process 1 does not see what process 0 writes there" in message for message in said)
     assert not list(tmp_path.rglob("*.safetensors")) and not list(tmp_path.rglob("step-*"))
-
-
-def fill_disk(group, config, folder, limit):
-    """Save where one process may write no more than `limit` bytes into a file; what each raises."""
-    trainer = make_trainer(config, Layout(shard=2))
-    state = {**trainer.state(), "validation_loss": 1.0, "peak_memory_bytes": 0}
-    try:
-        with files_up_to(limit) if group.rank() == 1 else nullcontext():
-            trainer.checkpoints(folder).save(trainer.step, *trainer.tensors(), state)
-    except OSError as error:
-        return error.filename, error.strerror
-    return None
-
-
-def test_a_full_disk_of_one_process_is_named_on_all(make_config, pair, tmp_path):
-    said = pair.run(fill_disk, make_config(batch_size=4), tmp_path, 2000, ranks=2)
-    place = str(tmp_path / "step-00000000" / "model.safetensors")
-    assert said == [(place, "File too large")] * 2
-    assert not list(tmp_path.iterdir())

@@ -160,17 +160,6 @@ def test_a_listener_that_cannot_write_stops_a_run_that_is_saved(make_config, tmp
     assert train(make_config(steps=4), tmp_path)["steps"] == 4
 
 
-def test_records_behind_the_checkpoint_that_a_crash_leaves_are_cut_off(make_config, straight, tmp_path):
-    def crash(event):
-        if event["kind"] == "train" and event["step"] == 7:
-            raise RuntimeError("a power cut")
-
-    with pytest.raises(RuntimeError, match="a power cut"):
-        train(make_config(steps=8), tmp_path, crash)
-    assert read_metrics(tmp_path / "metrics.jsonl")[-1]["step"] == 7 and steps_on_disk(tmp_path)[-1] == 4
-    assert_goes_on(make_config(steps=8), tmp_path, straight)
-
-
 def test_second_signal_stops_at_once(make_config, tmp_path):
     def twice(event):
         if event["kind"] == "train" and event["step"] == 3:
@@ -210,34 +199,6 @@ def test_a_finished_run_goes_on_to_more_steps(make_config, tmp_path):
     assert train(long, tmp_path / "run") == summary
     with pytest.raises(UsageError, match="steps is 16 there and 8 here"):
         train(short, tmp_path / "run")
-
-
-@pytest.mark.slow
-def test_an_extension_that_failed_is_begun_anew(make_config, tmp_path, monkeypatch):
-    short, long = (make_config(steps=steps, save_every=1, keep=9) for steps in (8, 16))
-    first = train(short, tmp_path)
-
-    def fail(path, value):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-
-    with monkeypatch.context() as failing:
-        failing.setattr("attnres.train.folder.write_json", fail)
-        with pytest.raises(OSError, match="No space left"):
-            train(long, tmp_path)
-    assert train(short, tmp_path)["validation_loss"] == first["validation_loss"]
-    assert train(long, tmp_path)["steps"] == 16
-    kept = tmp_path / "steps-8"
-    assert json.loads((kept / "summary.json").read_text())["validation_loss"] == first["validation_loss"]
-    assert results(kept)[-1]["step"] == 8 and 8 in steps_on_disk(kept) and not list(tmp_path.rglob("*.partial"))
-
-
-def test_a_run_that_kept_nothing_from_before_its_decay_is_not_extended(make_config, tmp_path):
-    flat = {"warmup": 0.0, "decay": 1.0}
-    train(make_config(steps=4, save_every=2, optimizer=flat), tmp_path)
-    before = results(tmp_path)
-    with pytest.raises(UsageError, match=r"goes on to 8 from a checkpoint made while .* \(steps 0 to 0\)"):
-        train(make_config(steps=8, save_every=2, optimizer=flat), tmp_path)
-    assert results(tmp_path) == before and load_run(tmp_path).step == 4
 
 
 def test_what_does_not_change_the_result_may_change(make_config, straight, tmp_path):

@@ -1,6 +1,5 @@
 """The command in several processes, as torchrun starts them: stopped, killed, differing, and what the user is told."""
 
-import dataclasses
 import json
 import signal
 from pathlib import Path
@@ -74,23 +73,6 @@ def test_a_killed_process_ends_the_other(make_config, tmp_path):
         assert run.end() == [1, -signal.SIGKILL], run.said
         (line,) = run.errors
         assert "has lost another one" in line and "step-00000004" in line
-
-
-def refused(said: Path, *commands: Command) -> str:
-    """The line that the processes say when all of them stop, before anything is written."""
-    with Processes(said, *commands) as run:
-        assert set(run.end()) == {2}, run.said
-        (line,) = set(run.errors)
-        assert "Traceback" not in "".join(run.said)
-    return line
-
-
-def test_processes_that_differ_are_one_line(make_config, tmp_path):
-    config = make_config(batch_size=4)
-    one, other = recipe(tmp_path, config), recipe(tmp_path, dataclasses.replace(config, seed=5), "other.py")
-    commands = [Command("train", tmp_path / "run", "--recipe", file) for file in (one, other)]
-    assert "process 1 differs from process 0 in its configuration" in refused(tmp_path / "said", *commands)
-    assert not (tmp_path / "run").exists()
 
 
 def test_everything_that_decides_a_result_is_compared(make_config, tmp_path, monkeypatch):
