@@ -60,12 +60,6 @@ class Page:
             "return [...document.querySelectorAll('svg.depth .unit')].map((text) => text.textContent)"
         )
 
-    def heads(self) -> list[str]:
-        """What stands above the columns of the picture of depth."""
-        return self.browser.execute_script(
-            "return [...document.querySelectorAll('svg.depth .head')].map((text) => text.textContent)"
-        )
-
     def write(self, text: str) -> None:
         """Put a text in place of what is there."""
         self.browser.execute_script(
