@@ -6,8 +6,8 @@
     attnres report --tables
     attnres report --numbers
 
-Reads the JSON records that the lab's experiments (`attnres ablate`, `scaling`, `dynamics`, `probe`) wrote into a
-folder, under the names ablation.json, scaling.json, dynamics.json, probes.json and any others that they were given,
+Reads the JSON records that the lab's experiments (`attnres ablate`, `scaling`, `dynamics`) wrote into a
+folder, under the names ablation.json, scaling.json, dynamics.json and any others that they were given,
 or one of them, and writes OUT/results.html, a section for each, and OUT/figures/*.png. With --tables it prints all
 tables as one Markdown document, as it stands in results/tables.md. With --numbers it looks up the numbers that the
 documents cite (results/cited.toml), writes results/numbers.json and the tables of the pages, and says which lines have

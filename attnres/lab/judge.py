@@ -74,15 +74,9 @@ def judged(
     values: Mapping[str, Sequence[float]],
     details: Mapping[str, str] | None = None,
     negligible: float = NEGLIGIBLE,
-    counted: bool = False,
 ) -> list[Statement]:
-    """One claim on every connection. values: of its seeds, or its differences to the baseline's.
-
-    counted: they are shares of a count, of which a few may be equal by chance: without spread, but for a record's
-    rounding, they decide nothing.
-    """
-    told = {arm: not counted or max(numbers) - min(numbers) > 1e-6 for arm, numbers in values.items()}
-    p_values = holm([paired_p_value(numbers) if told[arm] else None for arm, numbers in values.items()])
+    """One claim on every connection. values: of its seeds, or its differences to the baseline's."""
+    p_values = holm([paired_p_value(numbers) for numbers in values.values()])
     return [
         Statement(
             claim=claim,

@@ -47,5 +47,5 @@ def test_the_record_of_an_experiment_does_not_go_into_a_run(comparison, tmp_path
     run = comparison[0] / "residual" / "seed-0"
     assert f"{run} is a run of attnres train" in said(capsys, "convert", run, tmp_path / "converted")
     before = sorted(run.iterdir())
-    assert "is the folder of a run" in said(capsys, "probe", run, "--out", run)
+    assert "is the folder of a run" in said(capsys, "dynamics", "residual", "block", "--out", run)
     assert sorted(run.iterdir()) == before

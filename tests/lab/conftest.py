@@ -1,4 +1,4 @@
-"""A sweep of tiny runs, trained in this process: what `attnres dynamics` and `attnres probe` begin with."""
+"""A sweep of tiny runs, trained in this process: what `attnres dynamics` begins with."""
 
 from __future__ import annotations
 

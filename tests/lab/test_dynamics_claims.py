@@ -106,12 +106,6 @@ def test_p_values_are_of_paired_tests_and_corrected_within_a_claim():
     assert first.value == pytest.approx(np.mean(one - base)) and first.seeds == 6
 
 
-def test_equal_counts_decide_nothing():
-    values = {"equal": [0.07366071 - 0.07589286, 0.1294643 - 0.1316964], "none": [0.0, 0.0], "apart": [0.001, 0.0012]}
-    assert [one.reading for one in judged("claim", 1, values)] == ["refuted"] * 3
-    assert [one.reading for one in judged("claim", 1, values, counted=True)] == [*["not decided"] * 2, "refuted"]
-
-
 def made_up_runs(seeds: int = 4) -> list[dict]:
     """residual: h grows tenfold; block: it goes round within blocks of four. Gradients of block are even."""
     generator = np.random.default_rng(0)

@@ -1,5 +1,8 @@
 """What is asked of a model of bytes: windows of tokens, the places where it is asked, and among what it chooses.
 
+    asked = tasks(windows)              # held-out bytes, int64 [windows, time + 1]
+    shares_right(model, asked)          # for each task the share of right answers
+
 A model that is asked at place t sees tokens 0 .. t and is to say token t + 1.
 """
 
