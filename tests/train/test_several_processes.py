@@ -1,4 +1,4 @@
-"""The command in several processes, as torchrun starts them: stopped, killed, differing, and what the user is told."""
+"""The command in several processes, as torchrun starts them: stopped, killed, and what the user is told."""
 
 import json
 import signal
