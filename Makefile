@@ -8,7 +8,7 @@
 # make vllm             the tests that need vLLM, in an environment of 3.3 GiB; ESSENTIAL=1 leaves out the slow ones
 # make clean            remove the environments and all build outputs
 # Each installs what it needs into .venv first (torchtitan and vllm into environments of their own). PYTHON chooses the interpreter.
-# make demo QUICK=1 trains two seeds for 48 steps, in place of three for 160.
+# make demo QUICK=1 trains two seeds for 48 steps, in place of four for 160.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -26,10 +26,10 @@ unexport PYTHONDONTWRITEBYTECODE
 NUMBERS := $(addprefix tests/ops/test_,$(addsuffix .py,attend depth_attention normalised torch_features two_phases newton_schulz)) \
     tests/connections/test_every_connection.py tests/generate
 
-DEMO := $(if $(QUICK),--quick,--seeds 3 --evaluate-every 80 --validation-tokens 16384 --out runs/demo)
+DEMO := $(if $(QUICK),--quick,--seeds 4 --evaluate-every 80 --validation-tokens 16384 --out runs/demo)
 
 demo: .venv/demo-ready
-	@echo "Training 16-layer models of width 64, two at a time: about three minutes"
+	@echo "Training 16-layer models of width 64, two at a time: about four minutes"
 	$(BIN)/attnres compare residual block $(DEMO)
 
 test: .venv/test-ready
