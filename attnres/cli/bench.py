@@ -39,7 +39,6 @@ def command(
     parts: Annotated[tuple[Part, ...], tyro.conf.Positional] = (),
     threads: int | None = None,
     rounds: int = 15,
-    quick: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     out: Path | None = None,
 ) -> int:
     """Bench.
@@ -48,7 +47,6 @@ def command(
         parts: Measure only these parts.
         threads: Threads of torch; as many as the machine has cores when not given.
         rounds: How often each contender is measured; the table shows medians.
-        quick: Tiny sizes, to see that everything runs. Its numbers mean nothing.
         out: Also write everything measured to this new JSON file.
     """
     check_new_file("--out", out)
@@ -63,7 +61,7 @@ def command(
     rows: list[RatioRow] = []
     try:
         with working(console, "measuring") as tell:
-            setting = Setting(rounds, quick, tell)
+            setting = Setting(rounds, progress=tell)
             for part in get_args(Part):
                 if not parts or part in parts:
                     # one by one: a stopped bench keeps what it has
