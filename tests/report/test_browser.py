@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from attnres.report.data import ArmReport, LossCurve, ReportData, TokenText
+from attnres.report.html import script
+from attnres.report.style import depth_colours
 from attnres.report.write import report_page as page
 from tests.browser import asked_for
 from tests.report.sample import ATTACK, curves, profile, report
@@ -103,6 +105,20 @@ def test_matrices_are_read_by_pointer_and_keys_and_change_with_what_is_chosen(op
     assert f"reads {shown(weight)} of" in hover_cell(opened, arm=1, site=5, source=3)
     first.click()
     assert pixels(opened) == mean
+
+
+def test_depth_matrices_have_the_scale_of_the_figures(browser):
+    """The page computes its own, report/style.py that of the figures."""
+    browser.get("about:blank")
+    module = script("report/charts/cells.js").removesuffix("})();\n")
+    browser.execute_script(f"{module}window.scale = report_charts_cells.DEPTH;}})();")
+    generator = np.random.default_rng(0)
+    for low, power in ((0.0, 1), (-1.0, 1), (0.0, 9), (1.0, 0)):
+        matrix = np.tril(generator.uniform(low, 1, (9, 9)) ** power)
+        matrix[4] = 0
+        rows = [row[: site + 1] for site, row in enumerate(matrix.tolist())]
+        made = browser.execute_script("return scale.of(arguments[0])", rows)
+        assert np.concatenate(made) == pytest.approx(depth_colours(matrix)[np.tril_indices(9)])
 
 
 def test_curves_are_read_hidden_and_scaled(opened):
