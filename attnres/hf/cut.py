@@ -373,18 +373,33 @@ class Piece:
     its hidden states is put into the dictionary `carried`. Pickled as its syntax tree.
 
     prefix: what the layer makes of h before it gives it to the module that takes several mixtures (several.py).
+    norm: the layer's module that is given h and no more, where nothing else is; `behind` is what follows it.
     """
 
     def __init__(self, tree: ast.FunctionDef, home: type, prefix: ast.FunctionDef | None = None) -> None:
         self.tree, self.home, self.prefix = tree, home, prefix
         self.function = compiled(tree, home)
         self.prefix_function = prefix and compiled(prefix, home)
+        self.norm, behind = _behind_norm(tree)
+        self.behind = behind and compiled(behind, home)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Piece, (self.tree, self.home, self.prefix)
 
     def __deepcopy__(self, memo: Any) -> Piece:
         return self
+
+
+def _behind_norm(tree: ast.FunctionDef) -> tuple[str, ast.FunctionDef | None]:
+    """The name of a module by which a piece begins, and the piece as a function of what that returns."""
+    _, layer, stream = (argument.arg for argument in tree.args.args[:3])
+    match tree.body:
+        case [ast.Assign([ast.Name(normed)], ast.Call(ast.Attribute(ast.Name(of), name), [ast.Name(x)], [])), *rest]:
+            if (of, x) == (layer, stream) and (normed == stream or stream not in names(rest, ast.Load)):
+                behind = copy.deepcopy(tree)
+                behind.body[0] = _statement(f"{normed} = {stream}")
+                return name, behind
+    return "", None
 
 
 def compiled(tree: ast.FunctionDef, home: type) -> Callable[..., Any]:

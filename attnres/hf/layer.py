@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from attnres.connections import Connection, Sublayer, Unrolled, Values
+from attnres.connections import Connection, Normed, Sublayer, Unrolled, Values
 from attnres.connections.offload import at_hand, gathered
 from attnres.errors import UsageError
 from attnres.hf.cut import LayerCode, Piece, own_forward
 from attnres.hf.several import READS, forward_with_reads
+from attnres.ops import plain_norm
 
 CONNECTION = "connection"
 """The decoder's attribute that holds the connection; parameters are called `model.connection.query.0` and so on."""
@@ -254,9 +255,15 @@ def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
 def bind(
     piece: Piece, beside: dict[str, Any], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Sublayer:
-    function, prefix = piece.function, piece.prefix_function
+    function, prefix, behind = piece.function, piece.prefix_function, piece.behind
     if prefix is None:
-        return lambda h: function(beside, layer, h, *args, **kwargs)
+
+        def whole(h: Tensor) -> Tensor:
+            return function(beside, layer, h, *args, **kwargs)
+
+        if behind is None or (norm := layer._modules.get(piece.norm)) is None:
+            return whole
+        return Normed(whole, lambda: plain_norm(norm), lambda n: behind(beside, layer, n, *args, **kwargs))
 
     def with_reads(h: Tensor, *more: Tensor) -> Tensor:
         given = tuple(prefix(beside, layer, read, *args, **kwargs) for read in more)

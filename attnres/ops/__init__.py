@@ -2,9 +2,9 @@
 
 from attnres.ops.cpu import trim
 from attnres.ops.module import DepthAttention
+from attnres.ops.norm import Norm, plain_norm
 from attnres.ops.operators import (
     Backend,
-    Norm,
     add_normalised,
     attend,
     attend_blocks,
@@ -30,6 +30,7 @@ __all__ = [
     "merge_partial",
     "normalise",
     "normalise_backward",
+    "plain_norm",
     "read",
     "trim",
     "widen",

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from attnres.errors import UsageError
 from attnres.ops import library, normalised, reference
 from attnres.ops.backends import Backend, is_fused, native_backend
+from attnres.ops.norm import Norm
 from attnres.torch_private import AutoDispatchBelowAutograd, interpreter_stack
 
 
@@ -150,17 +150,6 @@ def attend(
     return outs, lses
 
 
-class Norm(NamedTuple):
-    """RMSNorm with a weight: h / sqrt(mean(h^2) + eps) * (offset + weight). In Gemma's form offset is 1."""
-
-    weight: Tensor
-    eps: float
-    offset: float = 0.0
-
-    def __call__(self, h: Tensor) -> Tensor:
-        return F.rms_norm(h, h.shape[-1:], self.weight + self.offset if self.offset else self.weight, self.eps)
-
-
 def read(
     sources: Sequence[Tensor],
     y: Tensor | None,
@@ -193,7 +182,7 @@ def read(
     added = () if y is None else (y,)
     fused = is_fused(backend, (*sources, *added, *queries, *gains, *prior), dtype)
     inside = norm if norm and fused and _takes_norm(norm, queries, dtype) else None
-    total = None
+    of_norm, total = inside[:3] if inside else (), None
     if not sources and not inside:
         outs = [(h if scale == 1.0 else scale * h).to(dtype) for h in prior[: len(queries)]]
     elif not fused:
@@ -202,11 +191,11 @@ def read(
             sources = [*sources[:-1], total]
         outs = reference.attend(sources, queries, gains, prior, eps, dtype, scale)[0]
     elif prior or len(queries) > 1 or torch.is_grad_enabled() or is_compiling():
-        outs, _, sums = _attend(sources, queries, gains, prior, added, eps, scale, dtype, *inside or ())
+        outs, _, sums = _attend(sources, queries, gains, prior, added, eps, scale, dtype, *of_norm)
         total = sums[0] if sums else None
     else:  # what keeps nothing for a gradient: for one token it takes half the time
         gain = gains[0] if gains else None
-        out, sums = library.attend_one(sources, queries[0], gain, y, eps, scale, dtype, *inside or ())
+        out, sums = library.attend_one(sources, queries[0], gain, y, eps, scale, dtype, *of_norm)
         outs, total = (out,), sums[0] if sums else None
     return [norm(out) for out in outs] if norm and not inside else outs, total
 

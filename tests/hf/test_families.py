@@ -78,8 +78,10 @@ def test_starts_as_the_plain_model(name, caplog):
     with torch.no_grad():
         expected = model(inputs, output_hidden_states=True)
         found = attnres.hf.attach(model, "block:block_size=3")(inputs, output_hidden_states=True)
-    assert_near(found.logits, expected.logits, 1e-5)
-    assert_near(found.hidden_states, expected.hidden_states, 1e-5)
+    # Plain gemma4_text in float32 differs by more than 1e-5 from itself in float64.
+    share = 1e-4 if name == "gemma4_text" else 1e-5
+    assert_near(found.logits, expected.logits, share)
+    assert_near(found.hidden_states, expected.hidden_states, share)
     assert attnres.hf.connection_of(model).sublayers == FAMILIES[name][3]
     assert ("what each sublayer changes" in caplog.text) == FAMILIES[name][4]
 
@@ -100,6 +102,39 @@ def test_trained_queries_depth_matrix_cache_and_gradients(name):
     torch.testing.assert_close(distinct, sources.expand_as(distinct).float(), rtol=1e-4, atol=1e-4)
     if FAMILIES[name][1] == CAUSAL:
         assert_decodes_as_whole(model, inputs[:, :6])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3_text"])
+def test_a_read_takes_the_norm_in_unless_somebody_listens_to_it(name):
+    """The same logits and gradients, those of the norm's weight too; in bfloat16 no further from float32."""
+    model = attnres.hf.attach(family(name), "block", block_size=3)
+    randomise(attnres.hf.connection_of(model))
+    inputs, heard = small_inputs(model), []
+    norms = [layer._modules[piece.norm] for layer in attached_layers(model) for piece in layer._code.pieces]
+
+    def logits_and_gradients():
+        model.zero_grad()
+        logits = model(inputs).logits
+        logits.float().square().mean().backward()
+        return {"logits": logits.detach(), **{name: p.grad for name, p in model.named_parameters()}}
+
+    def bfloat16_logits():
+        with torch.no_grad():
+            return copy.deepcopy(model).bfloat16()(inputs).logits.float()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(norms[0]), "__call__", lambda norm, x: heard.append(norm) or norm.forward(x))
+        found = logits_and_gradients()
+        assert not {*heard} & {*norms}
+    rounded = bfloat16_logits()
+    for norm in norms:
+        norm.register_forward_hook(lambda norm, *_: heard.append(norm))
+    expected = logits_and_gradients()
+    assert {*heard} >= {*norms}
+    assert_near(found["logits"], expected["logits"], 1e-5)
+    assert_near(found, expected)
+    exact = expected["logits"]
+    assert (rounded - exact).norm() <= 1.05 * (bfloat16_logits() - exact).norm()
 
 
 @pytest.mark.parametrize(

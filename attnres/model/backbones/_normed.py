@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from attnres.connections import Normed, Sublayer
 from attnres.model.backbones._backbone import Context
-from attnres.ops import Norm, normalise, normalise_backward
+from attnres.ops import Norm, normalise, normalise_backward, plain_norm
 from attnres.torch_private import calls_forward_alone, interpreter_stack
 
 
@@ -23,10 +23,8 @@ class PreNormed(nn.Module):
 
     def input_norm(self) -> Norm | None:
         """The norm, where nobody else has a part in it or sees what the sublayer reads."""
-        norm, plain = self.norm, not torch.compiler.is_compiling() and calls_forward_alone(self)
-        if plain and _is_plain_norm(norm) and type(norm.weight) is nn.Parameter:
-            return Norm(norm.weight, norm.eps)  # type: ignore[arg-type]
-        return None
+        norm = plain_norm(self.norm)
+        return norm if norm and calls_forward_alone(self) else None
 
 
 def bound(sublayer: nn.Module, context: Context) -> Sublayer:
