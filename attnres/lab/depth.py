@@ -9,18 +9,15 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from attnres.analysis.comparison import holm
 from attnres.lab.judge import DECIDED, NEGLIGIBLE, Statement, judged, mean_text, paired, statement_tables, summary
 from attnres.lab.runs import Record, Run, done, runs_text
 from attnres.model import sublayer_name
 from attnres.texttable import TextTable
 
-PERMUTATIONS = 2000
 LEAST_SHARE = 1e-12
 """Less has no logarithm to compare."""
 ROUNDED_OFF = 5e-4
@@ -117,58 +114,6 @@ def early_sink(runs: Sequence[Run]) -> tuple[list[float], int]:
     return held_out, favoured
 
 
-@dataclass(frozen=True)
-class Periodicity:
-    """How much of a series over depth follows the place within a block."""
-
-    amplitude: float
-    """ln of the largest over the smallest place, after trend and kind of sublayer."""
-    share: float
-    """The share of the variance that trend and kind leave."""
-    p_value: float
-    """Share of permutations of the sublayers (attention with attention, MLP with MLP) that reach this share."""
-
-
-def periodicity(series: np.ndarray, period: int, seed: int = 0) -> Periodicity | None:
-    """Measure the periodicity of the logarithm of series [sublayer], mean over the rows if [run, sublayer].
-
-    Every second sublayer is an MLP, which alone would make any series periodic: so a line in depth and the mean of each
-    kind are taken off first. The first block, which begins with the embedding alone, is left out. Runs are averaged
-    before they are permuted: they repeat one pattern and are no independent evidence of a period. None where a
-    block has no places to tell apart (period 1 and 2) or there are fewer than three blocks.
-    """
-    logs = np.log(np.atleast_2d(series)).mean(0)[period:]
-    if period < 3 or len(logs) < 2 * period:
-        return None
-    index = np.arange(period, period + len(logs))
-    kind, place = index % 2, index % period
-    design = np.stack([index, kind == 0, kind == 1], 1).astype(np.float64)
-    rest = logs - design @ np.linalg.lstsq(design, logs, rcond=None)[0]
-    total = rest @ rest
-    if total < 1e-12 * len(rest):
-        return Periodicity(0.0, 0.0, 1.0)
-
-    members = (place == np.arange(period)[:, None]).astype(np.float64)
-    count = members.sum(1)
-
-    def place_means(values: np.ndarray) -> np.ndarray:
-        """Average over the blocks: [..., sublayer] -> [..., place]."""
-        return values @ members.T / count
-
-    def explained(values: np.ndarray) -> np.ndarray:
-        """Return the share of the variance of [..., sublayer] that lies between the places."""
-        return (place_means(values) ** 2 * count).sum(-1) / total
-
-    generator = np.random.default_rng(seed)
-    shuffled = np.tile(rest, (PERMUTATIONS, 1))
-    for k in (0, 1):
-        columns = np.flatnonzero(kind == k)
-        shuffled[:, columns] = generator.permuted(shuffled[:, columns], axis=1)
-    observed = float(explained(rest))
-    reached = np.sum(explained(shuffled) >= observed - 1e-12)
-    return Periodicity(float(np.ptp(place_means(rest))), observed, float((1 + reached) / (1 + PERMUTATIONS)))
-
-
 def statements(record: Record) -> list[Statement]:
     """Every claim on every connection that has runs."""
     arms = {arm: {run.seed: run for run in done(record.of(arm))} for arm in record.arms}
@@ -189,7 +134,6 @@ def statements(record: Record) -> list[Statement]:
         found += judged(claim, sign, _each(arms, measure))
     for claim, measure, sign in against:
         found += judged(claim, sign, paired(arms, baseline, measure))
-    found += _periodic(record)
     found += judged("depth weights sharpen in training", -1, _each(arms, sharpening))
     untrained = {arm: statistics.fmean(map(embedding_excess_at_start, runs.values())) for arm, runs in arms.items()}
     details = {arm: f"{excess:+z.3f} untrained" for arm, excess in untrained.items()}
@@ -208,44 +152,13 @@ def _each(arms: Mapping[str, Mapping[int, Run]], measure: Measure) -> dict[str, 
     return {arm: [measure(run) for run in runs.values()] for arm, runs in arms.items()}
 
 
-def _periodic(record: Record) -> list[Statement]:
-    """Test every connection with blocks at their size; the baseline at the first such size, as a control."""
-    period_of = {arm: size for arm in record.arms if (size := record.found[arm]["block_size"] or 0) > 2}
-    if not period_of:
-        return []
-    control = record.arms[0]
-    if control in period_of:
-        control = None
-    else:
-        period_of[control] = next(iter(period_of.values()))
-    found = []
-    for what, name, part in (
-        ("h is periodic by block", "input_rms", slice(None, -1)),
-        ("y is periodic by block", "output_rms", slice(1, None)),
-    ):
-        of_claim = []
-        for arm in record.arms:
-            runs = done(record.of(arm))
-            if arm not in period_of or not runs:
-                continue
-            series = np.array([run.measured["moments"][-1][name][part] for run in runs])
-            period = period_of[arm]
-            result = periodicity(series, period)
-            if result is not None:
-                detail = f"period {period}" + ", control" * (arm == control)
-                of_claim.append(Statement(what, arm, result.amplitude, None, len(runs), result.p_value, 1, detail))
-        corrected = holm([statement.p_value for statement in of_claim])
-        found += [replace(statement, p_value=p) for statement, p in zip(of_claim, corrected, strict=True)]
-    return found
-
-
 def finding(record: Record) -> str:
     """What was decided of what sublayers read; of all else where nothing was."""
     return summary(statements(record), first=lambda claim: claim.startswith("h "))
 
 
 def dynamics_tables(record: Record) -> list[TextTable]:
-    """Magnitudes, depth weights and ranks of every connection, then what they show."""
+    """Magnitudes and depth weights of every connection, then what they show."""
     return [_magnitudes(record), _weights(record), *_statements(record)]
 
 
@@ -279,8 +192,6 @@ def _weights(record: Record) -> TextTable:
         if runs:
             excess, source = early_sink(runs)
             sink = f"{source_name(source)}: x{np.exp(statistics.fmean(excess)):.2f}"
-        ranks = [run.measured["ranks"] for run in runs]
-        largest = max((rank["semiseparable"] for rank in ranks), default=0)
         rows.append(
             (
                 arm,
@@ -288,33 +199,19 @@ def _weights(record: Record) -> TextTable:
                 mean_text([relative_entropy(run.measured["moments"][-1]) for run in runs], ".3f"),
                 mean_text([float(np.exp(embedding_excess(run))) for run in runs], ".2f", "x"),
                 sink,
-                mean_text([rank["effective"] for rank in ranks], ".2f"),
-                mean_text([rank["semiseparable_mean"] for rank in ranks], ".2f"),
-                f"{largest} of {record.found[arm]['rank_bound']}" if ranks else "",
             )
         )
-    columns = (
-        "connection",
-        "entropy, untrained",
-        "trained",
-        "embedding",
-        "early sublayer",
-        "effective rank",
-        "semiseparable rank",
-        "largest",
-    )
+    columns = ("connection", "entropy, untrained", "trained", "embedding", "early sublayer")
     note = (
         "entropy of |M| over sources, over that of equal shares. embedding and sublayer: mean share over that of equal "
-        "shares. Ranks of M per token and channel at the last step, the largest against what the vectors that depth "
-        "carries leave room for (docs/spec.md 2)."
+        "shares."
     )
-    return TextTable("Depth weights and ranks of M", columns, tuple(rows), note)
+    return TextTable("Depth weights", columns, tuple(rows), note)
 
 
 def _statements(record: Record) -> list[TextTable]:
     note = (
         f"{DECIDED} and the value is at least {NEGLIGIBLE} in size; refuted too where its 95% interval lies within "
-        "that. Periods: by permuting sublayers of a kind. Values are natural logarithms, or differences of spread or "
-        "relative entropy."
+        "that. Values are natural logarithms, or differences of spread or relative entropy."
     )
     return statement_tables("What this shows", statements(record), note)

@@ -260,7 +260,7 @@ class Sweep:
         make: Callable[[str, str, float], Planned],
         cells: Sequence[tuple[str, str]],
         grid: Sequence[float],
-        wider: int,
+        wider: int = 0,
     ) -> dict[tuple[str, str], list[Run]]:
         """Try every rate of the grid in every cell, and up to `wider` times one more where the best lies at an edge.
 

@@ -84,18 +84,22 @@ def _section(name: str, record: Record) -> Section:
 
 
 def tables_page(records: Mapping[str, Record], folder: Path) -> str:
-    """All tables of the records by name, then what is STORED in the folder, if there is any. Markdown."""
+    """All tables of the records by name, then what is STORED in the folder, if there is any. Markdown.
+
+    A record whose section is stored is not drawn again: it is of a command that made other tables.
+    """
     sections = [HEAD]
+    stored = (folder / STORED).read_text(encoding="utf-8").rstrip() if (folder / STORED).exists() else ""
     for name, record in records.items():
         experiment, (title, facts) = experiments()[record.kind], _title_and_facts(name, record)
+        if f"## {title}\n" in stored:
+            continue
         path = folder / f"{name}.json" if folder.is_dir() else folder
         told = [f"- {fact}: {value}" for fact, value in facts.items()]
         told.append(f"- sha256 of results/{path.name}: {record_hash(path.read_text(encoding='utf-8'))}")
         tables = (f"### {table.title}\n\n{_markdown(table)}" for table in experiment.tables(record))
         sections += [f"## {title}", experiment.question, *tables, "### Where this comes from", "\n".join(told)]
-    if (folder / STORED).exists():
-        sections.append((folder / STORED).read_text(encoding="utf-8").rstrip())
-    return visible("\n\n".join(sections), keep="\n") + "\n"
+    return visible("\n\n".join([*sections, *filter(None, [stored])]), keep="\n") + "\n"
 
 
 def _markdown(table: TextTable) -> str:
