@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from attnres.lab import experiments
-from attnres.lab.numbers import record_hash
 from attnres.lab.runs import Record, read_object, read_record
 from attnres.report.page import Section, page, write_page
 from attnres.texttable import TextTable, visible
@@ -100,6 +100,11 @@ def tables_page(records: Mapping[str, Record], folder: Path) -> str:
         tables = (f"### {table.title}\n\n{_markdown(table)}" for table in experiment.tables(record))
         sections += [f"## {title}", experiment.question, *tables, "### Where this comes from", "\n".join(told)]
     return visible("\n\n".join([*sections, *filter(None, [stored])]), keep="\n") + "\n"
+
+
+def record_hash(text: str) -> str:
+    """What results/tables.md says of the record from which a section was made."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _markdown(table: TextTable) -> str:
