@@ -57,7 +57,7 @@ def _plain(line: str) -> Text:
 
 
 class Terminal:
-    """`attnres.lab.engine.Progress` on a console."""
+    """`attnres.lab.engine.ProgressDisplay` on a console."""
 
     def __init__(self, console: Console) -> None:
         self.console = console

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from attnres.lab.judge import DECIDED, NEGLIGIBLE, Statement, judged, mean_text, paired, statement_tables, summary
-from attnres.lab.runs import Record, Run, done, runs_text
+from attnres.lab.runs import Record, RunResult, done, runs_text
 from attnres.model import sublayer_name
 from attnres.texttable import TextTable
 
@@ -23,7 +23,7 @@ LEAST_SHARE = 1e-12
 ROUNDED_OFF = 5e-4
 """What records of four digits, as they once were, round off at most, over the number itself."""
 
-Measure = Callable[[Run], float]
+Measure = Callable[[RunResult], float]
 """What reads a number off one run of the record."""
 
 
@@ -43,22 +43,22 @@ def unevenness(series: Sequence[float]) -> float:
     return float(np.std(series) / np.mean(series))
 
 
-def input_growth(run: Run) -> float:
+def input_growth(run: RunResult) -> float:
     """Measure how the RMS of h grows over sites 1 .. L-1: the first reads the embedding alone."""
     return log_growth(run.measured["moments"][-1]["input_rms"][1:-1])
 
 
-def output_growth(run: Run) -> float:
+def output_growth(run: RunResult) -> float:
     """Measure how the RMS of the L sublayers' outputs grows."""
     return log_growth(run.measured["moments"][-1]["output_rms"][1:])
 
 
-def gradient_unevenness(run: Run) -> float:
+def gradient_unevenness(run: RunResult) -> float:
     """Over the L sublayers' outputs; the embedding stands apart."""
     return unevenness(run.measured["moments"][-1]["gradient_rms"][1:])
 
 
-def update_unevenness(run: Run) -> float:
+def update_unevenness(run: RunResult) -> float:
     return unevenness(run.measured["moments"][-1]["update"])
 
 
@@ -67,7 +67,7 @@ def uniform_shares(sources: int) -> np.ndarray:
     return np.array([np.mean([1 / (site + 1) for site in range(source, sources)]) for source in range(sources)])
 
 
-def log_shares(run: Run) -> np.ndarray:
+def log_shares(run: RunResult) -> np.ndarray:
     """[source]: ln of the mean share over the share under equal division, 0 where they agree in four digits."""
     shares = np.asarray(run.measured["source_share"], dtype=np.float64)
     uniform = uniform_shares(len(shares))
@@ -76,11 +76,11 @@ def log_shares(run: Run) -> np.ndarray:
     return np.where(equal, 0.0, np.log(np.maximum(shares, LEAST_SHARE) / uniform))
 
 
-def embedding_excess(run: Run) -> float:
+def embedding_excess(run: RunResult) -> float:
     return float(log_shares(run)[0])
 
 
-def embedding_excess_at_start(run: Run) -> float:
+def embedding_excess_at_start(run: RunResult) -> float:
     sources = len(run.measured["source_share"])
     return math.log(max(run.measured["moments"][0]["embedding_share"], LEAST_SHARE) / uniform_shares(sources)[0])
 
@@ -91,12 +91,12 @@ def relative_entropy(moment: Mapping[str, Any]) -> float:
     return float(np.mean(entropy / np.log(np.arange(2, len(entropy) + 2))))
 
 
-def sharpening(run: Run) -> float:
+def sharpening(run: RunResult) -> float:
     """The change of `relative_entropy` from before the first step to the last."""
     return relative_entropy(run.measured["moments"][-1]) - relative_entropy(run.measured["moments"][0])
 
 
-def early_sink(runs: Sequence[Run]) -> tuple[list[float], int]:
+def early_sink(runs: Sequence[RunResult]) -> tuple[list[float], int]:
     """How far one early sublayer stands out: ln of its excess share in each run, and the source that most runs favour.
 
     Of the sources that at least half of the sites see, the embedding left out. The largest of many is always large, so
@@ -148,7 +148,7 @@ def source_name(source: int) -> str:
     return "embedding" if source == 0 else sublayer_name(source - 1)
 
 
-def _each(arms: Mapping[str, Mapping[int, Run]], measure: Measure) -> dict[str, list[float]]:
+def _each(arms: Mapping[str, Mapping[int, RunResult]], measure: Measure) -> dict[str, list[float]]:
     return {arm: [measure(run) for run in runs.values()] for arm, runs in arms.items()}
 
 

@@ -8,11 +8,11 @@ import numpy as np
 
 from attnres.analysis.profile import sublayer_names
 from attnres.lab.depth import log_shares, relative_entropy
-from attnres.lab.runs import Record, Run, done
+from attnres.lab.runs import Record, RunResult, done
 from attnres.report.charts import Line, Lines, Matrix, Plot, band, over_depth
 
 BAND = "Line: mean over seeds. Band: from the lowest to the highest seed."
-Series = Callable[[Run], Sequence[float] | np.ndarray]
+Series = Callable[[RunResult], Sequence[float] | np.ndarray]
 """What reads numbers over depth or over training off one run of the record."""
 
 

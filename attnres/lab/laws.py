@@ -20,7 +20,7 @@ from attnres.analysis.powerlaw import (
     fit_where_possible,
 )
 from attnres.files import write_bytes
-from attnres.lab.runs import Record, Run
+from attnres.lab.runs import Record, RunResult
 from attnres.report.charts import Line, Lines, Plot, Row, Rows
 from attnres.report.draw import drawn
 from attnres.texttable import TextTable
@@ -44,12 +44,12 @@ def scaling_points() -> dict[str, list[Point]]:
     return {arm: [Point(c, scale * c**-exponent) for c in computes] for arm, (scale, exponent) in SCALING.items()}
 
 
-def compared_runs(record: Record) -> list[Run]:
+def compared_runs(record: Record) -> list[RunResult]:
     """The finished runs of those seeds that at their size every arm with one has.
 
     Seeds differ by more than arms do: where one arm has lost a run, means over what is left would not compare.
     """
-    of_sizes: dict[str, dict[str, dict[int, Run]]] = {}
+    of_sizes: dict[str, dict[str, dict[int, RunResult]]] = {}
     for run in record.of():
         if run.done:
             of_sizes.setdefault(run.at, {}).setdefault(run.arm, {})[run.seed] = run

@@ -7,8 +7,8 @@ import pytest
 from attnres.cli import main
 from attnres.lab.engine import choose
 from attnres.lab.experiments import ablation
-from attnres.lab.experiments.ablation import Options, plan, tables
-from attnres.lab.runs import Record, Run, read_record
+from attnres.lab.experiments.ablation import AblationOptions, plan, tables
+from attnres.lab.runs import Record, RunResult, read_record
 from tests.cli.conftest import TINY, run_jobs_here
 
 STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3", "--validation-tokens", "64"]
@@ -77,13 +77,13 @@ def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
     assert rates(written) == {"residual": 1.0, "full": 1.0}
 
 
-def tried(rate: float, seed: int, loss: float, status: str = "done") -> Run:
-    return Run(arm="full", at="std 1", part="tuning", rate=rate, seed=seed, loss=loss, status=status)
+def tried(rate: float, seed: int, loss: float, status: str = "done") -> RunResult:
+    return RunResult(arm="full", at="std 1", part="tuning", rate=rate, seed=seed, loss=loss, status=status)
 
 
 def test_the_best_two_rates_play_off_on_more_seeds(tmp_path):
     grid = [tried(0.25, 1000, 2.2), tried(0.5, 1000, 2.1), tried(1.0, 1000, 2.0), tried(2.0, 1000, 0.0, "diverged")]
-    planned = plan(Options(arms=("residual", "full"), tuning_seeds=3), tmp_path)
+    planned = plan(AblationOptions(arms=("residual", "full"), tuning_seeds=3), tmp_path)
     playoff = ablation._playoff(planned, {("full", "std 1"): grid})
     assert [(one.rate, one.seed) for one in playoff] == [(1.0, 1001), (0.5, 1001), (1.0, 1002), (0.5, 1002)]
     more = [tried(1.0, 1001, 2.3), tried(0.5, 1001, 2.1)]

@@ -14,8 +14,8 @@ import pytest
 from attnres.errors import UsageError
 from attnres.lab.engine import beyond, choose
 from attnres.lab.experiments import scaling
-from attnres.lab.experiments.scaling import Options, plan
-from attnres.lab.runs import Run, read_record, write_record
+from attnres.lab.experiments.scaling import ScalingOptions, plan
+from attnres.lab.runs import RunResult, read_record, write_record
 from tests.lab.machine import Machine
 
 ALL = 12 + 12
@@ -23,7 +23,7 @@ ALL = 12 + 12
 
 
 def go(machine: Machine, file: Path, **others):
-    options = Options(arms=("residual", "block"), sizes=("8x32", "8x48", "8x64"), seeds=2, grid=(0.5, 1.0, 2.0))
+    options = ScalingOptions(arms=("residual", "block"), sizes=("8x32", "8x48", "8x64"), seeds=2, grid=(0.5, 1.0, 2.0))
     return scaling.run(plan(replace(options, **others), file.parent / "runs"), file, machine)
 
 
@@ -191,9 +191,9 @@ def test_a_damaged_record_is_named(machine, file, change, message):
         read_record(file, "dynamics")
 
 
-def tried(rate: float, loss: float) -> Run:
+def tried(rate: float, loss: float) -> RunResult:
     status = "done" if math.isfinite(loss) else "diverged"
-    return Run(arm="full", rate=rate, seed=0, loss=loss, status=status)
+    return RunResult(arm="full", rate=rate, seed=0, loss=loss, status=status)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ import pytest
 from attnres import UsageError
 from attnres.analysis.powerlaw import advantages_at_sizes
 from attnres.lab.engine import Planned
-from attnres.lab.experiments.scaling import Options, Plan, best, finding, parse_size, run, tables
+from attnres.lab.experiments.scaling import ScalingOptions, ScalingPlan, best, finding, parse_size, run, tables
 from attnres.lab.experiments.scaling import plan as make_plan
 from attnres.lab.laws import axes_of, final_points, paired_lead, pictures
 from attnres.lab.options import arm_folder
-from attnres.lab.runs import Record, Run
+from attnres.lab.runs import Record, RunResult
 from attnres.model import Transformer, TransformerConfig
 from attnres.train import RunConfig
 from tests.lab.machine import Machine
@@ -26,9 +26,9 @@ GRID = (0.5, 1.0, 2.0)
 UNUSED = {"parameters": 1, "tokens": 1, "flops_per_token": 1.0}
 
 
-def a_plan(**options) -> Plan:
+def a_plan(**options) -> ScalingPlan:
     given = {"arms": ("residual", "full"), "sizes": ("2x32", "1x16", "2x16", "2x64"), "grid": GRID, **options}
-    return make_plan(Options(**given), Path("out"))
+    return make_plan(ScalingOptions(**given), Path("out"))
 
 
 def test_a_grid_needs_two_smallest_sizes_of_different_parameters():
@@ -103,7 +103,7 @@ def a_record(timed: bool = True) -> Record:
     return scaling(runs)
 
 
-def moved(record: Record, change: Callable[[Run], Run | None]) -> Record:
+def moved(record: Record, change: Callable[[RunResult], RunResult | None]) -> Record:
     """The record with reported runs changed, or without those that become None."""
     runs = (change(run) if run.part == "runs" else run for run in record.runs)
     return replace(record, runs=tuple(run for run in runs if run is not None))
@@ -134,7 +134,7 @@ def test_the_tables_have_the_range_and_the_rates():
 def test_a_rate_at_the_edge_of_what_was_tried_is_marked(tried, shown):
     other = a_record()
     place = {"arm": "full", "at": "2x16", "loss": 3.0, "seed": 1000, "part": "tuning", "status": "done"}
-    record = replace(other, runs=(*other.of(), *(Run(**place, rate=rate) for rate in tried)))
+    record = replace(other, runs=(*other.of(), *(RunResult(**place, rate=rate) for rate in tried)))
     (table,) = (table for table in tables(record) if table.title == "Learning rates")
     assert table.rows[1][1:4] == ("x1", shown, "x1") and "* still at the edge" in table.note
 
@@ -216,7 +216,7 @@ def test_the_tables_of_few_sizes_are_without_a_fit():
 
 @pytest.mark.parametrize("shape", [{"hidden": 256}, {"kv_heads": 1}])
 def test_of_another_shape_they_are_counted(shape):
-    options = Options(sizes=("2x16", "2x32", "3x32"), config=RunConfig(model=TransformerConfig(**shape)))
+    options = ScalingOptions(sizes=("2x16", "2x32", "3x32"), config=RunConfig(model=TransformerConfig(**shape)))
     plan = make_plan(options, Path("runs"))
     for size in plan.sizes:
         config = plan.run("full", size.name, 1.0, 0).config
@@ -231,10 +231,10 @@ def test_heads_have_16_channels_unless_their_number_is_given():
     assert [parse_size(text, heads=1).heads for text in ("3x24", "3x64")] == [1, 1]
     with pytest.raises(UsageError, match="dim a multiple of 6"):
         parse_size("3x32", heads=3)
-    plan = make_plan(Options(sizes=("1x8", "1x16", "1x24"), heads=1), Path("runs"))
+    plan = make_plan(ScalingOptions(sizes=("1x8", "1x16", "1x24"), heads=1), Path("runs"))
     assert {plan.run("full", size.name, 1.0, 0).config.model.heads for size in plan.sizes} == {1}
     with pytest.raises(UsageError, match="heads must be"):
-        make_plan(Options(heads=0), Path("runs"))
+        make_plan(ScalingOptions(heads=0), Path("runs"))
 
 
 def test_no_folder_of_an_arm_hides_and_no_two_are_one(tmp_path):

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING
 
 from attnres.analysis.comparison import Comparison, compare_arms, decided_sides
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, Progress, Sweep, SweepEnd, choose
+from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, choose
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error
 from attnres.lab.options import MOST_RUNS, Arms, Config, PairedOptions, arm_folder, check_positive
-from attnres.lab.runs import Record, Run, done, runs_text
+from attnres.lab.runs import Record, RunResult, done, runs_text
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 
@@ -75,7 +75,7 @@ DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=160, validation_tok
 
 
 @dataclass(frozen=True)
-class Options(PairedOptions):
+class AblationOptions(PairedOptions):
     """What `attnres ablate` asks for."""
 
     arms: Arms = ARMS
@@ -92,10 +92,10 @@ class Options(PairedOptions):
 
 
 @dataclass(frozen=True)
-class Plan:
+class AblationPlan:
     """The cells of the table, an arm at a scale of the embedding each; all of them exist."""
 
-    options: Options
+    options: AblationOptions
     out: Path
 
     @property
@@ -134,13 +134,13 @@ class Plan:
         return [*grid, *again, *runs]
 
 
-def plan(options: Options, out: Path) -> Plan:
+def plan(options: AblationOptions, out: Path) -> AblationPlan:
     """Raises UsageError on bad options, arms among them."""
     options = options.checked()
     check_positive("grid", options.grid)
     check_positive("embedding_stds", options.embedding_stds)
     check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
-    planned = Plan(options, out)
+    planned = AblationPlan(options, out)
     for arm, at in planned.cells:
         planned.run(arm, at, 1.0, options.config.seed)
     for rate in options.grid:  # one may be too small or too large
@@ -152,7 +152,7 @@ def std_of(at: str) -> float:
     return float(at.removeprefix("std "))
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
+def run(plan: AblationPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     """Tune the learning rate of every cell, then train it on all seeds."""
     options = plan.options
     config = config_to_json(options.config)
@@ -178,7 +178,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
     return sweep.ended()
 
 
-def _playoff(plan: Plan, tuned: Mapping[tuple[str, str], Sequence[Run]]) -> list[Planned]:
+def _playoff(plan: AblationPlan, tuned: Mapping[tuple[str, str], Sequence[RunResult]]) -> list[Planned]:
     """The two best rates of each cell's grid on the other tuning seeds. One seed alone often chose by a few thousandths
     of a nat between rates whose means differ by several hundredths."""
     best = {cell: sorted(done(runs), key=lambda run: run.loss)[:2] for cell, runs in tuned.items()}
@@ -343,7 +343,7 @@ def tables(record: Record) -> list[TextTable]:
     return made + _claim_tables(claims(record))
 
 
-def _rate(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
+def _rate(runs: Sequence[RunResult], tuning: Sequence[RunResult]) -> str:
     chosen, tried = next((run.rate for run in runs), None) or choose(tuning), {run.rate for run in tuning}
     if chosen is None:
         return "none"
@@ -401,7 +401,7 @@ def differences(record: Record) -> list[Rows]:
 EXPERIMENT = Experiment(
     command="ablate",
     position=1,
-    options=Options,
+    options=AblationOptions,
     plan=plan,
     run=run,
     title="Which residual rule?",

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnres.lab.engine import Planned, Progress, Sweep, SweepEnd
+from attnres.lab.engine import Planned, ProgressDisplay, Sweep, SweepEnd
 from attnres.lab.experiment import Experiment
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder
 from attnres.lab.runs import Record
@@ -38,7 +38,7 @@ DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=20, 
 
 
 @dataclass(frozen=True)
-class Options(PairedOptions):
+class DynamicsOptions(PairedOptions):
     """What `attnres dynamics` asks for."""
 
     arms: Arms = ARMS
@@ -46,14 +46,14 @@ class Options(PairedOptions):
 
 
 @dataclass(frozen=True)
-class Plan:
-    options: Options
+class DynamicsPlan:
+    options: DynamicsOptions
     runs: Sequence[Planned]
     """Seed by seed, so that a sweep that is stopped early has pairs for every arm."""
     out: Path
 
 
-def plan(options: Options, out: Path) -> Plan:
+def plan(options: DynamicsOptions, out: Path) -> DynamicsPlan:
     """Raises UsageError on bad options, arms among them."""
     from attnres.lab.profiles import EVERY
 
@@ -63,7 +63,7 @@ def plan(options: Options, out: Path) -> Plan:
         for seed in options.paired_seeds
         for arm in options.arms
     ]
-    return Plan(options, runs, out)
+    return DynamicsPlan(options, runs, out)
 
 
 def moments(config: RunConfig) -> list[int]:
@@ -71,7 +71,7 @@ def moments(config: RunConfig) -> list[int]:
     return [*range(0, config.steps, config.save_every), config.steps]
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
+def run(plan: DynamicsPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     """Train every connection with its checkpoints kept, and measure each run at several moments."""
     from attnres.lab.profiles import profile, profiled_tokens, prune
 
@@ -132,7 +132,7 @@ def pictures(record: Record) -> list[Plot]:
 EXPERIMENT = Experiment(
     command="dynamics",
     position=3,
-    options=Options,
+    options=DynamicsOptions,
     plan=plan,
     run=run,
     title="What does depth do?",

@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, Progress, Sweep, SweepEnd, rounded
+from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, rounded
 from attnres.lab.experiment import Experiment
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
-from attnres.lab.runs import Record, Run, done
+from attnres.lab.runs import Record, RunResult, done
 from attnres.model import TransformerConfig
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
@@ -48,7 +48,7 @@ DEFAULTS = RunConfig(batch_size=4, validation_tokens=32_768)
 
 
 @dataclass(frozen=True)
-class Options(PairedOptions):
+class ScalingOptions(PairedOptions):
     """What `attnres scaling` asks for."""
 
     arms: Arms = ARMS
@@ -116,8 +116,8 @@ def _parameters(model: TransformerConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
-    options: Options
+class ScalingPlan:
+    options: ScalingOptions
     sizes: Sequence[Size]
     """The smallest first."""
     out: Path
@@ -152,7 +152,7 @@ class Plan:
         return [self.run(arm, size.name, rates[arm, size.name], seed) for seed in seeds for arm in arms]
 
 
-def plan(options: Options, out: Path) -> Plan:
+def plan(options: ScalingOptions, out: Path) -> ScalingPlan:
     """Raises UsageError on bad options, arms and sizes among them."""
     options = options.checked()
     if len(set(options.sizes)) < max(3, len(options.sizes)):
@@ -171,7 +171,7 @@ def plan(options: Options, out: Path) -> Plan:
             f"sizes: with a grid the two smallest, {sizes[0].name} and {sizes[1].name}, must differ in parameters: "
             "rates go on along the line through both"
         )
-    chosen = Plan(options, sizes, out)
+    chosen = ScalingPlan(options, sizes, out)
     for cell in chosen.cells:
         chosen.run(*cell, 1.0, options.config.seed)
     for rate in options.grid:  # one may be too small or too large
@@ -179,7 +179,7 @@ def plan(options: Options, out: Path) -> Plan:
     return chosen
 
 
-def settings(plan: Plan) -> dict[str, Any]:
+def settings(plan: ScalingPlan) -> dict[str, Any]:
     """What all runs have in common: of the configuration all but what each size has of its own."""
     options, plain = plan.options, RunConfig()
     model = dataclasses.replace(
@@ -196,7 +196,7 @@ def settings(plan: Plan) -> dict[str, Any]:
     }
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
+def run(plan: ScalingPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     """Choose every arm's rates at the two smallest sizes, then go from the smallest size to the largest."""
     from attnres.model.flops import training_flops
     from attnres.train.folder import fit_vocabulary
@@ -227,7 +227,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
     return sweep.ended()
 
 
-def time_steps(plan: Plan, sweep: Sweep) -> dict[str, Any]:
+def time_steps(plan: ScalingPlan, sweep: Sweep) -> dict[str, Any]:
     """The median seconds of a training step by size and arm, and where and when they were measured."""
     from attnres.lab.steptime import median_steps
     from attnres.ops.cpu import instruction_set
@@ -248,7 +248,9 @@ def time_steps(plan: Plan, sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def chosen_rates(plan: Plan, tuned: Mapping[tuple[str, str], Sequence[Run]]) -> dict[tuple[str, str], float]:
+def chosen_rates(
+    plan: ScalingPlan, tuned: Mapping[tuple[str, str], Sequence[RunResult]]
+) -> dict[tuple[str, str], float]:
     """The multiple of every arm and size.
 
     At the two smallest sizes: the lowest point of the parabola through the best of the grid and its neighbours, loss
@@ -418,7 +420,7 @@ def pictures(record: Record) -> list[Plot]:
 EXPERIMENT = Experiment(
     command="scaling",
     position=2,
-    options=Options,
+    options=ScalingOptions,
     plan=plan,
     run=run,
     title="Does it last with scale?",
