@@ -1,6 +1,5 @@
 """The cost model against counting, against a model's own values, and against what is known of the schedules."""
 
-import json
 from fractions import Fraction
 from itertools import pairwise, product
 from types import SimpleNamespace
@@ -121,16 +120,12 @@ def test_one_link_carries_one_message_at_a_time():
     assert [span.start for span in step.ranks[1]] == [6.0, 7.0, 11.0, 12.0]
 
 
-def test_the_command_prints_the_paper_and_writes_json(tmp_path, capsys):
-    figure, out = tmp_path / "step.png", tmp_path / "cost.json"
-    assert main(["cost", "--micro-batches", "8", "--figure", str(figure), "--out", str(out)]) == 0
+def test_the_command_prints_the_paper(capsys):
+    assert main(["cost", "--micro-batches", "8"]) == 0
     printed = capsys.readouterr().out
     assert "124 = 7.28 GB" in printed and "55 = 3.23 GB" in printed and "34.01" in printed
     assert "C = 32 chunks, each of N_p = 0.25 blocks" in " ".join(printed.split())
-    assert figure.read_bytes().startswith(b"\x89PNG")
-    record = json.loads(out.read_text())
-    assert record["pipeline"]["formula"] == {"naive": 124, "cached": 55}
-    assert len(record["pipeline"]["counted_transitions"]["cached"]) == 31
-    seconds = {name: step["seconds"] for name, step in record["step"].items()}
-    assert seconds["residual"] <= seconds["block, cached"] <= seconds["block, naive"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["cost.json", "step.png"]
+    ratios = [
+        float(line.split()[-1]) for line in printed.splitlines() if line.split()[:1] in (["residual"], ["block,"])
+    ]
+    assert len(ratios) > 3 and 1 == ratios[-3] <= ratios[-2] <= ratios[-1], "plain, cached, naive"
