@@ -15,7 +15,6 @@ import numpy as np
 
 from attnres.lab.judge import DECIDED, NEGLIGIBLE, Statement, judged, mean_text, paired, statement_tables, summary
 from attnres.lab.runs import Record, RunResult, done, runs_text
-from attnres.model import sublayer_name
 from attnres.texttable import TextTable
 
 LEAST_SHARE = 1e-12
@@ -96,24 +95,6 @@ def sharpening(run: RunResult) -> float:
     return relative_entropy(run.measured["moments"][-1]) - relative_entropy(run.measured["moments"][0])
 
 
-def early_sink(runs: Sequence[RunResult]) -> tuple[list[float], int]:
-    """How far one early sublayer stands out: ln of its excess share in each run, and the source that most runs favour.
-
-    Of the sources that at least half of the sites see, the embedding left out. The largest of many is always large, so
-    each run is asked for the source that the *other* runs have largest: without a sink that means nothing here.
-    """
-    shares = np.stack([log_shares(run) for run in runs])
-    early = slice(1, (shares.shape[1] + 1) // 2)
-    favoured = int(np.argmax(shares.mean(0)[early])) + 1
-    if len(runs) < 2:
-        return [float(shares[0, favoured])], favoured
-    held_out = []
-    for index in range(len(runs)):
-        others = np.delete(shares, index, 0).mean(0)[early]
-        held_out.append(float(shares[index, int(np.argmax(others)) + 1]))
-    return held_out, favoured
-
-
 def statements(record: Record) -> list[Statement]:
     """Every claim on every connection that has runs."""
     arms = {arm: {run.seed: run for run in done(record.of(arm))} for arm in record.arms}
@@ -138,14 +119,7 @@ def statements(record: Record) -> list[Statement]:
     untrained = {arm: statistics.fmean(map(embedding_excess_at_start, runs.values())) for arm, runs in arms.items()}
     details = {arm: f"{excess:+z.3f} untrained" for arm, excess in untrained.items()}
     found += judged("the embedding is a sink", 1, _each(arms, embedding_excess), details)
-    sinks = {arm: early_sink(list(runs.values())) for arm, runs in arms.items()}
-    details = {arm: source_name(source) for arm, (_, source) in sinks.items()}
-    found += judged("an early sublayer is a sink", 1, {arm: values for arm, (values, _) in sinks.items()}, details)
     return found
-
-
-def source_name(source: int) -> str:
-    return "embedding" if source == 0 else sublayer_name(source - 1)
 
 
 def _each(arms: Mapping[str, Mapping[int, RunResult]], measure: Measure) -> dict[str, list[float]]:
@@ -188,23 +162,17 @@ def _weights(record: Record) -> TextTable:
     rows = []
     for arm in record.arms:
         runs = done(record.of(arm))
-        sink = ""
-        if runs:
-            excess, source = early_sink(runs)
-            sink = f"{source_name(source)}: x{np.exp(statistics.fmean(excess)):.2f}"
         rows.append(
             (
                 arm,
                 mean_text([relative_entropy(run.measured["moments"][0]) for run in runs], ".3f"),
                 mean_text([relative_entropy(run.measured["moments"][-1]) for run in runs], ".3f"),
                 mean_text([float(np.exp(embedding_excess(run))) for run in runs], ".2f", "x"),
-                sink,
             )
         )
-    columns = ("connection", "entropy, untrained", "trained", "embedding", "early sublayer")
+    columns = ("connection", "entropy, untrained", "trained", "embedding")
     note = (
-        "entropy of |M| over sources, over that of equal shares. embedding and sublayer: mean share over that of equal "
-        "shares."
+        "entropy of |M| over sources, over that of equal shares. embedding: its mean share over that of equal shares."
     )
     return TextTable("Depth weights", columns, tuple(rows), note)
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
 from attnres.lab.depth import (
-    early_sink,
     finding,
     log_growth,
     log_range,
@@ -31,23 +29,6 @@ def test_growth_range_and_spread_of_known_series():
     assert log_range(series[::-1]) == pytest.approx(10 * math.log(1.1))
     assert unevenness([1.0, 3.0]) == pytest.approx(0.5)
     assert unevenness([2.0, 2.0, 2.0]) == 0
-
-
-def run_with_shares(excess: np.ndarray) -> SimpleNamespace:
-    return SimpleNamespace(measured={"source_share": np.exp(excess) * uniform_shares(len(excess))})
-
-
-def test_a_sink_that_all_seeds_share_is_found_and_noise_is_not():
-    generator = np.random.default_rng(0)
-    runs = [run_with_shares(0.2 * generator.standard_normal(21) + (np.arange(21) == 4)) for _ in range(4)]
-    values, source = early_sink(runs)
-    assert source == 4 and np.mean(values) > 0.6
-    # The largest of ten noisy sources is always large; held out it is not.
-    means = []
-    for _ in range(60):
-        runs = [run_with_shares(0.2 * generator.standard_normal(21)) for _ in range(4)]
-        means.append(np.mean(early_sink(runs)[0]))
-    assert abs(np.mean(means)) < 0.05
 
 
 def statement(value, error, p, sign=1, seeds=3) -> Statement:
