@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -58,7 +57,7 @@ def _plain(line: str) -> Text:
 
 
 class Terminal:
-    """`attnres.lab.engine.ProgressDisplay` on a console."""
+    """`attnres.lab.engine.Progress` on a console."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -67,7 +66,7 @@ class Terminal:
         self.began: tuple[float, float] | None = None
         """(when, how far) of the first part that was seen done: before it come imports and a first compilation."""
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> Terminal:
         return self
 
     def __exit__(self, *_: object) -> None:

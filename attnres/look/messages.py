@@ -25,7 +25,7 @@ Kind = Literal["mute", "scale", "pin", "patch", "off", "uniform", "plain"]
 
 
 @dataclass(frozen=True)
-class ChangeRequest:
+class Change:
     """One change of what depth reads, as `attnres.analysis.intervene` takes it; a list is applied in its order.
 
     What a kind has no use for is null.
@@ -51,13 +51,13 @@ class View:
     """What is looked at: a model, a text, the changes. A part of most requests."""
 
     model: str
-    """`ModelEntry.id`."""
+    """`Model.id`."""
     text: str
     step: int | None = None
-    """One of `ModelEntry.steps`; null is the newest."""
-    changes: tuple[ChangeRequest, ...] = ()
+    """One of `Model.steps`; null is the newest."""
+    changes: tuple[Change, ...] = ()
     read: int | None = None
-    """Where sites read several mixtures (`ModelEntry.reads`): which one is shown; null is their mean."""
+    """Where sites read several mixtures (`Model.reads`): which one is shown; null is their mean."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Watch:
     """
 
     model: str
-    """`ModelEntry.id`."""
+    """`Model.id`."""
 
 
 # The server to the page.
@@ -126,7 +126,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class ModelEntry:
+class Model:
     """One model that can be looked at."""
 
     id: str
@@ -163,7 +163,7 @@ class ModelEntry:
 class Session:
     """GET /api/session, and in a Watch stream."""
 
-    models: tuple[ModelEntry, ...]
+    models: tuple[Model, ...]
     """Empty while the smallest pair is being trained (`attnres look` without arguments): ask /api/prepare."""
     text: str
     """To begin with."""
@@ -217,7 +217,7 @@ class Picture:
     """A text as the model reads it."""
 
     step: int
-    """Whose weights read it: one of `ModelEntry.steps`, or newer than the page knows."""
+    """Whose weights read it: one of `Model.steps`, or newer than the page knows."""
     tokens: tuple[Token, ...]
     """T of them; T = 0 for an empty text, and then all below is empty too."""
     loss: tuple[float | None, ...]
