@@ -1,12 +1,16 @@
 """Draw the figures of the report, docs/results.md and docs/performance.md: `python paper/figures.py` in a clone.
 
-Every number is read from results/tables.md, except the curves over depth, which are in results/dynamics.json.
+Numbers are read from results/tables.md, or from the record that a function names.
+The files are SVG, light or dark as the reader's system is.
 """
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import re
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,9 @@ SIZES = {
     32: ("32x12", "32x16", "32x24", "32x32", "32x48", "32x56", "32x64"),
 }
 SERIES = {layers: f"Does it last with scale? (ladder-{layers}-20)" for layers in SIZES}
+INK, GREY, PAPER = "#1f2328", "#6e7781", "#ffffff"
+DARK = {INK: "#e6edf3", GREY: "#9198a1", PAPER: "#0d1117", "#0072b2": "#4493f8"}
+"""What takes a colour's place on a dark page; the others are seen on both."""
 STYLE: Any = {
     "font.size": 11,
     "axes.spines.top": False,
@@ -37,8 +44,13 @@ STYLE: Any = {
     "figure.titlesize": 12.5,
     "figure.titleweight": "bold",
     "figure.constrained_layout.use": True,
-    "savefig.dpi": 150,
     "text.parse_math": False,
+    "text.color": INK,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "svg.hashsalt": "attnres",
 }
 
 
@@ -62,13 +74,21 @@ def short(arm: str) -> str:
 
 
 def colour(rule: str) -> str:
-    return arm_styles([rule.partition(":")[0]])[rule.partition(":")[0]].colour or "#444444"
+    return arm_styles([rule.partition(":")[0]])[rule.partition(":")[0]].colour or GREY
 
 
 def save(figure: Figure, name: str, folder: str = "paper/figures") -> None:
-    (ROOT / folder).mkdir(parents=True, exist_ok=True)
-    figure.savefig(ROOT / folder / f"{name}.png")
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
     plt.close(figure)
+    rules = [
+        f'[style*="{kind}: {light}"] {{ {kind}: {dark} !important }}'
+        for light, dark in DARK.items()
+        for kind in ("fill", "stroke")
+    ]
+    style = f"<style>@media (prefers-color-scheme: dark) {{ {' '.join(rules)} }}</style>"
+    svg = buffer.getvalue().replace("<defs>", f"{style}<defs>", 1)
+    (ROOT / folder / f"{name}.svg").write_text("\n".join(map(str.rstrip, svg.splitlines())) + "\n", encoding="utf-8")
 
 
 def parameters(size: str) -> float:
@@ -88,7 +108,7 @@ def along_sizes(rules: tuple[str, ...], title: str) -> Figure:
             x = [parameters(size) for size in sizes]
             style = {"color": colour(rule), "linestyle": dashes, "marker": ".", "elinewidth": 1}
             axes.errorbar(x, mean, error, **style, label=rule.partition(":")[0])
-        axes.axhline(0, color="#444444", linewidth=1)
+        axes.axhline(0, color=GREY, linewidth=1)
         axes.set_xscale("log")
         axes.set_xticks([0.1, 0.3, 1], labels=["0.1", "0.3", "1"])
         axes.minorticks_off()
@@ -113,7 +133,7 @@ def cost() -> Figure:
     for rule, name in (("block", "Block S=4"), ("full", "Full")):
         ratio = next(value for what, value in bench.items() if what.startswith(f"training step, {name} over residual"))
         axes.plot(256, ratio, "*", color=colour(rule), markersize=11, label=f"{rule}, 12 layers")
-    axes.axhline(1, color="#444444", linewidth=1)
+    axes.axhline(1, color=GREY, linewidth=1)
     axes.set_xscale("log")
     axes.set_xticks([12, 16, 24, 32, 48, 64, 96, 256], labels=["12", "16", "24", "32", "48", "64", "96", "256"])
     axes.minorticks_off()
@@ -130,7 +150,7 @@ def operator() -> Figure:
     lines["bytes that must move at the copy bandwidth, ms"] = "lower bound"
     rows = [row["details"] for row in json.loads((ROOT / "results/bench-curves.json").read_text())["rows"]]
     for axes, (axis, label) in zip(panels, (("sources", "sources"), ("time", "tokens of a sequence")), strict=True):
-        for (column, name), style in zip(lines.items(), ("#D55E00", "#009E73", "#0072B2", "#888888"), strict=True):
+        for (column, name), style in zip(lines.items(), ("#D55E00", "#009E73", "#0072B2", GREY), strict=True):
             points = [(row[axis], row[column]) for row in rows if row["axis"] == axis and column in row]
             dashes = "--" if name == "lower bound" else "-"
             axes.plot(*zip(*points, strict=True), dashes, color=style, marker="." * (dashes == "-"), label=name)
@@ -146,11 +166,80 @@ def operator() -> Figure:
     return figure
 
 
+def gpu() -> Figure:
+    """Forward and backward of the operator, times what moving its bytes once takes at the bandwidth of a copy."""
+    rows = {row["what"]: row["details"] for row in json.loads((ROOT / "results/bench-gpu.json").read_text())["rows"]}
+    bandwidth = next(row["copy bandwidth, GB/s"] for row in rows.values() if "copy bandwidth, GB/s" in row)
+    times = next(row for what, row in rows.items() if what.startswith("operator forward+backward over the fastest"))
+    sources, tokens, width, size = 9, 4 * 16384, 1024, 2
+    moved = (sources + 1 + 2 * sources + 1) * tokens * width * size
+    limit = moved / bandwidth / 1e6
+    names = {
+        "attnres": "attnres",
+        "fla-core, checkpoint level 0": "fla-core",
+        "compiled reference": "torch.compile",
+        "liger-kernel, its stack given": "liger-kernel",
+        "flash-attn-res, its stack given": "flash-attn-res",
+        "stacked": "eager PyTorch",
+    }
+    figure, axes = plt.subplots(figsize=(6, 3.3))
+    figure.suptitle("On an H200 attnres is the nearest to the bandwidth limit")
+    for place, (row, name) in enumerate(names.items()):
+        ratio = times[f"{row}, ms"] / limit
+        axes.barh(place, ratio - 1, left=1, height=0.62, color="#0072B2" if name == "attnres" else GREY)
+        axes.text(ratio * 1.04, place, f"{ratio:.2f}" if ratio < 10 else f"{ratio:.0f}", va="center")
+    axes.set_yticks(range(len(names)), labels=names.values())
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xscale("log")
+    axes.set_xlim(1, 38)
+    axes.set_xticks([1, 2, 5, 10, 20], labels=["1", "2", "5", "10", "20"])
+    axes.minorticks_off()
+    axes.set_xlabel("time of forward + backward, times the bandwidth limit\n(left edge, 1: each byte moved once)")
+    return figure
+
+
+def evidence() -> Figure:
+    """The loss with attention over depth, against the plain residual's, from us and from others."""
+    figure, axes = plt.subplots(figsize=(6, 4.4))
+    figure.suptitle("Gains shrink with size, and two short large runs lose")
+    for layers, marker in ((16, "o"), (32, "s")):
+        runs = json.loads((ROOT / f"results/ladder-{layers}-20.json").read_text())["runs"]
+        rows = table(SERIES[layers], "Along the range")
+        for size in SIZES[layers]:
+            plain = np.mean(
+                [run["loss"] for run in runs if (run["arm"], run["at"], run.get("part")) == ("residual", size, None)]
+            )
+            mean, error = (100 * value / plain for value in rows[f"block {size}"]["difference to residual"])
+            label = f"ours, {layers} layers" if size == SIZES[layers][0] else None
+            style = {"color": "#0072B2", "marker": marker, "markersize": 5, "elinewidth": 1}
+            axes.errorbar(parameters(size), mean, error, linestyle="none", label=label, **style)
+    colours = ("#D55E00", "#009E73", "#CC79A7", "#E69F00", GREY)
+    reports = tomllib.loads((ROOT / "results/others.toml").read_text())["reports"]
+    for report, ink, marker in zip(reports, colours, "^v<>D", strict=True):
+        losses = report.get("losses") or [[math.log(each) for each in pair] for pair in report.get("perplexities", [])]
+        percent = report.get("percent") or [100 * (ours / plain - 1) for plain, ours in losses]
+        style = {"color": ink, "marker": marker, "markersize": 7, "fillstyle": "none", "linewidth": 1}
+        axes.plot(
+            report["sizes"], percent, linestyle="-" if report.get("fitted") else "none", label=report["who"], **style
+        )
+    axes.axhline(0, color=GREY, linewidth=1)
+    axes.set_xscale("log")
+    axes.set_xticks([0.1, 1, 10, 100, 1000, 10000], labels=["0.1M", "1M", "10M", "100M", "1B", "10B"])
+    axes.minorticks_off()
+    axes.set_xlabel("active parameters")
+    axes.set_ylabel("loss against the plain residual, %")
+    named = zip(*axes.get_legend_handles_labels(), strict=True)
+    ordered = sorted(named, key=lambda one: not one[1].startswith("ours"))
+    figure.legend(*zip(*ordered, strict=True), loc="outside lower center", ncols=4, frameon=False, fontsize=10)
+    return figure
+
+
 def dots(axes: Axes, rows: Sequence[tuple[Any, ...]]) -> None:
     """A row each: name, mean and standard error."""
     for place, (name, mean, error) in enumerate(rows):
         axes.errorbar(mean, place, xerr=error, color=colour(name.partition(":")[0]), marker="o", markersize=5)
-    axes.axvline(0, color="#444444", linewidth=1)
+    axes.axvline(0, color=GREY, linewidth=1)
     axes.set_yticks(range(len(rows)), labels=[name for name, *_ in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.25)
@@ -191,7 +280,7 @@ def advantage() -> Figure:
                 ends = [[middle - low], [high - middle]]
                 marker = {"marker": "o", "fillstyle": fill}
                 axes.errorbar(middle, place + shift, xerr=ends, color=colour(rule), **marker)
-        axes.axvline(1, color="#444444", linewidth=1)
+        axes.axvline(1, color=GREY, linewidth=1)
         axes.set_xscale("log")
         axes.set_xticks([0.7, 1, 1.4, 2], labels=["0.7", "1", "1.4", "2"])
         axes.minorticks_off()
@@ -215,8 +304,8 @@ def copying() -> Figure:
         for shift, rule in zip((-0.24, -0.08, 0.08, 0.24), FOUR, strict=True):
             more = 100 * (rows[rule]["copying"][0] - rows["residual"]["copying"][0])
             axes.bar(at + shift, more, 0.15, color=colour(rule), label=rule if at == 0 else None)
-    axes.axhline(0, color="#444444", linewidth=1)
-    axes.axvline(3.5, color="#bbbbbb", linewidth=1)
+    axes.axhline(0, color=GREY, linewidth=1)
+    axes.axvline(3.5, color=GREY, linewidth=1)
     axes.set_xticks(range(len(places)), labels=list(places))
     axes.set_ylabel("right bytes in a repeated text,\npoints above the plain residual")
     axes.legend(frameon=False, fontsize=10, loc="upper left", bbox_to_anchor=(0.28, 1))
@@ -277,7 +366,8 @@ if __name__ == "__main__":
         save(along_sizes((*FOUR, *OTHERS), "Four rules end below the plain residual at every size"), "series")
         save(along_sizes(FOUR, "Four rules end below the plain residual at every size"), "gain", "docs/figures")
         save(cost(), "cost", "docs/figures")
-        save(operator(), "operator", "docs/figures")
+        for draw in (operator, gpu, evidence):
+            save(draw(), draw.__name__, "docs/figures")
         made = (short_runs, advantage, copying, stream, retrofit, test)
         for draw in made:
             save(draw(), draw.__name__.removesuffix("_runs"))

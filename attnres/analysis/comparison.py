@@ -14,10 +14,7 @@ SIGNIFICANCE = 0.05
 """A difference is decided where its corrected p-value is below this."""
 
 WIDEST = 1.5
-"""A step time is withheld where its highest ratio is more than this times its lowest: then other work moved it."""
-
-LEAST_MEMORY = 4 * 2**20
-"""A single seed's peak memory is withheld below so many bytes: its pages come and go by more than what it shows."""
+"""A ratio of costs is withheld where the highest seed's is more than this times the lowest's: other work moved it."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +38,10 @@ class Comparison:
     """Median over the seeds that both have of the median step time over the baseline's of the same seed; None where it
     is withheld."""
     step_time_range: tuple[float, float] | None = None
-    """The lowest and highest seed's ratio; of a single seed those of the parts of its two runs. None for the
-    baseline."""
+    """The lowest and highest seed's ratio; None for the baseline."""
     peak_memory_ratio: float | None = None
     """As `step_time_ratio`, of the peak memory of training."""
     peak_memory_range: tuple[float, float] | None = None
-    """The lowest and highest seed's; None for the baseline and for a single seed."""
 
     @property
     def decided(self) -> bool:
@@ -67,8 +62,8 @@ def _comparison(
     shared = [seed for seed in runs if seed in base]
     pairs = {seed: runs[seed]["validation_loss"] - base[seed]["validation_loss"] for seed in shared}
     paired = [(runs[seed], base[seed]) for seed in shared]
-    times, times_range = _step_times(paired)
-    memory, memory_range = _peak_memory(paired)
+    times, times_range = _ratio(paired, "step_seconds")
+    memory, memory_range = _ratio(paired, "peak_memory_bytes")
     differences = [] if is_baseline else list(pairs.values())
     return Comparison(
         arm=arm,
@@ -84,36 +79,15 @@ def _comparison(
     )
 
 
-def _step_times(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None, tuple[float, float] | None]:
-    """The median ratio of step times of pairs of runs, and how far to believe it.
+def _ratio(pairs: Sequence[tuple[Mapping, Mapping]], name: str) -> tuple[float | None, tuple[float, float] | None]:
+    """The median over the seeds of what their runs took over what the baseline's took, and the range of these ratios.
 
-    The seeds' ratios show by their spread what other work on the machine did; of one seed, those of its runs' parts.
-    They are believed as far as they agree, and not where a run was too short to have parts.
+    None of a single seed, where they are more than WIDEST times apart, and of a run that was too short to have parts.
     """
-    if not all(run.get("step_seconds_range", True) for pair in pairs for run in pair):
+    ratios = [run[name] / base[name] for run, base in pairs if base[name]]
+    short = not all(run.get("step_seconds_range", True) for pair in pairs for run in pair)
+    if len(ratios) < 2 or short or max(ratios) > WIDEST * min(ratios):
         return None, None
-    ratios = [run["step_seconds"] / base["step_seconds"] for run, base in pairs]
-    spread = ratios
-    if len(pairs) == 1:
-        of_run, of_base = (run.get("step_seconds_range") for run in pairs[0])
-        spread = [of_run[0] / of_base[1], of_run[1] / of_base[0]] if of_run and of_base else []
-    if not spread or max(spread) > WIDEST * min(spread):
-        return None, None
-    return statistics.median(ratios), (min(spread), max(spread))
-
-
-def _peak_memory(pairs: Sequence[tuple[Mapping, Mapping]]) -> tuple[float | None, tuple[float, float] | None]:
-    """The median ratio of peak memory of pairs of runs, and its range; of one pair only where there is enough of it."""
-    peaks = [(run["peak_memory_bytes"], base["peak_memory_bytes"]) for run, base in pairs]
-    if not peaks or not all(of_base for _, of_base in peaks):
-        return None, None
-    ratios = [of_run / of_base for of_run, of_base in peaks]
-    if len(ratios) > 1:
-        return _median_and_range(ratios)
-    return (ratios[0] if min(peaks[0]) >= LEAST_MEMORY else None), None
-
-
-def _median_and_range(ratios: Sequence[float]) -> tuple[float, tuple[float, float]]:
     return statistics.median(ratios), (min(ratios), max(ratios))
 
 

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from attnres.analysis.timeline import Action, Timeline, schedule_actions, simulate
 from attnres.errors import UsageError, check_count, refuse_non_finite
-from attnres.parallel.schedule import Schedule, check_schedule, chunk_sites, default_schedule, even_cuts
+from attnres.parallel.schedule import Schedule, chunk_sites, default_schedule, even_cuts
 
 MOST_LAYERS = 1_000_000
 
@@ -203,15 +203,3 @@ class Plan:
                 "block, naive": counted.naive,
             }.items()
         }
-
-    def with_pipelines(self) -> list[Plan]:
-        """This plan with 2, 4, 8, .. ranks, as far as chunks keep a sublayer and the schedule shares out the work."""
-        most = min(self.layers // self.virtual, self.micro_batches)
-        plans = []
-        for size in (2**power for power in range(1, most.bit_length())):
-            try:
-                check_schedule(self.schedule or default_schedule(self.virtual), size, self.virtual, self.micro_batches)
-                plans.append(dataclasses.replace(self, pipeline=size))
-            except UsageError:
-                continue
-        return plans

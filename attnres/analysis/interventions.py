@@ -23,7 +23,7 @@ from attnres.errors import UsageError, list_of_ids
 log = logging.getLogger("attnres")
 
 
-class Reading(NamedTuple):
+class SiteReading(NamedTuple):
     """What a site reads, before and after the changes: the weights of `Intervened`."""
 
     weights: Weights
@@ -46,7 +46,7 @@ class Reading(NamedTuple):
         return tuple(row.total.to(h.dtype) for row, h in zip(self.rows, _reads(self.h), strict=True))
 
 
-Watch = Callable[[int, Reading], None]
+Watch = Callable[[int, SiteReading], None]
 """Called with each site and what it reads."""
 
 
@@ -106,7 +106,7 @@ class Intervened(Connection):
     def reads(self, site: int) -> int:
         return self.inner.reads(site)
 
-    def weigh(self, values: Values, site: int) -> Reading:
+    def weigh(self, values: Values, site: int) -> SiteReading:
         sources, inner, tagged, positions = _parts(values, site)
         weights = self.inner.weigh(inner, site)
         h, tags = (self.inner.gather(of, weights, site) for of in (inner, tagged))
@@ -116,21 +116,21 @@ class Intervened(Connection):
         for change in changes:
             for row in rows:
                 change.rewrite(row, change.where(positions), made)
-        reading = Reading(weights, h, tags, rows, sources, made, bool(changes))
+        reading = SiteReading(weights, h, tags, rows, sources, made, bool(changes))
         self.watch(site, reading)
         return reading
 
-    def gather(self, values: Values, weights: Reading, site: int) -> Mixture:
+    def gather(self, values: Values, weights: SiteReading, site: int) -> Mixture:
         if values[0] is not weights.sources[0]:  # tags, by mixing_matrix: changes are those of the real sources
             raise UsageError(UNDER_CHANGES)
         return mixture(weights.inputs)
 
-    def weigh_output(self, values: Values, weights: Reading, site: int, y: Tensor) -> Reading:
+    def weigh_output(self, values: Values, weights: SiteReading, site: int, y: Tensor) -> SiteReading:
         y = self._entering(site + 1, y, weights.made)
         inner = _parts(values, site)[1]
         return weights._replace(weights=self.inner.weigh_output(inner, weights.weights, site, y))
 
-    def scatter(self, values: Values, weights: Reading, site: int, h: Tensor, y: Tensor) -> Values:
+    def scatter(self, values: Values, weights: SiteReading, site: int, h: Tensor, y: Tensor) -> Values:
         sources, inner, tagged, positions = _parts(values, site)
         y = self._entering(site + 1, y, weights.made)
         # What the rule itself reads, and not the changed h, is what it carries on.

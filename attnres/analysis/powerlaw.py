@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,43 +135,6 @@ def advantages_at_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str
         if len(lines.points) == 2 and lines.fit(arms[0]).falls:
             for size, compute in {point.size: point.compute for point in curves[arm]}.items():
                 found[arm, size] = lines.advantage(arm, arms[0], compute)
-    return found
-
-
-def advantages_between_sizes(curves: Mapping[str, Sequence[Point]]) -> dict[tuple[str, str], Advantage]:
-    """(arm, size) -> the advantage that the losses of a size have themselves, without the other sizes' lines.
-
-    The baseline's power law goes through its own losses at that size and the one below, seed by seed:
-
-        a = log(L' / L) / log(C / C'),   factor = (L / L_arm)^(1 / a) C / C_arm
-
-    with L', C' of the size below. Factor and intervals are those of the logarithms' mean, by Student's t over seeds. A
-    line's misfit is not in them; the noise of two sizes' losses is, which makes the slope. The first arm is the
-    baseline. Left out are its smallest size, fewer than two seeds that all three have, and a size to which the
-    baseline's loss does not fall with compute in some seed.
-    """
-    baseline, *arms = curves
-    of = {(arm, point.size, point.seed): point for arm in curves for point in curves[arm]}
-    sizes = sorted({point.size: point.compute for point in curves[baseline]}.items(), key=lambda one: one[1])
-    found = {}
-    for arm, ((below, _), (size, _)) in itertools.product(arms, itertools.pairwise(sizes)):
-        keys = ((baseline, below), (baseline, size), (arm, size))
-        common = [
-            seed for seed in dict.fromkeys(p.seed for p in curves[arm]) if all((*key, seed) in of for key in keys)
-        ]
-        threes = [tuple(of[(*key, seed)] for key in keys) for seed in common]
-        falls = all(before.loss > at.loss and before.compute < at.compute for before, at, _ in threes)
-        if len(threes) < 2 or not falls:
-            continue
-        logs = []
-        for before, at, ours in threes:
-            exponent = math.log(before.loss / at.loss) / math.log(at.compute / before.compute)
-            logs.append(math.log(at.loss / ours.loss) / exponent + math.log(at.compute / ours.compute))
-        mean, error = statistics.fmean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-        reaches = [error * t_quantile(len(logs) - 1, share) for share in (CONFIDENCE, 1 - (1 - CONFIDENCE) / len(arms))]
-        with np.errstate(over="ignore"):  # infinite for a baseline that hardly falls
-            intervals = [(float(np.exp(mean - reach)), float(np.exp(mean + reach))) for reach in reaches]
-            found[arm, size] = Advantage(arm, baseline, threes[0][2].compute, float(np.exp(mean)), *intervals)
     return found
 
 

@@ -28,14 +28,6 @@ class Action(NamedTuple):
     micro_batch: int
 
 
-class Span(NamedTuple):
-    """When an action ran, in seconds."""
-
-    action: Action
-    start: float
-    end: float
-
-
 @dataclass(frozen=True)
 class Timeline:
     """One training step: the actions of each rank in their order, and when they began and ended."""
@@ -43,11 +35,6 @@ class Timeline:
     actions: list[list[Action]]
     starts: list[list[float]]
     ends: list[list[float]]
-
-    @property
-    def ranks(self) -> list[list[Span]]:
-        """The spans of each rank, which are made when they are asked for: a long step has a million."""
-        return [list(map(Span, *rank)) for rank in zip(self.actions, self.starts, self.ends, strict=True)]
 
     @property
     def seconds(self) -> float:

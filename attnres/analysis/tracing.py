@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnres.analysis.changes import Change, Indices, Mute, Noise, listed
-from attnres.analysis.interventions import Reading, ids_for, prepared, replaced, without_dropout
+from attnres.analysis.interventions import SiteReading, ids_for, prepared, replaced, without_dropout
 from attnres.connections.matrix import is_of_transformers
 from attnres.connections.offload import at_hand, device_of
 from attnres.errors import UsageError
@@ -64,9 +64,9 @@ def trace(
     """
     text = ids_for(model, "tokens", tokens)
     rows: list[Tensor] = []
-    last: list[Reading] = []
+    last: list[SiteReading] = []
 
-    def watch(site: int, reading: Reading) -> None:
+    def watch(site: int, reading: SiteReading) -> None:
         on_site(site)
         weights, _ = _one_read(reading, read)
         rows.append(F.pad(weights.mean(-1).T, (0, connection.sublayers - site)))
@@ -88,7 +88,7 @@ def _index(value: Any, count: int, are: str) -> int:
     return index
 
 
-def _one_read(reading: Reading, read: int | None) -> tuple[Tensor, Tensor]:
+def _one_read(reading: SiteReading, read: int | None) -> tuple[Tensor, Tensor]:
     """The weights [sources, T, 1 or dim] and the input [T, dim] of one read of a site, or the mean of all."""
     chosen = slice(None) if read is None else slice(min(read, len(reading.rows) - 1), None)
     weights = torch.stack([torch.cat(row.weights) for row in reading.rows[chosen]][: None if read is None else 1])
@@ -142,7 +142,7 @@ def explain(
     weights: list[Tensor] = []
     brought: list[Tensor] = []
 
-    def watch(site: int, reading: Reading) -> None:
+    def watch(site: int, reading: SiteReading) -> None:
         m, h = _one_read(reading, read)
         vectors = torch.cat(reading.rows[0].vectors)  # the same for every read
         inputs.append(h[0])

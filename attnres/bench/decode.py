@@ -1,4 +1,4 @@
-"""One token at batch 1 after a short prompt, over the plain residual's: our own model, and a llama of Transformers."""
+"""One token at batch 1 after a short prompt, over the plain residual's: our own model, and a Qwen3 of Transformers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import nn
 
-from attnres.bench.measure import CPU, RatioRow, Run, Setting, milliseconds, take_turns
+from attnres.bench.measure import CPU, RatioRow, Run, Setting, medians, milliseconds, over, take_turns, threads
 from attnres.bench.step import build_model
 from attnres.errors import install_command
+from attnres.model import Transformer
 
 PROMPT = 32
-ATTACHED = {"block": ("Block S=8", {"block_size": 8}), "full": ("Full", {})}
+ATTACHED = {"block": "1.03", "full": "-"}
+"""What is attached, and what its ratio must be."""
 VOCABULARY = 1024
 
 
@@ -29,20 +32,31 @@ class DecoderSizes:
 
 
 FULL, QUICK = DecoderSizes(512, 12), DecoderSizes(64, 1)
-ATTACHED_FULL, ATTACHED_QUICK = DecoderSizes(512, 24), DecoderSizes(64, 4)
+ATTACHED_FULL, ATTACHED_QUICK = DecoderSizes(512, 16), DecoderSizes(64, 4)
 
 
 def measure(setting: Setting) -> list[RatioRow]:
     sizes = QUICK if setting.quick else FULL
-    steps = {name: decode_step(name, sizes) for name in ("residual", "block")}
-    medians = take_turns(steps, 20 * setting.rounds, setting.progress, "decode step")
-    what = f"decode step at batch 1, Block over residual, {sizes}"
-    ratio = medians["block"] / medians["residual"]
-    return [RatioRow(what, setting.where, "1.06", "1.02", ratio, milliseconds(medians)), *_attached(setting)]
+    models = {name: build_model(name, sizes.dim, sizes.layers) for name in ("residual", "block")}
+    steps = {name: step_of(model) for name, model in models.items()}
+    seconds = take_turns(steps, 20 * setting.rounds, setting.progress, "decode step")
+    bandwidth = _bytes(models["block"]) / _bytes(models["residual"])
+    row = over(seconds, "block", "residual", f"decode, {sizes}: Block", setting.where, "1.02", bandwidth)
+    row.details = milliseconds(medians(seconds))
+    return [row, *_attached(setting)]
+
+
+def _bytes(model: nn.Module) -> int:
+    """The bytes of weights that a token reads."""
+    return sum(parameter.nbytes for parameter in model.parameters())
 
 
 def decode_step(name: str, sizes: DecoderSizes, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
-    model = build_model(name, sizes.dim, sizes.layers).to(device, dtype)
+    return step_of(build_model(name, sizes.dim, sizes.layers), device, dtype)
+
+
+def step_of(model: Transformer, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
+    model.to(device, dtype)
     caches = model.new_caches(batch=1)
     prompt = torch.randint(0, 256, (1, PROMPT), device=device)
     token = torch.randint(0, 256, (1, 1), device=device)
@@ -59,34 +73,39 @@ def decode_step(name: str, sizes: DecoderSizes, device: torch.device = CPU, dtyp
 
 
 def _attached(setting: Setting) -> list[RatioRow]:
+    """On one thread, on which small models decode fastest."""
     sizes = ATTACHED_QUICK if setting.quick else ATTACHED_FULL
-    rows = {
-        name: RatioRow(f"attached decode step at batch 1, {what} over plain, {sizes}", setting.where, "1.08", "1.05")
-        for name, (what, _) in ATTACHED.items()
-    }
-    first, *_ = rows.values()
+    whats = {name: f"decode, Qwen3 of {sizes}, 1 thread: {name.title()}" for name in ATTACHED}
     if find_spec("transformers") is None:
-        first.details = {"Transformers": f"not installed: {install_command('hf')}"}
-        return list(rows.values())
+        missing: dict[str, float | str] = {"Transformers": f"not installed: {install_command('hf')}"}
+        return [RatioRow(whats[name], setting.where, must, details=missing) for name, must in ATTACHED.items()]
     import attnres.hf
 
-    models = {"plain": _llama(sizes)}
-    for name, (_, options) in ATTACHED.items():
-        models[name] = attnres.hf.attach(_llama(sizes), name, **options)
-    steps = {name: _attached_step(model) for name, model in models.items()}
-    medians = take_turns(steps, 20 * setting.rounds, setting.progress, "attached decode step")
-    for name, row in rows.items():
-        row.ratio = medians[name] / medians["plain"]
-    first.details = milliseconds(medians)
-    return list(rows.values())
+    models = {"plain": _qwen3(sizes)}
+    for name in ATTACHED:
+        models[name] = attnres.hf.attach(_qwen3(sizes), name)
+    with threads(1):
+        steps = {name: _attached_step(model) for name, model in models.items()}
+        seconds = take_turns(steps, 20 * setting.rounds, setting.progress, "attached decode step")
+    plain = _bytes(models["plain"])
+    rows = [
+        over(seconds, name, "plain", whats[name], setting.where, must, _bytes(models[name]) / plain)
+        for name, must in ATTACHED.items()
+    ]
+    rows[0].details = milliseconds(medians(seconds))
+    return rows
 
 
-def _llama(sizes: DecoderSizes) -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
+def _qwen3(sizes: DecoderSizes) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
 
     width: dict[str, Any] = {"hidden_size": sizes.dim, "intermediate_size": 4 * sizes.dim, "vocab_size": VOCABULARY}
-    config = LlamaConfig(**width, num_hidden_layers=sizes.layers, num_attention_heads=sizes.dim // 64)
-    return LlamaForCausalLM(config).eval()
+    heads: dict[str, Any] = {
+        "num_attention_heads": sizes.dim // 64,
+        "num_key_value_heads": sizes.dim // 64,
+        "head_dim": 64,
+    }
+    return Qwen3ForCausalLM(Qwen3Config(**width, **heads, num_hidden_layers=sizes.layers)).eval()
 
 
 def _attached_step(model: Any) -> Run:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +30,7 @@ Run = Callable[[], object]
 
 @dataclass
 class RatioRow:
-    """One line of the table: a ratio, what it must and should be, and what it was made of.
+    """One line of the table: a ratio of medians, what it must be, and what it was made of.
 
     A `must` that ends in "%" or "x" says how the ratio is written; a ratio of None was not measured.
     """
@@ -37,24 +38,28 @@ class RatioRow:
     what: str
     where: str
     must: str
-    aim: str
     ratio: float | None = None
     details: dict[str, float | str] = field(default_factory=dict)
+    spread: tuple[float, float] | None = None
+    """The quartiles of the rounds' own ratios."""
+    bandwidth: float | None = None
+    """The ratio that the bytes which must move take at the measured copy bandwidth."""
 
     @property
     def measured(self) -> str:
-        if self.ratio is None:
-            return NOT_MEASURED
+        return NOT_MEASURED if self.ratio is None else self.written(self.ratio)
+
+    def written(self, ratio: float) -> str:
         if self.must.endswith("%"):
-            return f"{100 * self.ratio:.1f}%"
-        return f"{self.ratio:.2f}" + "x" * self.must.endswith("x")
+            return f"{100 * ratio:.1f}%"
+        return f"{ratio:.1f}x" if self.must.endswith("x") else f"{ratio:.3f}"
 
 
 @dataclass(frozen=True)
 class Setting:
     """What every part is told. `quick` asks for sizes too small to mean anything, to see that everything runs."""
 
-    rounds: int = 15
+    rounds: int = 9
     quick: bool = False
     progress: Progress = lambda _: None
 
@@ -63,14 +68,18 @@ class Setting:
         return f"{torch.get_num_threads()} CPU threads, {instruction_set()}"
 
 
+Seconds = dict[str, list[float]]
+"""What each contender took in each round."""
+
+
 def take_turns(
     contenders: Mapping[str, Run], rounds: int, progress: Progress, what: str, device: torch.device = CPU
-) -> dict[str, float]:
-    """The median seconds of each, measured alternately after two rounds of warming up.
+) -> Seconds:
+    """The seconds of each, measured alternately after two rounds of warming up.
 
     Waiting for a GPU costs more than a short call to it takes: as many calls are made before as fill GPU_SECONDS.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: Seconds = {name: [] for name in contenders}
     calls = dict.fromkeys(contenders, 1)
     for number in range(-2, rounds):
         progress(f"{what}: round {max(0, number + 1)} of {rounds}")
@@ -80,7 +89,20 @@ def take_turns(
                 seconds[name].append(taken)
             elif device.type == "cuda":
                 calls[name] = max(1, math.ceil(GPU_SECONDS / taken))
+    return seconds
+
+
+def medians(seconds: Seconds) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def spread(seconds: Seconds, name: str, baseline: str) -> tuple[float, float] | None:
+    """The quartiles of the ratios to the baseline, round by round."""
+    ratios = [a / b for a, b in zip(seconds[name], seconds[baseline], strict=True)]
+    if len(ratios) < 2:
+        return None
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive")
+    return low, high
 
 
 def _timed(run: Run, calls: int, device: torch.device) -> float:
@@ -102,6 +124,26 @@ def why(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def over(
+    seconds: Seconds, name: str, baseline: str, what: str, where: str, must: str, bandwidth: float | None = None
+) -> RatioRow:
+    """A row of one contender over another, of what `take_turns` returned."""
+    taken = medians(seconds)
+    ratio = taken[name] / taken[baseline]
+    return RatioRow(what, where, must, ratio, spread=spread(seconds, name, baseline), bandwidth=bandwidth)
+
+
+@contextmanager
+def threads(count: int) -> Iterator[None]:
+    """torch computes with this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def milliseconds(medians: dict[str, float]) -> dict[str, float | str]:
@@ -126,5 +168,5 @@ def copy_bandwidth(device: torch.device = CPU) -> float:
     """Bytes read and written per second by a copy far larger than the caches."""
     source = torch.ones((1 if device.type == "cpu" else 8) * 64 * 2**20, device=device)
     target = torch.empty_like(source)
-    seconds = take_turns({"copy": lambda: target.copy_(source)}, 7, lambda _: None, "copy", device)["copy"]
-    return 2 * source.nbytes / seconds
+    seconds = take_turns({"copy": lambda: target.copy_(source)}, 7, lambda _: None, "copy", device)
+    return 2 * source.nbytes / medians(seconds)["copy"]

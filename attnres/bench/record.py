@@ -20,8 +20,15 @@ from attnres.texttable import TextTable
 
 
 def ratio_table(rows: Sequence[RatioRow]) -> TextTable:
-    cells = tuple((row.what, row.where, row.must, row.aim, row.measured) for row in rows)
-    return TextTable("ratios", ("what", "where", "must", "aim", "measured"), cells)
+    """The table of the ratios; `where` is the same for all rows of a device, so that the title has it."""
+    cells = []
+    for row in rows:
+        spread = "-" if row.spread is None else "..".join(map(row.written, row.spread))
+        cells.append(
+            (row.what, row.measured, spread, "-" if row.bandwidth is None else row.written(row.bandwidth), row.must)
+        )
+    where = ", ".join(dict.fromkeys(row.where for row in rows))
+    return TextTable(f"ratios on {where}", ("what", "measured", "spread", "bandwidth", "must"), tuple(cells))
 
 
 def details(rows: Sequence[RatioRow]) -> str:

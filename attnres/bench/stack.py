@@ -16,7 +16,17 @@ from torch import Tensor, nn
 
 from attnres.bench import readers
 from attnres.bench.graphs import captured, new_pool, peak_bytes
-from attnres.bench.measure import CPU, Run, Setting, milliseconds, outputs_and_gradients, take_turns, why, worst_error
+from attnres.bench.measure import (
+    CPU,
+    Run,
+    Setting,
+    medians,
+    milliseconds,
+    outputs_and_gradients,
+    take_turns,
+    why,
+    worst_error,
+)
 from attnres.bench.operator import ContenderTimes
 from attnres.bench.readers import EPS, Missing, Read
 from attnres.connections.rules.block import Block
@@ -108,10 +118,10 @@ def compare(shape: StackShape, setting: Setting) -> ContenderTimes:
         except Exception as reason:  # whatever another package does that no graph can hold
             result.notes[f"{name}, not captured"] = why(reason)
             graphs[name] = run
-    result.seconds = take_turns(graphs, setting.rounds, setting.progress, str(shape), shape.device)
+    result.seconds = medians(take_turns(graphs, setting.rounds, setting.progress, str(shape), shape.device))
     if shape.device.type == "cuda":
-        seconds = take_turns(launched, setting.rounds, setting.progress, f"{shape}, launched", shape.device)
-        result.notes |= milliseconds({f"{name}, launched one by one": taken for name, taken in seconds.items()})
+        turns = take_turns(launched, setting.rounds, setting.progress, f"{shape}, launched", shape.device)
+        result.notes |= milliseconds({f"{name}, launched one by one": taken for name, taken in medians(turns).items()})
     return result
 
 

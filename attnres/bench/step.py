@@ -1,7 +1,10 @@
-"""A training step of a model with each connection over the plain residual's: time, peak memory, and time by width.
+"""A training step of a model with each connection over the plain residual's: time at three widths, and peak memory.
 
-Peak memory is taken in a process per step, as the highest resident size less what the process held before there was a
-model. glibc keeps what is freed, in pieces that fit later or do not: the same step of `residual` held 845, 871 and
+A step is the forward and the backward pass, without the optimizer. Next to the plain residual stands the loop that one
+writes by hand, x = x + f(x), so that nobody can say that the baseline is slow.
+
+Peak memory is taken in a process per connection, as the highest resident size less what the process held before there
+was a model. glibc keeps what is freed, in pieces that fit later or do not: the same step of `residual` held 845 to
 888 MB, further apart than the connections are. So every tensor of 64 kB or more gets pages of its own, which go when it
 goes: the peak is then what the step holds, 681.3 MB each time.
 """
@@ -10,126 +13,136 @@ from __future__ import annotations
 
 import os
 import resource
-import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
 
-from attnres.bench.measure import RatioRow, Setting, milliseconds, take_turns
+from attnres.analysis.cost import memory_traffic
+from attnres.bench.measure import RatioRow, Setting, copy_bandwidth, medians, milliseconds, over, take_turns, threads
 from attnres.model import Transformer, TransformerConfig
 
-
-@dataclass(frozen=True)
-class Rule:
-    """A connection: what the table calls it, and its limits and goals over the plain residual's time and memory."""
-
-    connection: str
-    what: str
-    time: tuple[str, str]
-    memory: tuple[str, str] = ("1.15", "1.10")
-
-
+BLOCK_SIZE = 4
 RULES = {
-    "block": Rule("block:block_size=4", "Block S=4", ("1.06", "1.03"), ("1.10", "1.05")),
-    "full": Rule("full", "Full", ("1.20", "1.10"), ("1.25", "1.15")),
-    "rms-block": Rule("rms-block:block_size=4", "RMS Block S=4", ("1.08", "1.05")),
-    "delta": Rule("delta:block_size=4", "Delta Block S=4", ("1.08", "1.05")),
-    "reads": Rule("block:block_size=4,reads=qkv-gate-up", "Block S=4, reads qkv-gate-up", ("1.12", "1.07")),
-    "interlayer": Rule("interlayer:block_size=8", "Interlayer S=8", ("1.08", "1.05")),
+    "block": ("Block", f"block:block_size={BLOCK_SIZE}"),
+    "full": ("Full", "full"),
+    "rms-block": ("RMS Block", f"rms-block:block_size={BLOCK_SIZE}"),
+    "delta": ("Delta", f"delta:block_size={BLOCK_SIZE}"),
+    "reads": ("Block, reads q k v gate up", f"block:block_size={BLOCK_SIZE},reads=qkv-gate-up"),
+    "interlayer": ("Interlayer", f"interlayer:block_size={2 * BLOCK_SIZE}"),
 }
-NAMES = ("residual", *RULES)
-
-WIDTHS = (64, 128, 512)
-OF_WIDTHS = ("block", "full")
-"""The widths besides the table's own, and whose steps are timed there: narrow models pay more for the connection."""
-
-PROCESSES = 3
+"""What the table calls each connection, and how a model names it."""
 
 
 @dataclass(frozen=True)
 class StepSizes:
-    """The sizes of the model and its batch."""
+    """The sizes of a model and its batch, and what time must be over the plain residual's, by connection."""
 
     dim: int
     layers: int
     batch: int
     time: int
+    must: dict[str, str]
+    threads: int | None = None
 
     def __str__(self) -> str:
-        return f"d {self.dim}, {self.layers} layers, {self.batch}x{self.time} tokens"
+        alone = ", 1 thread" if self.threads == 1 else ""
+        return f"width {self.dim}, {self.layers} layers, {self.batch}x{self.time} tokens{alone}"
 
 
-FULL, QUICK = StepSizes(256, 12, 8, 256), StepSizes(64, 1, 2, 8)
+WIDE = StepSizes(256, 12, 8, 256, dict.fromkeys(RULES, "-") | {"block": "1.03", "full": "1.08"})
+NARROW = StepSizes(64, 16, 4, 256, {"block": "1.08", "full": "1.15", "rms-block": "1.12"}, threads=1)
+NARROWEST = StepSizes(16, 16, 4, 256, {"block": "1.25", "full": "-"}, threads=1)
+QUICK = StepSizes(64, 1, 2, 8, {"block": "1.06", "full": "-"})
+MEMORY = {"block": "1.06", "full": "1.14"}
+"""What peak memory must be at the size WIDE."""
 
 
 def measure(setting: Setting) -> Iterator[RatioRow]:
-    sizes = QUICK if setting.quick else FULL
-    yield from _times(NAMES, sizes, setting)
+    bandwidth = copy_bandwidth()
+    for sizes in (QUICK,) if setting.quick else (WIDE, NARROW, NARROWEST):
+        with threads(sizes.threads or torch.get_num_threads()):
+            yield from _times(sizes, bandwidth, setting)
     yield from _peaks(setting)
-    for dim in WIDTHS[:1] if setting.quick else WIDTHS:
-        yield from _times(("residual", *OF_WIDTHS), replace(sizes, dim=dim), setting)
 
 
-def _times(names: tuple[str, ...], sizes: StepSizes, setting: Setting) -> list[RatioRow]:
-    steps = {name: training_step(name, sizes) for name in names}
-    medians = take_turns(steps, setting.rounds, setting.progress, f"training step, d {sizes.dim}")
-    rows = [
-        RatioRow(
-            f"training step, {RULES[name].what} over residual, {sizes}",
-            setting.where,
-            *(RULES[name].time if sizes.dim == FULL.dim else ("-", "-")),
-            medians[name] / medians["residual"],
-        )
-        for name in names[1:]
-    ]
-    rows[0].details |= milliseconds(medians)
+def _times(sizes: StepSizes, bandwidth: float, setting: Setting) -> list[RatioRow]:
+    steps = {name: training_step(name, sizes) for name in ("residual", "by hand", *sizes.must)}
+    seconds = take_turns(steps, setting.rounds, setting.progress, f"training step, {sizes}")
+    plain = medians(seconds)["residual"]
+    rows = [over(seconds, "by hand", "residual", f"step, {sizes}: x = x + f(x) by hand", setting.where, "-")]
+    for name, must in sizes.must.items():
+        limit = 1 + _extra_bytes(sizes) / bandwidth / plain if name == "block" else None
+        rows.append(over(seconds, name, "residual", f"step, {sizes}: {RULES[name][0]}", setting.where, must, limit))
+    rows[0].details |= milliseconds(medians(seconds))
     return rows
 
 
+def _extra_bytes(sizes: StepSizes) -> float:
+    """What Block moves more than the plain residual does, if no cache keeps anything.
+
+    The backward pass moves twice what the forward pass does: it reads the same and writes a gradient for each.
+    """
+    sublayers = 2 * sizes.layers
+    traffic = memory_traffic(sizes.dim, BLOCK_SIZE, Fraction(sublayers, BLOCK_SIZE))
+    units = {row.connection: row.units for row in traffic}
+    extra = units["block, two-phase"] - units["residual"]
+    return 3 * extra * 4 * sizes.dim * sublayers * sizes.batch * sizes.time
+
+
 def _peaks(setting: Setting) -> list[RatioRow]:
-    peaks: dict[str, list[float]] = {name: [] for name in NAMES}
-    for number in range(PROCESSES):
-        for name, taken in peaks.items():
-            setting.progress(f"peak memory: {name}, process {number + 1} of {PROCESSES}")
-            taken.append(in_a_process(name, setting.quick))
-    median = {name: statistics.median(values) for name, values in peaks.items()}
+    peaks = {}
+    for name in ("residual", *RULES):
+        setting.progress(f"peak memory: {name}")
+        peaks[name] = in_a_process(name, setting.quick)
     rows = [
         RatioRow(
-            f"peak memory of that step, {rule.what} over residual",
+            f"peak memory of a step, width {WIDE.dim}: {what}",
             setting.where,
-            *rule.memory,
-            median[name] / median["residual"],
+            MEMORY.get(name, "-"),
+            peaks[name] / peaks["residual"],
         )
-        for name, rule in RULES.items()
+        for name, (what, _) in RULES.items()
     ]
-    rows[0].details |= {
-        f"{name}, MB": ", ".join(f"{peak / 1e6:.1f}" for peak in values) for name, values in peaks.items()
-    }
+    rows[0].details |= {f"{name}, MB": peak / 1e6 for name, peak in peaks.items()}
     return rows
 
 
 def training_step(name: str, sizes: StepSizes) -> Callable[[], None]:
-    """Loss, gradients and AdamW update on fixed random tokens."""
-    model = build_model(name, sizes.dim, sizes.layers)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    """Loss and gradients on fixed random tokens."""
+    model = build_model("residual" if name == "by hand" else name, sizes.dim, sizes.layers)
+    forward = partial(_by_hand, model) if name == "by hand" else model
     tokens = torch.randint(0, 256, (sizes.batch, sizes.time + 1))
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
-        optimizer.step()
+        model.zero_grad(set_to_none=True)
+        F.cross_entropy(forward(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
 
     return step
 
 
+def _by_hand(model: Transformer, tokens: Tensor) -> Tensor:
+    x = model.embed(tokens)
+    for sublayer in model.bound_sublayers(tokens.shape[1]):
+        x = x + sublayer(x)
+    return model.logits(x)
+
+
 def build_model(name: str, dim: int, layers: int) -> Transformer:
-    connection = name if name == "residual" else RULES[name].connection
-    return Transformer(TransformerConfig(dim=dim, layers=layers, heads=dim // 64, connection=connection))
+    """A model whose queries are random, as after some training: at zero every weight is the same."""
+    connection = name if name == "residual" else RULES[name][1]
+    model = Transformer(TransformerConfig(dim=dim, layers=layers, heads=max(1, dim // 64), connection=connection))
+    for key, parameter in model.connection.named_parameters():
+        if "query" in key:
+            nn.init.normal_(parameter, std=0.1)
+    return model
 
 
 def in_a_process(name: str, quick: bool) -> float:
@@ -143,7 +156,7 @@ def added_by_training(name: str, quick: bool) -> int:
     """The bytes that two training steps add to what it takes to have torch at all."""
     training_step(name, QUICK)()  # loads the kernels and starts the threads
     before = resident_peak()
-    step = training_step(name, QUICK if quick else FULL)
+    step = training_step(name, QUICK if quick else WIDE)
     for _ in range(2):
         step()
     return resident_peak() - before
@@ -160,6 +173,6 @@ def resident_peak() -> int:
 
 
 if __name__ == "__main__":
-    connection, threads, *rest = sys.argv[1:]
-    torch.set_num_threads(int(threads))
+    connection, number, *rest = sys.argv[1:]
+    torch.set_num_threads(int(number))
     print(added_by_training(connection, bool(rest)))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -57,7 +58,7 @@ def _plain(line: str) -> Text:
 
 
 class Terminal:
-    """`attnres.lab.engine.Progress` on a console."""
+    """`attnres.lab.engine.ProgressDisplay` on a console."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -66,7 +67,7 @@ class Terminal:
         self.began: tuple[float, float] | None = None
         """(when, how far) of the first part that was seen done: before it come imports and a first compilation."""
 
-    def __enter__(self) -> Terminal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

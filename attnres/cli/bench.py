@@ -1,7 +1,7 @@
 """Measure depth attention: operator, training step, memory and decoding, as ratios in one run.
 
     attnres bench
-    attnres bench --threads 1 --rounds 31 --out bench.json
+    attnres bench --threads 1 --rounds 25 --out bench.json
     attnres bench operator step
 
 Every contender's output and gradients are compared with float64 first; one that is wrong is not timed. Other packages
@@ -9,8 +9,13 @@ are measured where they are installed: pip install -e '.[bench]'. Run it on a ma
 contenders alternate, but a busy machine still blurs ratios this close to one.
 
 operator: one read over PyTorch written plainly, its compiled form and other packages. decode: a token of our own model
-and of an attached Llama. step: time and peak memory of a training step, and its time at other widths. gpu: operator and
-whole stacks against every other package, bandwidth, memory, decoding.
+and of an attached Qwen3. step: time and peak memory of a training step at three widths. gpu: operator and whole stacks
+against every other package, bandwidth, memory, decoding.
+
+measured is a ratio of medians: over the plain residual, below 1 is faster; with an x, how many times as fast we are.
+spread has the quartiles of the rounds' own ratios. bandwidth is the ratio if every byte that must move came from memory
+at the measured copy bandwidth; where caches keep some, the measured ratio can be lower. must is our goal on two
+cores with AVX2.
 
 Stopped, a bench prints and writes the rows that it has: `timeout -s INT 300 attnres bench gpu --out bench-gpu.json`
 measures for five minutes.
@@ -38,7 +43,7 @@ Part = Literal["operator", "decode", "step", "gpu"]
 def command(
     parts: Annotated[tuple[Part, ...], tyro.conf.Positional] = (),
     threads: int | None = None,
-    rounds: int = 15,
+    rounds: int = 9,
     out: Path | None = None,
 ) -> int:
     """Bench.

@@ -4,14 +4,11 @@
     attnres report runs/ablate --out runs/page
     attnres report results/ladder-16.json --out runs/page
     attnres report --tables
-    attnres report --numbers
 
-Reads the JSON records that the lab's experiments (`attnres ablate`, `scaling`, `dynamics`) wrote into a
-folder, under the names ablation.json, scaling.json, dynamics.json and any others that they were given,
-or one of them, and writes OUT/results.html, a section for each, and OUT/figures/*.png. With --tables it prints all
-tables as one Markdown document, as it stands in results/tables.md. With --numbers it looks up the numbers that the
-documents cite (results/cited.toml), writes results/numbers.json and the tables of the pages, and says which lines have
-another number than they should.
+Reads the JSON records that the lab's experiments (`attnres ablate`, `scaling`, `dynamics`) wrote into a folder, under
+the names ablation.json, scaling.json, dynamics.json and any others that they were given, or one of them, and writes
+OUT/results.html, a section for each, and OUT/figures/*.png. With --tables it prints all tables as one Markdown
+document, as it stands in results/tables.md.
 """
 
 from __future__ import annotations
@@ -28,7 +25,6 @@ def command(
     results: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RESULTS")] = Path("results"),
     out: Path = Path("report"),
     tables: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    numbers: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Report.
 
@@ -36,10 +32,7 @@ def command(
         results: The folder of the records, or the file of one.
         out: Where to write.
         tables: Print the tables as Markdown and write nothing.
-        numbers: Look up the documents' numbers, and write nothing but them.
     """
-    if numbers:
-        return _look_up(results)
     from attnres.cli._checks import alone_in
     from attnres.cli._tables import Output, print_line
     from attnres.cli._terminal import working
@@ -67,15 +60,3 @@ def command(
         page = write_results(records, out)
     print_line(console, f"{', '.join(records)}: {page}")
     return 0
-
-
-def _look_up(results: Path) -> int:
-    from attnres.lab.numbers import CITED, Cited
-
-    if not (results / CITED).is_file():
-        raise UsageError(f"{results}: no {CITED} there, which says what the documents cite")
-    cited = Cited(results)
-    cited.write()
-    faults = cited.faults()
-    print(*faults, f"{len(cited.numbers)} numbers, {len(faults)} faults", sep="\n")
-    return 1 if faults else 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,8 @@ Sublayer = Callable[..., Tensor]
 """f(h) -> y or, at a site with several reads, f(h_1, h_2, ..) -> y."""
 
 
-class Normed(NamedTuple):
+@dataclass(frozen=True)
+class Normed:
     """A sublayer that says how its input is normalised: f(h) = behind(norm(h)). A read of depth can then do both."""
 
     whole: Sublayer
@@ -276,9 +278,7 @@ class Connection(nn.Module):
             return output_of(sublayer, h, values, watch=False)
         # Inference mode has a first call of its own: it counts no changes of the tensors that it makes.
         call = site, torch.is_inference_mode_enabled()
-        if call in self._watched:
-            return output_of(sublayer, h, watch=False)
-        y = output_of(sublayer, h, values)
+        y = output_of(sublayer, h, values, watch=call not in self._watched)
         self._watched.add(call)
         return y
 

@@ -1,4 +1,4 @@
-"""Connections in Hugging Face models: attach, save, load, and the shipped checkpoint forms.
+"""Connections in Hugging Face models: attach, save and load.
 
 ```python
 model = attnres.hf.attach(AutoModelForCausalLM.from_pretrained(...), "block", block_size=8)

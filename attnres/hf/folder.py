@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
-
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from attnres.errors import UsageError
 
@@ -32,33 +29,6 @@ def weight_files(folder: Path) -> list[Path]:
     if not files:
         raise UsageError(f"{folder}: there are no .safetensors files; save the model with save_pretrained")
     return files
-
-
-def read_tensors(files: Iterable[Path], wanted: Callable[[str], Any]) -> dict[str, Tensor]:
-    """Read the tensors whose names are `wanted`, and no others. Raises UsageError on a damaged file."""
-    tensors = {}
-    for file in files:
-        try:
-            with safe_open(file, "pt") as stored:
-                names = [name for name in stored.keys() if wanted(name)]  # noqa: SIM118
-                tensors.update((name, stored.get_tensor(name)) for name in names)
-        except SafetensorError as error:
-            raise UsageError(f"{file}: cannot be read ({error}); fetch it again") from None
-    return tensors
-
-
-def refuse_differences(shapes: Mapping[str, Sequence[int]], tensors: Mapping[str, Tensor], wrong: str) -> None:
-    """Raise UsageError, beginning with `wrong`, if the tensors are not those named in `shapes`, of these shapes."""
-    refuse_names(
-        wrong,
-        missing=[name for name in shapes if name not in tensors],
-        surplus=[name for name in tensors if name not in shapes],
-        reshaped=[
-            (name, tensors[name].shape, shape)
-            for name, shape in shapes.items()
-            if name in tensors and list(tensors[name].shape) != list(shape)
-        ],
-    )
 
 
 def refuse_names(

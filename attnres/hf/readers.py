@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from attnres.connections import Connection, Sublayer, Values, Weights, make_connection
 from attnres.connections.streams import Streams
 from attnres.hf.layer import Call
-from attnres.hf.shipped import read_connection
 from attnres.model import sublayer_name
 from attnres.ops import inverse_rms, widen
 
@@ -269,7 +268,17 @@ def _of_one_stream(function: Sublayer, stream: int, count: int) -> Sublayer:
 
 def _inkling2(decoder: Any, calls: Calls) -> Depth:
     """Block AttnRes whose full-attention layers read a mixture for each of q, k and v. Others read one three times."""
-    connection = read_connection(dict(decoder.named_parameters()), "inkling2", decoder.config.to_dict())
+    config = decoder.config
+    reads = "qkv" if "hybrid" in config.layer_types else "one"
+    options = {"reads": reads, "value_norm": True, "scaled_scores": True}
+    size = 2 * config.n_layers_per_attn_res_block
+    connection = make_connection("block", config.hidden_size, 2 * len(decoder.layers), block_size=size, **options)
+    connection.to(decoder.final_input.query.device)
+    inputs = [read for layer in decoder.layers for read in (layer.attention_input, layer.mlp_input)]
+    for site, read in enumerate([*inputs, decoder.final_input]):
+        if site:  # the first has one source, and no query
+            shape = connection.query[site].shape
+            connection.query[site] = nn.Parameter(read.query.detach().expand(shape).contiguous())
 
     def attention(layer: Any) -> Site:
         convolution = layer.post_attention_convolution

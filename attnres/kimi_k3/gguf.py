@@ -25,7 +25,7 @@ from attnres.kimi_k3.vocabulary import Vocabulary, vocabulary_of
 ARCHITECTURE = "kimi-k3"
 
 TYPES = {"f32": (torch.float32, "F32"), "f16": (torch.float16, "F16"), "bf16": (torch.bfloat16, "BF16")}
-"""Types that are written here: torch's, and gguf's name. `llamacpp.quantize` makes others of such a file."""
+"""Types that are written here: torch's, and gguf's name. llama.cpp's own llama-quantize makes others of such a file."""
 
 EXACT_EPS = 1e-6
 """The eps of Kimi K3's latent norms and of KDA's normalised queries and keys, where llama.cpp has the norms' own."""

@@ -23,7 +23,6 @@ from transformers import PreTrainedModel
 from attnres.errors import UsageError
 from attnres.files import added_folder, write_json, write_text
 from attnres.hf.folder import refuse_names, weight_files
-from attnres.hf.shipped import FORMS
 
 PREFIX = "language_model."
 OTHER_MODALITIES = ("vision_tower.", "mm_projector.")
@@ -49,16 +48,20 @@ class Part:
 
 def parts(model: PreTrainedModel) -> dict[str, Part]:
     """Say for each name of the model's state dict how the published form, without its prefix, stores it."""
-    form, config = FORMS["kimi_k3"], model.config
-    sites = {site: names for site, *names, _ in form.sites([1] * config.num_hidden_layers, config.hidden_size)}
-    return {name: _part(name, tensor, config, sites) for name, tensor in model.state_dict().items()}
+    return {name: _part(name, tensor, model.config) for name, tensor in model.state_dict().items()}
 
 
-def _part(name: str, tensor: Tensor, config: Any, sites: Any) -> Part:
+def _part(name: str, tensor: Tensor, config: Any) -> Part:
     shape = tuple(tensor.shape)
     if site := _SITE.match(name):
-        query, gain = sites[int(site[2])]
-        return Part((f"model.{query}",), (1, *shape)) if site[1] == "query" else Part((f"model.{gain}",), shape)
+        number, half = divmod(int(site[2]), 2)
+        of_layer = f"layers.{number}.{('self_attention_res', 'mlp_res')[half]}"
+        head = of_layer if number < config.num_hidden_layers else "output_attn_res"
+        return (
+            Part((f"model.{head}_proj.weight",), (1, *shape))
+            if site[1] == "query"
+            else Part((f"model.{head}_norm.weight",), shape)
+        )
     if (layer := _LAYER.match(name)) and config.mlp_layer_types[int(layer[1])] == "sparse":
         name = name.replace(".mlp.", ".block_sparse_moe.")
     name = name.replace(".forget_gate.", ".")

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres.connections.rules.block import Block
+from attnres.connections.rules.block import AttnResOptions, Block
 from attnres.connections.rules.residual import Residual
 from attnres.errors import UsageError
-from attnres.hf.shipped import write_connection
 from attnres.kimi_k3.model import KimiK3ForCausalLM
 from attnres.model import Transformer
 from attnres.model.backbones.borrowed import transformers_config
@@ -47,16 +46,12 @@ def block_size_of(connection: Any, eps: float) -> int | None:
     """
     if type(connection) is Residual:
         return None
-    said = "Kimi K3 has block with a block_size that is even and no other option, or residual"
-    if not isinstance(connection, Block):
-        raise UsageError(f"{said}; this connection is {type(connection).__name__}")
-    try:
-        _, entries = write_connection(connection, BACKBONE)
-    except UsageError as error:
-        raise UsageError(f"{said}; {error}") from None
-    if connection.options.eps != eps:
-        raise UsageError(f"{said}; its eps is the norms', {eps:g}, and this connection's is {connection.options.eps:g}")
-    return entries["attn_res_block_size"]
+    if type(connection) is not Block or connection.block_size % 2 or connection.options != AttnResOptions(eps=eps):
+        raise UsageError(
+            f"Kimi K3 has residual, and block with an even block_size, the norms' eps={eps:g} and no other option; "
+            f"this connection is {connection.signature}"
+        )
+    return connection.block_size // 2
 
 
 def _renamed(model: Transformer) -> Any:

@@ -13,9 +13,9 @@ import torch
 
 from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
 from attnres.errors import UsageError
-from attnres.lab.engine import Planned, Progress, Sweep
+from attnres.lab.engine import Planned, ProgressDisplay, Sweep
 from attnres.lab.options import PairedOptions, arm_folder
-from attnres.lab.runs import Run
+from attnres.lab.runs import RunResult
 from attnres.report.comparison import NATS_PER_BYTE, result_tables
 from attnres.report.runs import comparison_report
 from attnres.report.write import PAGE, write_report
@@ -59,7 +59,9 @@ def plan_comparison(options: PairedOptions, out: Path) -> list[Planned]:
     ]
 
 
-def run_comparison(plan: Sequence[Planned], config: RunConfig, out: Path, workers: int, progress: Progress) -> Compared:
+def run_comparison(
+    plan: Sequence[Planned], config: RunConfig, out: Path, workers: int, progress: ProgressDisplay
+) -> Compared:
     """Train what is not trained yet, say what was found, and write comparison.json and the page.
 
     Raises UsageError where the text is bad or no run was finished.
@@ -102,7 +104,7 @@ def _draw_early(finished: Finished, config: RunConfig, out: Path, sweep: Sweep) 
         sweep.progress.say(f"A first page, of what is finished so far: {page}")
 
 
-def ended(plan: Sequence[Planned], ran: Mapping[Any, Run]) -> dict[str, dict[int, Path]]:
+def ended(plan: Sequence[Planned], ran: Mapping[Any, RunResult]) -> dict[str, dict[int, Path]]:
     """The folders of the runs that are finished or have diverged, by arm and seed."""
     folders: dict[str, dict[int, Path]] = {one.arm: {} for one in plan}
     for one in plan:

@@ -1,4 +1,4 @@
-"""Pictures of dynamics: magnitudes over depth and training, depth weights, ranks."""
+"""Pictures of dynamics: magnitudes over depth, depth weights over depth and training, depth matrices."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import numpy as np
 
 from attnres.analysis.profile import sublayer_names
 from attnres.lab.depth import log_shares, relative_entropy
-from attnres.lab.judge import mean_and_error
-from attnres.lab.runs import Record, Run, done
-from attnres.report.charts import Cells, Line, Lines, Plot, Row, Rows, band, depth_matrix, over_depth
-from attnres.report.style import depth_ticks
+from attnres.lab.runs import Record, RunResult, done
+from attnres.report.charts import Line, Lines, Matrix, Plot, band, over_depth
 
 BAND = "Line: mean over seeds. Band: from the lowest to the highest seed."
-Series = Callable[[Run], Sequence[float] | np.ndarray]
+Series = Callable[[RunResult], Sequence[float] | np.ndarray]
 """What reads numbers over depth or over training off one run of the record."""
 
 
@@ -61,7 +59,6 @@ def pictures(record: Record) -> list[Plot]:
         over_training("mean share of the embedding", lambda moment: moment["embedding_share"]),
         entropy,
     ]
-    ranks = "Dot: one seed. Bar and line: mean ± standard error. Diamond: as many vectors as depth carries."
     made = [
         Plot(
             name="dynamics-depth",
@@ -70,11 +67,9 @@ def pictures(record: Record) -> list[Plot]:
             note=f"After {steps[-1]} steps. {BAND}",
         ),
         Plot(name="dynamics-weights", alt="depth weights of every connection", charts=weights, note=BAND),
-        Plot(name="dynamics-training", alt="magnitudes over training", charts=_maps(arms, names), columns=len(arms)),
-        Plot(name="dynamics-ranks", alt="ranks of the depth mixing matrix", charts=_ranks(record, arms), note=ranks),
     ]
-    if matrices := [(arm, rows) for arm in record.arms if (rows := record.found[arm].get("mean_matrix"))]:
-        charts = [depth_matrix(arm, names, [_square(rows)]) for arm, rows in matrices]
+    if matrices := [(arm, rows) for arm in record.arms if (rows := record.found.get(arm, {}).get("mean_matrix"))]:
+        charts = [Matrix(title=arm, names=names, views=[_square(rows)]) for arm, rows in matrices]
         note = "M after training, mean over tokens, first seed."
         made.append(Plot(name="dynamics-matrices", alt="depth mixing matrices", charts=charts, note=note))
     return made
@@ -82,50 +77,3 @@ def pictures(record: Record) -> list[Plot]:
 
 def _square(rows: Sequence[Sequence[float]]) -> np.ndarray:
     return np.array([[*row, *[0.0] * (len(rows) - len(row))] for row in rows])
-
-
-def _maps(arms: dict[str, list[Run]], names: Sequence[str]) -> list[Cells]:
-    """Depth against training, means over seeds, under one scale for all arms."""
-    charts, sources = [], ("embedding", *names)
-    for name, title, of in (
-        ("input_rms", "h: RMS read, by site", (*names, "readout")),
-        ("output_rms", "y: RMS, by source", sources),
-        ("gradient_rms", "gradient RMS, by source", sources),
-        ("update", "update, by sublayer", names),
-    ):
-        maps = {}
-        for arm, runs in arms.items():  # updates begin with the second moment
-            moments = [[moment for moment in run.measured["moments"] if moment.get(name)] for run in runs]
-            means = np.mean([[moment[name] for moment in run] for run in moments], 0)
-            maps[arm] = [str(moment["step"]) for moment in moments[0]], means
-        positive = np.concatenate([values[values > 0] for _, values in maps.values()])
-        for arm, (steps, values) in maps.items():
-            shown = sorted({0, len(steps) // 2, len(steps) - 1})
-            charts.append(
-                Cells(
-                    title=f"{arm}, {title}",
-                    views=[values.T],
-                    scale=(float(positive.min()), float(positive.max())),
-                    rows=of,
-                    columns=steps,
-                    row_ticks=depth_ticks(of),
-                    column_ticks=[(place, steps[place]) for place in shown],
-                    x_label="step",
-                    y_label="layer",
-                    log=True,
-                )
-            )
-    return charts
-
-
-def _ranks(record: Record, arms: dict[str, list[Run]]) -> list[Rows]:
-    """Effective and semiseparable rank of M against what the values leave room for (docs/spec.md 2)."""
-    charts = []
-    for name, title in (("semiseparable_mean", "semiseparable rank of M"), ("effective", "effective rank of M")):
-        rows = []
-        for arm, runs in arms.items():
-            values = [run.measured["ranks"][name] for run in runs]
-            mark = record.found[arm]["rank_bound"] if name == "semiseparable_mean" else None
-            rows.append(Row(name=arm, points=values, mark=mark, **mean_and_error(values)))
-        charts.append(Rows(title=title, x_label="mean over tokens and channels", rows=rows, zero=0.0))
-    return charts

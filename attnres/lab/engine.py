@@ -18,7 +18,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from attnres.errors import UsageError
 from attnres.files import write_text
-from attnres.lab.runs import Record, Run, command, header, measured, read_record, run_from_json, to_json, write_record
+from attnres.lab.runs import (
+    Record,
+    RunResult,
+    command,
+    header,
+    measured,
+    read_record,
+    run_from_json,
+    to_json,
+    write_record,
+)
 
 if TYPE_CHECKING:
     from attnres.train import RunConfig
@@ -28,7 +38,7 @@ TUNING_SEED = 1000
 """Learning rates are chosen on seeds from this on: choosing on a reported one would favour the arm tuned most."""
 
 
-class Progress(Protocol):
+class ProgressDisplay(Protocol):
     """What is said while an experiment runs; the command line shows it."""
 
     def __call__(self, done: float, total: float, what: str) -> None:
@@ -60,9 +70,9 @@ class Planned:
     measured: Mapping[str, Any] = field(default_factory=dict)
     """What the record says of it, however it ends."""
 
-    def ended(self, **fields: Any) -> Run:
+    def ended(self, **fields: Any) -> RunResult:
         place = {name: getattr(self, name) for name in ("arm", "seed", "at", "rate", "part")}
-        return Run(**place, steps=self.config.steps, measured=self.measured, **fields)
+        return RunResult(**place, steps=self.config.steps, measured=self.measured, **fields)
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -115,9 +125,9 @@ class Sweep:
         workers: int,
         file: Path,
         out: Path,
-        progress: Progress,
+        progress: ProgressDisplay,
         measure: Callable[[Planned], Mapping[str, Any]] | None = None,
-        sort: Callable[[Run], Any] = lambda run: 0,
+        sort: Callable[[RunResult], Any] = lambda run: 0,
     ) -> None:
         from attnres.data import check_length, open_corpus
 
@@ -128,7 +138,7 @@ class Sweep:
             check_length(self.corpus, config.model.context)
         self.places = "--out" if file.parent == out else "--record and --out"
         self.failed: list[JobState] = []
-        self.ran: dict[tuple[object, ...], Run] = {}
+        self.ran: dict[tuple[object, ...], RunResult] = {}
         self.head: dict[str, Any] = {}
         """What a record says of the newest run."""
         self.new = False
@@ -189,7 +199,7 @@ class Sweep:
         text = f"{len(planned)} runs, {tokens:.1f} million tokens in all, {self.workers} at a time: {self.out}"
         self.progress.say(text)
 
-    def train(self, planned: Sequence[Planned], what: str = "runs") -> list[Run]:
+    def train(self, planned: Sequence[Planned], what: str = "runs") -> list[RunResult]:
         """How the runs ended, after those are trained that have not ended yet. What ended is kept at once.
 
         Raises UsageError where every run of several failed.
@@ -260,8 +270,8 @@ class Sweep:
         make: Callable[[str, str, float], Planned],
         cells: Sequence[tuple[str, str]],
         grid: Sequence[float],
-        wider: int,
-    ) -> dict[tuple[str, str], list[Run]]:
+        wider: int = 0,
+    ) -> dict[tuple[str, str], list[RunResult]]:
         """Try every rate of the grid in every cell, and up to `wider` times one more where the best lies at an edge.
 
         Args:
@@ -271,7 +281,7 @@ class Sweep:
         Raises:
             Incomplete: a run failed; a grid is whole before a rate is chosen from it.
         """
-        runs: dict[tuple[str, str], list[Run]] = {cell: [] for cell in cells}
+        runs: dict[tuple[str, str], list[RunResult]] = {cell: [] for cell in cells}
         wanted = {cell: list(grid) for cell in cells}
         for number in range(1 + wider):
             tried = [make(*cell, rate) for cell, rates in wanted.items() for rate in rates]
@@ -374,7 +384,7 @@ class _RunLog:
             file.write("".join(json.dumps(to_json(line), allow_nan=False) + "\n" for line in lines))
 
 
-def ended(one: Planned, state: JobState) -> Run:
+def ended(one: Planned, state: JobState) -> RunResult:
     """How that run ended, from its folder."""
     from attnres.train.folder import RunFolder
 
@@ -418,7 +428,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     return [name for name in {**one, **two} if one.get(name) != two.get(name) and name not in FREE_FIELDS]
 
 
-def choose(runs: Sequence[Run]) -> float | None:
+def choose(runs: Sequence[RunResult]) -> float | None:
     """The rate of lowest mean loss among those that ran on most seeds, none of them unfinished; None without any."""
     losses: dict[float, list[float]] = {}
     for run in runs:
@@ -427,7 +437,7 @@ def choose(runs: Sequence[Run]) -> float | None:
     return min(finished, key=lambda rate: (-len(finished[rate]), statistics.mean(finished[rate])), default=None)
 
 
-def beyond(runs: Sequence[Run]) -> float | None:
+def beyond(runs: Sequence[RunResult]) -> float | None:
     """The rate to try next where the best one has no neighbour on one side: as far from it as the one on the other.
 
     None where it has both, where only one was tried, and where none trains.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnres.lab.engine import Progress, SweepEnd
+from attnres.lab.engine import ProgressDisplay, SweepEnd
 from attnres.lab.judge import Statement
 from attnres.lab.runs import Record
 from attnres.texttable import TextTable
@@ -28,7 +28,7 @@ class Experiment:
     """A frozen dataclass of the command's options, each with a default and a docstring."""
     plan: Callable[[Any, Path], Any]
     """(options, the folder of all runs) -> what will be run. Raises UsageError on bad options; writes nothing."""
-    run: Callable[[Any, Path, Progress], SweepEnd]
+    run: Callable[[Any, Path, ProgressDisplay], SweepEnd]
     """(plan, the record's file, which may hold an earlier record) -> what it gave. A call that was stopped goes on."""
     title: str
     question: str

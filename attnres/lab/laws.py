@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -18,12 +16,11 @@ from attnres.analysis.powerlaw import (
     Advantage,
     Fit,
     Point,
-    advantages_between_sizes,
     fit_power_laws,
     fit_where_possible,
 )
 from attnres.files import write_bytes
-from attnres.lab.runs import Record, Run
+from attnres.lab.runs import Record, RunResult
 from attnres.report.charts import Line, Lines, Plot, Row, Rows
 from attnres.report.draw import drawn
 from attnres.texttable import TextTable
@@ -41,18 +38,18 @@ SCALING_COMPUTE = 5.6
 """PFLOP/s-days at which the paper reads off its 1.25x: there the curves give its 1.714 and 1.692."""
 
 
-def scaling_points() -> dict[str, list[Point]]:
-    """Points on the published curves: the fit must give their numbers back."""
-    computes = [SCALING_COMPUTE / 2**halvings for halvings in range(4, -1, -1)]
-    return {arm: [Point(c, scale * c**-exponent) for c in computes] for arm, (scale, exponent) in SCALING.items()}
+def published_factor(arm: str) -> float:
+    """How many times the arm's compute the plain residual needs there for the arm's loss, by these curves."""
+    (baseline, falls), (scale, exponent) = SCALING["residual"], SCALING[arm]
+    return (baseline / (scale * SCALING_COMPUTE**-exponent)) ** (1 / falls) / SCALING_COMPUTE
 
 
-def compared_runs(record: Record) -> list[Run]:
+def compared_runs(record: Record) -> list[RunResult]:
     """The finished runs of those seeds that at their size every arm with one has.
 
     Seeds differ by more than arms do: where one arm has lost a run, means over what is left would not compare.
     """
-    of_sizes: dict[str, dict[str, dict[int, Run]]] = {}
+    of_sizes: dict[str, dict[str, dict[int, RunResult]]] = {}
     for run in record.of():
         if run.done:
             of_sizes.setdefault(run.at, {}).setdefault(run.arm, {})[run.seed] = run
@@ -108,26 +105,6 @@ def by_turns(record: Record) -> bool:
     return bool(seconds) and all(run.arm in seconds.get(run.at, ()) for run in record.of() if run.done)
 
 
-def advantages_over_the_size_below(
-    record: Record, curves: Mapping[str, Sequence[Point]]
-) -> dict[tuple[str, str], Advantage]:
-    """(arm, size) -> `advantages_between_sizes` of that size and the one with the next fewer parameters.
-
-    Left out is a size with other tokens per parameter than that one, but for whole steps. The pairs are made here, as
-    that function orders all sizes by compute, of which a larger one with fewer tokens may have less.
-    """
-    lengths = {
-        run.at: (run.measured["parameters"], run.measured["tokens"] / run.measured["parameters"]) for run in record.of()
-    }
-    found = {}
-    for pair in itertools.pairwise(sorted(lengths, key=lengths.__getitem__)):
-        below, at = (lengths[size][1] for size in pair)
-        if math.isclose(below, at, rel_tol=0.1):
-            of_both = {arm: [point for point in points if point.size in pair] for arm, points in curves.items()}
-            found |= advantages_between_sizes(of_both)
-    return found
-
-
 def why_no_advantage(baseline: str, fits: Sequence[Fit]) -> str:
     """Say in one sentence why the fits tell no arm's compute advantage."""
     lines = {fit.arm: fit for fit in fits}
@@ -158,56 +135,6 @@ def fitted(record: Record) -> bool:
 def diverged(record: Record) -> dict[str, int]:
     """How many runs of each arm did not end below where they began."""
     return {arm: sum(run.arm == arm and run.status == "diverged" for run in record.of()) for arm in record.arms}
-
-
-def iso_flop_curves(record: Record, levels: int = 4) -> dict[str, dict[float, list[tuple[float, float]]]]:
-    """arm -> compute -> [(parameters, loss)]: mean over seeds, read off the training curves at equal compute.
-
-    Losses before the learning rate begins to decay, and so above those of a run that was made for that compute: good
-    for comparing sizes and arms with each other at one level, not for a fit. A size counts at a level if its runs reach
-    it before that; a level is kept if two sizes do, and not for one of several arms alone. Levels are spaced evenly in
-    log compute, between what the smallest and the largest model have used by then under the arm that uses least.
-    """
-    totals = sorted(min(run.curve[-1][0] for run in group) for group in _by_size(record).values())
-    if len(totals) < 2:
-        return {}
-    low, high = math.log(totals[0]), math.log(totals[-1])
-    computes = [math.exp(low + (high - low) * level / (levels - 1)) * 0.999 for level in range(levels)]
-    arms: dict[str, dict[float, list[tuple[float, float]]]] = {}
-    for arm in record.arms:
-        for compute in computes:
-            points = []
-            for group in _by_size(record, arm).values():
-                losses = [_at(run.curve, compute) for run in group]
-                if losses and all(loss is not None for loss in losses):
-                    points.append((float(group[0].measured["parameters"]), sum(filter(None, losses)) / len(losses)))
-            if len(points) > 1:
-                arms.setdefault(arm, {})[compute] = sorted(points)
-    reached = Counter(itertools.chain.from_iterable(arms.values()))
-    fewest = min(2, len(record.arms))
-    return {arm: {level: of[level] for level in of if reached[level] >= fewest} for arm, of in arms.items()}
-
-
-def _by_size(record: Record, arm: str | None = None) -> dict[str, list[Run]]:
-    """size -> its runs that are compared, with curves over operations that end before the learning rate decays."""
-    groups: dict[str, list[Run]] = {}
-    for run in compared_runs(record):
-        if arm in (None, run.arm):
-            of_step = run.measured["flops_per_token"] * (run.measured["tokens"] / run.steps)
-            steady = (1 - record.config["optimizer"]["decay"]) * run.steps
-            curve = tuple((of_step * step, loss) for step, loss in run.curve if step <= steady)
-            if curve:  # a run of a few steps may have no loss before that
-                groups.setdefault(run.at, []).append(dataclasses.replace(run, curve=curve))
-    return groups
-
-
-def _at(curve: Sequence[Sequence[float]], compute: float) -> float | None:
-    """The loss at that compute, linear in log compute between evaluations; None outside of them."""
-    for (before, loss), (after, next_loss) in itertools.pairwise(curve):
-        if before <= compute <= after and before > 0:
-            share = math.log(compute / before) / math.log(after / before)
-            return loss + share * (next_loss - loss)
-    return None
 
 
 def scaling_table(
@@ -290,8 +217,7 @@ def _times(factor: float) -> str:
 
 
 def pictures(record: Record) -> list[Plot]:
-    """Losses and fits, differences to the baseline, compute advantages, and loss against size at equal compute; none
-    where nothing is fitted."""
+    """Losses and fits, differences to the baseline, and compute advantages; none where nothing is fitted."""
     points = final_points(record)
     fits, advantages = fit_where_possible(points)
     if not fits:
@@ -310,16 +236,6 @@ def pictures(record: Record) -> list[Plot]:
         )
         for arm, of in leads.items()
     ]
-    named = set[float]()  # an arm whose steps cost less ends below a level that others reach
-    curves = []
-    for arm, levels in iso_flop_curves(record).items():
-        for compute, of_level in levels.items():
-            parameters, losses = zip(*of_level, strict=True)
-            label = "" if compute in named else f"{compute:.1e}"
-            named.add(compute)
-            curves.append(Line(name=arm, x=parameters, y=losses, label=label))
-    iso = "loss at equal compute, before decay (nats per byte; FLOPs at the lines)"
-    _, published = fit_power_laws(scaling_points(), SCALING_COMPUTE)
     charts = [
         _fits(points, fits, "FLOPs", "validation loss (nats per byte)"),
         Lines(
@@ -330,11 +246,10 @@ def pictures(record: Record) -> list[Plot]:
             ticks=list(enumerate(sizes)),
             names=sizes,
         ),
-        _advantages(advantages, {advantage.arm: advantage.factor for advantage in published}),
-        Lines(title=iso, x_label="parameters of the sublayers", lines=curves, log_x=True),
+        _advantages(advantages, {arm: published_factor(arm) for arm in ("block", "full")}),
     ]
-    alt = "losses with fits, differences, compute advantage, loss against size"
-    return [Plot(name="scaling", alt=alt, charts=charts, note=NOTE, columns=2)]
+    alt = "losses with fits, differences, compute advantage"
+    return [Plot(name="scaling", alt=alt, charts=charts, note=NOTE)]
 
 
 def write_fit(points: Mapping[str, Sequence[Point]], unit: str, folder: Path) -> Path:

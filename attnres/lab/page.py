@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from attnres.lab import experiments
-from attnres.lab.numbers import record_hash
 from attnres.lab.runs import Record, read_object, read_record
 from attnres.report.page import Section, page, write_page
 from attnres.texttable import TextTable, visible
@@ -84,18 +84,27 @@ def _section(name: str, record: Record) -> Section:
 
 
 def tables_page(records: Mapping[str, Record], folder: Path) -> str:
-    """All tables of the records by name, then what is STORED in the folder, if there is any. Markdown."""
+    """All tables of the records by name, then what is STORED in the folder, if there is any. Markdown.
+
+    A record whose section is stored is not drawn again: it is of a command that made other tables.
+    """
     sections = [HEAD]
+    stored = (folder / STORED).read_text(encoding="utf-8").rstrip() if (folder / STORED).exists() else ""
     for name, record in records.items():
         experiment, (title, facts) = experiments()[record.kind], _title_and_facts(name, record)
+        if f"## {title}\n" in stored:
+            continue
         path = folder / f"{name}.json" if folder.is_dir() else folder
         told = [f"- {fact}: {value}" for fact, value in facts.items()]
         told.append(f"- sha256 of results/{path.name}: {record_hash(path.read_text(encoding='utf-8'))}")
         tables = (f"### {table.title}\n\n{_markdown(table)}" for table in experiment.tables(record))
         sections += [f"## {title}", experiment.question, *tables, "### Where this comes from", "\n".join(told)]
-    if (folder / STORED).exists():
-        sections.append((folder / STORED).read_text(encoding="utf-8").rstrip())
-    return visible("\n\n".join(sections), keep="\n") + "\n"
+    return visible("\n\n".join([*sections, *filter(None, [stored])]), keep="\n") + "\n"
+
+
+def record_hash(text: str) -> str:
+    """What results/tables.md says of the record from which a section was made."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _markdown(table: TextTable) -> str:

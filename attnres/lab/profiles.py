@@ -1,4 +1,4 @@
-"""What depth does in one run over its training: magnitudes, gradients, updates, depth weights, ranks of M."""
+"""What depth does in one run over its training: magnitudes, gradients, updates, depth weights."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 from torch import Tensor
 
 from attnres.analysis import depth_profile
-from attnres.analysis.rank import effective_rank, semiseparable_rank
-from attnres.connections import Connection, Sublayer, mixing_matrix
 from attnres.data import Corpus, validation_batches
 from attnres.errors import UsageError
 from attnres.model import Transformer, parameter_roles
@@ -29,9 +27,6 @@ EVERY = 10**9
 """The `keep` of the runs that `attnres dynamics` trains: every checkpoint stays until it is profiled. By it they are
 told from runs that were there already, whose checkpoints are somebody else's."""
 
-RANK_TOKENS, RANK_CHANNELS = 8, 4
-"""Ranks are of the matrices of so many tokens and channels, evenly spread: singular values are slow."""
-
 
 def profiled_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
     """The fixed validation sequences, [SEQUENCES, context + 1]."""
@@ -40,7 +35,7 @@ def profiled_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
 
 
 def profile(folder: Path, tokens: Tensor, steps: Sequence[int]) -> dict[str, Any]:
-    """What depth does in a finished run at these checkpoints, the first one 0; M and its ranks at the last.
+    """What depth does in a finished run at these checkpoints, the first one 0; M at the last.
 
     Of the moments: the RMS of the embedding and every sublayer's output [source], of what every site reads [site], of
     the gradient at every source; the entropy of each site's depth weights; how far each sublayer's matrices went since
@@ -98,7 +93,6 @@ def _measure(run: RunFolder, config: RunConfig, tokens: Tensor, steps: tuple[int
         "moments": measured,
         "source_share": profile.source_share.tolist(),
         "embedding_share": profile.embedding_share.tolist(),
-        "ranks": depth_ranks(model, tokens[0, :-1]),
         "mean_matrix": [row[: site + 1].tolist() for site, row in enumerate(profile.mean_matrix)],
     }
 
@@ -122,52 +116,3 @@ def update_sizes(
             size[index] += earlier[name].double().square().sum().item()
     rate = sum(schedule(optimizer, step, steps) for step in range(before, after))
     return np.sqrt(change / size) / rate
-
-
-@torch.no_grad()
-def depth_ranks(model: Transformer, sequence: Tensor) -> dict[str, float]:
-    """Ranks of M on evenly spread tokens of the sequence [time] and channels, each channel with its own M.
-
-    The mean over channels would not do: Highway's M is 1-semiseparable in each channel, the mean of them is not.
-    """
-    outputs: list[Tensor] = []
-
-    def recorded(sublayer: Sublayer) -> Sublayer:
-        def call(*reads: Tensor) -> Tensor:
-            outputs.append(sublayer(*reads))
-            return outputs[-1]
-
-        return call
-
-    embedded = model.embedding(sequence[None])
-    sublayers = [recorded(sublayer) for sublayer in model.bound_sublayers(len(sequence))]
-    model.connection.run(model.connection.start(embedded), sublayers)
-    tokens = np.unique(np.linspace(0, len(sequence) - 1, RANK_TOKENS).astype(int))
-    channels = np.unique(np.linspace(0, model.connection.dim - 1, RANK_CHANNELS).astype(int))
-    replayed: list[Sublayer] = [lambda *_, y=output[0, tokens]: y for output in outputs]
-    matrix = mixing_matrix(model.connection, embedded[0, tokens], replayed, per_channel=True)
-    chosen = matrix[..., channels].movedim(-1, 1).double().cpu().numpy()
-    ranks = semiseparable_rank(chosen)
-    return {
-        "effective": float(effective_rank(chosen).mean()),
-        "semiseparable": int(ranks.max()),
-        "semiseparable_mean": float(ranks.mean()),
-    }
-
-
-def rank_bound(connection: Connection) -> int:
-    """The largest semiseparable rank that a connection's values leave room for.
-
-    What sites l .. L read of the sources 0 .. l has passed through the values at site l, so with k vectors there
-    M[l:, :l+1] has rank k at most, and no more than it has rows and columns: 1 for the plain residual, n for n
-    streams, and as much as fits for Full.
-    """
-    x = torch.ones(1, connection.dim)
-    values, bound = connection.start(x), 0
-    with torch.no_grad():
-        for site in range(connection.sublayers + 1):
-            vectors = sum(value.numel() for value in values) // connection.dim
-            bound = max(bound, min(vectors, site + 1, connection.sublayers + 1 - site))
-            if site < connection.sublayers:
-                values = connection.run(values, [lambda h, *_: torch.ones_like(h)], first=site)
-    return bound

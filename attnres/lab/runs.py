@@ -27,7 +27,7 @@ DIGITS = 7
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class RunResult:
     """One run: where it belongs, how it ended, and what was measured of it."""
 
     arm: str
@@ -72,12 +72,12 @@ class Run:
         return ", ".join(part for part in (self.arm, self.at, rate, f"seed {self.seed}") if part)
 
 
-def done(runs: Iterable[Run]) -> list[Run]:
+def done(runs: Iterable[RunResult]) -> list[RunResult]:
     """The runs that count: those that diverged or failed are left out."""
     return [run for run in runs if run.done]
 
 
-def runs_text(runs: Iterable[Run]) -> str:
+def runs_text(runs: Iterable[RunResult]) -> str:
     """How many runs are done, and how many ended in any other way."""
     ended = [run.status for run in runs]
     others = [f"{ended.count(status)} {status}" for status in STATUSES[1:] if status in ended]
@@ -111,7 +111,7 @@ class Record:
     """What was measured that is of no single run."""
     arms: tuple[str, ...]
     """The first is the baseline."""
-    runs: tuple[Run, ...]
+    runs: tuple[RunResult, ...]
 
     def __post_init__(self) -> None:
         if not self.runs:
@@ -120,7 +120,7 @@ class Record:
             if count > 1 or key[1] not in self.arms:
                 raise ValueError(f"with the run {key} {count} times, of the arms {', '.join(self.arms)}")
 
-    def of(self, arm: str | None = None, at: str | None = None, part: str = "runs") -> list[Run]:
+    def of(self, arm: str | None = None, at: str | None = None, part: str = "runs") -> list[RunResult]:
         """The runs of that part, of one arm or place or of all."""
         return [run for run in self.runs if run.part == part and arm in (None, run.arm) and at in (None, run.at)]
 
@@ -159,7 +159,7 @@ def command() -> str:
     return shlex.join(["attnres", *sys.argv[1:]])
 
 
-def header(run_record: Mapping[str, Any], runs: Iterable[Run]) -> dict[str, Any]:
+def header(run_record: Mapping[str, Any], runs: Iterable[RunResult]) -> dict[str, Any]:
     """The fields of `Record` that say what this process has run: run_record is config.json of one of the runs."""
     runs = list(runs)
     return {
@@ -201,12 +201,12 @@ def _same(value: Any, default: Any) -> bool:
     return value == default or (value != value and default != default)  # NaN equals itself here
 
 
-def run_from_json(data: Mapping[str, Any]) -> Run:
+def run_from_json(data: Mapping[str, Any]) -> RunResult:
     def number(value: float | None) -> float:
         return math.nan if value is None else value
 
     curve = tuple((step, number(loss)) for step, loss in data.get("curve", ()))
-    return Run(**{**data, "curve": curve, "loss": number(data.get("loss"))})
+    return RunResult(**{**data, "curve": curve, "loss": number(data.get("loss"))})
 
 
 def write_record(path: Path, record: Record) -> None:

@@ -31,7 +31,7 @@ from attnres.generate import sample
 from attnres.look import messages as m
 from attnres.look.subject import CachedDecoder, Subject
 from attnres.look.wire import array
-from attnres.look.work import Piece, Steps
+from attnres.look.work import Steps, WorkItem
 
 LIKELIEST = 5
 KEPT_TRACES, KEPT_BYTES = 6, 2**28
@@ -55,7 +55,7 @@ codecs.register_error(HEX, _in_hex)
 class Seen:
     """A view, looked up: the model, the tokens, the changes; and what is traced of it."""
 
-    def __init__(self, subject: Subject, view: m.View, piece: Piece) -> None:
+    def __init__(self, subject: Subject, view: m.View, piece: WorkItem) -> None:
         if len(view.text) > MAX_CHARACTERS:
             raise UsageError(f"the text has {len(view.text):,} characters; at most {MAX_CHARACTERS:,} can be shown")
         self.subject, self.view, self.piece = subject, view, piece
@@ -107,7 +107,7 @@ def _loaded(subject: Subject, asked: int | None) -> tuple[int, str, Any]:
     return _loaded(subject, asked)
 
 
-def as_change(subject: Subject, change: m.Change) -> Change:
+def as_change(subject: Subject, change: m.ChangeRequest) -> Change:
     """The change of `attnres.analysis`. Raises UsageError, as that does, where it lacks something."""
     source, value, where = cast(int, change.source), cast(float, change.value), (change.sites, change.tokens)
     match change.kind:
@@ -136,7 +136,7 @@ def _prompt(subject: Subject, text: str) -> list[int]:
     return ids
 
 
-def look(subject: Subject, request: m.Look, piece: Piece) -> Steps:
+def look(subject: Subject, request: m.Look, piece: WorkItem) -> Steps:
     """Answer with a Picture."""
     seen = Seen(subject, request.view, piece)
     changes, text = seen.changes, request.view.text
@@ -167,7 +167,7 @@ def look(subject: Subject, request: m.Look, piece: Piece) -> Steps:
     )
 
 
-def explanation(subject: Subject, request: m.Explain, piece: Piece) -> Steps:
+def explanation(subject: Subject, request: m.Explain, piece: WorkItem) -> Steps:
     """Answer with an Explanation."""
     seen = Seen(subject, request.view, piece)
     position = seen.position(request.position)
@@ -187,7 +187,7 @@ def explanation(subject: Subject, request: m.Explain, piece: Piece) -> Steps:
     yield m.Explanation(position, word, weights, size, share, tuple(told.rest.tolist()), lens)
 
 
-def remove(subject: Subject, request: m.Remove, piece: Piece) -> Steps:
+def remove(subject: Subject, request: m.Remove, piece: WorkItem) -> Steps:
     """Answer with an Effect per source, those with the largest weight x |v| first."""
     seen = Seen(subject, request.view, piece)
     if len(seen.ids) < 2:
@@ -214,7 +214,7 @@ def remove(subject: Subject, request: m.Remove, piece: Piece) -> Steps:
         yield m.Effect(effect.source, weight, size, effect.removed, random, done, len(order))
 
 
-def go_on(subject: Subject, request: m.Continue, piece: Piece) -> Steps:
+def go_on(subject: Subject, request: m.Continue, piece: WorkItem) -> Steps:
     """Answer with one Drawn per token of the continuation, then Ended."""
     if not 1 <= request.count <= MAX_NEW_TOKENS:
         raise UsageError(f"ask for 1 to {MAX_NEW_TOKENS} new tokens, not {request.count}")

@@ -25,7 +25,7 @@ Kind = Literal["mute", "scale", "pin", "patch", "off", "uniform", "plain"]
 
 
 @dataclass(frozen=True)
-class Change:
+class ChangeRequest:
     """One change of what depth reads, as `attnres.analysis.intervene` takes it; a list is applied in its order.
 
     What a kind has no use for is null.
@@ -51,13 +51,13 @@ class View:
     """What is looked at: a model, a text, the changes. A part of most requests."""
 
     model: str
-    """`Model.id`."""
+    """`ModelEntry.id`."""
     text: str
     step: int | None = None
-    """One of `Model.steps`; null is the newest."""
-    changes: tuple[Change, ...] = ()
+    """One of `ModelEntry.steps`; null is the newest."""
+    changes: tuple[ChangeRequest, ...] = ()
     read: int | None = None
-    """Where sites read several mixtures (`Model.reads`): which one is shown; null is their mean."""
+    """Where sites read several mixtures (`ModelEntry.reads`): which one is shown; null is their mean."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Watch:
     """
 
     model: str
-    """`Model.id`."""
+    """`ModelEntry.id`."""
 
 
 # The server to the page.
@@ -126,7 +126,7 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelEntry:
     """One model that can be looked at."""
 
     id: str
@@ -163,7 +163,7 @@ class Model:
 class Session:
     """GET /api/session, and in a Watch stream."""
 
-    models: tuple[Model, ...]
+    models: tuple[ModelEntry, ...]
     """Empty while the smallest pair is being trained (`attnres look` without arguments): ask /api/prepare."""
     text: str
     """To begin with."""
@@ -217,7 +217,7 @@ class Picture:
     """A text as the model reads it."""
 
     step: int
-    """Whose weights read it: one of `Model.steps`, or newer than the page knows."""
+    """Whose weights read it: one of `ModelEntry.steps`, or newer than the page knows."""
     tokens: tuple[Token, ...]
     """T of them; T = 0 for an empty text, and then all below is empty too."""
     loss: tuple[float | None, ...]

@@ -22,12 +22,12 @@ from attnres.look.page import served
 from attnres.look.prepare import Preparation
 from attnres.look.subject import RunSubject, Subject
 from attnres.look.wire import decode, encode
-from attnres.look.work import Piece, Steps
+from attnres.look.work import Steps, WorkItem
 
 WATCH_SECONDS = 0.5
 SAMPLE = "def add(a, b):\n    return a + b\n\ndef mul(a, b):\n    return a *"
 
-MODEL_WORK: dict[str, tuple[type[Any], Callable[[Subject, Any, Piece], Steps]]] = {
+MODEL_WORK: dict[str, tuple[type[Any], Callable[[Subject, Any, WorkItem], Steps]]] = {
     "look": (m.Look, answers.look),
     "explain": (m.Explain, answers.explanation),
     "remove": (m.Remove, answers.remove),

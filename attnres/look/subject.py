@@ -23,7 +23,7 @@ from attnres.connections import Connection, connection_class, connection_names, 
 from attnres.data import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
 from attnres.files import RUN, folder_kind
-from attnres.look.messages import Curve, Model
+from attnres.look.messages import Curve, ModelEntry
 from attnres.look.work import Worker
 from attnres.model.backbones.borrowed import cache_name
 from attnres.report.style import arm_styles
@@ -70,7 +70,7 @@ class Subject(ABC):
         """The most tokens that it takes."""
 
     @abstractmethod
-    def describe(self) -> Model:
+    def describe(self) -> ModelEntry:
         """Say what it is, as it is now."""
 
     @abstractmethod
@@ -170,7 +170,7 @@ class RunSubject(Subject):
         """What of a run's config.json stays while it goes on."""
         return record and (record["corpus"].get("sha256"), record["config"]["model"], record["config"]["seed"])
 
-    def describe(self) -> Model:
+    def describe(self) -> ModelEntry:
         model = self.config.model
         try:
             self._keep_up()
@@ -180,7 +180,7 @@ class RunSubject(Subject):
             steps, training = self.steps, self._is_running()
             reached = f"{steps[-1]} of {self.config.steps} steps" if steps else "no checkpoint yet"
             description = f"{model.layers} layers of width {model.dim}, {reached}, seed {self.config.seed}"
-        return Model(
+        return ModelEntry(
             id=self.id,
             name=self.name,
             connection=model.connection,
@@ -273,10 +273,10 @@ class TransformersSubject(Subject):
     def context(self) -> int:
         return getattr(self._model.config.get_text_config(), "max_position_embeddings", None) or 1024
 
-    def describe(self) -> Model:
+    def describe(self) -> ModelEntry:
         config = self._model.config.get_text_config()
         where = "" if self.attached else ", as it is"
-        return Model(
+        return ModelEntry(
             id=self.id,
             name=self.name,
             connection=self.connection,
@@ -316,7 +316,7 @@ def _rule(connection: Connection) -> str:
 
 
 def shape_of(connection: Connection) -> dict[str, Any]:
-    """What a Model says of its connection."""
+    """What a ModelEntry says of its connection."""
     names = names_of(connection)
     return {
         "sites": (*names, "readout"),

@@ -26,7 +26,7 @@ class Abandoned(Exception):
     """Nobody waits for this work any more."""
 
 
-class Piece:
+class WorkItem:
     """One piece of work, as it sees itself: it can tell how far it is, and is told when to stop."""
 
     def __init__(self, deliver: Callable[[Message | None], None]) -> None:
@@ -48,11 +48,11 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._waiting: deque[tuple[Piece, Steps]] = deque()
+        self._waiting: deque[tuple[WorkItem, Steps]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    async def run(self, make: Callable[[Piece], Steps]) -> AsyncIterator[Message]:
+    async def run(self, make: Callable[[WorkItem], Steps]) -> AsyncIterator[Message]:
         """Do a piece of work and yield its messages; leaving the iterator stops it."""
         loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
 
@@ -60,7 +60,7 @@ class Worker:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(queue.put_nowait, message)
 
-        piece = Piece(deliver)
+        piece = WorkItem(deliver)
         with self._changed:
             self._waiting.append((piece, make(piece)))
             self._changed.notify()
@@ -84,7 +84,7 @@ class Worker:
             else:
                 piece.deliver(None)
 
-    def _step(self, piece: Piece, steps: Steps) -> bool:
+    def _step(self, piece: WorkItem, steps: Steps) -> bool:
         """Go on to the work's next message. Returns whether there is more to do."""
         try:
             piece.check()

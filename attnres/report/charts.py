@@ -29,8 +29,6 @@ class Line:
     as_: Literal["line", "dots", "bars", "guide"] = "line"
     """dots: no line; bars: low and high are error bars and no band; guide: grey and wide."""
     seeds: int = 1
-    label: str = ""
-    """What stands at its end."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,27 +72,26 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Cells:
-    """A coloured cell for each number."""
+class Matrix:
+    """A depth matrix under `style.depth_colours`, of which there is the triangle alone."""
 
     title: str
     views: Sequence[np.ndarray]
-    """[row, column]: a figure shows the same view of all its charts. What is not there is NaN."""
-    rows: Sequence[str]
-    columns: Sequence[str]
-    row_ticks: Ticks
-    column_ticks: Ticks
-    x_label: str
-    y_label: str
+    """[site, source]: a figure shows the same view of all its charts. What is not there is NaN."""
+    names: Sequence[str]
+    """Of the L sublayers."""
     note: str = ""
-    texts: Sequence[Sequence[str]] | None = None
-    """What stands in the cells."""
-    scale: tuple[float, float] | None = None
-    """None: a depth matrix, of which there is the triangle alone, under `style.depth_colours`."""
-    log: bool = False
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return (*self.names, "readout")
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        return ("embedding", *self.names)
 
 
-Chart = Lines | Rows | Cells
+Chart = Lines | Rows | Matrix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,23 +106,7 @@ class Plot:
     columns: int = 4
     """Charts beside each other in a document, at most."""
     views: Sequence[Mapping[str, Any]] = field(default_factory=list)
-    """What says which token a view is of, if the cells have several."""
-
-
-def depth_matrix(title: str, names: Sequence[str], views: Sequence[np.ndarray], note: str = "") -> Cells:
-    """The chart of a depth matrix [site, source]. names: of the L sublayers."""
-    sites, sources = (*names, "readout"), ("embedding", *names)
-    return Cells(
-        title=title,
-        views=views,
-        note=note,
-        rows=sites,
-        columns=sources,
-        row_ticks=depth_ticks(sites),
-        column_ticks=depth_ticks(sources),
-        x_label="source (layer)",
-        y_label="site that reads (layer)",
-    )
+    """What says which token a view is of, if the matrices have several."""
 
 
 def over_depth(title: str, kind: str, names: Sequence[str], lines: Sequence[Line], log: bool = False) -> Lines:
@@ -167,35 +148,37 @@ def _style(style: Any) -> dict[str, str]:
 
 
 def _chart(chart: Chart, styles: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
-    shown = {"title": visible(chart.title), "xLabel": visible(chart.x_label)}
+    shown: dict[str, Any] = {"title": visible(chart.title)}
     if isinstance(chart, Rows):
-        return shown | {"kind": "rows", "zero": chart.zero, "rows": [_row(row) for row in chart.rows]}
+        return shown | {
+            "kind": "rows",
+            "xLabel": visible(chart.x_label),
+            "zero": chart.zero,
+            "rows": [_row(row) for row in chart.rows],
+        }
     if isinstance(chart, Lines):
         grey = {"colour": "#888888", "dashes": ""}
         return shown | {
             "kind": "lines",
+            "xLabel": visible(chart.x_label),
             **{"logX": chart.log_x, "log": chart.log, "zero": chart.zero, "ticks": chart.ticks},
             "names": chart.names and list(map(visible, chart.names)),
             "lines": [_line(line, styles.get(line.name, grey)) for line in chart.lines],
         }
     return shown | {
-        "kind": "cells" if chart.scale else "depth",
+        "kind": "depth",
         "name": visible(chart.title),
         "description": visible(chart.note),
-        "yLabel": visible(chart.y_label),
-        "sites": list(map(visible, chart.rows)),
-        "sources": list(map(visible, chart.columns)),
-        "siteTicks": [(place, visible(label)) for place, label in chart.row_ticks],
-        "sourceTicks": [(place, visible(label)) for place, label in chart.column_ticks],
-        "views": [_grid(view, chart.scale is None) for view in chart.views],
-        "scale": chart.scale and numbers(chart.scale),
-        "texts": chart.texts,
-        "log": chart.log,
+        "sites": list(map(visible, chart.sites)),
+        "sources": list(map(visible, chart.sources)),
+        "siteTicks": [(place, visible(label)) for place, label in depth_ticks(chart.sites)],
+        "sourceTicks": [(place, visible(label)) for place, label in depth_ticks(chart.sources)],
+        "views": [[numbers(row[: site + 1]) for site, row in enumerate(view)] for view in chart.views],
     }
 
 
 def _line(line: Line, style: Mapping[str, str]) -> dict[str, Any]:
-    made = {"name": visible(line.name), **style, "as": line.as_, "seeds": line.seeds, "label": visible(line.label)}
+    made = {"name": visible(line.name), **style, "as": line.as_, "seeds": line.seeds}
     made |= {"x": [float(x) for x in line.x], "y": numbers(line.y)}
     return (
         made if line.low is None or line.high is None else made | {"low": numbers(line.low), "high": numbers(line.high)}
@@ -210,10 +193,6 @@ def _row(row: Row) -> dict[str, Any]:
         **{name: None if (value := getattr(row, name)) is None else numbers([value])[0] for name in ("mean", "mark")},
         **{name: None if (ends := getattr(row, name)) is None else numbers(ends) for name in ("interval", "wider")},
     }
-
-
-def _grid(values: np.ndarray, triangle: bool) -> list[list[float | None]]:
-    return [numbers(row[: site + 1] if triangle else row) for site, row in enumerate(values)]
 
 
 def numbers(values: Numbers) -> list[float | None]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from attnres.analysis.comparison import LEAST_MEMORY, SIGNIFICANCE, WIDEST, Comparison
+from attnres.analysis.comparison import SIGNIFICANCE, WIDEST, Comparison
 from attnres.analysis.profile import SEEN, DepthProfile
 from attnres.data import in_bits
 from attnres.texttable import TextTable, number
@@ -14,10 +14,9 @@ from attnres.texttable import TextTable, number
 NATS_PER_BYTE = "nats per byte"
 METHOD = (
     "Difference: mean over paired seeds ± standard error. p: two-sided paired t-test, Holm-corrected over the arms; "
-    f"decided where p < {SIGNIFICANCE:g}. Step time and peak memory: median over paired seeds [lowest, highest]; step "
-    "time of one seed: over the parts of its runs. A step time is withheld where these are more than "
-    f"{WIDEST:g} times apart, as under other work on the machine or in runs of a few steps; a peak memory of one seed "
-    f"below {LEAST_MEMORY // 2**20} MiB."
+    f"decided where p < {SIGNIFICANCE:g}. Step time and peak memory: median over paired seeds [lowest, highest]; "
+    f"withheld of a single seed, of runs of a few steps, and where these are more than {WIDEST:g} times apart, as by "
+    "other work on the machine."
 )
 
 

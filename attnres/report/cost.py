@@ -1,59 +1,19 @@
-"""A plan of a cluster as tables for the terminal and as plain data."""
+"""A plan of a cluster as tables for the terminal."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 from attnres.analysis.cost import Plan, Transfers, cached_total, memory_traffic, naive_total
 from attnres.analysis.timeline import Timeline
 from attnres.texttable import TextTable
 
-Steps = Mapping[str, Timeline]
-"""The simulated step under each connection."""
 
-
-def cost_tables(plan: Plan, steps: Steps, scaling: Mapping[int, Steps]) -> list[TextTable]:
-    """What the plan costs.
-
-    Args:
-        steps: The plan's own; empty for a plan without a pipeline, of which only memory traffic is to be said.
-        scaling: The same step by the number of ranks.
-    """
-    tables = [_traffic(plan)]
-    if steps:
-        tables += [_totals(plan), _transitions(plan), _simulated(steps), _scaled(plan, scaling)]
-    return tables
-
-
-def cost_record(plan: Plan, steps: Steps, scaling: Mapping[int, Steps]) -> dict[str, Any]:
-    """Everything that the tables say, for JSON."""
-    traffic = memory_traffic(plan.dim, plan.block_size, plan.blocks, plan.streams)
-    record: dict[str, Any] = {
-        "plan": dataclasses.asdict(plan),
-        "memory_traffic": list(map(dataclasses.asdict, traffic)),
-    }
-    if not steps:
-        return record
-    return record | {
-        "pipeline": {
-            "entry_bytes": plan.entry_bytes,
-            "new_blocks": float(plan.new_blocks),
-            "formula": {
-                "naive": float(naive_total(plan.pipeline, plan.virtual, plan.new_blocks)),
-                "cached": float(cached_total(plan.pipeline, plan.virtual, plan.new_blocks)),
-            },
-            "formula_transitions": {name: list(map(float, x)) for name, x in vars(plan.formula()).items()},
-            "counted_transitions": {name: list(map(float, x)) for name, x in vars(plan.counted()).items()},
-        },
-        "step": {name: {"seconds": step.seconds, "busy": step.busy} for name, step in steps.items()},
-        "scaling": [
-            {"pipeline": pipeline, "seconds": {name: step.seconds for name, step in of_size.items()}}
-            for pipeline, of_size in scaling.items()
-        ],
-    }
+def cost_tables(plan: Plan) -> list[TextTable]:
+    """What the plan costs; without a pipeline its memory traffic alone."""
+    of_pipeline = [_totals(plan), _transitions(plan), _simulated(plan.timelines())] if plan.pipeline > 1 else []
+    return [_traffic(plan), *of_pipeline]
 
 
 def _traffic(plan: Plan) -> TextTable:
@@ -102,27 +62,13 @@ def _transitions(plan: Plan) -> TextTable:
     )
 
 
-def _simulated(steps: Steps) -> TextTable:
+def _simulated(steps: Mapping[str, Timeline]) -> TextTable:
     plain = steps["residual"].seconds
     rows = tuple(
         (name, _milliseconds(step.seconds), f"{step.busy:.1%}", f"{step.seconds / plain:.4f}")
         for name, step in steps.items()
     )
     return TextTable("one step, simulated", ("simulated step", "ms", "ranks compute", "over residual"), rows)
-
-
-def _scaled(plan: Plan, scaling: Mapping[int, Steps]) -> TextTable:
-    one_rank = 3 * plan.sublayer_seconds * plan.layers * plan.micro_batches
-    names = list(next(iter(scaling.values()), ()))
-    rows = []
-    for pipeline, steps in scaling.items():
-        efficiency = one_rank / pipeline / steps["block, cached"].seconds
-        rows.append((str(pipeline), *(_milliseconds(steps[name].seconds) for name in names), f"{efficiency:.1%}"))
-    return TextTable(
-        f"the same step on more ranks, on paper ({_milliseconds(one_rank, 0)} ms on one)",
-        ("P", *(f"{name}, ms" for name in names), "efficiency, cached"),
-        tuple(rows),
-    )
 
 
 def _lists(transfers: Transfers) -> tuple[list[Fraction], list[Fraction]]:

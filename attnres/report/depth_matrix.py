@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from attnres.analysis.profile import sublayer_names
 from attnres.connections import mixing_matrix
 from attnres.errors import UsageError
-from attnres.report.charts import Plot, depth_matrix
+from attnres.report.charts import Matrix, Plot
 from attnres.report.draw import STYLE, figure_of
 
 NOTE = "weight of each source in what each site reads, mean over tokens"
@@ -49,6 +49,6 @@ def plot_depth_matrix(
     if names is not None and len(names) != array.shape[-1] - 1:
         raise UsageError(f"{len(names)} names are not one for each of {array.shape[-1] - 1} sublayers")
     names = sublayer_names(array.shape[-1] - 1) if names is None else names
-    chart = depth_matrix(title, names, [array.reshape(-1, *array.shape[-2:]).mean(0)])
+    chart = Matrix(title=title, names=names, views=[array.reshape(-1, *array.shape[-2:]).mean(0)])
     with mpl.rc_context(STYLE):
         return figure_of(Plot(name="depth", alt="a depth matrix", charts=[chart], note=NOTE))

@@ -14,12 +14,11 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from attnres.report.charts import Cells, Chart, Line, Lines, Plot, Rows, arms_of
-from attnres.report.style import MOST_TIMES, NEGATIVE_COLOUR, SIGNED_COLOURS, WEIGHT_COLOURS, arm_styles, depth_colours
+from attnres.report.charts import Chart, Line, Lines, Matrix, Plot, Rows, arms_of
+from attnres.report.style import MOST_TIMES, NEGATIVE_COLOUR, SIGNED_COLOURS, arm_styles, depth_colours, depth_ticks
 from attnres.texttable import visible
 
 INK, GREY = "#1a1a1a", "#888888"
@@ -31,7 +30,7 @@ STYLE: Any = {
     "axes.spines.right": False,
     "text.color": INK,
 }
-SIZES = {Lines: (4.0, 3.4), Rows: (4.2, 1.2), Cells: (3.3, 3.5)}
+SIZES = {Lines: (4.0, 3.4), Rows: (4.2, 1.2), Matrix: (3.3, 3.5)}
 """Inches of a chart; one of rows is higher by its rows."""
 
 
@@ -65,8 +64,7 @@ def figure_of(picture: Plot) -> Figure:
     styles = line_styles(arms_of([picture]))
     for axes, chart in zip(grid.flat, charts, strict=False):
         axes.set_title(textwrap.fill(visible(chart.title), 44), loc="left", fontsize=9)
-        axes.set_xlabel(visible(chart.x_label))
-        {Lines: _lines, Rows: _rows, Cells: _cells}[type(chart)](axes, chart, styles)  # type: ignore[operator]
+        {Lines: _lines, Rows: _rows, Matrix: _matrix}[type(chart)](axes, chart, styles)  # type: ignore[operator]
     for axes in grid.flat[len(charts) :]:
         axes.set_visible(False)
     if picture.note:
@@ -79,9 +77,6 @@ def _size(chart: Chart) -> tuple[float, float]:
     width, height = SIZES[type(chart)]
     if isinstance(chart, Rows):
         return width, height + 0.27 * len(chart.rows)
-    if isinstance(chart, Cells) and chart.scale:
-        names = 0.06 * max(len(label) for _, label in chart.row_ticks)
-        return names + 0.6 + max(2.4, 0.9 * len(chart.column_ticks)), max(2.3, 1.0 + 0.27 * len(chart.row_ticks))
     return width, height
 
 
@@ -129,6 +124,7 @@ def _lines(axes: Axes, chart: Lines, styles: Mapping[str, dict[str, Any]]) -> No
     if chart.ticks:
         places, labels = zip(*chart.ticks, strict=True)
         axes.set_xticks(places, labels=list(map(visible, labels)))
+    axes.set_xlabel(visible(chart.x_label))
     axes.grid(alpha=0.25)
     if not len(values):
         axes.text(0.5, 0.5, "nothing to show", transform=axes.transAxes, ha="center")
@@ -144,8 +140,6 @@ def _draw_line(axes: Axes, line: Line, x: np.ndarray, log: bool, style: Mapping[
         axes.plot(x, y, "o", color=style["color"], markersize=3.5, alpha=0.6)
         return
     axes.plot(x, y, label=_label(line.name), marker="." if len(x) <= 12 else None, **style)
-    if line.label and len(x):
-        axes.annotate(f" {line.label}", (x[-1], y[-1]), fontsize=8, va="center")
     if line.low is None or line.high is None:
         return
     low, high = np.asarray(line.low, float), np.asarray(line.high, float)
@@ -172,22 +166,12 @@ def _rows(axes: Axes, chart: Rows, styles: object) -> None:
             axes.plot(row.mark, y, "D", color=GREY, markerfacecolor="none", markersize=5)
     axes.set_yticks(range(len(chart.rows)), labels=[visible(row.name) for row in chart.rows])
     axes.set_ylim(len(chart.rows) - 0.4, -0.6)
+    axes.set_xlabel(visible(chart.x_label))
     axes.grid(axis="x", alpha=0.25)
 
 
-def _cells(axes: Axes, chart: Cells, styles: object) -> None:
+def _matrix(axes: Axes, chart: Matrix, styles: object) -> None:
     values = chart.views[0]
-    if chart.scale is None:
-        _depth_matrix(axes, values, chart)
-    else:
-        _plain_cells(axes, values, chart, *chart.scale)
-    axes.set_ylabel(visible(chart.y_label))
-    for axis, ticks in ((axes.xaxis, chart.column_ticks), (axes.yaxis, chart.row_ticks)):
-        places, labels = zip(*ticks, strict=True)
-        axis.set_ticks(places, labels=list(map(visible, labels)))
-
-
-def _depth_matrix(axes: Axes, values: np.ndarray, chart: Cells) -> None:
     shown = np.ma.masked_where(np.triu(np.ones_like(values), 1) > 0, depth_colours(values))
     colours = mpl.colormaps[SIGNED_COLOURS].with_extremes(under=NEGATIVE_COLOUR)
     image = axes.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="equal")
@@ -198,22 +182,11 @@ def _depth_matrix(axes: Axes, values: np.ndarray, chart: Cells) -> None:
     sites, sources = np.nonzero(~np.isfinite(np.tril(values)))
     if sites.size:
         axes.plot(sources, sites, "x", color=INK, markersize=150 / len(values), clip_on=False)
-        axes.set_xlabel(f"{chart.x_label}; x: not a finite number")
-
-
-def _plain_cells(axes: Axes, values: np.ndarray, chart: Cells, low: float, high: float) -> None:
-    norm = LogNorm(low, high) if chart.log else Normalize(low, high)
-    colours = (SIGNED_COLOURS if low < 0 else WEIGHT_COLOURS) + ("_r" if chart.texts else "")
-    image = axes.imshow(values, cmap=colours, norm=norm, interpolation="nearest", aspect="auto")
-    bar = axes.figure.colorbar(image, ax=axes, orientation="horizontal", shrink=0.9, aspect=28, pad=0.02)
-    ticks = (low, high) if chart.log else (low, (low + high) / 2, high)
-    above = "≥ " if np.nanmax(values, initial=low) > high * 1.001 else ""
-    bar.set_ticks(ticks, labels=[*(f"{tick:.2g}" for tick in ticks[:-1]), f"{above}{high:.2g}"])
-    bar.minorticks_off()
-    for row, texts in enumerate(chart.texts or ()):
-        for column, text in enumerate(texts):
-            colour = "white" if values[row, column] > (low + high) / 2 else INK
-            axes.text(column, row, text, ha="center", va="center", fontsize=7, color=colour)
+    axes.set_xlabel("source (layer)" + "; x: not a finite number" * bool(sites.size))
+    axes.set_ylabel("site that reads (layer)")
+    for axis, names in ((axes.xaxis, chart.sources), (axes.yaxis, chart.sites)):
+        places, labels = zip(*depth_ticks(names), strict=True)
+        axis.set_ticks(places, labels=list(map(visible, labels)))
 
 
 def plain_log_ticks(axis: Axis) -> None:

@@ -1,6 +1,6 @@
 // Draws the pictures of the page from the JSON beside this script.
 
-import { DEPTH, cellsFigure, matrixFigure } from "./charts/cells.js";
+import { DEPTH, matrixFigure } from "./charts/cells.js";
 import { html, svg } from "./charts/dom.js";
 import { lineChart } from "./charts/lines.js";
 import { rowChart } from "./charts/rows.js";
@@ -22,7 +22,6 @@ function picture(parent, data) {
       const log = of.log && logarithmic;
       if (lines.length) lineChart(charts, lines, { ...of, title, log, zero: of.zero || (of.log && !log), label });
     } else if (of.kind === "rows") rowChart(charts, of);
-    else if (of.kind === "cells") cellsFigure(charts, of, of.views[0]);
     else matrixFigure(charts, of, of.views[view], DEPTH);
   }
   const draw = () => { charts.replaceChildren(); data.charts.forEach(chart); };

@@ -22,7 +22,7 @@ CONNECTION_STYLES = {  # the places of its colour and its dashes; relatives shar
     **{"hc": (5, 3), "identity-hc": (5, 4), "mhc": (5, 0), "mhc-lite": (5, 1), "kromhc": (5, 2)},
     **{"rms-block": (4, 0), "highway": (6, 0), "delta": (6, 1)},
 }
-WEIGHT_COLOURS, SIGNED_COLOURS = "viridis", "coolwarm"  # the middle of coolwarm is grey: it can be told from paper
+SIGNED_COLOURS = "coolwarm"  # the middle of coolwarm is grey: it can be told from paper
 NEGATIVE_COLOUR = "#E69F00"  # of a depth weight
 MOST_TIMES = 4
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from attnres.analysis.comparison import finding
 from attnres.analysis.profile import DepthProfile
-from attnres.report.charts import Line, Lines, Plot, band, depth_matrix, over_depth
+from attnres.report.charts import Line, Lines, Matrix, Plot, band, over_depth
 from attnres.report.comparison import result_tables, sink_table
 from attnres.report.data import ArmReport, ReportData
 from attnres.report.depth_matrix import NOTE
@@ -85,7 +85,7 @@ def pictures(data: ReportData) -> dict[str, Plot]:
         tokens = [_token(data, index) for index in range(len(data.tokens))]
         views: list[Mapping[str, object]] = [{"whole": "mean over tokens"}, *tokens] if tokens else []
         charts = [
-            depth_matrix(arm.name, of.names, [of.mean_matrix, *of.token_matrices], note=arm.description)
+            Matrix(title=arm.name, names=of.names, views=[of.mean_matrix, *of.token_matrices], note=arm.description)
             for arm, of in data.profiled
         ]
         made[matrices] = Plot(name=matrices, alt="depth matrices", charts=charts, note=NOTE, views=views)

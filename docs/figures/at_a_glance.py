@@ -18,11 +18,13 @@ BLOCK = 2
 COLUMN, LEFT, ROW, CELL = 250, 10, 55, 26
 BOX = 112
 STYLE = """
+svg { background: #fff }
 text { font: 18px system-ui, sans-serif; fill: #1f2328 } .title { font-size: 22px; font-weight: 600 }
 .small { font-size: 17px; fill: #59636e } .line, .arc { stroke: #59636e; fill: none } .head { fill: #59636e }
 .frame { fill: none; stroke: #1f2328; stroke-width: 3 } .cell { stroke: #8c959f; stroke-opacity: .4 }
 .arc, .tip { stroke: #0072B2 } .tip { fill: #0072B2 } .bracket { stroke: #D55E00; fill: none; stroke-width: 2 }
 @media (prefers-color-scheme: dark) {
+svg { background: #0d1117 }
 text { fill: #e6edf3 } .small { fill: #9198a1 } .line { stroke: #9198a1 } .head { fill: #9198a1 }
 .frame { stroke: #e6edf3 } .arc, .tip { stroke: #56B4E9 } .tip { fill: #56B4E9 } .bracket { stroke: #E69F00 } }
 """

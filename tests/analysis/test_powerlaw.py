@@ -1,7 +1,6 @@
 """Power-law fits: the paper's published curves, scipy as an oracle, coverage of the intervals, bad input."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ from scipy import stats
 from attnres import UsageError
 from attnres.analysis.powerlaw import (
     Point,
-    advantages_between_sizes,
     fit_power_laws,
     fit_where_possible,
     read_points,
@@ -133,47 +131,6 @@ def test_more_seeds_of_a_size_that_lies_beside_the_line_do_not_make_it_surer():
 
 
 NOISY = [Point(c, loss, f"{c}") for c, loss in ((1, 2.9), (2, 3.4), (4, 2.5), (5, 3.3), (8, 2.6))]
-
-
-def test_between_sizes_the_baselines_own_two_losses_say_what_it_needs():
-    computes = [1.0, 3.0, 10.0]
-    baseline, arm = curve(2.0, 0.1, computes, seeds=3), curve(2.0 * 1.5**-0.1, 0.1, computes, seeds=3)
-    found = advantages_between_sizes({"baseline": baseline, "arm": arm})
-    assert list(found) == [("arm", "size 1"), ("arm", "size 2")]
-    for advantage in found.values():
-        ends = (advantage.factor, *advantage.interval, *advantage.joint)
-        assert ends == pytest.approx(5 * (1.5,)), "on power laws it is what the lines say"
-
-    generator = np.random.default_rng(0)
-    noisy = {
-        "baseline": curve(2.0, 0.1, computes, 0.01, generator, seeds=4),
-        "arm": curve(1.9, 0.1, [1.1, 3.3, 11.0], 0.01, generator, seeds=4),
-        "other": curve(1.8, 0.1, computes, 0.01, generator, seeds=4),
-    }
-    of = {(name, p.size, p.seed): p for name, points in noisy.items() for p in points}
-    logs = []
-    for seed in range(4):
-        before, at, ours = of["baseline", "size 1", seed], of["baseline", "size 2", seed], of["arm", "size 2", seed]
-        line = stats.linregress(np.log([before.loss, at.loss]), np.log([before.compute, at.compute]))
-        logs.append(line.intercept + line.slope * np.log(ours.loss) - np.log(ours.compute))
-    (found,) = [one for key, one in advantages_between_sizes(noisy).items() if key == ("arm", "size 2")]
-    assert (found.factor, found.compute) == (pytest.approx(np.exp(np.mean(logs))), 11.0)
-    for share, interval in ((0.95, found.interval), (0.975, found.joint)):
-        ends = stats.t.interval(share, 3, loc=np.mean(logs), scale=stats.sem(logs))
-        assert interval == pytest.approx(np.exp(ends)), "of two arms at once each has 97.5%"
-
-
-def test_between_sizes_nothing_is_said_where_the_baseline_does_not_fall_or_seeds_lack():
-    baseline, arm = (curve(scale, 0.1, [1.0, 3.0, 10.0], seeds=2) for scale in (2.0, 1.9))
-    rising = [replace(p, loss=9.0) if (p.size, p.seed) == ("size 1", 1) else p for p in baseline]
-    assert list(advantages_between_sizes({"baseline": rising, "arm": arm})) == [("arm", "size 2")]
-    one_seed = [p for p in arm if p.size != "size 2" or p.seed]
-    assert list(advantages_between_sizes({"baseline": baseline, "arm": one_seed})) == [("arm", "size 1")]
-    assert advantages_between_sizes({"baseline": baseline}) == {}
-    of_one_compute = [replace(p, compute=1.0) if p.size == "size 1" else p for p in baseline]
-    assert list(advantages_between_sizes({"baseline": of_one_compute, "arm": arm})) == [("arm", "size 2")]
-    level = [replace(p, loss=2.0 - 1e-14 * p.compute) for p in baseline]
-    assert advantages_between_sizes({"baseline": level, "arm": arm})["arm", "size 1"].factor == np.inf
 
 
 def test_a_line_that_may_be_level_tells_no_compute_advantage():

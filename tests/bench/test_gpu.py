@@ -38,7 +38,7 @@ def test_peers_take_part_with_and_without_their_stack():
 
 def test_what_was_measured_before_a_stop_is_kept(monkeypatch, tmp_path, capsys):
     def measured(setting):
-        yield RatioRow("decode", "gpu", "1", "-", 0.5)
+        yield RatioRow("decode", "gpu", "1", 0.5)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gpu, "measure", measured)

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
 from attnres.cli import main
 from attnres.lab.engine import choose
 from attnres.lab.experiments import ablation
-from attnres.lab.experiments.ablation import DEFAULTS, Options, plan, tables
-from attnres.lab.runs import Record, Run, read_record
-from attnres.model.flops import training_flops
+from attnres.lab.experiments.ablation import AblationOptions, plan, tables
+from attnres.lab.runs import Record, RunResult, read_record
 from tests.cli.conftest import TINY, run_jobs_here
 
 STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3", "--validation-tokens", "64"]
@@ -79,13 +77,13 @@ def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
     assert rates(written) == {"residual": 1.0, "full": 1.0}
 
 
-def tried(rate: float, seed: int, loss: float, status: str = "done") -> Run:
-    return Run(arm="full", at="std 1", part="tuning", rate=rate, seed=seed, loss=loss, status=status)
+def tried(rate: float, seed: int, loss: float, status: str = "done") -> RunResult:
+    return RunResult(arm="full", at="std 1", part="tuning", rate=rate, seed=seed, loss=loss, status=status)
 
 
 def test_the_best_two_rates_play_off_on_more_seeds(tmp_path):
     grid = [tried(0.25, 1000, 2.2), tried(0.5, 1000, 2.1), tried(1.0, 1000, 2.0), tried(2.0, 1000, 0.0, "diverged")]
-    planned = plan(Options(arms=("residual", "full"), tuning_seeds=3), tmp_path)
+    planned = plan(AblationOptions(arms=("residual", "full"), tuning_seeds=3), tmp_path)
     playoff = ablation._playoff(planned, {("full", "std 1"): grid})
     assert [(one.rate, one.seed) for one in playoff] == [(1.0, 1001), (0.5, 1001), (1.0, 1002), (0.5, 1002)]
     more = [tried(1.0, 1001, 2.3), tried(0.5, 1001, 2.1)]
@@ -93,41 +91,3 @@ def test_the_best_two_rates_play_off_on_more_seeds(tmp_path):
     assert choose([*grid, more[0], tried(0.5, 1001, 0.0, "diverged")]) == 1.0
     assert choose([*grid, tried(1.0, 1001, 9.0), tried(0.5, 1001, 9.0)]) == 1.0, "0.25 has one seed only"
     assert choose(grid[3:]) is None
-
-
-def test_arms_may_spend_the_same_operations(tmp_path):
-    """Counted apart from the plan: no arm spends more than half a step more or less than the first one."""
-    vocabulary = 2048  # not the model's own: a tokenizer's
-    config = replace(DEFAULTS, model=replace(DEFAULTS.model, layers=6, dim=32))
-    options = Options(arms=("residual", "block", "full"), equal="operations", config=config)
-    costs = ablation.operations_of_steps(options.arms, options.config, vocabulary)
-    planned = replace(plan(options, tmp_path), costs=costs)
-    spent = {}
-    for arm, at in planned.cells[:3]:
-        config = planned.run(arm, at, 1.0, 0).config
-        assert config.evaluate_every == config.save_every == config.steps
-        spent[arm] = config.steps, training_flops(replace(config.model, vocab_size=vocabulary))
-    assert spent["residual"][0] == DEFAULTS.steps > spent["block"][0] > spent["full"][0]
-    budget = DEFAULTS.steps * spent["residual"][1]
-    assert all(abs(steps * each - budget) <= each / 2 for steps, each in spent.values())
-
-
-def test_an_arm_must_have_a_step(ablate, corpus, tmp_path):
-    sizes = ["--model.dim", "16", "--model.layers", "4", "--model.heads", "1", "--model.context", "8", *corpus]
-    options = ["--steps", "1", "--equal", "operations", *sizes, "--out", tmp_path]
-    code, printed = ablate("residual", "hc:streams=64", *options)
-    assert code == 2 and "1 steps of residual cost less than one of hc:streams=64; raise --steps" in printed.err
-
-
-@pytest.mark.slow
-def test_the_table_says_the_steps_where_they_are_not_equal(ablate, tmp_path):
-    options = ["--seeds", "1", "--grid", "1", "--embedding-stds", "1", "--workers", "1", *STEPS, "--steps", "40"]
-    code, printed = ablate("residual", "full", *options, "--equal", "operations", "--out", tmp_path)
-    assert code == 0 and "final runs: 2 runs of 38 to 40 steps" in printed.out
-    (table,) = tables(read_record(tmp_path / "ablation.json", "ablation"))[:1]
-    assert table.columns[5] == "steps" and table.rows[0][5] == "40" > table.rows[1][5]
-    assert "spends the operations of the first one" in table.note
-    code, printed = ablate("residual", "full", *options, "--out", tmp_path)
-    assert code == 2 and "holds a sweep with another equal" in printed.err
-    code, printed = ablate("full", "residual", "block", *options, "--equal", "operations", "--out", tmp_path)
-    assert code == 2 and "holds a sweep with another spends" in printed.err

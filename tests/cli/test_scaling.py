@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import io
 import shutil
 from contextlib import redirect_stdout
@@ -11,7 +10,7 @@ from attnres.analysis.powerlaw import Point, fit_power_laws
 from attnres.cli import main
 from attnres.errors import UsageError
 from attnres.lab.experiments.scaling import parse_size
-from attnres.lab.laws import diverged, final_points, iso_flop_curves, scaling_table
+from attnres.lab.laws import diverged, final_points, scaling_table
 from attnres.lab.runs import Record, read_record
 from attnres.model import TransformerConfig
 from attnres.model.flops import training_flops
@@ -81,34 +80,15 @@ def test_the_papers_curves_from_a_file(tmp_path, capsys):
     assert (tmp_path / "figures" / "scaling-fit.png").read_bytes().startswith(b"\x89PNG")
 
 
-def run(size: float, tokens: int, flops: float, curve: tuple = (), **fields) -> dict:
+def run(size: float, tokens: int, flops: float, **fields) -> dict:
     """One of the arm a; as many steps as tokens over the size, which is its number of parameters."""
     own = {"parameters": size, "tokens": tokens, "flops_per_token": flops}
     place = {"arm": "a", "at": f"{size:g}", "seed": 0, "loss": 1.0, "steps": max(1, int(tokens / size))}
-    return {**place, "curve": list(curve), "measured": own, **fields}
+    return {**place, "measured": own, **fields}
 
 
-def record_of(runs: list[dict], decay: float = 0.0) -> Record:
-    return dataclasses.replace(record_from("scaling", runs), config={"optimizer": {"decay": decay}})
-
-
-def test_loss_at_equal_compute():
-    """L = C^-0.1 along every run: each size has the same loss at the same compute."""
-    runs = []
-    for parameters in (1, 2, 4):
-        curve = [[k, (6 * parameters * k * parameters) ** -0.1] for k in range(1, 11)]
-        runs.append(run(parameters, 10 * parameters, 6 * parameters, curve))
-    levels = iso_flop_curves(record_of(runs))["a"]
-    assert any(len(points) > 1 for points in levels.values())
-    for compute, points in levels.items():
-        assert [loss for _, loss in points] == pytest.approx([compute**-0.1] * len(points), rel=2e-3)
-
-
-def test_no_loss_at_equal_compute_is_of_a_run_whose_rate_decays():
-    """A tenth of the loss falls in the last quarter of every run, and no level may see it."""
-    curve = [[k, 2.0 if k <= 7 else 1.8] for k in range(1, 11)]
-    levels = iso_flop_curves(record_of([run(size, 10 * size, size, curve) for size in (1, 2, 4)], decay=0.25))["a"]
-    assert levels and {loss for points in levels.values() for _, loss in points} == {2.0}
+def record_of(runs: list[dict]) -> Record:
+    return record_from("scaling", runs)
 
 
 def test_fits_leave_out_runs_that_diverged():

@@ -13,12 +13,10 @@ from attnres.train import load_recipe, train
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
-from attnres.kimi_k3 import llamacpp, load
+from attnres.kimi_k3 import load
+from tests.kimi_k3 import llamacpp
 
 SERVE = Path(__file__).parents[2] / "docs" / "serve.md"
-needs_llama_cpp = pytest.mark.skipif(
-    llamacpp.find_library() is None, reason=f"llama.cpp is not here; fetch it with: {llamacpp.INSTALL}"
-)
 
 
 @pytest.fixture(scope="module")
@@ -33,21 +31,6 @@ def run(tmp_path_factory):
     model = replace(config.model, context=64)
     train(replace(config, model=model, data=data, steps=2, batch_size=2, validation_tokens=128), folder)
     return folder
-
-
-@needs_llama_cpp
-def test_a_run_reaches_llama_cpp(run, tmp_path, capsys):
-    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}")
-    options = ["--chat-template", str(tmp_path / "template.jinja"), "--measure", "128"]
-    assert main(["export", str(run), "--gguf", str(tmp_path / "a.gguf"), *options]) == 0
-    said = capsys.readouterr().out
-    assert "a.gguf: f32, " in said and "Nats per token over 128 tokens" in said
-    row = next(line.split() for line in said.splitlines() if line.strip().startswith("a.gguf  "))
-    assert abs(float(row[3])) < 1e-4 and float(row[4]) < 1e-3
-    command = ["export", str(run), "--gguf", str(tmp_path / "b.gguf"), "--type", "q8_0"]
-    assert main(command) == 0
-    assert (tmp_path / "b.gguf").stat().st_size < 0.5 * (tmp_path / "a.gguf").stat().st_size
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.gguf", "b.gguf", "template.jinja"]
 
 
 def test_a_checkpoint_comes_back_and_can_be_exported_again(run, tmp_path, capsys):
@@ -107,8 +90,7 @@ def test_a_checkpoint_keeps_its_chat_template(run, tmp_path, capsys):
     assert "no template" not in capsys.readouterr().out
 
 
-def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, monkeypatch):
-
+def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys):
     def refused(*arguments: object) -> str:
         assert main(["export", *map(str, arguments)]) == 2
         message = capsys.readouterr().err
@@ -125,12 +107,6 @@ def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys, m
     assert "is a model of type llama: llama.cpp has attention over depth in Kimi K3 alone" in refused(
         tmp_path / "llama", "--gguf", file
     )
-    monkeypatch.setenv(llamacpp.VARIABLE, str(tmp_path))
-    llamacpp.load_library.cache_clear()
-    for needs_it in (("--type", "q4_k_m"), ("--measure", 5)):
-        assert "npm install" in refused(run, "--gguf", file, *needs_it, "--checkpoint", tmp_path / "k3")
-    assert not (tmp_path / "k3").exists()
-    llamacpp.load_library.cache_clear()
     assert not file.exists()
 
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from attnres.errors import UsageError
+from tests.kimi_k3 import llamacpp
 from tests.kimi_k3.small import SIZES, KimiK3Config, KimiK3ForCausalLM, decided_tokens, small_k3, some_tokens
 
 pytest.importorskip("gguf", reason="the gguf library writes the files")
 
 from attnres.data import DataConfig, load_tokenizer, open_corpus, tokenizer_from_json
-from attnres.kimi_k3 import llamacpp
 from attnres.kimi_k3.export import write_published
 from attnres.kimi_k3.gguf import write_gguf
 from attnres.kimi_k3.vocabulary import _EXPRESSIONS, vocabulary_of
@@ -70,17 +70,14 @@ def test_narrower_types_stay_near(tmp_path):
     write_gguf(model, tmp_path / "f32.gguf", BYTES)
     for kind in ("f16", "bf16"):
         write_gguf(model, tmp_path / f"{kind}.gguf", BYTES, kind)
-    for kind in ("q8_0", "q4_k_m"):
-        llamacpp.quantize(tmp_path / "f32.gguf", tmp_path / f"{kind}.gguf", kind)
     sizes = {file.stem: file.stat().st_size for file in tmp_path.glob("*.gguf")}
     for kind in sizes:
         with llamacpp.opened(tmp_path / f"{kind}.gguf", context=100) as engine:
             theirs = engine.logits(tokens.tolist())
         divergence = (ours.log_softmax(-1).exp() * (ours.log_softmax(-1) - theirs.log_softmax(-1))).sum(-1).mean()
         largest[kind] = divergence.item()
-    assert sizes["f32"] > 1.8 * sizes["bf16"] > 1.5 * sizes["q8_0"] > 1.5 * sizes["q4_k_m"]
+    assert sizes["f32"] > 1.8 * sizes["bf16"]
     assert largest["f32"] < 1e-6 and largest["f16"] < 1e-3 and largest["bf16"] < 0.03
-    assert largest["f16"] < largest["q8_0"] < 0.1 and largest["q8_0"] < largest["q4_k_m"] < 1
 
 
 @pytest.mark.parametrize(
@@ -203,18 +200,3 @@ def test_what_would_cut_texts_otherwise_is_refused(changed, message):
 
 def test_the_expression_of_llama_3_is_known():
     assert vocabulary_of(byte_level(expression("Isolated")), 1).splitting == "llama-bpe"
-
-
-@needs_llama_cpp
-def test_what_llama_cpp_says_reaches_the_reader(tmp_path):
-    (tmp_path / "no.gguf").write_bytes(b"not a model")
-    with pytest.raises(UsageError, match=r"llama.cpp cannot load .*no.gguf: ."), llamacpp.opened(tmp_path / "no.gguf"):
-        pass
-
-
-def test_without_llama_cpp_it_says_how_to_get_it(monkeypatch, tmp_path):
-    monkeypatch.setenv(llamacpp.VARIABLE, str(tmp_path))
-    llamacpp.load_library.cache_clear()
-    with pytest.raises(UsageError, match=rf"lies in {tmp_path}; fetch llama.cpp with: npm .*@node-llama-cpp/"):
-        llamacpp.load_library()
-    llamacpp.load_library.cache_clear()

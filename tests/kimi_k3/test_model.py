@@ -255,12 +255,8 @@ def test_the_lab_trains_it_and_it_becomes_a_model_of_transformers():
     assert not starts["sublayers.0.block.forget_gate.A_log"].any()
     up, down = (starts[f"sublayers.3.block.routed_expert_{way}_proj.weight"].std() for way in ("up", "down"))
     assert up < 0.6 * down  # only what leaves the sublayer starts smaller
-    for refused, said in (
-        ("block:block_size=3", "do not fit"),
-        ("block:block_size=2,heads=2", "heads is 2"),
-        ("mhc", "Mhc|MHC"),
-    ):
-        with pytest.raises(UsageError, match=f"Kimi K3 has block.*or residual; .*({said})"):
+    for refused in ("block:block_size=3", "block:block_size=2,heads=2", "mhc"):
+        with pytest.raises(UsageError, match="Kimi K3 has residual, and block"):
             from_transformer(lab(refused))
     with pytest.raises(UsageError, match=r"train with --model.backbone kimi_k3"):
         from_transformer(Transformer(TransformerConfig(**sizes)))

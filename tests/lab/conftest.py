@@ -13,7 +13,7 @@ import torch
 
 from attnres.data.config import DataConfig
 from attnres.lab.engine import Planned
-from attnres.lab.experiments.dynamics import DEFAULTS, Options, plan
+from attnres.lab.experiments.dynamics import DEFAULTS, DynamicsOptions, plan
 from attnres.model import TransformerConfig
 from attnres.report.charts import payload
 from attnres.train import RunConfig, train
@@ -63,7 +63,7 @@ def sweep(tmp_path_factory, corpus_options) -> Sweep:
     )
     options = [f"--model.{name}={value}" for name, value in sizes.items()]
     options += [f"--{name.replace('_', '-')}={value}" for name, value in fields.items()]
-    planned = list(plan(Options(arms=ARMS, seeds=2, config=config), out).runs)
+    planned = list(plan(DynamicsOptions(arms=ARMS, seeds=2, config=config), out).runs)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     for run in planned:

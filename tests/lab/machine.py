@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from attnres.lab.engine import Planned
-from attnres.lab.runs import Run
+from attnres.lab.runs import RunResult
 from attnres.train.folder import RunFolder
 from attnres.train.sweep import Job, JobState
 
@@ -61,7 +61,7 @@ class Machine:
             watch(states)
         return states
 
-    def ended(self, one: Planned, state: JobState) -> Run:
+    def ended(self, one: Planned, state: JobState) -> RunResult:
         if state.status != "done":
             return one.ended(status="failed", error=state.error)
         loss = round(self.loss(one), 6)

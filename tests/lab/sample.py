@@ -49,7 +49,7 @@ def ablation_runs() -> list[dict[str, Any]]:
 
 
 def ablation(runs: list[dict[str, Any]] | None = None) -> Record:
-    return record("ablation", ablation_runs() if runs is None else runs, {"equal": "steps"})
+    return record("ablation", ablation_runs() if runs is None else runs)
 
 
 def scaling_runs() -> list[dict[str, Any]]:

@@ -7,16 +7,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from attnres.lab.experiments.ablation import (
-    CLAIMS,
-    SUCCESSORS,
-    claims,
-    comparisons,
-    finding,
-    rank_correlation,
-    tables,
-    verdicts,
-)
+from attnres.lab.experiments.ablation import claims, comparisons, finding, rank_correlation, tables
 from attnres.lab.runs import Record
 from tests.lab.sample import ablation
 
@@ -50,7 +41,7 @@ def holm(p_values: list[float]) -> list[float]:
 
 
 def test_claims_are_read_from_paired_corrected_tests():
-    found = verdicts(record(LOSSES), CLAIMS)
+    found = claims(record(LOSSES))
     pairs = [tuple(verdict.arm.split(" - ")) for verdict in found]
     assert pairs == [
         ("full", "residual"),
@@ -75,7 +66,7 @@ def test_claims_are_read_from_paired_corrected_tests():
 def test_block_with_its_size_named_is_the_papers():
     named = {"block": "block:block_size=4", "block:heads=16": "block:block_size=4,heads=16"}
     found, bare = (
-        (verdicts(shown, CLAIMS), rank_correlation(next(comparisons(shown))[1]))
+        (claims(shown), rank_correlation(next(comparisons(shown))[1]))
         for shown in (record({names.get(arm, arm): losses for arm, losses in LOSSES.items()}) for names in (named, {}))
     )
     assert found == bare
@@ -86,26 +77,10 @@ def test_runs_that_diverged_are_left_out_of_pairs():
     changed = runs(losses)
     changed[-1] |= {"status": "diverged", "loss": 99.0}
     shown = ablation(changed)
-    (verdict,) = verdicts(shown, CLAIMS)
+    (verdict,) = claims(shown)
     assert verdict.value == pytest.approx((-0.10 - 0.09 - 0.11) / 3)
     ((_, rows),) = comparisons(shown)
     assert rows[1].validation_loss == pytest.approx(2.0)
-
-
-def test_what_normalising_and_attention_give_together_is_held_against_their_sum():
-    losses = {"residual": LOSSES["residual"], "block": LOSSES["block"]}
-    losses["rms-residual"] = [loss - 0.1 for loss in LOSSES["residual"]]
-    losses["rms-block"] = [
-        loss - 0.1 - extra for loss, extra in zip(LOSSES["block"], (0.05, 0.06, 0.04, 0.05), strict=True)
-    ]
-    shown = record(losses)
-    found = {verdict.claim: verdict for verdict in verdicts(shown, SUCCESSORS)}
-    assert len(found) == 5
-    together = found["attention helps more there than on raw ones"]
-    assert together.arm == "(rms-block - rms-residual) - (block - residual)"
-    assert together.value == pytest.approx(-0.05) and together.reading == "shown"
-    assert found["normalising outputs helps, without attention"].value == pytest.approx(-0.1)
-    assert len(claims(shown)) == len(found) + 1  # the paper's own: Block beats the plain residual
 
 
 def test_rank_correlation_is_kendalls_over_the_papers_arms():

@@ -9,17 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from attnres import UsageError, connection_names, make_connection, mixing_matrix
+from attnres import UsageError
 from attnres.analysis import depth_profile
-from attnres.analysis.rank import semiseparable_rank
 from attnres.cli import main
 from attnres.data import open_corpus
-from attnres.lab.profiles import depth_ranks, profile, profiled_tokens, prune, rank_bound, update_sizes
+from attnres.lab.profiles import profile, profiled_tokens, prune, update_sizes
 from attnres.lab.runs import read_record
 from attnres.model import Transformer, TransformerConfig
 from attnres.train import OptimizerConfig, load_run, read_metrics
 from attnres.train.folder import RunFolder
-from tests.depth import make_sublayers, randomise
 from tests.lab.conftest import ARMS, SITES
 
 MOMENTS = [0, 2, 4, 6]
@@ -86,37 +84,6 @@ def test_update_size_is_relative_and_per_step_at_the_peak_rate():
     assert update_sizes(model, earlier, optimizer, 1, 3, 4) == pytest.approx([0, 0.5 / 2])
 
 
-def test_the_bound_on_the_rank_is_what_theory_says():
-    expected = {"residual": 1, "highway": 1, "x0": 2, "hc:streams=3": 3, "mhc:streams=4": 4, "full": 5}
-    found = {name: rank_bound(make_connection(name, 8, 8)) for name in (*expected, "block:block_size=4")}
-    assert found == expected | {"block:block_size=4": 3}
-
-
-@pytest.mark.parametrize("name", connection_names())
-def test_no_connection_exceeds_its_bound(name):
-    """In every channel of M, from random parameters: theory against the matrices themselves."""
-    connection = make_connection(name, 12, 7)
-    randomise(connection)
-    with torch.no_grad():
-        matrix = mixing_matrix(connection.double(), torch.randn(2, 12).double(), make_sublayers(), per_channel=True)
-    ranks = semiseparable_rank(matrix.movedim(-1, 1).numpy())
-    assert ranks.max() <= rank_bound(make_connection(name, 12, 7))
-
-
-def test_ranks_of_a_model():
-    def ranks(name: str) -> float:
-        model = Transformer(TransformerConfig(dim=16, layers=4, heads=2, context=32, connection=name))
-        with torch.no_grad():
-            for parameter in model.connection.parameters():
-                parameter.add_(0.5 * torch.randn_like(parameter))
-        return depth_ranks(model, torch.randint(0, 256, (32,)))["semiseparable"]
-
-    assert ranks("residual") == 1
-    # Its channels have different gates: the mean M over channels is not 1-semiseparable, each of them is.
-    assert ranks("highway") == 1
-    assert ranks("full") > 3
-
-
 def test_from_runs_to_record_tables_and_page(sweep, tmp_path, capsys, monkeypatch, quick_figures):
     """And again from the record alone, when the checkpoints are gone."""
     monkeypatch.setenv("COLUMNS", "160")
@@ -126,12 +93,12 @@ def test_from_runs_to_record_tables_and_page(sweep, tmp_path, capsys, monkeypatc
     assert main(arguments) == 0
     assert "h grows with depth" in capsys.readouterr().out
     record = read_record(file, "dynamics")
-    assert record.arms == ARMS and [record.found[arm]["rank_bound"] for arm in ARMS] == [1, 3]
+    assert record.arms == ARMS
     assert [run.status for run in record.runs] == ["done"] * 4
     assert record.hours > 0 and record.config["steps"] == 6
     assert all(len(record.found[arm]["mean_matrix"]) == SITES + 1 for arm in ARMS)
     assert all(len(run.measured["moments"]) == 4 for run in record.runs)
-    assert len(list((tmp_path / "runs" / "figures").glob("dynamics-*.png"))) == 5
+    assert len(list((tmp_path / "runs" / "figures").glob("dynamics-*.png"))) == 3
     monkeypatch.setattr("attnres.lab.page.write_results", lambda records, out: out)  # drawn once is enough
     monkeypatch.setattr("attnres.lab.profiles.profile", lambda *_: pytest.fail("it was profiled again"))
     shutil.rmtree(tmp_path / "runs")

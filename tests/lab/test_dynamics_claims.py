@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
 from attnres.lab.depth import (
-    early_sink,
     finding,
     log_growth,
     log_range,
-    periodicity,
     statements,
     unevenness,
     uniform_shares,
@@ -32,47 +29,6 @@ def test_growth_range_and_spread_of_known_series():
     assert log_range(series[::-1]) == pytest.approx(10 * math.log(1.1))
     assert unevenness([1.0, 3.0]) == pytest.approx(0.5)
     assert unevenness([2.0, 2.0, 2.0]) == 0
-
-
-def fluctuations(seed, size=SITES):
-    return np.exp(0.1 * np.random.default_rng(seed).standard_normal(size))
-
-
-def test_a_period_is_found_under_trend_and_kind():
-    places = np.arange(SITES)
-    pattern = np.exp(0.1 * places + 0.8 * (places % 2) + 0.3 * (places % 4 == 2)) * fluctuations(0)
-    found = periodicity(pattern, 4)
-    assert found is not None and found.p_value < 0.01 and found.share > 0.4
-    assert found.amplitude == pytest.approx(0.3, abs=0.1)
-
-
-def test_trend_and_kind_of_sublayer_are_no_period():
-    """Attention and MLP differ, which has period 2 and so period 4 too; it must not count."""
-    places = np.arange(SITES)
-    false = sum(
-        periodicity(np.exp(0.1 * places + 1.5 * (places % 2)) * fluctuations(seed), 4).p_value < 0.05  # type: ignore
-        for seed in range(100)
-    )
-    assert false <= 12  # 5 expected; 12 is 3 standard deviations above
-    exact = periodicity(np.exp(0.1 * places + 1.5 * (places % 2)), 4)
-    assert exact is not None and exact.p_value == 1.0 and exact.amplitude == 0
-
-
-def run_with_shares(excess: np.ndarray) -> SimpleNamespace:
-    return SimpleNamespace(measured={"source_share": np.exp(excess) * uniform_shares(len(excess))})
-
-
-def test_a_sink_that_all_seeds_share_is_found_and_noise_is_not():
-    generator = np.random.default_rng(0)
-    runs = [run_with_shares(0.2 * generator.standard_normal(21) + (np.arange(21) == 4)) for _ in range(4)]
-    values, source = early_sink(runs)
-    assert source == 4 and np.mean(values) > 0.6
-    # The largest of ten noisy sources is always large; held out it is not.
-    means = []
-    for _ in range(60):
-        runs = [run_with_shares(0.2 * generator.standard_normal(21)) for _ in range(4)]
-        means.append(np.mean(early_sink(runs)[0]))
-    assert abs(np.mean(means)) < 0.05
 
 
 def statement(value, error, p, sign=1, seeds=3) -> Statement:
@@ -130,7 +86,6 @@ def made_up_runs(seeds: int = 4) -> list[dict]:
             "moments": [{**end, "step": 0, "entropy": list(np.log(places + 1))}, end],
             "source_share": list(np.exp(excess) * uniform_shares(SITES + 1)),
             "embedding_share": list(1 / (places + 1)),
-            "ranks": {"effective": 9.0, "semiseparable": 4, "semiseparable_mean": 3.5},
         }
         return {"arm": arm, "seed": seed, "loss": 1.5, "measured": measured}
 
@@ -139,8 +94,7 @@ def made_up_runs(seeds: int = 4) -> list[dict]:
 
 def made_up(runs: list[dict], matrices: bool = True) -> Record:
     matrix = [[1.0] * (site + 1) for site in range(SITES + 1)] if matrices else None
-    about = {"residual": {"block_size": None, "rank_bound": 1}, "block": {"block_size": 4, "rank_bound": 7}}
-    return record_from("dynamics", runs, None, **{arm: {**of, "mean_matrix": matrix} for arm, of in about.items()})
+    return record_from("dynamics", runs, None, residual={"mean_matrix": matrix}, block={"mean_matrix": matrix})
 
 
 def lost(run: dict) -> dict:
@@ -156,9 +110,6 @@ def test_a_made_up_record_is_read_as_it_was_made():
     assert found["h grows with depth", "residual"] == "shown"
     assert found["h grows less than in residual", "block"] == "shown"
     assert found["gradients more even than in residual", "block"] == "shown"
-    assert found["h is periodic by block", "block"] == "shown"
-    assert found["h is periodic by block", "residual"] == "not decided"
-    assert found["y is periodic by block", "block"] == "not decided"
     assert found["the embedding is a sink", "block"] == "shown"
     assert found["the embedding is a sink", "residual"] == "refuted"
     assert found["depth weights sharpen in training", "block"] == "shown"

@@ -54,7 +54,7 @@ def test_its_names_agree(name):
 def test_tables_claims_and_a_finding_are_there(name):
     experiment, record = load_experiment(name), recorded(name)
     pictures = [picture.name for picture in experiment.pictures(record)]
-    assert len(set(pictures)) == len(pictures) and all(of.startswith((name, "tuning")) for of in pictures), "one folder"
+    assert len(set(pictures)) == len(pictures) and all(of.startswith(name) for of in pictures), "one folder"
     for table in experiment.tables(record):
         assert table.title and table.rows and all(len(row) == len(table.columns) for row in table.rows)
     assert all(claim.claim and claim.reading for claim in experiment.claims(record))

@@ -12,7 +12,7 @@ import pytest
 
 from attnres.cli import main
 from attnres.lab import experiments
-from attnres.lab.experiments.ablation import differences, tuning
+from attnres.lab.experiments.ablation import differences
 from attnres.lab.laws import pictures
 from attnres.lab.page import read_records, tables_page, write_results
 from attnres.lab.runs import to_json, write_record
@@ -32,7 +32,7 @@ def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results,
     out = tmp_path / "report"
     assert main(["report", str(results), "--out", str(out)]) == 0
     page = (out / "results.html").read_text()
-    assert page.count('class="picture"') == 3 == len(list((out / "figures").glob("*.png")))
+    assert page.count('class="picture"') == 2 == len(list((out / "figures").glob("*.png")))
     assert ATTACK not in page and set(re.findall(r"\w+://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
     for name, record in read_records(results).items():
         for table in experiments()[name].tables(record):
@@ -82,8 +82,6 @@ def test_an_arm_that_one_scale_lacks_is_blank_there_and_shown_at_the_other():
     large, small = differences(record)
     assert (large.title, small.title) == ("embedding std 1", "embedding std 0.02")
     assert {row.name for row in large.rows} == {"full", "block:heads=2", "highway"} and not small.rows
-    large, small = tuning(record)
-    assert large.texts == [["best", "diverged"]] * 4 and small.texts == [["best", "diverged"], *[["", ""]] * 3]
 
 
 def test_differences_are_drawn_with_their_errors_and_not_where_no_run_is_done():
@@ -96,15 +94,6 @@ def test_differences_are_drawn_with_their_errors_and_not_where_no_run_is_done():
     assert list(line.y) == pytest.approx([nan, -0.07, -0.07], nan_ok=True)
     assert list(line.low) == pytest.approx([nan, -0.1, -0.1], nan_ok=True)
     assert list(line.high) == pytest.approx([nan, -0.04, -0.04], nan_ok=True)
-
-
-def test_rates_are_compared_on_the_seeds_they_share():
-    losses = {(0.5, 9): 2.3, (1.0, 9): 2.2, (2.0, 9): 2.19, (1.0, 10): 2.0, (2.0, 10): 2.1}
-    place = {"arm": "full", "at": "std 1", "part": "tuning"}
-    (chart,) = tuning(
-        ablation([place | {"rate": rate, "seed": seed, "loss": loss} for (rate, seed), loss in losses.items()])
-    )
-    assert chart.texts == [["+0.100", "best", "+0.045"]]
 
 
 def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path, monkeypatch, quick_figures):

@@ -21,10 +21,10 @@ class Gate:
     def __init__(self, monkeypatch, text: str) -> None:
         self.text, self.sublayers = text, 0
         self.reached, self.opened = threading.Event(), threading.Event()
-        self.pieces: list[work.Piece] = []
+        self.pieces: list[work.WorkItem] = []
         inner, gate = answers.trace, self
 
-        class Piece(work.Piece):
+        class WorkItem(work.WorkItem):
             def __init__(self, deliver) -> None:
                 super().__init__(deliver)
                 gate.pieces.append(self)
@@ -40,7 +40,7 @@ class Gate:
             return inner(model, ids, changes, read, held)
 
         monkeypatch.setattr(answers, "trace", trace)
-        monkeypatch.setattr(work, "Piece", Piece)
+        monkeypatch.setattr(work, "WorkItem", WorkItem)
 
 
 @pytest.fixture

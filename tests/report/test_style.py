@@ -21,7 +21,6 @@ from attnres.report.style import (
     CONNECTION_STYLES,
     MOST_TIMES,
     SIGNED_COLOURS,
-    WEIGHT_COLOURS,
     arm_styles,
 )
 from attnres.report.write import pictures
@@ -72,9 +71,8 @@ def test_the_page_and_the_figures_agree():
 
 def test_the_charts_have_the_colours_of_the_figures():
     charts = script("report/charts/cells.js")
-    for name, kind in (("WEIGHT", WEIGHT_COLOURS), ("SIGNED", SIGNED_COLOURS)):
-        colours = json.loads(re.search(rf"const {name} = (\[.*?\]),\s*\];", charts, re.DOTALL)[1] + "]")
-        assert np.abs(np.array(colours) / 255 - mpl.colormaps[kind](np.linspace(0, 1, 17))[:, :3]).max() < 0.003
+    colours = json.loads(re.search(r"const SIGNED = (\[.*?\]),\s*\];", charts, re.DOTALL)[1] + "]")
+    assert np.abs(np.array(colours) / 255 - mpl.colormaps[SIGNED_COLOURS](np.linspace(0, 1, 17))[:, :3]).max() < 0.003
     assert f"MOST_TIMES = {MOST_TIMES}" in charts
 
 

@@ -19,20 +19,20 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from attnres.analysis.comparison import Comparison, compare_arms, decided_sides
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, Progress, Sweep, SweepEnd, choose
+from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, choose
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error
-from attnres.lab.options import MOST_RUNS, Arms, Config, PairedOptions, arm_folder, arm_model, check_positive
-from attnres.lab.runs import Record, Run, done, runs_text
+from attnres.lab.options import MOST_RUNS, Arms, Config, PairedOptions, arm_folder, check_positive
+from attnres.lab.runs import Record, RunResult, done, runs_text
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 
 if TYPE_CHECKING:
-    from attnres.report.charts import Cells, Plot, Rows
+    from attnres.report.charts import Plot, Rows
 
 ARMS = (
     "residual",
@@ -75,20 +75,15 @@ DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=160, validation_tok
 
 
 @dataclass(frozen=True)
-class Options(PairedOptions):
+class AblationOptions(PairedOptions):
     """What `attnres ablate` asks for."""
 
     arms: Arms = ARMS
     config: Config = DEFAULTS
     grid: tuple[float, ...] = (0.5, 1.0, 2.0)
     """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) to choose from."""
-    wider: int = 0
-    """How often an arm tries one multiple more where its best one lies at an edge of what it tried."""
     tuning_seeds: int = 2
     """Seeds to choose the rates on; only the best two of the grid run on more than the first."""
-    equal: Literal["steps", "operations"] = "steps"
-    """What all arms spend alike: steps, or the first one's operations (the connection's are counted too). An arm that
-    takes more of them per token has fewer steps, and its schedule spans those."""
     embedding_stds: tuple[float, ...] = (1.0, 0.02)
     """Scales of the embedding, each a table of its own."""
 
@@ -97,34 +92,25 @@ class Options(PairedOptions):
 
 
 @dataclass(frozen=True)
-class Plan:
+class AblationPlan:
     """The cells of the table, an arm at a scale of the embedding each; all of them exist."""
 
-    options: Options
+    options: AblationOptions
     out: Path
-    costs: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """What a step of each arm takes of what counts, over the first one's; empty: all alike, or not known yet."""
 
     @property
     def cells(self) -> list[tuple[str, str]]:
         return [(arm, f"std {std:.15g}") for std in self.options.embedding_stds for arm in self.options.arms]
 
     def run(self, arm: str, at: str, rate: float, seed: int, part: str = "runs") -> Planned:
-        """Raises UsageError if the connection or its options do not exist, or there is no step for it."""
+        """Raises UsageError if the connection or its options do not exist."""
         config = self.options.config
-        steps = round(config.steps / self.costs.get(arm, 1.0))
-        if not steps:
-            raise UsageError(
-                f"{config.steps} steps of {self.options.arms[0]} cost less than one of {arm}; raise --steps"
-            )
         chosen = self.options.run(
             arm,
             seed,
             rate,
             dataclasses.replace(config.model, embedding_std=std_of(at)),
-            steps=steps,
-            evaluate_every=steps if config.evaluate_every == config.steps else config.evaluate_every,
-            save_every=steps,
+            save_every=config.steps,
             keep=1,  # only the last weights: there are hundreds of runs
         )
         folder = arm_folder(self.out / f"std-{std_of(at):g}", arm) / f"lr-{rate:g}" / f"seed-{seed}"
@@ -148,14 +134,13 @@ class Plan:
         return [*grid, *again, *runs]
 
 
-def plan(options: Options, out: Path) -> Plan:
+def plan(options: AblationOptions, out: Path) -> AblationPlan:
     """Raises UsageError on bad options, arms among them."""
     options = options.checked()
     check_positive("grid", options.grid)
     check_positive("embedding_stds", options.embedding_stds)
     check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
-    check_count("wider", options.wider, most=20, least=0)
-    planned = Plan(options, out)
+    planned = AblationPlan(options, out)
     for arm, at in planned.cells:
         planned.run(arm, at, 1.0, options.config.seed)
     for rate in options.grid:  # one may be too small or too large
@@ -167,26 +152,19 @@ def std_of(at: str) -> float:
     return float(at.removeprefix("std "))
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
+def run(plan: AblationPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     """Tune the learning rate of every cell, then train it on all seeds."""
     options = plan.options
-    names = ("grid", "tuning_seeds", "wider", "equal")
-    settings = {"config": config_to_json(options.config), **{name: getattr(options, name) for name in names}}
-    if options.equal != "steps":
-        settings["spends"] = options.arms[0]  # every arm what this one spends
+    config = config_to_json(options.config)
+    settings = {"config": config, "grid": options.grid, "tuning_seeds": options.tuning_seeds}
     sweep = Sweep("ablation", options.arms, settings, options.config, options.workers, file, plan.out, progress)
-    if options.equal == "operations":
-        plan = dataclasses.replace(
-            plan, costs=operations_of_steps(options.arms, options.config, sweep.corpus.vocab_size)
-        )
-        sweep.find(costs={**sweep.found.get("costs", {}), **plan.costs})
     cells = plan.cells
     sweep.announce(plan.all_runs())
     if len(options.grid) == 1:
         rates = dict.fromkeys(cells, options.grid[0])
     else:
         try:
-            tuned = sweep.tune(plan.tuning, cells, options.grid, options.wider)
+            tuned = sweep.tune(plan.tuning, cells, options.grid)
             for again in sweep.train(_playoff(plan, tuned), "tuning, the best two again"):
                 tuned[again.arm, again.at].append(again)
             sweep.require_whole()
@@ -200,22 +178,12 @@ def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
     return sweep.ended()
 
 
-def _playoff(plan: Plan, tuned: Mapping[tuple[str, str], Sequence[Run]]) -> list[Planned]:
+def _playoff(plan: AblationPlan, tuned: Mapping[tuple[str, str], Sequence[RunResult]]) -> list[Planned]:
     """The two best rates of each cell's grid on the other tuning seeds. One seed alone often chose by a few thousandths
     of a nat between rates whose means differ by several hundredths."""
     best = {cell: sorted(done(runs), key=lambda run: run.loss)[:2] for cell, runs in tuned.items()}
     seeds = range(1, plan.options.tuning_seeds)
     return [plan.tuning(*cell, run.rate, seed) for seed in seeds for cell, runs in best.items() for run in runs]
-
-
-def operations_of_steps(arms: Sequence[str], config: RunConfig, vocabulary: int) -> dict[str, float]:
-    """What a step of each arm takes, over the first one's: operations counted, the connection's own among them."""
-    from attnres.model.flops import training_flops
-    from attnres.train.folder import fit_vocabulary
-
-    model = fit_vocabulary(config, vocabulary).model
-    operations = {arm: training_flops(arm_model(arm, model)) for arm in arms}
-    return {arm: operations[arm] / operations[arms[0]] for arm in arms}
 
 
 # -------------------------------------------------------------------------------------------------------------- claims
@@ -239,10 +207,7 @@ PAPER = {
 }
 """Validation loss of the paper's 16-layer model (2603.15031, Table 4), by our arm. `block` is S = 4."""
 
-Side = str | tuple[str, str]
-"""An arm, or an arm and another one that it is held against."""
-
-CLAIMS: tuple[tuple[Side, Side, str], ...] = (
+CLAIMS = (
     ("full", "residual", "attention over depth beats the plain residual"),
     ("block", "residual", "Block S = 4 beats the plain residual"),
     ("full", "block", "Full beats Block S = 4"),
@@ -258,21 +223,6 @@ CLAIMS: tuple[tuple[Side, Side, str], ...] = (
     ("block", "block:block_size=16", "smaller blocks beat larger ones"),
 )
 """(the arm that the paper finds better, the other one, what that says)"""
-
-SUCCESSORS: tuple[tuple[Side, Side, str], ...] = (
-    ("rms-residual", "residual", "normalising outputs helps, without attention"),
-    ("rms-block", "block", "normalising outputs helps under attention"),
-    ("rms-block", "rms-residual", "attention helps on normalised outputs"),
-    (("rms-block", "rms-residual"), ("block", "residual"), "attention helps more there than on raw ones"),
-    ("block", "rms-residual", "Block beats the control that only normalises"),
-    ("rms-full", "rms-block", "RMS Full beats RMS Block"),
-    ("rms-block:pending=normalised", "rms-block", "normalising the open block at once helps"),
-    ("delta:block_size=4", "residual", "Delta Block beats the plain residual"),
-    ("delta:block_size=4", "block", "Delta Block beats Block"),
-    ("block:reads=qkv-gate-up", "block", "reads of their own help Block"),
-    ("rms-block:reads=qkv-gate-up", "rms-block", "reads of their own help RMS Block"),
-)
-"""The same of the rules that came after Block."""
 
 
 def scales(record: Record) -> list[str]:
@@ -298,18 +248,20 @@ def comparisons(record: Record) -> Iterator[tuple[str, list[Comparison]]]:
         yield at, compare_arms(summaries, baseline=arms[0])
 
 
-def verdicts(record: Record, claims: Sequence[tuple[Side, Side, str]]) -> list[Statement]:
-    """Judge every claim whose arms have paired runs, at every scale, by its sign alone; p-values are corrected over the
-    claims that are given. The statement's arm is what was subtracted from what, its detail the scale."""
+def claims(record: Record) -> list[Statement]:
+    """The paper's claims whose arms have paired runs, at every scale, each judged by its sign alone.
+
+    The statement's arm is what was subtracted from what, its detail the scale.
+    """
     found = []
     for at in scales(record):
         losses = {_known(arm): of_seeds for arm, of_seeds in record.losses(at).items()}
         pairs, compared = {}, {}
-        for better, other, claim in claims:
-            one, two = _losses(losses, better), _losses(losses, other)
+        for better, other, claim in CLAIMS:
+            one, two = losses.get(better, {}), losses.get(other, {})
             if seeds := sorted(one.keys() & two.keys()):
                 pairs[claim] = [one[seed] - two[seed] for seed in seeds]
-                compared[claim] = f"{_written(better)} - {_written(other)}"
+                compared[claim] = f"{better} - {other}"
         for one in judged("", -1, pairs, negligible=0.0):
             detail = f"{std_of(at):g}"
             found.append(dataclasses.replace(one, claim=one.arm, arm=compared[one.arm], detail=detail))
@@ -322,23 +274,6 @@ def _known(arm: str) -> str:
     if connection not in ("block", "rms-block"):
         return arm
     return ":".join(filter(None, (connection, options.replace("block_size=4", "").strip(","))))
-
-
-def _losses(losses: Mapping[str, Mapping[int, float]], side: Side) -> dict[int, float]:
-    """seed -> the arm's loss, or its difference to the arm that it is held against."""
-    if isinstance(side, str):
-        return dict(losses.get(side, {}))
-    one, two = (losses.get(arm, {}) for arm in side)
-    return {seed: one[seed] - two[seed] for seed in one.keys() & two.keys()}
-
-
-def _written(side: Side) -> str:
-    return side if isinstance(side, str) else f"({side[0]} - {side[1]})"
-
-
-def claims(record: Record) -> list[Statement]:
-    """The paper's claims, and apart from them those on the successors."""
-    return [*verdicts(record, CLAIMS), *verdicts(record, SUCCESSORS)]
 
 
 def rank_correlation(rows: Sequence[Comparison]) -> tuple[float, float, int] | None:
@@ -367,7 +302,7 @@ def finding(record: Record) -> str:
             said = f"no arm is decided against {baseline.arm}"
         parts.append(f"at {std_of(at):g} {said}")
     text = f"By embedding std: {'; '.join(parts)} (nats per byte)."
-    if readings := [verdict.reading for verdict in verdicts(record, CLAIMS)]:
+    if readings := [claim.reading for claim in claims(record)]:
         agree, disagree = readings.count("shown"), readings.count("refuted")
         text += (
             f" Of {len(readings)} tests of the paper's claims {agree} agree, {disagree} disagree, the others are open."
@@ -381,14 +316,12 @@ def finding(record: Record) -> str:
 def tables(record: Record) -> list[TextTable]:
     """One for each embedding scale, best arm first, the baseline on top; then the claims, as far as any are tested."""
     made = []
-    equal = record.settings["equal"]
     for at, (baseline, *others) in comparisons(record):
         others.sort(key=lambda row: math.inf if row.difference is None else row.difference)
         paper = PAPER.get(baseline.arm)
         rows = []
         for row in (baseline, *others):
             runs = record.of(row.arm, at)
-            steps = [str(max((run.steps for run in runs), default=""))] if equal != "steps" else []
             its = PAPER.get(_known(row.arm))
             known = None if row is baseline or paper is None or its is None else its - paper
             rows.append(
@@ -398,31 +331,26 @@ def tables(record: Record) -> list[TextTable]:
                     number(row.difference, "+.4f"),
                     number(row.difference_error, ".4f"),
                     _rate(runs, record.of(row.arm, at, "tuning")),
-                    *steps,
                     runs_text(runs),
                     "" if known is None else f"{known:+.3f}",
                 )
             )
         note = "lr: multiple of the default rates, chosen on seeds of its own; * at the edge of the grid."
-        if equal != "steps":
-            note += f" Every arm spends the {equal} of the first one."
         if tau := rank_correlation([baseline, *others]):
             note += f" Order against the paper's: Kendall's tau {tau[0]:+.2f}, p = {tau[1]:.3f}, {tau[2]} arms."
-        columns = ("connection", "loss", f"difference to {baseline.arm}", "standard error", "lr")
-        columns = (*columns, *(["steps"] if equal != "steps" else []), "runs", "paper")
+        columns = ("connection", "loss", f"difference to {baseline.arm}", "standard error", "lr", "runs", "paper")
         made.append(TextTable(f"embedding std {std_of(at):g}, nats per byte", columns, tuple(rows), note))
-    made += _verdict_tables("The paper's claims on these runs", "the paper finds", verdicts(record, CLAIMS))
-    return made + _verdict_tables("What Block's successors add", "claim", verdicts(record, SUCCESSORS))
+    return made + _claim_tables(claims(record))
 
 
-def _rate(runs: Sequence[Run], tuning: Sequence[Run]) -> str:
+def _rate(runs: Sequence[RunResult], tuning: Sequence[RunResult]) -> str:
     chosen, tried = next((run.rate for run in runs), None) or choose(tuning), {run.rate for run in tuning}
     if chosen is None:
         return "none"
     return f"x{chosen:g}" + "*" * (len(tried) > 1 and chosen in (min(tried), max(tried)))
 
 
-def _verdict_tables(title: str, first_column: str, found: Sequence[Statement]) -> list[TextTable]:
+def _claim_tables(found: Sequence[Statement]) -> list[TextTable]:
     words = {"shown": "agrees", "refuted": "disagrees"}
     rows = tuple(
         (
@@ -436,26 +364,21 @@ def _verdict_tables(title: str, first_column: str, found: Sequence[Statement]) -
         )
         for one in found
     )
-    columns = (first_column, "difference", "std", "ours", "standard error", "p", "reading")
+    columns = ("the paper finds", "difference", "std", "ours", "standard error", "p", "reading")
     note = "p: two-sided paired t-test over seeds, Holm-corrected within a scale; decided where p < 0.05."
-    return [TextTable(title, columns, rows, note)] if rows else []
+    return [TextTable("The paper's claims on these runs", columns, rows, note)] if rows else []
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
 
 
 def pictures(record: Record) -> list[Plot]:
-    """Each arm's difference to the baseline beside the paper's, and what the learning rates were chosen from."""
+    """Each arm's difference to the baseline beside the paper's."""
     from attnres.report.charts import Plot
 
     note = f"{SEEDS} Diamond: the paper's (other data, size and unit: nats per token)."
     alt = "difference to the baseline of every arm, beside the paper's"
-    made = [Plot(name="ablation", alt=alt, charts=differences(record), note=note)]
-    if record.of(part="tuning"):
-        alt = "loss of every arm at each learning rate of the grid"
-        note = "Loss above that of the arm's best rate, mean over the tuning seeds that both ran on, nats per byte."
-        made.append(Plot(name="tuning", alt=alt, charts=tuning(record), note=note))
-    return made
+    return [Plot(name="ablation", alt=alt, charts=differences(record), note=note)]
 
 
 def differences(record: Record) -> list[Rows]:
@@ -475,54 +398,10 @@ def differences(record: Record) -> list[Rows]:
     return charts
 
 
-def tuning(record: Record) -> list[Cells]:
-    """A chart for each scale of the embedding: loss at each rate over that of the rate chosen. Was the grid wide
-    enough?"""
-    import numpy as np
-
-    from attnres.report.charts import Cells
-
-    charts, arms, rates = [], list(record.arms), sorted({run.rate for run in record.of(part="tuning")})
-    for at in scales(record):
-        excess = np.full((len(arms), len(rates)), np.nan)
-        texts = [[""] * len(rates) for _ in arms]
-        for row, arm in enumerate(arms):
-            tried = record.of(arm, at, "tuning")
-            best = choose(tried)
-            for rate in {run.rate for run in tried}:
-                column = rates.index(rate)
-                value = excess[row, column] = _excess(tried, rate, best)
-                texts[row][column] = "diverged" if math.isnan(value) else "best" if rate == best else f"{value:+.3f}"
-        written = [f"x{rate:g}" for rate in rates]
-        charts.append(
-            Cells(
-                title=f"embedding std {std_of(at):g}",
-                views=[excess],
-                scale=(0.0, 0.15),
-                rows=arms,
-                columns=written,
-                row_ticks=list(enumerate(arms)),
-                column_ticks=list(enumerate(written)),
-                x_label="learning rates over the defaults",
-                y_label="",
-                texts=texts,
-            )
-        )
-    return charts
-
-
-def _excess(tuning: Sequence[Run], rate: float, best: float | None) -> float:
-    """How far the rate's loss lies above that of the best, mean over the seeds of both; NaN where a run did not end."""
-    losses = {(run.rate, run.seed): run.loss if run.done else math.nan for run in tuning}
-    pairs = [(loss, losses.get((best, seed))) for (of, seed), loss in losses.items() if of == rate]  # type: ignore[arg-type]
-    differences = [loss - other for loss, other in pairs if other is not None]
-    return sum(differences) / len(differences) if differences else math.nan
-
-
 EXPERIMENT = Experiment(
     command="ablate",
     position=1,
-    options=Options,
+    options=AblationOptions,
     plan=plan,
     run=run,
     title="Which residual rule?",

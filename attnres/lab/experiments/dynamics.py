@@ -1,4 +1,4 @@
-"""What depth does over training: magnitudes, gradients, updates, sinks, entropy and ranks, for every connection.
+"""What depth does over training: magnitudes, gradients, updates, sinks and entropy, for every connection.
 
     attnres dynamics
     attnres dynamics residual block full --seeds 5 --model.layers 24 --model.dim 48
@@ -6,13 +6,13 @@
 
 Trains every connection on the same seeds, then profiles each run before its first step and at every --save-every
 steps on fixed validation text. The first connection is the baseline. Says of each of the paper's claims (what sublayers
-read grows, or is bounded and periodic by block; gradients are even; sinks; the embedding's share) whether the runs show
-it, refute it, or do not decide, by a test over paired seeds.
+read grows or is bounded; gradients are even; sinks; the embedding's share) whether the runs show it, refute it, or do
+not decide, by a test over paired seeds.
 
 All checkpoints stay on the disk until the runs are profiled (12 MB each at the default size); what remains then is what
---keep says. Those of runs that were in OUT already all stay. Stop it with
-Ctrl-C or in any other way, and the same command goes on. A run that diverges is kept, marked, and left out of the
-means. Ends with tables, OUT/results.html and OUT/figures/; `attnres report RECORD` draws them again from RECORD.
+--keep says. Those of runs that were in OUT already all stay. Stop it with Ctrl-C or in any other way, and the same
+command goes on. A run that diverges is kept, marked, and left out of the means. Ends with tables, OUT/results.html and
+OUT/figures/; `attnres report RECORD` draws them again from RECORD.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnres.lab.engine import Planned, Progress, Sweep, SweepEnd
+from attnres.lab.engine import Planned, ProgressDisplay, Sweep, SweepEnd
 from attnres.lab.experiment import Experiment
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder
 from attnres.lab.runs import Record
@@ -38,7 +38,7 @@ DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=20, 
 
 
 @dataclass(frozen=True)
-class Options(PairedOptions):
+class DynamicsOptions(PairedOptions):
     """What `attnres dynamics` asks for."""
 
     arms: Arms = ARMS
@@ -46,14 +46,14 @@ class Options(PairedOptions):
 
 
 @dataclass(frozen=True)
-class Plan:
-    options: Options
+class DynamicsPlan:
+    options: DynamicsOptions
     runs: Sequence[Planned]
     """Seed by seed, so that a sweep that is stopped early has pairs for every arm."""
     out: Path
 
 
-def plan(options: Options, out: Path) -> Plan:
+def plan(options: DynamicsOptions, out: Path) -> DynamicsPlan:
     """Raises UsageError on bad options, arms among them."""
     from attnres.lab.profiles import EVERY
 
@@ -63,7 +63,7 @@ def plan(options: Options, out: Path) -> Plan:
         for seed in options.paired_seeds
         for arm in options.arms
     ]
-    return Plan(options, runs, out)
+    return DynamicsPlan(options, runs, out)
 
 
 def moments(config: RunConfig) -> list[int]:
@@ -71,10 +71,9 @@ def moments(config: RunConfig) -> list[int]:
     return [*range(0, config.steps, config.save_every), config.steps]
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
+def run(plan: DynamicsPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     """Train every connection with its checkpoints kept, and measure each run at several moments."""
-    from attnres.connections import make_connection
-    from attnres.lab.profiles import profile, profiled_tokens, prune, rank_bound
+    from attnres.lab.profiles import profile, profiled_tokens, prune
 
     options, config = plan.options, plan.options.config
     steps = moments(config)
@@ -82,9 +81,9 @@ def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
     def measure(one: Planned) -> Mapping[str, Any]:
         """The profile of a run; M stays of the first run of each arm alone."""
         found = profile(one.folder, tokens, steps)
-        matrix, about = found.pop("mean_matrix"), sweep.found[one.arm]
-        if about["mean_matrix"] is None:
-            sweep.find(**{one.arm: {**about, "mean_matrix": matrix}})
+        matrix = found.pop("mean_matrix")
+        if one.arm not in sweep.found:
+            sweep.find(**{one.arm: {"mean_matrix": matrix}})
         return found
 
     sweep = Sweep(
@@ -99,11 +98,6 @@ def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
         measure,
     )
     tokens = profiled_tokens(sweep.corpus, config)
-    for one in plan.runs[: len(options.arms)]:
-        model = one.config.model
-        connection = make_connection(model.connection, model.dim, model.sublayers)
-        about = {"block_size": getattr(connection, "block_size", None), "rank_bound": rank_bound(connection)}
-        sweep.find(**{one.arm: {**about, "mean_matrix": sweep.found.get(one.arm, {}).get("mean_matrix")}})
     sweep.announce(plan.runs)
     sweep.train(plan.runs)
     for one in plan.runs:
@@ -138,13 +132,13 @@ def pictures(record: Record) -> list[Plot]:
 EXPERIMENT = Experiment(
     command="dynamics",
     position=3,
-    options=Options,
+    options=DynamicsOptions,
     plan=plan,
     run=run,
     title="What does depth do?",
     question=(
-        "Magnitudes, gradients, updates and depth weights over depth and over training, and the ranks of the "
-        "depth mixing matrix, with the paper's claims tested over paired seeds."
+        "Magnitudes, gradients, updates and depth weights over depth and over training, with the paper's claims "
+        "tested over paired seeds."
     ),
     finding=finding,
     claims=claims,

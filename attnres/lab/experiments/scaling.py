@@ -2,7 +2,7 @@
 
     attnres scaling
     attnres scaling residual full --sizes 8x32 12x48 16x64 --seeds 2
-    attnres scaling residual block --sizes 16x32 16x48 16x64@10 --tokens-per-parameter 20 --grid 0.5 1 2
+    attnres scaling residual block --sizes 16x32 16x48 16x64 --tokens-per-parameter 20 --grid 0.5 1 2
 
 Trains every connection at every size on tokens in proportion to the parameters, fits L = A C^-a in log space, and says
 how many times the compute the first connection needs for the others' loss, along the range and with 95% bootstrap
@@ -16,7 +16,6 @@ from anywhere.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -26,10 +25,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, Progress, Sweep, SweepEnd, rounded
+from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, rounded
 from attnres.lab.experiment import Experiment
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
-from attnres.lab.runs import Record, Run, done
+from attnres.lab.runs import Record, RunResult, done
 from attnres.model import TransformerConfig
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
@@ -42,8 +41,6 @@ MOST_TOKENS = 1_000_000
 """Tokens per parameter."""
 MOST_BEYOND = 3
 """How often a grid is made wider where the best lies at its edge."""
-CHECKED_AT = (0.5, 2.0)
-"""What a size's rate is multiplied by where it is checked."""
 
 ARMS = ("residual", "block", "full")
 SIZES = ("16x32", "16x48", "20x64", "24x80", "28x96")
@@ -51,14 +48,14 @@ DEFAULTS = RunConfig(batch_size=4, validation_tokens=32_768)
 
 
 @dataclass(frozen=True)
-class Options(PairedOptions):
+class ScalingOptions(PairedOptions):
     """What `attnres scaling` asks for."""
 
     arms: Arms = ARMS
     config: Config = DEFAULTS
     sizes: tuple[str, ...] = SIZES
-    """Models as LAYERSxDIM, at least three; LAYERSxDIM@N has N tokens per parameter. Steps, heads, layers and dim below
-    are replaced by theirs; a run is evaluated and saved after every tenth of its steps."""
+    """Models as LAYERSxDIM, at least three. Steps, heads, layers and dim below are replaced by theirs; a run is
+    evaluated and saved after every tenth of its steps."""
     heads: int | None = None
     """Attention heads at every size. None: heads of 16 channels, of which a size's dim must then be a multiple."""
     tokens_per_parameter: float = 0.4
@@ -68,9 +65,6 @@ class Options(PairedOptions):
     """Multiples of the learning rates (optimizer.lr and optimizer.adamw-lr together) that every arm tries at the two
     smallest sizes, and one beyond where the best lies at an edge, at most three times. Other sizes have the rate on the
     line through both."""
-    checks: int = 1
-    """With a grid: how many sizes, from the third on, are tried at half and twice the rate of their line, on the first
-    seed; 0 for none."""
     time_steps: bool = False
     """When all is trained, time the steps of all arms in alternation, on one thread: the advantage in seconds is then
     of these times, and not of the runs' own, which other work on the machine blurs. With a finished record it only
@@ -82,37 +76,29 @@ class Options(PairedOptions):
 
 @dataclass(frozen=True)
 class Size:
-    """A model's depth and width, written LAYERSxDIM or LAYERSxDIM@N."""
+    """A model's depth and width, written LAYERSxDIM."""
 
     layers: int
     dim: int
     heads: int
     parameters: int
     """The sublayers': what the number of tokens is in proportion to."""
-    tokens_per_parameter: float | None = None
 
     @property
     def name(self) -> str:
         return f"{self.layers}x{self.dim}"
 
-    def tokens(self, per_parameter: float) -> float:
-        """Those of a run, unless the size has a ratio of its own."""
-        return (self.tokens_per_parameter or per_parameter) * self.parameters
-
 
 def parse_size(text: str, heads: int | None = None, model: TransformerConfig = DEFAULTS.model) -> Size:
     """Raises UsageError if it is no size, or its dim does not divide into the heads. model: all but its size."""
-    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})(?:@(\d{1,6}(?:\.\d+)?))?", text)
+    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", text)
     multiple = 2 * heads if heads else HEAD_DIM  # rotary positions turn pairs of channels
-    if not match or int(match[2]) % multiple or (match[3] and not float(match[3])):
-        raise UsageError(
-            f"size {text!r}: write LAYERSxDIM such as 16x64, dim a multiple of {multiple}, or 16x64@10 for 10 tokens "
-            "per parameter"
-        )
+    if not match or int(match[2]) % multiple:
+        raise UsageError(f"size {text!r}: write LAYERSxDIM such as 16x64, dim a multiple of {multiple}")
     layers, dim = int(match[1]), int(match[2])
     heads = heads or dim // HEAD_DIM
     parameters = _parameters(dataclasses.replace(model, layers=layers, dim=dim, heads=heads))
-    return Size(layers, dim, heads, parameters, float(match[3]) if match[3] else None)
+    return Size(layers, dim, heads, parameters)
 
 
 def _parameters(model: TransformerConfig) -> int:
@@ -130,8 +116,8 @@ def _parameters(model: TransformerConfig) -> int:
 
 
 @dataclass(frozen=True)
-class Plan:
-    options: Options
+class ScalingPlan:
+    options: ScalingOptions
     sizes: Sequence[Size]
     """The smallest first."""
     out: Path
@@ -148,7 +134,7 @@ class Plan:
     def run(self, arm: str, at: str, rate: float, seed: int, part: str = "runs") -> Planned:
         """Its tokens are in proportion to parameters. Raises UsageError if there is no such arm at that size."""
         options, config, size = self.options, self.options.config, self.size(at)
-        steps = max(1, math.ceil(size.tokens(options.tokens_per_parameter) / config.tokens_per_step))
+        steps = max(1, math.ceil(options.tokens_per_parameter * size.parameters / config.tokens_per_step))
         tenth = max(1, steps // 10)
         model = dataclasses.replace(config.model, layers=size.layers, dim=size.dim, heads=size.heads)
         chosen = options.run(arm, seed, rate, model, steps=steps, evaluate_every=tenth, save_every=tenth, keep=1)
@@ -165,18 +151,8 @@ class Plan:
         arms, seeds = self.options.arms, self.options.paired_seeds
         return [self.run(arm, size.name, rates[arm, size.name], seed) for seed in seeds for arm in arms]
 
-    def checks(self, size: Size, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
-        """A size at half and twice its rate, on the first seed; none if it is not among those that are checked."""
-        if len(self.options.grid) < 2 or size not in self.sizes[2 : 2 + self.options.checks]:
-            return []
-        return [
-            self.run(arm, size.name, rounded(rates[arm, size.name] * by), self.options.config.seed, "check")
-            for arm in self.options.arms
-            for by in CHECKED_AT
-        ]
 
-
-def plan(options: Options, out: Path) -> Plan:
+def plan(options: ScalingOptions, out: Path) -> ScalingPlan:
     """Raises UsageError on bad options, arms and sizes among them."""
     options = options.checked()
     if len(set(options.sizes)) < max(3, len(options.sizes)):
@@ -186,19 +162,16 @@ def plan(options: Options, out: Path) -> Plan:
             f"tokens_per_parameter must be positive and at most {MOST_TOKENS}, not {options.tokens_per_parameter}"
         )
     check_positive("grid", options.grid)
-    check_count("checks", options.checks, least=0)
     if options.heads is not None:
         check_count("heads", options.heads)
     given = (parse_size(size, options.heads, options.config.model) for size in options.sizes)
     sizes = sorted(given, key=lambda size: size.parameters)
-    if len({size.name for size in sizes}) < len(sizes):
-        raise UsageError("sizes: give each LAYERSxDIM once")
     if len(options.grid) > 1 and sizes[0].parameters == sizes[1].parameters:
         raise UsageError(
             f"sizes: with a grid the two smallest, {sizes[0].name} and {sizes[1].name}, must differ in parameters: "
             "rates go on along the line through both"
         )
-    chosen = Plan(options, sizes, out)
+    chosen = ScalingPlan(options, sizes, out)
     for cell in chosen.cells:
         chosen.run(*cell, 1.0, options.config.seed)
     for rate in options.grid:  # one may be too small or too large
@@ -206,7 +179,7 @@ def plan(options: Options, out: Path) -> Plan:
     return chosen
 
 
-def settings(plan: Plan) -> dict[str, Any]:
+def settings(plan: ScalingPlan) -> dict[str, Any]:
     """What all runs have in common: of the configuration all but what each size has of its own."""
     options, plain = plan.options, RunConfig()
     model = dataclasses.replace(
@@ -223,7 +196,7 @@ def settings(plan: Plan) -> dict[str, Any]:
     }
 
 
-def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
+def run(plan: ScalingPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     """Choose every arm's rates at the two smallest sizes, then go from the smallest size to the largest."""
     from attnres.model.flops import training_flops
     from attnres.train.folder import fit_vocabulary
@@ -236,7 +209,7 @@ def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
     fitting = {cell: fit_vocabulary(plan.run(*cell, 1.0, 0).config, sweep.corpus.vocab_size) for cell in plan.cells}
     plan = dataclasses.replace(plan, flops={cell: training_flops(config.model) for cell, config in fitting.items()})
     ones = dict.fromkeys(plan.cells, 1.0)
-    certain = [run for size in plan.sizes for run in (*plan.reported(size, ones), *plan.checks(size, ones))]
+    certain = [run for size in plan.sizes for run in plan.reported(size, ones)]
     tuned = plan.cells[: 2 * len(options.arms)] if len(options.grid) > 1 else []
     certain += [plan.tuning(*cell, rate) for cell in tuned for rate in options.grid]
     sweep.announce(certain)
@@ -247,16 +220,14 @@ def run(plan: Plan, file: Path, progress: Progress) -> SweepEnd:
         except Incomplete:
             return sweep.incomplete()
     sweep.leave_out("runs", {cell: [rate] for cell, rate in rates.items()})
-    sweep.leave_out("check", {cell: [rounded(rate * by) for by in CHECKED_AT] for cell, rate in rates.items()})
     for size in plan.sizes:
         sweep.train(plan.reported(size, rates), size.name)
-        sweep.train(plan.checks(size, rates), f"check of {size.name}")
     if options.time_steps:
         sweep.find(step_times=time_steps(plan, sweep))
     return sweep.ended()
 
 
-def time_steps(plan: Plan, sweep: Sweep) -> dict[str, Any]:
+def time_steps(plan: ScalingPlan, sweep: Sweep) -> dict[str, Any]:
     """The median seconds of a training step by size and arm, and where and when they were measured."""
     from attnres.lab.steptime import median_steps
     from attnres.ops.cpu import instruction_set
@@ -277,7 +248,9 @@ def time_steps(plan: Plan, sweep: Sweep) -> dict[str, Any]:
     }
 
 
-def chosen_rates(plan: Plan, tuned: Mapping[tuple[str, str], Sequence[Run]]) -> dict[tuple[str, str], float]:
+def chosen_rates(
+    plan: ScalingPlan, tuned: Mapping[tuple[str, str], Sequence[RunResult]]
+) -> dict[tuple[str, str], float]:
     """The multiple of every arm and size.
 
     At the two smallest sizes: the lowest point of the parabola through the best of the grid and its neighbours, loss
@@ -371,24 +344,16 @@ def along_table(record: Record) -> TextTable:
     sizes = record.places()
     axes = laws.axes_of(record) if laws.fitted(record) else {}
     advantages = {name: advantages_at_sizes(points) for name, points in axes.items()}
-    between = [laws.advantages_over_the_size_below(record, points) for points in axes.values()]
     rows = []
     for arm, size in ((arm, size) for arm in arms for size in sizes):
         lead, error = laws.paired_lead(record, arm, size)
-        factors = [
-            laws.factor_with_interval(of.get((arm, size)))
-            for both in zip(advantages.values(), between, strict=True)
-            for of in both
-        ]
+        factors = [laws.factor_with_interval(of.get((arm, size))) for of in advantages.values()]
         rows.append((arm, size, number(lead, "+.4f") + (f" ± {error:.4f}" if error is not None else ""), *factors))
-    named = ((f"advantage in {name}", f"{name}, between sizes") for name in advantages)
-    columns = ("connection", "size", f"difference to {baseline}", *itertools.chain.from_iterable(named))
+    columns = ("connection", "size", f"difference to {baseline}", *(f"advantage in {name}" for name in advantages))
     note = (
         "Differences: nats per byte, mean over paired seeds ± standard error. Advantages: what the baseline needs over "
         "what the arm used for the arm's loss at that size, on the two fitted lines; 95% bootstrap intervals over the "
-        f"sizes. Between sizes: the same on the power law through {baseline}'s own losses at that size and the one "
-        "below, seed by seed; 95% t intervals over the seeds; the smallest size has none, nor has one seed or a size "
-        "with other tokens per parameter than the one below."
+        "sizes."
     )
     if any(len(of) < len(rows) for of in advantages.values()):
         note += (
@@ -426,27 +391,17 @@ def _over(seconds: float | None, of_baseline: float | None) -> str:
 
 
 def rate_tables(record: Record) -> list[TextTable]:
-    """The learning rates of every arm, and what their check found; nothing where none were chosen."""
+    """The learning rates of every arm; nothing where none were chosen."""
     if not (record.of(part="tuning") and record.of()):
         return []
-    factors = {(run.arm, run.at): run.rate for run in record.of()}
-    sizes, checked = record.places(), record.places("check")
-    rows = []
-    for arm in record.arms:
-        rates = (_rate(record, arm, size, factors.get((arm, size))) for size in sizes)
-        rows.append((arm, *rates, *(_checked(record, arm, size) for size in checked)))
+    factors, sizes = {(run.arm, run.at): run.rate for run in record.of()}, record.places()
+    rows = [(arm, *(_rate(record, arm, size, factors.get((arm, size))) for size in sizes)) for arm in record.arms]
     note = (
         "Multiples of the default rates: at the two smallest sizes the lowest point of a parabola through a grid, on a "
         "seed of its own, which goes on where the best lies at its edge, and on the line through both from there on. * "
         "still at the edge of what was tried there: the best rate may lie beyond."
     )
-    if checked:
-        note += (
-            " Check: loss at half and twice the rate, one seed, less the loss at the rate itself; below zero the line "
-            "was wrong."
-        )
-    columns = ("connection", *sizes, *(f"check of {size}" for size in checked))
-    return [TextTable("Learning rates", columns, tuple(rows), note)]
+    return [TextTable("Learning rates", ("connection", *sizes), tuple(rows), note)]
 
 
 def _rate(record: Record, arm: str, size: str, factor: float | None) -> str:
@@ -454,17 +409,6 @@ def _rate(record: Record, arm: str, size: str, factor: float | None) -> str:
         return ""
     tried = {run.rate for run in record.of(arm, size, "tuning")}
     return f"x{factor:g}" + "*" * (len(tried) > 1 and factor in (min(tried), max(tried)))
-
-
-def _checked(record: Record, arm: str, size: str) -> str:
-    at_rate = {run.seed: run.loss for run in done(record.of(arm, size))}
-    parts = []
-    for tried in record.of(arm, size, "check"):
-        if not tried.done:
-            parts.append(f"x{tried.rate:g}: {tried.status}")
-        elif tried.seed in at_rate:
-            parts.append(f"x{tried.rate:g}: {tried.loss - at_rate[tried.seed]:+z.4f}")
-    return ", ".join(parts)
 
 
 def pictures(record: Record) -> list[Plot]:
@@ -476,7 +420,7 @@ def pictures(record: Record) -> list[Plot]:
 EXPERIMENT = Experiment(
     command="scaling",
     position=2,
-    options=Options,
+    options=ScalingOptions,
     plan=plan,
     run=run,
     title="Does it last with scale?",

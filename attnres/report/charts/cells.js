@@ -3,12 +3,7 @@
 import { html, number, svg } from "./dom.js";
 import { interactive } from "./tooltip.js";
 
-// Colours of weights from low to high: matplotlib's viridis and, where weights have signs, coolwarm.
-const WEIGHT = [
-  [68, 1, 84], [72, 24, 106], [71, 45, 123], [66, 64, 134], [59, 82, 139], [51, 99, 141], [44, 114, 142],
-  [38, 130, 142], [33, 145, 140], [31, 160, 136], [40, 174, 128], [63, 188, 115], [94, 201, 98], [132, 212, 75],
-  [173, 220, 48], [216, 226, 25], [253, 231, 37],
-];
+// Colours from low to high: matplotlib's coolwarm.
 const SIGNED = [
   [59, 76, 192], [78, 104, 216], [98, 130, 234], [119, 154, 247], [141, 176, 254], [163, 194, 254],
   [185, 208, 249], [204, 217, 237], [221, 220, 220], [236, 211, 197], [245, 196, 172], [247, 176, 147],
@@ -24,7 +19,7 @@ const blend = (colours, share) => {
 // A scale: `of(matrix)` gives each cell's place from 0 to 1, `at(place)` its colour; `labels` stand under the bar.
 export const between = ([low, high], labels = [low, (low + high) / 2, high].map((value) => number(value, 2))) => ({
   of: (matrix) => matrix.map((row) => row.map((value) => (value === null ? null : (value - low) / (high - low)))),
-  at: (place) => blend(low < 0 ? SIGNED : WEIGHT, place),
+  at: (place) => blend(SIGNED, place),
   labels,
 });
 
@@ -132,51 +127,4 @@ export function matrixFigure(parent, arm, matrix, scale, select) {
     const at = pick(event.clientX - box.left, event.clientY - box.top);
     if (at) select(at);
   });
-}
-
-// Any other cells: {title, xLabel, yLabel, sites, sources, siteTicks, sourceTicks, scale, texts?, log}.
-export function cellsFigure(parent, of, matrix) {
-  const f = of.log ? Math.log : (value) => value, back = of.log ? Math.exp : f;
-  const [low, high] = of.scale.map(f), scale = between([low, high]), rows = matrix.length, columns = of.sources.length;
-  const figure = html("figure", {}, html("figcaption", {}, of.title));
-  parent.append(figure);
-  const width = Math.max(240, figure.clientWidth);
-  const left = Math.min(width / 2, 24 + 6.6 * Math.max(...of.siteTicks.map(([, label]) => label.length)));
-  const top = 4, across = width - left - 8, down = Math.max(150, (of.texts ? 24 : 8) * rows);
-  const height = top + down + 74, cell = [across / columns, down / rows];
-  const chart = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", tabindex: 0,
-    "aria-label": `${of.title}: ${rows} by ${columns} numbers. Arrow keys read them out.` }, figure);
-  const light = (value) => low + high - value; // under words, low numbers are light
-  const shown = matrix.map((row) => row.map((value) =>
-    (value === null || (of.log && value <= 0) ? null : of.texts ? light(value) : f(value))));
-  cells(chart, shown, scale, { x: left, y: top, width: across, height: down });
-  for (const [i, label] of of.sourceTicks)
-    svg("text", { x: left + (i + 0.5) * cell[0], y: top + down + 14, "text-anchor": "middle" }, chart, label);
-  for (const [i, label] of of.siteTicks)
-    svg("text", { x: left - 5, y: top + (i + 0.5) * cell[1] + 4, "text-anchor": "end" }, chart, label);
-  svg("text", { x: left + across / 2, y: top + down + 29, "text-anchor": "middle" }, chart, of.xLabel);
-  (of.texts || []).forEach((texts, row) => texts.forEach((text, column) => {
-    const dark = matrix[row][column] > (low + high) / 2;
-    svg("text", { x: left + (column + 0.5) * cell[0], y: top + (row + 0.5) * cell[1] + 4, "text-anchor": "middle",
-      style: `fill: ${dark ? "#fff" : "#1a1a1a"}; font-size: 11px` }, chart, text);
-  }));
-  if (!of.texts) {
-    gradient(chart, scale, { x: left, y: top + down + 40, width: across, height: 10 });
-    for (const [at, anchor, value] of [[0, "start", low], [1, "end", high]])
-      svg("text", { x: left + at * across, y: top + down + 64, "text-anchor": anchor }, chart, number(back(value), 2));
-  }
-  const clamp = (value, most) => Math.max(0, Math.min(most - 1, value));
-  interactive(chart,
-    (px, py) => {
-      const column = Math.floor((px - left) / cell[0]), row = Math.floor((py - top) / cell[1]);
-      return column >= 0 && column < columns && row >= 0 && row < rows ? { row, column } : null;
-    },
-    (cursor, dx, dy) => (cursor ? { row: clamp(cursor.row + dy, rows), column: clamp(cursor.column + dx, columns) }
-      : { row: 0, column: 0 }),
-    ({ row, column }) => ({
-      text: `${of.sites[row]}, ${of.xLabel} ${of.sources[column]}: `
-        + (of.texts?.[row][column] || number(matrix[row][column], 4)),
-      x: left + (column + 1) * cell[0], y: top + (row + 1) * cell[1],
-    }),
-    () => {});
 }

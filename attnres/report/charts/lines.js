@@ -29,7 +29,7 @@ export function labelled(ticks) {
   return ticks.map((tick) => [tick, number(tick, Math.max(3, 2 + Math.ceil(Math.log10(Math.abs(tick) / gap))))]);
 }
 
-// lines: {name, colour, dashes, wide?, dots?, bars?, x, y, low?, high?, label?}, dots without a line, bars in place
+// lines: {name, colour, dashes, wide?, dots?, bars?, x, y, low?, high?}, dots without a line, bars in place
 // of a band; options: {title, xLabel, ticks?, log, logX?, zero, label(x)}
 export function lineChart(parent, lines, options) {
   const figure = html("figure", {}, html("figcaption", {}, options.title));
@@ -51,8 +51,7 @@ export function lineChart(parent, lines, options) {
   if (high === low) high = low + 1;
   const xLow = Math.min(...xs), xHigh = Math.max(...xs, options.logX ? xLow * 1.1 : xLow + 1);
   const g = options.logX ? Math.log : (x) => x;
-  const end = lines.some((line) => line.label) ? right - 60 : right;
-  const scaleX = (x) => left + ((g(x) - g(xLow)) / (g(xHigh) - g(xLow))) * (end - left);
+  const scaleX = (x) => left + ((g(x) - g(xLow)) / (g(xHigh) - g(xLow))) * (right - left);
   const f = options.log ? Math.log : (y) => y;
   const scaleY = (y) => bottom - ((f(y) - f(low)) / (f(high) - f(low))) * (bottom - top);
 
@@ -80,10 +79,6 @@ export function lineChart(parent, lines, options) {
     }
     if (line.dots || line.x.length <= 12) { // few points, perhaps one: show where they are
       for (const p of at(line.y)) if (p) svg("circle", { cx: p[0], cy: p[1], r: 3, fill: line.colour }, chart);
-    }
-    if (line.label && line.x.length) {
-      const p = at(line.y).at(-1);
-      if (p) svg("text", { x: p[0] + 6, y: p[1] + 4 }, chart, line.label);
     }
     if (line.dots) continue;
     let path = "", pen = "M";

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnres.lab.engine import Planned, Progress, Sweep, SweepEnd
+from attnres.lab.engine import Planned, ProgressDisplay, Sweep, SweepEnd
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import DECIDED, Statement, judged, mean_text, paired, statement_tables, summary
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
@@ -47,7 +47,7 @@ def plan(options: Options, out: Path) -> tuple[Options, list[Planned]]:
     return options, runs
 
 
-def run(plan: tuple[Options, list[Planned]], file: Path, progress: Progress) -> SweepEnd:
+def run(plan: tuple[Options, list[Planned]], file: Path, progress: ProgressDisplay) -> SweepEnd:
     options, runs = plan
     settings = {"config": config_to_json(options.config)}
     sweep = Sweep("toy", options.arms, settings, options.config, options.workers, file, file.parent, progress)

@@ -1,4 +1,4 @@
-"""llama.cpp's library, by ctypes: it runs a GGUF file token by token and makes quantised ones.
+"""llama.cpp's library, by ctypes: it runs a GGUF file token by token.
 
 Found in the folder that ATTNRES_LLAMA_CPP names, or where npm puts its prebuilt package: `./node_modules`. The layouts
 of the structures below are those of llama.cpp 0.5.0, the version of that package.
@@ -19,14 +19,10 @@ import torch
 from torch import Tensor
 
 from attnres.errors import UsageError
-from attnres.files import replacement
 
 PACKAGE = "@node-llama-cpp/linux-x64@3.22.1"
 VARIABLE = "ATTNRES_LLAMA_CPP"
 INSTALL = f"npm install --no-save --no-package-lock --omit=optional {PACKAGE}"
-
-QUANTISED = {"q8_0": 7, "q6_k": 18, "q5_k_m": 17, "q4_k_m": 15, "q4_0": 2}
-"""Types that llama.cpp makes of a file, by its numbers. Those with _k need matrices of rows in multiples of 256."""
 
 BATCH = 512
 """Tokens that go through the model at a time."""
@@ -82,18 +78,6 @@ class _Batch(Structure):
         ("n_seq_id", POINTER(c_int32)),
         ("seq_id", POINTER(POINTER(c_int32))),
         ("logits", POINTER(c_int8)),
-    ]
-
-
-class _QuantizeParams(Structure):
-    _fields_ = [
-        ("nthread", c_int32),
-        ("ftype", c_int),
-        ("output_tensor_type", c_int),
-        ("token_embedding_type", c_int),
-        *((name, c_bool) for name in ("allow_requantize", "quantize_output", "only_copy", "pure", "keep_split", "dry")),
-        *((name, c_void_p) for name in ("imatrix", "kv_overrides", "tt_overrides", "prune_layers")),
-        ("max_buf_size", c_size_t),
     ]
 
 
@@ -169,17 +153,6 @@ def opened(path: str | Path, context: int = 4096, threads: int = 1) -> Iterator[
         library.llama_model_free(model)
 
 
-def quantize(file: str | Path, target: str | Path, kind: str, threads: int = 1) -> None:
-    """Write the model of a GGUF file with its matrices in another type, one of `QUANTISED`."""
-    library = load_library()
-    said.clear()
-    params = library.llama_model_quantize_default_params()
-    params.ftype, params.nthread = QUANTISED[kind], threads
-    with replacement(Path(target)) as partial:
-        if library.llama_model_quantize(os.fsencode(file), os.fsencode(partial), ctypes.byref(params)):
-            raise UsageError(f"llama.cpp cannot make {kind} of {file}: {_reason()}")
-
-
 said: list[str] = []
 """What llama.cpp has logged since the last call began: it has no other way to say what is wrong."""
 
@@ -213,7 +186,6 @@ def load_library() -> Any:
     for name, result, *arguments in (  # type: ignore[misc]
         ("llama_model_default_params", _ModelParams),
         ("llama_context_default_params", _ContextParams),
-        ("llama_model_quantize_default_params", _QuantizeParams),
         ("llama_model_load_from_file", handle, text, _ModelParams),
         ("llama_init_from_model", handle, handle, _ContextParams),
         ("llama_model_free", None, handle),
@@ -227,7 +199,6 @@ def load_library() -> Any:
         ("llama_get_memory", handle, handle),
         ("llama_memory_clear", None, handle, c_bool),
         ("llama_tokenize", c_int32, handle, text, c_int32, POINTER(c_int32), c_int32, c_bool, c_bool),
-        ("llama_model_quantize", c_uint32, text, text, POINTER(_QuantizeParams)),
         ("llama_log_set", None, handle, handle),
     ):
         function = getattr(library, name)

@@ -3,13 +3,15 @@
 results/cited.toml gives each number a name. A line of prose with measured numbers ends with their names, in the order
 of the numbers: `<!-- numbers: demo-block step-block -->`. Tables between `<!-- table: NAME -->` and `<!-- end -->` are
 generated from the same records. Numbers are only looked up, never computed, so every machine writes the same text.
+
+    python docs/_site/cited.py            looks them up, writes numbers.json and the tables, lists faulty lines
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -20,6 +22,7 @@ from typing import Any
 
 from attnres.errors import UsageError
 from attnres.files import write_text
+from attnres.lab.page import record_hash
 
 CITED, NUMBERS = "cited.toml", "numbers.json"
 
@@ -33,11 +36,6 @@ NO_PROSE = re.compile(  # code, links, comments, dates, commits, sizes of models
     r"`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|\b\d{4}-\d\d-\d\d\b|\b(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b|\b\d+x\d+\b"
     r"|\b\d{4}\.\d{5}\b"
 )
-
-
-def record_hash(text: str) -> str:
-    """The hash that results/tables.md stores for the record from which a section was made."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ class Cited:
 
     def faults(self) -> list[str]:
         """List what is wrong in the pages, one line per fault."""
-        again, named, phrases = "run attnres report --numbers", set(), set()
+        again, named, phrases = "run python docs/_site/cited.py", set(), set()
         path = self.results / NUMBERS
         faults = [f"{path}: not what the records say; {again}"] * (_read(path) != self.numbers_json())
         for name in self.source["pages"]:
@@ -199,3 +197,11 @@ def prose(page: str) -> Iterator[tuple[int, str]]:
     for place, line in enumerate(page.splitlines(), 1):
         if not line.startswith(("#", "    ", "![")):
             yield place, line
+
+
+if __name__ == "__main__":
+    cited = Cited(Path(__file__).parents[2] / "results")
+    cited.write()
+    faults = cited.faults()
+    print(*faults, f"{len(cited.numbers)} numbers, {len(faults)} faults", sep="\n")
+    sys.exit(bool(faults))
