@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,7 @@ Sublayer = Callable[..., Tensor]
 """f(h) -> y or, at a site with several reads, f(h_1, h_2, ..) -> y."""
 
 
-@dataclass(frozen=True)
-class Normed:
+class Normed(NamedTuple):
     """A sublayer that says how its input is normalised: f(h) = behind(norm(h)). A read of depth can then do both."""
 
     whole: Sublayer
@@ -278,7 +276,9 @@ class Connection(nn.Module):
             return output_of(sublayer, h, values, watch=False)
         # Inference mode has a first call of its own: it counts no changes of the tensors that it makes.
         call = site, torch.is_inference_mode_enabled()
-        y = output_of(sublayer, h, values, watch=call not in self._watched)
+        if call in self._watched:
+            return output_of(sublayer, h, watch=False)
+        y = output_of(sublayer, h, values)
         self._watched.add(call)
         return y
 

@@ -102,9 +102,9 @@ class TwoPhase(Connection):
         Of few tokens they are in the cache, and a phase more is a call more.
         """
         sublayers = self._fitting(values, sublayers, first)
-        few = 1 if torch.is_grad_enabled() or is_compiling() else FEW
-        if values[0].numel() <= few * self.dim:
-            return self._run_tile(values, sublayers, first, ())
+        learns = torch.is_grad_enabled() or is_compiling()
+        if values[0].numel() <= (1 if learns else FEW) * self.dim:
+            return (self._run_tile if learns else self._run_few)(values, sublayers, first)
         tile = self.block_size * -(-TILE // self.block_size)
         while sublayers:
             end = min(first + len(sublayers), (first // tile + 1) * tile)
@@ -113,7 +113,11 @@ class TwoPhase(Connection):
             first = end
         return values
 
-    def _run_tile(self, values: Values, sublayers: list[Sublayer], first: int, bank: Values) -> Values:
+    def _run_few(self, values: Values, sublayers: list[Sublayer], first: int) -> Values:
+        """Run over few tokens without gradients."""
+        return self._run_tile(values, sublayers, first)
+
+    def _run_tile(self, values: Values, sublayers: list[Sublayer], first: int, bank: Values = ()) -> Values:
         """Run, with phase 1 over the bank if it holds anything."""
         sites = range(first, first + len(sublayers))
         waiting = self._phase_1(bank, sites) if bank else [Reading(*self._vectors(range(at, at + 1))) for at in sites]

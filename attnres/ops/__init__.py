@@ -1,5 +1,6 @@
 """Depth attention as operators: one signature, several backends."""
 
+from attnres.ops.backends import is_fused
 from attnres.ops.cpu import trim
 from attnres.ops.module import DepthAttention
 from attnres.ops.norm import Norm, plain_norm
@@ -13,6 +14,7 @@ from attnres.ops.operators import (
     normalise,
     normalise_backward,
     read,
+    read_one,
 )
 from attnres.ops.reference import depth_scores, depth_weights, inverse_rms, widen
 
@@ -27,11 +29,13 @@ __all__ = [
     "depth_scores",
     "depth_weights",
     "inverse_rms",
+    "is_fused",
     "merge_partial",
     "normalise",
     "normalise_backward",
     "plain_norm",
     "read",
+    "read_one",
     "trim",
     "widen",
 ]

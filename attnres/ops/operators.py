@@ -181,8 +181,11 @@ def read(
     """
     added = () if y is None else (y,)
     fused = is_fused(backend, (*sources, *added, *queries, *gains, *prior), dtype)
-    inside = norm if norm and fused and _takes_norm(norm, queries, dtype) else None
-    of_norm, total = inside[:3] if inside else (), None
+    if fused and not (prior or len(queries) > 1 or torch.is_grad_enabled() or is_compiling()):
+        out, total = read_one(sources, y, queries[0], gains[0] if gains else None, eps, dtype, scale, norm)
+        return (out,), total
+    inside = norm if norm and fused and len(queries) == 1 and _takes_norm(norm, dtype) else None
+    total = None
     if not sources and not inside:
         outs = [(h if scale == 1.0 else scale * h).to(dtype) for h in prior[: len(queries)]]
     elif not fused:
@@ -190,24 +193,42 @@ def read(
             total = sources[-1].to(torch.promote_types(dtype, sources[-1].dtype)) + y
             sources = [*sources[:-1], total]
         outs = reference.attend(sources, queries, gains, prior, eps, dtype, scale)[0]
-    elif prior or len(queries) > 1 or torch.is_grad_enabled() or is_compiling():
+    else:
+        of_norm = inside[:3] if inside else ()
         outs, _, sums = _attend(sources, queries, gains, prior, added, eps, scale, dtype, *of_norm)
         total = sums[0] if sums else None
-    else:  # what keeps nothing for a gradient: for one token it takes half the time
-        gain = gains[0] if gains else None
-        out, sums = library.attend_one(sources, queries[0], gain, y, eps, scale, dtype, *of_norm)
-        outs, total = (out,), sums[0] if sums else None
     return [norm(out) for out in outs] if norm and not inside else outs, total
 
 
-def _takes_norm(norm: Norm, queries: Sequence[Tensor], dtype: torch.dtype) -> bool:
+def read_one(
+    sources: Sequence[Tensor],
+    y: Tensor | None,
+    query: Tensor,
+    gain: Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+    scale: float = 1.0,
+    norm: Norm | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """Do what `read` does for one query, where `is_fused` was asked, no gradient is kept and nothing is compiled.
+
+    For one token it takes half the time.
+    """
+    if norm is None or not _takes_norm(norm, dtype):
+        out, sums = library.attend_one(sources, query, gain, y, eps, scale, dtype)
+        return out if norm is None else norm(out), sums[0] if sums else None
+    out, sums = library.attend_one(sources, query, gain, y, eps, scale, dtype, *norm[:3])
+    return out, sums[0] if sums else None
+
+
+def _takes_norm(norm: Norm, dtype: torch.dtype) -> bool:
     """Whether the fused operator can normalise what one query reads: eagerly on a CPU, with an ordinary weight."""
     weight = norm.weight
     return (
-        len(queries) == 1
-        and weight.dtype == dtype
+        weight.dtype == dtype
         and type(weight) in (Tensor, nn.Parameter)
-        and native_backend(weight.device.type) == "cpu"
+        and weight.is_cpu
+        and native_backend("cpu") == "cpu"
         and not is_compiling()
         and not interpreter_stack()
     )

@@ -239,3 +239,22 @@ def test_every_connection_compiled_as_one_graph_is_the_same(name, backend):
 def test_every_option_of_attnres_is_in_a_variant():
     tried = {option for _, options in VARIANTS for option in options}
     assert {field.name for field in dataclasses.fields(AttnResOptions)} <= tried
+
+
+@pytest.mark.parametrize("other", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("name", ["block:block_size=3", "rms-block:block_size=3", "window:window=2"])
+@torch.no_grad()
+def test_decoding_where_outputs_have_another_dtype(name, other):
+    """The loop for few tokens, in which Block reads with little Python, against that of every connection."""
+    connection, x, made = randomised(name), torch.randn(1, 1, DIM), []
+
+    def sublayer(h: Tensor) -> Tensor:
+        made.append(h)
+        return h.sin().to(other if len(made) % SITES == 4 else h.dtype)
+
+    found, expected = (
+        run(connection, connection.start(x), [sublayer] * SITES) for run in (type(connection).run, Connection.run)
+    )
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.dtype == theirs.dtype
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)

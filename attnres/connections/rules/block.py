@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from attnres.connections.base import (
     Connection,
     Mixture,
+    Normed,
     Sublayer,
     Values,
     Weights,
@@ -25,7 +26,7 @@ from attnres.connections.options import option_defaults
 from attnres.connections.reads import Reads, each_read, mixture, per_read, reads_of_sites
 from attnres.connections.two_phase import Reading, TwoPhase
 from attnres.errors import UsageError, check_count
-from attnres.ops import Norm, depth_scores, read
+from attnres.ops import Norm, depth_scores, is_fused, read, read_one
 from attnres.torch_private import own_parameters
 
 BLOCKS = 8
@@ -258,13 +259,38 @@ class Block(TwoPhase):
         # autocast makes outputs narrower, and the plain residual does not round each sum to that.
         if opens_block:
             return (*values, y)
-        return (*values[:-1], values[-1].to(stream_dtype(values[0], values[-1])) + y)
+        partial = values[-1]
+        if partial.dtype != values[0].dtype:
+            partial = partial.to(stream_dtype(values[0], partial))
+        return (*values[:-1], partial + y)
 
     def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
         return (TwoPhase if self._fused else Connection).mix(self, values, site)
 
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
         return (TwoPhase if self._fused else Connection).run(self, values, sublayers, first)
+
+    def _run_few(self, values: Values, sublayers: list[Sublayer], first: int) -> Values:
+        """Run with as little Python around the operator as there can be: of one token that takes most of the time."""
+        dtype, y, end = values[0].dtype, None, first + len(sublayers)
+        queries, gains = self._vectors(range(first, end))
+        once = self._reads_alone and self.options.reads == "one"
+        if not (once and is_fused("auto", (*values, *queries, *gains), dtype)):
+            return super()._run_few(values, sublayers, first)
+        for site, sublayer, query, gain in zip(range(first, end), sublayers, queries, gains, strict=True):
+            sources = self._visible(values, site)
+            scale = self._scale(len(sources)) if self.options.total else 1.0
+            norm = sublayer.norm() if isinstance(sublayer, Normed) else None
+            h, total = read_one(sources, y, query, gain, self.eps, dtype, scale, norm)
+            if total is not None:
+                values = (*values[:-1], total)
+            y = self._output_of(sublayer.behind if norm else sublayer, h, values, site)
+            if y.dtype != dtype:
+                rest = sublayers[site + 1 - first :]
+                return super()._run_few(self.absorb(values, None, site, h, y), rest, site + 1)
+            if site + 1 == end or not self._leaves(site):
+                values, y = self.absorb(values, None, site, h, y), None
+        return values
 
     def _bank(self, values: Values, first: int) -> Values:
         return values[: 1 + first // self.block_size] if self.options.window is None else ()
