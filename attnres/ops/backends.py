@@ -32,18 +32,20 @@ def is_fused(backend: Backend, tensors: Sequence[Tensor], dtype: torch.dtype) ->
 
     Raises UsageError if the backend asked for by name cannot.
     """
+    if backend == "auto":
+        return not _obstacle(native_backend(tensors[0].device.type), tensors, dtype)
     if backend not in BACKENDS:
         raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, not {backend!r}")
     if backend == "reference":
         return False
     device = tensors[0].device.type
     fused = native_backend(device)
-    if backend not in ("auto", fused):
+    if backend != fused:
         raise UsageError(f"backend {backend!r} cannot run on {device} here; use backend='auto'")
     obstacle = _obstacle(fused, tensors, dtype)
-    if obstacle and backend != "auto":
+    if obstacle:
         raise UsageError(f"backend {backend!r} does not take {obstacle}; use backend='auto' or 'reference'")
-    return not obstacle
+    return True
 
 
 def _obstacle(fused: str, tensors: Sequence[Tensor], dtype: torch.dtype) -> str:

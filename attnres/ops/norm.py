@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +30,8 @@ class Norm(NamedTuple):
         return F.rms_norm(h, h.shape[-1:], self.weight + self.offset if self.offset else self.weight, self.eps)
 
 
-_FORMS: WeakKeyDictionary[nn.Module, tuple[Callable[..., Any], str, float | None]] = WeakKeyDictionary()
-"""Of each module that was tried: the forward, where it keeps eps, and the offset, None where it is another norm."""
+_FORMS: dict[int, tuple[ref[nn.Module], Callable[..., Any], str, float | None]] = {}
+"""Of each module that was tried, by its id: the forward, where it keeps eps, and the offset, None for another norm."""
 
 
 def plain_norm(module: nn.Module) -> Norm | None:
@@ -45,10 +45,11 @@ def plain_norm(module: nn.Module) -> Norm | None:
     if type(weight) is not nn.Parameter or weight.ndim != 1:
         return None
     forward = type(module).forward
-    found = _FORMS.get(module)
-    if found is None or found[0] is not forward:
-        found = _FORMS[module] = forward, *_form(module, len(weight))
-    _, eps, offset = found
+    found = _FORMS.get(key := id(module))
+    if found is None or found[0]() is not module or found[1] is not forward:
+        forgotten = ref(module, lambda _: _FORMS.pop(key, None))
+        found = _FORMS[key] = forgotten, forward, *_form(module, len(weight))
+    _, _, eps, offset = found
     return None if offset is None else Norm(weight, getattr(module, eps), offset, module)
 
 

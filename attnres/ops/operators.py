@@ -184,7 +184,8 @@ def read(
     if fused and not (prior or len(queries) > 1 or torch.is_grad_enabled() or is_compiling()):
         out, total = read_one(sources, y, queries[0], gains[0] if gains else None, eps, dtype, scale, norm)
         return (out,), total
-    inside = norm if norm and fused and len(queries) == 1 and _takes_norm(norm, dtype) else None
+    alone = norm if len(queries) == 1 and not is_compiling() else None
+    inside = alone if alone and fused and _takes_norm(alone, dtype) else None
     total = None
     if not sources and not inside:
         outs = [(h if scale == 1.0 else scale * h).to(dtype) for h in prior[: len(queries)]]
@@ -222,14 +223,13 @@ def read_one(
 
 
 def _takes_norm(norm: Norm, dtype: torch.dtype) -> bool:
-    """Whether the fused operator can normalise what one query reads: eagerly on a CPU, with an ordinary weight."""
+    """Whether the fused operator can normalise what one query reads: on a CPU, with an ordinary weight."""
     weight = norm.weight
     return (
         weight.dtype == dtype
         and type(weight) in (Tensor, nn.Parameter)
         and weight.is_cpu
         and native_backend("cpu") == "cpu"
-        and not is_compiling()
         and not interpreter_stack()
     )
 

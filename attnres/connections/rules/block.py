@@ -274,7 +274,7 @@ class Block(TwoPhase):
         """Run with as little Python around the operator as there can be: of one token that takes most of the time."""
         dtype, y, end = values[0].dtype, None, first + len(sublayers)
         queries, gains = self._vectors(range(first, end))
-        once = self._reads_alone and self.options.reads == "one"
+        once = self._reads_alone and self.options.reads == "one" and type(self).scatter is Block.scatter
         if not (once and is_fused("auto", (*values, *queries, *gains), dtype)):
             return super()._run_few(values, sublayers, first)
         for site, sublayer, query, gain in zip(range(first, end), sublayers, queries, gains, strict=True):
@@ -289,7 +289,7 @@ class Block(TwoPhase):
                 rest = sublayers[site + 1 - first :]
                 return super()._run_few(self.absorb(values, None, site, h, y), rest, site + 1)
             if site + 1 == end or not self._leaves(site):
-                values, y = self.absorb(values, None, site, h, y), None
+                values, y = self.scatter(values, None, site, h, y), None
         return values
 
     def _bank(self, values: Values, first: int) -> Values:
