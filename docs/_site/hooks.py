@@ -17,7 +17,8 @@ from attnres.lab import experiment_commands, experiment_help
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "attnres"
-ROOT_DOCUMENTS = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+OUTSIDE = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "paper/report.md")
+"""Pages of the site that are not in docs/, by their place in the repository and on the site."""
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
 
 
@@ -30,8 +31,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the root's documents, the API's pages and the site's style to the files of docs/."""
-    made = {name: (ROOT / name).read_text(encoding="utf-8") for name in ROOT_DOCUMENTS}
+    """Add the documents outside docs/, the API's pages and the site's style to the files of docs/."""
+    figures = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "paper" / "figures").iterdir())]
+    made = {name: (ROOT / name).read_text(encoding="utf-8") for name in (*OUTSIDE, *figures)}
     made["style.css"] = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     made["reference/index.md"] = _overview()
     made["reference/commands.md"] = _commands()
@@ -42,18 +44,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point the repository's links to the site's pages; a link to what is no page there becomes plain text."""
+    """Point the repository's links to the site's pages, by their titles; a link to anything else becomes plain text."""
     name = page.file.src_uri
-    folder = (ROOT if name in ROOT_DOCUMENTS else (DOCS / name).parent).resolve()
+    folder = ((ROOT if name in OUTSIDE else DOCS) / name).resolve().parent
 
     def mended(link: re.Match[str]) -> str:
         target = Path(os.path.normpath(folder / link["path"]))
-        if target.parent == ROOT and target.name in ROOT_DOCUMENTS:
-            target = DOCS / target.name
-        if not target.is_relative_to(DOCS):
+        outside = target.relative_to(ROOT).as_posix() if target.is_relative_to(ROOT) else ""
+        at = outside if outside.startswith("paper/figures/") or outside in OUTSIDE else None
+        if at is None and target.is_relative_to(DOCS):
+            at = target.relative_to(DOCS).as_posix()
+        if at is None:
             return link["text"]
-        path = os.path.relpath(target, (DOCS / name).parent)
-        return f"{link['image']}[{link['text']}]({path}{link['anchor'] or ''})"
+        path = os.path.relpath(at, Path(name).parent)
+        text = _title(target) if link["text"].endswith(".md") and target.is_file() else link["text"]
+        return f"{link['image']}[{text}]({path}{link['anchor'] or ''})"
 
     return "".join(part if code else LINK.sub(mended, part) for code, part in _split(markdown))
 
@@ -63,6 +68,10 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     if fetched := re.search(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>", output):
         raise PluginError(f"{page.file.src_uri} fetches {fetched[0]}")
     return output
+
+
+def _title(document: Path) -> str:
+    return document.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _split(markdown: str) -> list[tuple[bool, str]]:

@@ -173,10 +173,10 @@ def depth_pictures(address: str) -> None:
     page = Page(address, 720, 1080, 1.5, PLAIN + ".key { display: none; }")
     page.row(8, 0.05)
     page.choose("select[aria-label^='Beside']", "size")
-    save(page.picture("svg.depth", "svg.depth", right=408, bottom=228), "look-sink")
+    save(page.picture("svg.depth", "svg.depth", right=420, bottom=228), "look-sink")
     page.row(33, 0.05)
     page.press("Measure removal")
-    save(page.picture("svg.depth", "svg.depth", right=408, bottom=498), "look-removal")
+    save(page.picture("svg.depth", "svg.depth", right=420, bottom=498), "look-removal")
     page.driver.quit()
 
 
