@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -59,7 +59,8 @@ class Seen:
         if len(view.text) > MAX_CHARACTERS:
             raise UsageError(f"the text has {len(view.text):,} characters; at most {MAX_CHARACTERS:,} can be shown")
         self.subject, self.view, self.piece = subject, view, piece
-        self.step, self.checksums, self.model = _loaded(subject, view.step)
+        self.step = subject.step(view.step)
+        self.checksums, self.model = subject.checksums(self.step), subject.model(self.step)
         self.ids = subject.encode(view.text)
         self.most = min(subject.context, MAX_TOKENS)
         if len(self.ids) > self.most:
@@ -93,18 +94,6 @@ class Seen:
         key = ("trace", self.step, self.checksums, tuple(self.ids), tuple(map(str, held)), self.view.read)
         size = 4 * len(self.ids) * (self.told.vocabulary + sites * sites)  # far the most of it
         return self.subject.remembered(key, make, max(2, min(KEPT_TRACES, KEPT_BYTES // (1 + size))))
-
-
-def _loaded(subject: Subject, asked: int | None) -> tuple[int, str, Any]:
-    """The step that is meant, its checksums, its model; of the newest, which a run that goes on may have deleted
-    meanwhile, again."""
-    step = subject.step(asked)
-    try:
-        return step, subject.checksums(step), subject.model(step)
-    except UsageError:
-        if subject.step(asked) == step:
-            raise
-    return _loaded(subject, asked)
 
 
 def as_change(subject: Subject, change: m.ChangeRequest) -> Change:

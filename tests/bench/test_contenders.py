@@ -59,20 +59,6 @@ def test_a_wrong_contender_gets_no_speed():
     assert result.over("stacked") is None and result.over_the_next() is None
 
 
-def test_our_own_forms_are_no_others():
-    result = operator.ContenderTimes(
-        {"attnres": 2.0, "attnres, bfloat16 results": 1.0, "stacked": 6.0, "fla-core": 3.0}
-    )
-    assert result.over_the_next() == 1.5
-
-
-def test_bytes_that_must_move():
-    shape = operator.OperatorShape(2, 4, 16, 3, torch.bfloat16)
-    source = 2 * 4 * 16 * 2
-    forward, backward = 3 * source + source, 3 * source + source + 3 * source
-    assert operator.bytes_to_move(shape) == forward + backward
-
-
 @pytest.mark.parametrize(("kind", "dtype"), [("identity", torch.float32), ("SwiGLU", torch.bfloat16)])
 def test_whole_stacks_agree(kind, dtype):
     result = stack.compare(stack.StackShape(kind, 5, 64, 2, 4, 2, dtype), SETTING)

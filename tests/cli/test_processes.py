@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -66,11 +64,3 @@ def test_a_signal_saves_a_run_and_says_how_to_go_on(corpus, tmp_path, capsys, mo
     assert main(["train", str(tmp_path / "out"), *TINY, *corpus]) == 128 + signal.SIGTERM
     assert "run the same command again to go on" in capsys.readouterr().err.splitlines()[-1]
     assert load_run(tmp_path / "out").step == 1
-
-
-def test_a_reader_of_the_overview_may_go():
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = subprocess.run([sys.executable, "-m", "attnres"], stdout=writer, stderr=subprocess.PIPE, text=True)
-    os.close(writer)
-    assert (done.returncode, done.stderr) == (141, "")

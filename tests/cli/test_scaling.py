@@ -124,20 +124,6 @@ def test_points_that_support_no_factor_are_fitted_and_told(tmp_path, capsys):
     assert "e+" not in told and "x [" not in told
 
 
-def test_no_name_from_a_file_reaches_the_terminal_as_it_is(tmp_path, capsys):
-    path = tmp_path / "hostile\x1b[2J.csv"
-    path.write_text("arm,compute,loss\n" + "".join(f"\x1b]0;a\x07,{c},{3 - c / 9}\n" for c in (1, 2, 4)))
-    (out := tmp_path / "\x1b[5mout").mkdir()  # a new one of such a name is refused
-    assert main(["fit", str(path), "--out", str(out)]) == 0
-    told = capsys.readouterr().out
-    assert "\x1b" not in told and "␛]0;a␇" in told and "␛[5mout" in told
-    path.write_text("arm,compute,loss\n\x1b[7m,1,0\n")
-    assert main(["fit", str(path), "--out", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.startswith("attnres: ␛[7m: compute and loss must be positive")
-    assert main(["fit", str(tmp_path / "none\n\udcff")]) == 1
-    assert "none⏎[U+DCFF]: No such file" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

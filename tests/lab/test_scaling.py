@@ -15,7 +15,6 @@ from attnres.lab.engine import Planned
 from attnres.lab.experiments.scaling import ScalingOptions, ScalingPlan, best, finding, parse_size, run, tables
 from attnres.lab.experiments.scaling import plan as make_plan
 from attnres.lab.laws import axes_of, final_points, paired_lead, pictures
-from attnres.lab.options import arm_folder
 from attnres.lab.runs import Record, RunResult
 from attnres.model import Transformer, TransformerConfig
 from attnres.train import RunConfig
@@ -207,13 +206,6 @@ def test_a_weak_baseline_leaves_the_other_fits_without_advantages():
     assert {row[2:] for row in tables(nothing)[0].rows} == {("", "", "")} and not pictures(nothing)
 
 
-def test_the_tables_of_few_sizes_are_without_a_fit():
-    few = replace(a_record(), runs=a_record().runs[:1])
-    (along,) = tables(few)
-    assert along.title == "Along the range" and len(along.columns) == 3
-    assert finding(few) == "Fewer than 3 sizes are done." and not pictures(few)
-
-
 @pytest.mark.parametrize("shape", [{"hidden": 256}, {"kv_heads": 1}])
 def test_of_another_shape_they_are_counted(shape):
     options = ScalingOptions(sizes=("2x16", "2x32", "3x32"), config=RunConfig(model=TransformerConfig(**shape)))
@@ -235,9 +227,3 @@ def test_heads_have_16_channels_unless_their_number_is_given():
     assert {plan.run("full", size.name, 1.0, 0).config.model.heads for size in plan.sizes} == {1}
     with pytest.raises(UsageError, match="heads must be"):
         make_plan(ScalingOptions(heads=0), Path("runs"))
-
-
-def test_no_folder_of_an_arm_hides_and_no_two_are_one(tmp_path):
-    arms = ["rule.py:Rule", "./rule.py:Rule", "../rule.py:Rule", "/rule.py:Rule", "../../rule.py:Rule"]
-    names = [arm_folder(tmp_path, arm).name for arm in arms]
-    assert len(set(names)) == len(arms) and not any(name.startswith(".") for name in names)

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import math
 import shutil
 from collections.abc import Iterator
@@ -10,13 +9,9 @@ import pytest
 import torch
 
 from attnres.look.subject import open_subjects
-from attnres.train import train
-from tests.look.runs import Client, serving, small_config, train_small
+from tests.look.runs import Client, serving, train_small
 
 CONNECTIONS = ("residual", "block:block_size=2", "highway", "delta:reads=qkv")
-
-ODD = {"deep": ("full", 24)}
-"""Runs of another depth: names, connections, layers."""
 
 
 @pytest.fixture(autouse=True)
@@ -47,20 +42,6 @@ def other(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def client(runs) -> Iterator[Client]:
     """A page's side of a microscope on all of them."""
-    with serving(open_subjects(runs)) as page:
-        yield page
-
-
-@pytest.fixture(scope="session")
-def odd(tmp_path_factory) -> Iterator[Client]:
-    """A microscope on a deep run of one step with a context of 256."""
-    folder = tmp_path_factory.mktemp("odd")
-    runs = []
-    for run, (name, layers) in ODD.items():
-        config = small_config(folder, name, layers, steps=1, evaluate_every=1, save_every=1, validation_tokens=96)
-        config = dataclasses.replace(config, model=dataclasses.replace(config.model, context=256))
-        train(config, folder / run)
-        runs.append(folder / run)
     with serving(open_subjects(runs)) as page:
         yield page
 

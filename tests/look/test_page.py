@@ -17,7 +17,7 @@ from selenium.webdriver.support.ui import Select
 from attnres import connection_names, load_run, make_connection, mixing_matrix
 from attnres.analysis import sublayer_names
 from attnres.report.html import script
-from tests.look.pages import TEXT, Page, mean_loss
+from tests.look.pages import TEXT, mean_loss
 
 
 def test_typing_shows_tokens_their_loss_and_what_may_follow(opened, runs):
@@ -53,38 +53,6 @@ def test_keys_and_pointer_go_through_tokens_sites_and_sources(opened):
     assert opened.tooltip().startswith("layer 1 MLP reads 1 of layer 0 attention")
     ActionChains(opened.browser, duration=10).move_to_element_with_offset(chart, *at).click().perform()
     assert opened.find(".subject").text == "layer 0 attention as read by layer 1 MLP"
-
-
-def focused(page: Page) -> str:
-    """The accessible name of what has the focus."""
-    return page.browser.switch_to.active_element.accessible_name
-
-
-@pytest.mark.slow
-def test_the_keyboard_alone_is_enough(opened):
-    """Tab from the text to the depth picture and on to the tools; mute, undo, and choose another model."""
-    opened.choose("Model", 1)
-    before = opened.loss()
-    opened.find("#text").click()
-
-    def tab_to(name: str) -> None:
-        for _ in range(40):
-            if focused(opened).startswith(name):
-                return
-            opened.browser.switch_to.active_element.send_keys(Keys.TAB)
-        pytest.fail(f"Tab never comes to {name!r}")
-
-    for name in ("Text", "Continue the text", "temperature", "Model", "Tokens of the text", "Depth in"):
-        tab_to(name)
-    opened.browser.switch_to.active_element.send_keys(Keys.ARROW_UP, Keys.ARROW_RIGHT, "m")
-    opened.until(lambda: opened.all(".changes li:not(.none)"))
-    opened.settled()
-    assert opened.loss() != before and focused(opened).startswith("Depth in")
-    tab_to("Take back: mute")
-    opened.browser.switch_to.active_element.send_keys(Keys.ENTER)
-    opened.until(lambda: opened.all(".changes li.none"))
-    opened.settled()
-    assert opened.loss() == before
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""The page in a real browser: every connection, every depth, every width, models of transformers, saved files."""
+"""The page in a real browser: saved files."""
 
 from __future__ import annotations
 
@@ -11,48 +11,7 @@ pytest.importorskip("starlette", reason="the extra look is not installed")
 
 from selenium.webdriver.common.keys import Keys
 
-from tests.look.pages import Page, address
-
-
-@pytest.fixture
-def deep(opened, odd):
-    """The page of a microscope on a deep run."""
-    page = Page(opened.browser, address(odd))
-    yield page
-    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
-@pytest.mark.slow
-def test_nothing_overflows_or_overlaps_where_there_is_much_to_show(deep):
-    width = 360
-    metrics = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": True}
-    deep.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    # The page is drawn anew in the next frame, before its callbacks.
-    deep.browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]));")
-    assert deep.browser.execute_script("return document.documentElement.scrollWidth") <= width
-    assert deep.browser.execute_script(OVERLAPS) == []
-    assert deep.browser.execute_script(OUTSIDE) == []
-
-
-OVERLAPS = """
-const boxes = [...document.querySelectorAll("svg.depth text")].filter((text) => text.textContent)
-  .map((text) => [text.textContent, text.getBoundingClientRect()]);
-const found = [];
-boxes.forEach(([a, x], i) => boxes.slice(i + 1).forEach(([b, y]) => {
-  const wide = Math.min(x.right, y.right) - Math.max(x.left, y.left);
-  const high = Math.min(x.bottom, y.bottom) - Math.max(x.top, y.top);
-  if (wide > 2 && high > 4) found.push([a, b, wide, high]);
-}));
-return found;
-"""
-
-OUTSIDE = """
-const room = document.querySelector("svg.depth").getBoundingClientRect();
-return [...document.querySelectorAll("svg.depth text")].filter((text) => {
-  const box = text.getBoundingClientRect();
-  return text.textContent && (box.left < room.left - 1 || box.right > room.right + 1 || box.bottom > room.bottom + 1);
-}).map((text) => text.textContent);
-"""
+from tests.look.pages import Page
 
 
 def downloads(page: Page, folder: Path, *buttons: str) -> list[Path]:

@@ -172,23 +172,6 @@ def test_a_run_that_trains_is_watched(run, monkeypatch):
     assert len(curve["steps"]) == 6 and not curve["running"] and session["models"][0]["steps"] == [2, 4, 6]
 
 
-def test_the_newest_checkpoint_is_asked_for_again_where_the_run_has_deleted_it(run, tmp_path, monkeypatch):
-    question = {"text": "the brown dog"}
-    _, older, newer = sorted((run / "checkpoints").iterdir())
-    newer = newer.rename(tmp_path / newer.name)
-
-    def load(*arguments, **options):
-        if newer.exists():  # the run goes on between the choice and the reading
-            newer.rename(run / "checkpoints" / newer.name)
-            shutil.rmtree(older)
-        return load_run(*arguments, **options)
-
-    monkeypatch.setattr("attnres.look.subject.load_run", load)
-    with serving([RunSubject(run, "block")]) as client:
-        assert client.one("look", view={"model": 0, **question})["step"] == 6
-        assert "no checkpoint of step 4" in client.one("look", view={"model": 0, "step": 4, **question})["message"]
-
-
 def test_a_run_that_is_replaced_is_not_mixed_with_what_was_opened(run, other):
     question = {"view": {"model": 0, "text": "the brown dog"}}
     with serving([RunSubject(run, "block")]) as client:

@@ -17,7 +17,7 @@ import torch
 from attnres.analysis.comparison import Comparison, compare_arms, finding
 from attnres.data.tokenizer import ByteTokenizer
 from attnres.report.comparison import result_tables, sink_table
-from attnres.report.data import ArmReport, LossCurve, ReportData, TokenText
+from attnres.report.data import ArmReport, LossCurve, TokenText
 from attnres.report.page import json_for_script
 from attnres.report.runs import token_texts
 from attnres.report.style import depth_colours
@@ -63,20 +63,6 @@ def test_writes_the_page_and_the_figures(tmp_path):
     for figure in path.parent.glob("figures/*.png"):
         pixels = matplotlib.image.imread(figure)
         assert min(pixels.shape[:2]) > 300 and pixels.std() > 0.02
-
-
-def test_a_failed_write_keeps_the_old_page(tmp_path, monkeypatch):
-    path = write_report(ReportData("old", "", [ArmReport("a")]), tmp_path)
-    before = path.read_bytes()
-
-    def full_disk(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        write_report(ReportData("new", "", [ArmReport("a")]), tmp_path)
-    assert path.read_bytes() == before
-    assert {file.name for file in tmp_path.iterdir()} == {"report.html", "figures"}
 
 
 def test_no_text_can_become_markup():
