@@ -1,11 +1,9 @@
-"""The CPU kernel: compiled once per machine and torch version, kept in the user's cache folder, loaded on first use.
+"""The CPU kernel, loaded on first use: one that came with the package, or compiled once and kept in a cache folder.
 
-`ATTNRES_BUILD_KERNEL=1 pip install --no-build-isolation .` compiles it at install time instead (setup.py), for where
-there will be no compiler: one library per target, of which each machine loads the best that it can run. They are used
-with the torch that they were compiled for.
+A wheel brings one library per target and minor version of torch (setup.py), of which each machine loads the best that
+it can run. Where there is none, as on macOS or with another torch, the machine's own is compiled.
 
-ATTNRES_MARCH in the environment chooses the target: `native`, or one of TARGETS. If it is not set, a library from
-install time is taken, and else this machine's own is compiled.
+ATTNRES_MARCH in the environment chooses the target: `native`, which is always compiled here, or one of TARGETS.
 
 It is compiled with the flags of torch's own extension loader, but not through it: that needs ninja, and its lock file
 outlives a killed process and then blocks every later one.
@@ -28,6 +26,7 @@ from pathlib import Path
 import torch
 
 FOLDER = Path(__file__).parent / "csrc"
+SHIPPED = Path(__file__).parent / "prebuilt"
 KERNEL_SOURCES = (".cpp", ".h")
 FLAGS = ["-std=c++20", "-fPIC", "-fvisibility=hidden"]
 BUILD_SECONDS = 40
@@ -50,6 +49,12 @@ log = logging.getLogger("attnres")
 def load() -> bool:
     """Register the kernel for the CPU, built if need be. Return False, with one warning, where that cannot be done."""
     try:
+        for shipped in _shipped()[:1]:
+            try:
+                torch.ops.load_library(shipped)
+                return True
+            except OSError as error:  # such as another C library
+                log.warning("the CPU kernel of this package does not load here: %s", error)
         torch.ops.load_library(build())
     except (OSError, BuildError) as error:
         log.warning("no CPU kernel, so depth attention runs in plain PyTorch, several times slower: %s", error)
@@ -74,8 +79,29 @@ def trim() -> int:
     return torch.ops.attnres.cpu_trim() if hasattr(torch.ops.attnres, "cpu_trim") else 0
 
 
+def _chosen() -> str | None:
+    """The target that ATTNRES_MARCH names."""
+    chosen = os.environ.get("ATTNRES_MARCH") or None
+    possible = (NATIVE, *runnable())
+    if chosen not in (None, *possible):
+        raise BuildError(f"ATTNRES_MARCH can be {' or '.join(possible)} on this machine, not {chosen!r}")
+    return chosen
+
+
+def shipped_name(target: str, version: str) -> str:
+    """The file name in SHIPPED for a version of torch, whose C++ interface stays as it is within a minor version."""
+    return f"torch-{'.'.join(version.split('.')[:2])}-{target}.so"
+
+
+def _shipped() -> list[Path]:
+    """The libraries that came with the package for this processor and torch, best first."""
+    chosen = _chosen()
+    names = [shipped_name(target, torch.__version__) for target in runnable() if chosen in (None, target)]
+    return [SHIPPED / name for name in names if (SHIPPED / name).exists()]
+
+
 def build() -> Path:
-    """Return the path of the compiled kernel, built if need be. Raises BuildError or OSError.
+    """Return the path of the kernel compiled here, built if need be. Raises BuildError or OSError.
 
     Processes that start at once wait for the first one's build.
     """
@@ -83,15 +109,7 @@ def build() -> Path:
 
     if os.name != "posix":
         raise BuildError("it needs Linux or macOS with g++ or clang++")
-    chosen = os.environ.get("ATTNRES_MARCH") or None
-    possible = runnable()
-    if chosen not in (None, NATIVE, *possible):
-        raise BuildError(f"ATTNRES_MARCH can be {' or '.join((NATIVE, *possible))} on this machine, not {chosen!r}")
-    for target in possible:
-        installed = FOLDER / library_name(target)
-        if chosen in (None, target) and installed.exists():
-            return installed
-    target = chosen or NATIVE
+    target = _chosen() or NATIVE
     library = cache_folder() / library_name(target, compiler(), _features())
     if _is_whole(library):
         return library
@@ -100,7 +118,7 @@ def build() -> Path:
         if not _is_whole(library):
             log.warning("building the CPU kernel, once, in about %d s", BUILD_SECONDS)
             with replacement(library) as partial:
-                compile_to(partial, target)
+                compile_to(partial, target, Path(torch.__file__).parent)
                 checksum = _checksum(partial)
             write_text(_checksum_file(library), checksum)
     return library
@@ -133,30 +151,28 @@ def library_name(target: str, *built_with: str) -> str:
     return f"attend-{target}-{hashlib.sha256(chr(10).join(parts).encode()).hexdigest()[:20]}.so"
 
 
-def compile_to(library: Path, target: str) -> None:
-    """Compile the kernel for NATIVE or one of TARGETS. Raises BuildError."""
+def compile_to(library: Path, target: str, torch_folder: Path) -> None:
+    """Compile the kernel for NATIVE or one of TARGETS, and for the torch of that folder. Raises BuildError."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as threads:
-        *compiling, linking = commands(library, target, Path(folder))
+        *compiling, linking = commands(library, target, torch_folder, Path(folder))
         list(threads.map(_call, compiling))
         _call(linking)
 
 
-def commands(library: Path, target: str, folder: Path) -> list[list[str]]:
+def commands(library: Path, target: str, torch_folder: Path, folder: Path) -> list[list[str]]:
     """The compiler's calls, one for each file and the linker's, which gcc, clang and Apple's clang all take.
 
     Raises BuildError if CXX is no command.
 
     No -fopenmp, which the last rejects: the threads are torch's own (csrc/parallel.h).
     """
-    from torch.utils.cpp_extension import include_paths, library_paths
-
     # Apple's clang knows no -march=native on ARM, where gcc takes either.
     machine = "-mcpu=native" if target == NATIVE and "armv8-a" in TARGETS else f"-march={target}"
-    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
-    flags = [machine, abi, *(f"-isystem{path}" for path in include_paths())]
-    paths = [f"-L{path}" for path in library_paths()]
+    headers, libraries = torch_folder / "include", torch_folder / "lib"
+    flags = [machine, f"-isystem{headers}", f"-isystem{headers / 'torch/csrc/api/include'}"]
+    paths = [f"-L{libraries}"]
     if sys.platform == "darwin":
-        paths += [f"-Wl,-rpath,{path}" for path in library_paths()]
+        paths.append(f"-Wl,-rpath,{libraries}")
     try:
         call = shlex.split(compiler())  # `ccache g++` is two words
     except ValueError as error:

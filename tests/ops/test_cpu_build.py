@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 import attnres.files
 from attnres.ops import backends, cpu
@@ -41,11 +42,12 @@ def test_what_cannot_be_built_is_one_line_and_plain_pytorch(monkeypatch, caplog,
 
 @pytest.fixture
 def shelf(monkeypatch, tmp_path):
-    """An empty cache, a folder of sources for libraries from install time, and a compiler that writes its target."""
+    """An empty cache, a copy of the sources, no library in the package, and a compiler that writes its target."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("ATTNRES_MARCH", raising=False)
     monkeypatch.setattr(cpu, "FOLDER", shutil.copytree(cpu.FOLDER, tmp_path / "csrc"))
-    monkeypatch.setattr(cpu, "compile_to", lambda library, target: library.write_text(target))
+    monkeypatch.setattr(cpu, "SHIPPED", tmp_path / "prebuilt")
+    monkeypatch.setattr(cpu, "compile_to", lambda library, target, _: library.write_text(target))
     monkeypatch.setattr(cpu, "TARGETS", cpu._X86)
     return cpu.FOLDER
 
@@ -60,7 +62,7 @@ def test_two_that_start_at_once_build_once(shelf, monkeypatch):
         with locked(path, lambda: waits.set()):
             yield
 
-    def compile_to(library, target):
+    def compile_to(library, target, _):
         built.append(target)
         assert waits.wait(100)
         library.write_text(target)
@@ -96,25 +98,40 @@ def test_another_source_target_or_compiler_is_another_file(shelf):
     assert cpu.library_name("native") == before
 
 
-def test_the_best_library_from_install_time_that_the_processor_can_run(shelf, monkeypatch):
+def test_the_best_shipped_library_that_the_processor_can_run(shelf, monkeypatch, caplog):
+    """Of this torch's minor version; one that does not load is compiled here, and that is said."""
+    loaded = []
+
+    def load_library(path):
+        if path.read_text() == "broken":
+            raise OSError("no such symbol")
+        loaded.append(path.read_text())
+
+    def load():
+        assert cpu.load.__wrapped__()
+        return loaded.pop()
+
+    monkeypatch.setattr(torch.ops, "load_library", load_library)
     monkeypatch.setattr(cpu, "_features", lambda: "flags : " + " ".join(sorted(cpu._V3)))
-    assert cpu.build().read_text() == "native", "none is installed"
-    for target in ("x86-64-v3", "x86-64-v4"):
-        (shelf / cpu.library_name(target)).write_text(f"installed {target}")
-    assert cpu.build().read_text() == "installed x86-64-v3"
-    for march, library in {
-        "native": "native",
-        "x86-64-v2": "x86-64-v2",  # not installed, so it is compiled
-        "x86-64-v3": "installed x86-64-v3",
-    }.items():
+    monkeypatch.setattr(torch, "__version__", "2.13.1+cu130")
+    cpu.SHIPPED.mkdir()
+    for name in ("torch-2.12-x86-64-v3.so", "torch-2.13-x86-64-v2.so", "torch-2.13-x86-64-v4.so"):
+        (cpu.SHIPPED / name).write_text(name)
+    assert load() == "torch-2.13-x86-64-v2.so"
+    shipped = cpu.SHIPPED / "torch-2.13-x86-64-v3.so"
+    shipped.write_text(shipped.name)
+    assert load() == shipped.name
+    for march in ("native", "x86-64-v3", "x86-64-v2"):
         monkeypatch.setenv("ATTNRES_MARCH", march)
-        assert cpu.build().read_text() == library
+        assert load() == (march if march == "native" else f"torch-2.13-{march}.so")
     monkeypatch.setenv("ATTNRES_MARCH", "x86-64-v4")  # which would end in an illegal instruction
-    with pytest.raises(cpu.BuildError, match="not 'x86-64-v4'"):
-        cpu.build()
-    monkeypatch.setattr(cpu, "_features", lambda: "flags : sse2")
+    assert not cpu.load.__wrapped__() and "not 'x86-64-v4'" in caplog.text
     monkeypatch.delenv("ATTNRES_MARCH")
-    assert cpu.build().read_text() == "native"
+    shipped.write_text("broken")
+    caplog.clear()
+    assert load() == "native" and "no such symbol" in caplog.text
+    monkeypatch.setattr(torch, "__version__", "2.14.0")
+    assert load() == "native"
 
 
 def test_apples_clang_gets_flags_that_it_takes(monkeypatch, tmp_path):
@@ -122,12 +139,12 @@ def test_apples_clang_gets_flags_that_it_takes(monkeypatch, tmp_path):
     monkeypatch.setattr(cpu, "TARGETS", cpu._ARM)
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("CXX", "ccache 'my g++' -m64")
-    compiling, _, linking = cpu.commands(tmp_path / "a.so", "native", tmp_path)
+    compiling, _, linking = cpu.commands(tmp_path / "a.so", "native", tmp_path, tmp_path)
     assert compiling[:3] == linking[:3] == ["ccache", "my g++", "-m64"]
     assert "-mcpu=native" in compiling and not any(flag.startswith("-march") for flag in compiling)
     assert "-fopenmp" not in compiling + linking
     assert any(flag.startswith("-Wl,-rpath,") for flag in linking)
-    assert "-march=armv8-a" in cpu.commands(tmp_path / "a.so", "armv8-a", tmp_path)[0]
+    assert "-march=armv8-a" in cpu.commands(tmp_path / "a.so", "armv8-a", tmp_path, tmp_path)[0]
 
 
 # A stand-in for the compiler: it notes each call and puts the real kernel where it is asked for.
@@ -139,15 +156,21 @@ cp "$KERNEL" "$out"
 
 
 @pytest.mark.slow
-def test_built_at_install_time(kernel, tmp_path):
-    """One library per target, under the names that `cpu.build` looks for."""
+def test_built_into_a_wheel(kernel, tmp_path):
+    """One library per target and torch, under the names that `cpu.load` looks for."""
     stand_in, calls, installed = tmp_path / "c++", tmp_path / "calls", tmp_path / "installed"
     stand_in.write_text(STAND_IN)
     stand_in.chmod(0o755)
-    environment = {"CXX": str(stand_in), "CALLS": str(calls), "KERNEL": str(kernel), "ATTNRES_BUILD_KERNEL": "1"}
+    other = tmp_path / "other" / "torch"
+    other.mkdir(parents=True)
+    (other / "version.py").write_text("__version__ = '2.99.0'\n")
+    folders = f"{Path(torch.__file__).parents[1]}{os.pathsep}{other.parent}"
+    environment = {"CXX": str(stand_in), "CALLS": str(calls), "KERNEL": str(kernel), "ATTNRES_BUILD_KERNEL": folders}
     command = [sys.executable, "setup.py", "-q", "build_py", "--build-lib", installed]
     run = subprocess.run(command, cwd=here.parents[1], env=os.environ | environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert len(calls.read_text().splitlines()) == 3 * len(cpu.TARGETS), "each compiled, in two parts, and linked"
-    made = {path.name for path in installed.rglob("*.so")}
-    assert made == {cpu.library_name(target) for target in cpu.TARGETS}
+    assert len(calls.read_text().splitlines()) == 2 * 3 * len(cpu.TARGETS), "each compiled, in two parts, and linked"
+    made = {path.name for path in (installed / "attnres/ops/prebuilt").iterdir()}
+    assert made == {
+        cpu.shipped_name(target, version) for target in cpu.TARGETS for version in (torch.__version__, "2.99")
+    }

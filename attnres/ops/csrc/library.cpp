@@ -197,3 +197,6 @@ TORCH_LIBRARY_FRAGMENT(attnres, m) {
 }
 
 }  // namespace attnres
+
+// What std::shared_ptr would ask of glibc from 2.32 on. With this here a wheel loads where glibc is older, too.
+extern "C" __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
