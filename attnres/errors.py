@@ -19,8 +19,8 @@ LAB = ("filelock", "jinja2", "matplotlib", "rich", "safetensors", "scipy", "tyro
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra, in the repository's folder: no package index has the project yet."""
-    return f"pip install -e '.[{extra}]'"
+    """Return the command that installs an extra: of the attnres that is installed, wherever it came from."""
+    return f"pip install 'attnres[{extra}]'"
 
 
 def first_line(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
     h = read(sources, query, gain)          sources: list of [batch, time, d], or one tensor of all; query, gain: [d]
 
-The other packages come with `pip install -e '.[bench]'`; their fused kernels need a CUDA device.
+The other packages come with `pip install 'attnres[bench]'`; their fused kernels need a CUDA device.
 """
 
 from __future__ import annotations

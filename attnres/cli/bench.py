@@ -5,7 +5,7 @@
     attnres bench operator step
 
 Every contender's output and gradients are compared with float64 first; one that is wrong is not timed. Other packages
-are measured where they are installed: pip install -e '.[bench]'. Run it on a machine that does nothing else: the
+are measured where they are installed: pip install 'attnres[bench]'. Run it on a machine that does nothing else: the
 contenders alternate, but a busy machine still blurs ratios this close to one.
 
 operator: one read over PyTorch written plainly, its compiled form and other packages. decode: a token of our own model

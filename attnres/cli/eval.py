@@ -19,7 +19,7 @@ The loss on texts of your own, in bits per byte, is a task, too. Where held.json
     metric_list: [{metric: bits_per_byte}]
 
 Scores come with their standard errors. With --beside, differences are paired by document, so that their standard error
-is usually far smaller than the scores' own. Needs: pip install -e '.[eval]'.
+is usually far smaller than the scores' own. Needs: pip install 'attnres[eval]'.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 
 RUN_OR_MODEL is the folder of a run with --model.backbone kimi_k3, or of a Kimi K3 checkpoint. Of all connections
 llama.cpp has block, with an even block_size, and residual; others are refused. Its own llama-quantize makes narrower
-types than bf16. Needs: pip install -e '.[gguf]'.
+types than bf16. Needs: pip install 'attnres[gguf]'.
 """
 
 from __future__ import annotations
