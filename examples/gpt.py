@@ -5,7 +5,7 @@
     python examples/gpt.py residual
 
 It reads the Python source of this folder's own files byte by byte, trains for a few seconds and prints the loss, a
-sample, and what each site learned to read. Needs torch and numpy alone (`pip install -e .`).
+sample, and what each site learned to read. Needs torch and numpy alone.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 
 It learns to tell in which of eight directions noisy stripes run, from images that it makes up, in a few seconds, and
 prints the accuracy on new ones and how much of the patches' own embedding each site still reads. Needs torch and numpy
-alone (`pip install -e .`).
+alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small Kimi K3: KDA and gated MLA 3:1, latent mixtures of experts, SiTU, Block Attention Residuals layer by layer.
 
 It goes the whole way to a chat in llama.cpp, which runs no other model with attention over depth: docs/serve.md.
-(pip install -e '.[hf]'.)
+(pip install 'attnres[hf]'.)
 
     attnres train --recipe recipes/kimi_k3.py
     attnres train --recipe recipes/kimi_k3.py --model.connection block:block_size=4

@@ -1,6 +1,6 @@
 """A Kimi K3 of width 256, the narrowest that llama.cpp's types of 4 bits with a k fit: docs/serve.md quantises it.
 
-(pip install -e '.[hf]'.)
+(pip install 'attnres[hf]'.)
 
     attnres train --recipe recipes/kimi_k3_256.py
 """

@@ -1,6 +1,6 @@
 """A small Kimi Linear, the paper's backbone: KDA and MLA 3:1, mixtures of experts, Block Attention Residuals.
 
-The sublayers are transformers' `kimi_linear` (pip install -e '.[hf]'); nothing in them knows of the connection.
+The sublayers are transformers' `kimi_linear` (pip install 'attnres[hf]'); nothing in them knows of the connection.
 
     attnres train --recipe recipes/kimi_linear.py
     attnres train --recipe recipes/kimi_linear.py --model.connection residual
