@@ -161,43 +161,25 @@ class Connection(nn.Module):
         return None
 
     def weigh(self, values: Values, site: int) -> Weights:
-        """Compute every token's weights at one site: the step that may be non-linear.
+        """Compute every token's weights at a site, 0 .. L, where L is the readout: the step that may be non-linear.
 
-        Args:
-            values: what `start` or the `scatter` of the site before returned.
-            site: 0 .. L, where L is the readout.
-
-        Returns:
-            Tensors of at least float32 whose shapes are the subclass's own affair; they must broadcast where values
-            have further leading axes, as under `mixing_matrix`.
+        values: what `start` or the `scatter` of the site before returned. The weights are tensors of at least float32,
+        of any shapes that broadcast where values have further leading axes, as under `mixing_matrix`.
         """
         raise NotImplementedError
 
     def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
-        """Mix the sublayer's input, linear in `values`.
+        """Mix h, the sublayer's input, linear in `values`, which may have further leading axes.
 
-        Args:
-            values: as in `weigh`, possibly with further leading axes.
-            weights: what `weigh` returned at this site.
-            site: 0 .. L.
-
-        Returns:
-            h, [..., dim], of the stream's dtype: a tuple of them if the site reads several.
+        weights: what `weigh` returned. h is [..., dim], of the stream's dtype: a tuple of them if the site reads
+        several.
         """
         raise NotImplementedError
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
-        """Take up what the sublayer made of its input, linear in (`values`, `h`, `y`).
+        """Take up y = f(h), [..., dim], linear in (`values`, `h`, `y`).
 
-        Args:
-            values: as in `gather`.
-            weights: what `weigh_output` returned at this site.
-            site: 0 .. L-1.
-            h: what `gather` returned at this site.
-            y: the sublayer's output f(h), [..., dim].
-
-        Returns:
-            The values for the next site, as new tensors: those given are not changed.
+        weights: what `weigh_output` returned. The next values are new tensors: those given are not changed.
         """
         raise NotImplementedError
 
@@ -205,45 +187,18 @@ class Connection(nn.Module):
         """Add the weights that only the output decides: the one step besides `weigh` that may be non-linear.
 
         A rule that normalises what a sublayer returns (N(y) = y / rms(y)) makes 1/rms(y) here; others need nothing.
-
-        Args:
-            values: as in `gather`.
-            weights: what `weigh` returned at this site.
-            site: 0 .. L-1.
-            y: the sublayer's output, [..., dim].
-
-        Returns:
-            What `scatter` gets as its weights.
+        What it returns is what `scatter` gets as its weights.
         """
         return weights
 
     def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
-        """Do what `weigh` and then `gather` do. A subclass with a fused operator overrides this.
-
-        Args:
-            values: as in `weigh`.
-            site: 0 .. L.
-
-        Returns:
-            The weights, for `weigh_output` and `scatter`, and h as `gather` returns it.
-        """
+        """Return the weights of `weigh` and the h of `gather`. A subclass with a fused operator overrides this."""
         with outside_autocast(values):
             weights = self.weigh(values, site)
             return weights, self.gather(values, weights, site)
 
     def absorb(self, values: Values, weights: Weights, site: int, h: Mixture, y: Tensor) -> Values:
-        """Do what `weigh_output` and then `scatter` do. A subclass with a fused operator overrides this, as `mix`.
-
-        Args:
-            values: as in `mix`.
-            weights: what `mix` returned at this site.
-            site: 0 .. L-1.
-            h: what `mix` returned at this site.
-            y: the sublayer's output, [..., dim].
-
-        Returns:
-            The values for the next site.
-        """
+        """Do what `weigh_output` and then `scatter` do. A subclass with a fused operator overrides this, as `mix`."""
         if not is_autocast_on(values):  # to enter and leave an empty context takes 2 us: decoding feels it
             return self.scatter(values, self.weigh_output(values, weights, site, y), site, h, y)
         with outside_autocast(values):
@@ -271,7 +226,7 @@ class Connection(nn.Module):
         return values
 
     def _output_of(self, sublayer: Sublayer, h: Mixture, values: Values, site: int) -> Tensor:
-        """Do what `output_of` does; whether the sublayer works in place is looked at in the site's first call."""
+        """Call `output_of`; whether the sublayer works in place is looked at in the site's first call."""
         if is_compiling():
             return output_of(sublayer, h, values, watch=False)
         # Inference mode has a first call of its own: it counts no changes of the tensors that it makes.
@@ -312,10 +267,7 @@ class Connection(nn.Module):
         )
 
     def readout(self, values: Values) -> Tensor:
-        """Mix the input of the final norm and the head: h at site L, [..., dim], of the stream's dtype.
-
-        Args:
-            values: what the `run` of the last sublayer returned.
+        """Mix the input of the final norm and the head, [..., dim], of the values behind the last sublayer.
 
         Raises:
             UsageError: a tensor in place of them, or, where `value_count` tells, the values before an earlier site.
@@ -328,13 +280,6 @@ class Connection(nn.Module):
         """Run the embedding through all sublayers: readout(run(start(x), sublayers)).
 
         A model that is cut into stages, checkpointed or decoded calls the three itself.
-
-        Args:
-            x: the embedding, [..., dim].
-            sublayers: as in `run`, and as many as the connection has.
-
-        Returns:
-            The input of the final norm, [..., dim].
 
         Raises:
             UsageError: what `start` and `run` raise, or another number of sublayers.

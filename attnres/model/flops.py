@@ -1,4 +1,4 @@
-"""Floating-point operations of training: the compute axis of a scaling law, and what a processor is measured by."""
+"""Floating-point operations of training: the compute axis of a scaling law."""
 
 from __future__ import annotations
 
@@ -35,16 +35,13 @@ def training_flops(config: TransformerConfig) -> float:
     return _counted[key]
 
 
-def matrix_flops(model: Transformer, depth: float = 1.0) -> float:
-    """Count what `training_flops` does, without the connection, for the sublayers that the model holds.
-
-    depth: which share of all of them these are, where it is a chunk of a pipeline.
-    """
+def matrix_flops(model: Transformer) -> float:
+    """Count what `training_flops` does, without the connection."""
     roles = parameter_roles(model)
     weights = sum(size for name, size in active_sizes(model).items() if _multiplies(name, roles[name]))
-    if model.config.tied and model.norm.weight is not None:  # a chunk without the head has no final norm either
+    if model.config.tied:
         weights += model.embedding.weight.numel()
-    return 3 * (2 * weights + depth * model.backbone.mixing_flops())
+    return 3 * (2 * weights + model.backbone.mixing_flops())
 
 
 def _multiplies(name: str, role: str) -> bool:

@@ -66,6 +66,10 @@ class Pipeline:
         self.device = torch.device(device)
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
         check_pipeline(config, self.ranks, virtual, schedule, micro_batches, cuts)
+        if checkpointing and schedule == "zero-bubble":
+            raise UsageError(
+                "zero-bubble goes over a chunk's graph twice, so it cannot recompute it; use another schedule"
+            )
         self.cuts = even_cuts(config.sublayers, self.ranks * virtual) if cuts is None else list(cuts)
         self.cached = cache
         self.cache = CrossStageCache()
@@ -80,14 +84,12 @@ class Pipeline:
         self.chunks = build_chunks(config, seed, plans, shapeless.users, own, self.device, shard)
         """This rank's part of the model."""
         for chunk in self.chunks:
-            chunk.checkpointing = checkpointing and schedule != "zero-bubble"
+            chunk.checkpointing = checkpointing
             chunk.autocast = precision
             if compile:
                 compile_sublayers(chunk)
-        # Zero bubble goes over a chunk's graph once per parameter, and torch's checkpoint would recompute each time.
-        recompute = checkpointing and schedule == "zero-bubble"
         self._runners = [
-            ChunkRunner(chunk, index, count, self.device, group, self.cache, self.traffic, recompute, not compile)
+            ChunkRunner(chunk, index, count, self.device, group, self.cache, self.traffic, not compile)
             for index, chunk in zip(own, self.chunks, strict=True)
         ]
         options = {"n_microbatches": micro_batches, "loss_fn": self._loss, "scale_grads": False}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,23 +15,6 @@ from attnres.parallel.chunk import ChunkModel
 from attnres.parallel.plan import ChunkPlan, Held
 from attnres.torch_private import PipelineStageBase, grad_fn_or_grad_acc
 
-RandomState = tuple[Tensor, Tensor | None]
-"""The states of the CPU's generator and of the device's, if that is another."""
-
-
-def random_state(device: torch.device) -> RandomState:
-    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-@contextmanager
-def as_drawn_before(state: RandomState, device: torch.device) -> Iterator[None]:
-    """Draw from that state on in the block; what is drawn behind it goes on as if nothing had been."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.set_rng_state(state[0])
-        if state[1] is not None:
-            torch.cuda.set_rng_state(state[1], device)
-        yield
-
 
 class ChunkRunner(PipelineStageBase):
     """One chunk in torch's schedules: what to send, what to receive and where gradients go, as its plan says.
@@ -43,9 +24,8 @@ class ChunkRunner(PipelineStageBase):
     from the chunks that read it here and from the rank that it was sent on to. In backward order the chunk that first
     received it comes last, so it sends the sum back.
 
-    `traffic` counts the bytes handed to isend: transition c between chunks c - 1 and c, by (c, direction). With
-    `recompute` the forward pass keeps only the inputs, and the backward pass begins with a second one. `splits` says
-    whether zero bubble may take the gradients of inputs and of weights apart.
+    `traffic` counts the bytes handed to isend: transition c between chunks c - 1 and c, by (c, direction). `splits`
+    says whether zero bubble may take the gradients of inputs and of weights apart.
     """
 
     def __init__(
@@ -57,18 +37,13 @@ class ChunkRunner(PipelineStageBase):
         group: dist.ProcessGroup | None,
         cache: CrossStageCache,
         traffic: Counter[tuple[int, str]],
-        recompute: bool = False,
         splits: bool = True,
     ) -> None:
         super().__init__(module, index, count, device, group)
-        # The last chunk's backward pass follows at once, from a loss whose graph is there already.
-        self.recompute = recompute and not self.is_last
         # The weight pass goes round the hooks in which FSDP2 gathers and sums (torch 2.13).
         self._splits = splits and not isinstance(module, FSDPModule)
         self.cache = cache
         self.traffic = traffic
-        self._random_states: dict[int, RandomState] = {}
-        """Before each forward pass that is to be made again: sublayers may draw, as dropout does."""
         self._outbox: dict[int, list[Tensor]] = {}
         self._inbox: dict[int, list[Tensor]] = {}
         self._returned: dict[int, list[Tensor]] = {}
@@ -99,13 +74,7 @@ class ChunkRunner(PipelineStageBase):
         read = (self.cache.tensor(fwd_chunk_id, held) for held in self.plan.inputs)
         return tuple(tensor.detach().requires_grad_(needs_grad) for tensor in read)
 
-    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.recompute):
-            return super().forward_maybe_with_nosync(*args, **kwargs)
-
     def forward_one_chunk(self, fwd_chunk_id: int, args: tuple, kwargs: Any = None, save_forward_output: bool = True):
-        if self.recompute and self.has_backward:
-            self._random_states[fwd_chunk_id] = random_state(self.device)
         output = super().forward_one_chunk(fwd_chunk_id, args, kwargs, save_forward_output)
         if not self.is_last:
             for held, made in zip(self.plan.made, output, strict=True):
@@ -139,10 +108,6 @@ class ChunkRunner(PipelineStageBase):
     def backward_one_chunk(self, bwd_chunk_id: int, loss=None, full_backward: bool = True, last_backward: bool = False):
         if not self.has_backward:
             return
-        if self.recompute:
-            _, inputs = self.fwd_cache[bwd_chunk_id]
-            with as_drawn_before(self._random_states.pop(bwd_chunk_id), self.device):
-                self.fwd_cache[bwd_chunk_id] = self.submod(*inputs), inputs
         # What cannot be split makes all gradients in the input pass, and the bubble is filled less.
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward or not self._splits, last_backward)
         if loss is not None:

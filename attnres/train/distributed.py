@@ -24,7 +24,6 @@ from attnres.data import Corpus
 from attnres.errors import UsageError
 from attnres.files import named_errors, new_folder, partial_folder
 from attnres.model import Transformer
-from attnres.model.flops import matrix_flops
 from attnres.parallel.muon import ShardedMuon
 from attnres.parallel.sharding import compile_sublayers, first_row, is_copy, local, reshard, shard, sharded_transformer
 from attnres.parallel.world import ManyProcesses
@@ -108,13 +107,6 @@ class DistributedTrainer(Trainer):
     @property
     def parameters(self) -> int:
         return self._parameter_count
-
-    @property
-    def operations(self) -> float:
-        sites = self.config.model.sublayers
-        depths = [len(root.plan.sites) / sites if self.layout.pipeline > 1 else 1.0 for root in self._roots]
-        per_token = sum(map(matrix_flops, self._roots, depths))
-        return per_token * self.config.tokens_per_step / self.layout.data_parallel
 
     def forward_backward(self, batches: list[Tensor]) -> float:
         if self.layout.pipeline > 1:

@@ -170,7 +170,7 @@ class Loop:
         if claim.resumed:
             trainer.load(claim.resumed)
             self.earlier_peak = claim.resumed.state()["peak_memory_bytes"]
-        self.pace = Pace(trainer)  # before memory is counted: it takes some
+        self.pace = Pace(trainer)
         self.memory = PeakMemory(trainer.device)
 
     def run(self) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 from attnres.data import Corpus, Prefetch, Sampler, validation_batches
 from attnres.errors import UsageError
 from attnres.model import Transformer
-from attnres.model.flops import matrix_flops
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.config import RunConfig
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
@@ -121,11 +120,6 @@ class Trainer:
     def parameters(self) -> int:
         """How many numbers the whole model has learned."""
         return sum(parameter.numel() for parameter in self.model.parameters())
-
-    @property
-    def operations(self) -> float:
-        """How many floating-point operations this process makes in a step, in products of matrices and attention."""
-        return matrix_flops(self.model) * self.config.tokens_per_step
 
     def train_step(self) -> dict[str, float]:
         """Make one update. Returns loss, learning rate and gradient norm; raises NonFinite and changes no weight."""

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import chain
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -79,30 +76,6 @@ def test_both_ends_have_the_whole_gradient_of_a_tied_embedding(ranks):
     """Of the second step alone what that one adds: the first one's sum is not exchanged again."""
     outcomes = check(ranks, Case(tied=True, layers=4, steps=2, **INTERLEAVED))
     assert sum("embedding.weight" in outcome.gradients for outcome in outcomes) == 2
-
-
-def dropout(module, inputs, output: Tensor) -> Tensor:
-    return F.dropout(output, 0.5)
-
-
-def gradients_with_dropout(group: dist.ProcessGroup, case: Case, draws: bool) -> dict[str, Tensor]:
-    pipeline = make_pipeline(group, case)
-    for sublayer in chain.from_iterable(chunk.sublayers for chunk in pipeline.chunks):
-        if draws:
-            sublayer.register_forward_hook(dropout)
-    torch.manual_seed(7)
-    pipeline.forward_backward(case.batches(0))
-    return {name: parameter.grad for name, parameter in pipeline.named_parameters() if parameter.grad is not None}
-
-
-def test_what_is_recomputed_draws_what_it_drew(ranks):
-    case = Case(2, 2, "zero-bubble", 2, layers=2)
-    plain = ranks.run(gradients_with_dropout, case, True, ranks=2)
-    again = ranks.run(gradients_with_dropout, replace(case, checkpointing=True), True, ranks=2)
-    none = ranks.run(gradients_with_dropout, case, False, ranks=2)
-    for expected, found, other in zip(plain, again, none, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
-        assert any((expected[name] - other[name]).abs().max() > 1e-4 for name in expected), "dropout does something"
 
 
 def test_float32_gradients_to_rounding(ranks):

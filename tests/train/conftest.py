@@ -9,19 +9,11 @@ import pytest
 
 from attnres.data.config import DataConfig
 from attnres.model import TransformerConfig
-from attnres.train import OptimizerConfig, RunConfig, pace, read_metrics
+from attnres.train import OptimizerConfig, RunConfig, read_metrics
 from tests.parallel.ranks import Ranks
 
 TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
 TIMING = ("tokens_per_second", "step_seconds")
-
-
-@pytest.fixture(autouse=True, scope="session")
-def quick_beginnings():
-    """Every run measures the processor's speed, as long as it trains here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(pace.PRODUCT_SIZES, "cpu", 64)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -51,8 +51,7 @@ def test_crash_at_many_writes(disk, make_config, tmp_path, monkeypatch):
     """Whatever the moment of the crash, the same call afterwards ends with the same bits."""
     model = {"layers": 1, "dim": 8, "heads": 1, "connection": "residual"}
     config = make_config(model=model, steps=2, evaluate_every=1, save_every=1, keep=1)
-    monkeypatch.setattr("attnres.train.pace.product_speed", lambda device, precision: 1e9)  # these two take longest
-    monkeypatch.setattr("attnres.train.environment._commit", lambda: None)
+    monkeypatch.setattr("attnres.train.environment._commit", lambda: None)  # it takes longest
     save_file = checkpoint_module.save_file
 
     def save_or_die_half_way(tensors, path):

@@ -1,24 +1,18 @@
-"""The pace of a run: how long its steps take, what they wait for, their share of the processor's peak."""
-
-import pytest
+"""The pace of a run: how long its steps take, and what they wait for."""
 
 from attnres.train import read_metrics, train
 from attnres.train.pace import range_over_parts
 
 
 def test_a_checkpoint_comes_with_the_pace_of_the_process(make_config, tmp_path, monkeypatch):
-    """A step of a known time: how much was waiting for data, and which share of the processor's peak it had."""
+    """A step of a known time: how much was waiting for data, and none for other processes."""
     clock = iter(range(10**6))
-    monkeypatch.setattr("attnres.train.pace.product_speed", lambda device, precision: 1e9)
     monkeypatch.setattr("time.perf_counter", lambda: next(clock))  # every look at it takes a second
     config = make_config(steps=2, save_every=2)
     train(config, tmp_path)
     (record,) = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "processes"]
     # A step looks before and after itself and its batches.
     assert (record["step_seconds"], record["data_seconds"], record["waited_seconds"]) == ([3.0], [1.0], [0.0])
-    matrices = 4 * 16 * 16 + 3 * 16 * 48  # of a layer: attention's four and the MLP's three
-    operations = 3 * (2 * (2 * matrices + 256 * 16) + 2 * 4 * 16 * 17 / 2) * config.tokens_per_step
-    assert record["share_of_peak"] == pytest.approx([operations / 3 / 1e9])
 
 
 def test_a_busy_stretch_shows_in_the_range_over_parts():
