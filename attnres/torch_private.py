@@ -34,7 +34,6 @@ NAMES = {
     # counting operations
     "TorchDispatchMode": ("torch.utils._python_dispatch", "TorchDispatchMode"),
     # a recompile limit that suits a benchmark
-    "compiler_config": ("torch._dynamo", "config"),
     # Muon on stacked and on cut matrices
     "adjust_lr": ("torch.optim._muon", "_adjust_lr"),
     # pipelines that send what the next rank lacks: torch's own stage sends everything

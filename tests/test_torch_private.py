@@ -84,13 +84,6 @@ def test_torch_dispatch_mode():
     assert count.calls == 2, MOVED
 
 
-def test_compiler_config():
-    before = torch_private.compiler_config.recompile_limit
-    with torch_private.compiler_config.patch(recompile_limit=before + 1):
-        assert torch_private.compiler_config.recompile_limit == before + 1, MOVED
-    assert torch_private.compiler_config.recompile_limit == before, MOVED
-
-
 def test_adjust_lr():
     assert torch_private.adjust_lr(0.1, "match_rms_adamw", torch.Size((4, 9))) == pytest.approx(0.1 * 0.2 * 3), MOVED
 

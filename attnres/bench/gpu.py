@@ -1,4 +1,4 @@
-"""Everything that needs a CUDA device: the operator and whole stacks against every peer, bandwidth, memory, decoding.
+"""Everything that needs a CUDA device: the operator against every peer, bandwidth, decoding.
 
 Without such a device every row says "not measured"; there is no estimate.
 """
@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import torch
 
-from attnres.bench import decode, operator, readers, stack
-from attnres.bench.graphs import captured
-from attnres.bench.measure import RatioRow, Setting, copy_bandwidth, medians, milliseconds, take_turns
-from attnres.bench.operator import ContenderTimes
+from attnres.bench import decode, operator, readers
+from attnres.bench.measure import RatioRow, Run, Setting, copy_bandwidth, medians, milliseconds, take_turns
 from attnres.ops.backends import interpreted
-from attnres.torch_private import compiler_config
 
 DECODER = decode.DecoderSizes(2048, 24)
+WARM_UP = 3
+"""Runs before a capture: they compile, and tune, what may do neither inside one."""
 
 
 @dataclass(frozen=True)
@@ -25,16 +24,13 @@ class GpuSizes:
     """How much to measure."""
 
     dims: tuple[int, ...] = (1024, 2048, 4096)
-    sublayers: tuple[int, ...] = (32, 64)
     sources: int = 9
-    block_size: int = 8
     operator_elements: int = 2**26  # of one source, batch x time x d: far more than the caches hold
-    stack_elements: int = 2**25  # a kernel then takes ten times as long as its launch
     batch: int = 4
     decoder: decode.DecoderSizes = DECODER
 
 
-QUICK = GpuSizes((32,), (4,), 3, 2, 2**8, 2**8, 2, decode.QUICK)
+QUICK = GpuSizes((32,), 3, 2**8, 2, decode.QUICK)
 
 
 @dataclass(frozen=True)
@@ -49,14 +45,11 @@ class Goal:
 
 
 OPERATOR = Goal("operator forward+backward over the fastest other, bf16", "1x")
-STACK = Goal("whole stack forward+backward over the fastest other, bf16", "1x")
 FORWARD = Goal("operator forward, share of the copy bandwidth", "85%")
 BACKWARD = Goal("operator backward, share of the copy bandwidth", "85%")
-MEMORY = Goal("peak memory of a whole stack of SwiGLU over the plain residual's, bf16", "1.10")
 DECODE = Goal("decode step with CUDA graphs, Block more than residual", "2%")
 
-GOALS = (OPERATOR, STACK, FORWARD, BACKWARD, MEMORY, DECODE)
-"""The single operator moves the same bytes for everybody; what several sites share is ours to win."""
+GOALS = (OPERATOR, FORWARD, BACKWARD, DECODE)
 
 
 def measure(setting: Setting) -> Iterable[RatioRow]:
@@ -86,9 +79,6 @@ def measure_on(device: torch.device, sizes: GpuSizes, setting: Setting) -> Itera
         yield from _bandwidth_rows(_operator_shape(device, dim, sizes), where, copied, setting)
     for dim in sizes.dims:
         yield _operator_row(_operator_shape(device, dim, sizes), where, setting)
-    for sublayers in sizes.sublayers:
-        for dim in sizes.dims:
-            yield from _stack_rows(device, dim, sublayers, sizes, where, setting)
 
 
 def name_of(device: torch.device) -> str:
@@ -103,7 +93,7 @@ def _operator_shape(device: torch.device, dim: int, sizes: GpuSizes) -> operator
 def _operator_row(shape: operator.OperatorShape, where: str, setting: Setting) -> RatioRow:
     others, missing = readers.packages(shape.device)
     result = operator.compare(shape, {**readers.plain(), **others}, setting, missing, given_stacked=True)
-    return _over_the_next(OPERATOR, shape, where, result)
+    return OPERATOR.row(where, f", {shape}", result.over_the_next(), result.details)
 
 
 def _bandwidth_rows(shape: operator.OperatorShape, where: str, copied: float, setting: Setting) -> Iterator[RatioRow]:
@@ -113,26 +103,6 @@ def _bandwidth_rows(shape: operator.OperatorShape, where: str, copied: float, se
             "copy bandwidth, GB/s": copied / 1e9,
         }
         yield goal.row(where, f", {shape}", reached / copied, details)
-
-
-def _stack_rows(
-    device: torch.device, dim: int, sublayers: int, sizes: GpuSizes, where: str, setting: Setting
-) -> Iterator[RatioRow]:
-    tokens = sizes.stack_elements // dim // sizes.batch
-    for kind in ("identity", "SwiGLU"):
-        shape = stack.StackShape(kind, sublayers, dim, sizes.batch, tokens, sizes.block_size, torch.bfloat16, device)
-        # One compiled reader sees every number of sources of the stack.
-        with compiler_config.patch(recompile_limit=sublayers):
-            result = stack.compare(shape, setting)
-        yield _over_the_next(STACK, shape, where, result)
-        if kind == "SwiGLU":
-            ours, plain = result.peaks.get("attnres"), stack.residual_peak_bytes(shape)
-            details = {"residual, peak MB": plain / 1e6} if plain else {}
-            yield MEMORY.row(where, f", {shape}", ours / plain if ours and plain else None, details)
-
-
-def _over_the_next(goal: Goal, shape: object, where: str, result: ContenderTimes) -> RatioRow:
-    return goal.row(where, f", {shape}", result.over_the_next(), result.details)
 
 
 def bytes_per_second(shape: operator.OperatorShape, setting: Setting) -> dict[str, float]:
@@ -162,3 +132,23 @@ def decode_row(device: torch.device, sizes: GpuSizes, where: str, setting: Setti
     }
     taken = medians(take_turns(steps, 20 * setting.rounds, setting.progress, "decode step", device))
     return DECODE.row(where, f", {sizes.decoder}", taken["block"] / taken["residual"] - 1, milliseconds(taken))
+
+
+def captured(step: Run, device: torch.device) -> Run:
+    """The step as a CUDA graph, all launches of which are one call without Python in between; itself elsewhere."""
+    if device.type != "cuda":
+        return step
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+
+    def replay(step: Run = step) -> None:  # held: the graph reads and writes its tensors where they are
+        graph.replay()
+
+    return replay

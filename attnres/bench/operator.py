@@ -69,8 +69,6 @@ class ContenderTimes:
     seconds: dict[str, float] = field(default_factory=dict)  # of those that are right
     errors: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)  # why
-    peaks: dict[str, int | None] = field(default_factory=dict)  # bytes, where the device counts them
-    notes: dict[str, float | str] = field(default_factory=dict)  # what else was seen
 
     @property
     def details(self) -> dict[str, float | str]:
@@ -78,8 +76,6 @@ class ContenderTimes:
             **milliseconds(self.seconds),
             **{f"{name}, error": error for name, error in self.errors.items()},
             **{name: f"not measured, {reason}" for name, reason in self.missing.items()},
-            **{f"{name}, peak MB": peak / 1e6 for name, peak in self.peaks.items() if peak is not None},
-            **self.notes,
         }
 
     def over(self, name: str, ours: float | None = None) -> float | None:

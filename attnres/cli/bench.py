@@ -9,8 +9,8 @@ are measured where they are installed: pip install 'attnres[bench]'. Run it on a
 contenders alternate, but a busy machine still blurs ratios this close to one.
 
 operator: one read over PyTorch written plainly, its compiled form and other packages. decode: a token of our own model
-and of an attached Qwen3. step: time and peak memory of a training step at three widths. gpu: operator and whole stacks
-against every other package, bandwidth, memory, decoding.
+and of an attached Qwen3. step: time and peak memory of a training step at three widths. gpu: the operator
+against every other package, bandwidth, decoding.
 
 measured is a ratio of medians: over the plain residual, below 1 is faster; with an x, how many times as fast we are.
 spread has the quartiles of the rounds' own ratios. bandwidth is the ratio if every byte that must move came from memory

@@ -14,12 +14,11 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from attnres.bench import decode, gpu, step
-from attnres.bench.graphs import captured
 from attnres.bench.measure import Setting
-from attnres.bench.stack import SwiGLU
 from attnres.connections import make_connection
 from attnres.ops import add_normalised, attend
 from attnres.ops.backends import native_backend
@@ -147,11 +146,20 @@ def test_normalised_sums(device, dim, dtype, total):
     )
 
 
-class Sublayer(SwiGLU):
-    """Takes as many mixtures as a site reads."""
+class Sublayer(nn.Module):
+    """A SwiGLU MLP that takes as many mixtures as a site reads."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        hidden = -(-8 * dim // 3 // 64) * 64
+        self.norm = nn.RMSNorm(dim, EPS)
+        self.gate_up = nn.Linear(dim, 2 * hidden, bias=False)
+        self.out = nn.Linear(hidden, dim, bias=False)
 
     def forward(self, *reads: Tensor) -> Tensor:
-        return super().forward(sum((number * h for number, h in enumerate(reads[1:], 2)), reads[0]))
+        h = sum((number * h for number, h in enumerate(reads[1:], 2)), reads[0])
+        gate, up = self.gate_up(self.norm(h)).chunk(2, -1)
+        return self.out(F.silu(gate) * up)
 
 
 class Stack(nn.Module):
@@ -218,7 +226,7 @@ def test_a_graph_replayed_on_other_numbers(device, call):
     def run() -> None:
         kept[:] = value_and_gradients(function, *inputs)
 
-    replay = captured(run, device)
+    replay = gpu.captured(run, device)
     for x in inputs:
         x.copy_(x.flip(-1))
     replay()
