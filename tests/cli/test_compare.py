@@ -7,12 +7,10 @@ from html import escape, unescape
 import numpy as np
 import pytest
 
-from attnres import TransformerConfig, UsageError
 from attnres.analysis import depth_profile
 from attnres.cli import main
 from attnres.data import open_corpus
 from attnres.lab.comparison import compare_runs
-from attnres.lab.options import arm_model
 from attnres.report.runs import comparison_report, validation_tokens
 from attnres.report.write import write_report
 from attnres.train import load_run, read_metrics
@@ -122,19 +120,3 @@ def test_the_page_is_of_the_seeds_that_the_tables_are_of(comparison, tmp_path):
 def depth_of(folder, corpus):
     run = load_run(folder)
     return depth_profile(run.model, validation_tokens(corpus, run.config)).output_rms
-
-
-def test_ctrl_c_says_how_to_go_on(tmp_path, corpus, capsys, monkeypatch):
-    def interrupted(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("attnres.train.sweep.run_jobs", interrupted)
-    assert main(["compare", "residual", "full", *TINY, *corpus, "--out", str(tmp_path)]) == 130
-    assert "the same command goes on" in capsys.readouterr().err
-
-
-def test_arms_carry_options():
-    model = arm_model("full:query=input,heads=4,key_norm=false,eps=1e-5,window=null", TransformerConfig())
-    assert model.connection == "full:eps=1e-05,query=input,key_norm=false,heads=4"
-    with pytest.raises(UsageError, match="NAME:OPTION=VALUE"):
-        arm_model("full:heads", TransformerConfig())

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnres import UsageError, hf
+from attnres import hf
 from attnres.cli import main
 from attnres.hf.convert import convert
 from tests.hf.models import make_model, make_tokens
@@ -46,25 +46,3 @@ def test_bfloat16_stays_and_lossy_is_allowed(plain, tmp_path):
     model = hf.load(tmp_path / "b", dtype="auto")
     assert model.dtype == torch.bfloat16
     assert torch.equal(model.model.norm.weight, make_model("llama").to(torch.bfloat16).model.norm.weight)
-
-
-def test_chat_templates_in_their_folder_are_kept(plain, tmp_path):
-    templates = plain / "additional_chat_templates"
-    templates.mkdir()
-    (templates / "tool_use.jinja").write_text("{{ messages }}")
-    (plain / "original").mkdir()
-    convert(plain, tmp_path / "new", "full")
-    assert (tmp_path / "new" / templates.name / "tool_use.jinja").read_text() == "{{ messages }}"
-    assert not (tmp_path / "new" / "original").exists()
-
-
-@pytest.mark.slow
-def test_a_model_without_a_head_is_compared_by_what_it_returns(tmp_path):
-    base = make_model("llama").model
-    base.save_pretrained(tmp_path / "base")
-    assert convert(tmp_path / "base", tmp_path / "new", "full").difference < 1e-5
-    tokens = make_tokens()
-    found = hf.load(tmp_path / "new").eval()(tokens).last_hidden_state
-    torch.testing.assert_close(found, base.eval()(tokens).last_hidden_state, rtol=1e-4, atol=1e-5)
-    with pytest.raises(UsageError, match="the logits would differ by"):
-        convert(tmp_path / "base", tmp_path / "other", "mhc")

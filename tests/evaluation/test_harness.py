@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -12,10 +11,8 @@ import pytest
 import torch
 
 from attnres.errors import UsageError
-from attnres.evaluation import Score, compare_models, evaluate_model, load_tasks
+from attnres.evaluation import compare_models, evaluate_model, load_tasks
 from attnres.evaluation.harness import jackknife
-from attnres.evaluation.record import score_record
-from attnres.files import write_json
 from attnres.generate import generate
 from attnres.train import load_run
 from tests.data.text import library_tokenizer
@@ -235,14 +232,3 @@ def test_a_model_that_sees_ahead_is_refused(llama, tasks, tmp_path):
     small_model("bert", "AutoModelForMaskedLM", vocab_size=256).save_pretrained(tmp_path / "bert")
     with pytest.raises(UsageError, match="BertForMaskedLM sees the tokens behind each token"):
         evaluate_model(tmp_path / "bert", load_tasks([tasks["choice"]]))
-
-
-def test_a_score_that_is_no_number_is_null_in_the_record(tmp_path):
-    """Such as those of lm-eval's bbq, with --limit, where no document is of the kind that one counts."""
-    score = Score("bbq", "accuracy_amb", True, 2, math.nan, math.inf, (math.nan, math.nan), statistics.fmean)
-    write_json(tmp_path / "scores.json", score_record({}, [score], [score], compare_models([score], [score])))
-    record = json.loads((tmp_path / "scores.json").read_text())
-    numbers = [
-        (entry["value"], entry["error"]) for kind in ("scores", "others", "differences") for entry in record[kind]
-    ]
-    assert numbers == [(None, None)] * 3

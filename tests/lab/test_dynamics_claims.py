@@ -9,14 +9,13 @@ import pytest
 from scipy.stats import ttest_rel
 
 from attnres.lab.depth import (
-    finding,
     log_growth,
     log_range,
     statements,
     unevenness,
     uniform_shares,
 )
-from attnres.lab.judge import Statement, judged, summary
+from attnres.lab.judge import Statement, judged
 from attnres.lab.runs import Record
 from tests.lab.sample import record as record_from
 
@@ -125,12 +124,3 @@ def test_what_a_record_rounds_off_is_no_effect():
             run["measured"]["source_share"] = equal
     found = [one for one in statements(made_up(runs)) if one.claim.endswith("is a sink")]
     assert {(one.value, one.p_value, one.reading) for one in found if one.arm == "residual"} == {(0.0, 1.0, "refuted")}
-
-
-def test_the_finding_names_what_else_was_decided_where_nothing_is_of_h():
-    record = made_up(made_up_runs())
-    assert finding(record).startswith("Decided: h grows with depth (shown for residual")
-    assert "sharpen" not in finding(record)
-    open_, shown = Statement("h grows", "arm", 0.5, 0.3, 3, 0.2, 1), Statement("y grows", "arm", 0.5, 0.05, 3, 0.01, 1)
-    assert summary([open_, shown], lambda claim: claim.startswith("h ")) == "Decided: y grows (shown for arm)."
-    assert summary([]) == "These runs decide nothing."

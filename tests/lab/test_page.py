@@ -94,14 +94,3 @@ def test_differences_are_drawn_with_their_errors_and_not_where_no_run_is_done():
     assert list(line.y) == pytest.approx([nan, -0.07, -0.07], nan_ok=True)
     assert list(line.low) == pytest.approx([nan, -0.1, -0.1], nan_ok=True)
     assert list(line.high) == pytest.approx([nan, -0.04, -0.04], nan_ok=True)
-
-
-def test_a_record_that_cannot_be_drawn_leaves_no_half_of_a_page(tmp_path, monkeypatch, quick_figures):
-    def broken(record):
-        raise KeyError("loss")
-
-    monkeypatch.setitem(vars(experiments()["scaling"]), "pictures", broken)
-    records = {"ablation": ablation(), "scaling": scaling()}
-    with pytest.raises(KeyError):
-        write_results(records, tmp_path / "page")
-    assert not (tmp_path / "page").exists()

@@ -62,14 +62,6 @@ def test_a_closed_tab_stops_its_work(client, gate):
     assert gate.sublayers == 1, "it went on"
 
 
-def test_a_busy_model_does_not_hold_up_another(client, gate):
-    busy = client.open("POST", "/api/look", {"view": {"model": 0, "text": gate.text}})
-    assert gate.reached.wait(LIMIT)
-    assert client.one("look", view={"model": 1, "text": "on the other model"})["kind"] == "picture"
-    gate.opened.set()
-    assert b'"picture"' in busy.read()
-
-
 def test_how_far_a_long_trace_is_is_said_on_the_way(client, monkeypatch):
     monkeypatch.setattr(answers, "PROGRESS_SECONDS", -1.0)
     lines = client.ask("look", view={"model": 1, "text": "said at every site"})
