@@ -39,7 +39,7 @@ ELSEWHERE = {
     "ablate, its record and its page": "cli/test_ablate.py::test_the_record_holds_every_run",
     "scaling, its points and its table": "cli/test_scaling.py::test_a_sweep_leaves_points",
     "dynamics, from runs to its page": "lab/test_dynamics.py::test_from_runs_to_record",
-    "kill -9, again and again, to the same bits": "train/test_processes.py::test_killed_again_and_again",
+    "a crash at any write goes on to the same bits": "train/test_checkpoint.py::test_crash_at_many_writes",
     "FSDP2, replicas and pipelines train as one process": "train/test_distributed.py::test_every_layout_trains",
     "every connection's gradients through a pipeline": "parallel/test_pipeline.py::test_every_gradient_is_that_of_one",
     "the cross-stage cache sends each block once": "parallel/test_pipeline_wire.py::test_",

@@ -45,10 +45,3 @@ def test_a_read_of_ones_own_loop_is_grouped_too():
     model = nn.Sequential(DepthAttention(4), nn.Linear(4, 4))
     groups = {group["name"]: group for group in param_groups(model, lr=1e-3)}
     assert groups["connection"]["params"] == list(model[0].parameters()) and groups["connection"]["lr"] == 1e-2
-
-
-def test_frozen_parameters_and_empty_groups_are_left_out():
-    model = nn.Sequential(make_connection("full", 4, 2), nn.Linear(4, 4)).requires_grad_(False)
-    model[1].weight.requires_grad_()
-    (group,) = param_groups(model, lr=1e-3, query_lr=0.5)
-    assert group["name"] == "decayed" and group["params"] == [model[1].weight]

@@ -28,18 +28,13 @@ def test_the_checks_find_nothing_in_what_is_right(name, monkeypatch):
     ("check", "rule", "message"),
     [
         (checks.travels, wrong.NoTuple, "scatter returns a Tensor; one value is written (value,)"),
-        (checks.starts, wrong.Double, "decay.0 is torch.float64"),
-        (checks.any_depth, wrong.Seven, "with 8 it fails: IndexError"),
         (checks.linear, wrong.Clamped, "gather is not linear at site 0"),
-        (checks.apart, wrong.TurnsTheText, "what a token reads depends on other tokens"),
         (checks.apart, wrong.CountsPlaces, "what a token reads depends on its place"),
-        (checks.learns, wrong.Unregistered, "decays is no parameter"),
         (checks.learns, wrong.Forgets, "what sublayer 2 returns does not"),
         (checks.unchanged, wrong.InPlace, "site 0 changes in place what it was given"),
         (checks.pure, wrong.Keeps, "two batches disturb each other"),
         (checks.fused, wrong.Wrong, "the outputs differ"),
         (checks.per_site, wrong.Shared, "uses decay.0, as an earlier one does"),
-        (checks.bfloat16, wrong.Wide, "it becomes torch.float32"),
         (checks.bfloat16, wrong.Rounds, "weigh gives site 0 a weight torch.float32 []"),
         (checks.saved, wrong.Remembers, "it does not"),
     ],
@@ -48,10 +43,6 @@ def test_what_breaks_the_protocol_is_found(check, rule, message, monkeypatch):
     monkeypatch.setattr(checks, "CHECKS", [check])
     ((_, problem),) = checks.findings(partial(rule, 48))
     assert problem and message in problem and "\n" not in problem
-
-
-def test_a_rule_that_draws_at_random_keeps_tokens_apart():
-    checks.apart(partial(wrong.Drops, 48))
 
 
 SOURCE = """
@@ -104,7 +95,7 @@ def test_attnres_check_of_what_is_wrong(mine, capsys, monkeypatch):
     assert "name the connection's class too, as FILE.py:CLASS" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("changed", ["values[0].data", "y", "h"])
+@pytest.mark.parametrize("changed", ["values[0].data", "h"])
 def test_a_rule_that_writes_into_what_it_is_given_is_refused(mine, changed):
     """Through `.data` it trained to the end, on gradients that were wrong, silently."""
     steps = f"{changed}.mul_(2)", "return (values[0] + y,)"
@@ -113,13 +104,3 @@ def test_a_rule_that_writes_into_what_it_is_given_is_refused(mine, changed):
     message = r"writes\.py:Writes: site 0 changes in place what it was given; make a new tensor"
     with pytest.raises(UsageError, match=message):
         check_rule("writes.py:Writes", 64, 4)
-
-
-def test_every_run_of_a_rule_of_ones_own_begins_with_the_check(mine):
-    with pytest.raises(UsageError, match=r"connection mine\.py:Bent: gather is not linear at site 0"):
-        check_rule("mine.py:Bent", 64, 4)
-    seven = "class Seven(MyRule):\n    def weigh(self, values, site):\n        return () if site < 8 else ()[site]\n"
-    (mine / "seven.py").write_text(f"{SOURCE}\n{seven}")
-    check_rule("seven.py:Seven", 64, 7)
-    with pytest.raises(UsageError, match=r"seven\.py:Seven fails with IndexError: .*; attnres check says where"):
-        check_rule("seven.py:Seven", 64, 8)

@@ -69,13 +69,6 @@ def test_a_sublayer_is_looked_at_once_in_inference_and_once_elsewhere(name, monk
             assert bool(looks) == new
 
 
-def test_the_same_output_at_every_call_is_no_overwritten_one():
-    zero, x = torch.zeros(2, DIM), torch.randn(2, DIM)
-    for name in ("full", "delta", "residual"):
-        connection = make_connection(name, DIM, SITES)
-        connection.run(connection.start(x), [lambda h: zero] * (SITES - 2) + [lambda h: h] * 2)
-
-
 @with_two_runs
 def test_what_a_sum_would_take_silently(name):
     """A sum broadcasts one token's output to all, and one number to all channels; the first row of x is no stream."""
@@ -93,18 +86,6 @@ def test_what_a_sum_would_take_silently(name):
         connection.run(connection.start(torch.randn(2, 5)), make_sublayers())
     with pytest.raises(UsageError, match=f"has width {DIM}; what it was given has 3"):
         mixing_matrix(connection, torch.randn(2, 3), make_sublayers())
-
-
-def test_values_of_another_site_are_refused():
-    """Where their number tells: the readout before the depth is run through, a part left out, more than there is."""
-    connection, sublayers = make_connection("block", DIM, SITES), make_sublayers()
-    values = connection.start(torch.randn(2, DIM))
-    with pytest.raises(UsageError, match="run all sublayers first"):
-        connection.readout(values)
-    with pytest.raises(UsageError, match="let run begin where the one before it ended"):
-        connection.run(values, sublayers[3:], first=3)
-    with pytest.raises(UsageError, match=f"has {SITES} sublayers; 2 from {SITES - 1} on do not fit"):
-        connection.run(connection.run(values, sublayers[:-1]), sublayers[-2:], first=SITES - 1)
 
 
 def test_a_sublayer_with_a_residual_of_its_own():

@@ -37,29 +37,10 @@ class Clamped(Decay):
         return values[0].clamp(-20, 20)
 
 
-class TurnsTheText(Decay):
-    def weigh(self, values, site):
-        return 1 + torch.tanh(values[0].flip(-2)) if site < self.sublayers and values[0].dim() > 1 else 1
-
-
-class Drops(Decay):
-    """Stochastic depth: at random, and each token for itself."""
-
-    def weigh(self, values, site):
-        keeps = torch.rand(values[0].shape[:-1])[..., None] < 0.5
-        return self.decay[site] * keeps if site < self.sublayers else ()
-
-
 class CountsPlaces(Decay):
     def weigh(self, values, site):
         places = torch.arange(values[0].shape[-2] if values[0].dim() > 1 else 1)
         return (self.decay[site] / (1 + places))[:, None] if site < self.sublayers else ()
-
-
-class Double(Decay):
-    def __init__(self, dim, sublayers):
-        super().__init__(dim, sublayers)
-        self.double()
 
 
 class InPlace(Decay):
@@ -71,11 +52,6 @@ class InPlace(Decay):
 class Shared(Decay):
     def weigh(self, values, site):
         return self.decay[0]
-
-
-class Wide(Decay):
-    def scatter(self, values, weights, site, h, y):
-        return (weights * values[0] + y,)
 
 
 class Rounds(Decay):
@@ -105,16 +81,6 @@ class Remembers(Decay):
         return self.seen.setdefault(site, self.decay[site].detach().clone()) if site < self.sublayers else ()
 
 
-class Unregistered(Decay):
-    def __init__(self, dim, sublayers):
-        super().__init__(dim, sublayers)
-        self.decay = None
-        self.decays = [torch.ones(1, requires_grad=True) for _ in range(sublayers)]
-
-    def weigh(self, values, site):
-        return self.decays[site] if site < self.sublayers else ()
-
-
 class Forgets(Decay):
     def scatter(self, values, weights, site, h, y):
         return ((weights * values[0] + (y if site != 2 else 0 * y)).to(values[0].dtype),)
@@ -123,9 +89,3 @@ class Forgets(Decay):
 class Wrong(Decay):
     def mix(self, values, site):
         return super().mix(values, site)[0], 2 * values[0]
-
-
-class Seven(Decay):
-    def __init__(self, dim, sublayers):
-        super().__init__(dim, sublayers)
-        self.decay = nn.ParameterList(torch.ones(1) for _ in range(7))

@@ -51,11 +51,3 @@ def test_it_is_learned_once_and_is_the_same_every_time(folder, tmp_path):
     assert elsewhere.tokenizer.to_json() == first.tokenizer.to_json()
     copy = tokenizer_from_json(json.loads(json.dumps(first.tokenizer.to_json())))
     assert copy.encode("é") == again.tokenizer.encode("é")
-
-
-def test_of_one_document_it_is_learned_from_the_beginning(folder):
-    for file in list(folder.iterdir())[1:]:
-        file.unlink()
-    corpus = open_(folder, "bpe:300")
-    text = next(folder.iterdir()).read_text(encoding="utf-8")
-    assert corpus.tokenizer.decode([*corpus.train, *corpus.validation]) == text

@@ -1,25 +1,12 @@
-"""The cache of tokens: when it is built again, what a crash or a full disk leaves of it, who builds it."""
+"""The cache of tokens: when it is built again, who builds it."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
-
-import pytest
 
 from attnres.data import DataConfig, open_corpus
-from attnres.files import PARTIAL
 from tests.data.opening import outcome, start_opening
 from tests.data.text import write_documents
-
-
-@pytest.fixture
-def built(open_, tmp_path) -> Path:
-    """The stored tokens of the folder `documents`."""
-    write_documents(tmp_path / "documents")
-    open_("documents")
-    [record] = (tmp_path / "cache" / "corpora").glob("*/corpus.json")
-    return record.parent
 
 
 def test_cache_is_reused_until_a_file_changes(open_, tmp_path):
@@ -32,27 +19,12 @@ def test_cache_is_reused_until_a_file_changes(open_, tmp_path):
     assert os.stat(again.train.filename).st_ino != inode and again.sha256 == first.sha256  # pyright: ignore
 
 
-def test_what_a_killed_process_left_is_built_again(built, open_):
-    sha = open_("documents").sha256
-    built.rename(built.with_name(f".{built.name}{PARTIAL}"))
-    assert open_("documents").sha256 == sha and not list(built.parent.glob(f".*{PARTIAL}"))
-
-
 def test_several_processes_open_at_once_and_one_builds(tmp_path):
     write_documents(tmp_path / "documents", 300)
     processes = [start_opening(tmp_path / "cache", tmp_path / "documents") for _ in range(2)]
     results = [outcome(process) for process in processes]
     assert len({tuple(result[:2]) for result in results}) == 1
     assert [result[2] for result in results].count("True") == 1
-
-
-def test_a_full_disk_names_the_file_and_leaves_nothing(tmp_path):
-    write_documents(tmp_path / "documents")
-    process = start_opening(tmp_path / "cache", tmp_path / "documents", limit=2000)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert error.startswith(str(tmp_path / "cache" / "corpora")) and error.count("\n") == 1
-    assert not list((tmp_path / "cache" / "corpora").glob("*/"))
 
 
 def test_a_cache_inside_the_text_is_not_text_and_progress_reaches_its_total(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from attnres.data import DataConfig, check_length, validation_batches, validation_bytes_per_token
+from attnres.data import DataConfig, validation_batches, validation_bytes_per_token
 from attnres.data.texts import open_documents
 from attnres.errors import UsageError
 from tests.data.text import documents_of, library_tokenizer, write_documents
@@ -130,19 +130,3 @@ def test_lines_of_json_are_documents(open_, tmp_path, name):
     path.write_text('{"text": "a"}\n{"text": "b"}\nplain\n')
     with pytest.raises(UsageError, match=r"line 3 of .* is not JSON"):
         open_("*")  # a folder may hold what is no text, and no bad records
-
-
-def test_what_is_not_there_or_too_short_is_named(open_, tmp_path, caplog):
-    with pytest.raises(UsageError, match=r"nothing matches .*\*\.csv"):
-        open_("*.csv")
-    (tmp_path / "empty.txt").touch()
-    with pytest.raises(UsageError, match="the corpus is empty"):
-        open_("empty.txt")
-    (tmp_path / "short.txt").write_text("x" * 200)
-    corpus = open_("short.txt", validation_fraction=0.1)  # 180 and 20 bytes, and what ends both
-    assert "the end of the longest one" in caplog.text
-    check_length(corpus, 20)
-    with pytest.raises(UsageError, match="validation part has 21 tokens, a sequence needs 22"):
-        check_length(corpus, 21)
-    with pytest.raises(UsageError, match="training part has 181 tokens, a sequence needs 182"):
-        check_length(corpus, 181)

@@ -51,11 +51,3 @@ def test_another_thread_reads_ahead_and_no_further():
     gc.collect()
     thread.join(60)
     assert not thread.is_alive(), "it ends with what it reads for"
-
-
-def test_what_reading_raises_is_raised():
-    def fail(batch):
-        raise OSError(5, "Input/output error", "train.bin")
-
-    with pytest.raises(OSError, match=r"train\.bin"):
-        make(prepare=fail).next()

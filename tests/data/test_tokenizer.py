@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given
@@ -30,12 +29,6 @@ def test_round_trip_and_stream(tokenizer, text):
     assert all(0 <= i < tokenizer.vocab_size for i in ids)
     assert tokenizer.decode(ids) == text == "".join(stream(tokenizer, ids))
     assert tokenizer.encode_documents([text, "x"])[0].tolist() == ids
-
-
-@given(ids=st.lists(st.integers(0, 255)))
-def test_any_bytes_decode_and_stream_alike(ids):
-    assert BYTES.decode(ids) == bytes(ids).decode("utf-8", errors="replace") == "".join(stream(BYTES, ids))
-    assert BYTES.decode(np.array(ids, dtype=np.int64)) == BYTES.decode(ids)
 
 
 @given(ids=st.lists(st.integers(0, LIBRARY.vocab_size - 1)))

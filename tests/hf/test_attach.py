@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
 
 import pytest
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM
 
@@ -15,7 +13,7 @@ import attnres.hf
 from attnres import UsageError, connection_names
 from attnres.connections.start import difference_at_start
 from tests.depth import randomise
-from tests.hf.models import assert_near, attached, make_model, make_tokens
+from tests.hf.models import assert_near, make_model, make_tokens
 
 EXACT = {
     *("residual", "x0", "denseformer", "block", "full", "delta", "interlayer"),
@@ -105,30 +103,6 @@ def test_against_sublayers_written_by_hand():
         assert_near(model(tokens).logits, expected, 1e-6)
 
 
-def test_nothing_is_left_on_modules_and_two_threads_may_run_one_model():
-    model = attached()
-    before = {name: set(vars(module)) for name, module in model.named_modules()}
-    batches = [make_tokens(2, 11), make_tokens(3, 7)]
-    with torch.no_grad():
-        expected = [model(tokens).logits for tokens in batches]
-    assert before == {name: set(vars(module)) for name, module in model.named_modules()}
-    found: list[list] = [[], []]
-
-    def work(index):
-        with torch.no_grad():
-            found[index].extend(model(batches[index]).logits for _ in range(5))
-
-    threads = [threading.Thread(target=work, args=(index,)) for index in (0, 1)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for each, logits in zip(found, expected, strict=True):
-        assert len(each) == 5
-        for one in each:
-            assert_near(one, logits)
-
-
 def replaced(part):
     """A model in which the forward of a module is another on the instance, as of one's own checkpointing."""
 
@@ -157,18 +131,8 @@ def louder(method):
     return spoil
 
 
-def wrapped(model):
-    model.model.layers[0] = checkpoint_wrapper(model.model.layers[0])
-    return model
-
-
 def tied(model):
     model.model.layers[2].mlp.up_proj.weight = model.model.layers[1].mlp.up_proj.weight
-    return model
-
-
-def quantised(model):
-    model.config.quantization_config = {"quant_method": "gptq"}
     return model
 
 
@@ -177,11 +141,9 @@ def quantised(model):
     [
         (replaced("model.layers.2"), {}, "DecoderLayer was replaced by checkpoint; attach first"),
         (replaced("model.layers.3.mlp"), {"reads": "qkv-gate-up"}, "LlamaMLP was replaced by checkpoint"),
-        (wrapped, {}, "CheckpointWrapper: .*attach before wrapping layers"),
         (louder("forward"), {}, "LlamaDecoderLayer.forward is wrapped by .*twice"),
         (louder("__call__"), {}, "has a __call__ of its own, which would be"),
         (tied, {}, "layers 1 and 2 share mlp.up_proj.weight"),
-        (quantised, {}, "quantised"),
         (lambda model: attnres.hf.attach(model, "full"), {}, "already has a connection"),
         (lambda model: model, {"block_size": 9}, "more than the model's 8 sublayers"),
     ],

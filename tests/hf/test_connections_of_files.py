@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, LlamaForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import attnres.hf
 from attnres import UsageError
@@ -59,27 +58,6 @@ def assert_same(model, again) -> None:
 
 
 LOADERS = [AutoModelForCausalLM.from_pretrained, attnres.hf.load]
-
-
-WITH_A_MODULE = """
-from torch import nn
-from attnres.connections.rules.residual import Residual
-
-class Rule(Residual):
-    def __init__(self, dim, sublayers):
-        super().__init__(dim, sublayers)
-        self.module = nn.Linear(dim, dim)
-        nn.init.eye_(self.module.weight)
-"""
-
-
-def test_its_modules_start_as_it_made_them(tmp_path):
-    """transformers initialises all that a model holds by then, and under a generic head that is a connection, too."""
-    (tmp_path / "mine.py").write_text(WITH_A_MODULE)
-    plain = LlamaForSequenceClassification(make_model("llama").config)
-    model = attnres.hf.attach(plain, f"{tmp_path / 'mine.py'}:Rule")
-    fresh = attnres.hf.connection_of(type(model)(model.config))
-    assert torch.equal(fresh.get_parameter("module.weight"), torch.eye(32))
 
 
 @pytest.mark.parametrize("load", LOADERS)

@@ -48,22 +48,6 @@ def test_pipeline(folder, model):
 
 
 @pytest.mark.slow
-def test_lm_eval(folder, model):
-    from lm_eval.api.instance import Instance
-    from lm_eval.api.registry import get_model
-
-    lm = get_model("hf").create_from_arg_string(f"pretrained={folder},device=cpu,batch_size=1")
-    assert is_attached(lm.model)
-    request = Instance("loglikelihood", {}, ("the cat", " sat"), 0)
-    ((found, _),) = lm.loglikelihood([request], disable_tqdm=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    given, whole = (tokenizer(text).input_ids for text in ("the cat", "the cat sat"))
-    log_p = model(torch.tensor([whole[:-1]])).logits[0].log_softmax(-1)
-    expected = sum(log_p[i - 1, whole[i]].item() for i in range(len(given), len(whole)))
-    assert found == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.slow
 def test_preferences_with_trl(folder, tmp_path):
     trl = pytest.importorskip("trl")
     from datasets import Dataset
@@ -81,20 +65,6 @@ def refuse_another_reference(trainer):
     policy, reference = (part.eval()(tokens).logits for part in (trainer.model, trainer.ref_model))
     assert is_attached(trainer.ref_model) and trainer.ref_model is not trainer.model
     assert_near(reference, policy)
-
-
-def test_adapters_of_peft(model, tmp_path):
-    from peft import AutoPeftModelForCausalLM, LoraConfig, get_peft_model
-
-    config = LoraConfig(r=2, target_modules="all-linear", modules_to_save=["connection"], task_type="CAUSAL_LM")
-    tuned, tokens = get_peft_model(model, config), make_tokens()
-    optimizer = torch.optim.SGD((p for p in tuned.parameters() if p.requires_grad), 0.5)
-    tuned(input_ids=tokens, labels=tokens).loss.backward()
-    optimizer.step()
-    tuned.eval().save_pretrained(tmp_path)
-    again = AutoPeftModelForCausalLM.from_pretrained(tmp_path)
-    assert is_attached(again.get_base_model())
-    assert_near(again(tokens).logits, tuned(tokens).logits)
 
 
 def test_trainer_resumes(folder, tmp_path):

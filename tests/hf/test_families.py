@@ -199,18 +199,6 @@ class Layer(nn.Module):
         self.norm, self.norm_2, self.mix, self.mlp = Norm(), Norm(), nn.Linear(4, 4), nn.Linear(4, 4)
 
 
-class Shared(Layer):
-    def forward(self, x):
-        scale = self.norm_2.weight
-        x = x + scale * self.mix(self.norm(x))
-        return x + scale * self.mlp(self.norm(x))
-
-
-def test_a_layer_that_cannot_be_cut():
-    with pytest.raises(UsageError, match="its sublayers share the variable 'scale'"):
-        read_layer(Shared())
-
-
 class Decided(Layer):
     def forward(self, x):
         y = self.mix(self.norm(x))

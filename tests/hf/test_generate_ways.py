@@ -38,12 +38,6 @@ def test_drafted_tokens_are_those_of_plain_generation(ways, model, monkeypatch):
         assert len(calls) <= COUNT
 
 
-def test_an_attached_model_drafts_for_a_plain_one(model):
-    plain = make_model("llama")
-    expected = generate(plain, text(), COUNT).sequences
-    assert torch.equal(generate(plain, text(), COUNT, assistant_model=model).sequences, expected)
-
-
 @pytest.mark.slow
 def test_a_static_cache_is_compiled():
     """Into one graph without a break, as `generate` does by itself on a GPU."""

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-import transformers
-from accelerate import cpu_offload, dispatch_model, init_empty_weights
-from accelerate.hooks import remove_hook_from_module
+from accelerate import cpu_offload, dispatch_model
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 
 import attnres
 import attnres.hf
-from attnres import UsageError, analysis
+from attnres import analysis
 from attnres.analysis import Patch
 from tests.depth import randomise
 from tests.hf.models import assert_near, attached, make_model, make_tokens
@@ -81,34 +79,3 @@ def test_analysis_fetches_the_weights_that_it_reads(way, tmp_path, one_process):
         lambda model, traced: {"M": attnres.hf.mixing_matrix(model, tokens)},
     ):
         assert_near(*map(made, (model, whole), traces))
-
-
-def test_a_model_that_was_offloaded_once_and_is_no_more(tmp_path):
-    """accelerate leaves the class's forward on every instance, as if it were another."""
-    tokens, expected = make_tokens(), attach(make_model("llama"))(make_tokens()).logits
-    model = offload(make_model("llama"), "disk", tmp_path)
-    remove_hook_from_module(model, recurse=True)
-    assert_near(attach(model)(tokens).logits, expected)
-
-
-def test_a_model_without_weights_is_refused():
-    from transformers import AutoModelForCausalLM
-
-    config = make_model("llama").config
-    with init_empty_weights():
-        model = AutoModelForCausalLM.from_config(config)
-        with pytest.raises(UsageError, match="attach outside of it"):
-            attnres.hf.attach(model, "block")
-    with pytest.raises(UsageError, match="on the meta device"):
-        attnres.hf.attach(model, "block")
-    assert not hasattr(model.model, "connection")
-
-
-def test_accelerate_fills_an_empty_model(kept):
-    from accelerate import load_checkpoint_and_dispatch
-
-    with init_empty_weights():
-        empty = transformers.AutoModelForCausalLM.from_config(kept.model.config)
-    device_map = {"model": "cpu", "lm_head": "cpu"}
-    filled = load_checkpoint_and_dispatch(empty, kept.folder, device_map=device_map, dtype=torch.float32).eval()
-    assert_near(filled(make_tokens()).logits, kept.logits)

@@ -74,11 +74,6 @@ def test_a_released_model_is_its_connection(model):
     torch.testing.assert_close(rebuilt, torch.stack(inputs), rtol=1e-4, atol=1e-4)
 
 
-def test_an_unknown_residual_is_refused_with_those_that_are_known():
-    with pytest.raises(attnres.UsageError, match=r"known .* are those of beam, deepseek_v4, gemma3n_text"):
-        attnres.mixing_matrix(small_model("inkling2_loop_text"), torch.tensor([TEXT]))
-
-
 TEXT = [3, 9, 4, 17, 5, 8, 11, 6]
 
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
 import attnres.hf
 from attnres import UsageError
@@ -137,67 +135,6 @@ def test_a_folder_has_no_tensor_that_says_whose_state_it_is(kept, caplog):
         assert "MISSING" not in caplog.text
         for key, tensor in kept.model.state_dict().items():
             assert torch.equal(again.state_dict()[key], tensor), key
-
-
-class Doubled(LlamaForCausalLM):
-    def forward(self, *args, **kwargs):
-        outputs = super().forward(*args, **kwargs)
-        outputs.logits = 2 * outputs.logits
-        return outputs
-
-
-class OwnConfig(transformers.LlamaConfig):
-    model_type = "own_llama"
-
-
-class Own(Doubled):
-    config_class = OwnConfig
-
-
-def of_class(cls, config=transformers.LlamaConfig):
-    plain = make_model("llama")
-    made = cls(config(**{k: v for k, v in plain.config.to_dict().items() if k not in ("model_type", "architectures")}))
-    made.load_state_dict(plain.state_dict())
-    return made.eval()
-
-
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        (lambda: of_class(type("LlamaForCausalLM", (Doubled,), {})), "LlamaForCausalLM"),
-        (lambda: of_class(LlamaForCausalLM, OwnConfig), "OwnConfig"),
-    ],
-)
-def test_a_class_that_nobody_could_load_again_is_not_saved(model, name, tmp_path, caplog):
-    attached = attnres.hf.attach(model(), "block", block_size=3)
-    assert f"could not be loaded as a {name}, which" in caplog.text and "save_pretrained will raise" in caplog.text
-    with pytest.raises(UsageError, match=f"as a {name}, which transformers does not know; register it"):
-        attached.save_pretrained(tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
-def test_registered_classes_are_loaded_as_what_they_are_or_not_at_all(tmp_path, monkeypatch):
-    models = AutoModelForCausalLM._model_mapping
-    for mapping in (CONFIG_MAPPING, TOKENIZER_MAPPING, models):
-        monkeypatch.setattr(mapping, "_extra_content", dict(mapping._extra_content))
-    AutoConfig.register("own_llama", OwnConfig)
-    AutoModelForCausalLM.register(OwnConfig, Own)
-    AutoModelForCausalLM.register(transformers.LlamaConfig, Doubled, exist_ok=True)
-    for cls, config in ((Own, OwnConfig), (Doubled, transformers.LlamaConfig)):
-        model = attnres.hf.attach(of_class(cls, config), "block", block_size=3)
-        randomise(attnres.hf.connection_of(model))
-        model.save_pretrained(tmp_path / cls.__name__)
-        for load in LOADERS:
-            again = load(tmp_path / cls.__name__)
-            assert isinstance(again, cls)
-            assert_near(again(make_tokens()).logits, model(make_tokens()).logits)
-    for config in (OwnConfig, transformers.LlamaConfig):  # as in a process that did not register them
-        del models._extra_content[config]
-    for load, name in [(load, name) for load in LOADERS for name in ("Own", "Doubled")]:
-        with pytest.raises(
-            UsageError, match=f"{name}, which transformers does not know|registered there, not .*{name}"
-        ):
-            load(tmp_path / name)
 
 
 @pytest.mark.parametrize("load", LOADERS)

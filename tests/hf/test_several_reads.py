@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnres.hf
-from attnres import Connection, UsageError
+from attnres import Connection
 from attnres.model.backbones.borrowed import cache_name
 from tests.depth import randomise
 from tests.hf.models import assert_near, make_model, make_tokens, recompute
@@ -91,17 +91,3 @@ def test_trained_decoding_saving_pickling_and_gradients(tmp_path):
     recompute(model)
     assert_near(gradients(), plain)
     assert attnres.hf.connection_of(model).query[2].grad.norm(dim=-1).min() > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "reads", "why"),
-    [("gpt2", "qkv", "it has no such projections"), ("qwen3_moe", "qkv-gate-up", "cannot give gate_proj and up_proj")],
-)
-def test_refused_and_left_as_it_was(name, reads, why):
-    model, tokens = make_model(name), make_tokens()
-    with torch.no_grad():
-        before = model(tokens).logits
-        with pytest.raises(UsageError, match=why) as error:
-            attnres.hf.attach(model, "block", reads=reads)
-        assert "\n" not in str(error.value) and str(error.value).endswith("leave reads='one'")
-        assert torch.equal(model(tokens).logits, before)

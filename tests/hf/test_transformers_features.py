@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 
 import pytest
@@ -139,13 +138,3 @@ def test_peft_lora_with_trained_queries(tmp_path):
         assert_near(again(tokens).logits, end)
         with pytest.raises(UsageError, match=r"that of Block.*block_size=3.*, and this is Block.*block_size=2"):
             PeftModel.from_pretrained(attnres.hf.attach(make_model("llama"), "block", block_size=2), tmp_path)
-
-
-def test_a_moving_mean_kept_in_a_copy_loads():
-    model = attached(num_hidden_layers=2)
-    mean = copy.deepcopy(model)
-    with torch.no_grad():
-        for _ in range(200):
-            for kept, new in zip(mean.state_dict().values(), model.state_dict().values(), strict=True):
-                kept.copy_(0.9999 * kept + (1 - 0.9999) * new)
-    attached(num_hidden_layers=2).load_state_dict(mean.state_dict())

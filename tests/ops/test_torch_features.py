@@ -11,7 +11,6 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from attnres.errors import UsageError
 from attnres.ops import Norm, attend_blocks, backends, depth_attention, library, merge_partial, operators, read
 from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
 
@@ -155,25 +154,6 @@ def test_second_derivatives_and_forward_mode_are_plain_pytorch_s(kernel_calls):
 
     assert_near(derivatives(*tensors), derivatives(*(x.double() for x in tensors)), 1000)
     assert not kernel_calls
-
-
-def test_what_the_kernel_cannot_do_is_an_error():
-    *sources, query, gain = inputs_of()
-    by_name = lambda q: depth_attention(sources, q, gain, backend="cpu").square().sum()  # noqa: E731
-    with pytest.raises(UsageError, match="does not take second derivatives"):
-        torch.func.grad(lambda q: torch.func.grad(by_name)(q).sum())(query)
-    with pytest.raises(UsageError, match="does not take forward-mode"):
-        torch.func.jvp(by_name, (query,), (query,))
-    query.requires_grad_()
-    h = depth_attention(sources, query, gain, backend="cpu")
-    (gradient,) = torch.autograd.grad(h.square().sum(), query, create_graph=True)
-    with pytest.raises(UsageError, match="cannot be differentiated twice"):
-        gradient.sum().backward()
-    h = depth_attention(sources, query, gain)
-    with pytest.raises(UsageError, match="no batch of gradients"):
-        torch.autograd.grad(h, query, torch.randn(2, *h.shape), is_grads_batched=True, retain_graph=True)
-    with forward_ad.dual_level(), pytest.raises(UsageError, match="no tangents of its gradients"):
-        torch.autograd.grad(h, query, forward_ad.make_dual(torch.ones_like(h), torch.ones_like(h)))
 
 
 @pytest.mark.parametrize(("merges", "norm"), [(False, ()), (True, ()), (True, NORM)])

@@ -9,13 +9,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import nn
 
-from attnres.connections import Connection, connection_names, make_connection
+from attnres.connections import connection_names, make_connection
 from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig
 from attnres.parallel.chunk import build_chunks
-from attnres.parallel.pipeline import check_pipeline
 from attnres.parallel.plan import ChunkPlan, Trace, plan, trace
 from attnres.parallel.schedule import chunk_sites, even_cuts
 from tests.depth import VARIANTS, variant_id
@@ -164,56 +162,6 @@ def test_chunks_share_out_the_whole_model_bit_for_bit(name, chunks):
     assert all(torch.equal(found[key], whole[key]) for key in whole)
 
 
-def test_a_rank_never_holds_another_ranks_parameters(monkeypatch):
-    """While a chunk is built, only its own of all registered parameters are real."""
-    config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4, connection="highway")
-    traces = traced("highway", config.sublayers)
-    layout = plan(traces.values, even_cuts(config.sublayers, 4), 4)
-    real: list[int] = []
-    original = nn.Module.register_parameter
-
-    def register(self, name, parameter):
-        original(self, name, parameter)
-        kept = self._parameters[name]
-        if kept is not None and not kept.is_meta:
-            real.append(kept.numel())
-
-    monkeypatch.setattr(nn.Module, "register_parameter", register)
-    (chunk,) = build_chunks(config, 0, layout, traces.users, [2], CPU)
-    # The rest gets its memory when it is known what is needed.
-    assert sum(real) == sum(parameter.numel() for parameter in chunk.connection.parameters())
-    assert not any(parameter.is_meta for parameter in chunk.parameters())
-
-
-class Shared(Connection):
-    """A connection whose one parameter is used at every site."""
-
-    def __init__(self, dim: int, sublayers: int) -> None:
-        super().__init__(dim, sublayers)
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def weigh(self, values, site):
-        return self.scale
-
-    def gather(self, values, weights, site):
-        return weights * values[0]
-
-    def scatter(self, values, weights, site, h, y):
-        return (values[0] + y,)
-
-
-def test_a_parameter_of_two_chunks_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(
-        "attnres.model.transformer.make_connection", lambda name, dim, sublayers: Shared(dim, sublayers)
-    )
-    with torch.device("meta"):
-        traces = trace(Shared(DIM, 8), (1, 1, DIM), torch.float32, torch.float32)
-    assert traces.users == {"scale": list(range(9))}
-    config = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
-    with pytest.raises(UsageError, match=r"connection\.scale is used by 2 chunks"):
-        build_chunks(config, 0, plan(traces.values, [4], 2), traces.users, [0], CPU)
-
-
 def test_even_cuts():
     assert even_cuts(10, 3) == [3, 6]
     assert chunk_sites(10, [3, 6]) == [range(3), range(3, 6), range(6, 10)]
@@ -226,21 +174,6 @@ def test_even_cuts():
 
 
 CONFIG = TransformerConfig(vocab_size=7, dim=DIM, layers=4, heads=2, context=4)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"virtual": 2}, "1f1b has one virtual stage"),
-        ({"schedule": "zero-bubble", "ranks": 4, "micro_batches": 9}, "9 micro-batches; use 8 or 12"),
-        ({"config": replace(CONFIG, tied=True), "ranks": 1, "virtual": 2, "schedule": "zero-bubble"}, "tied embedding"),
-    ],
-)
-def test_what_cannot_be_a_pipeline_is_refused(arguments, message):
-    default = {"config": CONFIG, "ranks": 2, "virtual": 1, "schedule": "1f1b", "micro_batches": 4}
-    check_pipeline(**default)
-    with pytest.raises(UsageError, match=message):
-        check_pipeline(**(default | arguments))
 
 
 def test_chunks_under_autocast_make_what_the_plan_says():

@@ -147,16 +147,6 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(died, stopped,
         assert results(folder) == results(died[1] / "straight")
 
 
-def test_all_damaged(stopped):
-    config, folder = stopped
-    for step in (4, 8):
-        truncate(folder / "checkpoints" / f"step-{step:08d}" / "model.safetensors")
-    for action in (lambda: train(config, folder), lambda: load_run(folder), lambda: load_run(folder, best=True)):
-        with pytest.raises(UsageError, match="every checkpoint is damaged"):
-            action()
-    assert steps_on_disk(folder) == [4, 8], "nothing is deleted"
-
-
 def test_a_checkpoint_of_another_model_is_refused(make_config, stopped, tmp_path):
     _, folder = stopped
     other = make_config(steps=8, model={"connection": "block:block_size=2"}, evaluate_every=8, save_every=8)

@@ -1,6 +1,5 @@
 """Runs whose files are lost, damaged or another run's, whose numbers leave the finite, whose disk is full."""
 
-import json
 import shutil
 from contextlib import ExitStack
 
@@ -44,14 +43,6 @@ def test_a_finished_run_that_lost_something_is_made_whole(finished, done, lost, 
         assert not (folder / "summary.json").exists(), "it is not done"
     train(config, folder)
     assert weights(folder, 8) == weights(done, 8) and load_run(folder).step == 8
-
-
-def test_a_finished_run_that_lost_its_metrics_has_its_result(finished):
-    config, folder = finished
-    expected = json.loads((folder / "summary.json").read_text())
-    for name in ("metrics.jsonl", "summary.json"):
-        (folder / name).unlink()
-    assert train(config, folder) == expected == json.loads((folder / "summary.json").read_text())
 
 
 def test_metrics_after_a_crash_have_no_line_twice_and_none_missing(done, make_config, tmp_path):
@@ -118,21 +109,3 @@ def test_full_disk(done, make_config, tmp_path, limit, file):
     train(config, folder)
     assert weights(folder, 8) == weights(done, 8)
     assert results(folder) == results(done)
-
-
-def test_a_folder_that_vanishes_under_the_run(done, make_config, tmp_path):
-    """The next checkpoint made a folder of it again, without config.json and the metrics, and the run said "done"."""
-    gone, moved = tmp_path / "run", tmp_path / "moved"
-
-    def vanish(event):
-        if event["kind"] == "saved":
-            gone.rename(moved)
-
-    with pytest.raises(RunStopped) as stopped:
-        train(make_config(steps=8), gone, vanish)
-    assert "metrics.jsonl: No such file" in str(stopped.value), "at its next step"
-    assert f"the run is no longer at {gone}" in str(stopped.value)
-    assert not gone.exists()
-    train(make_config(steps=8), moved)
-    assert weights(moved, 8) == weights(done, 8)
-    assert results(moved) == results(done)

@@ -77,46 +77,6 @@ def test_a_rule_with_a_buffer_and_with_what_it_keeps_fixed(make_config, pair, tm
     assert went_on[0] == pytest.approx(go(None, config, None, 2)[0][1], rel=1e-3)
 
 
-def kimi_linear(connection):
-    from tests.model.test_backbones import config_of  # not where each rank would import it, too
-
-    return dataclasses.asdict(config_of("kimi_linear", connection, vocab_size=256))
-
-
-VECTORS = ("norm.weight", "dt_bias", "A_log")
-
-
-def look_at_sublayers(_group, config, layout):
-    """The sublayers' parameters at rest, when their sublayer begins, and when it has ended: {name: (dtype, cut)}."""
-    trainer = make_trainer(config, layout)
-    at_rest, within, after = {}, {}, {}
-
-    def look(into, site):
-        for name, p in trainer.model.sublayers[site].named_parameters():
-            into[f"{site}.{name}"] = p.dtype, hasattr(p, "placements") and p.placements[-1].is_shard()
-
-    for site, sublayer in enumerate(trainer.model.sublayers):
-        look(at_rest, site)
-        sublayer.register_forward_pre_hook(lambda *_, site=site: look(within, site))
-        sublayer.register_forward_hook(lambda *_, site=site: look(after, site))
-    trainer.train_step()
-    return at_rest, within, after
-
-
-@slow
-def test_what_is_no_vector_is_whole_while_its_sublayer_runs(make_config, pair):
-    """Stacked experts, convolutions and router gates too; vectors stay whole, in float32, for the step."""
-    pytest.importorskip("transformers")
-    config = make_config(batch_size=4, accumulate=2, model=kimi_linear("block"), precision="bfloat16")
-    for at_rest, within, after in pair.run(look_at_sublayers, config, Layout(shard=2), ranks=2):
-        vectors = {name for name in at_rest if name.endswith(VECTORS)}
-        assert {"0.block.conv1d.weight", "3.block.gate.weight", "3.block.experts.down_proj"} <= at_rest.keys() - vectors
-        assert set(at_rest.values()) == {(torch.float32, True)}
-        assert {name for name, (_, cut) in after.items() if not cut} == vectors
-        gathered = torch.bfloat16
-        assert within == {name: (torch.float32 if name in vectors else gathered, False) for name in at_rest}
-
-
 def go_compiled(group, config, *args):
     """`go` without the machine code, which takes longer; what is compiled, and into which graphs, is the same."""
     whole, torch.compile = torch.compile, partial(torch.compile, backend="aot_eager")
@@ -131,50 +91,6 @@ def test_compiled_sublayers_train_as_in_one_process(make_config, pair, tmp_path)
     config = make_config(batch_size=4, accumulate=2, model={"layers": 1}, optimizer={"hidden": "adamw"})
     config = dataclasses.replace(config, checkpointing=True)
     assert_trains_as_one_process(config, pair, Layout(shard=2), tmp_path, go_compiled, size=2)
-
-
-def collectives_of_a_step(_group, config, layout):
-    """How often this process takes part in each kind of collective: what the dispatcher sees of c10d."""
-    from attnres.torch_private import TorchDispatchMode
-
-    counts: dict[str, int] = {}
-
-    class Count(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            if func.namespace == "c10d":
-                name = func.overloadpacket.__name__
-                counts[name] = counts.get(name, 0) + 1
-            return func(*args, **(kwargs or {}))
-
-    trainer = make_trainer(config, layout)
-    trainer.train_step()
-    with Count():
-        trainer.train_step()
-    return counts
-
-
-SUBLAYERS, LOSS = 2, 1
-COLLECTIVES = [
-    # Each sublayer is gathered for forward and backward, and the rest once for both, in each of 4 micro-batches.
-    (
-        Layout(shard=4),
-        {"_allgather_base_": 4 * (2 * SUBLAYERS + 1), "_reduce_scatter_base_": SUBLAYERS + 1, "allreduce_": LOSS},
-    ),
-    # A chunk's are gathered once in a step. The second sum is of the norm.
-    (
-        Layout(pipeline=2, shard=2),
-        {"_allgather_base_": SUBLAYERS // 2 + 1, "_reduce_scatter_base_": SUBLAYERS // 2 + 1, "allreduce_": LOSS + 1},
-    ),
-    # Replicas sum once: the sublayers, the rest, the loss.
-    (Layout(replicate=4, shard=1), {"allreduce_": SUBLAYERS + 1 + LOSS}),
-]
-
-
-@pytest.mark.parametrize(("layout", "expected"), COLLECTIVES, ids=["shard 4", "pipeline 2, shard 2", "replicate 4"])
-def test_no_collective_is_needless(make_config, ranks, layout, expected):
-    config = make_config(batch_size=4, accumulate=4, model={"layers": 1}, optimizer={"hidden": "adamw"})
-    for counts in ranks.run(collectives_of_a_step, config, layout, ranks=4):
-        assert {name: counts.get(name, 0) for name in expected} == expected
 
 
 def _muon(_group):

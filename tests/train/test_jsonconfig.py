@@ -3,11 +3,8 @@ import json
 import pytest
 
 from attnres.data.config import DataConfig
-from attnres.errors import UsageError
 from attnres.model import TransformerConfig
 from attnres.train import OptimizerConfig, RunConfig, config_from_json, config_to_json
-from attnres.train.folder import RunFolder
-from attnres.version import __version__
 
 
 @pytest.mark.parametrize(
@@ -25,11 +22,3 @@ from attnres.version import __version__
 )
 def test_there_and_back(config):
     assert config_from_json(json.loads(json.dumps(config_to_json(config)))) == config
-
-
-def test_a_run_of_another_version_says_both(tmp_path):
-    corpus = {"description": "a text", "sha256": "0" * 64, "vocab_size": 256}
-    record = {"config": {"depth": 7}, "corpus": corpus, "versions": {"attnres": "99.0"}}
-    (tmp_path / "config.json").write_text(json.dumps(record))
-    with pytest.raises(UsageError, match=rf"attnres 99\.0, and this is attnres {__version__}: unknown .* depth"):
-        RunFolder(tmp_path).config()

@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import signal
-import threading
 from importlib.util import find_spec
 
 import pytest
@@ -169,15 +168,6 @@ def test_second_signal_stops_at_once(make_config, tmp_path):
     with pytest.raises(KeyboardInterrupt) as caught:
         train(make_config(steps=8), tmp_path, twice)
     assert not isinstance(caught.value, Interrupted)
-
-
-def test_a_run_in_a_thread(make_config, tmp_path):
-    """Only the main thread may handle signals; elsewhere a run does without."""
-    done = []
-    thread = threading.Thread(target=lambda: done.append(train(make_config(steps=2), tmp_path)))
-    thread.start()
-    thread.join()
-    assert done[0]["status"] == "done"
 
 
 def test_a_finished_run_goes_on_to_more_steps(make_config, tmp_path):

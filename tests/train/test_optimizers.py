@@ -32,20 +32,6 @@ def test_the_role_decides(connection, hidden):
         assert decay == (0.1 if roles[name] in ("matrix", "head") else 0.0), name
 
 
-def test_muon_step_has_the_size_of_an_adamw_step():
-    """match_rms_adamw: an orthogonal update of rms 0.2 lr, whatever the shape."""
-    net = model()
-    before = {n: p.detach().clone() for n, p in net.named_parameters()}
-    optimizers = make_optimizers(net, OptimizerConfig(lr=1.0, weight_decay=0.0))
-    for parameter in net.parameters():
-        parameter.grad = torch.randn_like(parameter)
-    optimizers[0].step()
-    for name, role in parameter_roles(net).items():
-        if role == "matrix":
-            moved = net.get_parameter(name) - before[name]
-            assert 0.1 < moved.square().mean().sqrt() < 0.3, name
-
-
 def test_schedule():
     config = OptimizerConfig(warmup=0.1, decay=0.2)
     shares = [schedule(config, step, 100) for step in range(100)]

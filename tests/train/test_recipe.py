@@ -3,7 +3,6 @@ from pathlib import Path
 
 import pytest
 
-from attnres.errors import UsageError
 from attnres.train import RunConfig, load_recipe
 
 RECIPES = sorted((Path(__file__).parents[2] / "recipes").glob("*.py"))
@@ -27,17 +26,3 @@ def test_a_recipe_derives_from_its_neighbour_wherever_it_lies(tmp_path):
         (tmp_path / "mine" / "run.py").write_text(text)
         assert load_recipe(tmp_path / "mine" / "run.py") == RunConfig(steps=3, seed=7)
     assert sys.path == path
-
-
-def test_a_recipe_has_dataclasses(tmp_path):
-    (tmp_path / "sized.py").write_text(
-        "from __future__ import annotations\nfrom dataclasses import dataclass\nfrom attnres.train import RunConfig\n"
-        "@dataclass\nclass Size:\n    steps: int = 3\nconfig = RunConfig(steps=Size().steps)\n"
-    )
-    assert load_recipe(tmp_path / "sized.py").steps == 3
-
-
-def test_a_file_without_a_configuration_is_no_recipe(tmp_path):
-    (tmp_path / "recipe.py").write_text("x = 1")
-    with pytest.raises(UsageError, match="must define config"):
-        load_recipe(tmp_path / "recipe.py")

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import torch
 
-from attnres.parallel import world
 from attnres.parallel.layout import Layout
-from attnres.train import config_to_json, train
+from attnres.train import config_to_json
 from tests.train.conftest import steps_on_disk
-from tests.train.many import contents, go, own_rule
+from tests.train.many import contents, go
 from tests.train.processes import Command, Processes
 
 RECIPE = """
@@ -73,12 +72,3 @@ def test_a_killed_process_ends_the_other(make_config, tmp_path):
         assert run.end() == [1, -signal.SIGKILL], run.said
         (line,) = run.errors
         assert "has lost another one" in line and "step-00000004" in line
-
-
-def test_everything_that_decides_a_result_is_compared(make_config, tmp_path, monkeypatch):
-    compared = {}
-    monkeypatch.setattr(world.World, "agree", lambda _, values: compared.update(values))
-    train(make_config(steps=1, model={"connection": own_rule(tmp_path)}), tmp_path / "run")
-    assert compared.keys() == {"configuration", "connection's file", "version", "torch", "corpus"} and all(
-        compared.values()
-    )

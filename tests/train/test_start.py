@@ -63,12 +63,6 @@ def test_the_same_connection_goes_on_as_it_was_trained(make_config, tmp_path):
     assert torch.equal(query, load_run(tmp_path / "block").model.connection.query[1])
 
 
-def test_its_optimizers_and_its_text_begin_anew(plain, tmp_path):
-    """As a new run's do: state of the other run's optimizers is not of this one's rates."""
-    summary = train(plain[1], tmp_path / "more")
-    assert summary["steps"] == 6 and summary["validation_loss"] < load_loss(plain[0])
-
-
 def test_the_weights_count_and_not_what_leads_to_them(make_config, tmp_path, monkeypatch):
     """A start that was trained on is another one; the same one may have another name or place."""
     first, begun = tmp_path / "first", tmp_path / "begun"
@@ -103,19 +97,6 @@ def test_a_run_goes_on_without_its_start(make_config, tmp_path):
     assert train(more, begun)["steps"] == 8
     assert train(dataclasses.replace(more, steps=16), begun)["steps"] == 16
     assert RunFolder(begun).record()["start"] == weights
-
-
-def load_loss(folder) -> float:
-    return RunFolder(folder).summary()["validation_loss"]
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [({"dim": 32}, "dim is 16 there and 32 here"), ({"connection": "postnorm"}, "defined on sublayers without a norm")],
-)
-def test_a_run_of_another_model_is_refused(plain, fields, message):
-    with pytest.raises(UsageError, match=message):
-        started(with_model(plain[1], **fields))
 
 
 def test_another_tokenizer_is_refused(plain, tmp_path):
