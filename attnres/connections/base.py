@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 
 from attnres.connections.options import options_given
 from attnres.errors import UsageError, check_count
-from attnres.ops import Norm
+from attnres.ops import Norm, plain_norm
 from attnres.ops import inverse_rms as inverse_rms
 from attnres.ops import widen as widen
 from attnres.ops.reference import DTYPES
@@ -36,9 +36,18 @@ class Normed(NamedTuple):
 
     whole: Sublayer
     """f itself."""
-    norm: Callable[[], Norm | None]
-    """Asked at every call; None where f is to be called as it is."""
+    norm: Norm
     behind: Sublayer
+
+    @staticmethod
+    def after(norm: nn.Module, behind: Sublayer) -> Sublayer:
+        """The sublayer behind(norm(h)), which says so where the module's norm is known."""
+
+        def whole(h: Tensor) -> Tensor:
+            return behind(norm(h))
+
+        known = plain_norm(norm)
+        return whole if known is None else Normed(whole, known, behind)
 
     def __call__(self, *reads: Tensor) -> Tensor:
         return self.whole(*reads)

@@ -125,10 +125,10 @@ class TwoPhase(Connection):
         for site, sublayer in zip(sites, sublayers, strict=True):
             newest = self._visible(values, site)[len(bank) :]
             normed = sublayer if self._reads_alone and isinstance(sublayer, Normed) and self._reads[site] == 1 else None
-            norm = normed and normed.norm()
+            norm = normed and normed.norm
             # Popped and not kept: nobody needs what phase 1 made again, backward included.
             values, h = self._read(values, site, newest, waiting.pop(0), y, norm)
-            y = self._output_of(normed.behind if normed and norm else sublayer, h, values, site)
+            y = self._output_of(normed.behind if normed else sublayer, h, values, site)
             if site == sites[-1] or not self._leaves(site):
                 values, y = self.absorb(values, None, site, h, y), None
             del h  # before the next one is made, so that a decode step needs no memory for both

@@ -261,9 +261,9 @@ def bind(
         def whole(h: Tensor) -> Tensor:
             return function(beside, layer, h, *args, **kwargs)
 
-        if behind is None or (norm := layer._modules.get(piece.norm)) is None:
-            return whole
-        return Normed(whole, lambda: plain_norm(norm), lambda n: behind(beside, layer, n, *args, **kwargs))
+        if behind and (module := layer._modules.get(piece.norm)) and (norm := plain_norm(module)):
+            return Normed(whole, norm, lambda n: behind(beside, layer, n, *args, **kwargs))
+        return whole
 
     def with_reads(h: Tensor, *more: Tensor) -> Tensor:
         given = tuple(prefix(beside, layer, read, *args, **kwargs) for read in more)

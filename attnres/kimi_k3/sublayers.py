@@ -18,7 +18,7 @@ from transformers.integrations.moe import use_experts_implementation
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attnres.connections import Connection, Values
+from attnres.connections import Connection, Normed, Values
 from attnres.kimi_k3.config import KimiK3Config
 from attnres.model.backbones.borrowed import runnable_kernels
 
@@ -196,13 +196,13 @@ class KimiK3DecoderLayer(GradientCheckpointingLayer):
     ) -> Values:
         """Carry what depth holds before this layer, values of the connection, over its two sublayers."""
 
-        def attention(h: Tensor) -> Tensor:
-            x = self.input_layernorm(h)
+        def attention(x: Tensor) -> Tensor:
             if self.is_linear:
                 return self.self_attn(x, cache=cache, attention_mask=attention_mask, **kwargs)
             return self.self_attn(x, attention_mask, cache, **kwargs)[0]
 
-        def feed_forward(h: Tensor) -> Tensor:
-            return self.mlp(self.post_attention_layernorm(h))
-
-        return connection.run(values, [attention, feed_forward], 2 * self.layer_idx)
+        sublayers = [
+            Normed.after(self.input_layernorm, attention),
+            Normed.after(self.post_attention_layernorm, self.mlp),
+        ]
+        return connection.run(values, sublayers, 2 * self.layer_idx)

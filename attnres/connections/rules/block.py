@@ -280,11 +280,11 @@ class Block(TwoPhase):
         for site, sublayer, query, gain in zip(range(first, end), sublayers, queries, gains, strict=True):
             sources = self._visible(values, site)
             scale = self._scale(len(sources)) if self.options.total else 1.0
-            norm = sublayer.norm() if isinstance(sublayer, Normed) else None
+            norm, sublayer = (sublayer.norm, sublayer.behind) if isinstance(sublayer, Normed) else (None, sublayer)
             h, total = read_one(sources, y, query, gain, self.eps, dtype, scale, norm)
             if total is not None:
                 values = (*values[:-1], total)
-            y = self._output_of(sublayer.behind if norm else sublayer, h, values, site)
+            y = self._output_of(sublayer, h, values, site)
             if y.dtype != dtype:
                 rest = sublayers[site + 1 - first :]
                 return super()._run_few(self.absorb(values, None, site, h, y), rest, site + 1)

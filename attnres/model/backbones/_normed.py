@@ -12,7 +12,7 @@ from torch.autograd.function import once_differentiable
 
 from attnres.connections import Normed, Sublayer
 from attnres.model.backbones._backbone import Context
-from attnres.ops import Norm, normalise, normalise_backward, plain_norm
+from attnres.ops import normalise, normalise_backward, plain_norm
 from attnres.torch_private import calls_forward_alone, interpreter_stack
 
 
@@ -21,18 +21,13 @@ class PreNormed(nn.Module):
 
     norm: nn.Module
 
-    def input_norm(self) -> Norm | None:
-        """The norm, where nobody else has a part in it or sees what the sublayer reads."""
-        norm = plain_norm(self.norm)
-        return norm if norm and calls_forward_alone(self) else None
-
 
 def bound(sublayer: nn.Module, context: Context) -> Sublayer:
-    """The sublayer as a function of what it reads alone."""
+    """The sublayer as a function of what it reads alone. Where it has a hook, that sees what it reads."""
     whole = partial(sublayer, context=context)
-    if not isinstance(sublayer, PreNormed):
-        return whole
-    return Normed(whole, sublayer.input_norm, partial(whole, normed=True))
+    if isinstance(sublayer, PreNormed) and (norm := plain_norm(sublayer.norm)) and calls_forward_alone(sublayer):
+        return Normed(whole, norm, partial(whole, normed=True))
+    return whole
 
 
 def normed_linear(norm: nn.Module, linear: nn.Module, h: Tensor) -> Tensor:
