@@ -119,7 +119,7 @@ def _attached_step(model: Any) -> Run:
     @torch.no_grad()
     def step() -> None:
         model(prompt[:, -1:], **kept, use_cache=True)
-        cache.crop(-1)
+        cache.crop(-1)  # the token is taken back: each step reads as many keys
 
     with torch.no_grad():
         model(prompt, **kept, use_cache=True)

@@ -39,6 +39,7 @@ def print_table(console: Console, table: TextTable) -> None:
     for index, heading in enumerate(table.columns):
         shown.add_column(Text(visible(heading)), justify="right" if index else "left", overflow="fold")
     for row in table.rows:
+        # A cell folds at its spaces, and an error on a line of its own reads as another number.
         shown.add_row(*(Text(visible(cell.replace("± ", "±"))) for cell in row))
     console.print(Text(visible(table.title), "bold"), soft_wrap=not console.is_terminal)
     wide = console if console.is_terminal else Output(file=console.file, width=UNLIMITED)

@@ -220,7 +220,7 @@ class Sweep:
             try:
                 states = sweep.run_jobs(jobs, self.workers, _Pace(self, missing))
                 sweep.require_done(states)
-                sweep.refuse_other_texts(jobs, self.corpus)
+                sweep.refuse_other_texts(jobs, self.corpus)  # again: it may have changed while they trained
                 for number, state in enumerate(states):
                     one = missing[state.job.name]
                     if not self.has(one):

@@ -52,6 +52,7 @@ class Statement:
             return "not decided"
         if self.p_value < SIGNIFICANCE and abs(self.value) >= self.negligible:
             return "shown" if self.value * self.sign > 0 else "refuted"
+        # A certain effect that is too small to matter refutes a claim too.
         if self.error is not None and abs(self.value) + t_quantile(self.seeds - 1) * self.error < self.negligible:
             return "refuted"
         return "not decided"

@@ -26,6 +26,7 @@ def median_steps(configs: Mapping[str, RunConfig], corpus: Corpus) -> dict[str, 
     trainers = {}
     for name, config in configs.items():
         fitted = fit_vocabulary(config, corpus.vocab_size)
+        # Behind a run's last step the schedule would go below zero.
         trainers[name] = Trainer(dataclasses.replace(fitted, steps=max(WARM_UP + ROUNDS, config.steps)), corpus)
     seconds: dict[str, list[float]] = {name: [] for name in configs}
     threads = torch.get_num_threads()

@@ -56,6 +56,7 @@ def arm_styles(arms: Sequence[str]) -> dict[str, ArmStyle]:
 def _wishes(arm: str) -> list[ArmStyle]:
     """All styles in the order in which the arm would have them: its own, its colour's others, other colours."""
     connection, _, options = arm.partition(":")
+    # crc32 and not hash(), which Python salts anew in every process.
     colour, dashes = CONNECTION_STYLES.get(connection, (crc32(connection.encode()) % len(ARM_COLOURS), 0))
     if options:  # never the dashes of the connection without options
         dashes += 1 + crc32(options.encode()) % (len(ARM_DASHES) - 1)

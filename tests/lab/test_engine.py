@@ -172,20 +172,12 @@ def test_what_is_written_is_read(machine, file):
     assert math.isnan(read_record(file, "scaling").runs[0].loss)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"colour": 1}, "unexpected keyword argument 'colour'"),
-        ({"arm": "full"}, "'full', .* of the arms residual, block"),
-        ({}, "2 times"),
-    ],
-)
-def test_a_damaged_record_is_named(machine, file, change, message):
+def test_a_damaged_record_is_named(machine, file):
     go(machine, file)
     data = json.loads(file.read_text())
-    data["runs"].append(data["runs"][0] | change)
+    data["runs"].append(data["runs"][0])
     file.write_text(json.dumps(data))
-    with pytest.raises(UsageError, match=f"damaged record of scaling.*{message}.*put a copy back"):
+    with pytest.raises(UsageError, match=r"damaged record of scaling.*2 times.*put a copy back"):
         read_record(file, "scaling")
     with pytest.raises(UsageError, match="not a record of dynamics"):
         read_record(file, "dynamics")

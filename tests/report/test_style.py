@@ -16,8 +16,6 @@ from attnres.report.data import ArmReport
 from attnres.report.draw import INK, STYLE, figure_of, line_styles, plain_log_ticks, png
 from attnres.report.html import script
 from attnres.report.style import (
-    ARM_COLOURS,
-    ARM_DASHES,
     CONNECTION_STYLES,
     MOST_TIMES,
     SIGNED_COLOURS,
@@ -43,14 +41,6 @@ def test_options_keep_the_connections_colour_and_change_its_dashes():
 def test_listed_connections_exist_and_differ():
     assert set(CONNECTION_STYLES) <= set(connection_names())
     assert len(set(CONNECTION_STYLES.values())) == len(CONNECTION_STYLES)
-
-
-def test_crowded_figures_keep_arms_apart_as_long_as_styles_last():
-    most = len(ARM_COLOURS) * len(ARM_DASHES)
-    assert len(set(arm_styles([f"arm {index}" for index in range(most)]).values())) == most
-    assert len(arm_styles([f"arm {index}" for index in range(most + 9)])) == most + 9
-    crowd = arm_styles([*(f"block:eps={index}" for index in range(12)), "full", "block"])
-    assert (crowd["full"], crowd["block"]) == (arm_styles(["full"])["full"], arm_styles(["block"])["block"])
 
 
 def test_no_legend_leaves_out_a_name_that_begins_with_an_underscore():
