@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from attnres.files import added_folder
 from attnres.hf.attach import attach, connection_of, examine
 from attnres.hf.checkpoint import load, load_plain
 from attnres.hf.classes import of_connection
-from attnres.hf.folder import read_config, weight_files
+from attnres.hf.folder import read_config
 from attnres.hf.layer import run_whole
 from attnres.hf.record import RECORD
 from attnres.ops import widen
@@ -83,7 +82,7 @@ def convert(
         step("attaching the connection")
         attach(model, connection or "block")
         step("writing")
-        model.save_pretrained(partial, max_shard_size=_shard_size(plain))
+        model.save_pretrained(partial)
         _copy_other_files(plain, partial)
         names = tuple(name for name, _ in model.named_parameters() if of_connection(name))
         added = sum(p.numel() for p in connection_of(model).parameters())
@@ -128,11 +127,6 @@ def _random_inputs(model: Any) -> torch.Tensor:
     text = config.get_text_config()
     time = min(TOKENS, ((getattr(text, "max_position_embeddings", None) or 2 * TOKENS) + 1) // 2)
     return torch.randint(text.vocab_size, (1, time), generator=generator)
-
-
-def _shard_size(plain: Path) -> int:
-    """Files no larger than the checkpoint's largest: its owner chose that size."""
-    return max(math.ceil(1.01 * file.stat().st_size) for file in weight_files(plain)) + 2**20
 
 
 def _copy_other_files(plain: Path, target: Path) -> None:

@@ -272,7 +272,7 @@ def _inkling2(decoder: Any, calls: Calls) -> Depth:
     reads = "qkv" if "hybrid" in config.layer_types else "one"
     options = {"reads": reads, "value_norm": True, "scaled_scores": True}
     size = 2 * config.n_layers_per_attn_res_block
-    connection = make_connection("block", config.hidden_size, 2 * len(decoder.layers), block_size=size, **options)
+    connection: Any = make_connection("block", config.hidden_size, 2 * len(decoder.layers), block_size=size, **options)
     connection.to(decoder.final_input.query.device)
     inputs = [read for layer in decoder.layers for read in (layer.attention_input, layer.mlp_input)]
     for site, read in enumerate([*inputs, decoder.final_input]):

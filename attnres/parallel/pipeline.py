@@ -20,7 +20,7 @@ from attnres.parallel.cache import CrossStageCache
 from attnres.parallel.chunk import ChunkModel, build_chunks
 from attnres.parallel.plan import ChunkPlan, Trace, plan, trace
 from attnres.parallel.runner import ChunkRunner
-from attnres.parallel.schedule import check_schedule, chunk_sites, even_cuts
+from attnres.parallel.schedule import check_schedule, even_cuts
 from attnres.parallel.sharding import compile_sublayers, local
 
 
@@ -65,7 +65,9 @@ class Pipeline:
         self.precision = precision
         self.device = torch.device(device)
         self.ranks, self.rank = dist.get_world_size(group), dist.get_rank(group)
-        check_pipeline(config, self.ranks, virtual, schedule, micro_batches, cuts)
+        check_schedule(schedule, self.ranks, virtual, micro_batches)
+        if config.tied and self.ranks == 1 < virtual:
+            raise UsageError("a tied embedding stands at both ends of the depth: give two ranks, or leave virtual out")
         if checkpointing and schedule == "zero-bubble":
             raise UsageError(
                 "zero-bubble goes over a chunk's graph twice, so it cannot recompute it; use another schedule"
@@ -230,24 +232,6 @@ class Pipeline:
 
     def _from_last(self, tensor: Tensor) -> None:
         dist.broadcast(tensor, group=self.group, group_src=self.ranks - 1)
-
-
-def check_pipeline(
-    config: TransformerConfig,
-    ranks: int,
-    virtual: int,
-    schedule: str,
-    micro_batches: int,
-    cuts: Sequence[int] | None = None,
-) -> None:
-    """Raise UsageError, one line that says what to change, unless this can be a pipeline. Needs no process group."""
-    check_schedule(schedule, ranks, virtual, micro_batches)
-    count = ranks * virtual
-    if cuts is not None and len(cuts) != count - 1:
-        raise UsageError(f"{count} chunks have {count - 1} cuts between them, not {len(cuts)}")
-    chunk_sites(config.sublayers, even_cuts(config.sublayers, count) if cuts is None else cuts)
-    if config.tied and ranks == 1 < virtual:
-        raise UsageError("a tied embedding stands at both ends of the depth, which need two ranks; leave virtual out")
 
 
 def _start(operations: list[dist.P2POp]) -> list[dist.Work]:

@@ -2,14 +2,13 @@
 
 Started by torchrun (or anything that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT), each process of a run is one
 of a `World`. When one of them dies, the others find a closed connection at their next exchange, or wait no longer than
-the timeout; they stop, and each says so in one line.
+the timeout; torch's error ends them.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import signal
 import threading
@@ -33,10 +32,6 @@ FILE_TIMEOUT = timedelta(hours=1)
 
 SEE_SECONDS = 10.0
 """How long a network file system may take to show one machine what another has written."""
-
-
-class Lost(UsageError):
-    """Another process of the run is gone or does not answer. The message says what was heard of it."""
 
 
 class World:
@@ -192,7 +187,6 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
 
     Raises:
         UsageError: the layout does not fit the number of processes, or not all of them come within the timeout.
-        Lost: a connection between processes broke inside the block.
     """
     layout = layout.fit(processes())
     if processes() == 1:
@@ -218,37 +212,11 @@ def join_world(layout: Layout, device: str) -> Iterator[World]:
         world = ManyProcesses(layout, where, rank, size)
     except (dist.DistError, RuntimeError, ValueError) as error:
         raise UsageError(
-            f"process {rank} of {size} has not met all the others within {layout.timeout:g} s ({_heard(error)}); "
+            f"process {rank} of {size} has not met all the others within {layout.timeout:g} s ({first_line(error)}); "
             "see that every machine runs the command and reaches MASTER_ADDR, where MASTER_PORT must be free"
         ) from error
     # It prints the whole schedule when a connection breaks.
     logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-    try:
-        yield world
-    except Exception as error:
-        if isinstance(error, UsageError) or not _is_lost(error):
-            raise
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, which must not come before the message
-        raise Lost(f"process {rank} of {size} has lost another one ({_heard(error)})") from error
-    else:
-        dist.barrier()
-        dist.destroy_process_group()
-
-
-# What gloo, NCCL and the store say when a process is gone or silent. They share no exception type.
-_LOST = re.compile(r"closed by peer|connection reset|broken pipe|timed out|timeout|gloo|nccl|socket|recvvalue", re.I)
-
-
-def _is_lost(error: BaseException) -> bool:
-    chain: BaseException | None = error
-    while chain is not None:
-        if isinstance(chain, RuntimeError | ConnectionError) and _LOST.search(str(chain)):
-            return True
-        chain = chain.__cause__ or chain.__context__
-    return False
-
-
-def _heard(error: BaseException) -> str:
-    """What gloo, NCCL or the store says, without the line of code and without its advice."""
-    return re.sub(r"^\[/[^]]*\] *", "", first_line(error)).split(". ")[0][:160]
+    yield world
+    dist.barrier()
+    dist.destroy_process_group()

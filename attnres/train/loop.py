@@ -19,7 +19,7 @@ from attnres.connections.check import check_rule
 from attnres.data import Corpus, check_length, in_bits, open_corpus
 from attnres.errors import UsageError
 from attnres.parallel.layout import ONE_PROCESS, Layout
-from attnres.parallel.world import Lost, ManyProcesses, World, join_world
+from attnres.parallel.world import ManyProcesses, World, join_world
 from attnres.signals import Stopped, heard
 from attnres.train.checkpoint import Checkpoint
 from attnres.train.config import RunConfig
@@ -82,17 +82,12 @@ def train(
 
     Raises:
         UsageError: a bad configuration, corpus or layout, or a folder of another configuration or in use.
-        RunStopped: numbers not finite, a full disk, a process lost.
+        RunStopped: numbers not finite, a full disk.
         Interrupted: Ctrl-C, SIGTERM, a closed terminal, a listener that cannot write; the run was saved.
     """
     run = RunFolder(folder)
-    try:
-        with join_world(layout, choose_device(config.device).type) as world:
-            return _train(config, run, world, listen, progress)
-    except Lost as lost:
-        newest = run.checkpoints.all()[-1:]
-        good = f"newest checkpoint: {newest[0].path}" if newest else "no checkpoint was saved before"
-        raise RunStopped(f"{lost}; {good}; start all of them again to go on") from lost
+    with join_world(layout, choose_device(config.device).type) as world:
+        return _train(config, run, world, listen, progress)
 
 
 def _train(

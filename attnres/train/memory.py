@@ -32,16 +32,6 @@ class PeakMemory:
         return max(0, (_status("VmHWM") or _high_water()) - self._start)
 
 
-def memory_kills() -> int:
-    """How many processes the system has killed since it started because memory ran out; 0 where it does not say."""
-    kills = 0
-    for file in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
-        with suppress(OSError):
-            lines = Path(file).read_text().splitlines()
-            kills += sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-    return kills
-
-
 def _status(field: str) -> int | None:
     """A size of this process in bytes from Linux' /proc, or None on other systems."""
     try:

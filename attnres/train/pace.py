@@ -31,7 +31,7 @@ class Pace:
         """
         names = "step_seconds", "data_seconds", "waited_seconds"
         medians = map(statistics.median, zip(*self._steps, strict=True)) if self._steps else (None,) * len(names)
-        found = dict(zip(names, medians, strict=True))
+        found: dict[str, float | None] = dict(zip(names, medians, strict=True))
         self._steps.clear()
         return found
 

@@ -21,7 +21,6 @@ from attnres.errors import UsageError
 from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.jsonconfig import config_to_json
-from attnres.train.memory import memory_kills
 from attnres.train.worker import DIVERGED
 
 POLL_SECONDS = 0.5
@@ -84,7 +83,6 @@ def run_jobs(
         state.refresh()
     waiting = [state for state in states if state.status != "done"]
     running: list[_Worker] = []
-    kills = memory_kills()
     with tempfile.TemporaryDirectory(prefix="attnres-sweep-") as scratch:
         try:
             while waiting or running:
@@ -97,7 +95,7 @@ def run_jobs(
                     worker.state.refresh()
                     if worker.process.poll() is not None:
                         running.remove(worker)
-                        _finish(worker, memory_ran_out=memory_kills() > kills)
+                        _finish(worker)
                 watch(states)
         finally:
             _stop([worker.process for worker in running])
@@ -137,7 +135,7 @@ def _launch(state: JobState, place: Path) -> _Worker:
     return _Worker(process, state, errors)
 
 
-def _finish(worker: _Worker, memory_ran_out: bool) -> None:
+def _finish(worker: _Worker) -> None:
     state, code = worker.state, worker.process.wait()
     if worker.process.stdin:
         worker.process.stdin.close()
@@ -146,8 +144,10 @@ def _finish(worker: _Worker, memory_ran_out: bool) -> None:
         return
     state.status, state.diverged = "failed", code == DIVERGED
     if code < 0:
-        why = "because memory ran out: take fewer workers" if memory_ran_out else "from outside"
-        state.error = f"its process was killed {why} (signal {-code}); the same command goes on with it"
+        state.error = (
+            f"its process was killed (signal {-code}), as where memory runs out: take fewer workers; "
+            "the same command goes on with it"
+        )
     else:
         lines = _tail(worker.errors).decode(errors="replace").strip().splitlines()
         state.error = lines[-1] if lines else f"the worker ended with code {code}"

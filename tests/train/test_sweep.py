@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 
-import pytest
-
 from attnres.train import sweep
 from attnres.train.sweep import Job, JobState, failures, run_jobs
 
@@ -20,13 +18,7 @@ def run_one(program: str, job: Job, monkeypatch) -> JobState:
     return run_jobs([job], 1)[0]
 
 
-@pytest.mark.parametrize(
-    ("kills", "why"),
-    [([0, 0], "killed from outside (signal 9)"), ([0, 1], "because memory ran out: take fewer workers")],
-)
-def test_a_killed_worker_says_why_and_that_the_same_command_goes_on(kills, why, make_config, tmp_path, monkeypatch):
-    counts = iter(kills)
-    monkeypatch.setattr(sweep, "memory_kills", lambda: next(counts))
+def test_a_killed_worker_says_so_and_that_the_same_command_goes_on(make_config, tmp_path, monkeypatch):
     state = run_one(DIES, Job("full, seed 0", make_config(), tmp_path / "run"), monkeypatch)
     assert state.status == "failed" and not state.diverged
-    assert why in failures([state]) and failures([state]).endswith("the same command goes on with it")
+    assert "(signal 9)" in failures([state]) and failures([state]).endswith("the same command goes on with it")
