@@ -19,14 +19,21 @@ DOCS = ROOT / "docs"
 PACKAGE = ROOT / "attnres"
 OUTSIDE = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "paper/report.md")
 """Pages of the site that are not in docs/, by their place in the repository and on the site."""
+SERVER, NAME = (os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY"))
+REPOSITORY = f"{SERVER}/{NAME}" if NAME else ""
+"""Where the site is built by GitHub: there it links to what is no page, and to the sources of its pages."""
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the API's pages to the navigation."""
+    """Add the API's pages to the navigation, and the repository."""
     pages = [{name.split(".")[-1]: _reference_path(name)} for name in _packages()]
     assert config.nav is not None
     config.nav.append({"API reference": ["reference/index.md", {"commands": "reference/commands.md"}, *pages]})
+    if REPOSITORY:
+        config.nav.append({"Repository": REPOSITORY})
+        config.edit_uri = f"{REPOSITORY}/edit/main/docs/"
+        config.theme["features"].append("content.action.edit")
     return config
 
 
@@ -44,7 +51,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point the repository's links to the site's pages, by their titles; a link to anything else becomes plain text."""
+    """Point the repository's links to the site's pages, by their titles, and others to the repository."""
     name = page.file.src_uri
     folder = ((ROOT if name in OUTSIDE else DOCS) / name).resolve().parent
 
@@ -55,12 +62,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if at is None and target.is_relative_to(DOCS):
             at = target.relative_to(DOCS).as_posix()
         if at is None:
-            return link["text"]
+            return f"[{link['text']}]({REPOSITORY}/tree/main/{outside})" if REPOSITORY and outside else link["text"]
         path = os.path.relpath(at, Path(name).parent)
         text = _title(target) if link["text"].endswith(".md") and target.is_file() else link["text"]
         return f"{link['image']}[{text}]({path}{link['anchor'] or ''})"
 
-    return "".join(part if code else LINK.sub(mended, part) for code, part in _split(markdown))
+    markdown = "".join(part if code else LINK.sub(mended, part) for code, part in _split(markdown))
+    return re.sub(r"\bREPOSITORY\b", REPOSITORY or "REPOSITORY", markdown)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import shutil
 import sys
+import time
 from base64 import b64decode
 from pathlib import Path
 
@@ -68,6 +69,7 @@ class Page:
         return self.driver.execute_script(code, *arguments)
 
     def settled(self) -> None:
+        time.sleep(0.3)  # until what was clicked has asked
         WebDriverWait(self.driver, 60).until(
             lambda _: self.script("return !document.querySelector('.side[aria-busy=true]')")
         )
@@ -182,7 +184,7 @@ def depth_pictures(address: str) -> None:
 
 def beside(address: str) -> None:
     """The plain residual next to Block, on the same text."""
-    page = Page(address, 800, 1080, 1.5, PLAIN)
+    page = Page(address, 580, 1080, 1.5, PLAIN)
     page.choose("select[aria-label^='Put beside']", "model")
     save(page.picture(".between", ".between > .losses"), "look-beside")
     page.driver.quit()
