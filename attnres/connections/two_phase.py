@@ -12,12 +12,25 @@ from torch.compiler import is_compiling
 
 from attnres.connections.base import Connection, Mixture, Normed, Sublayer, Values, Weights, widen
 from attnres.connections.reads import mixture
+from attnres.errors import UsageError, check_count
 from attnres.ops import Norm, attend
 
 TILE = 4
 """How many sites, at least, read the finished blocks at once."""
 FEW = 16
 """Of so many tokens, without gradients, a site reads all its sources by itself: an engine that decodes a batch."""
+
+
+def check_heads(heads: int, dim: int) -> None:
+    check_count("heads", heads)
+    if dim % heads:
+        raise UsageError(f"heads must divide dim: {heads} does not divide {dim}")
+
+
+def over_channels(weights: Tensor, dim: int) -> Tensor:
+    """Weights [.., heads] as factors of the channels: [.., 1] of one head, else [.., dim]."""
+    heads = weights.shape[-1]
+    return weights if heads == 1 else weights.repeat_interleave(dim // heads, -1)
 
 
 class Reading(NamedTuple):
@@ -49,6 +62,8 @@ class TwoPhase(Connection):
     _shares_qk = False
     """Whether the first of two is for attention's q and k, which are handed the same tensor (reads="qk-v")."""
     _rounds_phase_1 = False
+    _heads = 1
+    """Slices of the channels with a softmax of their own in every read."""
     _reads_alone = False
     """Whether nothing but the read and the sum asks for h and y: then `_read` adds the one and normalises the other."""
 
@@ -88,8 +103,27 @@ class TwoPhase(Connection):
         """
         raise NotImplementedError
 
+    def _queries_of_heads(self, sites: range) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The vectors of the sites, a query for each head that is zero outside of its slice.
+
+        The operator then sees queries alone, and 1/rms stays that of all channels.
+        """
+        queries, gains = self._vectors(sites)
+        if self._heads == 1:
+            return queries, gains
+        apart = [head for query in queries for head in torch.block_diag(*query.view(self._heads, -1)).unbind()]
+        return apart, [gain for gain in gains for _ in range(self._heads)]
+
+    def _joined(self, outs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Of the outs of each head's query its own slice: the mixtures."""
+        if self._heads == 1:
+            return outs
+        width = self.dim // self._heads
+        slices = [out.narrow(-1, at % self._heads * width, width) for at, out in enumerate(outs)]
+        return [torch.cat(slices[at : at + self._heads], -1) for at in range(0, len(slices), self._heads)]
+
     def mix(self, values: Values, site: int) -> tuple[Weights, Mixture]:
-        reading = Reading(*self._vectors(range(site, site + 1)))
+        reading = Reading(*self._queries_of_heads(range(site, site + 1)))
         return None, self._read(values, site, self._visible(values, site), reading)[1]
 
     def _leaves(self, site: int) -> bool:
@@ -120,11 +154,16 @@ class TwoPhase(Connection):
     def _run_tile(self, values: Values, sublayers: list[Sublayer], first: int, bank: Values = ()) -> Values:
         """Run, with phase 1 over the bank if it holds anything."""
         sites = range(first, first + len(sublayers))
-        waiting = self._phase_1(bank, sites) if bank else [Reading(*self._vectors(range(at, at + 1))) for at in sites]
+        waiting = (
+            self._phase_1(bank, sites)
+            if bank
+            else [Reading(*self._queries_of_heads(range(at, at + 1))) for at in sites]
+        )
         y: Tensor | None = None
         for site, sublayer in zip(sites, sublayers, strict=True):
             newest = self._visible(values, site)[len(bank) :]
-            normed = sublayer if self._reads_alone and isinstance(sublayer, Normed) and self._reads[site] == 1 else None
+            once = self._reads_alone and self._reads[site] == self._heads == 1
+            normed = sublayer if once and isinstance(sublayer, Normed) else None
             norm = normed and normed.norm
             # Popped and not kept: nobody needs what phase 1 made again, backward included.
             values, h = self._read(values, site, newest, waiting.pop(0), y, norm)
@@ -136,10 +175,10 @@ class TwoPhase(Connection):
 
     def _phase_1(self, bank: Values, sites: range) -> list[Reading]:
         """Return what each site asks, with its partial softmax over the bank."""
-        queries, gains = self._vectors(sites)
+        queries, gains = self._queries_of_heads(sites)
         outs, lses = self._attend_to_bank(bank, queries, gains, sites)
-        ends = itertools.accumulate(self._reads[site] for site in sites)
-        owns = [slice(end - self._reads[site], end) for site, end in zip(sites, ends, strict=True)]
+        counts = [self._reads[site] * self._heads for site in sites]
+        owns = [slice(end - count, end) for count, end in zip(counts, itertools.accumulate(counts), strict=True)]
         return [Reading(queries[own], gains[own], outs[own], lses[own]) for own in owns]
 
     def _attend_to_bank(

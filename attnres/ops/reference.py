@@ -14,7 +14,9 @@ from attnres.torch_private import interpreter_stack
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-def depth_weights(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None, eps: float = 1e-6) -> Tensor:
+def depth_weights(
+    sources: Sequence[Tensor], query: Tensor, gain: Tensor | None, eps: float = 1e-6, heads: int = 1
+) -> Tensor:
     """Return the weights of depth attention, p = softmax_i(query . RMSNorm(v_i; gain, eps)).
 
     Source: Attention Residuals (2603.15031), eq. 3.
@@ -24,13 +26,14 @@ def depth_weights(sources: Sequence[Tensor], query: Tensor, gain: Tensor | None,
         query: [d].
         gain: [d]; ones if None.
         eps: added to the mean square.
+        heads: slices of the channels, each with a softmax of its own.
 
     Returns:
-        p [N, ..., 1] in float32, or float64 for float64 input.
+        p [N, ..., heads] in float32, or float64 for float64 input.
     """
     gains = () if gain is None else (gain,)
     sources, (query,), gains = _as_wide(sources, (query,), gains)
-    return torch.softmax(torch.stack(depth_scores(sources, _key_vector(query, *gains), eps)), 0)
+    return torch.softmax(torch.stack(depth_scores(sources, _key_vector(query, *gains), eps, heads)), 0)
 
 
 def attend(

@@ -24,7 +24,7 @@ from attnres.connections.base import (
 )
 from attnres.connections.options import option_defaults
 from attnres.connections.reads import Reads, each_read, mixture, per_read, reads_of_sites
-from attnres.connections.two_phase import Reading, TwoPhase
+from attnres.connections.two_phase import Reading, TwoPhase, check_heads, over_channels
 from attnres.errors import UsageError, check_count
 from attnres.ops import Norm, depth_scores, is_fused, read, read_one
 from attnres.torch_private import own_parameters
@@ -84,7 +84,6 @@ class AttnResOptions:
     qk-v: one for q and k, and one for v, as RD-AttnRes (2608.01075): [2, ...]."""
 
     def __post_init__(self) -> None:
-        check_count("heads", self.heads)
         if self.window is not None:
             check_count("window", self.window)
         for name, hint in get_type_hints(type(self)).items():
@@ -102,7 +101,7 @@ class AttnResOptions:
     @property
     def fused(self) -> bool:
         """Whether `attnres.ops.attend` computes it: with these alone it has no field for the rest."""
-        kept = {name: getattr(self, name) for name in ("eps", "window", "total", "round_phase_1", "reads")}
+        kept = {name: getattr(self, name) for name in ("eps", "heads", "window", "total", "round_phase_1", "reads")}
         return self == AttnResOptions(**kept)
 
 
@@ -155,11 +154,10 @@ class Block(TwoPhase):
         self.options = AttnResOptions(**options)
         self.eps = self.options.eps
         heads, width = self.options.heads, self.options.key_slice or dim
-        if dim % heads:
-            raise UsageError(f"heads must divide dim: {heads} does not divide {dim}")
+        check_heads(heads, dim)
         if width > dim or width % heads:
             raise UsageError(f"key_slice must be at most dim, {dim}, and a multiple of heads, {heads}, not {width}")
-        self._key_width = width
+        self._key_width, self._heads = width, heads
         self._fused = self.options.fused
         self._rounds_phase_1 = self.options.round_phase_1
         # Of a subclass that takes outputs up in a way of its own, that way is asked.
@@ -244,9 +242,7 @@ class Block(TwoPhase):
     def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
         if isinstance(weights, tuple):
             return self._mixture(self.gather(values, of_read, site) for of_read in weights)
-        if self.options.heads > 1:
-            weights = weights.repeat_interleave(self.dim // self.options.heads, -1)
-        first, *others = zip(weights, self._visible(values, site), strict=True)
+        first, *others = zip(over_channels(weights, self.dim), self._visible(values, site), strict=True)
         h = first[0] * first[1]
         for weight, source in others:
             h = h + weight * source
@@ -274,7 +270,12 @@ class Block(TwoPhase):
         """Run with as little Python around the operator as there can be: of one token that takes most of the time."""
         dtype, y, end = values[0].dtype, None, first + len(sublayers)
         queries, gains = self._vectors(range(first, end))
-        once = self._reads_alone and self.options.reads == "one" and type(self).scatter is Block.scatter
+        once = (
+            self._reads_alone
+            and self.options.reads == "one"
+            and self._heads == 1
+            and type(self).scatter is Block.scatter
+        )
         if not (once and is_fused("auto", (*values, *queries, *gains), dtype)):
             return super()._run_few(values, sublayers, first)
         for site, sublayer, query, gain in zip(range(first, end), sublayers, queries, gains, strict=True):
@@ -308,7 +309,7 @@ class Block(TwoPhase):
         outs, total = read(
             newest, y, reading.queries, reading.gains, reading.prior, self.eps, dtype, scale=scale, norm=norm
         )
-        return values if total is None else (*values[:-1], total), self._mixture(outs)
+        return values if total is None else (*values[:-1], total), self._mixture(self._joined(outs))
 
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
         """The queries and gains of all reads of consecutive sites."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attnres.connections.base import Mixture, Values, Weights, widen
 from attnres.connections.reads import Reads, each_read, per_read, reads_of_sites
-from attnres.connections.two_phase import Reading, TwoPhase
+from attnres.connections.two_phase import Reading, TwoPhase, check_heads, over_channels
 from attnres.errors import check_count
 from attnres.ops import depth_weights, read
 
@@ -20,6 +20,7 @@ class Delta(TwoPhase):
     outputs themselves, and block_size=4 or so is the authors' Delta Block. p = softmax_i(w_l . RMSNorm(b_i; g_l, eps))
     as in AttnRes; the first site reads h = x. w_l = 0 at the start. reads="qkv" or "qkv-gate-up": with queries of their
     own, attention's q, k and v, and an MLP's gate and up, each read a mixture.
+    heads=H: slices of the channels, each with a softmax of its own, as in multi-head depth attention (MHAR).
     gate=True, for weights trained with the plain residual: h = x + c_l sum_i p_i b_i, c_l = 0 at the start, one per
     site and read.
     Values: x, then the block sums. Source: Delta Attention Residuals (2605.18855). The published code also has the
@@ -34,9 +35,12 @@ class Delta(TwoPhase):
         eps: float = 1e-6,
         reads: Reads = "one",
         gate: bool = False,
+        heads: int = 1,
     ) -> None:
         super().__init__(dim, sublayers)
         check_count("block_size", block_size)
+        check_heads(heads, dim)
+        self._heads = heads
         self.block_size = block_size
         self.eps = eps
         self._reads = reads_of_sites(reads, sublayers)
@@ -65,15 +69,18 @@ class Delta(TwoPhase):
 
     def weigh(self, values: Values, site: int) -> Weights:
         queries, gains = self._queries(site)
-        weights = (depth_weights(values[1:], *vectors, self.eps) for vectors in zip(queries, gains, strict=True))
+        weights = (
+            depth_weights(values[1:], *vectors, self.eps, self._heads) for vectors in zip(queries, gains, strict=True)
+        )
         return tuple(self._gated(weights, site))
 
     def gather(self, values: Values, weights: Weights, site: int) -> Mixture:
         x, *blocks = values
         if not weights:
             return x
+        shares = [over_channels(of_read, self.dim) for of_read in weights]
         return self._mixture(
-            sum((p * block for p, block in zip(of_read, blocks, strict=True)), x).to(x.dtype) for of_read in weights
+            sum((p * block for p, block in zip(of_read, blocks, strict=True)), x).to(x.dtype) for of_read in shares
         )
 
     def _bank(self, values: Values, first: int) -> Values:
@@ -91,7 +98,7 @@ class Delta(TwoPhase):
         if not reading.queries:
             return values, x
         outs = read(newest, None, reading.queries, reading.gains, reading.prior, self.eps, widen(x).dtype)[0]
-        return values, self._mixture((x + out).to(x.dtype) for out in self._gated(outs, site))
+        return values, self._mixture((x + out).to(x.dtype) for out in self._gated(self._joined(outs), site))
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         x, *blocks = values

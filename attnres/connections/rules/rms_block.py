@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,9 @@ from attnres.connections.base import (
 from attnres.connections.reads import Reads
 from attnres.connections.rules.block import BLOCKS, Block
 from attnres.ops import add_normalised
+
+if TYPE_CHECKING:
+    from attnres.connections.rules.block import AttnResKeywords
 
 Pending = Literal["raw", "normalised"]
 
@@ -37,7 +40,7 @@ class RMSBlock(Block):
       pending="normalised"  as sum N(y_i) at once: one tensor less in `values`
     With "raw" and an open block, `values` end in the normalised sum and the raw sum, of which only the latter is read.
     For weights trained with the plain residual: gate=True has (1 - c_l) y + c_l N(y) for N(y), c_l = 0 at the start,
-    and total=True is Block's.
+    and total=True is Block's. heads=H: as Block's.
     Source: RMS Block AttnRes (kimmichtank/rms-block-attnres, docs/design.md).
     """
 
@@ -52,9 +55,11 @@ class RMSBlock(Block):
         reads: Reads = "one",
         gate: bool = False,
         total: bool = False,
+        heads: int = 1,
     ) -> None:
         one_of("pending", pending, get_args(Pending))
-        super().__init__(dim, sublayers, block_size=block_size, blocks=blocks, eps=eps, reads=reads, total=total)
+        attention: AttnResKeywords = {"eps": eps, "reads": reads, "total": total, "heads": heads}
+        super().__init__(dim, sublayers, block_size=block_size, blocks=blocks, **attention)
         self.pending = pending
         self._reads_alone = type(self).scatter is RMSBlock.scatter and type(self).absorb is RMSBlock.absorb
         # A last block that does not fill up is read raw: a gate there would never get a gradient.
