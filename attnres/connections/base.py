@@ -147,14 +147,7 @@ class Connection(nn.Module):
         return type(self)(self.dim, self.sublayers, **self._options)
 
     def start(self, x: Tensor) -> Values:
-        """Make the values before the first site.
-
-        Args:
-            x: the embedding v_0, [..., dim], of a floating dtype, which becomes the stream's.
-
-        Raises:
-            UsageError: anything else.
-        """
+        """Make the values before the first site, of the embedding v_0 [..., dim], whose dtype becomes the stream's."""
         refuse_no_stream(x)
         return (x,)
 
@@ -359,16 +352,9 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = (), watch: bool =
 
 
 def check_sublayers(sublayers: Iterable[Sublayer], x: Tensor) -> None:
-    """Refuse a sublayer that adds a residual of its own: it is to return what it adds, and no more.
+    """Raise UsageError for the first sublayer, of one read, that adds its input x [..., dim] to its output.
 
     One that begins with a norm gives the same for 1000 x as for x, so what differs by 999 x is x itself.
-
-    Args:
-        sublayers: those that read one mixture; each is called twice, without gradients.
-        x: any input of theirs, [..., dim].
-
-    Raises:
-        UsageError: the first that does, by its index.
     """
     x = x / x.abs().amax().clamp(min=1)  # float16 ends at 65504
     with torch.no_grad():

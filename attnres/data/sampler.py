@@ -69,21 +69,11 @@ class Sampler:
 def validation_batches(
     corpus: Corpus, sequence: int, batch_size: int, tokens: int, rows: range | None = None
 ) -> Iterator[np.ndarray]:
-    """Return the fixed validation set, always the same.
+    """Yield the fixed validation set, always the same, in batches int64 [at most batch_size, sequence + 1].
 
-    Args:
-        corpus: whose validation part is read.
-        sequence: tokens that a window predicts.
-        batch_size: windows in a batch; the last may have fewer.
-        tokens: as many windows as fit into so many predicted tokens, at least one and at most all. They do not overlap
-            and are spread evenly over the validation stream.
-        rows: which of a batch's windows to read, as for `Sampler`; the last batch may have fewer of them, or none.
-
-    Returns:
-        Batches int64 [at most batch_size, sequence + 1].
-
-    Raises:
-        UsageError: the corpus is too short.
+    As many windows as fit into so many predicted tokens, at least one and at most all. They do not overlap and are
+    spread evenly over the validation stream. rows: which of a batch's windows to read, as for `Sampler`; the last batch
+    may have fewer of them, or none. Raises UsageError where the corpus is too short.
     """
     check_length(corpus, sequence)
     available = (len(corpus.validation) - 1) // sequence
@@ -100,9 +90,6 @@ def validation_bytes_per_token(corpus: Corpus, sequence: int, tokens: int) -> fl
     """UTF-8 bytes of text per token that `validation_batches` asks for; nats per byte = nats per token / this.
 
     It is the whole part's, times how much longer the tokens of these windows are by themselves than all of its.
-
-    Args:
-        corpus, sequence, tokens: as for `validation_batches`, whose errors this raises.
     """
     tokenizer = corpus.tokenizer
     lengths = np.array([len(tokenizer.piece(token)) for token in range(tokenizer.vocab_size)])

@@ -32,10 +32,6 @@ def refuse_other_than_causal(model: Any, folder: Path) -> None:
 
     A masked language model such as bert loads and runs like a causal one, and its loss of a next token, which it saw,
     looks like a good one. Classes and configurations do not tell: BertLMHeadModel is causal with `is_decoder` alone.
-
-    Args:
-        model: of transformers, in evaluation mode.
-        folder: where it is from, for the message.
     """
     if model.config.is_encoder_decoder:
         raise UsageError(f"{folder}: {type(model).__name__} is an encoder-decoder; give a causal language model")

@@ -137,13 +137,9 @@ def plan(
 ) -> list[ChunkPlan]:
     """Decide what each chunk reads, makes, receives, sends and may forget.
 
-    Args:
-        values: `Trace.values`.
-        cuts: the first site of each chunk but the first.
-        ranks: over which the chunks go round.
-        cache: a chunk receives what its rank has never had, so an entry comes to each rank once. Without it (the naive
-            form) every transition carries all of the values.
-        rank_of: the rank of each chunk where they do not go round, such as in a V.
+    values: `Trace.values`. cuts: the first site of each chunk but the first. cache: a chunk receives what its rank has
+    never had, so an entry comes to each rank once; without it (the naive form) every transition carries all of the
+    values. rank_of: the rank of each chunk where they do not go round, such as in a V.
     """
     sites = chunk_sites(len(values) - 1, cuts)
     rank_of = [chunk % ranks for chunk in range(len(sites))] if rank_of is None else rank_of

@@ -58,14 +58,7 @@ FAMILIES: dict[str, tuple[Callable[..., ModelSpec], type[DepthDecoder]]] = {
 def connected(config: Any, family: str, flavor: str, connection: str) -> Any:
     """Give a `Trainer.Config` a model with a connection, optimizer groups for it, and what it needs of torchtitan.
 
-    Args:
-        config: changed in place, and returned. Its optimizer has one group for all.
-        family: a name of `FAMILIES`.
-        flavor: torchtitan's name of a size, which replaces the one that the configuration has.
-        connection: NAME:OPTION=VALUE,OPTION=VALUE.
-
-    Raises:
-        UsageError: an unknown connection or option, or one with several reads.
+    It is changed in place, and returned; its optimizer has one group for all. The rest as for `model_registry`.
     """
     config.model_spec = model_registry(family, flavor, connection)
     config.optimizer = by_role(config.optimizer, config.model_spec.model)
@@ -106,11 +99,7 @@ def model_registry(family: str, flavor: str, connection: str, **options: Any) ->
 def by_role(optimizer: OptimizersContainer.Config, model: Any) -> OptimizersContainer.Config:
     """The optimizer with groups of the connection's own: no decay, ten times the rate, that / dim for channel maps.
 
-    `attnres.param_groups` says why. The groups are made of the one in which the connection would be otherwise.
-
-    Args:
-        optimizer: with one group for all.
-        model: the configuration of a model with a connection.
+    `attnres.param_groups` says why. The groups are made of the optimizer's one group for all.
     """
     (rest,) = optimizer.param_groups
     connection = _on_meta(model.connection, model)

@@ -140,13 +140,9 @@ class Checkpoints:
         return Checkpoint(path)
 
     def newest_good(self) -> Checkpoint | None:
-        """The newest one that is not damaged; names in one line each damaged one that is passed over.
+        """The newest one that is not damaged, None if there is none yet; names each damaged one that is passed over.
 
-        Returns:
-            None if the run has not saved any yet.
-
-        Raises:
-            UsageError: there are some, but all are damaged.
+        Raises UsageError where all are damaged.
         """
         return self._first_good(lambda checkpoint: -checkpoint.step)
 

@@ -135,11 +135,7 @@ class RunFolder:
         return tokenizer_from_json(json.loads((self.path / TOKENIZER).read_text(encoding="utf-8")))
 
     def weights(self) -> str | None:
-        """The checksum of the newest good weights, by which a run that begins with them knows them; None without any.
-
-        Raises:
-            UsageError: every checkpoint is damaged.
-        """
+        """The checksum of the newest good weights, by which a run that begins with them knows them, or None."""
         newest = self.checkpoints.newest_good()
         return None if newest is None else newest.weights_checksum()
 
@@ -228,13 +224,7 @@ class RunFolder:
         """Make the run here one of more steps, which goes on from its last checkpoint before the learning rate fell.
 
         Up to there the longer run is the same, but for its warm-up, which may have been shorter. What came after is
-        kept in steps-N, N being the steps that it had.
-
-        Returns:
-            One line that says so.
-
-        Raises:
-            UsageError: no such checkpoint is left, or the longer run would still be warming up at it.
+        kept in steps-N, N being the steps that it had. Returns one line that says so.
         """
         old = self.config()
         stable, warm = last_stable_step(old.optimizer, old.steps), warm_step(config.optimizer, config.steps)

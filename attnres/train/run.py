@@ -26,15 +26,9 @@ class Run:
 
 
 def load_run(folder: str | Path, best: bool = False, step: int | None = None) -> Run:
-    """Load a run, finished or not.
+    """Load a run, finished or not: its newest checkpoint, the one of lowest validation loss, or that of a step.
 
-    Args:
-        folder: the run folder.
-        best: load the checkpoint of lowest validation loss, not the newest. A damaged one is skipped, with a warning.
-        step: load the checkpoint of that step.
-
-    Raises:
-        UsageError: the folder is not a run, or has no undamaged checkpoint, or none of that step.
+    A damaged one is skipped, with a warning. Raises UsageError where the folder is no run or has no such checkpoint.
     """
     run = RunFolder(folder)
     config = run.config()

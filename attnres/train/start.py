@@ -30,10 +30,7 @@ def begin_with(model: Transformer, folder: str, tokenizer: Tokenizer) -> None:
     """Give a new model the last weights of a run.
 
     A connection other than the run's keeps the start that it has; one line is logged if that is not the plain
-    residual's, so that the model does not compute what the run's did.
-
-    Raises:
-        UsageError: the folder is no run, or one of another model or other tokens.
+    residual's, so that the model does not compute what the run's did. Raises UsageError for another model or tokens.
     """
     run = load_run(folder)
     if run.tokenizer.to_json() != tokenizer.to_json():  # before the model, whose vocabulary follows from it

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnres import UsageError, connection_names, make_connection
+from attnres import connection_names, make_connection
 from attnres.connections import canonical_connection, connection_class, option_defaults, saved_connection
 from attnres.connections.grammar import parse_connection
 
@@ -68,20 +68,3 @@ def test_about_eight_blocks_at_any_depth_and_written_out_where_it_is_saved(name)
     assert saved_connection(f"{name}:blocks=3,eps=1", 12) == f"{name}:block_size=4,eps=1.0"
     with pytest.raises(ValueError, match="not both"):
         make_connection(name, 8, 16, blocks=3, block_size=2)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("block:heads", "write NAME or NAME:OPTION=VALUE"),
-        ("block:heads=3,heads=2", "heads is given twice"),
-        ("block:blocksize=4", "did you mean block_size?"),
-        ("full:heads=5", "5 does not divide 12"),
-    ],
-)
-def test_what_cannot_be_read_is_one_line(text, message):
-    with pytest.raises(UsageError) as refused:
-        make_connection(text, 12, 4)
-    assert message in str(refused.value) and "\n" not in str(refused.value)
-    with pytest.raises(UsageError, match="heads is given twice"):
-        make_connection("block:heads=2", 12, 4, heads=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -17,22 +16,6 @@ def test_shapes_follow_the_tokens_and_no_graph_is_kept():
         matrix = mixing_matrix(connection, x, sublayers)
         assert matrix.shape == (*shape, 4, 4) and not matrix.requires_grad and x.grad is None
         assert mixing_matrix(connection, x, sublayers, per_channel=True).shape == (*shape, 4, 4, 6)
-
-
-@pytest.mark.parametrize("name", ["highway", "full:query=input"])
-def test_under_autocast_the_sublayers_alone_are_rounded(name):
-    connection, x = make_connection(name, dim=12, sublayers=7), torch.randn(2, 12)
-    randomise(connection)
-    rounded = []
-
-    def sublayer(h):
-        rounded.append((h @ torch.eye(12)).dtype)
-        return torch.tanh(h)
-
-    expected = mixing_matrix(connection, x, [torch.tanh] * 7)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert mixing_matrix(connection, x, [sublayer] * 7).equal(expected)
-    assert rounded == [torch.bfloat16] * 7
 
 
 class Own(nn.Module):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from attnres import UsageError, make_connection, mixing_matrix
-from attnres.connections import base, check_sublayers
+from attnres.connections import check_sublayers
 from tests.depth import DIM, SITES, make_sublayers, randomised
 
 with_two_runs = pytest.mark.parametrize("name", ["residual", "block"])
@@ -53,20 +53,6 @@ def test_sublayers_that_work_in_place_are_refused(name):
         connection.run(connection.start(x), sublayers)
     with torch.inference_mode():
         connection.run(connection.start(torch.randn(2, DIM)), make_sublayers())
-
-
-@with_two_runs
-def test_a_sublayer_is_looked_at_once_in_inference_and_once_elsewhere(name, monkeypatch):
-    """Decoding calls it for every token."""
-    looks = []
-    monkeypatch.setattr(base, "times_changed", lambda tensors: looks.append(tensors) or 0)
-    connection, x = make_connection(name, DIM, SITES), torch.randn(2, DIM)
-    for mode in (torch.inference_mode, torch.no_grad):
-        for new in (True, False):
-            looks.clear()
-            with mode():
-                connection.run(connection.start(x), make_sublayers())
-            assert bool(looks) == new
 
 
 @with_two_runs

@@ -161,19 +161,6 @@ def test_haares_reads_sums_and_details_of_blocks(size, detach):
         torch.testing.assert_close(gradient, other)
 
 
-def test_haares_starts_with_details_at_an_eighth_of_a_sum():
-    x, sublayers = torch.randn(2, DIM), make_sublayers()
-    matrix = mixing_matrix(make_connection("haares", DIM, SITES, block_size=100), x, sublayers)
-    torch.testing.assert_close(matrix[:, -1], torch.full((2, SITES + 1), 0.5))  # still the first half
-    matrix = mixing_matrix(make_connection("haares", DIM, SITES, block_size=10), x, sublayers)
-    sources, _ = trace(make_connection("haares", DIM, SITES, block_size=10), x, sublayers)
-    total, difference = halves(sources[1:], 10)
-    detail = torch.tensor(-2.0).exp() * (root_mean_square(total) / root_mean_square(difference))[:, 0]
-    weight = 1 / (2 + torch.tensor(-2.0).exp())
-    torch.testing.assert_close(matrix[:, -1, 1], weight * (1 + detail))
-    torch.testing.assert_close(matrix[:, -1, -1], weight * (1 - detail))
-
-
 @pytest.mark.parametrize("streams", [2, 8])
 def test_kromhc_is_the_kronecker_product_of_pairs(streams):
     connection = randomised("kromhc", streams=streams)

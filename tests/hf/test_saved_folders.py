@@ -163,17 +163,6 @@ def test_sharded_tied_and_in_bfloat16(tmp_path):
     assert {p.dtype for p in attnres.hf.connection_of(narrow).parameters()} == {torch.float32}
 
 
-def test_the_configuration_round_trips(kept):
-    config = AutoConfig.from_pretrained(kept.folder)
-    assert type(config) is type(kept.model.config) is classes.AttnResLlamaConfig
-    again = type(config).from_dict(config.to_dict())
-    assert again.to_dict() == config.to_dict() == {**kept.model.config.to_dict(), "_name_or_path": str(kept.folder)}
-    assert config.model_type == kept.model.config.model_type == "llama"
-    assert AutoModelForCausalLM.from_config(config).model.connection.block_size == 2
-    with pytest.raises(UsageError, match="must hold the connection"):
-        classes.AttnResLlamaForCausalLM(classes.AttnResLlamaConfig())
-
-
 def test_no_text_of_a_configuration_becomes_code(kept, tmp_path):
     config = AutoConfig.from_pretrained(kept.folder)
     config.architectures = ['Llama"""\nimport this\n"""', "import this"]

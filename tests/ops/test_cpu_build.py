@@ -6,14 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
 
-import attnres.files
 from attnres.ops import backends, cpu
 
 here = Path(__file__).parent
@@ -50,32 +47,6 @@ def shelf(monkeypatch, tmp_path):
     monkeypatch.setattr(cpu, "compile_to", lambda library, target, _: library.write_text(target))
     monkeypatch.setattr(cpu, "TARGETS", cpu._X86)
     return cpu.FOLDER
-
-
-def test_two_that_start_at_once_build_once(shelf, monkeypatch):
-    """The one that builds goes on only when the other has found the lock taken."""
-    waits, built, paths = threading.Event(), [], []
-    locked = attnres.files.locked
-
-    @contextmanager
-    def noting(path, taken):
-        with locked(path, lambda: waits.set()):
-            yield
-
-    def compile_to(library, target, _):
-        built.append(target)
-        assert waits.wait(100)
-        library.write_text(target)
-
-    monkeypatch.setattr(attnres.files, "locked", noting)
-    monkeypatch.setattr(cpu, "compile_to", compile_to)
-    threads = [threading.Thread(target=lambda: paths.append(cpu.build())) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert built == ["native"] and paths[0] == paths[1] and paths[0].read_text() == "native"
-    assert sorted(path.suffix for path in paths[0].parent.iterdir()) == [".lock", ".sha256", ".so"]
 
 
 def test_a_library_that_was_cut_short_is_built_again(shelf, monkeypatch):

@@ -71,7 +71,6 @@ class Outcome:
     wire: int
     """Bytes that went through torch.distributed.isend, whoever called it."""
     cache_bytes: int
-    cache_peak: int
 
 
 def randomise_connection(model: Transformer | Pipeline) -> None:
@@ -124,7 +123,6 @@ def run_case(group: dist.ProcessGroup, case: Case) -> Outcome:
     pipeline = make_pipeline(group, case)
     losses = [pipeline.forward_backward(case.batches(step)) for step in range(case.steps - 1)]
     pipeline.traffic.clear()  # torch's own first sends are over
-    pipeline.cache.peak_bytes = 0
     if case.steps == 1:
         losses = [pipeline.forward_backward(case.batches(0))]
         wire = -1
@@ -133,7 +131,7 @@ def run_case(group: dist.ProcessGroup, case: Case) -> Outcome:
             losses.append(pipeline.forward_backward(case.batches(case.steps - 1)))
         wire = counter.bytes
     gradients = {name: parameter.grad for name, parameter in pipeline.named_parameters()}
-    return Outcome(losses, gradients, pipeline.traffic, wire, pipeline.cache.bytes, pipeline.cache.peak_bytes)
+    return Outcome(losses, gradients, pipeline.traffic, wire, pipeline.cache.bytes)
 
 
 @remember

@@ -69,13 +69,3 @@ def test_what_was_sent_is_let_go_before_the_step_ends(ranks):
     ]
     for (few, all_of_few), (many, all_of_many) in zip(*most, strict=True):
         assert all_of_many == 3 * all_of_few and many < 2 * few
-
-
-def test_the_caches_peak(ranks):
-    """With blocks at the cuts, one chunk per rank and 1F1B: what a chunk reads and makes, and never more."""
-    case = Case(4, 1, "1f1b", 4, "block", (("block_size", 2),), layers=8)
-    outcomes = ranks.run(run_case, case, ranks=4)
-    entry = BATCH * CONTEXT * DIM * 8
-    # Blocks 0 (embedding) .. 2 (rank + 1): rank r reads 1 + 2r of them and makes two. Its backward pass holds as many
-    # gradients and no tensors. Rank 0 reads tokens and makes the embedding as well; the last passes nothing on.
-    assert [outcome.cache_peak // entry for outcome in outcomes] == [3, 5, 7, 7]

@@ -1,16 +1,13 @@
 """The step and the evaluation, against plain PyTorch."""
 
 import functools
-import math
 
-import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 from attnres.data import Sampler, open_corpus, validation_batches
 from attnres.model import Transformer
-from attnres.train.trainer import NonFinite, Trainer, forward_backward, in_memory
+from attnres.train.trainer import Trainer
 
 
 @pytest.fixture
@@ -120,68 +117,3 @@ def test_restore_is_bit_equal(make_trainer, hidden, precision, connection):
     for ours, theirs in zip(second.tensors(), straight.tensors(), strict=True):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def poison(trainer: Trainer, name: str, value=math.nan):
-    with torch.no_grad():
-        trainer.model.get_parameter(name).view(-1)[0] = value
-
-
-@pytest.mark.parametrize(
-    "parameter, place",
-    [
-        ("embedding.weight", "the embedding"),
-        ("sublayers.3.out.weight", "the output of site 3 (layer 1 MLP)"),
-        ("connection.query.3", "the input of site 3 (layer 1 MLP)"),
-        ("connection.gain.4", "site 4 (readout)"),
-        ("head.weight", "the logits"),
-    ],
-)
-def test_non_finite_activation_is_found(make_trainer, parameter, place):
-    trainer = make_trainer()
-    trainer.train_step()
-    if parameter == "embedding.weight":
-        with torch.no_grad():
-            trainer.model.embedding.weight.fill_(math.inf)
-    else:
-        poison(trainer, parameter)
-    before = trainer.sampler.state()
-    with pytest.raises(NonFinite, match="step 2: the loss is nan") as caught:
-        trainer.train_step()
-    assert str(caught.value).endswith(f"first non-finite activation: {place}")
-    assert trainer.step == 1
-    assert before != trainer.sampler.state()
-    with pytest.raises(NonFinite, match="step 1: the loss is nan"):
-        trainer.evaluate()
-
-
-def test_forward_backward_adds_to_gradients():
-    """The mean over the micro-batches, whatever stands in .grad before."""
-    weight = torch.nn.Parameter(torch.randn(5, 7))
-    batches = [torch.randint(7, (2, 5)) % 5 for _ in range(2)]
-    model = lambda tokens: weight[tokens]  # noqa: E731
-    loss = forward_backward(model, batches, torch.autocast("cpu", enabled=False))
-    once = weight.grad.clone()
-    expected = torch.stack([F.cross_entropy(weight[b[:, :-1]].flatten(0, 1), b[:, 1:].flatten()) for b in batches])
-    assert loss == pytest.approx(expected.mean().item(), rel=1e-5)
-    torch.testing.assert_close(once, torch.autograd.grad(expected.mean(), weight)[0])
-    forward_backward(model, batches, torch.autocast("cpu", enabled=False))
-    torch.testing.assert_close(weight.grad, 2 * once)
-
-
-def test_batches_wait_for_a_gpu_in_pinned_memory(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tokens: ("pinned", tokens))
-    batch = np.arange(6).reshape(2, 3)
-    assert torch.equal(in_memory(batch, torch.device("cpu")), torch.from_numpy(batch))
-    pinned, tokens = in_memory(batch, torch.device("cuda"))
-    assert pinned == "pinned" and torch.equal(tokens, torch.from_numpy(batch))
-
-
-def test_a_step_asks_the_device_twice(make_trainer, monkeypatch):
-    """For the losses of all its micro-batches at once, and for the gradient's norm: a GPU waits no more often."""
-    asked = []
-    for name in ("item", "tolist"):
-        plain = getattr(torch.Tensor, name)
-        monkeypatch.setattr(torch.Tensor, name, lambda tensor, plain=plain: asked.append(tensor) or plain(tensor))
-    make_trainer(accumulate=4, optimizer={"hidden": "adamw"}).train_step()
-    assert len(asked) == 2 and asked[0].shape == (4,)
