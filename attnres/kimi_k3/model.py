@@ -7,13 +7,12 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import DynamicCache, GenerationMixin
+from transformers import DynamicCache
 from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask, create_recurrent_attention_mask
-from transformers.modeling_outputs import MoeCausalLMOutputWithPast, MoeModelOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
+from transformers.modeling_outputs import MoeModelOutputWithPast
 from transformers.utils.deprecation import deprecate_kwarg
-from transformers.utils.generic import can_return_tuple, merge_with_config_defaults
+from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from attnres.connections import Connection, make_connection
@@ -26,6 +25,7 @@ from attnres.model.backbones.borrowed import runnable_kernels
 
 with runnable_kernels():
     from transformers.models.kimi_linear.modeling_kimi_linear import (
+        KimiLinearForCausalLM,
         KimiLinearPreTrainedModel,
         KimiLinearRMSNorm,
         KimiLinearTopkRouter,
@@ -124,14 +124,13 @@ class KimiK3Model(KimiK3PreTrainedModel):
         return MoeModelOutputWithPast(last_hidden_state=hidden, cache=cache)
 
 
-class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
+class KimiK3ForCausalLM(KimiK3PreTrainedModel, KimiLinearForCausalLM):
     """Kimi K3's text model with its head. Logits are the config's `vocab_size` wide."""
 
-    _tied_weights_keys: ClassVar[Any] = {}
-    _tp_plan: ClassVar[Any] = {"lm_head": "colwise_gather_output"}
+    _pp_plan: ClassVar[Any] = None  # between layers there are several hidden states
 
     def __init__(self, config: KimiK3Config) -> None:
-        super().__init__(config)
+        KimiLinearPreTrainedModel.__init__(self, config)  # not KimiLinearForCausalLM's, which makes its own model
         self.model = KimiK3Model(config)
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -149,41 +148,6 @@ class KimiK3ForCausalLM(KimiK3PreTrainedModel, GenerationMixin):
                 f"the published form takes no {given[0]}; write the model with save_pretrained and load that"
             )
         return load(folder, kwargs.get("dtype", kwargs.get("torch_dtype")))
-
-    @deprecate_kwarg("past_key_values", "5.40.0", new_name="cache")
-    @can_return_tuple
-    def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Any = None,
-        position_ids: Tensor | None = None,
-        cache: Any = None,
-        inputs_embeds: Tensor | None = None,
-        labels: Tensor | None = None,
-        use_cache: bool | None = None,
-        logits_to_keep: int | Tensor = 0,
-        **kwargs: Any,
-    ) -> MoeCausalLMOutputWithPast:
-        outputs = self.model(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            cache=cache,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-            **kwargs,
-        )
-        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return MoeCausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            cache=outputs.cache,
-            attentions=outputs.attentions,
-            router_logits=outputs.router_logits,
-        )
 
 
 def load(folder: str | Path, dtype: torch.dtype | str | None = None) -> KimiK3ForCausalLM:
