@@ -30,7 +30,7 @@ STYLE: Any = {
     "axes.spines.right": False,
     "text.color": INK,
 }
-SIZES = {Lines: (4.0, 3.4), Rows: (4.2, 1.2), Matrix: (3.3, 3.5)}
+SIZES = {Lines: (4.0, 3.4), Rows: (4.2, 1.5), Matrix: (3.3, 3.5)}
 """Inches of a chart; one of rows is higher by its rows."""
 
 
@@ -166,7 +166,7 @@ def _rows(axes: Axes, chart: Rows, styles: object) -> None:
             axes.plot(row.mark, y, "D", color=GREY, markerfacecolor="none", markersize=5)
     axes.set_yticks(range(len(chart.rows)), labels=[visible(row.name) for row in chart.rows])
     axes.set_ylim(len(chart.rows) - 0.4, -0.6)
-    axes.set_xlabel(visible(chart.x_label))
+    axes.set_xlabel(textwrap.fill(visible(chart.x_label), 40))
     axes.grid(axis="x", alpha=0.25)
 
 
