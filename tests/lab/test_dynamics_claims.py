@@ -11,12 +11,14 @@ from scipy.stats import ttest_rel
 from attnres.lab.depth import (
     log_growth,
     log_range,
+    pictures,
     statements,
     unevenness,
     uniform_shares,
 )
 from attnres.lab.judge import Statement, judged
 from attnres.lab.runs import Record
+from attnres.report.charts import payload
 from tests.lab.sample import record as record_from
 
 SITES = 24
@@ -124,3 +126,17 @@ def test_what_a_record_rounds_off_is_no_effect():
             run["measured"]["source_share"] = equal
     found = [one for one in statements(made_up(runs)) if one.claim.endswith("is a sink")]
     assert {(one.value, one.p_value, one.reading) for one in found if one.arm == "residual"} == {(0.0, 1.0, "refuted")}
+
+
+def test_every_picture_is_made_where_runs_or_all_of_an_arm_diverged():
+    runs = made_up_runs(2)
+    for left in ([*runs[:2], lost(runs[2]), runs[3]], [*runs[:2], *map(lost, runs[2:])]):
+        made = pictures(made_up(left))
+        assert len(made) == 3 and all(payload(one)["charts"] for one in made)
+
+
+def test_lines_are_means_over_seeds():
+    runs = made_up_runs(3)
+    line = pictures(made_up(runs))[0].charts[0].lines[0]
+    expected = np.mean([run["measured"]["moments"][-1]["input_rms"] for run in runs[:3]], 0)
+    assert line.name == "residual" and line.seeds == 3 and line.y == pytest.approx(expected)

@@ -124,7 +124,7 @@ def tables(record: Record) -> list[TextTable]:
 
 
 def pictures(record: Record) -> list[Plot]:
-    from attnres.lab.depth_pictures import pictures
+    from attnres.lab.depth import pictures
 
     return pictures(record)
 
