@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,13 @@ from attnres.train import load_recipe, train
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
+from transformers import AutoModelForCausalLM
+
 from attnres.kimi_k3 import load
 from tests.kimi_k3 import llamacpp
 
-SERVE = Path(__file__).parents[2] / "docs" / "serve.md"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SERVE = EXAMPLES.parent / "docs" / "serve.md"
 
 
 @pytest.fixture(scope="module")
@@ -113,13 +117,17 @@ def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT asks transformers by an old name
 def test_the_code_of_serve_it_runs(run, tmp_path, monkeypatch):
-    """Transformers, Trainer and PEFT on an exported folder: the documents' Python, in its order."""
+    """An attached model; Transformers, Trainer and PEFT on an exported folder: the page's Python, in its order."""
     pytest.importorskip("peft")
+    corpus = runpy.run_path(str(EXAMPLES / "chat_corpus.py"))
+    monkeypatch.setitem(corpus["main"].__globals__, "dialogues", lambda count: corpus["dialogues"](100))
+    corpus["main"](tmp_path / "runs" / "text")
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(run), "--checkpoint", "runs/published"]) == 0
     namespace: dict = {}
     for block in re.findall(r"```python\n(.*?)```", SERVE.read_text(encoding="utf-8"), re.DOTALL):
         exec(compile(block, str(SERVE), "exec"), namespace)
+    assert type(AutoModelForCausalLM.from_pretrained("models/attached")).__name__ == "AttnResLlamaForCausalLM"
     first, *changed = (load(Path("runs") / name).state_dict() for name in ("published", "trained", "merged"))
     for weights in changed:
         assert weights.keys() == first.keys() and any(not w.equal(first[name]) for name, w in weights.items())
