@@ -245,10 +245,12 @@ class Connection(nn.Module):
         Raises:
             UsageError: they or the values are not for this connection.
         """
-        _refuse_tensor(values)
-        refuse_no_stream(values[0])
-        if values[0].shape[-1] != self.dim:
-            raise UsageError(f"the connection has width {self.dim}; what it was given has {values[0].shape[-1]}")
+        x = values[0]
+        if not isinstance(values, tuple) or not isinstance(x, Tensor) or x.ndim == 0 or x.dtype not in DTYPES:
+            _refuse_tensor(values)
+            refuse_no_stream(x)
+        if x.shape[-1] != self.dim:
+            raise UsageError(f"the connection has width {self.dim}; what it was given has {x.shape[-1]}")
         listed = list(sublayers)
         if first + len(listed) > self.sublayers:
             raise UsageError(f"the connection has {self.sublayers} sublayers; {len(listed)} from {first} on do not fit")

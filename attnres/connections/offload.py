@@ -47,10 +47,12 @@ def _hooked(part: nn.Module) -> list[nn.Module]:
     By dictionaries, because decoding feels it at every layer: `modules` takes four times as long, and to look for an
     attribute that a module lacks takes an exception.
     """
-    found = [part] if "_hf_hook" in part.__dict__ else []
-    for child in part._modules.values():
-        if child is not None:
-            found += _hooked(child)
+    found, parts = [], [part]
+    for part in parts:
+        own = part.__dict__
+        if "_hf_hook" in own:
+            found.append(part)
+        parts += [child for child in own["_modules"].values() if child is not None]
     return found
 
 
