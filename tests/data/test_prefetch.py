@@ -1,8 +1,6 @@
 """Batches read by a thread: the sampler's own, in its order, from wherever a run was stopped."""
 
-import gc
 import json
-import threading
 
 import numpy as np
 import pytest
@@ -30,24 +28,3 @@ def test_the_same_batches_from_wherever_it_was_stopped(done, ahead):
         expected = plain.next()
         np.testing.assert_array_equal(ours.next(), expected)
         np.testing.assert_array_equal(resumed.next(), expected)
-
-
-def test_another_thread_reads_ahead_and_no_further():
-    read, threads, waiting = [], set(), threading.Event()
-
-    def prepare(batch):
-        threads.add(threading.current_thread())
-        read.append(batch)
-        if len(read) == 4:
-            waiting.set()
-        return batch
-
-    ours = make(ahead=3, prepare=prepare)
-    ours.next()
-    assert waiting.wait(60), "the three after it are read while nobody asks"
-    assert len(read) == 4 and threading.current_thread() not in threads
-    (thread,) = threads
-    del ours
-    gc.collect()
-    thread.join(60)
-    assert not thread.is_alive(), "it ends with what it reads for"

@@ -74,26 +74,6 @@ def test_a_checkpoint_has_the_tokenizer_of_bytes(run, tmp_path, capsys):
     assert "published has no tokenizer, so llama.cpp takes and gives token ids alone" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_a_checkpoint_keeps_its_chat_template(run, tmp_path, capsys):
-    import gguf
-
-    def template(file) -> str | None:
-        field = gguf.GGUFReader(str(file)).fields.get("tokenizer.chat_template")
-        return None if field is None else field.contents()
-
-    first, second, file = tmp_path / "first", tmp_path / "second", tmp_path / "k3.gguf"
-    (tmp_path / "template.jinja").write_text("{{ messages[0].content }}")
-    given = ["--chat-template", str(tmp_path / "template.jinja")]
-    assert main(["export", str(run), "--checkpoint", str(first), *given]) == 0
-    assert main(["export", str(first), "--checkpoint", str(second), "--gguf", str(file)]) == 0
-    assert template(file) == (second / "chat_template.jinja").read_text() == "{{ messages[0].content }}"
-    (tmp_path / "template.jinja").write_text(another := "another{{ messages }}")
-    file.unlink()
-    assert main(["export", str(second), "--gguf", str(file), *given]) == 0 and template(file) == another
-    assert "no template" not in capsys.readouterr().out
-
-
 def test_what_cannot_be_exported_is_refused_in_one_line(run, tmp_path, capsys):
     def refused(*arguments: object) -> str:
         assert main(["export", *map(str, arguments)]) == 2

@@ -95,17 +95,6 @@ def test_saved_besides_the_sources_is_small(operators_as_they_are):
     assert sum(extra) <= 64 * (2 * count + 1 + 3 * count + 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_merge_saves_its_output_or_its_prior(dtype, operators_as_they_are):
-    """h is kept by the norm that follows anyway, and out_j can go at once; but h rounded would not do."""
-    out = torch.randn(64, DIM, requires_grad=True)
-    with saved_tensors() as saved:
-        h = merge_partial(torch.randn(64, DIM).to(dtype), make_vector(DIM), out, torch.randn(64))
-    pointers = {x.data_ptr() for x in saved if x.numel() > DIM}
-    kept, let_go = (h, out) if dtype == torch.float32 else (out, h)
-    assert kept.data_ptr() in pointers and let_go.data_ptr() not in pointers
-
-
 def transforms():
     """Each as a function of the tensors, and all of them with a nonlinearity after the operator."""
     total = lambda *x: (both(*x) ** 2).sum()  # noqa: E731

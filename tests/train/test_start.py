@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 import shutil
 
 import pytest
@@ -45,13 +44,6 @@ def test_nothing_is_lost_by_another_connection(plain, connection, caplog):
     tokens = torch.arange(32).view(2, 16)
     torch.testing.assert_close(trainer.model(tokens), before.model(tokens), rtol=1e-4, atol=1e-5)
     assert not caplog.records
-
-
-def test_what_changes_the_function_is_said(plain, caplog):
-    with caplog.at_level(logging.WARNING, "attnres"):
-        started(with_model(plain[1], connection="block"))
-    (record,) = caplog.records
-    assert "block does not begin as the plain residual" in record.getMessage()
 
 
 def test_the_same_connection_goes_on_as_it_was_trained(make_config, tmp_path):
