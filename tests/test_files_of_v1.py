@@ -1,0 +1,50 @@
+"""Files of 1.0.0, in tests/data/v1, are loaded and gone on with: what 1.x keeps. They are never made again."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import attnres.hf
+from attnres.lab.runs import read_record
+from attnres.train import train
+from attnres.train.folder import RunFolder
+from tests import noise
+
+V1 = Path(__file__).parent / "data" / "v1"
+NEAR = 1e-3 if noise.SIZE else 1e-6
+
+
+def test_a_run_goes_on(tmp_path, monkeypatch):
+    shutil.copytree(V1, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    config, events = RunFolder("run").config(), []
+    train(replace(config, data=replace(config.data, cache=str(tmp_path / "cache"))), "run", events.append)
+    losses = {event["kind"]: event["loss"] for event in events if event.get("step") == 5 and "loss" in event}
+    assert losses == pytest.approx({"train": 5.522749424, "eval": 5.526735127}, rel=NEAR)
+    assert not any(event["kind"] == "train" and event["step"] < 5 for event in events), "it began anew"
+
+
+@pytest.mark.parametrize("load", [AutoModelForCausalLM.from_pretrained, attnres.hf.load], ids=["Auto", "ours"])
+def test_an_attached_checkpoint(load):
+    model = load(V1 / "attached")
+    tokens = torch.arange(10)[None] % 7
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for expected in (2.775611639, 2.599454403):
+        loss = model(tokens, labels=tokens).loss
+        assert loss.item() == pytest.approx(expected, rel=NEAR)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_record():
+    """Of attnres compare --quick, made by the commit before the version was named 1.0.0."""
+    record = read_record(V1 / "comparison.json", "comparison")
+    losses = [(run.arm, run.seed, round(run.loss, 4)) for run in record.runs]
+    assert losses == [("residual", 0, 2.7034), ("block", 0, 2.6891), ("residual", 1, 2.7379), ("block", 1, 2.7327)]
