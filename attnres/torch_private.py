@@ -7,6 +7,7 @@ pyproject.toml admits the versions of torch on which those tests have passed.
 
 from __future__ import annotations
 
+import copy
 import importlib
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -68,6 +69,18 @@ def constant_to_compiler(function: F) -> F:
 def own_parameters(module: nn.Module, part: str) -> dict[str, Any]:
     """Return the parameters of a module's part by their names in that, without the 2 us that each look-up takes."""
     return module._modules[part]._parameters  # type: ignore[union-attr]
+
+
+def parameters_of(module: nn.Module) -> dict[str, Any]:
+    """Return the module's own parameters by name: what a parametrization makes is none of them."""
+    return module._parameters
+
+
+def with_parameters(module: nn.Module, parameters: dict[str, Any]) -> nn.Module:
+    """Return a shallow copy that has these parameters in place of its own."""
+    copied = copy.copy(module)
+    copied._parameters = parameters
+    return copied
 
 
 def calls_forward_alone(module: nn.Module) -> bool:

@@ -30,6 +30,13 @@ def test_no_other_file_has_a_private_name():
         assert not found or path.name == "torch_private.py", f"{path.relative_to(ROOT)}: {found}"
 
 
+def test_a_copy_with_other_parameters_leaves_the_module_its_own():
+    norm = nn.RMSNorm(3)
+    copied = torch_private.with_parameters(norm, {"weight": nn.Parameter(torch.full((3,), 2.0))})
+    assert norm(torch.ones(3)).sum() < 4 < copied(torch.ones(3)).sum(), MOVED
+    assert torch_private.parameters_of(norm)["weight"] is norm.weight, MOVED
+
+
 def test_the_tested_version_is_admitted_and_the_next_is_not():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     (requirement,) = [r for r in project["dependencies"] if r.startswith("torch")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
@@ -12,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from attnres.torch_private import calls_forward_alone
+from attnres.torch_private import calls_forward_alone, parameters_of, with_parameters
 
 
 class Norm(NamedTuple):
@@ -41,7 +40,7 @@ def plain_norm(module: nn.Module) -> Norm | None:
     """
     if is_compiling() or not calls_forward_alone(module):
         return None
-    weight = module._parameters.get("weight")
+    weight = parameters_of(module).get("weight")
     if type(weight) is not nn.Parameter or weight.ndim != 1:
         return None
     forward = type(module).forward
@@ -56,11 +55,11 @@ def plain_norm(module: nn.Module) -> Norm | None:
 def _form(module: nn.Module, dim: int) -> tuple[str, float | None]:
     """Try it: what its class is called says nothing, and models write the same norm in many ways."""
     numbers = [name for name, value in vars(module).items() if type(value) is float]
-    if len(numbers) == 1 and not (module._modules or module._buffers or len(module._parameters) > 1):
-        tried = copy.copy(module)
+    bare = not [*module.children(), *module.buffers()] and len(parameters_of(module)) == 1
+    if len(numbers) == 1 and bare:
         line = torch.arange(3.0 * dim, device="cpu", dtype=torch.float32).view(3, dim)
         weight = nn.Parameter(line[0].cos(), requires_grad=False)
-        tried._parameters = {"weight": weight}
+        tried = with_parameters(module, {"weight": weight})
         setattr(tried, numbers[0], 0.5)
         try:
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
