@@ -35,7 +35,7 @@ RULES = {
     "full": ("Full", "full"),
     "rms-block": ("RMS Block", f"rms-block:block_size={BLOCK_SIZE}"),
     "delta": ("Delta", f"delta:block_size={BLOCK_SIZE}"),
-    "reads": ("Block, reads q k v gate up", f"block:block_size={BLOCK_SIZE},reads=qkv-gate-up"),
+    "reads": ("Reads q k v gate up of Block", f"block:block_size={BLOCK_SIZE},reads=qkv-gate-up"),
     "interlayer": ("Interlayer", f"interlayer:block_size={2 * BLOCK_SIZE}"),
 }
 """What the table calls each connection, and how a model names it."""
