@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import html
 import os
 import re
 from pathlib import Path
 
+from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
@@ -22,6 +24,10 @@ OUTSIDE = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "p
 SERVER, NAME = (os.environ.get(f"GITHUB_{name}", "") for name in ("SERVER_URL", "REPOSITORY"))
 REPOSITORY = f"{SERVER}/{NAME}" if NAME else ""
 """Where the site is built by GitHub: there it links to what is no page, and to the sources of its pages."""
+FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[])]</\1>', re.DOTALL)
+"""A formula between dollars, as arithmatex marks it."""
+API_RANK = 0.01
+"""The weight of the API in the search: guides, of weight 1, come first."""
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
 
 
@@ -53,6 +59,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point the repository's links to the site's pages, by their titles, and others to the repository."""
     name = page.file.src_uri
+    if page.file.generated_by and name.startswith("reference/"):
+        page.meta["search"] = {"boost": API_RANK}
     folder = ((ROOT if name in OUTSIDE else DOCS) / name).resolve().parent
 
     def mended(link: re.Match[str]) -> str:
@@ -69,6 +77,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     markdown = "".join(part if code else LINK.sub(mended, part) for code, part in _split(markdown))
     return re.sub(r"\bREPOSITORY\b", REPOSITORY or "REPOSITORY", markdown)
+
+
+def on_page_content(html_of_page: str, /, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Write formulas as MathML, which browsers draw without a script."""
+
+    def drawn(formula: re.Match[str]) -> str:
+        return convert(html.unescape(formula[2]), display="block" if formula[1] == "div" else "inline")
+
+    return FORMULA.sub(drawn, html_of_page)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
