@@ -1,6 +1,6 @@
-"""Draws released.png: the depth matrices of the rules of released models, each trained here, on one scale.
+"""Draws released.svg: the depth matrices of the rules of released models, each trained here, on one scale.
 
-    python docs/figures/released.py runs/released
+    python -m docs.figures.released runs/released
 
 docs/released.md has the commands that train the models. A matrix is the mean over the tokens of a few validation
 sequences. Where a rule normalises what a sublayer returns, the source is the normalised output.
@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from attnres import load_run, mixing_matrix
 from attnres.connections import Sublayer
 from attnres.data import open_corpus
-from attnres.report.draw import STYLE
 from attnres.report.runs import validation_tokens
 from attnres.report.style import MOST_TIMES, NEGATIVE_COLOUR, SIGNED_COLOURS, depth_colours
+from paper.figures import STYLE, save
 
 RULES = {  # the folder's name, and what the panel is called
     "residual": "most models",
@@ -59,13 +59,13 @@ def matrix_of(folder: Path) -> np.ndarray:
 
 def main(runs: Path) -> None:
     colours = mpl.colormaps[SIGNED_COLOURS].with_extremes(under=NEGATIVE_COLOUR)
-    with mpl.rc_context({**STYLE, "font.size": 15, "axes.titlesize": 18, "axes.titleweight": "bold"}):
-        figure = Figure(figsize=(9, 10.4), layout="constrained")
+    with mpl.rc_context({**STYLE, "axes.titlesize": 12, "axes.titleweight": "bold"}):
+        figure = Figure(figsize=(6, 7))
         panels, negative = figure.subplots(3, 3), False
         for axes, (name, title) in zip(panels.flat, RULES.items(), strict=True):
             values = np.tril(np.ones((33, 33))) if name == "residual" else matrix_of(runs / name)
             shown = np.ma.masked_where(np.triu(np.ones_like(values), 1) > 0, depth_colours(values))
-            image = axes.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="nearest")
+            image = axes.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="none")
             negative |= bool((shown < 0).any())
             axes.set_title(title)
             axes.set_xticks([])
@@ -76,7 +76,7 @@ def main(runs: Path) -> None:
         bar = figure.colorbar(image, ax=panels, orientation="horizontal", shrink=0.8, aspect=30, pad=0.02)
         lowest = "0 (orange: below)" if negative else "0"
         bar.set_ticks([0, 0.5, 1], labels=[lowest, "the row's mean", f"≥ {MOST_TIMES} times"])
-        figure.savefig(Path(__file__).with_name("released.png"), dpi=100)
+        save(figure, "released", "docs/figures")
 
 
 if __name__ == "__main__":
