@@ -22,10 +22,10 @@ VERSION = re.compile(r"(?:torch|Triton|Python|Transformers)\S* [\d.]+|\d{4}\.\d{
 
 
 def sentences(text: str) -> list[str]:
-    """The prose of a page: without code, tables, comments and addresses; code or a formula inside a sentence is a word."""
+    """The prose of a page: without code, tables, comments and addresses; code or a formula in a sentence is a word."""
     text = re.sub(r"^```.*?^```$|<!--.*?-->", "\n\n", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^(?: {4}|\||#).*$", "\n", text, flags=re.MULTILINE)
-    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]+`|\$\$?[^$]+\$", "Code", text))
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]+`|(\$\$?)[^$]+\1", "Code", text))
     blocks = re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", text)
     ends = r"(?<=[^.][.!?])[*)\"]*\s+"
     return [sentence.strip() for block in blocks for sentence in re.split(ends, " ".join(block.split())) if sentence]
