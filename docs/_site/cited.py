@@ -174,7 +174,10 @@ def _read(path: Path) -> str:
 
 
 def written(values: list[Any], spec: Mapping[str, Any]) -> str:
-    """The stored values as pages show them: each number is scaled, rounded half up, and signed as `spec` says."""
+    """The stored values as pages show them: each number is scaled, rounded half up, and signed as `spec` says.
+
+    With `must_be`, "at least" or "at most", the two values are a measured number and its goal: say whether it is missed.
+    """
 
     def number(found: re.Match[str]) -> str:
         value = Decimal(found[0].replace(",", "")) * Decimal(str(spec.get("scale", 1)))
@@ -182,6 +185,10 @@ def written(values: list[Any], spec: Mapping[str, Any]) -> str:
         sign = "+" if found[0].startswith("+") and spec.get("sign", True) else ""
         return f"{value if spec.get('sign', True) else abs(value):{sign}f}"
 
+    if "must_be" in spec:
+        shown = written(values[:1], {key: value for key, value in spec.items() if key != "must_be"})
+        measured, must = (Decimal(NUMBER.findall(str(text))[0]) for text in (shown, values[1]))
+        return "**missed**" * (measured < must if spec["must_be"] == "at least" else measured > must)
     texts = map(str, values)
     if "digits" in spec:
         texts = (NUMBER.sub(number, text) for text in texts)

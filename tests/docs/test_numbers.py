@@ -132,3 +132,16 @@ def test_a_place_that_holds_no_number_is_an_error(project):
 def test_how_a_number_is_written(value, spec, text):
     """Rounded half up in decimals, whatever the machine."""
     assert written([value], spec) == text
+
+
+@pytest.mark.parametrize(
+    ("measured", "must", "kind", "text"),
+    [
+        (1.0303, "1.03", "at most", ""),
+        (1.2170, "1.15", "at most", "**missed**"),
+        (37.5, "20x", "at least", ""),
+        (2.9, "3x", "at least", "**missed**"),
+    ],
+)
+def test_a_missed_goal_is_marked(measured, must, kind, text):
+    assert written([measured, must], {"digits": 2, "must_be": kind}) == text
