@@ -176,7 +176,7 @@ def _read(path: Path) -> str:
 def written(values: list[Any], spec: Mapping[str, Any]) -> str:
     """The stored values as pages show them: each number is scaled, rounded half up, and signed as `spec` says.
 
-    With `must_be`, "at least" or "at most", the two values are a measured number and its goal: say whether it is missed.
+    With `must_be`, "at least" or "at most", the values are a measured number and its goal: say whether it is missed.
     """
 
     def number(found: re.Match[str]) -> str:
