@@ -38,7 +38,7 @@ It was loaded from a folder, `block:block_size=3` was attached, and it was saved
 "Yes" means that afterwards no logit differed from the plain model's by more than 1e-5 of the largest logit.
 "Reads" is the largest value of `reads=` that the type supports ([transformers.md](../transformers.md)).
 "Not tried" means that Transformers could not make a model of our small sizes; `attach` may still work.
-"No" is about adding a connection. Some of these models have one that can be looked at: [released models](../released.md).
+"No" is about adding a connection. Some have one already, which can be seen ([released models](../released.md)).
 `python -m tests.hf.survey` writes this page.
 
 {count} of {all} attach.
