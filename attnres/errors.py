@@ -1,4 +1,4 @@
-"""The one kind of error a user can cause, and what several places say or check."""
+"""The error of invalid input, and checks that several places share."""
 
 import dataclasses
 import math

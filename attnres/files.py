@@ -1,4 +1,4 @@
-"""Files that a crash leaves old or new and never half, locks that die with their holder, the user's cache folder."""
+"""Atomic writes, locks that end with their process, and the user's cache folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts that are shown: tables, numbers, and names from files; a terminal, a page and a document show the same."""
+"""Tables, numbers and names as text, the same for a terminal, a page and a document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class TextTable:
-    """Names stand left, numbers right."""
+    """Names are on the left, numbers on the right."""
 
     title: str
     columns: tuple[str, ...]

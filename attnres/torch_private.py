@@ -1,7 +1,7 @@
-"""Every private name of torch that this project uses, and why. No other file has one, and a test holds them to it.
+"""Every private name of torch that this project uses, and why. No other file has one, which a test checks.
 
-Private names go or change with any version. So tests/test_torch_private.py says of each what is relied on, and
-pyproject.toml admits the versions of torch on which those tests have passed.
+Private names may change with any version. So tests/test_torch_private.py tests what is relied on, and pyproject.toml
+allows the versions of torch on which those tests have passed.
 (Operators such as aten._softmax are no private names: they are in torch's documented Core ATen IR.)
 """
 

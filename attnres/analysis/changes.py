@@ -5,9 +5,8 @@ Every connection is linear once a token's weights are fixed, so what site l read
     h_l = sum_i M[l, i] v_i,        v_0 the embedding, v_{i+1} the output of sublayer i
 
 and a change replaces terms of that sum: weights M[l, i], vectors v_i or both, at some sites and some tokens. The rule
-itself goes on as it was: what it carries on to later sites, and the weights that it computes there, follow from the
-outputs that sublayers really return. So a change needs nothing of the connection but its linear maps, and holds for
-every one of them.
+itself is unchanged: what it carries to later sites, and the weights that it computes there, follow from the outputs
+that sublayers really return. So a change needs only the linear maps of a connection, and works for all of them.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class SiteRead:
 
 
 class Made(NamedTuple):
-    """What changes may need beside the row."""
+    """What changes may need in addition to the row."""
 
     positions: Tensor
     """int64 [time]: where the tokens at hand stand in the text."""

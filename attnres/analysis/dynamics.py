@@ -29,7 +29,7 @@ def depth_profile(model: Any, tokens: Tensor, positions: Iterable[int] = ()) -> 
     Sequences pass one by one and their tokens in chunks, so memory depends on neither batch nor time squared.
 
     Args:
-        model: the lab's Transformer, or a causal transformers model that `attnres.hf.unroll` takes.
+        model: the lab's Transformer, or a causal Hugging Face model that `attnres.hf.unroll` takes.
         tokens: int64 [batch, time]. The model reads tokens[:, :-1] and predicts tokens[:, 1:], so the profile is over
             batch * (time - 1) tokens.
         positions: tokens of the first sequence, counting from 0, whose own depth matrices are kept.

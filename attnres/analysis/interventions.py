@@ -1,4 +1,4 @@
-"""Change what depth reads in a model while it runs: the connection under changes, and how it gets into its place."""
+"""Change what depth reads in a model while it runs: the changed connection, and how it replaces the model's own."""
 
 from __future__ import annotations
 
@@ -170,18 +170,20 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
     >>> with intervene(model, Mute(3, sites=8), Pin(0, weight=0.5, tokens=[4, 5])):
     ...     logits = model(tokens)
 
-    Everything that runs the model then runs it so: its forward and backward pass, `attnres.generate`, `generate` of
-    transformers. Sites are 0 .. L-1 for the sublayers and L for the readout; source 0 is the embedding and source i + 1
-    the output of sublayer i. Changes are made in the order given, each on what those before it left. Positions of
-    tokens count from the start of the text, those already in a cache of keys and values included, and so is the padding
-    of a batch: they are its columns. A module of one's own says what its cache holds by an argument that has
-    `get_seq_length`, as transformers' caches do; else they count from the start of each call, as they do behind
-    recurrent states alone (mamba's) that were filled before the `with` or copied in it. A deep copy that is made
-    meanwhile has the changes for good; a state dict has none. `mixing_matrix` and `depth_profile` refuse a model under
-    changes: `trace` takes them as an argument.
+    The changes apply to everything that runs the model: forward and backward passes, `attnres.generate`, and `generate`
+    of Transformers. They are made in the given order.
+
+    Sites are 0 .. L-1 for the sublayers and L for the readout. Source 0 is the embedding, and source i + 1 the output
+    of sublayer i. Positions of tokens count from the start of the text, including tokens that are in a key-value cache
+    and the padding of a batch. A custom module tells the length of its cache by an argument with `get_seq_length`, as
+    the caches of Transformers do. Otherwise positions count from the start of each call; so they do for models with
+    recurrent states alone (mamba) whose states were filled before the `with` or copied in it.
+
+    A deep copy made inside the `with` keeps the changes; a state dict has none. `mixing_matrix` and `depth_profile` do
+    not take a model inside `intervene`: `trace` has an argument for changes.
 
     Args:
-        model: the lab's Transformer, a transformers model that `attnres.hf.unroll` takes, or any module that holds one
+        model: the lab's Transformer, a Hugging Face model that `attnres.hf.unroll` takes, or any module that holds one
             connection and passes it [.., time, dim].
         *changes: `Mute`, `Scale`, `Pin`, `Patch`, `Off`, `Uniform`, `Plain`, `Noise`. `str` of one is the Python that
             makes it. `Patch` needs a model with the method `unrolled`, as `mixing_matrix` does.
@@ -190,9 +192,9 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
         The model.
 
     Raises:
-        UsageError: no connection in the model or several, changes inside changes, or a change that does not fit or is
-            at no site or token. One whose tokens lay behind the end of every text is a warning when the `with` ends,
-            and so is one that depends on positions which nobody told.
+        UsageError: the model has no connection or several, is inside `intervene` already, or a change does not fit or
+            is at no site or token. If its tokens were beyond the end of every text, or it depends on positions that
+            are not known, there is a warning when the `with` ends.
     """
     intervened = prepared(model, changes)
     with replaced(model, intervened):
@@ -303,7 +305,7 @@ def _place(model: Any) -> tuple[Any, str]:
     """The module that holds the model's connection, and the attribute."""
     found = list({(id(holder), name): (holder, name) for holder, name in _places(model)}.values())
     if len(found) != 1:
-        how = "it must hold one, which attnres.hf.attach puts into a transformers model"
+        how = "it must hold one, which attnres.hf.attach puts into a Hugging Face model"
         raise UsageError(f"the {type(model).__name__} holds {len(found)} connections; {how}")
     holder, name = found[0]
     if isinstance(getattr(holder, name), Intervened):

@@ -1,4 +1,4 @@
-"""Where the tokens of each call stand in their text, for a connection under changes that depend on it."""
+"""The positions of each call's tokens in their text, for changes that depend on them."""
 
 from __future__ import annotations
 

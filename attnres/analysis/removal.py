@@ -1,8 +1,8 @@
 """What each sublayer is worth: the loss that is added when it is switched off, under every connection.
 
-A sublayer that is off returns zero, and nothing is trained again. Where y is added to a stream, nothing is added; what
-the site does to the stream besides (Highway's gate, the mixing of streams) stays. For AttnRes a zero is a source with
-the score 0, and takes a part of the softmax's mass (docs/spec.md 13, trap 2). It takes it from all others in
+A sublayer that is off returns zero, and nothing is trained again. What else its site does to the stream (Highway's
+gate, the mixing of streams) stays. For AttnRes a zero is a source with the score 0, which takes its share of the
+softmax (docs/spec.md 13, trap 2). It takes it from all others in
 proportion, so h is only scaled, and sublayers and the final norm begin with a norm: up to that norm's eps the model is
 the one whose softmax lacks the source. `delta` is the exception: there a zero source weakens what attention adds.
 """

@@ -1,8 +1,8 @@
 """A pipeline schedule on paper: when each rank computes, and how long it waits for what others send.
 
 The order of work is that of torch's schedules (`torch.distributed.pipelining`); the times are the caller's. The model:
-a rank does one thing at a time, in its schedule's order; sending takes no time of the ranks', and between two ranks one
-message at a time travels in each direction. So it is the best that a runtime can do with that order, not a prediction.
+a rank does one thing at a time, in its schedule's order; sending takes none of its time, and between two ranks one
+message at a time travels in each direction. The result is a lower bound for that order and not a prediction.
 """
 
 from __future__ import annotations

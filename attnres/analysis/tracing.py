@@ -1,4 +1,4 @@
-"""One text through a model's depth: what each site reads, what that says about the next token, what a source is for."""
+"""Trace one text through depth: what each site reads, each source's part in the next token, and its effect."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def trace(
     read: int | None = None,
     on_site: OnSite = lambda site: None,
 ) -> Trace:
-    """Pass one text through a model and keep what its depth does, without dropout, whatever mode the model is in.
+    """Run one text through a model, without dropout, and record what its depth does.
 
     Args:
-        model: the lab's Transformer, or a transformers model that `attnres.hf.unroll` takes.
+        model: the lab's Transformer, or a Hugging Face model that `attnres.hf.unroll` takes.
         tokens: ids, at least one.
         changes: as for `intervene`.
         read: of a site that reads several mixtures, the one whose weights are kept; their mean if None. A site with
@@ -116,9 +116,9 @@ class Explanation:
 def explain(
     model: Any, traced: Trace, position: int, target: int, changes: Iterable[Change] = (), read: int | None = None
 ) -> Explanation:
-    """Take one token apart: what each source brings to each site, and to a logit there.
+    """Split one token's reads and logits: what each source contributes to each site, and to a logit there.
 
-    The final norm's scale is held at what it is for the site's input h_l; norm and head are then linear, and with
+    The final norm's scale is fixed at its value for the site's input h_l. Norm and head are then linear, and with
     h_l = sum_i M[l, i] v_i the logit of the target is the sum of one share per source,
 
         logit_l = sum_i u . S(h_l) M[l, i] v_i,    u the head's row of the target, S the scale.
@@ -231,16 +231,16 @@ def removal_effects(
     seeds: int = 3,
     on_site: OnSite = lambda site: None,
 ) -> Iterator[Effect]:
-    """Remove sources, one after the other, and see what the mean loss makes of it.
+    """Remove sources one after the other, and measure how much the mean loss rises.
 
-    A source matters if its removal costs more than that of a random vector as large, read in its place with the same
-    weight: the largest weight is often not the largest effect.
+    The control is a random vector of the same size, read in the source's place with the same weight. The largest weight
+    is often not the largest effect.
 
     Args:
         model: as for `trace`.
         tokens: ids of the text, two at least.
         sources: which ones.
-        changes: those that hold already.
+        changes: those that apply already.
         sites: at which it is removed, as far as they can read it; all of them if None.
         at: the positions at which it is removed; all of them if None.
         seeds: how many random vectors.

@@ -1,4 +1,4 @@
-"""One token at batch 1 after a short prompt, over the plain residual's: our own model, and a Qwen3 of Transformers."""
+"""Decode one token at batch 1 after a short prompt, relative to the plain residual: our own model and a Qwen3."""
 
 from __future__ import annotations
 

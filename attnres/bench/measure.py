@@ -1,7 +1,7 @@
-"""How anything is measured here: contenders take turns, and only ratios of medians are compared.
+"""How everything is measured here: contenders alternate, and only ratios of medians are compared.
 
-What disturbs the machine then disturbs them alike. A contender whose output or any gradient is off from float64 gets
-no speed.
+So whatever disturbs the machine disturbs all of them. A contender whose output or gradients differ from float64 is not
+timed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every way to read depth at one site that can be had: ours, PyTorch written plainly, compiled, and the other packages.
+"""All implementations of one read of depth: ours, plain PyTorch, compiled, and the other packages.
 
     h = read(sources, query, gain)          sources: list of [batch, time, d], or one tensor of all; query, gain: [d]
 
@@ -33,7 +33,7 @@ STACKING = ("stacked", "compiled stacked", "flash-attn-res", "liger-kernel")
 
 
 class Missing(Exception):
-    """Why a contender cannot take part, in a few words."""
+    """Why a contender cannot be measured, in a few words."""
 
 
 def ours(sources: Sources, query: Tensor, gain: Tensor) -> Tensor:

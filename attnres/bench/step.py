@@ -1,12 +1,11 @@
 """A training step of a model with each connection over the plain residual's: time at three widths, and peak memory.
 
-A step is the forward and the backward pass, without the optimizer. Next to the plain residual stands the loop that one
-writes by hand, x = x + f(x), so that nobody can say that the baseline is slow.
+A step is the forward and the backward pass, without the optimizer. The loop x = x + f(x), written by hand, is measured,
+too: it shows that the plain residual here is no slow baseline.
 
-Peak memory is taken in a process per connection, as the highest resident size less what the process held before there
-was a model. glibc keeps what is freed, in pieces that fit later or do not: the same step of `residual` held 845 to
-888 MB, further apart than the connections are. So every tensor of 64 kB or more gets pages of its own, which go when it
-goes: the peak is then what the step holds, 681.3 MB each time.
+Peak memory is measured in a process per connection: the highest resident size minus that before there was a model.
+glibc keeps freed memory, which made the same step of `residual` hold 845 to 888 MB. So every tensor of 64 kB or more
+gets pages of its own, which are returned when it is freed: the peak is then 681.3 MB each time.
 """
 
 from __future__ import annotations

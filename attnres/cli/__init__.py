@@ -58,7 +58,7 @@ def _write_any_text() -> None:
 
 
 def _ended(name: str, *arguments: str) -> int:
-    """Run one command, and say in one line why, if it ends early."""
+    """Run one command. If it ends early, print the reason in one line."""
     try:
         _write_any_text()
         return _run(name, list(arguments))

@@ -1,4 +1,4 @@
-"""What is looked at before the first second of work."""
+"""Checks that run before any work starts."""
 
 from __future__ import annotations
 

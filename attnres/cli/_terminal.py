@@ -1,4 +1,4 @@
-"""What the lab's experiments say while they run, on a terminal or into a file."""
+"""What the lab's experiments print while they run, on a terminal or into a file."""
 
 from __future__ import annotations
 

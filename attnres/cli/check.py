@@ -1,10 +1,10 @@
-"""Run the protocol's checks on a connection, and say what each found.
+"""Run the protocol's checks on a connection and print the result of each.
 
     attnres check mine.py:MyRule
     attnres check mine.py:MyRule:rate=0.5
     attnres check block:query=input
 
-A connection of one's own is a class in any Python file; every command that takes a connection takes FILE.py:CLASS.
+A custom connection is a class in any Python file; every command that takes a connection takes FILE.py:CLASS.
 CONTRIBUTING.md says what it has to define.
 """
 

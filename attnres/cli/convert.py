@@ -1,11 +1,11 @@
-"""Give a transformers checkpoint a connection, without loss.
+"""Add a connection to a Hugging Face checkpoint, without loss.
 
     attnres convert models/llama models/llama-attnres
     attnres convert SRC DST --connection full
     attnres convert SRC DST --connection block:block_size=4,eps=1e-5
 
 SRC is a local folder that save_pretrained wrote, DST a new one. The new model gives the same logits, which is checked
-before DST appears. The Auto class that loads SRC loads DST; docs/transformers.md goes on from there. A connection that
+before DST appears. The Auto class that loads SRC loads DST: see docs/transformers.md. A connection that
 does not start as the plain residual (mhc, highway, window ..) needs --lossy.
 """
 

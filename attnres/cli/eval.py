@@ -1,6 +1,6 @@
-"""Evaluate a model on lm-eval's tasks, beside its plain twin.
+"""Evaluate a model on lm-eval's tasks, alone or against its plain twin.
 
-A model is a run's folder, or a folder of transformers' save_pretrained: attached to a connection or plain. A task is a
+A model is a run's folder, or a folder that save_pretrained wrote, with a connection or plain. A task is a
 name that lm-eval knows, or a .yaml file of your own, whose data may be local:
 
     attnres eval runs/compare/block/seed-0 --tasks lambada_openai piqa

@@ -1,13 +1,13 @@
-"""Write a Kimi K3 model for others: a GGUF file for llama.cpp, or a checkpoint in the published form.
+"""Export a Kimi K3 model: a GGUF file for llama.cpp, or a checkpoint in the published form.
 
     attnres export runs/chat --gguf chat.gguf
     attnres export runs/chat --gguf chat.gguf --chat-template chat/template.jinja
     attnres export runs/chat --checkpoint models/chat
     attnres export models/chat --gguf chat.gguf --type bf16
 
-RUN_OR_MODEL is the folder of a run with --model.backbone kimi_k3, or of a Kimi K3 checkpoint. Of all connections
-llama.cpp has block, with an even block_size, and residual; others are refused. Its own llama-quantize makes narrower
-types than bf16. Needs: pip install 'attnres[gguf]'.
+RUN_OR_MODEL is the folder of a run with --model.backbone kimi_k3, or of a Kimi K3 checkpoint. llama.cpp supports only
+block with an even block_size, and residual. Its own llama-quantize makes narrower types than bf16.
+Needs: pip install 'attnres[gguf]'.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@
     attnres look RUN --save depth.html
     attnres look RUN --save depth.png --prompt "def add(a, b): return a + b"
 
-Takes runs of this lab, which may still be training, and folders of transformers models, attached or plain. With nothing
-given it first trains a Block and a plain residual of the demo's size (one seed, a minute on two free cores) into
-runs/look. Prints the page's address, which holds a token: who has the address can use the models. Ctrl-C ends it.
+Takes runs of `attnres train`, which may still be training, and folders of Hugging Face models, attached or plain. With
+nothing given it first trains a Block and a plain residual of the demo's size (one seed, a minute on two free cores)
+into runs/look. Prints the page's address, which holds a token: who has the address can use the models. Ctrl-C ends it.
 
 With --save it starts no server. It reads the prompt or, without one, a few sequences of the run's own validation text,
 prints the strongest depth sinks and writes one file: a page (.html), or the picture of the depth matrix (.png, .svg).
@@ -39,13 +39,13 @@ def command(
     """Look.
 
     Args:
-        models: Run folders, or folders of transformers models.
+        models: Run folders, or folders of Hugging Face models.
         save: Write this file about one run, .html, .png or .svg, and end.
         prompt: With --save: the text to read instead of the validation set. Its last token is predicted and not read.
         host: Where to listen. Any other than this machine's own address lets the network in: it has no encryption.
         port: The port; a free one when 0.
         token: What the address must hold to be answered, 16 characters at least; a random one when not given. With the
-            same port and token as before, a page that is still open goes on.
+            same port and token as before, a page that is still open works again.
         browser: Open the page in a browser, where there is one.
     """
     if save is not None:

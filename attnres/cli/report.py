@@ -8,7 +8,7 @@
 Reads the JSON records that the lab's experiments (`attnres ablate`, `scaling`, `dynamics`) wrote into a folder, under
 the names ablation.json, scaling.json, dynamics.json and any others that they were given, or one of them, and writes
 OUT/results.html, a section for each, and OUT/figures/*.png. With --tables it prints all tables as one Markdown
-document, as it stands in results/tables.md.
+document, as in results/tables.md.
 """
 
 from __future__ import annotations

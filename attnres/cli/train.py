@@ -20,7 +20,7 @@ Several devices, or processes on one machine, under torchrun; `--shard` takes wh
     torchrun --nproc-per-node 4 -m attnres train --pipeline 2 --virtual-stages 2 --shard 2 --accumulate 4
 
 The run's folder holds its configuration, metrics (one JSON object per line), checkpoints and, at the end, a summary.
-Stop it with Ctrl-C or in any other way: the same command goes on from the last checkpoint, to the same result.
+Stop it with Ctrl-C or in any other way: the same command continues from the last checkpoint, to the same result.
 """
 
 from __future__ import annotations

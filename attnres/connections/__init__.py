@@ -76,7 +76,7 @@ def saved_connection(connection: str, sublayers: int) -> str:
 
 
 def canonical_connection(connection: str, sublayers: int | None = None, **options: Any) -> str:
-    """Write a connection in the one way that stands for it: options in their own order, without those at their default.
+    """Write a connection in its canonical form: options in their own order, without those at their default.
 
     >>> canonical_connection("block: heads = 2, block_size = 4")
     'block:block_size=4,heads=2'

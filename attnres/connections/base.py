@@ -1,4 +1,4 @@
-"""What every residual connection is: a small linear machine under a token's weights."""
+"""The base class of all residual connections: linear once a token's weights are fixed."""
 
 from __future__ import annotations
 
@@ -326,7 +326,7 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = (), watch: bool =
         Its output, [..., dim].
 
     Raises:
-        UsageError: it returns no tensor, or one of another shape, which most sums would broadcast without a word, of
+        UsageError: it returns no tensor, or one of another shape, which most sums would broadcast silently, of
             another device or of no floating dtype; or it changes what it was given, which may be the stream itself or
             saved for the backward pass, or the values, which may hold what an earlier call returned as it is.
     """

@@ -1,6 +1,6 @@
-"""What the protocol asks of a connection, as checks that say what is wrong: for a rule of one's own.
+"""What the protocol requires of a connection, as checks for a custom rule.
 
-Every check gets a function that makes the connection anew, and raises UsageError.
+Each check gets a function that makes a new connection, and raises UsageError.
 """
 
 from __future__ import annotations

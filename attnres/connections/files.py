@@ -1,4 +1,4 @@
-"""Connections from files: those of this folder and those of one's own."""
+"""Connections from files: those of this package and custom ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def classes_of(module: ModuleType) -> list[type[Connection]]:
 
 
 def told(error: BaseException) -> str:
-    """Say in one line what somebody's code raised."""
+    """Describe in one line what somebody's code raised."""
     return f"{type(error).__name__}: {first_line(error)}"
 
 

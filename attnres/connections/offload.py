@@ -1,4 +1,4 @@
-"""Weights that are not where they compute: accelerate keeps them elsewhere, FSDP2 cuts them over processes."""
+"""Weights that are stored elsewhere: accelerate offloads them, FSDP2 shards them over processes."""
 
 from __future__ import annotations
 

@@ -46,10 +46,10 @@ def checked_option(cls: type[Any], option: str, default: object, value: Any) -> 
 
 
 def options_given(cls: type[Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What `cls(*args, **kwargs)` is made with beside dim and sublayers, of those whose text says all of them.
+    """The options of `cls(*args, **kwargs)` other than dim and sublayers, if text can say all of them.
 
     Raises:
-        UsageError: a value that `checked_option` refuses.
+        UsageError: a value that `checked_option` does not accept.
     """
     try:
         bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Sites that read several mixtures of the same sources: queries, keys and values apart, a gate and what it gates apart.
+"""Sites that read several mixtures of the same sources: one each for queries, keys and values, or for an MLP's gate.
 
 Source: multiway dynamic dense connections, MUDDFormer (2502.12170).
 """
@@ -50,6 +50,6 @@ def mixture(reads: Iterable[Tensor]) -> Mixture:
 
 
 def mean_read(h: Mixture) -> Tensor:
-    """Average what a site reads, where one vector is to stand for it; a single read is returned as it is."""
+    """Average what a site reads, where one vector is needed; a single read is returned unchanged."""
     reads = h if isinstance(h, tuple) else (h,)
     return reads[0] if len(reads) == 1 else torch.stack(reads).mean(0)

@@ -1,4 +1,4 @@
-"""Connections made from how they are written: their classes, their options, the files of one's own."""
+"""Make connections from text: their classes, their options, files with custom ones."""
 
 from __future__ import annotations
 

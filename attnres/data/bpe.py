@@ -1,4 +1,4 @@
-"""A byte-pair tokenizer of a corpus's own, learned from its training part and kept in the cache."""
+"""A byte-pair tokenizer that is learned from a corpus's training part and kept in the cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def learned_tokenizer(documents: Documents, size: int, fraction: float, root: Pa
     """Byte-level BPE with `size` ids, from `root` or learned there from the training part.
 
     The first ids are `<|endoftext|>`, which ends documents, and the 256 bytes; text is cut into words as GPT-2 does.
-    All text comes back but `<|endoftext|>` itself, which is the end of a document wherever it stands.
+    All text comes back but `<|endoftext|>` itself, which is the end of a document anywhere.
     """
     key = json.dumps([FORMAT, documents.identity(), size, fraction], sort_keys=True)
     file = root / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"

@@ -1,4 +1,4 @@
-"""Batches that a thread reads before they are asked for."""
+"""Batches that a thread reads ahead."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 class ByteTokenizer:
-    """UTF-8, one token per byte. A zero byte separates documents, and seldom stands in text."""
+    """UTF-8, one token per byte. A zero byte separates documents, and is rare in text."""
 
     vocab_size = 256
     """All ids are below it."""
@@ -58,7 +58,7 @@ class ByteTokenizer:
         return [(at, at + 1) for at, character in enumerate(text) for _ in _utf8(character)]
 
     def piece(self, token: int) -> bytes:
-        """What one id stands for by itself, which may be a part of a character."""
+        """The text of one id by itself, which may be a part of a character."""
         return bytes([token])
 
     def encode_documents(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -84,7 +84,7 @@ def _utf8(text: str) -> bytes:
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: printable ones for themselves (GPT-2)."""
+    """The character of each byte in a byte-level vocabulary: printable ones for themselves (GPT-2)."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
@@ -217,7 +217,7 @@ def load_tokenizer(name: str) -> Tokenizer:
 
 
 def tokenizer_from_file(path: Path) -> Tokenizer:
-    """Read a tokenizer.json, and from the `CONFIGS` beside it what ends a text. Raises UsageError."""
+    """Read a tokenizer.json, and from the `CONFIGS` next to it what ends a text. Raises UsageError."""
     configs = [config for config in map(path.with_name, CONFIGS) if config.is_file()]
     ends = (json.loads(config.read_text(encoding="utf-8")).get("eos_token") for config in configs)
     end = next((end for end in ends if end), None)

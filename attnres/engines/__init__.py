@@ -1,1 +1,1 @@
-"""What inference engines load by themselves where attnres is installed beside them."""
+"""Plug-ins that inference engines load by themselves if attnres is installed with them."""

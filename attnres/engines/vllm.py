@@ -1,4 +1,4 @@
-"""The plug-in by which vLLM knows attached models: `vllm serve FOLDER` then takes no flag.
+"""The plug-in for vLLM: it serves attached models without a flag.
 
 vLLM calls `register` in each of its processes (the entry point `vllm.general_plugins` in pyproject.toml) and runs the
 models through its Transformers backend.

@@ -1,4 +1,4 @@
-"""lm-eval's tasks on one model, and beside its plain twin. lm-eval is imported on first use: it takes seconds."""
+"""lm-eval's tasks on one model or on two. lm-eval is imported on first use, because that takes seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text that a model gives a prompt, piece by piece, and why it ends."""
+"""Continue a prompt, piece by piece, and say why the text ends."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@
 model = attnres.hf.attach(AutoModelForCausalLM.from_pretrained(...), "block", block_size=8)
 model.save_pretrained(path)
 model = AutoModelForCausalLM.from_pretrained(path)      # or attnres.hf.load(path), which is stricter
-attnres.hf.mixing_matrix(model, input_ids)
+attnres.mixing_matrix(model, input_ids)
 ```
 """
 

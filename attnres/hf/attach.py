@@ -1,4 +1,4 @@
-"""Give a transformers decoder a connection, in place (layer.py says how it runs, classes.py what the model becomes)."""
+"""Give a Hugging Face decoder a connection, in place. layer.py runs it; classes.py has the classes of the result."""
 
 from __future__ import annotations
 

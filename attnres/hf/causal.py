@@ -1,4 +1,4 @@
-"""Whether a model predicts the next token, which is what a loss or a continuation takes for granted."""
+"""Whether a model predicts the next token, which losses and continuations require."""
 
 from __future__ import annotations
 

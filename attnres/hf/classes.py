@@ -1,4 +1,4 @@
-"""What an attached model is to transformers: classes, a model type and a file of code, so that its folder loads itself.
+"""What an attached model is to Transformers: classes, a model type and a file of code, so that its folder loads.
 
 An attached LlamaForCausalLM is an `AttnResLlamaForCausalLM` whose configuration is an `AttnResLlamaConfig`. These
 classes are made of transformers' own when they are first asked for, here: `classes.AttnResLlamaForCausalLM`. What
@@ -7,8 +7,8 @@ classes are made of transformers' own when they are first asked for, here: `clas
 - by the Auto class of its head (AUTO_CLASSES) with trust_remote_code=True, through a file in the folder that imports
   this module;
 - by that class alone after `import attnres.hf`, which registers the model type;
-- by nothing else: without these an Auto class does not know the model type, and the plain model's own class is refused
-  by `GUARD`.
+- by nothing else: without these an Auto class does not know the model type, and with the plain model's own class
+  `GUARD` raises an error.
 
 On disk the model type is "attnres". In memory a configuration has the plain model's, by which transformers chooses
 tokenizers, the conversion of checkpoints and more.
@@ -124,7 +124,7 @@ class Config:
         return {"connection": connection, "plain": cls.plain.model_type}
 
     def to_json_file(self, json_file_path: Any, use_diff: bool = True) -> None:
-        """Write config.json, and beside it the code that it names."""
+        """Write config.json, and next to it the code that it names."""
         config: Any = self
         config.auto_map = auto_map(self.plain)
         entries = config.to_diff_dict() if use_diff else config.to_dict()

@@ -58,7 +58,7 @@ def convert(
     Tokenizer and other files are copied.
 
     Args:
-        plain: folder of a plain transformers checkpoint.
+        plain: folder of a plain Hugging Face checkpoint.
         target: a folder that does not exist yet; it appears whole or not at all.
         connection: as for `attach`; "block" if None.
         lossy: write the model although its logits differ.

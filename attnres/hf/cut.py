@@ -6,16 +6,16 @@ Nearly every layer in transformers is written as
     hidden_states = ...                          # norms, attention, whatever the model's authors put there
     hidden_states = residual + hidden_states
 
-once for attention and once for the MLP. What stands between the first and the last line is the sublayer, and the
-connection replaces those two. So a layer's `forward` is cut where a sum with the stream leaves nothing else of it
+once for attention and once for the MLP. Between the first and the last line is the sublayer; the connection replaces
+those two lines. So a layer's `forward` is cut where a sum with the stream leaves nothing else of it
 alive, and each piece becomes a function of its own that returns what the plain layer would have added. Parallel
 attention and MLP (cohere, phi) are one piece, because one sum ends them.
 
 Where more than a sum happens to the stream, as in post-norm layers (bert: x = norm(x + f(x))), the piece returns what
 it changes, y = norm(h + f(h)) - h: with the plain residual these add up to the model's own stream as well.
 
-Nothing is rewritten by hand, a new model type needs no entry in a table, and code that does not look like this is
-refused by the statement that differs. From top to bottom: code as syntax, which variables hold the stream, the cut.
+Nothing is rewritten by hand, and a new model type needs no entry in a table. Code of another form raises an error that
+shows the statement. From top to bottom: code as syntax, which variables hold the stream, the cut.
 """
 
 from __future__ import annotations
@@ -618,7 +618,7 @@ class _Cut:
 
 
 def _live_after(statements: Sequence[ast.stmt], returned: str) -> list[set[str]]:
-    """The variables that are used behind each statement, before they are stored anew."""
+    """The variables that are used after each statement, before they are stored again."""
     live, after = {returned}, []
     for statement in reversed(statements):
         after.append(live)

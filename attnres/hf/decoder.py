@@ -1,4 +1,4 @@
-"""Where a transformers model passes its hidden states through its layers, and whether a connection fits them."""
+"""Where a Hugging Face model passes its hidden states through its layers, and whether a connection fits them."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def no_model(given: Any) -> UsageError:
 
 
 def decoder_of(model: Any) -> nn.Module:
-    """The module of a transformers model that holds the layers."""
+    """The module of a Hugging Face model that holds the layers."""
     if not callable(getattr(model, "get_decoder", None)) or not hasattr(model, "config"):
         raise no_model(model)
     decoder = model.get_decoder()
@@ -88,7 +88,7 @@ def norm_of(decoder: nn.Module) -> nn.Module:
 def fitting_connection(connection: str, dim: int, sublayers: int) -> Connection:
     """Make the connection in float32, on the CPU.
 
-    Raises UsageError where it does not fit a transformers decoder.
+    Raises UsageError if it does not fit the decoder.
     """
     if not connection_class(connection).pre_norm:
         raise UsageError(f"{connection} is defined on sublayers without a norm of their own; this model's have one")

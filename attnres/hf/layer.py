@@ -1,9 +1,9 @@
 """What the layers of an attached decoder become, and how they are run by hand.
 
-A decoder's forward hands the hidden states from one layer to the next and then to the final norm, and does not look at
-them. So what it hands on may as well be the connection's values: each layer takes the `Depth` of the layer before it,
-runs its sublayers through the connection, and returns the next `Depth`; the last layer reads it out. Everything else,
-masks, caches, positions, experts, is the model's own code. No state is on modules between forwards.
+A decoder's forward passes the hidden states from one layer to the next and then to the final norm, without using them.
+So it can pass on the connection's values instead: each layer takes the `Depth` of the layer before it, runs its
+sublayers through the connection, and returns the next `Depth`; the last layer reads it out. Everything else (masks,
+caches, positions, experts) is the model's own code. No state is on modules between forwards.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Any model's depth: transformers' own models as the connections that they were trained with.
+"""The depth of any model: Hugging Face models with the connections that they were trained with.
 
 A reader per model type makes the connection of the model's own parameters and names the modules at which a sublayer
 begins and ends. Two things are made of that. Unrolled for some tokens, a sublayer is a function of h alone: one pass
@@ -27,7 +27,7 @@ from attnres.hf.readers import RELEASED, Calls, Depth, first_of
 
 @torch.no_grad()
 def unroll(model: Any, tokens: Tensor, **inputs: Any) -> Unrolled:
-    """Unroll a model of transformers over depth for some tokens. The model stays as it is.
+    """Unroll a Hugging Face model over depth for some tokens. The model is not changed.
 
     >>> connection, embedding, sublayers = unroll(model, tokens)
     >>> final_norm(model)(connection(embedding, sublayers))  # the last hidden state
@@ -42,7 +42,7 @@ def unroll(model: Any, tokens: Tensor, **inputs: Any) -> Unrolled:
         The connection, with the model's own parameters; the embedding [batch, time, dim]; and its sublayers.
 
     Raises:
-        UsageError: a model whose residual is not known, or that is under changes.
+        UsageError: the model's residual is not known, or the model is inside `intervene`.
     """
     decoder: Any = decoder_of(model)
     calls = Calls()

@@ -1,4 +1,4 @@
-"""Sublayers of a transformers model that read several mixtures, made from its own code.
+"""Sublayers of a Hugging Face model that read several mixtures, made from its own code.
 
 An attention whose code begins with
 

@@ -1,4 +1,4 @@
-"""A Kimi K3 model for others, with its tokenizer: what is read, and the published form that is written."""
+"""Export a Kimi K3 model with its tokenizer: what is read, and the published form that is written."""
 
 from __future__ import annotations
 

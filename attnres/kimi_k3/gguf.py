@@ -1,6 +1,6 @@
 """Kimi K3 models as GGUF files, which llama.cpp runs (its architecture `kimi-k3`).
 
-What llama.cpp has no place for is refused where the model is made (`attnres.kimi_k3.from_transformer`) or here.
+What llama.cpp does not support raises an error here or in `attnres.kimi_k3.from_transformer`.
 """
 
 from __future__ import annotations

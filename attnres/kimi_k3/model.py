@@ -1,4 +1,4 @@
-"""Kimi K3's text model as a model of transformers: `KimiK3ForCausalLM`."""
+"""Kimi K3's text model for Transformers: `KimiK3ForCausalLM`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ with runnable_kernels():
 
 
 def connection_for(config: KimiK3Config) -> Connection:
-    """Make the connection that the config's `attn_res_block_size`, counted in transformer layers, stands for."""
+    """Make the connection that the config's `attn_res_block_size`, counted in transformer layers, means."""
     sites = 2 * config.num_hidden_layers
     if config.attn_res_block_size is None:
         return make_connection("residual", config.hidden_size, sites)

@@ -1,7 +1,7 @@
 """Kimi K3 checkpoints in the form in which the model was published: its names, its shards, its MXFP4 experts.
 
-The text model's tensors stand behind `language_model.`; those of the vision tower and its projector are passed over.
-Everything else must be there, and nothing more.
+The text model's tensors have the prefix `language_model.`; those of the vision tower and its projector are skipped.
+All others must be there, and no more.
 """
 
 from __future__ import annotations

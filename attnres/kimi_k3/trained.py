@@ -1,4 +1,4 @@
-"""A model that the lab's trainer made, as a model of transformers."""
+"""A model of the lab's trainer, as a Hugging Face model."""
 
 from __future__ import annotations
 

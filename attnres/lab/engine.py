@@ -1,7 +1,7 @@
 """The engine of the experiments: points x seeds x learning rates, each trained once.
 
-What has ended stands in a file of lines beside the runs, from the moment it ended: whatever stops the command, the same
-command goes on. The record is made of that file and of an earlier record, which is enough to go on with elsewhere.
+A run that has ended is a line of a file next to the runs, so the same command continues after any stop. The record is
+made of that file and of an earlier record, which is enough to continue on another machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may talk to the microscope: this machine's own page, and nobody else."""
+"""Who may use the microscope: only this machine's own page."""
 
 from __future__ import annotations
 

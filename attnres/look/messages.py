@@ -2,7 +2,7 @@
 
 The page asks with GET /api/session and POST /api/COMMAND, whose body is one request below as JSON. Every answer to a
 POST is a stream of lines (application/x-ndjson): one JSON object per line, its class's name in lower case as "kind".
-Which kinds a command answers with stands at its request; any stream may hold `Progress` anywhere and may end early with
+Each request says which kinds answer it; any stream may hold `Progress` anywhere and may end early with
 one `Failure`. Closing the stream stops the work. Requests carry all that they mean, nothing is kept between them but
 caches: a page that is reloaded asks again and goes on.
 

@@ -1,4 +1,4 @@
-"""Something to look at where there is nothing yet: a pair of runs, trained while the page shows how far it is."""
+"""A pair of runs to look at, trained while the page shows the progress."""
 
 from __future__ import annotations
 

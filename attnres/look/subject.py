@@ -1,4 +1,4 @@
-"""What can be looked at: a run of the lab, or a folder that transformers saved."""
+"""What can be looked at: a run of the lab, or a folder that save_pretrained wrote."""
 
 from __future__ import annotations
 

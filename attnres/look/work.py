@@ -1,4 +1,4 @@
-"""One thread per model, in which all that is asked of it takes turns.
+"""One thread per model, in which all requests take turns.
 
 A piece of work is a generator of messages, and between two of its messages the others have their turn: a long one
 delays a short one by one step. Work that nobody waits for any more ends at its next site of depth.

@@ -1,6 +1,6 @@
 """Keys and values of the tokens so far: the only state that decoding keeps between steps.
 
-What depth carries is made anew for each token, so no connection needs a cache of its own.
+What depth carries is computed for each token, so no connection needs a cache of its own.
 """
 
 from __future__ import annotations

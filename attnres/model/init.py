@@ -101,7 +101,7 @@ def _draw_other(name: str, shape: torch.Size, generator: torch.Generator, bounde
 
 
 def role_of(name: str) -> Role:
-    """The role of a parameter of `Transformer`, from where it stands and not from its shape."""
+    """The role of a parameter of `Transformer`, from its place and not from its shape."""
     top, *path = name.split(".")
     if top in ("connection", "embedding", "head"):
         return top  # type: ignore[return-value]

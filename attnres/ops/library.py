@@ -19,7 +19,7 @@ before it is rounded. The CPU kernel has it, forward and backward; `operators.re
 asked for it.
 
 `attend_backward` takes the sources with the sum in its place, and the prior as the lses with outs, or as the lses and
-then the outs of it without them, as always under a norm, whose weight's gradient stands behind those of the gains.
+then the outs of it without them, as always under a norm, whose weight's gradient comes after those of the gains.
 grad_sums: none, or what reaches the last source from elsewhere, which is added to its gradient.
 
 `attend_one` takes one query, maybe a gain and no prior, and returns the out and the sum. It has no gradient: of one

@@ -1,4 +1,4 @@
-"""A part of a transformer, with the weights that it has in the whole, where no process ever holds the whole."""
+"""A part of a transformer, with the same weights as in the whole, which no process ever holds."""
 
 from __future__ import annotations
 

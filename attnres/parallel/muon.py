@@ -1,4 +1,4 @@
-"""Muon on matrices that FSDP2 has cut over processes."""
+"""Muon on matrices that FSDP2 has sharded."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from attnres.parallel.sharding import compile_sublayers, local
 class Pipeline:
     """Forward and backward of `Transformer(config, seed)` over P ranks, V chunks of sublayers on each.
 
-    Chunk c stands on rank c mod P. Losses and gradients are the one-process model's. Every rank of the group calls the
+    Chunk c is on rank c mod P. Losses and gradients are the one-process model's. Every rank of the group calls the
     same methods in the same order.
 
     Args:
@@ -40,7 +40,7 @@ class Pipeline:
         shard: called with each of the rank's chunks before its weights take memory, to cut them over other processes.
 
     Raises:
-        UsageError: what cannot be a pipeline; alike on every rank and before anything is sent.
+        UsageError: what cannot be a pipeline; on every rank, before anything is sent.
     """
 
     def __init__(

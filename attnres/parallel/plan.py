@@ -5,7 +5,7 @@ after. So one pass of the connection over shapes alone shows, for every connecti
 site makes and how long each of them stays: finished blocks, earlier outputs and the embedding are found without naming
 any of them. From that follows what each chunk of a pipeline must be sent and what its rank already has.
 
-Words: a *chunk* is a run of consecutive sublayers; chunk c stands on rank c mod P, unless a plan says otherwise.
+Words: a *chunk* is a run of consecutive sublayers; chunk c is on rank c mod P, unless a plan says otherwise.
 *Transition* c is what goes from chunk c - 1 to chunk c.
 """
 

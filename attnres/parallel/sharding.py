@@ -1,4 +1,4 @@
-"""FSDP2 for the lab's transformer: weights, gradients and optimizer state cut over processes."""
+"""FSDP2 for the lab's transformer: weights, gradients and optimizer state sharded over processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report is made from: plain numbers and texts, from whatever trainer and model."""
+"""What a report is made from: plain numbers and texts, of any trainer and model."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ SIZES = {Lines: (4.0, 3.4), Rows: (4.2, 1.5), Matrix: (3.3, 3.5)}
 
 
 def png(figure: Figure) -> bytes:
-    """Draw the figure. A character of a name that the font has not becomes a box, without a word."""
+    """Draw the figure. A character that the font does not have silently becomes a box."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")

@@ -14,7 +14,7 @@ from attnres.texttable import visible
 
 
 def environment(package: str) -> Environment:
-    """Return the templates beside the modules of a package, such as "attnres.report"."""
+    """Return the templates next to the modules of a package, such as "attnres.report"."""
     return Environment(
         loader=PackageLoader(package, "."),
         autoescape=True,

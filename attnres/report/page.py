@@ -61,7 +61,7 @@ def json_for_script(value: Any) -> str:
 
 
 def write_page(path: Path, html: str, pictures: Mapping[str, Plot]) -> Path:
-    """Write the page, and beside it figures/NAME.png of the pictures. Returns the page's path.
+    """Write the page, and next to it figures/NAME.png of the pictures. Returns the page's path.
 
     The page comes first: it says whose the figures beside it are.
     """

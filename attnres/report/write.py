@@ -1,4 +1,4 @@
-"""A report as a page, as pictures and as files, each of them written at once or not at all."""
+"""Write a report as a page, pictures and files, each of them whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """torchtitan's configurations with a connection, FAMILY_CONNECTION_SIZE: `--config llama3_block_debug`.
 
 The connection may have options: `--config llama3_block:block_size=8_debug`. The rest is torchtitan's own configuration
-of that family and size, or of the nearest size that has one, and its options stand behind it on the command line.
+of that family and size, or of the nearest size that has one, and its options follow it on the command line.
 """
 
 from __future__ import annotations

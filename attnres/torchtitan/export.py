@@ -1,4 +1,4 @@
-"""A torchtitan checkpoint as a transformers model with its connection: what `attnres.hf.load` and `attnres eval` read.
+"""Export a torchtitan checkpoint as a Hugging Face model with its connection, for `attnres.hf.load` and `attnres eval`.
 
 python -m attnres.torchtitan.export outputs/checkpoint/step-1000 models/mine --config llama3_block_1b
 """
@@ -32,7 +32,7 @@ TOKENIZER = (
 
 
 def export(checkpoint: Path, target: Path, config: Any) -> None:
-    """Write a checkpoint's model as an attached transformers model, which appears whole or not at all.
+    """Write a checkpoint's model as an attached Hugging Face model, whole or not at all.
 
     Args:
         checkpoint: a step's folder, in torchtitan's own format.
@@ -69,7 +69,7 @@ def export(checkpoint: Path, target: Path, config: Any) -> None:
 
 
 def transformers_model(config: Any) -> Any:
-    """Make the attached transformers model that a dense `model_registry`'s model is, with weights of its own."""
+    """Make the attached Hugging Face model that a dense `model_registry`'s model is, with weights of its own."""
     import transformers
 
     block = config.layers[0]

@@ -1,4 +1,4 @@
-"""A decoder with a connection in the names of transformers, as `attnres.hf.attach` makes it, and back."""
+"""A decoder with a connection in the names of Transformers, as `attnres.hf.attach` makes it, and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where numbers stop being finite."""
+"""Find where numbers stop being finite."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ LONGER_FIELDS = ("steps", "evaluate_every")
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
-    """Where the run stands in a folder that was claimed for it."""
+    """How far the run is in a folder that was claimed for it."""
 
     resumed: Checkpoint | None
     """What it goes on from; None for a new run."""
@@ -145,7 +145,7 @@ class RunFolder:
         return newest.result() if newest is not None else None
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Write summary.json: a copy for people, beside the run's last checkpoint."""
+        """Write summary.json: a copy for people, next to the run's last checkpoint."""
         write_json(self._summary, summary)
 
     def evaluations(self) -> list[Record]:

@@ -63,11 +63,11 @@ def train(
     progress: Callable[[str, int, int], None] | None = None,
     layout: Layout = ONE_PROCESS,
 ) -> dict[str, Any]:
-    """Start the run in `folder`, or go on with the one that is there, and return its summary when it is done.
+    """Start the run in `folder`, or continue the one that is there, and return its summary at the end.
 
-    A run that is done already only returns its summary. With one thread the
-    result is bit-equal however often the run was stopped on its way. Given more steps than the run in the folder has,
-    it goes on from the last checkpoint before the learning rate fell (see `RunFolder.claim`).
+    A finished run only returns its summary. With one thread the result is bit-identical however often the run was
+    stopped. Given more steps than the run in the folder has, it continues from the last checkpoint before the learning
+    rate fell (see `RunFolder.claim`).
 
     Args:
         config: all that decides the result. A `model.vocab_size` below the corpus's is raised to it.

@@ -1,4 +1,4 @@
-"""Memory as the system counts it: what there is, its peak over a stretch of a program, and whether it ran out."""
+"""Memory as the system counts it: how much there is, its peak, and whether it ran out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a process trains, and what it waits for."""
+"""How fast a process trains, and how long it waits."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Pace:
         self._steps.append((seconds, self._before[0] - before[0], self._before[1] - before[1]))
 
     def record(self) -> dict[str, float | None]:
-        """Return medians over the steps since the last call, and begin anew.
+        """Return medians over the steps since the last call, and start again.
 
         step_seconds; and of these data_seconds and waited_seconds, for its batches and for the other processes. None
         where there was no step.

@@ -1,4 +1,4 @@
-"""A run that was trained, for generate and look."""
+"""A trained run, for `generate` and `look`."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Run:
 
 
 def load_run(folder: str | Path, best: bool = False, step: int | None = None) -> Run:
-    """Load a run, finished or not: its newest checkpoint, the one of lowest validation loss, or that of a step.
+    """Load a run, finished or not: its newest checkpoint, its best one, or that of a step.
 
-    A damaged one is skipped, with a warning. Raises UsageError where the folder is no run or has no such checkpoint.
+    A damaged checkpoint is skipped with a warning. Raises UsageError if the folder is no run or has no such checkpoint.
     """
     run = RunFolder(folder)
     config = run.config()

@@ -1,4 +1,4 @@
-"""The start of a run with the weights of another."""
+"""Start a run with the weights of another."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Many runs, as parallel one-thread worker processes.
 
 Two torch processes with two threads each on two cores are 50 times slower than with one each, so every worker has one.
-A sweep keeps nothing but the run folders: the same call again goes on where it stopped.
+A sweep's only state is the run folders: the same call continues where it stopped.
 """
 
 from __future__ import annotations

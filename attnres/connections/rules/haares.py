@@ -26,7 +26,7 @@ class HAARES(Block):
     rms(b) / rms(D) is a constant to the gradient; detach=False differentiates it, too. c_l = -2 at the start, one per
     site (and read). The open block is read in the same way, its detail from the second half on: before, D is b. Of an
     odd block the first half is the longer one. The embedding has no detail. Values: the embedding, then b and d of each
-    finished block by turns, then b and D of the open one.
+    finished block alternately, then b and D of the open one.
     Source: HAARES (2606.06564). Where its text did not fix it, chosen here: c_l = -2, learned; the
     detail of an open block; the odd block.
     """
@@ -79,7 +79,7 @@ class HAARES(Block):
         return list(each_read(self.bias[site], self._reads[site])) if self._has_detail(site) else []
 
     def _weights(self, sources: Values, site: int, read: int) -> Tensor:
-        """The weights of one read: of the sums, then of the details, as they stand in `sources`."""
+        """The weights of one read: of the sums, then of the details, in the order of `sources`."""
         sums, details = self._parts(sources, site, sources)
         scores = self._scores((*sums, *details), site, read)
         if not details:

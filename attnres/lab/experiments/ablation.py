@@ -7,7 +7,7 @@
 For each arm and scale of the embedding, the learning rates are chosen from a grid of multiples of the defaults: all of
 it on one seed, the best two on others too, none of them reported; then every arm runs on the same seeds, so differences
 to the first arm are paired. Every run is a one-thread process with a folder of its own; stop it with Ctrl-C or in any
-other way, and the same command goes on. A run that diverges is kept, marked, and left out of the means. Ends with
+other way, and the same command continues. A run that diverges is kept, marked, and left out of the means. Ends with
 tables, OUT/results.html and OUT/figures/. Runs that RECORD holds already are not run again; `attnres report RECORD`
 draws from it.
 """
@@ -373,7 +373,7 @@ def _claim_tables(found: Sequence[Statement]) -> list[TextTable]:
 
 
 def pictures(record: Record) -> list[Plot]:
-    """Each arm's difference to the baseline beside the paper's."""
+    """Each arm's difference to the baseline, next to the paper's."""
     from attnres.report.charts import Plot
 
     note = f"{SEEDS} Diamond: the paper's (other data, size and unit: nats per token)."

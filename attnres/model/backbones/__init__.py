@@ -1,4 +1,4 @@
-"""Where the sublayers of the lab's model come from: its own, or a model type of transformers."""
+"""Where the sublayers of the lab's model come from: its own, or a model type of Transformers."""
 
 from typing import TYPE_CHECKING
 

@@ -28,7 +28,7 @@ class Backbone(ABC):
     """The sublayers that a connection joins, and what they need around them.
 
     A sublayer is called as `sublayer(h, context=context)` with h [batch, time, dim] and a `Context`, owns its pre-norm
-    and returns its raw output y = f(h). Attention and MLP come by turns. Where the connection reads several mixtures
+    and returns its raw output y = f(h). Attention and MLP alternate. Where the connection reads several mixtures
     (`Connection.reads`) it is called with all of them: at most `reads` for attention and for the MLP.
     """
 

@@ -1,4 +1,4 @@
-"""What a backbone does not take, as far as it shows without torch and transformers."""
+"""Checks of a backbone's options that need neither torch nor Transformers."""
 
 from __future__ import annotations
 
