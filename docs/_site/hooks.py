@@ -75,8 +75,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         text = _title(target) if link["text"].endswith(".md") and target.is_file() else link["text"]
         return f"{link['image']}[{text}]({path}{link['anchor'] or ''})"
 
-    markdown = "".join(part if code else LINK.sub(mended, part) for code, part in _split(markdown))
-    return re.sub(r"\bREPOSITORY\b", REPOSITORY or "REPOSITORY", markdown)
+    return "".join(part if code else LINK.sub(mended, part) for code, part in _split(markdown))
 
 
 def on_page_content(html_of_page: str, /, page: Page, config: MkDocsConfig, files: Files) -> str:
