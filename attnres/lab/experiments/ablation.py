@@ -373,12 +373,11 @@ def _claim_tables(found: Sequence[Statement]) -> list[TextTable]:
 
 
 def pictures(record: Record) -> list[Plot]:
-    """Each arm's difference to the baseline, next to the paper's."""
+    """Each arm's difference to the baseline."""
     from attnres.report.charts import Plot
 
-    note = f"{SEEDS} Diamond: the paper's (other data, size and unit: nats per token)."
-    alt = "difference to the baseline of every arm, beside the paper's"
-    return [Plot(name="ablation", alt=alt, charts=differences(record), note=note)]
+    alt = "difference to the baseline of every arm"
+    return [Plot(name="ablation", alt=alt, charts=differences(record), note=SEEDS)]
 
 
 def differences(record: Record) -> list[Rows]:
@@ -387,12 +386,10 @@ def differences(record: Record) -> list[Rows]:
 
     charts = []
     for at, (baseline, *others) in comparisons(record):
-        paper, rows = PAPER.get(baseline.arm), []
+        rows = []
         for row in sorted(others, key=lambda row: (row.difference is None, row.difference)):
-            its = PAPER.get(_known(row.arm))
-            mark = None if paper is None or its is None else its - paper
             points = list(row.differences.values())
-            rows.append(Row(name=row.arm, points=points, mark=mark, **mean_and_error(points)))
+            rows.append(Row(name=row.arm, points=points, **mean_and_error(points)))
         x_label = f"validation loss minus that of {baseline.arm} (nats per byte)"
         charts.append(Rows(title=f"embedding std {std_of(at):g}", x_label=x_label, rows=rows, zero=0.0))
     return charts
