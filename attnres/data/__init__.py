@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from attnres.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from attnres.data.config import DataConfig
     from attnres.data.corpus import Corpus, check_length, in_bits, open_corpus
+    from attnres.data.dataconfig import DataConfig
     from attnres.data.prefetch import Prefetch
     from attnres.data.sampler import Sampler, validation_batches, validation_bytes_per_token
     from attnres.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer, tokenizer_from_json
@@ -29,7 +29,7 @@ __all__ = [
 
 __getattr__ = on_first_use(
     __name__,
-    config=["DataConfig"],
+    dataconfig=["DataConfig"],
     corpus=["Corpus", "check_length", "in_bits", "open_corpus"],
     prefetch=["Prefetch"],
     sampler=["Sampler", "validation_batches", "validation_bytes_per_token"],

@@ -12,7 +12,7 @@ import numpy as np
 
 from attnres.data.bpe import learned_tokenizer, vocabulary_size
 from attnres.data.cache import cached_tokens
-from attnres.data.config import DataConfig
+from attnres.data.dataconfig import DataConfig
 from attnres.data.texts import open_documents
 from attnres.data.tokenizer import Tokenizer, load_tokenizer, separator_name, tokenizer_from_json
 from attnres.errors import UsageError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from attnres.data.config import DataConfig
+from attnres.data.dataconfig import DataConfig
 from attnres.data.documents import (
     Counts,
     DatasetRows,

@@ -15,9 +15,9 @@ from attnres.data import Corpus, validation_batches
 from attnres.errors import UsageError
 from attnres.model import Transformer, parameter_roles
 from attnres.train import RunConfig
-from attnres.train.config import OptimizerConfig
 from attnres.train.folder import RunFolder
 from attnres.train.optimizers import last_stable_step, schedule
+from attnres.train.runconfig import OptimizerConfig
 from attnres.train.start import first_model
 
 SEQUENCES = 4

@@ -6,9 +6,9 @@ from attnres.lazy import on_first_use
 
 if TYPE_CHECKING:
     from attnres.model.backbones import sublayer_name
-    from attnres.model.config import TransformerConfig
     from attnres.model.counts import ParameterCounts, count_parameters
     from attnres.model.init import parameter_roles
+    from attnres.model.modelconfig import TransformerConfig
     from attnres.model.transformer import Transformer
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
 __getattr__ = on_first_use(
     __name__,
     backbones=["sublayer_name"],
-    config=["TransformerConfig"],
+    modelconfig=["TransformerConfig"],
     counts=["ParameterCounts", "count_parameters"],
     init=["parameter_roles"],
     transformer=["Transformer"],

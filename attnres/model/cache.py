@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnres.model.config import TransformerConfig
+from attnres.model.modelconfig import TransformerConfig
 
 
 class KVCache:

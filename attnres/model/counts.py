@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from attnres.model.config import TransformerConfig
 from attnres.model.init import role_of
+from attnres.model.modelconfig import TransformerConfig
 from attnres.model.transformer import Transformer
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from attnres.connections import Connection
-from attnres.model.config import TransformerConfig
 from attnres.model.counts import active_sizes
 from attnres.model.init import parameter_roles
+from attnres.model.modelconfig import TransformerConfig
 from attnres.model.transformer import Transformer
 from attnres.torch_private import TorchDispatchMode
 

@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from attnres.connections import Connection
-from attnres.model.config import TransformerConfig
+from attnres.model.modelconfig import TransformerConfig
 
 Role = Literal["embedding", "head", "matrix", "experts", "gain", "other", "connection", "channel map"]
 

@@ -13,8 +13,8 @@ from attnres.connections import Sublayer, Unrolled, Values, make_connection
 from attnres.errors import UsageError
 from attnres.model.backbones import Context, make_backbone
 from attnres.model.backbones._normed import bound
-from attnres.model.config import TransformerConfig
 from attnres.model.init import HEAD_STD, initialise, seeded
+from attnres.model.modelconfig import TransformerConfig
 
 
 class Transformer(nn.Module):

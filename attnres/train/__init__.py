@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING
 from attnres.lazy import on_first_use
 
 if TYPE_CHECKING:
-    from attnres.train.config import OptimizerConfig, RunConfig
     from attnres.train.jsonconfig import config_from_json, config_to_json
     from attnres.train.loop import ONE_PROCESS, Interrupted, RunStopped, train
     from attnres.train.metrics import read_metrics
     from attnres.train.recipe import load_recipe
     from attnres.train.run import Run, load_run
+    from attnres.train.runconfig import OptimizerConfig, RunConfig
 
 __all__ = [
     "ONE_PROCESS",
@@ -29,7 +29,7 @@ __all__ = [
 
 __getattr__ = on_first_use(
     __name__,
-    config=["OptimizerConfig", "RunConfig"],
+    runconfig=["OptimizerConfig", "RunConfig"],
     jsonconfig=["config_from_json", "config_to_json"],
     loop=["ONE_PROCESS", "Interrupted", "RunStopped", "train"],
     metrics=["read_metrics"],

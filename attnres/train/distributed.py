@@ -39,8 +39,8 @@ from attnres.train.checkpoint import (
     checksum,
     write_state,
 )
-from attnres.train.config import RunConfig
 from attnres.train.optimizers import make_optimizers
+from attnres.train.runconfig import RunConfig
 from attnres.train.tensorfile import Shape, TensorFile, TensorRows, shape_of
 from attnres.train.trainer import COUNT, Trainer, forward_backward, token_losses
 

@@ -34,11 +34,11 @@ from attnres.files import (
     write_json,
 )
 from attnres.train.checkpoint import Checkpoint, Checkpoints
-from attnres.train.config import RunConfig
 from attnres.train.environment import environment
 from attnres.train.jsonconfig import config_from_json, config_to_json, flat_fields
 from attnres.train.metrics import Record, read_metrics
 from attnres.train.optimizers import last_stable_step, warm_step
+from attnres.train.runconfig import RunConfig
 from attnres.version import __version__
 
 TOKENIZER = "tokenizer.json"

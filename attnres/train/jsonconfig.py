@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from attnres.connections import saved_connection
 from attnres.errors import UsageError
 from attnres.model import TransformerConfig
-from attnres.train.config import RunConfig
+from attnres.train.runconfig import RunConfig
 
 T = TypeVar("T")
 

@@ -22,13 +22,13 @@ from attnres.parallel.layout import ONE_PROCESS, Layout
 from attnres.parallel.world import ManyProcesses, World, join_world
 from attnres.signals import Stopped, heard
 from attnres.train.checkpoint import Checkpoint
-from attnres.train.config import RunConfig
 from attnres.train.folder import Claim, RunFolder, fit_vocabulary
 from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import PeakMemory
 from attnres.train.metrics import Metrics, Records
 from attnres.train.optimizers import last_stable_step
 from attnres.train.pace import Pace, range_over_parts
+from attnres.train.runconfig import RunConfig
 from attnres.train.tensorboard import tensorboard_writer
 from attnres.train.trainer import NonFinite, Trainer, choose_device
 from attnres.version import __version__

@@ -6,8 +6,8 @@ from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
 from attnres.model import parameter_roles
-from attnres.train.config import OptimizerConfig
 from attnres.train.muon import StackedMuon
+from attnres.train.runconfig import OptimizerConfig
 
 
 def make_optimizers(model: nn.Module, config: OptimizerConfig, muon: type[Muon] = StackedMuon) -> list[Optimizer]:

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from attnres.errors import UsageError
-from attnres.train.config import RunConfig
+from attnres.train.runconfig import RunConfig
 
 
 def load_recipe(path: str | Path) -> RunConfig:

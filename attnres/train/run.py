@@ -8,8 +8,8 @@ from pathlib import Path
 from attnres.data import Tokenizer
 from attnres.errors import UsageError
 from attnres.model import Transformer
-from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder
+from attnres.train.runconfig import RunConfig
 
 
 @dataclass(frozen=True)

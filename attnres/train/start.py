@@ -9,9 +9,9 @@ from attnres.connections.start import difference_at_start
 from attnres.data import Tokenizer
 from attnres.errors import UsageError
 from attnres.model import Transformer, TransformerConfig
-from attnres.train.config import RunConfig
 from attnres.train.jsonconfig import flat_fields, model_to_json
 from attnres.train.run import Run, load_run
+from attnres.train.runconfig import RunConfig
 
 log = logging.getLogger("attnres")
 

@@ -18,9 +18,9 @@ from pathlib import Path
 
 from attnres.data import Corpus
 from attnres.errors import UsageError
-from attnres.train.config import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.jsonconfig import config_to_json
+from attnres.train.runconfig import RunConfig
 from attnres.train.worker import DIVERGED
 
 POLL_SECONDS = 0.5

@@ -26,11 +26,11 @@ from attnres.data import Corpus, Prefetch, Sampler, validation_batches
 from attnres.errors import UsageError
 from attnres.model import Transformer
 from attnres.train.checkpoint import Checkpoint, Checkpoints
-from attnres.train.config import RunConfig
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
 from attnres.train.folder import evaluated_bytes_per_token
 from attnres.train.jsonconfig import model_to_json
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
+from attnres.train.runconfig import RunConfig
 from attnres.train.start import first_model
 
 Model = Callable[[Tensor], Tensor]

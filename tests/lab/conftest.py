@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnres.data.config import DataConfig
+from attnres.data.dataconfig import DataConfig
 from attnres.lab.engine import Planned
 from attnres.lab.experiments.dynamics import DEFAULTS, DynamicsOptions, plan
 from attnres.model import TransformerConfig

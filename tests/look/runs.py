@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from attnres.data.config import DataConfig
+from attnres.data.dataconfig import DataConfig
 from attnres.look.prepare import Preparation
 from attnres.look.server import Microscope, listen, make_server
 from attnres.look.subject import Subject

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from attnres.data.config import DataConfig
+from attnres.data.dataconfig import DataConfig
 from attnres.model import TransformerConfig
 from attnres.train import OptimizerConfig, RunConfig, read_metrics
 from tests.parallel.ranks import Ranks

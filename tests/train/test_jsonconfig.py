@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from attnres.data.config import DataConfig
+from attnres.data.dataconfig import DataConfig
 from attnres.model import TransformerConfig
 from attnres.train import OptimizerConfig, RunConfig, config_from_json, config_to_json
 

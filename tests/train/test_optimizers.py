@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from attnres.model import Transformer, TransformerConfig, parameter_roles
-from attnres.train.config import OptimizerConfig
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
+from attnres.train.runconfig import OptimizerConfig
 
 
 def model(connection="block", **fields):

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from attnres.lazy import on_first_use
 from attnres.model.backbones._check import check_backbone
-from attnres.model.config import TransformerConfig
+from attnres.model.modelconfig import TransformerConfig
 
 if TYPE_CHECKING:
     from attnres.model.backbones._backbone import Backbone, Context, sublayer_name

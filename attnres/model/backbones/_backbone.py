@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from attnres.model.config import TransformerConfig
+from attnres.model.modelconfig import TransformerConfig
 
 
 class Context(NamedTuple):

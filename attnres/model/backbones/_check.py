@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnres.errors import UsageError
-from attnres.model.config import TransformerConfig
+from attnres.model.modelconfig import TransformerConfig
 
 MODEL_TYPES = ("deepseek_v3", "kimi_k3", "kimi_linear", "llama", "mistral", "qwen3", "qwen3_moe")
 """Those of transformers that tests hold against transformers' own forward pass."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from attnres.errors import UsageError, install_command
 from attnres.model.backbones._backbone import Backbone, Context
-from attnres.model.config import TransformerConfig
+from attnres.model.modelconfig import TransformerConfig
 
 OWN = {"kimi_k3": ("attnres.kimi_k3.sublayers", "KimiK3")}
 """Model types of this library: their module, imported on first use, and what its classes' names begin with."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from attnres.model.backbones._backbone import Backbone, Context
 from attnres.model.backbones._normed import PreNormed, normed_linear
 from attnres.model.cache import KVCache
-from attnres.model.config import TransformerConfig
+from attnres.model.modelconfig import TransformerConfig
 
 
 class Lab(Backbone):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from tyro.conf import UseAppendAction
 
-from attnres.data.config import DataConfig
+from attnres.data.dataconfig import DataConfig
 from attnres.errors import UsageError, check_count, refuse_non_finite
 from attnres.model import TransformerConfig
 from attnres.model.backbones import check_backbone
