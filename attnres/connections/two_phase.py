@@ -14,6 +14,7 @@ from attnres.connections.base import Connection, Mixture, Normed, Sublayer, Valu
 from attnres.connections.reads import mixture
 from attnres.errors import UsageError, check_count
 from attnres.ops import Norm, attend
+from attnres.ops.backends import native_backend
 
 TILE = 4
 """How many sites, at least, read the finished blocks at once."""
@@ -25,12 +26,6 @@ def check_heads(heads: int, dim: int) -> None:
     check_count("heads", heads)
     if dim % heads:
         raise UsageError(f"heads must divide dim: {heads} does not divide {dim}")
-
-
-def over_channels(weights: Tensor, dim: int) -> Tensor:
-    """Weights [.., heads] as factors of the channels: [.., 1] of one head, else [.., dim]."""
-    heads = weights.shape[-1]
-    return weights if heads == 1 else weights.repeat_interleave(dim // heads, -1)
 
 
 class Reading(NamedTuple):
@@ -104,19 +99,21 @@ class TwoPhase(Connection):
         raise NotImplementedError
 
     def _queries_of_heads(self, sites: range) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The vectors of the sites, a query for each head that is zero outside of its slice.
+        """The vectors of the sites as [heads, dim / heads], where there are heads.
 
-        The operator then sees queries alone, and 1/rms stays that of all channels.
+        For Triton, whose kernels have none, a query for each head instead, zero outside of its slice.
         """
         queries, gains = self._vectors(sites)
-        if self._heads == 1:
+        if self._heads == 1 or not queries:
             return queries, gains
+        if native_backend(queries[0].device.type) != "triton":
+            return [q.view(self._heads, -1) for q in queries], [g.view(self._heads, -1) for g in gains]
         apart = [head for query in queries for head in torch.block_diag(*query.view(self._heads, -1)).unbind()]
         return apart, [gain for gain in gains for _ in range(self._heads)]
 
-    def _joined(self, outs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Of the outs of each head's query its own slice: the mixtures."""
-        if self._heads == 1:
+    def _joined(self, outs: Sequence[Tensor], reads: int) -> Sequence[Tensor]:
+        """The mixtures: where each head has a query, of the outs their own slices."""
+        if len(outs) == reads:
             return outs
         width = self.dim // self._heads
         slices = [out.narrow(-1, at % self._heads * width, width) for at, out in enumerate(outs)]
@@ -162,7 +159,7 @@ class TwoPhase(Connection):
         y: Tensor | None = None
         for site, sublayer in zip(sites, sublayers, strict=True):
             newest = self._visible(values, site)[len(bank) :]
-            once = self._reads_alone and self._reads[site] == self._heads == 1
+            once = self._reads_alone and self._reads[site] == len(waiting[0].queries) == 1
             normed = sublayer if once and isinstance(sublayer, Normed) else None
             norm = normed and normed.norm
             # Popped and not kept: nobody needs what phase 1 made again, backward included.
@@ -177,7 +174,8 @@ class TwoPhase(Connection):
         """Return what each site asks, with its partial softmax over the bank."""
         queries, gains = self._queries_of_heads(sites)
         outs, lses = self._attend_to_bank(bank, queries, gains, sites)
-        counts = [self._reads[site] * self._heads for site in sites]
+        heads = len(queries) // max(1, sum(self._reads[site] for site in sites))  # that are queries of their own
+        counts = [self._reads[site] * heads for site in sites]
         owns = [slice(end - count, end) for count, end in zip(counts, itertools.accumulate(counts), strict=True)]
         return [Reading(queries[own], gains[own], outs[own], lses[own]) for own in owns]
 

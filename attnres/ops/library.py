@@ -7,7 +7,10 @@
     s_ji = (query_j * gain_j) . v_i / rms(v_i);   p_j = softmax_i s_j
     out_j = scale sum_i p_ji v_i;   lse_j = log sum_i exp s_ji
 
-sources: N tensors [..., d]. queries: S vectors [d]; gains: S vectors, or none. prior: none, or for each query the out,
+sources: N tensors [..., d]. queries: S vectors [d]; gains: S vectors, or none. On a CPU queries and gains may be
+[H, d / H]: H heads, with a softmax each over a slice of the channels; 1/rms is that of all channels, lses are [..., H].
+The statistics have N (H S + 1) columns then.
+ prior: none, or for each query the out,
 then for each the lse, of its attention over other sources: with scale 1, in float32 or, the outs, all of `dtype`. It is
 merged as one more source of that query alone, whose score is lse. added: none, or y [..., d]: the last source is then
 the sum of the last one given and y, rounded to the widest of their dtypes and `dtype`, and returned, too. outs: S
@@ -91,14 +94,27 @@ def check(
     if len(added) > min(1, len(sources)):
         raise UsageError(f"depth attention adds one tensor to the last of its sources, not {len(added)}")
     wanted = [(v, x.shape) for v in (*sources, *added, *prior[: len(queries)])]
-    wanted += [(v, x.shape[-1:]) for v in (*queries, *gains, *(() if norm is None else (norm,)))]
-    wanted += [(v, x.shape[:-1]) for v in prior[len(queries) :]]
+    wanted += [(v, _vector_shape(x, queries)) for v in (*queries, *gains)]
+    wanted += [(v, x.shape[-1:]) for v in (() if norm is None else (norm,))]
+    wanted += [(v, lse_shape(x, queries)) for v in prior[len(queries) :]]
     for v, shape in wanted:
         if v.shape != shape or v.device != x.device:
             raise UsageError(
                 f"depth attention over sources {list(x.shape)} on {x.device} cannot take {list(v.shape)} on {v.device} "
                 f"where {list(shape)} belongs"
             )
+
+
+def _vector_shape(x: Tensor, queries: Sequence[Tensor]) -> torch.Size:
+    """Of a query: [d], or [H, d / H] with heads."""
+    heads = queries[0].shape[:-1]
+    whole = len(heads) == 1 and heads[0] > 0 and x.shape[-1] % heads[0] == 0
+    return torch.Size((*heads, x.shape[-1] // heads[0])) if whole else x.shape[-1:]
+
+
+def lse_shape(x: Tensor, queries: Sequence[Tensor]) -> torch.Size:
+    """What a query has of each token: one number, or one for each of its heads."""
+    return torch.Size((*x.shape[:-1], *queries[0].shape[:-1]))
 
 
 def sums_of(
@@ -116,8 +132,9 @@ def _attend_fake(sources, queries, gains, prior, added, eps, scale, dtype, *norm
     x = (*sources, *prior)[0]
     tokens = x.numel() // x.shape[-1]
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
-    lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
-    statistics = x.new_empty((tokens, len(sources) * (len(queries) + 1)), dtype=torch.float32)
+    lses = [x.new_empty(lse_shape(x, queries), dtype=torch.float32) for _ in queries]
+    scores = queries[0].shape[:-1].numel() * len(queries)
+    statistics = x.new_empty((tokens, len(sources) * (scores + 1)), dtype=torch.float32)
     return outs, lses, sums_of(sources, added, dtype, x.new_empty), statistics
 
 
@@ -133,13 +150,13 @@ def check_backward(groups: Sequence[Sequence[Tensor]], statistics: Tensor, norm:
     grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior = groups
     check(sources or grad_outs, queries, gains, (), (), norm)
     x, s = (*sources, *grad_outs)[0], len(queries)
-    full, per_token = x.shape, x.shape[:-1]
-    width = len(sources) * (s + 1)
+    full, per_token = x.shape, lse_shape(x, queries)
+    width = len(sources) * (queries[0].shape[:-1].numel() * s + 1)
     allowed: list[tuple[Sequence[Tensor], tuple[int, ...], Sequence[int]]] = [
         (grad_outs, (s,), full),
         (grad_lses, (0, s), per_token),
         (grad_sums, (0, min(1, len(sources))), full),
-        (gains, (0, s), full[-1:]),
+        (gains, (0, s), queries[0].shape),
         (outs, (0, s if norm is None else 0), full),
         (lses, (s,), per_token),
         (prior[:s], (0, s), per_token),

@@ -49,19 +49,28 @@ def attend(
     sources, queries, gains, prior = _as_wide(sources, queries, gains, prior)
     outs, lses = [], []
     for j, query in enumerate(queries):
-        scores = depth_scores(sources, _key_vector(query, gains[j] if gains else None), eps)
+        heads = query.shape[:-1].numel()
+        scores = depth_scores(sources, _key_vector(query, gains[j] if gains else None).flatten(), eps, heads)
         values = list(sources)
         if prior:
-            scores.append(prior[len(queries) + j].unsqueeze(-1))
+            lse = prior[len(queries) + j]
+            scores.append(lse if query.ndim == 2 else lse.unsqueeze(-1))
             values.append(prior[j])
         stacked = torch.stack(scores)
-        weights = torch.softmax(stacked, 0)
+        weights = over_channels(torch.softmax(stacked, 0), query.numel())
         out = weights[0] * values[0]
         for weight, value in zip(weights[1:], values[1:], strict=True):
             out = out + weight * value
         outs.append((out if scale == 1.0 else scale * out).to(dtype))
-        lses.append(torch.logsumexp(stacked, 0).squeeze(-1))
+        lse = torch.logsumexp(stacked, 0)
+        lses.append(lse if query.ndim == 2 else lse.squeeze(-1))
     return outs, lses
+
+
+def over_channels(weights: Tensor, dim: int) -> Tensor:
+    """Weights [.., heads] as factors of the channels: [.., 1] of one head, else [.., dim]."""
+    heads = weights.shape[-1]
+    return weights if heads == 1 else weights.repeat_interleave(dim // heads, -1)
 
 
 def add_normalised(y: Tensor, total: Tensor | None, eps: float, dtype: torch.dtype) -> Tensor:

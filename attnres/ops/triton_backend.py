@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnres.errors import UsageError
 from attnres.ops import library, triton_normalised
 from attnres.ops import triton_kernels as kernels
 from attnres.ops import triton_tiles as tiles
@@ -43,6 +44,8 @@ def attend(
     dtype: torch.dtype,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
     library.check(sources, queries, gains, prior, added)
+    if queries[0].ndim > 1:
+        raise UsageError("depth attention in Triton has no heads; give it a query for each, zero elsewhere")
     sources, prior, added = _contiguous(sources), _contiguous(prior), _contiguous(added)
     queries, gains = _contiguous(queries), _contiguous(gains)
     x, n, s, d = sources[0], len(sources), len(queries), sources[0].shape[-1]

@@ -56,6 +56,7 @@ class Call:
     scale: float = 1.0
     out: torch.dtype = F32
     norm: float | None = None  # the offset of one behind the read
+    heads: int = 0  # 0: vectors have no axis of heads
 
     def inputs(self) -> list[Tensor]:
         shape, s = (*self.tokens, self.dim), self.queries
@@ -63,7 +64,9 @@ class Call:
         vectors = [make_vector(self.dim, self.vectors) for _ in range(s)]
         vectors += [make_vector(self.dim, self.vectors, 1.0) for _ in range(s * self.gains)]
         prior = [torch.randn(shape).to(self.prior) for _ in range(s)] if self.prior else []
-        prior += [torch.randn(self.tokens) for _ in prior]
+        if self.heads:
+            vectors = [x.view(self.heads, -1) for x in vectors]
+        prior += [torch.randn((*self.tokens, *[self.heads] * bool(self.heads))) for _ in prior]
         added = [torch.randn(shape).to(self.added)] if self.added else []
         return [*sources, *vectors, *prior, *added, *([] if self.norm is None else [make_vector(self.dim, self.out)])]
 
@@ -91,6 +94,22 @@ class Call:
 
         return run
 
+    def _heads_apart(
+        self, v: Tensor, query: Tensor, gain: Tensor | None, before: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """One attention: each head is one whose query is zero outside of its slice of the channels."""
+        count, (outs, lses) = max(1, self.heads), ([], [])
+        for head, own in enumerate(torch.arange(self.dim).chunk(count)):
+            mask = torch.zeros(self.dim, dtype=v.dtype).index_fill(0, own, 1)
+            whole = query.flatten() * mask
+            scores = plain_scores(v[: self.sources], whole, None if gain is None else gain.flatten())
+            if before is not None:
+                scores = torch.cat([scores, (before[..., head] if self.heads else before).unsqueeze(0)])
+            weights = scores.exp() / scores.exp().sum(0)
+            outs.append((weights.unsqueeze(-1) * v).sum(0)[..., own])
+            lses.append(scores.exp().sum(0).log())
+        return torch.cat(outs, -1), torch.stack(lses, -1) if self.heads else lses[0]
+
     def exact(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The same by definition; a sum is what it is stored as, with a gradient as if it were not rounded."""
         sources, queries, gains, prior, added, weight = self._split(tensors)
@@ -103,12 +122,10 @@ class Call:
         outs, lses = [], []
         for j, query in enumerate(queries):
             v = torch.stack([*sources, *prior[j : j + bool(prior)]])
-            scores = plain_scores(v[: len(sources)], query, gains[j] if gains else None)
-            if prior:
-                scores = torch.cat([scores, prior[len(queries) + j].unsqueeze(0)])
-            weights = scores.exp() / scores.exp().sum(0)
-            outs.append(self.scale * (weights.unsqueeze(-1) * v).sum(0))
-            lses.append(scores.exp().sum(0).log())
+            before = prior[len(queries) + j] if prior else None
+            h, lse = self._heads_apart(v, query, gains[j] if gains else None, before)
+            outs.append(self.scale * h)
+            lses.append(lse)
         if weight:
             assert self.norm is not None
             outs = [h / (h.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * (self.norm + weight[0]) for h in outs]

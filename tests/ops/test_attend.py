@@ -48,6 +48,14 @@ KERNEL = {
     "a sum in bfloat16": Call(6, 2, 37, dtypes=(BF16,), added=BF16, out=BF16),
     "a sum that widens, and merges": Call(1, 3, 37, dtypes=(BF16,), prior=F32, added=F32, out=BF16),
     "a float32 sum of bfloat16": Call(3, 1, 37, added=BF16, scale=1.7),
+    # A head's slice fills no vector, fills one, and has a tail.
+    "heads": Call(5, 1, 24, tokens=(3, 5), heads=4),
+    "heads of one channel": Call(3, 2, 7, heads=7),
+    "a head": Call(2, 1, 5, heads=1),
+    "heads of three queries, in bfloat16": Call(18, 3, 76, dtypes=(BF16, F32), vectors=BF16, out=BF16, heads=4),
+    "heads of a sum that merge": Call(1, 1, 40, prior=F32, added=F32, scale=1.7, heads=2),
+    "heads that merge under a norm": Call(2, 1, 40, dtypes=(BF16,), prior=BF16, out=BF16, norm=0.0, heads=2),
+    "heads of several, in bfloat16, that merge": Call(2, 3, 66, dtypes=(BF16,), prior=BF16, out=BF16, heads=2),
     "a sum that is wider than what it is of": Call(1, 1, 37, dtypes=(BF16,), prior=F32, added=BF16),
 }
 
@@ -74,6 +82,7 @@ NORMED = {
     "in bfloat16": Call(2, 1, 37, dtypes=(BF16,), vectors=BF16, prior=F32, added=BF16, out=BF16, norm=0.0),
     "a bfloat16 prior alone": Call(0, 1, 8, prior=BF16, out=BF16, norm=0.0),
     "one channel": Call(2, 1, 1, tokens=(5,), norm=0.0),
+    "heads": Call(3, 1, 24, added=F32, scale=1.7, norm=1.0, heads=4),
     "no tokens": Call(2, 1, 8, tokens=(0,), added=F32, norm=0.0),
 }
 

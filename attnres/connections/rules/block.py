@@ -24,9 +24,10 @@ from attnres.connections.base import (
 )
 from attnres.connections.options import option_defaults
 from attnres.connections.reads import Reads, each_read, mixture, per_read, reads_of_sites
-from attnres.connections.two_phase import Reading, TwoPhase, check_heads, over_channels
+from attnres.connections.two_phase import Reading, TwoPhase, check_heads
 from attnres.errors import UsageError, check_count
 from attnres.ops import Norm, depth_scores, is_fused, read, read_one
+from attnres.ops.reference import over_channels
 from attnres.torch_private import own_parameters
 
 BLOCKS = 8
@@ -273,13 +274,9 @@ class Block(TwoPhase):
         """
         dtype, y, end = values[0].dtype, None, first + len(sublayers)
         windowed, total, size = self.options.window is not None, self.options.total, self.block_size
-        queries, gains = self._vectors(range(first, end))
-        once = (
-            self._reads_alone
-            and self.options.reads == "one"
-            and self._heads == 1
-            and type(self).scatter is Block.scatter
-        )
+        queries, gains = self._queries_of_heads(range(first, end))
+        one = self.options.reads == "one" and len(queries) == end - first
+        once = self._reads_alone and one and type(self).scatter is Block.scatter
         if not (once and is_fused("auto", (*values, *queries, *gains), dtype)):
             return super()._run_few(values, sublayers, first)
         for site, sublayer, query, gain in zip(range(first, end), sublayers, queries, gains, strict=True):
@@ -313,7 +310,7 @@ class Block(TwoPhase):
         outs, total = read(
             newest, y, reading.queries, reading.gains, reading.prior, self.eps, dtype, scale=scale, norm=norm
         )
-        return values if total is None else (*values[:-1], total), self._mixture(self._joined(outs))
+        return values if total is None else (*values[:-1], total), self._mixture(self._joined(outs, self._reads[site]))
 
     def _vectors(self, sites: range) -> tuple[list[Tensor], list[Tensor]]:
         """The queries and gains of all reads of consecutive sites."""

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 
 from attnres.connections.base import Mixture, Values, Weights, widen
 from attnres.connections.reads import Reads, each_read, per_read, reads_of_sites
-from attnres.connections.two_phase import Reading, TwoPhase, check_heads, over_channels
+from attnres.connections.two_phase import Reading, TwoPhase, check_heads
 from attnres.errors import check_count
 from attnres.ops import depth_weights, read
+from attnres.ops.reference import over_channels
 
 
 class Delta(TwoPhase):
@@ -98,7 +99,7 @@ class Delta(TwoPhase):
         if not reading.queries:
             return values, x
         outs = read(newest, None, reading.queries, reading.gains, reading.prior, self.eps, widen(x).dtype)[0]
-        return values, self._mixture((x + out).to(x.dtype) for out in self._gated(self._joined(outs), site))
+        return values, self._mixture((x + out).to(x.dtype) for out in self._gated(self._joined(outs, self._reads[site]), site))
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         x, *blocks = values

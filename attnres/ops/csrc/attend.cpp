@@ -6,6 +6,8 @@
 //             dc_j = sum_i,t ds_ji r_i v_i
 //
 // Legend: i source (N), j query (S), t token, d channels; c_j = query_j * gain_j; g_j the gradient of out_j.
+// A query [H, d / H] has H heads: each has its scores and its softmax over its slice of w = d / H channels, and r_i is
+// that of the whole width. Scores lie by heads, then queries: [H S, N], so that a head's are those of S narrow queries.
 // A prior (out_j, lse_j) is one more source of query j alone, whose score is lse_j: attention over earlier sources.
 //
 // All sums are in float32. Nothing depends on the number of threads: tokens are cut into chunks by their number alone,
@@ -43,6 +45,15 @@ void check_count(const char* what, size_t count, std::initializer_list<size_t> a
               "depth attention over sources cannot take ", count, " ", what);
 }
 
+// What a query holds of each token: [...], or [..., H] with heads.
+std::vector<int64_t> per_query(at::IntArrayRef leading, TensorList queries) {
+  std::vector<int64_t> shape = leading.vec();
+  if (queries[0].dim() == 2) shape.push_back(queries[0].size(0));
+  return shape;
+}
+
+int64_t heads_of(TensorList queries) { return queries[0].dim() == 2 ? queries[0].size(0) : 1; }
+
 // Returns the shape of the sources; of the prior's outs, where it stands alone.
 at::IntArrayRef check_inputs(TensorList sources, TensorList queries, TensorList gains, TensorList rows,
                              const Norm& norm) {
@@ -50,8 +61,11 @@ at::IntArrayRef check_inputs(TensorList sources, TensorList queries, TensorList 
   TORCH_CHECK(!rows.empty() && rows[0].dim() > 0 && rows[0].size(-1) > 0, "depth attention needs a source [..., d]");
   const auto shape = rows[0].sizes(), vector = shape.slice(shape.size() - 1);
   check_each("other sources", sources, shape, shape);
-  check_each("queries", queries, vector, shape);
-  check_each("gains", gains, vector, shape);
+  TORCH_CHECK(!queries.empty() && (queries[0].dim() == 1 || queries[0].dim() == 2) &&
+                  queries[0].numel() == vector[0] && queries[0].size(0) > 0,
+              "for sources ", shape, " depth attention needs queries ", vector, ", or [H, d / H] with heads");
+  check_each("queries", queries, queries[0].sizes(), shape);
+  check_each("gains", gains, queries[0].sizes(), shape);
   TORCH_CHECK(gains.empty() || gains.size() == queries.size(),
               "each query of depth attention over sources wants a gain, or none has one");
   check_count("norms", norm.weight.size(), {0, queries.size() == 1});
@@ -61,21 +75,22 @@ at::IntArrayRef check_inputs(TensorList sources, TensorList queries, TensorList 
 
 // prior: {}, or S outs and then S lses: then there may be no source. added: {}, or what is added to the last source
 // first. Returns outs (S of [..., d]), normalised where there is a norm, the sum if there is one and, if they are
-// `kept`, lses (S of [...]) and statistics [tokens, N (S+1)]: per token the N inverse rms, then the N scores of each
-// query.
+// `kept`, lses (S of [...]) and statistics [tokens, N (H S + 1)]: per token the N inverse rms, then the scores.
 Forward forward(TensorList sources_, TensorList queries, TensorList gains, TensorList prior_, TensorList added_,
                 double eps, double scale, at::ScalarType dtype, const Norm& norm, bool kept) {
   check_count("tensors as a prior", prior_.size(), {0, 2 * queries.size()});
   const auto shape = check_inputs(sources_, queries, gains, prior_, norm), leading = shape.slice(0, shape.size() - 1);
+  const std::vector<int64_t> of_lse = per_query(leading, queries);
   if (!prior_.empty()) {
     check_each("a prior out", prior_.slice(0, queries.size()), shape, shape);
-    check_each("a prior lse", prior_.slice(queries.size()), leading, shape);
+    check_each("a prior lse", prior_.slice(queries.size()), of_lse, shape);
   }
   check_count("tensors to add", added_.size(), {0, size_t{!sources_.empty()}});
   check_each("what is added", added_, shape, shape);
   const std::vector<Tensor> sources = contiguous(sources_), prior = contiguous(prior_), added = contiguous(added_);
   const int64_t n = sources.size(), s = queries.size(), d = shape.back(), rows = n + (prior.empty() ? 0 : 1);
   const int64_t tokens = c10::multiply_integers(leading), stride = padded(rows);
+  const int64_t heads = heads_of(queries), w = d / heads, all = heads * s;
   std::vector<Rows> in = rows_of(sources);
   for (const Rows& source : in) source.prefetch(0);
 
@@ -83,8 +98,8 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
   Tensor statistics;
   for (int64_t j = 0; j < s; ++j) outs.push_back(Pool::get().empty(shape, dtype));
   if (kept) {
-    for (int64_t j = 0; j < s; ++j) lses.push_back(Pool::get().empty(leading, at::kFloat));
-    statistics = Pool::get().empty({tokens, n * (s + 1)}, at::kFloat);
+    for (int64_t j = 0; j < s; ++j) lses.push_back(Pool::get().empty(of_lse, at::kFloat));
+    statistics = Pool::get().empty({tokens, n * (all + 1)}, at::kFloat);
   }
   std::vector<Tensor> sums;
   for (const Tensor& y : added)
@@ -109,39 +124,58 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
   }();
 
   parallel(tokens, 16, [&](int64_t first, int64_t last) {
-    const int64_t weights = 2 * s * stride + s + 1 + n * (s + 1);
+    const int64_t weights = 2 * all * stride + heads * (s + 1) + n * (all + 1);
     const Scratch scratch(weights, (rows + s) * d);
-    float* const scores = scratch.data();                 // [s, stride]
-    float* const p = scores + s * stride;                 // [s, stride]
-    float* const dotted = p + s * stride;                 // [s + 1]: c_j . v_i, then v_i . v_i
-    float* const not_kept = dotted + s + 1;               // [n (s + 1)]
-    float* const row_scratch = scratch.data() + weights;  // [rows, d]
-    float* const out_scratch = row_scratch + rows * d;    // [s, d]
-    std::vector<const float*> v(rows), with(s + 1);
-    std::vector<float*> to(s);
-    for (int64_t j = 0; j < s; ++j) with[j] = &c[j * d];
+    float* const scores = scratch.data();                  // [heads, s, stride]
+    float* const p = scores + all * stride;                // [heads, s, stride]
+    float* const dotted = p + all * stride;                // [heads, s + 1]: c_j . v_i, then v_i . v_i
+    float* const not_kept = dotted + heads * (s + 1);      // [n (all + 1)]
+    float* const row_scratch = scratch.data() + weights;   // [rows, d]
+    float* const out_scratch = row_scratch + rows * d;     // [s, d]
+    std::vector<const float*> v(heads * rows), with(heads * (s + 1));  // where each head's slices begin
+    std::vector<float*> to(all);
+    for (int64_t h = 0; h < heads; ++h)
+      for (int64_t j = 0; j < s; ++j) with[h * (s + 1) + j] = &c[j * d + h * w];
 
     for (int64_t t = first; t < last; ++t) {
-      float* const r = kept ? statistics_data + t * n * (s + 1) : not_kept;  // [n], then the scores [s, n]
+      float* const r = kept ? statistics_data + t * n * (all + 1) : not_kept;  // [n], then the scores [heads, s, n]
       if (adds) add_rows(summands[0], summands[1], t, d, out_scratch, row_scratch + (n - 1) * d, in[n - 1]);
       for (int64_t i = 0; i < n; ++i) {
-        v[i] = with[s] = in[i].read(t, row_scratch + i * d);
+        const float* const row = in[i].read(t, row_scratch + i * d);
         in[i].prefetch(t + 1);
-        dots(v[i], with.data(), s + 1, d, dotted);
-        r[i] = inverse_rms(v[i], dotted[s], d, eps);
-        for (int64_t j = 0; j < s; ++j) scores[j * stride + i] = dotted[j] * r[i];
+        float square = 0;
+        for (int64_t h = 0; h < heads; ++h) {
+          const float** const of_head = &with[h * (s + 1)];
+          v[h * rows + i] = of_head[s] = row + h * w;
+          dots(of_head[s], of_head, s + 1, w, dotted + h * (s + 1));
+          square += dotted[h * (s + 1) + s];
+        }
+        r[i] = inverse_rms(row, square, d, eps);
+        for (int64_t h = 0; h < heads; ++h)
+          for (int64_t j = 0; j < s; ++j) scores[(h * s + j) * stride + i] = dotted[h * (s + 1) + j] * r[i];
       }
-      if (merges && s == 1) v[n] = prior_rows[0].read(t, row_scratch + n * d);
-      for (int64_t j = 0; merges && j < s; ++j) scores[j * stride + n] = prior_lse[j][t];
+      if (merges && s == 1) {
+        const float* const row = prior_rows[0].read(t, row_scratch + n * d);
+        for (int64_t h = 0; h < heads; ++h) v[h * rows + n] = row + h * w;
+      }
       for (int64_t j = 0; j < s; ++j) {
-        std::memcpy(r + n * (j + 1), scores + j * stride, sizeof(float) * n);
-        const float lse = softmax(scores + j * stride, static_cast<float>(scale), rows, p + j * stride);
-        if (kept) lse_data[j][t] = lse;
-        to[j] = norm ? out_scratch : out[j].target(t, out_scratch + j * d);
+        float* const row = norm ? out_scratch : out[j].target(t, out_scratch + j * d);
+        for (int64_t h = 0; h < heads; ++h) {
+          const int64_t g = h * s + j;
+          if (merges) scores[g * stride + n] = prior_lse[j][t * heads + h];
+          std::memcpy(r + n * (g + 1), scores + g * stride, sizeof(float) * n);
+          const float lse = softmax(scores + g * stride, static_cast<float>(scale), rows, p + g * stride);
+          if (kept) lse_data[j][t * heads + h] = lse;
+          to[g] = row + h * w;
+        }
       }
-      weighted_sums(v.data(), weighed, p, stride, to.data(), s, d);
-      for (int64_t j = 0; weighed < rows && j < s; ++j)
-        add_scaled(p[j * stride + n], prior_rows[j].read(t, row_scratch + n * d), d, to[j]);
+      for (int64_t h = 0; h < heads; ++h)
+        weighted_sums(&v[h * rows], weighed, p + h * s * stride, stride, &to[h * s], s, w);
+      for (int64_t j = 0; weighed < rows && j < s; ++j) {
+        const float* const row = prior_rows[j].read(t, row_scratch + n * d);
+        for (int64_t h = 0; h < heads; ++h)
+          add_scaled(p[(h * s + j) * stride + n], row + h * w, w, to[h * s + j]);
+      }
       if (norm) normalise(out_scratch, norm_weight.data(), d, norm.eps, out[0].target(t, out_scratch));
       for (int64_t j = 0; j < s; ++j) out[j].commit(t, out_scratch + j * d);
     }
@@ -181,15 +215,16 @@ at::IntArrayRef check_backward(TensorList grad_outs, TensorList grad_lses, Tenso
   check_count("lses", lses.size(), {s});
   check_count("tensors as a prior", prior.size(), {0, outs.empty() ? 2 * s : s});
   check_each("gradients of outs", grad_outs, shape, shape);
-  check_each("gradients of lses", grad_lses, leading, shape);
+  const std::vector<int64_t> of_lse = per_query(leading, queries);
+  check_each("gradients of lses", grad_lses, of_lse, shape);
   check_each("gradients of sums", grad_sums, shape, shape);
   check_each("outs", outs, shape, shape);
-  check_each("lses", lses, leading, shape);
+  check_each("lses", lses, of_lse, shape);
   if (!prior.empty()) {
-    check_each("a prior lse", prior.slice(0, s), leading, shape);
+    check_each("a prior lse", prior.slice(0, s), of_lse, shape);
     check_each("a prior out", prior.slice(s), shape, shape);
   }
-  const int64_t width = static_cast<int64_t>(sources.size() * (s + 1));
+  const int64_t width = static_cast<int64_t>(sources.size()) * (heads_of(queries) * queries.size() + 1);
   check_each("statistics", statistics, {c10::multiply_integers(leading), width}, shape);
   return shape;
 }
@@ -214,7 +249,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   const float scale = static_cast<float>(scale_);
   const int64_t n = sources.size(), s = queries.size(), d = shape.back();
   const Chunks chunks(c10::multiply_integers(shape.slice(0, shape.size() - 1)));
-  const int64_t stride = padded(n);
+  const int64_t stride = padded(n), heads = heads_of(queries), w = d / heads, all = heads * s;
 
   const std::vector<Tensor> grad_sources = empty_each(sources), grad_queries = empty_each(queries);
   std::vector<Tensor> grad_gains = empty_each(gains);
@@ -227,7 +262,8 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   for (int64_t j = 0; merges && j < s; ++j) grad_prior.push_back(Pool::get().empty(prior[j].sizes(), at::kFloat));
 
   const std::vector<float> c = key_vectors(queries, gains, d), norm_weight = norm.vector(d);  // [s, d] and [d]
-  const std::vector<const float*> c_data = pointers<const float>(c.data(), s, d);
+  std::vector<const float*> c_data(all);  // of each head, like all that are called by `g` = h s + j
+  for (int64_t g = 0; g < all; ++g) c_data[g] = &c[g % s * d + g / s * w];
   const int64_t sums = s + norm.weight.size();  // that are taken over all tokens: of keys, then of the norm's weight
   const Scratch dc(chunks.count * sums * d);    // [chunks, sums, d]
   const std::vector<Rows> in = rows_of(sources), grads = rows_of(grad_outs), d_in = rows_of(grad_sources);
@@ -238,77 +274,96 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   const std::vector<const float*> prior_lse = data_of({prior.begin(), prior.begin() + (merges ? s : 0)});
 
   parallel(chunks.count, 1, [&](int64_t first, int64_t last) {
-    const Scratch scratch((2 * n + s + 3) * d + (4 * s + 1) * stride + 2 * s);
-    float* const row_scratch = scratch.data();            // [n, d]
-    float* const grad_scratch = row_scratch + n * d;      // [s + 1, d]: the last row is for out_j or the prior
+    const Scratch scratch((2 * n + s + 3) * d + (4 * all + 1) * stride + s + all);
+    float* const row_scratch = scratch.data();               // [n, d]
+    float* const grad_scratch = row_scratch + n * d;         // [s + 1, d]: the last row is for out_j or the prior
     float* const norm_scratch = grad_scratch + (s + 1) * d;  // [2, d]
-    float* const d_scratch = norm_scratch + 2 * d;        // [n, d]
-    float* const a = d_scratch + n * d;                   // [s, stride]
-    float* const p = a + s * stride;                      // [s, stride]
-    float* const e = p + s * stride;                      // [s, stride]: ds_ji r_i
-    float* const score = e + s * stride;                  // [s, stride]
-    float* const f = score + s * stride;                  // [stride]: sum_j ds_ji s_ji r_i / d
-    float* const dotted = f + stride;                     // [s]
-    float* const prior_share = dotted + s;                // [s]
-    std::vector<const float*> v(n), grad(s);
-    std::vector<float*> dv(n), dc_data(s);
+    float* const d_scratch = norm_scratch + 2 * d;           // [n, d]
+    float* const a = d_scratch + n * d;                      // [all, stride]
+    float* const p = a + all * stride;                       // [all, stride]
+    float* const e = p + all * stride;                       // [all, stride]: ds_ji r_i
+    float* const score = e + all * stride;                   // [all, stride]
+    float* const f = score + all * stride;                   // [stride]: sum_j ds_ji s_ji r_i / d
+    float* const dotted = f + stride;                        // [s]
+    float* const prior_share = dotted + s;                   // [all]
+    std::vector<const float*> v(heads * n), grad(all);
+    std::vector<float*> dv(heads * n), dc_data(all);
 
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      for (int64_t j = 0; j < s; ++j) dc_data[j] = dc.data() + (chunk * sums + j) * d;
+      for (int64_t g = 0; g < all; ++g) dc_data[g] = dc.data() + (chunk * sums + g % s) * d + g / s * w;
       for (int64_t t = chunks.begin(chunk); t < chunks.end(chunk); ++t) {
-        const float* const r = statistics_data + t * n * (s + 1);
+        const float* const r = statistics_data + t * n * (all + 1);
         for (int64_t j = 0; j < s; ++j) {
-          grad[j] = grads[j].read(t, grad_scratch + j * d);
+          const float* const row = grads[j].read(t, grad_scratch + j * d);
           grads[j].prefetch(t + 1);
+          for (int64_t h = 0; h < heads; ++h) grad[h * s + j] = row + h * w;
         }
         for (int64_t i = 0; i < n; ++i) {
-          v[i] = in[i].read(t, row_scratch + i * d);
+          const float* const row = in[i].read(t, row_scratch + i * d);
           in[i].prefetch(t + 1);
-          dv[i] = d_in[i].target(t, d_scratch + i * d);
+          float* const d_row = d_in[i].target(t, d_scratch + i * d);
+          for (int64_t h = 0; h < heads; ++h) {
+            v[h * n + i] = row + h * w;
+            dv[h * n + i] = d_row + h * w;
+          }
           f[i] = 0;
         }
-        for (int64_t j = 0; j < s; ++j) {
-          std::memcpy(score + j * stride, r + n * (j + 1), sizeof(float) * n);
-          const float prior_score = merges ? prior_lse[j][t] : -INFINITY;
-          prior_share[j] =
-              scale * softmax_given_lse(score + j * stride, prior_score, lse_data[j][t], n, p + j * stride);
-        }
-        if (norm) {  // h once more, whose gradient then takes the place of the normalised one's
-          weighted_sums(v.data(), n, p, stride, &norm_scratch, 1, d);
-          for (int64_t k = 0; scale != 1.f && k < d; ++k) norm_scratch[k] *= scale;
-          if (merges) add_scaled(prior_share[0], prior_rows[0].read(t, grad_scratch + d), d, norm_scratch);
+        for (int64_t h = 0, g = 0; h < heads; ++h)
+          for (int64_t j = 0; j < s; ++j, ++g) {
+            std::memcpy(score + g * stride, r + n * (g + 1), sizeof(float) * n);
+            const float prior_score = merges ? prior_lse[j][t * heads + h] : -INFINITY;
+            const float lse = lse_data[j][t * heads + h];
+            prior_share[g] = scale * softmax_given_lse(score + g * stride, prior_score, lse, n, p + g * stride);
+          }
+        if (norm) {  // what was read once more, whose gradient then takes the place of the normalised one's
+          const float* const before = merges ? prior_rows[0].read(t, grad_scratch + d) : nullptr;
+          for (int64_t h = 0; h < heads; ++h) {
+            float* const to = norm_scratch + h * w;
+            weighted_sums(&v[h * n], n, p + h * stride, stride, &to, 1, w);
+            for (int64_t k = 0; scale != 1.f && k < w; ++k) to[k] *= scale;
+            if (merges) add_scaled(prior_share[h], before + h * w, w, to);
+          }
           normalise_backward(norm_scratch, norm_weight.data(), d, norm.eps, grad[0], grad_scratch,
                              dc.data() + (chunk * sums + s) * d);
-          grad[0] = grad_scratch;
+          for (int64_t h = 0; h < heads; ++h) grad[h] = grad_scratch + h * w;
         }
-        for (int64_t i = 0; i < n; ++i) {
-          dots(v[i], grad.data(), s, d, dotted);
-          for (int64_t j = 0; j < s; ++j) a[j * stride + i] = scale * dotted[j];
-        }
+        for (int64_t h = 0; h < heads; ++h)
+          for (int64_t i = 0; i < n; ++i) {
+            dots(v[h * n + i], &grad[h * s], s, w, dotted);
+            for (int64_t j = 0; j < s; ++j) a[(h * s + j) * stride + i] = scale * dotted[j];
+          }
         for (int64_t j = 0; j < s; ++j) {
-          const float grad_lse = grad_lses.empty() ? 0.f : grad_lse_data[j][t];
-          float mean = 0;
-          if (!out.empty()) {
-            dot<1>(out[j].read(t, grad_scratch + s * d), &grad[j], d, &mean);
-          } else {
-            if (!prior_rows.empty()) {
-              dot<1>(prior_rows[j].read(t, grad_scratch + s * d), &grad[j], d, &mean);
-              mean *= prior_share[j];
+          float* const last_row = grad_scratch + s * d;
+          const std::vector<Rows>& kept = out.empty() ? prior_rows : out;
+          const float* const made = kept.empty() ? nullptr : kept[j].read(t, last_row);
+          float* const to = merges ? grad_prior_rows[j].target(t, last_row) : nullptr;
+          for (int64_t h = 0; h < heads; ++h) {
+            const int64_t g = h * s + j;
+            const float grad_lse = grad_lses.empty() ? 0.f : grad_lse_data[j][t * heads + h];
+            float mean = 0;
+            if (made) {
+              const float* const slice = made + h * w;
+              dot<1>(slice, &grad[g], w, &mean);
             }
-            for (int64_t i = 0; i < n; ++i) mean += p[j * stride + i] * a[j * stride + i];
+            if (out.empty()) {
+              mean *= prior_share[g];
+              for (int64_t i = 0; i < n; ++i) mean += p[g * stride + i] * a[g * stride + i];
+            }
+            const float total = score_gradients(p + g * stride, a + g * stride, score + g * stride, r, n, d, mean,
+                                                grad_lse, e + g * stride, f);
+            for (int64_t i = 0; i < n; ++i) p[g * stride + i] *= scale;
+            if (merges) {  // all the scores' gradients, the prior's included, add up to grad_lse
+              grad_prior[s + j].data_ptr<float>()[t * heads + h] = grad_lse - total;
+              for (int64_t k = 0; k < w; ++k) to[h * w + k] = prior_share[g] * grad[g][k];
+            }
           }
-          const float total = score_gradients(p + j * stride, a + j * stride, score + j * stride, r, n, d, mean,
-                                              grad_lse, e + j * stride, f);
-          for (int64_t i = 0; i < n; ++i) p[j * stride + i] *= scale;
-          if (merges) {  // all the scores' gradients, the prior's included, add up to grad_lse
-            grad_prior[s + j].data_ptr<float>()[t] = grad_lse - total;
-            float* const to = grad_prior_rows[j].target(t, grad_scratch + s * d);
-            for (int64_t k = 0; k < d; ++k) to[k] = prior_share[j] * grad[j][k];
-            grad_prior_rows[j].commit(t, to);
-          }
+          if (merges) grad_prior_rows[j].commit(t, to);
         }
-        const Spread spreading{v.data(), n, d, p, e, f, r, stride, dv.data()};
-        spread(spreading, s, grad.data(), c_data.data(), dc_data.data());
+        for (int64_t h = 0; h < heads; ++h) {
+          const int64_t g = h * s;
+          const Spread spreading{&v[h * n], n, w, p + g * stride, e + g * stride, f, r, stride, &dv[h * n]};
+          spread(spreading, s, &grad[g], &c_data[g], &dc_data[g]);
+        }
         for (const Rows& more : grad_sum) add_scaled(1.f, more.read(t, grad_scratch), d, dv[n - 1]);
         for (int64_t i = 0; i < n; ++i) d_in[i].commit(t, dv[i]);
       }
@@ -323,9 +378,10 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   std::vector<float> query(d), gain(d, 1.f);
   const auto write = [&](const Tensor& to, const float* total, const std::vector<float>* factor) {
     std::vector<float> scratch(d);
-    float* const row = Rows(to).target(0, scratch.data());
+    const Rows flat(to.dim() == 1 ? to : to.view({d}));
+    float* const row = flat.target(0, scratch.data());
     for (int64_t k = 0; k < d; ++k) row[k] = factor ? total[k] * (*factor)[k] : total[k];
-    Rows(to).commit(0, row);
+    flat.commit(0, row);
   };
   for (int64_t j = 0; j < s; ++j) {
     const float* const total = totals.data() + j * d;

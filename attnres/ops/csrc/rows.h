@@ -101,9 +101,9 @@ inline std::vector<Tensor> empty_each(TensorList like) {
   return out;
 }
 
-// A parameter vector as float32 values.
+// A parameter vector as float32 values, whatever its shape.
 inline void read_vector(const Tensor& x, float* to) {
-  const Tensor dense = x.contiguous();
+  const Tensor dense = x.dim() == 1 ? x.contiguous() : x.contiguous().view({-1});
   std::memcpy(to, Rows(dense).read(0, to), sizeof(float) * dense.numel());
 }
 
