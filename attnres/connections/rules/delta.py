@@ -99,7 +99,9 @@ class Delta(TwoPhase):
         if not reading.queries:
             return values, x
         outs = read(newest, None, reading.queries, reading.gains, reading.prior, self.eps, widen(x).dtype)[0]
-        return values, self._mixture((x + out).to(x.dtype) for out in self._gated(self._joined(outs, self._reads[site]), site))
+        return values, self._mixture(
+            (x + out).to(x.dtype) for out in self._gated(self._joined(outs, self._reads[site]), site)
+        )
 
     def scatter(self, values: Values, weights: Weights, site: int, h: Tensor, y: Tensor) -> Values:
         x, *blocks = values
