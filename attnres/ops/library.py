@@ -7,15 +7,15 @@
     s_ji = (query_j * gain_j) . v_i / rms(v_i);   p_j = softmax_i s_j
     out_j = scale sum_i p_ji v_i;   lse_j = log sum_i exp s_ji
 
-sources: N tensors [..., d]. queries: S vectors [d]; gains: S vectors, or none. On a CPU queries and gains may be
-[H, d / H]: H heads, with a softmax each over a slice of the channels; 1/rms is that of all channels, lses are [..., H].
-The statistics have N (H S + 1) columns then.
- prior: none, or for each query the out,
+sources: N tensors [..., d]. queries: S vectors [d]; gains: S vectors, or none. prior: none, or for each query the out,
 then for each the lse, of its attention over other sources: with scale 1, in float32 or, the outs, all of `dtype`. It is
 merged as one more source of that query alone, whose score is lse. added: none, or y [..., d]: the last source is then
 the sum of the last one given and y, rounded to the widest of their dtypes and `dtype`, and returned, too. outs: S
 tensors [..., d] of `dtype`; lses: S float32 tensors [...]; statistics: float32 [tokens, N (S + 1)], what the backward
 pass needs besides the sources. With a prior there may be no source.
+
+On a CPU queries and gains may be [H, d / H]: H heads, each with a softmax of its own over its slice of the channels,
+while 1/rms is that of all channels. Then lses are [..., H] and the statistics [tokens, N (H S + 1)].
 
 norm: none, or the weight [d] of a norm of the one query's out: out / sqrt(mean(out^2) + norm_eps) (norm_offset + norm),
 before it is rounded. The CPU kernel has it, forward and backward; `operators.read` sees to it that nothing else is

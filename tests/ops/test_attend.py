@@ -51,11 +51,13 @@ KERNEL = {
     # A head's slice fills no vector, fills one, and has a tail.
     "heads": Call(5, 1, 24, tokens=(3, 5), heads=4),
     "heads of one channel": Call(3, 2, 7, heads=7),
+    "eight heads": Call(9, 1, 72, dtypes=(BF16,), out=BF16, heads=8),
     "a head": Call(2, 1, 5, heads=1),
     "heads of three queries, in bfloat16": Call(18, 3, 76, dtypes=(BF16, F32), vectors=BF16, out=BF16, heads=4),
     "heads of a sum that merge": Call(1, 1, 40, prior=F32, added=F32, scale=1.7, heads=2),
     "heads that merge under a norm": Call(2, 1, 40, dtypes=(BF16,), prior=BF16, out=BF16, norm=0.0, heads=2),
     "heads of several, in bfloat16, that merge": Call(2, 3, 66, dtypes=(BF16,), prior=BF16, out=BF16, heads=2),
+    "no tokens of heads": Call(2, 2, 8, tokens=(0,), prior=F32, heads=2),
     "a sum that is wider than what it is of": Call(1, 1, 37, dtypes=(BF16,), prior=F32, added=BF16),
 }
 
@@ -83,6 +85,7 @@ NORMED = {
     "a bfloat16 prior alone": Call(0, 1, 8, prior=BF16, out=BF16, norm=0.0),
     "one channel": Call(2, 1, 1, tokens=(5,), norm=0.0),
     "heads": Call(3, 1, 24, added=F32, scale=1.7, norm=1.0, heads=4),
+    "heads of a prior alone": Call(0, 1, 12, prior=F32, norm=0.0, heads=3),
     "no tokens": Call(2, 1, 8, tokens=(0,), added=F32, norm=0.0),
 }
 
@@ -211,3 +214,16 @@ def test_saved_tensors_may_come_back_with_other_strides(kernel):
 def test_sources_whose_squares_float32_cannot_hold(backend, size, eps, dim, queries):
     assert_right_at(size, eps, dim, backend, queries)
     assert_right_at(size, eps, dim, backend, queries, gradient=1 / size)  # as of a norm behind the attention
+
+
+def test_heads_of_sources_whose_squares_float32_cannot_hold(kernel):
+    """Without an eps the weights do not know how large the sources are."""
+    sources, query, size = make_sources(3, 2, 40), make_vector(40).view(5, 8), 2.0**84
+
+    def operator(*sources):
+        return attend(sources, [query], [], (), 0.0, F32, "cpu")[0][0]
+
+    found = value_and_gradients(operator, *(size * v for v in sources))
+    expected = value_and_gradients(operator, *sources)
+    torch.testing.assert_close(found[0] / size, expected[0])
+    torch.testing.assert_close(found[1:], expected[1:])

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from attnres.ops import Norm, attend_blocks, backends, depth_attention, library, merge_partial, operators, read
+from attnres.ops import Norm, attend, attend_blocks, backends, depth_attention, library, merge_partial, operators, read
 from tests.ops.cases import assert_near, make_sources, make_vector, value_and_gradients
 
 DIM = 40
@@ -38,10 +38,17 @@ def both(*tensors):
     return one_phase(*tensors) + two_phases(*tensors)
 
 
+def heads_too(*tensors):
+    *sources, query, gain = tensors
+    outs, lses = attend(sources[:-1], [query.view(5, -1)], [gain.view(5, -1)], (), 1e-6, torch.float32)
+    (h,), _ = read(sources[-1:], None, [query.view(5, -1)], [], (*outs, *lses), 1e-6, torch.float32)
+    return both(*tensors) + h
+
+
 def test_compile_fullgraph():
     torch._dynamo.reset()
-    compiled, tensors = torch.compile(both, fullgraph=True, backend="aot_eager"), inputs_of()
-    assert_near(value_and_gradients(compiled, *tensors), value_and_gradients(both, *tensors))
+    compiled, tensors = torch.compile(heads_too, fullgraph=True, backend="aot_eager"), inputs_of()
+    assert_near(value_and_gradients(compiled, *tensors), value_and_gradients(heads_too, *tensors))
 
 
 def test_calls_of_many_lengths_compile_to_one_graph():

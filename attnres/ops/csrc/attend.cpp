@@ -319,7 +319,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
           const float* const before = merges ? prior_rows[0].read(t, grad_scratch + d) : nullptr;
           for (int64_t h = 0; h < heads; ++h) {
             float* const to = norm_scratch + h * w;
-            weighted_sums(&v[h * n], n, p + h * stride, stride, &to, 1, w);
+            weighted_sums(v.data() + h * n, n, p + h * stride, stride, &to, 1, w);
             for (int64_t k = 0; scale != 1.f && k < w; ++k) to[k] *= scale;
             if (merges) add_scaled(prior_share[h], before + h * w, w, to);
           }
@@ -361,7 +361,8 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
         }
         for (int64_t h = 0; h < heads; ++h) {
           const int64_t g = h * s;
-          const Spread spreading{&v[h * n], n, w, p + g * stride, e + g * stride, f, r, stride, &dv[h * n]};
+          const Spread spreading{v.data() + h * n,   n, w, p + g * stride, e + g * stride, f, r, stride,
+                                 dv.data() + h * n};
           spread(spreading, s, &grad[g], &c_data[g], &dc_data[g]);
         }
         for (const Rows& more : grad_sum) add_scaled(1.f, more.read(t, grad_scratch), d, dv[n - 1]);
