@@ -31,38 +31,43 @@ static void check(int64_t n, int64_t s, int64_t d, std::mt19937& random) {
       for (float& x : row) x = normal(random);
     return rows;
   };
-  const int64_t stride = padded(n);
   Rows v = filled(n, d), grad = filled(s, d), c = filled(s, d), dc = filled(s, d), out(s, std::vector<float>(d));
   const Rows dc_before = dc;
   Rows dv(n, std::vector<float>(d));
-  std::vector<float> p(s * stride), e(s * stride), f(n), r(n), scores(s);
+  // Of kLanes tokens, of which the last is taken.
+  std::vector<float> p(s * n * kLanes), e(s * n * kLanes), f(n * kLanes), r(n * kLanes), partial(s * kLanes * kLanes);
+  const int64_t lane = kLanes - 1;
+  const auto at = [&](int64_t j, int64_t i) { return (j * n + i) * kLanes + lane; };
   for (auto* x : {&p, &e, &f, &r})
     for (float& one : *x) one = normal(random);
 
   const auto v_ = pointers<const float>(v), grad_ = pointers<const float>(grad), c_ = pointers<const float>(c);
-  dots(v_[0], grad_.data(), s, d, scores.data());
-  weighted_sums(v_.data(), n, p.data(), stride, pointers<float>(out).data(), s, d);
-  spread({v_.data(), n, d, p.data(), e.data(), f.data(), r.data(), stride, pointers<float>(dv).data()}, s, grad_.data(),
-         c_.data(), pointers<float>(dc).data());
+  partial_dots(v_[0], grad_.data(), s, 0, d, &partial[lane * kLanes], kLanes * kLanes);
+  // Two halves, as two heads have them.
+  for (const auto& [begin, end] : {std::pair{int64_t{0}, d / 2}, std::pair{d / 2, d}}) {
+    weighted_sums(v_.data(), n, &p[lane], n * kLanes, pointers<float>(out).data(), s, begin, end);
+    spread({v_.data(), n, &p[lane], &e[lane], &f[lane], &r[lane], pointers<float>(dv).data(), begin, end}, s,
+           grad_.data(), c_.data(), pointers<float>(dc).data());
+  }
   for (int64_t j = 0; j < s; ++j) {
     double dotted = 0;
     for (int64_t k = 0; k < d; ++k) {
       dotted += double(v[0][k]) * grad[j][k];
       double sum = 0, key = dc_before[j][k];
       for (int64_t i = 0; i < n; ++i) {
-        sum += double(p[j * stride + i]) * v[i][k];
-        key += double(e[j * stride + i]) * v[i][k];
+        sum += double(p[at(j, i)]) * v[i][k];
+        key += double(e[at(j, i)]) * v[i][k];
       }
       near(out[j][k], sum, n, "weighted sum");
       near(dc[j][k], key, n, "key's gradient");
     }
-    near(scores[j], dotted, d, "dot");
+    near(sums_of_rows(&partial[j * kLanes * kLanes])[lane], dotted, d, "dot");
   }
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < d; ++k) {
-      double sum = -double(f[i]) * r[i] * v[i][k];
+      double sum = -double(f[at(0, i)]) * r[at(0, i)] * v[i][k];
       for (int64_t j = 0; j < s; ++j)
-        sum += double(p[j * stride + i]) * grad[j][k] + double(e[j * stride + i]) * c[j][k];
+        sum += double(p[at(j, i)]) * grad[j][k] + double(e[at(j, i)]) * c[j][k];
       near(dv[i][k], sum, 2 * s + 1, "source's gradient");
     }
 
@@ -81,11 +86,16 @@ static void check(int64_t n, int64_t s, int64_t d, std::mt19937& random) {
     near(dh[k], (double(c[0][k]) * grad[0][k] - v[0][k] * along / mean) / rms, 8 / rms + 8, "norm's gradient");
   }
 
-  std::vector<float> score(stride), share(stride);
-  double total = 0;
-  for (int64_t i = 0; i < n; ++i) total += std::exp(double(score[i] = 5 * normal(random)));
-  near(softmax(score.data(), 3.f, n, share.data()), std::log(total), 1, "log-sum-exp");
-  for (int64_t i = 0; i < n; ++i) near(share[i], 3 * std::exp(double(score[i])) / total, 3, "softmax");
+  std::vector<float> score(n * kLanes), share(n * kLanes);
+  for (float& x : score) x = 5 * normal(random);
+  const Lanes lse = softmax(score.data(), 3.f, n, share.data());
+  for (int64_t t = 0; t < kLanes; ++t) {
+    double total = 0;
+    for (int64_t i = 0; i < n; ++i) total += std::exp(double(score[i * kLanes + t]));
+    near(lse[t], std::log(total), 1, "log-sum-exp");
+    for (int64_t i = 0; i < n; ++i)
+      near(share[i * kLanes + t], 3 * std::exp(double(score[i * kLanes + t])) / total, 3, "softmax");
+  }
 }
 
 int main() {

@@ -1,4 +1,5 @@
-// Depth attention on the CPU: one pass over the sources per token, while they sit in the first-level cache.
+// Depth attention on the CPU: a few tokens at a time, whose sources stay in a near cache. What is of one token and source,
+// such as scores and weights, is computed for kLanes tokens at once, one in each lane.
 //
 //   forward   s_ji = r_i (c_j . v_i),  r_i = 1/rms(v_i);   p_j = softmax_i;   out_j = scale sum_i p_ji v_i
 //   backward  a_ji = scale g_j . v_i;  ds_ji = p_ji (a_ji - D_j + dlse_j);  D_j = sum_i p_ji a_ji
@@ -7,7 +8,7 @@
 //
 // Legend: i source (N), j query (S), t token, d channels; c_j = query_j * gain_j; g_j the gradient of out_j.
 // A query [H, d / H] has H heads: each has its scores and its softmax over its slice of w = d / H channels, and r_i is
-// that of the whole width. Scores lie by heads, then queries: [H S, N], so that a head's are those of S narrow queries.
+// that of the whole width. Scores lie by heads, then queries: [H S, N], called by g = h S + j.
 // A prior (out_j, lse_j) is one more source of query j alone, whose score is lse_j: attention over earlier sources.
 //
 // All sums are in float32. Nothing depends on the number of threads: tokens are cut into chunks by their number alone,
@@ -32,12 +33,17 @@
 namespace attnres {
 namespace {
 
+constexpr int64_t kNearFloats = 1 << 14;
+
 // Python passes shapes on unseen, so what does not fit must stop here: it would write over other memory.
 void check_each(const char* what, TensorList tensors, at::IntArrayRef shape, at::IntArrayRef of) {
   for (const Tensor& x : tensors)
     TORCH_CHECK(x.sizes() == shape && x.is_cpu(), "for sources ", of, " depth attention needs ", what, " ", shape,
                 " on the CPU, not ", x.sizes(), " on ", x.device());
 }
+
+// How many tokens, at most kLanes, go together whose rows have so many floats.
+int64_t tokens_at_once(int64_t floats) { return std::clamp<int64_t>(kNearFloats / floats, 1, kLanes); }
 
 // The lengths of lists, where they may be shorter.
 void check_count(const char* what, size_t count, std::initializer_list<size_t> allowed) {
@@ -89,7 +95,7 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
   check_each("what is added", added_, shape, shape);
   const std::vector<Tensor> sources = contiguous(sources_), prior = contiguous(prior_), added = contiguous(added_);
   const int64_t n = sources.size(), s = queries.size(), d = shape.back(), rows = n + (prior.empty() ? 0 : 1);
-  const int64_t tokens = c10::multiply_integers(leading), stride = padded(rows);
+  const int64_t tokens = c10::multiply_integers(leading);
   const int64_t heads = heads_of(queries), w = d / heads, all = heads * s;
   std::vector<Rows> in = rows_of(sources);
   for (const Rows& source : in) source.prefetch(0);
@@ -116,68 +122,74 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
   const std::vector<const float*> prior_lse = data_of({prior.begin() + prior_rows.size(), prior.end()});
   // Of one query the prior is a source like the others.
   const int64_t weighed = s == 1 ? rows : n;
-  float* const statistics_data = kept ? statistics.data_ptr<float>() : nullptr;
+  float* const statistics_data = kept ? statistics.data_ptr<float>() : nullptr;  // per token r [n], scores [all, n]
   const std::vector<float*> lse_data = [&] {
     std::vector<float*> data;
     for (const Tensor& x : lses) data.push_back(x.data_ptr<float>());
     return data;
   }();
 
+  const int64_t at_once = tokens_at_once(rows * d), width = n * (all + 1);
   parallel(tokens, 16, [&](int64_t first, int64_t last) {
-    const int64_t weights = 2 * all * stride + heads * (s + 1) + n * (all + 1);
-    const Scratch scratch(weights, (rows + s) * d);
-    float* const scores = scratch.data();                  // [heads, s, stride]
-    float* const p = scores + all * stride;                // [heads, s, stride]
-    float* const dotted = p + all * stride;                // [heads, s + 1]: c_j . v_i, then v_i . v_i
-    float* const not_kept = dotted + heads * (s + 1);      // [n (all + 1)]
-    float* const row_scratch = scratch.data() + weights;   // [rows, d]
-    float* const out_scratch = row_scratch + rows * d;     // [s, d]
-    std::vector<const float*> v(heads * rows), with(heads * (s + 1));  // where each head's slices begin
-    std::vector<float*> to(all);
-    for (int64_t h = 0; h < heads; ++h)
-      for (int64_t j = 0; j < s; ++j) with[h * (s + 1) + j] = &c[j * d + h * w];
+    const int64_t dotted = heads * (s + 1), zeroed = (dotted * kLanes + n + 2 * all * rows) * kLanes;
+    const Scratch scratch(zeroed, (at_once * rows + s) * d);
+    float* const partial = scratch.data();                      // [heads, s + 1, kLanes, kLanes]: of c_j . v_i, v_i . v_i
+    float* const r = partial + dotted * kLanes * kLanes;        // [n, kLanes]
+    float* const scores = r + n * kLanes;                       // [all, rows, kLanes]
+    float* const p = scores + all * rows * kLanes;              // [all, rows, kLanes]
+    float* const row_scratch = scratch.data() + zeroed;         // [at_once, rows, d]
+    float* const out_scratch = row_scratch + at_once * rows * d;  // [s, d]
+    std::vector<const float*> v(at_once * rows), with(s + 1);
+    std::vector<float*> to(s);
+    for (int64_t j = 0; j < s; ++j) with[j] = &c[j * d];
 
-    for (int64_t t = first; t < last; ++t) {
-      float* const r = kept ? statistics_data + t * n * (all + 1) : not_kept;  // [n], then the scores [heads, s, n]
-      if (adds) add_rows(summands[0], summands[1], t, d, out_scratch, row_scratch + (n - 1) * d, in[n - 1]);
+    for (int64_t t = first; t < last; t += at_once) {
+      const int64_t count = std::min(at_once, last - t);
+      for (int64_t l = 0; adds && l < count; ++l)
+        add_rows(summands[0], summands[1], t + l, d, out_scratch, row_scratch, in[n - 1]);
       for (int64_t i = 0; i < n; ++i) {
-        const float* const row = in[i].read(t, row_scratch + i * d);
-        in[i].prefetch(t + 1);
-        float square = 0;
-        for (int64_t h = 0; h < heads; ++h) {
-          const float** const of_head = &with[h * (s + 1)];
-          v[h * rows + i] = of_head[s] = row + h * w;
-          dots(of_head[s], of_head, s + 1, w, dotted + h * (s + 1));
-          square += dotted[h * (s + 1) + s];
+        for (int64_t l = 0; l < count; ++l) {
+          with[s] = v[l * rows + i] = in[i].read(t + l, row_scratch + (l * rows + i) * d);
+          in[i].prefetch(t + l + at_once);
+          for (int64_t h = 0; h < heads; ++h)
+            partial_dots(with[s], with.data(), s + 1, h * w, (h + 1) * w,
+                         partial + (h * (s + 1) * kLanes + l) * kLanes, kLanes * kLanes);
         }
-        r[i] = inverse_rms(row, square, d, eps);
-        for (int64_t h = 0; h < heads; ++h)
-          for (int64_t j = 0; j < s; ++j) scores[(h * s + j) * stride + i] = dotted[h * (s + 1) + j] * r[i];
+        Lanes square = {};
+        for (int64_t h = 0; h < heads; ++h) square += sums_of_rows(partial + (h * (s + 1) + s) * kLanes * kLanes);
+        for (int64_t l = 0; l < count; ++l) r[i * kLanes + l] = inverse_rms(v[l * rows + i], square[l], d, eps);
+        for (int64_t g = 0; g < all; ++g)
+          store(scores + (g * rows + i) * kLanes,
+                sums_of_rows(partial + (g + g / s) * kLanes * kLanes) * load<Lanes>(r + i * kLanes));
       }
-      if (merges && s == 1) {
-        const float* const row = prior_rows[0].read(t, row_scratch + n * d);
-        for (int64_t h = 0; h < heads; ++h) v[h * rows + n] = row + h * w;
+      for (int64_t g = 0; g < all; ++g) {
+        const int64_t h = g / s, j = g % s;
+        float* const score = scores + g * rows * kLanes;
+        for (int64_t l = 0; merges && l < count; ++l) score[n * kLanes + l] = prior_lse[j][(t + l) * heads + h];
+        const Lanes lse = softmax(score, static_cast<float>(scale), rows, p + g * rows * kLanes);
+        for (int64_t l = 0; kept && l < count; ++l) lse_data[j][(t + l) * heads + h] = lse[l];
       }
-      for (int64_t j = 0; j < s; ++j) {
-        float* const row = norm ? out_scratch : out[j].target(t, out_scratch + j * d);
-        for (int64_t h = 0; h < heads; ++h) {
-          const int64_t g = h * s + j;
-          if (merges) scores[g * stride + n] = prior_lse[j][t * heads + h];
-          std::memcpy(r + n * (g + 1), scores + g * stride, sizeof(float) * n);
-          const float lse = softmax(scores + g * stride, static_cast<float>(scale), rows, p + g * stride);
-          if (kept) lse_data[j][t * heads + h] = lse;
-          to[g] = row + h * w;
+      for (int64_t l = 0; l < count; ++l) {
+        if (kept) {
+          float* const statistic = statistics_data + (t + l) * width;
+          for (int64_t i = 0; i < n; ++i) {
+            statistic[i] = r[i * kLanes + l];
+            for (int64_t g = 0; g < all; ++g) statistic[(g + 1) * n + i] = scores[(g * rows + i) * kLanes + l];
+          }
         }
-      }
-      for (int64_t h = 0; h < heads; ++h)
-        weighted_sums(&v[h * rows], weighed, p + h * s * stride, stride, &to[h * s], s, w);
-      for (int64_t j = 0; weighed < rows && j < s; ++j) {
-        const float* const row = prior_rows[j].read(t, row_scratch + n * d);
+        if (merges && s == 1) v[l * rows + n] = prior_rows[0].read(t + l, row_scratch + (l * rows + n) * d);
+        for (int64_t j = 0; j < s; ++j) to[j] = norm ? out_scratch : out[j].target(t + l, out_scratch + j * d);
         for (int64_t h = 0; h < heads; ++h)
-          add_scaled(p[(h * s + j) * stride + n], row + h * w, w, to[h * s + j]);
+          weighted_sums(&v[l * rows], weighed, p + h * s * rows * kLanes + l, rows * kLanes, to.data(), s, h * w,
+                        (h + 1) * w);
+        for (int64_t j = 0; weighed < rows && j < s; ++j) {
+          const float* const before = prior_rows[j].read(t + l, row_scratch + (l * rows + n) * d);
+          for (int64_t h = 0; h < heads; ++h)
+            add_scaled(p[((h * s + j) * rows + n) * kLanes + l], before, h * w, (h + 1) * w, to[j]);
+        }
+        if (norm) normalise(out_scratch, norm_weight.data(), d, norm.eps, out[0].target(t + l, out_scratch));
+        for (int64_t j = 0; j < s; ++j) out[j].commit(t + l, out_scratch + j * d);
       }
-      if (norm) normalise(out_scratch, norm_weight.data(), d, norm.eps, out[0].target(t, out_scratch));
-      for (int64_t j = 0; j < s; ++j) out[j].commit(t, out_scratch + j * d);
     }
   });
   return {outs, lses, sums, statistics};
@@ -249,7 +261,7 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   const float scale = static_cast<float>(scale_);
   const int64_t n = sources.size(), s = queries.size(), d = shape.back();
   const Chunks chunks(c10::multiply_integers(shape.slice(0, shape.size() - 1)));
-  const int64_t stride = padded(n), heads = heads_of(queries), w = d / heads, all = heads * s;
+  const int64_t heads = heads_of(queries), w = d / heads, all = heads * s;
 
   const std::vector<Tensor> grad_sources = empty_each(sources), grad_queries = empty_each(queries);
   std::vector<Tensor> grad_gains = empty_each(gains);
@@ -262,8 +274,8 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   for (int64_t j = 0; merges && j < s; ++j) grad_prior.push_back(Pool::get().empty(prior[j].sizes(), at::kFloat));
 
   const std::vector<float> c = key_vectors(queries, gains, d), norm_weight = norm.vector(d);  // [s, d] and [d]
-  std::vector<const float*> c_data(all);  // of each head, like all that are called by `g` = h s + j
-  for (int64_t g = 0; g < all; ++g) c_data[g] = &c[g % s * d + g / s * w];
+  std::vector<const float*> c_data(s);
+  for (int64_t j = 0; j < s; ++j) c_data[j] = &c[j * d];
   const int64_t sums = s + norm.weight.size();  // that are taken over all tokens: of keys, then of the norm's weight
   const Scratch dc(chunks.count * sums * d);    // [chunks, sums, d]
   const std::vector<Rows> in = rows_of(sources), grads = rows_of(grad_outs), d_in = rows_of(grad_sources);
@@ -273,100 +285,123 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
   const std::vector<const float*> lse_data = data_of(lses), grad_lse_data = data_of(grad_lses);
   const std::vector<const float*> prior_lse = data_of({prior.begin(), prior.begin() + (merges ? s : 0)});
 
+  const int64_t at_once = tokens_at_once((2 * n + s) * d), width = n * (all + 1);
   parallel(chunks.count, 1, [&](int64_t first, int64_t last) {
-    const Scratch scratch((2 * n + s + 3) * d + (4 * all + 1) * stride + s + all);
-    float* const row_scratch = scratch.data();               // [n, d]
-    float* const grad_scratch = row_scratch + n * d;         // [s + 1, d]: the last row is for out_j or the prior
-    float* const norm_scratch = grad_scratch + (s + 1) * d;  // [2, d]
-    float* const d_scratch = norm_scratch + 2 * d;           // [n, d]
-    float* const a = d_scratch + n * d;                      // [all, stride]
-    float* const p = a + all * stride;                       // [all, stride]
-    float* const e = p + all * stride;                       // [all, stride]: ds_ji r_i
-    float* const score = e + all * stride;                   // [all, stride]
-    float* const f = score + all * stride;                   // [stride]: sum_j ds_ji s_ji r_i / d
-    float* const dotted = f + stride;                        // [s]
-    float* const prior_share = dotted + s;                   // [all]
-    std::vector<const float*> v(heads * n), grad(all);
-    std::vector<float*> dv(heads * n), dc_data(all);
+    const int64_t zeroed = (s * kLanes + 4 * all * n + 2 * n + all) * kLanes;
+    const Scratch scratch(zeroed, (at_once * (2 * n + s + 1) + 2) * d);
+    float* const partial = scratch.data();                     // [s, kLanes, kLanes]: of v_i . g_j, at one head
+    float* const a = partial + s * kLanes * kLanes;            // [all, n, kLanes]
+    float* const p = a + all * n * kLanes;                     // [all, n, kLanes]
+    float* const e = p + all * n * kLanes;                     // [all, n, kLanes]: ds_ji r_i
+    float* const score = e + all * n * kLanes;                 // [all, n, kLanes]
+    float* const r = score + all * n * kLanes;                 // [n, kLanes]
+    float* const f = r + n * kLanes;                           // [n, kLanes]: sum_j ds_ji s_ji r_i / d
+    float* const prior_share = f + n * kLanes;                 // [all, kLanes]
+    float* const row_scratch = scratch.data() + zeroed;        // [at_once, n, d]
+    float* const d_scratch = row_scratch + at_once * n * d;    // [at_once, n, d]
+    float* const grad_scratch = d_scratch + at_once * n * d;   // [at_once, s, d]
+    float* const made_scratch = grad_scratch + at_once * s * d;  // [at_once, d]: out_j or the prior
+    float* const norm_scratch = made_scratch + at_once * d;    // [2, d]
+    std::vector<const float*> v(at_once * n), grad(at_once * s), made(at_once);
+    std::vector<float*> dv(at_once * n), dc_data(s);
+    const std::vector<Rows>& made_rows = out.empty() ? prior_rows : out;
 
     for (int64_t chunk = first; chunk < last; ++chunk) {
-      for (int64_t g = 0; g < all; ++g) dc_data[g] = dc.data() + (chunk * sums + g % s) * d + g / s * w;
-      for (int64_t t = chunks.begin(chunk); t < chunks.end(chunk); ++t) {
-        const float* const r = statistics_data + t * n * (all + 1);
-        for (int64_t j = 0; j < s; ++j) {
-          const float* const row = grads[j].read(t, grad_scratch + j * d);
-          grads[j].prefetch(t + 1);
-          for (int64_t h = 0; h < heads; ++h) grad[h * s + j] = row + h * w;
-        }
-        for (int64_t i = 0; i < n; ++i) {
-          const float* const row = in[i].read(t, row_scratch + i * d);
-          in[i].prefetch(t + 1);
-          float* const d_row = d_in[i].target(t, d_scratch + i * d);
-          for (int64_t h = 0; h < heads; ++h) {
-            v[h * n + i] = row + h * w;
-            dv[h * n + i] = d_row + h * w;
-          }
-          f[i] = 0;
-        }
-        for (int64_t h = 0, g = 0; h < heads; ++h)
-          for (int64_t j = 0; j < s; ++j, ++g) {
-            std::memcpy(score + g * stride, r + n * (g + 1), sizeof(float) * n);
-            const float prior_score = merges ? prior_lse[j][t * heads + h] : -INFINITY;
-            const float lse = lse_data[j][t * heads + h];
-            prior_share[g] = scale * softmax_given_lse(score + g * stride, prior_score, lse, n, p + g * stride);
-          }
-        if (norm) {  // what was read once more, whose gradient then takes the place of the normalised one's
-          const float* const before = merges ? prior_rows[0].read(t, grad_scratch + d) : nullptr;
-          for (int64_t h = 0; h < heads; ++h) {
-            float* const to = norm_scratch + h * w;
-            weighted_sums(v.data() + h * n, n, p + h * stride, stride, &to, 1, w);
-            for (int64_t k = 0; scale != 1.f && k < w; ++k) to[k] *= scale;
-            if (merges) add_scaled(prior_share[h], before + h * w, w, to);
-          }
-          normalise_backward(norm_scratch, norm_weight.data(), d, norm.eps, grad[0], grad_scratch,
-                             dc.data() + (chunk * sums + s) * d);
-          for (int64_t h = 0; h < heads; ++h) grad[h] = grad_scratch + h * w;
-        }
-        for (int64_t h = 0; h < heads; ++h)
+      for (int64_t j = 0; j < s; ++j) dc_data[j] = dc.data() + (chunk * sums + j) * d;
+      for (int64_t t = chunks.begin(chunk); t < chunks.end(chunk); t += at_once) {
+        const int64_t count = std::min(at_once, chunks.end(chunk) - t);
+        // From [tokens, heads].
+        const auto of_tokens = [&](const float* from, int64_t h) {
+          if (heads == 1 && count == kLanes) return load<Lanes>(from + t);
+          Lanes x = {};
+          for (int64_t l = 0; l < count; ++l) x[l] = from[(t + l) * heads + h];
+          return x;
+        };
+        for (int64_t l = 0; l < count; ++l) {
+          const float* const statistic = statistics_data + (t + l) * width;
           for (int64_t i = 0; i < n; ++i) {
-            dots(v[h * n + i], &grad[h * s], s, w, dotted);
-            for (int64_t j = 0; j < s; ++j) a[(h * s + j) * stride + i] = scale * dotted[j];
+            v[l * n + i] = in[i].read(t + l, row_scratch + (l * n + i) * d);
+            in[i].prefetch(t + l + at_once);
+            dv[l * n + i] = d_in[i].target(t + l, d_scratch + (l * n + i) * d);
+            r[i * kLanes + l] = statistic[i];
+            for (int64_t g = 0; g < all; ++g) score[(g * n + i) * kLanes + l] = statistic[(g + 1) * n + i];
           }
-        for (int64_t j = 0; j < s; ++j) {
-          float* const last_row = grad_scratch + s * d;
-          const std::vector<Rows>& kept = out.empty() ? prior_rows : out;
-          const float* const made = kept.empty() ? nullptr : kept[j].read(t, last_row);
-          float* const to = merges ? grad_prior_rows[j].target(t, last_row) : nullptr;
+          for (int64_t j = 0; j < s; ++j) {
+            grad[l * s + j] = grads[j].read(t + l, grad_scratch + (l * s + j) * d);
+            grads[j].prefetch(t + l + at_once);
+          }
+        }
+        for (int64_t g = 0; g < all; ++g) {
+          const int64_t h = g / s, j = g % s;
+          const Lanes before = merges ? of_tokens(prior_lse[j], h) : Lanes{} - INFINITY;
+          const Lanes last_share =
+              softmax_given_lse(score + g * n * kLanes, before, of_tokens(lse_data[j], h), n, p + g * n * kLanes);
+          store(prior_share + g * kLanes, scale * last_share);
+        }
+        for (int64_t l = 0; norm && l < count; ++l) {
+          // What was read once more, whose gradient then takes the place of the normalised one's.
+          float* to = norm_scratch;
+          const float* const before = merges ? prior_rows[0].read(t + l, norm_scratch + d) : nullptr;
           for (int64_t h = 0; h < heads; ++h) {
-            const int64_t g = h * s + j;
-            const float grad_lse = grad_lses.empty() ? 0.f : grad_lse_data[j][t * heads + h];
-            float mean = 0;
-            if (made) {
-              const float* const slice = made + h * w;
-              dot<1>(slice, &grad[g], w, &mean);
+            const int64_t begin = h * w, end = begin + w;
+            weighted_sums(v.data() + l * n, n, p + h * n * kLanes + l, 0, &to, 1, begin, end);
+            for (int64_t k = begin; scale != 1.f && k < end; ++k) to[k] *= scale;
+            if (merges) add_scaled(prior_share[h * kLanes + l], before, begin, end, to);
+          }
+          normalise_backward(to, norm_weight.data(), d, norm.eps, grad[l], grad_scratch + l * d,
+                             dc.data() + (chunk * sums + s) * d);
+          grad[l] = grad_scratch + l * d;
+        }
+        for (int64_t i = 0; i < n; ++i)
+          for (int64_t h = 0; h < heads; ++h) {
+            for (int64_t l = 0; l < count; ++l)
+              partial_dots(v[l * n + i], &grad[l * s], s, h * w, (h + 1) * w, partial + l * kLanes, kLanes * kLanes);
+            for (int64_t j = 0; j < s; ++j)
+              store(a + ((h * s + j) * n + i) * kLanes, scale * sums_of_rows(partial + j * kLanes * kLanes));
+          }
+        std::fill_n(f, n * kLanes, 0.f);
+        for (int64_t j = 0; j < s; ++j) {
+          for (int64_t l = 0; !made_rows.empty() && l < count; ++l)
+            made[l] = made_rows[j].read(t + l, made_scratch + l * d);
+          for (int64_t h = 0; h < heads; ++h) {
+            const int64_t g = h * s + j, at = g * n * kLanes;
+            const Lanes grad_lse = grad_lses.empty() ? Lanes{} : of_tokens(grad_lse_data[j], h);
+            Lanes mean = {};
+            if (!made_rows.empty()) {
+              for (int64_t l = 0; l < count; ++l)
+                partial_dot<1>(made[l], &grad[l * s + j], h * w, (h + 1) * w, partial + l * kLanes, 0);
+              mean = sums_of_rows(partial);
             }
             if (out.empty()) {
-              mean *= prior_share[g];
-              for (int64_t i = 0; i < n; ++i) mean += p[g * stride + i] * a[g * stride + i];
+              mean *= load<Lanes>(prior_share + g * kLanes);
+              for (int64_t i = 0; i < n; ++i) mean += load<Lanes>(p + at + i * kLanes) * load<Lanes>(a + at + i * kLanes);
             }
-            const float total = score_gradients(p + g * stride, a + g * stride, score + g * stride, r, n, d, mean,
-                                                grad_lse, e + g * stride, f);
-            for (int64_t i = 0; i < n; ++i) p[g * stride + i] *= scale;
-            if (merges) {  // all the scores' gradients, the prior's included, add up to grad_lse
-              grad_prior[s + j].data_ptr<float>()[t * heads + h] = grad_lse - total;
-              for (int64_t k = 0; k < w; ++k) to[h * w + k] = prior_share[g] * grad[g][k];
-            }
+            const Lanes of_prior =
+                grad_lse - score_gradients(p + at, a + at, score + at, r, n, d, mean, grad_lse, e + at, f);
+            for (int64_t i = 0; i < n; ++i)
+              store(p + at + i * kLanes, scale * load<Lanes>(p + at + i * kLanes));
+            // All the scores' gradients, the prior's included, add up to grad_lse.
+            for (int64_t l = 0; merges && l < count; ++l)
+              grad_prior[s + j].data_ptr<float>()[(t + l) * heads + h] = of_prior[l];
           }
-          if (merges) grad_prior_rows[j].commit(t, to);
+          for (int64_t l = 0; merges && l < count; ++l) {
+            float* const to = grad_prior_rows[j].target(t + l, made_scratch + l * d);
+            for (int64_t h = 0; h < heads; ++h) {
+              const float share = prior_share[(h * s + j) * kLanes + l];
+              for (int64_t k = h * w; k < (h + 1) * w; ++k) to[k] = share * grad[l * s + j][k];
+            }
+            grad_prior_rows[j].commit(t + l, to);
+          }
         }
-        for (int64_t h = 0; h < heads; ++h) {
-          const int64_t g = h * s;
-          const Spread spreading{v.data() + h * n,   n, w, p + g * stride, e + g * stride, f, r, stride,
-                                 dv.data() + h * n};
-          spread(spreading, s, &grad[g], &c_data[g], &dc_data[g]);
+        for (int64_t l = 0; l < count; ++l) {
+          for (int64_t h = 0; h < heads; ++h) {
+            const int64_t at = h * s * n * kLanes + l;
+            spread({v.data() + l * n, n, p + at, e + at, f + l, r + l, dv.data() + l * n, h * w, (h + 1) * w}, s,
+                   &grad[l * s], c_data.data(), dc_data.data());
+          }
+          for (const Rows& more : grad_sum) add_scaled(1.f, more.read(t + l, made_scratch), 0, d, dv[l * n + n - 1]);
+          for (int64_t i = 0; i < n; ++i) d_in[i].commit(t + l, dv[l * n + i]);
         }
-        for (const Rows& more : grad_sum) add_scaled(1.f, more.read(t, grad_scratch), d, dv[n - 1]);
-        for (int64_t i = 0; i < n; ++i) d_in[i].commit(t, dv[i]);
       }
     }
   });

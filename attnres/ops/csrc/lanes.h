@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace attnres {
 
@@ -40,22 +41,44 @@ inline void store(float* to, X x) {
   std::memcpy(to, &x, sizeof(X));
 }
 
-// The sum of N floats: one half is added to the other until one is left.
-template <int64_t N>
-inline float sum_of(const float* x) {
-  if constexpr (N == 1) {
-    return x[0];
-  } else {
-    typedef float Half __attribute__((vector_size(N * 2)));
-    Half low, high;
-    std::memcpy(&low, x, sizeof(Half));
-    std::memcpy(&high, x + N / 2, sizeof(Half));
-    low += high;
-    return sum_of<N / 2>(reinterpret_cast<const float*>(&low));
-  }
+// Some lanes of two vectors, by number: b's follow a's.
+template <int... I>
+inline Lanes pick(const Lanes& a, const Lanes& b) {
+#if defined(__clang__)
+  return __builtin_shufflevector(a, b, I...);
+#else
+  return __builtin_shuffle(a, b, IntLanes{I...});
+#endif
 }
 
-inline float sum(const Lanes& x) { return sum_of<kLanes>(reinterpret_cast<const float*>(&x)); }
+// Each 2 D lanes become the sum of the halves of a's 2 D lanes, then that of b's.
+template <int D, int... J>
+inline Lanes fold(const Lanes& a, const Lanes& b, std::integer_sequence<int, J...>) {
+  return pick<(J % (2 * D) < D ? J : J - D + static_cast<int>(kLanes))...>(a, b) +
+         pick<(J % (2 * D) < D ? J + D : J + static_cast<int>(kLanes))...>(a, b);
+}
+
+// The sums of kLanes vectors, each in the lane of its number.
+template <int D = kLanes / 2>
+inline Lanes sums(Lanes* x) {
+  for (int t = 0; t < D; ++t) x[t] = fold<D>(x[t], x[t + D], std::make_integer_sequence<int, kLanes>());
+  if constexpr (D == 1)
+    return x[0];
+  else
+    return sums<D / 2>(x);
+}
+
+inline Lanes sums_of_rows(const float* rows) {
+  Lanes x[kLanes];
+  for (int t = 0; t < kLanes; ++t) x[t] = load<Lanes>(rows + t * kLanes);
+  return sums(x);
+}
+
+inline float sum(Lanes x) {
+  for (int64_t half = kLanes / 2; half > 0; half /= 2)
+    for (int64_t k = 0; k < half; ++k) x[k] += x[k + half];
+  return x[0];
+}
 
 // exp(min(x, 0)), within 2 ulp; 0 below -87; NaN for NaN. Cephes: 2^n times a polynomial on [-ln2/2, ln2/2].
 inline Lanes exp_nonpositive(Lanes x) {

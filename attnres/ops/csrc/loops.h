@@ -1,4 +1,5 @@
-// The inner loops: one token's rows at a time, while they sit in the first-level cache.
+// The inner loops: rows of a few tokens while they sit in a near cache, and what there is per token and source, such as
+// scores, of kLanes tokens at once: [n, kLanes].
 
 #pragma once
 
@@ -10,36 +11,47 @@
 
 namespace attnres {
 
-// out_g = v . with_g for G vectors at once; v, with_g: [d]; out: [G].
+// v . with_g over the channels [begin, end) for G vectors at once, as kLanes sums that are not added up yet, at
+// out + g step.
 template <int G>
-inline void dot(const float* v, const float* const* with, int64_t d, float* out) {
+inline void partial_dot(
+    const float* v, const float* const* with, int64_t begin, int64_t end, float* out, int64_t step) {
   constexpr int U = G <= 2 ? 4 : 2;  // independent sums hide the latency of the multiply-add
   Lanes total[G][U] = {};
-  int64_t k = 0;
-  for (; k + U * kLanes <= d; k += U * kLanes)
+  int64_t k = begin;
+  for (; k + U * kLanes <= end; k += U * kLanes)
     for (int u = 0; u < U; ++u) {
       const Lanes x = load<Lanes>(v + k + u * kLanes);
       for (int g = 0; g < G; ++g) total[g][u] += x * load<Lanes>(with[g] + k + u * kLanes);
     }
-  for (; k + kLanes <= d; k += kLanes)
+  for (; k + kLanes <= end; k += kLanes)
     for (int g = 0; g < G; ++g) total[g][0] += load<Lanes>(v + k) * load<Lanes>(with[g] + k);
   for (int g = 0; g < G; ++g) {
     Lanes all = total[g][0];
     for (int u = 1; u < U; ++u) all += total[g][u];
     float tail = 0;
-    for (int64_t rest = k; rest < d; ++rest) tail += v[rest] * with[g][rest];
-    out[g] = sum(all) + tail;
+    for (int64_t rest = k; rest < end; ++rest) tail += v[rest] * with[g][rest];
+    all[0] += tail;
+    store(out + g * step, all);
   }
 }
 
-inline void dots(const float* v, const float* const* with, int64_t count, int64_t d, float* out) {
-  for (; count > 4; count -= 4, with += 4, out += 4) dot<4>(v, with, d, out);
+inline void partial_dots(const float* v, const float* const* with, int64_t count, int64_t begin, int64_t end,
+                         float* out, int64_t step) {
+  for (; count > 5; count -= 4, with += 4, out += 4 * step) partial_dot<4>(v, with, begin, end, out, step);
   switch (count) {
-    case 4: return dot<4>(v, with, d, out);
-    case 3: return dot<3>(v, with, d, out);
-    case 2: return dot<2>(v, with, d, out);
-    case 1: return dot<1>(v, with, d, out);
+    case 5: return partial_dot<5>(v, with, begin, end, out, step);
+    case 4: return partial_dot<4>(v, with, begin, end, out, step);
+    case 3: return partial_dot<3>(v, with, begin, end, out, step);
+    case 2: return partial_dot<2>(v, with, begin, end, out, step);
+    case 1: return partial_dot<1>(v, with, begin, end, out, step);
   }
+}
+
+inline float dot(const float* v, const float* with, int64_t d) {
+  float out[kLanes];
+  partial_dot<1>(v, &with, 0, d, out, 0);
+  return sum(load<Lanes>(out));
 }
 
 // 1 / sqrt(mean of squares + eps) of v: [d], given the sum of its squares. Where float32 has no room for squares, as
@@ -54,29 +66,24 @@ inline float inverse_rms(const float* v, float square, int64_t d, double eps) {
 
 // to = h / sqrt(mean(h^2) + eps) * weight; all: [d]; to may be h.
 inline void normalise(const float* h, const float* weight, int64_t d, double eps, float* to) {
-  float square;
-  dot<1>(h, &h, d, &square);
-  const float r = inverse_rms(h, square, d, eps);
+  const float r = inverse_rms(h, dot(h, h, d), d, eps);
   for (int64_t k = 0; k < d; ++k) to[k] = h[k] * r * weight[k];
 }
 
 // Its gradient: dh = r (weight grad - h r^2 mean(h weight grad)),  dweight += grad h r. All: [d]; dh may be grad.
 inline void normalise_backward(const float* h, const float* weight, int64_t d, double eps, const float* grad,
                                float* dh, float* dweight) {
-  float square;
-  dot<1>(h, &h, d, &square);
-  const float r = inverse_rms(h, square, d, eps);
+  const float r = inverse_rms(h, dot(h, h, d), d, eps);
   for (int64_t k = 0; k < d; ++k) {
     dweight[k] += grad[k] * (h[k] * r);
     dh[k] = grad[k] * weight[k];
   }
-  float along;
-  dot<1>(h, &dh, d, &along);
-  const float shrink = -along / d * r * r;
+  const float shrink = -dot(h, dh, d) / d * r * r;
   for (int64_t k = 0; k < d; ++k) dh[k] = r * dh[k] + shrink * (r * h[k]);
 }
 
-// out_g = sum_i p_gi v_i for G outputs at once; v: n of [d]; p: [G, stride]; out: G of [d].
+// out_g = sum_i p_gi v_i over the channels [begin, end), for G outputs at once; v: n of [d]; out: G of [d];
+// p: [G, n or more, kLanes], of which lane 0 is read, in steps of `stride` from one g to the next.
 template <int G, int U, class X>
 inline void weigh_channels(
     const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t k) {
@@ -84,46 +91,46 @@ inline void weigh_channels(
   for (int64_t i = 0; i < n; ++i)
     for (int u = 0; u < U; ++u) {
       const X x = load<X>(v[i] + k + u * (sizeof(X) / 4));
-      for (int g = 0; g < G; ++g) total[g][u] += p[g * stride + i] * x;
+      for (int g = 0; g < G; ++g) total[g][u] += p[g * stride + i * kLanes] * x;
     }
   for (int g = 0; g < G; ++g)
     for (int u = 0; u < U; ++u) store(out[g] + k + u * (sizeof(X) / 4), total[g][u]);
 }
 
 template <int G>
-inline void weighted_sum(
-    const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t d) {
+inline void weighted_sum(const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out,
+                         int64_t begin, int64_t end) {
   constexpr int U = G <= 2 ? 4 : 2;
-  int64_t k = 0;
-  for (; k + U * kLanes <= d; k += U * kLanes) weigh_channels<G, U, Lanes>(v, n, p, stride, out, k);
-  for (; k + kLanes <= d; k += kLanes) weigh_channels<G, 1, Lanes>(v, n, p, stride, out, k);
-  for (; k < d; ++k) weigh_channels<G, 1, float>(v, n, p, stride, out, k);
+  int64_t k = begin;
+  for (; k + U * kLanes <= end; k += U * kLanes) weigh_channels<G, U, Lanes>(v, n, p, stride, out, k);
+  for (; k + kLanes <= end; k += kLanes) weigh_channels<G, 1, Lanes>(v, n, p, stride, out, k);
+  for (; k < end; ++k) weigh_channels<G, 1, float>(v, n, p, stride, out, k);
 }
 
-inline void weighted_sums(
-    const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t count, int64_t d) {
-  for (; count > 4; count -= 4, p += 4 * stride, out += 4) weighted_sum<4>(v, n, p, stride, out, d);
+inline void weighted_sums(const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out,
+                          int64_t count, int64_t begin, int64_t end) {
+  for (; count > 4; count -= 4, p += 4 * stride, out += 4) weighted_sum<4>(v, n, p, stride, out, begin, end);
   switch (count) {
-    case 4: return weighted_sum<4>(v, n, p, stride, out, d);
-    case 3: return weighted_sum<3>(v, n, p, stride, out, d);
-    case 2: return weighted_sum<2>(v, n, p, stride, out, d);
-    case 1: return weighted_sum<1>(v, n, p, stride, out, d);
+    case 4: return weighted_sum<4>(v, n, p, stride, out, begin, end);
+    case 3: return weighted_sum<3>(v, n, p, stride, out, begin, end);
+    case 2: return weighted_sum<2>(v, n, p, stride, out, begin, end);
+    case 1: return weighted_sum<1>(v, n, p, stride, out, begin, end);
   }
 }
 
-// to += scale x; both: [d].
-inline void add_scaled(float scale, const float* x, int64_t d, float* to) {
-  for (int64_t k = 0; k < d; ++k) to[k] += scale * x[k];
+// to_k += scale x_k over the channels [begin, end).
+inline void add_scaled(float scale, const float* x, int64_t begin, int64_t end, float* to) {
+  for (int64_t k = begin; k < end; ++k) to[k] += scale * x[k];
 }
 
-// dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i r_i v_i   and   dc_g += sum_i e_gi v_i   for G queries at once.
-// v, dv: n of [d]; grad, c, dc: one [d] per query.
+// dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i r_i v_i   and   dc_g += sum_i e_gi v_i   over the channels [begin, end)
+// for G queries at once. v, dv: n of [d]; grad, c, dc: one [d] per query.
 struct Spread {
   const float* const* v;
-  int64_t n, d;
-  const float *p, *e, *f, *r;  // p and e: [queries, stride]; f and r: [n]
-  int64_t stride;
+  int64_t n;
+  const float *p, *e, *f, *r;  // p and e: [queries, n, kLanes]; f and r: [n, kLanes]; lane 0 is read
   float* const* dv;
+  int64_t begin, end;
 };
 
 template <int G, class X>
@@ -137,10 +144,10 @@ inline void spread_channels(const Spread& s, bool first, const float* const* gra
   }
   for (int64_t i = 0; i < s.n; ++i) {
     const X v = load<X>(s.v[i] + k);
-    X total = first ? -s.f[i] * (s.r[i] * v) : load<X>(s.dv[i] + k);
+    X total = first ? -s.f[i * kLanes] * (s.r[i * kLanes] * v) : load<X>(s.dv[i] + k);
     for (int g = 0; g < G; ++g) {
-      const float e_ = e[g * s.stride + i];
-      total += p[g * s.stride + i] * g_[g] + e_ * c_[g];
+      const float e_ = e[(g * s.n + i) * kLanes];
+      total += p[(g * s.n + i) * kLanes] * g_[g] + e_ * c_[g];
       dc_[g] += e_ * v;
     }
     store(s.dv[i] + k, total);
@@ -151,11 +158,11 @@ inline void spread_channels(const Spread& s, bool first, const float* const* gra
 template <int G>
 inline void spread_some(
     const Spread& s, int64_t from, const float* const* grad, const float* const* c, float* const* dc) {
-  const float *p = s.p + from * s.stride, *e = s.e + from * s.stride;
-  int64_t k = 0;
-  for (; k + kLanes <= s.d; k += kLanes)
+  const float *p = s.p + from * s.n * kLanes, *e = s.e + from * s.n * kLanes;
+  int64_t k = s.begin;
+  for (; k + kLanes <= s.end; k += kLanes)
     spread_channels<G, Lanes>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
-  for (; k < s.d; ++k) spread_channels<G, float>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
+  for (; k < s.end; ++k) spread_channels<G, float>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
 }
 
 inline void spread(
@@ -168,48 +175,50 @@ inline void spread(
     }
 }
 
-inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+// What follows is of kLanes tokens. s, p, a, e, f, r: [n, kLanes]
 
-// p = exp(s - top) over n entries; s, p: [padded n]
-inline void exps(const float* s, float top, int64_t n, float* p) {
-  for (int64_t i = 0; i < n; i += kLanes) store(p + i, exp_nonpositive(load<Lanes>(s + i) - top));
-}
-
-inline void scale_all(float factor, int64_t n, float* p) {
-  for (int64_t i = 0; i < n; i += kLanes) store(p + i, load<Lanes>(p + i) * factor);
+// p = factor exp(s - top), with the factor that makes their sum, and `last` with it, `whole`. Returns the sum before.
+inline Lanes shares(const float* s, Lanes top, Lanes last, float whole, int64_t n, float* p) {
+  Lanes total = last;
+  for (int64_t i = 0; i < n; ++i) {
+    const Lanes share = exp_nonpositive(load<Lanes>(s + i * kLanes) - top);
+    store(p + i * kLanes, share);
+    total += share;
+  }
+  const Lanes factor = whole / total;
+  for (int64_t i = 0; i < n; ++i) store(p + i * kLanes, load<Lanes>(p + i * kLanes) * factor);
+  return total;
 }
 
 // The softmax of n scores and another one, whose share it returns. A large lse is rounded by so much that the shares
 // miss one by more than what is left of a gradient where one of them takes nearly all: so they are scaled to it.
-inline float softmax_given_lse(const float* s, float other, float lse, int64_t n, float* p) {
-  exps(s, lse, n, p);
-  const float last = std::exp(other - lse);
-  float total = last;
-  for (int64_t i = 0; i < n; ++i) total += p[i];
-  scale_all(1 / total, n, p);
-  return last / total;
+inline Lanes softmax_given_lse(const float* s, Lanes other, Lanes lse, int64_t n, float* p) {
+  const Lanes last = exp_nonpositive(other - lse);
+  return last / shares(s, lse, last, 1.f, n, p);
 }
 
 // scale * softmax where lse is not known yet: returns it.
-inline float softmax(const float* s, float scale, int64_t n, float* p) {
-  float top = s[0];
-  for (int64_t i = 1; i < n; ++i) top = s[i] > top ? s[i] : top;
-  exps(s, top, n, p);
-  float total = 0;
-  for (int64_t i = 0; i < n; ++i) total += p[i];
-  scale_all(scale / total, n, p);
-  return top + std::log(total);
+inline Lanes softmax(const float* s, float scale, int64_t n, float* p) {
+  Lanes top = load<Lanes>(s);
+  for (int64_t i = 1; i < n; ++i) {
+    const Lanes score = load<Lanes>(s + i * kLanes);
+    top = score > top ? score : top;
+  }
+  Lanes total = shares(s, top, Lanes{}, scale, n, p);
+  for (int64_t t = 0; t < kLanes; ++t) total[t] = std::log(total[t]);
+  return top + total;
 }
 
-// What a query's scores do to the gradients at one token: e_i = ds_i r_i, f_i += ds_i s_i r_i / d. All: [n].
-// Returns sum_i ds_i. f_i has one r_i, v_i takes the other: float32 has no room for r_i^2 of large or tiny v_i.
-inline float score_gradients(const float* p, const float* a, const float* score, const float* r, int64_t n, int64_t d,
-                             float mean, float grad_lse, float* e, float* f) {
-  float total = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const float ds = p[i] * (a[i] - mean + grad_lse);
-    e[i] = ds * r[i];
-    f[i] += e[i] * (score[i] / d);
+// What a query's scores do to the gradients: e_i = ds_i r_i, f_i += ds_i s_i r_i / d. Returns sum_i ds_i.
+// f_i has one r_i, v_i takes the other: float32 has no room for r_i^2 of large or tiny v_i.
+inline Lanes score_gradients(const float* p, const float* a, const float* s, const float* r, int64_t n, int64_t d,
+                             Lanes mean, Lanes grad_lse, float* e, float* f) {
+  Lanes total = {};
+  for (int64_t at = 0; at < n * kLanes; at += kLanes) {
+    const Lanes ds = load<Lanes>(p + at) * (load<Lanes>(a + at) - mean + grad_lse);
+    const Lanes of_row = ds * load<Lanes>(r + at);
+    store(e + at, of_row);
+    store(f + at, load<Lanes>(f + at) + of_row * (load<Lanes>(s + at) / static_cast<float>(d)));
     total += ds;
   }
   return total;

@@ -50,9 +50,7 @@ std::tuple<Tensor, Tensor> add_normalised(const Tensor& y_, TensorList total_, d
     const Scratch scratch(3 * d);
     for (int64_t t = first; t < last; ++t) {
       const float* const row = in.read(t, scratch.data());
-      float square;
-      dot<1>(row, &row, d, &square);
-      r_data[t] = inverse_rms(row, square, d, eps);
+      r_data[t] = inverse_rms(row, dot(row, row, d), d, eps);
       const float* const other = before.empty() ? nullptr : before[0].read(t, scratch.data() + d);
       scaled_sum(r_data[t], row, other, d, to.target(t, scratch.data() + 2 * d));
       to.commit(t, scratch.data() + 2 * d);
@@ -76,9 +74,7 @@ Tensor add_normalised_backward(const Tensor& grad_, const Tensor& y_, const Tens
     for (int64_t t = first; t < last; ++t) {
       const float* const row = in.read(t, scratch.data());
       const float* const from = g.read(t, scratch.data() + d);
-      float along;
-      dot<1>(row, &from, d, &along);
-      const float scale = r_data[t], shrink = -along / d * scale * scale;
+      const float scale = r_data[t], shrink = -dot(row, from, d) / d * scale * scale;
       float* const dy = to.target(t, scratch.data() + 2 * d);
       for (int64_t k = 0; k < d; ++k) dy[k] = scale * from[k] + shrink * (scale * row[k]);
       to.commit(t, scratch.data() + 2 * d);

@@ -119,11 +119,4 @@ inline std::vector<float> key_vectors(TensorList queries, TensorList gains, int6
   return c;
 }
 
-template <class T>
-std::vector<T*> pointers(T* base, int64_t count, int64_t step) {
-  std::vector<T*> out(count);
-  for (int64_t i = 0; i < count; ++i) out[i] = base + i * step;
-  return out;
-}
-
 }  // namespace attnres
