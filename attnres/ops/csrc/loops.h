@@ -26,13 +26,16 @@ inline void partial_dot(
     }
   for (; k + kLanes <= end; k += kLanes)
     for (int g = 0; g < G; ++g) total[g][0] += load<Lanes>(v + k) * load<Lanes>(with[g] + k);
-  for (int g = 0; g < G; ++g) {
+#pragma GCC unroll 8
+  for (int g = 0; g < G; ++g) {  // a loop that stays, or does more, sends the sums through memory
     Lanes all = total[g][0];
     for (int u = 1; u < U; ++u) all += total[g][u];
+    store(out + g * step, all);
+  }
+  for (int g = 0; k < end && g < G; ++g) {
     float tail = 0;
     for (int64_t rest = k; rest < end; ++rest) tail += v[rest] * with[g][rest];
-    all[0] += tail;
-    store(out + g * step, all);
+    out[g * step] += tail;
   }
 }
 
@@ -133,36 +136,49 @@ struct Spread {
   int64_t begin, end;
 };
 
-template <int G, class X>
+template <int G, int U, class X>
 inline void spread_channels(const Spread& s, bool first, const float* const* grad, const float* const* c,
                             float* const* dc, const float* p, const float* e, int64_t k) {
-  X g_[G], c_[G], dc_[G];
-  for (int g = 0; g < G; ++g) {
-    g_[g] = load<X>(grad[g] + k);
-    c_[g] = load<X>(c[g] + k);
-    dc_[g] = load<X>(dc[g] + k);
-  }
-  for (int64_t i = 0; i < s.n; ++i) {
-    const X v = load<X>(s.v[i] + k);
-    X total = first ? -s.f[i * kLanes] * (s.r[i * kLanes] * v) : load<X>(s.dv[i] + k);
-    for (int g = 0; g < G; ++g) {
-      const float e_ = e[(g * s.n + i) * kLanes];
-      total += p[(g * s.n + i) * kLanes] * g_[g] + e_ * c_[g];
-      dc_[g] += e_ * v;
+  constexpr int64_t width = sizeof(X) / 4;
+  X g_[G][U], c_[G][U], dc_[G][U];
+  for (int g = 0; g < G; ++g)
+    for (int u = 0; u < U; ++u) {
+      g_[g][u] = load<X>(grad[g] + k + u * width);
+      c_[g][u] = load<X>(c[g] + k + u * width);
+      dc_[g][u] = load<X>(dc[g] + k + u * width);
     }
-    store(s.dv[i] + k, total);
+  const Spread local = s;  // which no store can be to
+  for (int64_t i = 0; i < local.n; ++i) {
+    const float* const v_ = local.v[i] + k;
+    float* const dv_ = local.dv[i] + k;
+    const float f = -local.f[i * kLanes], r = local.r[i * kLanes];
+    for (int u = 0; u < U; ++u) {
+      const X v = load<X>(v_ + u * width);
+      X total = first ? f * (r * v) : load<X>(dv_ + u * width);
+      for (int g = 0; g < G; ++g) {
+        const float e_ = e[(g * local.n + i) * kLanes];
+        total += p[(g * local.n + i) * kLanes] * g_[g][u];
+        total += e_ * c_[g][u];
+        dc_[g][u] += e_ * v;
+      }
+      store(dv_ + u * width, total);
+    }
   }
-  for (int g = 0; g < G; ++g) store(dc[g] + k, dc_[g]);
+  for (int g = 0; g < G; ++g)
+    for (int u = 0; u < U; ++u) store(dc[g] + k + u * width, dc_[g][u]);
 }
 
 template <int G>
 inline void spread_some(
     const Spread& s, int64_t from, const float* const* grad, const float* const* c, float* const* dc) {
+  constexpr int U = G <= 2 ? 2 : 1;
   const float *p = s.p + from * s.n * kLanes, *e = s.e + from * s.n * kLanes;
   int64_t k = s.begin;
+  for (; k + U * kLanes <= s.end; k += U * kLanes)
+    spread_channels<G, U, Lanes>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
   for (; k + kLanes <= s.end; k += kLanes)
-    spread_channels<G, Lanes>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
-  for (; k < s.end; ++k) spread_channels<G, float>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
+    spread_channels<G, 1, Lanes>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
+  for (; k < s.end; ++k) spread_channels<G, 1, float>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
 }
 
 inline void spread(
