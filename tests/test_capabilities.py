@@ -219,7 +219,7 @@ def test_train_and_compare_leave_records_and_pages(
 ):
     assert "done" in said(capsys, "train", tmp_path / "run", *TINY, *corpus)
     said(capsys, "compare", "residual", "block", "--seeds", 1, "--out", tmp_path / "compare", *TINY, *corpus)
-    assert (tmp_path / "compare" / "report.html").is_file() and (tmp_path / "compare" / "comparison.json").is_file()
+    assert (tmp_path / "compare" / "results.html").is_file() and (tmp_path / "compare" / "comparison.json").is_file()
 
 
 def test_check_of_a_rule_of_ones_own(tmp_path, capsys, monkeypatch):

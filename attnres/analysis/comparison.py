@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 Run = TypeVar("Run")
 
@@ -19,7 +19,7 @@ WIDEST = 1.5
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm against the baseline. Losses in whatever unit the summaries have."""
+    """One arm against the baseline."""
 
     arm: str
     seeds: int
@@ -48,47 +48,49 @@ class Comparison:
         return self.p_value is not None and self.p_value < SIGNIFICANCE
 
 
-def compare_arms(summaries: Mapping[str, Mapping[int, Mapping[str, float]]], baseline: str) -> list[Comparison]:
-    """Compare arms by seed, from their run summaries (see `attnres.train`): one row per arm, in the order given."""
-    base = summaries.get(baseline, {})
-    rows = [_comparison(arm, runs, base, is_baseline=arm == baseline) for arm, runs in summaries.items()]
+class Finished(Protocol):
+    """A run that is done, such as one of a record."""
+
+    loss: float
+    step_seconds: float | None
+    peak_memory_bytes: int | None
+
+
+def compare_arms(runs: Mapping[str, Mapping[int, Any]], baseline: str) -> list[Comparison]:
+    """Compare arms by seed, from their `Finished` runs: one row per arm, in the order given."""
+    base = runs.get(baseline, {})
+    rows = [_comparison(arm, of_arm, base, is_baseline=arm == baseline) for arm, of_arm in runs.items()]
     p_values = holm([paired_p_value(list(row.differences.values())) for row in rows])
     return [replace(row, p_value=p_value) for row, p_value in zip(rows, p_values, strict=True)]
 
 
-def _comparison(
-    arm: str, runs: Mapping[int, Mapping[str, float]], base: Mapping[int, Mapping[str, float]], is_baseline: bool
-) -> Comparison:
-    shared = [seed for seed in runs if seed in base]
-    pairs = {seed: runs[seed]["validation_loss"] - base[seed]["validation_loss"] for seed in shared}
-    paired = [(runs[seed], base[seed]) for seed in shared]
-    times, times_range = _ratio(paired, "step_seconds")
-    memory, memory_range = _ratio(paired, "peak_memory_bytes")
-    differences = [] if is_baseline else list(pairs.values())
+def _comparison(arm: str, runs: Mapping[int, Finished], base: Mapping[int, Finished], is_baseline: bool) -> Comparison:
+    pairs = [(seed, runs[seed], base[seed]) for seed in runs if seed in base]
+    differences = {} if is_baseline else {seed: run.loss - other.loss for seed, run, other in pairs}
+    ratios: dict[str, Any] = {"step_time_ratio": 1.0, "peak_memory_ratio": 1.0} if is_baseline and runs else {}
+    if not is_baseline:
+        for name, cost in (("step_time", "step_seconds"), ("peak_memory", "peak_memory_bytes")):
+            both = [(getattr(run, cost), getattr(other, cost)) for _, run, other in pairs]
+            ratios |= _ratio(name, [own / other for own, other in both if own and other])
     return Comparison(
         arm=arm,
         seeds=len(runs),
-        validation_loss=_mean([run["validation_loss"] for run in runs.values()]),
-        difference=_mean(differences),
-        difference_error=standard_error(differences),
-        differences={} if is_baseline else pairs,
-        step_time_ratio=1.0 if is_baseline and runs else times,
-        step_time_range=None if is_baseline else times_range,
-        peak_memory_ratio=1.0 if is_baseline and runs else memory,
-        peak_memory_range=None if is_baseline else memory_range,
+        validation_loss=_mean([run.loss for run in runs.values()]),
+        difference=_mean(list(differences.values())),
+        difference_error=standard_error(list(differences.values())),
+        differences=differences,
+        **ratios,
     )
 
 
-def _ratio(pairs: Sequence[tuple[Mapping, Mapping]], name: str) -> tuple[float | None, tuple[float, float] | None]:
+def _ratio(name: str, ratios: Sequence[float]) -> dict[str, Any]:
     """The median over the seeds of what their runs took over what the baseline's took, and the range of these ratios.
 
-    None of a single seed, where they are more than WIDEST times apart, and of a run that was too short to have parts.
+    None of a single seed, and where they are more than WIDEST times apart.
     """
-    ratios = [run[name] / base[name] for run, base in pairs if base[name]]
-    short = not all(run.get("step_seconds_range", True) for pair in pairs for run in pair)
-    if len(ratios) < 2 or short or max(ratios) > WIDEST * min(ratios):
-        return None, None
-    return statistics.median(ratios), (min(ratios), max(ratios))
+    if len(ratios) < 2 or max(ratios) > WIDEST * min(ratios):
+        return {}
+    return {f"{name}_ratio": statistics.median(ratios), f"{name}_range": (min(ratios), max(ratios))}
 
 
 def on_common_seeds(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, dict[int, Run]]:
@@ -101,7 +103,7 @@ def on_common_seeds(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, dict[int
     return {arm: {seed: run for seed, run in of_arm.items() if seed in common} for arm, of_arm in runs.items()}
 
 
-def finding(rows: Sequence[Comparison], unit: str) -> str:
+def finding(rows: Sequence[Comparison]) -> str:
     """Say in one sentence what the comparison decides, and no more; empty where nothing was compared.
 
     rows: the baseline first. Which arm is best of several is not tested, so it is not said.
@@ -114,8 +116,8 @@ def finding(rows: Sequence[Comparison], unit: str) -> str:
         return ""
     sides = decided_sides(rows)
     if not sides:
-        return _undecided(tested, rows[0].arm, unit)
-    sentence = f"{sides} in validation loss ({unit})"
+        return _undecided(tested, rows[0].arm)
+    sentence = f"{sides} in validation loss (nats per byte)"
     if undecided := [row.arm for row in tested if not row.decided]:
         sentence += f"; not decided: {_listed(undecided)}"
     return f"{sentence}."
@@ -142,14 +144,14 @@ def p_text(p_value: float | None) -> str:
     return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
 
 
-def _undecided(tested: Sequence[Comparison], baseline: str, unit: str) -> str:
+def _undecided(tested: Sequence[Comparison], baseline: str) -> str:
     seeds = max(len(row.differences) for row in tested)
     low, high = tested[0], tested[-1]
     span = f"difference to {baseline}, {low.difference:+z.4f} ({low.arm})"
     if low is not high:
         span = f"differences to {baseline}, from {low.difference:+z.4f} ({low.arm}) to "
         span += f"{high.difference:+z.4f} ({high.arm})"
-    return f"With {seeds} seed{'s' * (seeds != 1)} nothing is decided: the {span} {unit}, may be chance."
+    return f"With {seeds} seed{'s' * (seeds != 1)} nothing is decided: the {span} nats per byte, may be chance."
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
 
 import numpy as np
 
@@ -51,6 +53,16 @@ class DepthProfile:
     """[source]: RMS over channels of d(sum of token losses)/dv_i, mean over tokens."""
     entropy: np.ndarray
     """[site]: entropy of the share in nats, mean over tokens. At most `entropy_limit`."""
+
+    def to_json(self) -> dict[str, Any]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value.tolist() if isinstance(value, np.ndarray) else value for name, value in values.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """What `to_json` made; null is NaN, and what else is there is passed over."""
+        arrays = {field.name: np.array(data[field.name], float) for field in fields(cls)[2:]}
+        return cls(tuple(data["names"]), tuple(data["positions"]), **arrays)
 
     @property
     def site_names(self) -> tuple[str, ...]:

@@ -132,7 +132,7 @@ def _command(name: str, arguments: list[str]) -> Callable[..., int]:
     if name in (experiments := experiment_commands()):
         from attnres.cli._experiment import experiment_command
 
-        return experiment_command(name, experiments[name])
+        return experiment_command(name, experiments[name], arguments)
     module = importlib.import_module(f"{__name__}.{name}")
     return module.command_for(arguments) if hasattr(module, "command_for") else module.command
 

@@ -2,31 +2,53 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from attnres.cli._checks import named_recipe
+from attnres.errors import UsageError
 from attnres.lab import load_experiment
+from attnres.train import RunConfig, load_recipe
 
 
-def experiment_command(command_name: str, name: str) -> Callable[..., int]:
-    """The command of the experiment of that name, for tyro: its own options and where it writes."""
+def experiment_command(command_name: str, name: str, arguments: Sequence[str]) -> Callable[..., int]:
+    """The command of the experiment of that name, for tyro: its own options and where it writes.
 
-    def command(options: Any, out: Path = Path("runs") / command_name, record: Path | None = None) -> int:
+    Their defaults are those of --quick or of a recipe, if the arguments have one of them.
+    """
+    experiment, recipe_file = load_experiment(name), named_recipe(arguments)
+    quick = experiment.quick is not None and "--quick" in arguments
+    if quick and recipe_file:
+        raise UsageError("--quick and --recipe each say what a run is; give one of them")
+    defaults: Any = experiment.quick if quick else experiment.options()
+    folder = Path("runs") / ("quick" if quick else command_name)
+    if recipe_file:
+        config = load_recipe(recipe_file)
+        model = dataclasses.replace(config.model, connection=RunConfig().model.connection)  # the arms name them
+        defaults = dataclasses.replace(defaults, config=dataclasses.replace(config, model=model))
+        folder = folder.with_name(f"{command_name}-{Path(recipe_file).stem}")
+
+    def command(
+        options: Any = defaults, out: Path = folder, record: Path | None = None, recipe: Path | None = None
+    ) -> int:
         """Run the experiment.
 
         Args:
             options: The experiment's own.
             out: The folder of the page, its figures and all runs that are trained.
             record: The JSON file for everything that was measured; OUT/EXPERIMENT.json if not given.
+            recipe: A Python file with config = RunConfig(...), whose values become the defaults of the runs.
         """
         return _run(name, options, out, record)
 
-    own = Annotated[load_experiment(name).options, tyro.conf.arg(name="")]
-    command.__annotations__ = {"options": own, "out": Path, "record": Path | None, "return": int}
+    own = Annotated[experiment.options, tyro.conf.arg(name="")]
+    paths = {"out": Path, "record": Path | None, "recipe": Annotated[Path | None, tyro.conf.arg(metavar="FILE")]}
+    command.__annotations__ = {"options": own, **paths, "return": int}
     return command
 
 
@@ -52,10 +74,9 @@ def _run(name: str, options: Any, out: Path, record: Path | None) -> int:
             write_record(file, ended.record)
             saved = file
             written = read_record(file, name)
+            terminal.say(f"\n{chosen.finding(written)}")
             for table in chosen.tables(written):
                 print_table(terminal.console, table)
-            for note in ended.notes:
-                terminal.say(note)
             if ended.failed:
                 print_error(f"not every run was finished; the tables are without it\n{ended.failed}")
             with terminal.during("drawing"):
@@ -63,4 +84,6 @@ def _run(name: str, options: Any, out: Path, record: Path | None) -> int:
     except KeyboardInterrupt as stop:
         return stopped(stop, saved)
     terminal.say(f"{duration(time.monotonic() - began)}. Record: {file}. Report: {page}")
+    for note in ended.notes:
+        terminal.say(note)
     return 1 if ended.failed else 0

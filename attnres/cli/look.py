@@ -55,13 +55,13 @@ def command(
     check_installed("look", "look", "starlette", "uvicorn")
     if token is not None and not re.fullmatch(r"[\w-]{16,}", token, re.ASCII):
         raise UsageError("--token must be 16 letters, digits, - and _ at least; leave it out for a random one")
-    from attnres.lab.defaults import DEFAULTS
+    from attnres.lab.experiments.comparison import DEFAULTS
     from attnres.look.prepare import Preparation, pair_of
     from attnres.look.server import Microscope
     from attnres.look.start import start
     from attnres.look.subject import open_subjects
 
-    preparation = None if models else Preparation(pair_of(DEFAULTS.config))
+    preparation = None if models else Preparation(pair_of(DEFAULTS))
     start(Microscope(open_subjects(models), preparation), host, port, token, browser)
     return 0
 
@@ -71,19 +71,23 @@ def _save(models: tuple[Path, ...], file: Path, prompt: str | None) -> int:
     from attnres.cli._terminal import working
     from attnres.files import write_bytes
     from attnres.report.comparison import sink_table
-    from attnres.report.runs import run_report
-    from attnres.report.write import FORMS
+    from attnres.report.draw import drawn
+    from attnres.report.runs import run_page, run_profile
+    from attnres.report.write import depth_pictures
     from attnres.train import load_run
 
     if len(models) != 1:
         raise UsageError(f"--save takes one run; give one folder, not {len(models)}")
-    if file.suffix not in FORMS:
+    if file.suffix not in (".html", ".png", ".svg"):
         raise UsageError(f"--save {file}: name a page .html, a picture .png or .svg")
     run = load_run(models[0])
     console = Output()
     with working(console, "reading the depth of the model"):
-        data = run_report(run, prompt)
-        write_bytes(file, FORMS[file.suffix](data))
-    print_table(console, sink_table([(arm.name, profile) for arm, profile in data.profiled]))
+        profile, views = run_profile(run, prompt)
+        profiles = {run.config.model.connection: profile}
+        pictures = depth_pictures(profiles, views)
+        page = run_page(run, profiles, pictures, prompt) if file.suffix == ".html" else None
+        write_bytes(file, page.encode() if page else drawn(pictures[0], file.suffix[1:]))
+    print_table(console, sink_table(profiles))
     print_line(console, f"Saved: {file}")
     return 0

@@ -26,6 +26,8 @@ class Experiment:
     """Where it stands among the others on pages and in documents, the lowest first."""
     options: type
     """A frozen dataclass of the command's options, each with a default and a docstring."""
+    quick: Any = None
+    """The options with which --quick begins, where the command has that."""
     plan: Callable[[Any, Path], Any]
     """(options, the folder of all runs) -> what will be run. Raises UsageError on bad options; writes nothing."""
     run: Callable[[Any, Path, ProgressDisplay], SweepEnd]

@@ -13,6 +13,7 @@ import tyro
 
 from attnres.connections import canonical_connection
 from attnres.errors import UsageError, check_count
+from attnres.lab.engine import Planned
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig
 from attnres.train.workers import default_workers
@@ -58,6 +59,26 @@ class PairedOptions:
         rates = {"lr": rate * optimizer.lr, "adamw_lr": rate * optimizer.adamw_lr}
         of_run = {"model": arm_model(arm, model or self.config.model), "seed": seed}
         return dataclasses.replace(self.config, **of_run, optimizer=dataclasses.replace(optimizer, **rates), **own)
+
+
+@dataclass(frozen=True)
+class PairedPlan:
+    """Every arm on every seed, seed by seed, so that a sweep that is stopped early has pairs for every arm."""
+
+    options: Any
+    runs: Sequence[Planned]
+    out: Path
+
+
+def paired_plan(options: PairedOptions, out: Path, **own: Any) -> PairedPlan:
+    """own: fields of all runs' configurations. Raises UsageError on bad options, arms among them."""
+    options = options.checked()
+    runs = [
+        Planned(arm, seed, options.run(arm, seed, **own), arm_folder(out, arm) / f"seed-{seed}")
+        for seed in options.paired_seeds
+        for arm in options.arms
+    ]
+    return PairedPlan(options, runs, out)
 
 
 MOST_RUNS = 1000

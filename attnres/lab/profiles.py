@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from attnres.analysis import depth_profile
-from attnres.data import Corpus, validation_batches
 from attnres.errors import UsageError
 from attnres.model import Transformer, parameter_roles
 from attnres.train import RunConfig
@@ -20,18 +18,9 @@ from attnres.train.optimizers import last_stable_step, schedule
 from attnres.train.runconfig import OptimizerConfig
 from attnres.train.start import first_model
 
-SEQUENCES = 4
-"""Validation sequences that every checkpoint is profiled on."""
-
 EVERY = 10**9
 """The `keep` of the runs that `attnres dynamics` trains: every checkpoint stays until it is profiled. By it they are
 told from runs that were there already, whose checkpoints are somebody else's."""
-
-
-def profiled_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
-    """The fixed validation sequences, [SEQUENCES, context + 1]."""
-    context = config.model.context
-    return torch.from_numpy(next(iter(validation_batches(corpus, context, SEQUENCES, SEQUENCES * context))))
 
 
 def profile(folder: Path, tokens: Tensor, steps: Sequence[int]) -> dict[str, Any]:

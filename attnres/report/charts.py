@@ -103,6 +103,8 @@ class Plot:
     """What it shows, for those who do not see it."""
     charts: Sequence[Chart]
     note: str = ""
+    how: str = ""
+    """How a page says that it is to be read, behind the note."""
     columns: int = 4
     """Charts beside each other in a document, at most."""
     views: Sequence[Mapping[str, Any]] = field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,20 +11,20 @@ from attnres.analysis.profile import SEEN, DepthProfile
 from attnres.data import in_bits
 from attnres.texttable import TextTable, number
 
-NATS_PER_BYTE = "nats per byte"
 METHOD = (
     "Difference: mean over paired seeds ± standard error. p: two-sided paired t-test, Holm-corrected over the arms; "
     f"decided where p < {SIGNIFICANCE:g}. Step time and peak memory: median over paired seeds [lowest, highest]; "
-    f"withheld of a single seed, of runs of a few steps, and where these are more than {WIDEST:g} times apart, as by "
-    "other work on the machine."
+    f"withheld of a single seed, and where these are more than {WIDEST:g} times apart, as by other work on the machine."
 )
 
 
-def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
-    """The result, one arm per row, and the differences seed by seed. rows: the baseline first; none gives no table."""
+def result_tables(rows: Sequence[Comparison], of: str = "") -> list[TextTable]:
+    """The result, one arm per row, and the differences seed by seed; nothing where no run is compared.
+
+    rows: the baseline first, losses in nats per byte. of: what the runs are, for the note.
+    """
     if not any(row.validation_loss is not None for row in rows):
         return []
-    timed, in_both = any(row.step_time_range for row in rows), unit == NATS_PER_BYTE
     seeds = sorted({seed for row in rows for seed in row.differences})
     results = TextTable(
         "Result",
@@ -32,17 +32,14 @@ def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
             "connection",
             f"difference to {rows[0].arm}",  # first, because a narrow page shows the first columns
             "p",
-            f"validation {unit}",
-            *(("bits per byte",) if in_both else ()),
-            *(("step time",) if timed else ()),
+            "validation nats per byte",
+            "bits per byte",
+            "step time",
             "peak memory",
             "seeds",
         ),
-        tuple(
-            (row.arm, *_difference(row), *_losses(row, in_both), *((_step_time(row),) if timed else ()), *_costs(row))
-            for row in rows
-        ),
-        METHOD,
+        tuple((row.arm, *_difference(row), *_losses(row), *_costs(row)) for row in rows),
+        f"{of} {METHOD}".strip(),
     )
     if len(seeds) < 2:
         return [results]
@@ -54,9 +51,9 @@ def result_tables(rows: Sequence[Comparison], unit: str) -> list[TextTable]:
     return [results, by_seed]
 
 
-def _losses(row: Comparison, in_both: bool) -> tuple[str, ...]:
+def _losses(row: Comparison) -> tuple[str, str]:
     bits = None if row.validation_loss is None else in_bits(row.validation_loss)
-    return number(row.validation_loss, ".4f"), *((number(bits, ".4f"),) if in_both else ())
+    return number(row.validation_loss, ".4f"), number(bits, ".4f")
 
 
 def _difference(row: Comparison) -> tuple[str, str]:
@@ -67,12 +64,9 @@ def _difference(row: Comparison) -> tuple[str, str]:
     return difference, p_value
 
 
-def _step_time(row: Comparison) -> str:
-    return _ratio(row, row.step_time_ratio, row.step_time_range)
-
-
-def _costs(row: Comparison) -> tuple[str, str]:
-    return _ratio(row, row.peak_memory_ratio, row.peak_memory_range), str(row.seeds)
+def _costs(row: Comparison) -> tuple[str, str, str]:
+    times = _ratio(row, row.step_time_ratio, row.step_time_range)
+    return times, _ratio(row, row.peak_memory_ratio, row.peak_memory_range), str(row.seeds)
 
 
 def _ratio(row: Comparison, ratio: float | None, spread: tuple[float, float] | None) -> str:
@@ -81,10 +75,10 @@ def _ratio(row: Comparison, ratio: float | None, spread: tuple[float, float] | N
     return number(ratio, ".2f", "x") + ("" if spread is None else " [{:.2f}, {:.2f}]".format(*spread))
 
 
-def sink_table(profiles: Sequence[tuple[str, DepthProfile]]) -> TextTable:
+def sink_table(profiles: Mapping[str, DepthProfile]) -> TextTable:
     """The strongest depth sinks of each arm."""
     rows = []
-    for arm, profile in profiles:
+    for arm, profile in profiles.items():
         sinks = [f"{name} {excess:.1f}x ({share:.0%})" for name, share, excess in profile.sinks(3)]
         nothing = "none" if np.isfinite(profile.source_share).all() else "weights are not finite"
         rows.append((arm, *(sinks or [nothing]), *[""] * (3 - max(1, len(sinks)))))

@@ -15,8 +15,7 @@ from attnres.connections import mixing_matrix
 from attnres.errors import UsageError
 from attnres.report.charts import Matrix, Plot
 from attnres.report.draw import STYLE, figure_of
-
-NOTE = "weight of each source in what each site reads, mean over tokens"
+from attnres.report.write import NOTE
 
 
 def plot_depth_matrix(

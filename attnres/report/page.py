@@ -35,8 +35,8 @@ class Section:
     """Where its numbers come from."""
 
 
-def page(title: str, sections: Sequence[Section], subtitle: str = "", finding: str = "", how: str = "") -> str:
-    """The whole page as one string without references to anything outside it. how: how it is to be read."""
+def page(title: str, sections: Sequence[Section], subtitle: str = "") -> str:
+    """The whole page as one string without references to anything outside it."""
     charts = script("report/page.js")
     # The browser runs this one script and loads nothing: a second lock behind the escaping.
     digest = base64.b64encode(hashlib.sha256(charts.encode()).digest()).decode()
@@ -44,8 +44,6 @@ def page(title: str, sections: Sequence[Section], subtitle: str = "", finding: s
     return template.render(
         title=title,
         subtitle=subtitle,
-        finding=finding,
-        how=how,
         sections=sections,
         style=styles("report/charts/charts.css", "report/page.css"),
         script=charts,

@@ -1,4 +1,4 @@
-"""What makes the data of a report from run folders."""
+"""What depth does in the run of a folder, and the page of it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,23 @@ import json
 import platform
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import date
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnres.analysis import depth_profile
-from attnres.analysis.comparison import Comparison, on_common_seeds
+from attnres.analysis import DepthProfile, depth_profile
 from attnres.data import Corpus, Tokenizer, open_corpus, validation_batches
 from attnres.errors import UsageError
-from attnres.report.comparison import NATS_PER_BYTE
-from attnres.report.data import ArmReport, LossCurve, ReportData, TokenText
-from attnres.train import Run, RunConfig, load_run
-from attnres.train.folder import RunFolder, evaluated_bytes_per_token
-
-COMPARISON_TITLE = "Residual connections side by side"
-"""How the title of its page begins, by which the command knows its own."""
+from attnres.report.charts import Plot
+from attnres.report.comparison import sink_table
+from attnres.report.page import Section, page
+from attnres.report.write import loss_curves
+from attnres.train import Run, RunConfig
+from attnres.train.folder import RunFolder
 
 PROFILE_SEQUENCES = 4
 CHOSEN_TOKENS = 8
@@ -35,65 +32,11 @@ TEXT_AROUND = 40
 """Characters shown before and after a chosen token."""
 
 
-def comparison_report(
-    finished: Mapping[str, Mapping[int, Path]],
-    rows: Sequence[Comparison],
-    config: RunConfig,
-    corpus: Corpus,
-    tell: Callable[[str], object] = lambda _: None,
-) -> ReportData:
-    """The page of a comparison: its result, and the curves and depth of what that rests on, the seeds of all arms.
+def run_profile(run: Run, prompt: str | None = None) -> tuple[DepthProfile, list[dict[str, Any]]]:
+    """What depth does over the prompt or, without one, a few sequences of the run's own validation text.
 
-    finished: the run folders by arm and seed. Where no seed is common there are no curves. tell: hears of each arm
-    before its depth is read, which takes seconds.
+    And its `token_views`. Raises UsageError if that text has changed since.
     """
-    tokens = validation_tokens(corpus, config)
-    positions = chosen_positions(tokens)
-    arms, record = [], None
-    for name, compared in on_common_seeds(finished).items():
-        tell(f"reading the depth of {name}, {len(arms) + 1} of {len(finished)}")
-        profile, description, runs = None, "", compared or finished[name]
-        if runs:
-            run = load_run(runs[min(runs)])
-            profile = depth_profile(run.model, tokens, positions)
-            record = RunFolder(run.folder).record()
-            description = _seeds_shown(len(compared), len(finished[name]), min(runs))
-        curves = curves_of(compared, evaluated_bytes_per_token(corpus, config))
-        arms.append(ArmReport(name, description, curves, profile))
-    return ReportData(
-        title=COMPARISON_TITLE,
-        subtitle=f"{config.model.layers} transformer layers of width {config.model.dim}, {config.steps} steps of "
-        f"{config.tokens_per_step:,} tokens, seeds per connection: {max(row.seeds for row in rows)}, "
-        f"embedding std {config.model.embedding_std:g}",
-        arms=arms,
-        results=rows,
-        provenance=provenance(_common(record or {})),
-        tokens=token_texts(tokens, positions, corpus.tokenizer),
-        unit=NATS_PER_BYTE,
-        curve_label="validation loss",
-    )
-
-
-def _seeds_shown(compared: int, finished: int, first: int) -> str:
-    """Which of an arm's runs a page shows; nothing where there is one alone."""
-    if compared == finished:
-        return f"{compared} seeds; depth of seed {first}" if compared > 1 else ""
-    return f"{compared} of its {finished} finished seeds, those that all have; depth of seed {first}"
-
-
-def _common(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The record of one run of a comparison without what its configuration alone has: the connection and the seed."""
-    config = {name: value for name, value in record.get("config", {}).items() if name != "seed"}
-    model = {name: value for name, value in config.get("model", {}).items() if name != "connection"}
-    return {**record, "config": {**config, "model": model}}
-
-
-def run_report(run: Run, prompt: str | None = None) -> ReportData:
-    """The page of one run, over the prompt or, without one, a few sequences of its own validation text.
-
-    Raises UsageError if that text has changed since.
-    """
-    record = RunFolder(run.folder).record() or {}
     if prompt is None:
         corpus = open_corpus(run.config.data)
         RunFolder(run.folder).refuse_other_text(corpus, "give a --prompt")
@@ -101,18 +44,25 @@ def run_report(run: Run, prompt: str | None = None) -> ReportData:
     else:
         tokens = torch.tensor([prompt_ids(prompt, run.tokenizer, run.config)])
     positions = chosen_positions(tokens)
-    name = run.config.model.connection
-    curves = curves_of({run.config.seed: run.folder}, record["corpus"]["bytes_per_token"])
-    return ReportData(
-        title=f"Depth in {run.folder.name}: {name}",
-        subtitle=f"{run.config.model.layers} transformer layers of width {run.config.model.dim} after "
-        f"{run.step} steps, on {'its validation text' if prompt is None else 'a prompt'}",
-        arms=[ArmReport(name, curves=curves, profile=depth_profile(run.model, tokens, positions))],
-        provenance=provenance(record),
-        tokens=token_texts(tokens, positions, run.tokenizer),
-        unit=NATS_PER_BYTE,
-        curve_label="validation loss",
-    )
+    return depth_profile(run.model, tokens, positions), token_views(tokens, positions, run.tokenizer)
+
+
+def run_page(run: Run, profiles: Mapping[str, DepthProfile], depth: Sequence[Plot], prompt: str | None) -> str:
+    """The page of a run. depth: its `depth_pictures`."""
+    folder, model = RunFolder(run.folder), run.config.model
+    record = folder.record() or {}
+    curve = [(each["step"], each["loss"] / record["corpus"]["bytes_per_token"]) for each in folder.evaluations()]
+    curves = loss_curves({model.connection: {run.config.seed: curve}})
+    matrices, along = depth
+    sections = [
+        *(Section(name="losses", title="Loss curves", pictures=[of]) for of in curves),
+        Section(name="matrices", title="What each site reads", pictures=[matrices]),
+        Section(name="depth", title="Along the depth", pictures=[along], tables=[sink_table(profiles)]),
+        Section(name="provenance", title="Where this comes from", facts=provenance(record)),
+    ]
+    subtitle = f"{model.layers} transformer layers of width {model.dim} after {run.step} steps, on "
+    subtitle += "its validation text" if prompt is None else "a prompt"
+    return page(f"Depth in {run.folder.name}: {model.connection}", sections, subtitle)
 
 
 def validation_tokens(corpus: Corpus, config: RunConfig) -> Tensor:
@@ -136,12 +86,13 @@ def chosen_positions(tokens: Tensor) -> tuple[int, ...]:
     return tuple(np.unique(np.linspace(0, tokens.shape[1] - 2, CHOSEN_TOKENS).astype(int)).tolist())
 
 
-def token_texts(tokens: Tensor, positions: Sequence[int], tokenizer: Tokenizer) -> list[TokenText]:
+def token_views(tokens: Tensor, positions: Sequence[int], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The chosen tokens of the first sequence, each with the text around it."""
     ids = tokens[0].tolist()
-    return [_token_text(ids, position, tokenizer) for position in positions]
+    return [{"position": position, **_token_text(ids, position, tokenizer)} for position in positions]
 
 
-def _token_text(ids: Sequence[int], position: int, tokenizer: Tokenizer) -> TokenText:
+def _token_text(ids: Sequence[int], position: int, tokenizer: Tokenizer) -> dict[str, str]:
     """A token in its text; one that is no whole character, as a byte of most scripts, as "ж [2 of 2]"."""
     windows = (
         (start, start + length)
@@ -151,21 +102,11 @@ def _token_text(ids: Sequence[int], position: int, tokenizer: Tokenizer) -> Toke
     whole = (window for window in windows if "\ufffd" not in tokenizer.decode(ids[slice(*window)]))
     start, end = next(whole, (position, position + 1))
     part = f" [{position - start + 1} of {end - start}]" if end - start > 1 else ""
-    return TokenText(
-        before=tokenizer.decode(ids[:start])[-TEXT_AROUND:],
-        token=tokenizer.decode(ids[start:end]) + part,
-        after=tokenizer.decode(ids[end:])[:TEXT_AROUND],
-    )
-
-
-def curves_of(runs: Mapping[int, Path], bytes_per_token: float) -> list[LossCurve]:
-    """The validation losses of an arm's runs by seed, in nats per byte."""
-    curves = []
-    for seed, folder in runs.items():
-        records = RunFolder(folder).evaluations()
-        losses = [record["loss"] / bytes_per_token for record in records]
-        curves.append(LossCurve(seed, [record["step"] for record in records], losses))
-    return curves
+    return {
+        "before": tokenizer.decode(ids[:start])[-TEXT_AROUND:],
+        "token": tokenizer.decode(ids[start:end])[:TEXT_AROUND] + part,
+        "after": tokenizer.decode(ids[end:])[:TEXT_AROUND],
+    }
 
 
 def provenance(record: Mapping[str, Any]) -> dict[str, str]:

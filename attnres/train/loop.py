@@ -27,7 +27,7 @@ from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import PeakMemory
 from attnres.train.metrics import Metrics, Records
 from attnres.train.optimizers import last_stable_step
-from attnres.train.pace import Pace, range_over_parts
+from attnres.train.pace import Pace
 from attnres.train.runconfig import RunConfig
 from attnres.train.tensorboard import tensorboard_writer
 from attnres.train.trainer import NonFinite, Trainer, choose_device
@@ -312,7 +312,6 @@ class Loop:
             "bytes_per_token": self.trainer.bytes_per_token,
             "bits_per_byte": in_bits(validation[-1] / self.trainer.bytes_per_token),
             "step_seconds": statistics.median(warm or seconds) if seconds else None,  # metrics.jsonl was lost
-            "step_seconds_range": range_over_parts(warm),
             "peak_memory_bytes": self._peak_memory(),
             "parameters": self.trainer.parameters,
             "connection": self.config.model.connection,

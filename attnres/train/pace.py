@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
 
 from attnres.train.trainer import Trainer
-
-PARTS = 5
 
 
 class Pace:
@@ -37,15 +34,3 @@ class Pace:
 
     def _waited(self) -> tuple[float, float]:
         return self.trainer.data_seconds, self.trainer.waited_seconds
-
-
-def range_over_parts(seconds: Sequence[float]) -> list[float] | None:
-    """Return the lowest and the highest median over consecutive parts of a run: how far other work moved its steps.
-
-    None where there are fewer steps than parts: one step does not say what a step takes.
-    """
-    if len(seconds) < PARTS:
-        return None
-    size = -(-len(seconds) // PARTS)
-    medians = [statistics.median(seconds[first : first + size]) for first in range(0, len(seconds), size)]
-    return [min(medians), max(medians)]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from attnres.analysis.comparison import compare_arms, finding, on_common_seeds
 
 
 def summary(loss, seconds=1.0, memory=100):
-    return {"validation_loss": loss, "step_seconds": seconds, "peak_memory_bytes": memory}
+    return SimpleNamespace(loss=loss, step_seconds=seconds, peak_memory_bytes=memory)
 
 
 def test_differences_are_paired_by_seed():
@@ -57,7 +58,7 @@ def test_nothing_is_claimed_where_there_is_no_effect():
     for _ in range(150):
         losses = random.normal(size=(4, seeds))
         arms = {f"arm{arm}": {seed: summary(loss) for seed, loss in enumerate(of)} for arm, of in enumerate(losses)}
-        claims += "nothing is decided" not in finding(compare_arms(arms, "arm0"), "nats")
+        claims += "nothing is decided" not in finding(compare_arms(arms, "arm0"))
     assert claims <= 0.1 * 150  # 5% and its spread
 
 
@@ -92,7 +93,7 @@ def compared(**differences):
     ],
 )
 def test_the_finding_says_what_is_decided_and_no_more(differences, expected):
-    assert finding(compared(**differences), "nats per byte") == expected
+    assert finding(compared(**differences)) == expected
 
 
 def test_a_seed_that_one_arm_did_not_finish_is_left_out_everywhere():
@@ -112,11 +113,7 @@ def test_the_step_time_is_withheld_where_the_seeds_are_too_far_apart():
     assert shown.step_time_ratio == pytest.approx(1.25) and shown.step_time_range == pytest.approx((1.0, 1.45))
 
 
-def test_no_cost_is_told_of_one_seed_or_of_a_few_steps():
-    """One step each, the first: 0.51x [0.51, 0.51] for a rule that takes longer."""
-    times = {"a": 1.0, "b": 0.51}
-    for seeds, short in ((2, {"step_seconds_range": None}), (1, {})):
-        arms = {arm: {seed: summary(2, time) | short for seed in range(seeds)} for arm, time in times.items()}
-        base, row = compare_arms(arms, "a")
-        assert (base.step_time_ratio, base.step_time_range) == (1.0, None)
-        assert row.step_time_ratio is row.peak_memory_ratio is None
+def test_no_cost_is_told_of_one_seed():
+    base, row = compare_arms({arm: {0: summary(2, time)} for arm, time in {"a": 1.0, "b": 0.51}.items()}, "a")
+    assert (base.step_time_ratio, base.step_time_range) == (1.0, None)
+    assert row.step_time_ratio is row.peak_memory_ratio is None

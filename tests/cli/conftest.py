@@ -78,7 +78,7 @@ def comparison(corpus, tmp_path_factory) -> tuple[Path, str]:
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
         patch.setenv("COLUMNS", "160")
         patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
-        patch.setattr("attnres.report.page.drawn", no_figure)
+        patch.setattr("attnres.lab.page.write_results", lambda records, out: out / "results.html")
         assert main(["compare", *COMPARED, "--seeds", "2", "--out", str(out), *TINY, *corpus]) == 0
     return out, said.getvalue()
 
@@ -88,13 +88,8 @@ def trained_here(monkeypatch) -> None:
     monkeypatch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
 
 
-def no_figure(picture) -> bytes:
-    """Drawing takes longer than these runs; tests/report draws all kinds of charts."""
-    return b"no figure"
-
-
 @pytest.fixture
 def no_page(monkeypatch) -> None:
     """The page of an experiment is not made, that of a comparison without figures; tests/lab makes the others."""
-    monkeypatch.setattr("attnres.report.page.drawn", no_figure)
+    monkeypatch.setattr("attnres.lab.page.write_results", lambda records, out: out / "results.html")
     monkeypatch.setattr("attnres.lab.page.write_results", lambda records, out: out / "results.html")

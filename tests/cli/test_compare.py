@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from html import escape, unescape
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,55 +10,41 @@ import pytest
 from attnres.analysis import depth_profile
 from attnres.cli import main
 from attnres.data import open_corpus
-from attnres.lab.comparison import compare_runs
-from attnres.report.runs import comparison_report, validation_tokens
-from attnres.report.write import write_report
+from attnres.lab.experiments import comparison as experiment
+from attnres.lab.runs import read_record
+from attnres.report.runs import validation_tokens
 from attnres.train import load_run, read_metrics
 from tests.cli.conftest import COMPARED, TINY, run_jobs_but
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
 
-def test_a_comparison_leaves_a_table_a_record_and_a_page(comparison):
+def test_a_comparison_leaves_tables_a_record_and_what_depth_does(comparison):
     out, said = comparison
-    assert "block:block_size=2" in said and "report.html" in said
-    record = json.loads((out / "comparison.json").read_text())
-    assert record["found"]["finding"] in said and len(record["runs"]) == 4
-    residual, block = record["found"]["comparison"]
-    assert residual["arm"] == "residual" and residual["difference"] is None and residual["seeds"] == 2
-    losses = {
-        arm: [
-            json.loads((out / folder / f"seed-{seed}" / "summary.json").read_text())["validation_loss"]
-            for seed in (0, 1)
-        ]
-        for arm, folder in (("residual", "residual"), ("block", "block_block_size-2"))
-    }
-    pairs = [b - a for a, b in zip(losses["residual"], losses["block"], strict=True)]
-    assert block["difference"] == pytest.approx(sum(pairs) / 2)
-    assert block["difference_error"] == pytest.approx(abs(pairs[0] - pairs[1]) / 2)
-    assert list(block["differences"].values()) == pytest.approx(pairs) and block["decided"] is (block["p_value"] < 0.05)
-    page = (out / "report.html").read_text()
-    configuration = unescape(page).partition("<dt>configuration")[2].partition("</dd>")[0]
-    assert '"layers"' in configuration and '"seed"' not in configuration and '"connection"' not in configuration
-    assert escape(record["found"]["finding"]) in page
-    assert "<script>alert(1)" not in page and "block:block_size=2" in page
-    assert (out / "figures").is_dir() and any((out / "figures").glob("*.png"))
+    assert "block:block_size=2" in said and "Report: " in said and "look " in said
+    record = read_record(out / "comparison.json", "comparison")
+    assert experiment.EXPERIMENT.finding(record) in said and len(record.runs) == 4
+    folders = [out / arm / f"seed-{seed}" for arm in ("residual", "block_block_size-2") for seed in (0, 1)]
+    losses = [json.loads((folder / "summary.json").read_text())["validation_loss"] for folder in folders]
+    pairs = [b - a for a, b in zip(losses[:2], losses[2:], strict=True)]
+    _, block = experiment.rows(record)
+    assert block.difference == pytest.approx(sum(pairs) / 2, abs=1e-6)
+    assert list(block.differences.values()) == pytest.approx(pairs, abs=1e-6)
+    trained = load_run(out / "block_block_size-2" / "seed-0")
+    measured = depth_profile(trained.model, validation_tokens(open_corpus(trained.config.data), trained.config))
+    np.testing.assert_allclose(experiment.profiles(record)["block:block_size=2"].output_rms, measured.output_rms, 1e-6)
+    assert len(experiment.pictures(record)) == 3
+    assert len(record.found["tokens"]) == len(experiment.profiles(record)["residual"].token_matrices)
 
 
-def test_a_page_of_somebody_else_is_left_alone(tmp_path, capsys, corpus):
-    (tmp_path / "report.html").write_text("mine")
-    assert main(["compare", "residual", "full", *TINY, *corpus, "--out", str(tmp_path)]) == 2
-    assert "another report.html, which would be lost" in capsys.readouterr().err
-    assert (tmp_path / "report.html").read_text() == "mine"
-
-
-def test_a_first_page_is_drawn_when_all_have_two_seeds(tmp_path, capsys, corpus, trained_here, monkeypatch):
-    pages = []
-    monkeypatch.setattr("attnres.lab.comparison.comparison_report", lambda finished, *_: pages.append(finished))
-    monkeypatch.setattr("attnres.lab.comparison.write_report", lambda data, out: out / "report.html")
-    assert main(["compare", *COMPARED, "--seeds", "3", "--out", str(tmp_path), *TINY, *corpus]) == 0
-    assert [[sorted(runs) for runs in finished.values()] for finished in pages] == [[[0, 1]] * 2, [[0, 1, 2]] * 2]
-    assert "A first page" in capsys.readouterr().out
+def test_what_is_shown_is_of_the_seeds_that_all_have(comparison):
+    """Where a run was lost a curve of other seeds than its neighbour's showed their difference as the rules'."""
+    record = read_record(comparison[0] / "comparison.json", "comparison")
+    left = replace(record, runs=tuple(run for run in record.runs if (run.arm, run.seed) != ("residual", 0)))
+    lines = experiment.pictures(left)[0].charts[0].lines
+    assert [line.seeds for line in lines] == [1, 1] and [row.seeds for row in experiment.rows(left)] == [1, 1]
+    none = replace(record, runs=tuple(run for run in record.runs if (run.arm == "residual") == (run.seed == 0)))
+    assert "nothing is compared" in experiment.EXPERIMENT.finding(none) and len(experiment.pictures(none)) == 2
 
 
 def test_arms_of_a_seed_are_paired(comparison):
@@ -93,30 +79,4 @@ def test_runs_that_failed_are_named_and_the_rest_is_shown(lost, tmp_path, corpus
     if lost == "all":
         assert code == 2 and "no run was finished: residual, seed 0" in told.err
     else:
-        assert code == 1 and "full, seed 0: killed" in told.err and (tmp_path / "report.html").exists()
-
-
-def test_the_page_is_of_the_seeds_that_the_tables_are_of(comparison, tmp_path):
-    """Where a run was lost a curve of other seeds than its neighbour's showed their difference as the rules'."""
-    out, _ = comparison
-    runs = {arm: {seed: out / arm / f"seed-{seed}" for seed in (0, 1)} for arm in ("residual", "block_block_size-2")}
-    config = load_run(runs["residual"][0]).config
-    corpus = open_corpus(config.data)
-
-    def page(finished):
-        return comparison_report(finished, compare_runs(finished, 1.0), config, corpus)
-
-    assert [arm.description for arm in page(runs).arms] == ["2 seeds; depth of seed 0"] * 2
-    lost = page({"residual": runs["residual"], "block": {1: runs["block_block_size-2"][1]}})
-    assert [[curve.seed for curve in arm.curves] for arm in lost.arms] == [[1], [1]]
-    shown = "1 of its 2 finished seeds, those that all have; depth of seed 1"
-    assert [arm.description for arm in lost.arms] == [shown, ""]
-    np.testing.assert_array_equal(lost.arms[0].profile.output_rms, depth_of(runs["residual"][1], corpus))
-    none = page({"residual": {0: runs["residual"][0]}, "block": {1: runs["block_block_size-2"][1]}})
-    assert [arm.curves for arm in none.arms] == [[], []] and all(arm.profile for arm in none.arms)
-    assert write_report(none, tmp_path).is_file()
-
-
-def depth_of(folder, corpus):
-    run = load_run(folder)
-    return depth_profile(run.model, validation_tokens(corpus, run.config)).output_rms
+        assert code == 1 and "full, seed 0: killed" in told.err and (tmp_path / "comparison.json").exists()

@@ -13,9 +13,10 @@ from attnres import UsageError
 from attnres.analysis import depth_profile
 from attnres.cli import main
 from attnres.data import open_corpus
-from attnres.lab.profiles import profile, profiled_tokens, prune, update_sizes
+from attnres.lab.profiles import profile, prune, update_sizes
 from attnres.lab.runs import read_record
 from attnres.model import Transformer, TransformerConfig
+from attnres.report.runs import validation_tokens
 from attnres.train import OptimizerConfig, load_run, read_metrics
 from attnres.train.folder import RunFolder
 from tests.lab.conftest import ARMS, SITES
@@ -33,7 +34,7 @@ def run(sweep, tmp_path):
 
 
 def test_profiles_are_of_the_run_at_every_moment(run):
-    tokens = profiled_tokens(open_corpus(run.config.data), run.config)
+    tokens = validation_tokens(open_corpus(run.config.data), run.config)
     assert tokens.shape[1] == 17
     measured = profile(run.folder, tokens, MOMENTS)
     assert [moment["step"] for moment in measured["moments"]] == [0, 2, 4, 6]
@@ -64,7 +65,7 @@ def test_the_untrained_moment_is_the_model_that_training_began_with(run):
 
 
 def test_checkpoints_that_are_gone_are_named(run):
-    tokens = profiled_tokens(open_corpus(run.config.data), run.config)
+    tokens = validation_tokens(open_corpus(run.config.data), run.config)
     prune(run.folder, keep=1)
     left = [checkpoint.step for checkpoint in RunFolder(run.folder).checkpoints.all()]
     assert left == [4, 6], "the newest, which is the best, and the one from which a longer run goes on"

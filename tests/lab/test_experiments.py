@@ -17,6 +17,7 @@ from attnres.lab.runs import read_record, write_record
 from tests.cli.conftest import TINY, run_jobs_here
 
 RESULTS = Path(__file__).parents[2] / "results"
+V1 = Path(__file__).parents[1] / "data" / "v1"
 
 
 @pytest.fixture
@@ -33,14 +34,19 @@ def name(request) -> str:
     return request.param
 
 
+def record_file(name: str) -> Path:
+    """A committed record of the experiment."""
+    return (V1 if name == "comparison" else RESULTS) / f"{name}.json"
+
+
 def recorded(name: str):
-    return read_record(RESULTS / f"{name}.json", name)
+    return read_record(record_file(name), name)
 
 
 def test_a_record_is_written_as_it_was_read(name, tmp_path):
     """The files of results/ lose and gain nothing."""
     write_record(tmp_path / "again.json", recorded(name))
-    written, first = (json.loads(path.read_text()) for path in (tmp_path / "again.json", RESULTS / f"{name}.json"))
+    written, first = (json.loads(path.read_text()) for path in (tmp_path / "again.json", record_file(name)))
     assert written == first
 
 

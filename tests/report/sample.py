@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from attnres.analysis import DepthProfile, sublayer_names
-from attnres.analysis.comparison import Comparison, compare_arms
-from attnres.report.data import ArmReport, LossCurve, ReportData, TokenText
+from attnres.report.page import Section, page
+from attnres.report.write import Curves, depth_pictures, loss_curves
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;\u2028\x00\x1b[31m\ufffd\u202e"
 
@@ -33,44 +33,25 @@ def profile(
     )
 
 
-def curves(seeds: int = 3, steps: int = 40, offset: float = 0.0) -> list[LossCurve]:
+def curves(seeds: int = 3, steps: int = 40, offset: float = 0.0) -> Curves:
     random = np.random.default_rng(7)
-    return [
-        LossCurve(
-            seed, range(1, steps + 1), (5 / np.sqrt(np.arange(1, steps + 1)) + offset + 0.1 * random.random()).tolist()
-        )
+    return {
+        seed: [(step, float(5 / np.sqrt(step) + offset + 0.1 * random.random())) for step in range(1, steps + 1)]
         for seed in range(seeds)
-    ]
-
-
-def results() -> list[Comparison]:
-    noise = (0.01, -0.02, 0.005)
-
-    def summary(arm: int, seed: int) -> dict[str, float]:
-        loss = 1.7 - 0.1 * arm + noise[seed] * (1 + arm / 5)
-        return {"validation_loss": loss, "step_seconds": 1 + (arm + seed) / 10, "peak_memory_bytes": 100 + arm}
-
-    arms = {f"arm{arm}": {seed: summary(arm, seed) for seed in range(3)} for arm in range(3)}
-    return compare_arms(arms, "arm0")
-
-
-def report(**changes) -> ReportData:
-    made = [
-        ArmReport(
-            name=f"arm{i}",
-            description=f"number {i}",
-            curves=curves(offset=-0.1 * i),
-            profile=profile(signed=i == 2, seed=i),
-        )
-        for i in range(3)
-    ]
-    values = {
-        "title": "Side by side",
-        "subtitle": "three arms",
-        "arms": made,
-        "results": results(),
-        "provenance": {"command": "attnres compare", "corpus": "sha256 12ab"},
-        "tokens": [TokenText("def ", "main", "():"), TokenText("import ", "os", "\n")],
-        "unit": "nats per byte",
     }
-    return ReportData(**{**values, **changes})
+
+
+def token(before: str, token: str, after: str) -> dict[str, object]:
+    return {"position": 2, "before": before, "token": token, "after": after}
+
+
+TOKENS = [token("def ", "main", "():"), token("import ", "os", "\n")]
+CURVES = {f"arm{i}": curves(offset=-0.1 * i) for i in range(3)}
+PROFILES = {f"arm{i}": profile(signed=i == 2, seed=i) for i in range(3)}
+
+
+def report(curves=CURVES, profiles=PROFILES, tokens=TOKENS, title="Side by side", facts=None) -> str:
+    """A page with a section for each picture."""
+    pictures = [*loss_curves(curves), *depth_pictures(profiles, tokens, dict.fromkeys(profiles, title))]
+    sections = [Section(name=picture.name, title=title, pictures=[picture]) for picture in pictures]
+    return page(title, [*sections, Section(name="facts", title="Facts", facts=facts or {"corpus": "12ab"})])

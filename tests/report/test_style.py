@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 
 from attnres import connection_names
 from attnres.report.charts import payload
-from attnres.report.data import ArmReport
 from attnres.report.draw import INK, STYLE, figure_of, line_styles, plain_log_ticks, png
 from attnres.report.html import script
 from attnres.report.style import (
@@ -21,8 +20,8 @@ from attnres.report.style import (
     SIGNED_COLOURS,
     arm_styles,
 )
-from attnres.report.write import pictures
-from tests.report.sample import curves, profile, report
+from attnres.report.write import depth_pictures, loss_curves
+from tests.report.sample import CURVES, curves, profile
 
 
 def test_an_arm_looks_the_same_in_any_company():
@@ -45,17 +44,17 @@ def test_listed_connections_exist_and_differ():
 
 def test_no_legend_leaves_out_a_name_that_begins_with_an_underscore():
     """As matplotlib's do; a connection of one's own may be called _mine.py:Rule."""
-    arms = [ArmReport(name, "", curves(seeds=1), profile()) for name in ("_one", "_two", "three")]
-    for picture in (pictures(report(arms=arms))[name] for name in ("loss_curves", "depth_profiles")):
+    arms = ("_one", "_two", "three")
+    losses = loss_curves({arm: curves(seeds=1) for arm in arms})
+    for picture in (losses[0], depth_pictures({arm: profile() for arm in arms}, [])[1]):
         (legend,) = figure_of(picture).legends
         assert {"_one", "_two", "three"} <= {text.get_text().strip() for text in legend.texts}
 
 
 def test_the_page_and_the_figures_agree():
-    data = report()
     with mpl.rc_context(STYLE):
-        drawn = line_styles([arm.name for arm in data.arms])
-    for arm in payload(pictures(data)["loss_curves"])["arms"]:
+        drawn = line_styles(list(CURVES))
+    for arm in payload(loss_curves(CURVES)[0])["arms"]:
         assert drawn[arm["name"]]["color"] == arm["colour"].replace("currentColor", INK)
 
 

@@ -48,8 +48,7 @@ def test_a_run_writes_everything(make_config, tmp_path):
     assert summary["best_validation_loss"] == min(losses)
     assert summary["connection"] == "block"
     assert summary["parameters"] == events[0]["parameters"] > 1000
-    low, high = summary["step_seconds_range"]
-    assert 0 < low <= summary["step_seconds"] <= high
+    assert summary["step_seconds"] > 0
     assert summary["peak_memory_bytes"] >= 0
     assert sorted(p.name for p in folder.iterdir()) == sorted(
         [".lock", "checkpoints", "config.json", "metrics.jsonl", "summary.json", "tokenizer.json"]

@@ -234,18 +234,8 @@ def comparisons(record: Record) -> Iterator[tuple[str, list[Comparison]]]:
     """Compare the arms of each embedding scale, the first one being the baseline. Runs that diverged are left out."""
     for at in scales(record):
         arms = [arm for arm in record.arms if any((run.arm, run.at) == (arm, at) for run in record.runs)]
-        summaries = {
-            arm: {
-                run.seed: {
-                    "validation_loss": run.loss,
-                    "step_seconds": run.step_seconds or math.nan,
-                    "peak_memory_bytes": run.peak_memory_bytes or math.nan,
-                }
-                for run in done(record.of(arm, at))
-            }
-            for arm in arms
-        }
-        yield at, compare_arms(summaries, baseline=arms[0])
+        runs = {arm: {run.seed: run for run in done(record.of(arm, at))} for arm in arms}
+        yield at, compare_arms(runs, baseline=arms[0])
 
 
 def claims(record: Record) -> list[Statement]:

@@ -17,14 +17,14 @@ OUT/figures/; `attnres report RECORD` draws them again from RECORD.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnres.lab.engine import Planned, ProgressDisplay, Sweep, SweepEnd
 from attnres.lab.experiment import Experiment
-from attnres.lab.options import Arms, Config, PairedOptions, arm_folder
+from attnres.lab.options import Arms, Config, PairedOptions, PairedPlan, paired_plan
 from attnres.lab.runs import Record
 from attnres.train import RunConfig, config_to_json
 
@@ -45,25 +45,11 @@ class DynamicsOptions(PairedOptions):
     config: Config = DEFAULTS
 
 
-@dataclass(frozen=True)
-class DynamicsPlan:
-    options: DynamicsOptions
-    runs: Sequence[Planned]
-    """Seed by seed, so that a sweep that is stopped early has pairs for every arm."""
-    out: Path
-
-
-def plan(options: DynamicsOptions, out: Path) -> DynamicsPlan:
+def plan(options: DynamicsOptions, out: Path) -> PairedPlan:
     """Raises UsageError on bad options, arms among them."""
     from attnres.lab.profiles import EVERY
 
-    options = options.checked()
-    runs = [
-        Planned(arm, seed, options.run(arm, seed, keep=EVERY), arm_folder(out, arm) / f"seed-{seed}")
-        for seed in options.paired_seeds
-        for arm in options.arms
-    ]
-    return DynamicsPlan(options, runs, out)
+    return paired_plan(options, out, keep=EVERY)
 
 
 def moments(config: RunConfig) -> list[int]:
@@ -71,9 +57,10 @@ def moments(config: RunConfig) -> list[int]:
     return [*range(0, config.steps, config.save_every), config.steps]
 
 
-def run(plan: DynamicsPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
+def run(plan: PairedPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     """Train every connection with its checkpoints kept, and measure each run at several moments."""
-    from attnres.lab.profiles import profile, profiled_tokens, prune
+    from attnres.lab.profiles import profile, prune
+    from attnres.report.runs import validation_tokens
 
     options, config = plan.options, plan.options.config
     steps = moments(config)
@@ -86,18 +73,9 @@ def run(plan: DynamicsPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
             sweep.find(**{one.arm: {"mean_matrix": matrix}})
         return found
 
-    sweep = Sweep(
-        "dynamics",
-        options.arms,
-        {"config": config_to_json(config), "profiled_steps": steps},
-        config,
-        options.workers,
-        file,
-        plan.out,
-        progress,
-        measure,
-    )
-    tokens = profiled_tokens(sweep.corpus, config)
+    settings = {"config": config_to_json(config), "profiled_steps": steps}
+    sweep = Sweep("dynamics", options.arms, settings, config, options.workers, file, plan.out, progress, measure)
+    tokens = validation_tokens(sweep.corpus, config)
     sweep.announce(plan.runs)
     sweep.train(plan.runs)
     for one in plan.runs:

@@ -1,0 +1,161 @@
+"""Train several residual connections side by side and show what depth does in each.
+
+By default it trains four connections: the plain residual, the embedding fed back in (x0), Block and Full Attention
+Residuals. Each has five seeds and reads the Python sources of torch, byte by byte:
+
+    attnres compare
+    attnres compare --quick
+    attnres compare residual full hc mhc --seeds 5
+    attnres compare residual block block:block_size=8 full:query=input,heads=4
+    attnres compare --data.dataset sympy --data.tokenizer bpe:2048 --out runs/sympy
+    attnres compare --model.embedding-std 0.02 --out runs/small-embedding
+    attnres compare residual block full --recipe recipes/kimi_linear.py --seeds 2
+
+The first connection is the baseline. Runs of one seed share initial weights and the order of the data, so differences
+are paired. Every run is a one-thread process with its own folder. If you stop the command with Ctrl-C, or in any other
+way, the same command continues it. It ends with tables, OUT/comparison.json and OUT/results.html.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from tyro.conf import FlagCreatePairsOff
+
+from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
+from attnres.lab.engine import ProgressDisplay, Sweep, SweepEnd
+from attnres.lab.experiment import Experiment
+from attnres.lab.options import Arms, Config, PairedOptions, PairedPlan, paired_plan
+from attnres.lab.runs import Record, RunResult, done
+from attnres.texttable import TextTable
+from attnres.train import RunConfig, config_to_json
+
+if TYPE_CHECKING:
+    from attnres.analysis import DepthProfile
+    from attnres.report.charts import Plot
+
+ARMS = ("residual", "x0", "block", "full")
+DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=80, validation_tokens=32_768)
+QUICK = dataclasses.replace(DEFAULTS, steps=48, evaluate_every=16, validation_tokens=16_384)
+
+
+@dataclass(frozen=True)
+class ComparisonOptions(PairedOptions):
+    """What `attnres compare` asks for."""
+
+    arms: Arms = ARMS
+    seeds: int = 5
+    """Paired seeds: seed, seed + 1, .."""
+    config: Config = DEFAULTS
+    quick: Annotated[bool, FlagCreatePairsOff] = False
+    """A small comparison, in about two minutes; it decides nothing."""
+
+
+def run(plan: PairedPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
+    """Train every connection on every seed, and read the depth of one run of each."""
+    options, config = plan.options, plan.options.config
+    settings = {"config": config_to_json(dataclasses.replace(config, seed=0))}
+    sweep = Sweep("comparison", options.arms, settings, config, options.workers, file, plan.out, progress)
+    sweep.announce(plan.runs)
+    sweep.train(plan.runs)
+    _read_depth(plan, sweep)
+    sweep.save()
+    ended = sweep.ended()
+    first = next(one.folder for one in reversed(plan.runs) if one.seed == config.seed)
+    return ended if ended.failed else dataclasses.replace(ended, notes=[_what_next(first)])
+
+
+def _read_depth(plan: PairedPlan, sweep: Sweep) -> None:
+    """Find what depth does in the first compared run of each connection, unless it is known."""
+    from attnres.analysis import depth_profile
+    from attnres.report.runs import chosen_positions, token_views, validation_tokens
+    from attnres.train import load_run
+
+    ran = {arm: {one.seed: one for one in plan.runs if one.arm == arm} for arm in plan.options.arms}
+    finished = {arm: {seed: one for seed, one in of.items() if sweep.ran[one.key].done} for arm, of in ran.items()}
+    first = {arm: min(of) for arm, of in on_common_seeds(finished).items() if of}
+    depth = dict(sweep.found.get("depth", {}))
+    missing = [arm for arm, seed in first.items() if depth.get(arm, {}).get("seed") != seed]
+    folders = {arm: finished[arm][first[arm]].folder for arm in missing}
+    tokens = validation_tokens(sweep.corpus, plan.options.config)
+    positions = chosen_positions(tokens)
+    with sweep.progress.during("reading the depth of every connection") as tell:
+        for number, (arm, folder) in enumerate(folders.items(), 1):
+            if folder.exists():  # where a record alone goes on it is not
+                tell(f"reading the depth of {arm}, {number} of {len(folders)}")
+                profile = depth_profile(load_run(folder).model, tokens, positions)
+                depth[arm] = {"seed": first[arm], **profile.to_json()}
+    if missing:
+        sweep.find(depth=depth, tokens=token_views(tokens, positions, sweep.corpus.tokenizer))
+
+
+def _what_next(run: Path) -> str:
+    """The next commands to try, written so that they run in this shell with or without an activated environment."""
+    as_module = Path(sys.argv[0]).name == "__main__.py"  # python -m attnres; no shell runs that file
+    program = "attnres" if as_module or shutil.which("attnres") else shlex.quote(sys.argv[0])
+    folder = shlex.quote(str(run))
+    return f"""
+Open the report in a browser. Then try:
+  {program} look {folder}                              (the same model live: change what depth reads)
+  {program} generate {folder} --prompt "def read("     (what it writes)
+  {program} compare residual x0 block full --seeds 5   (the table of README, about nine minutes)"""
+
+
+def compared(record: Record) -> dict[str, dict[int, RunResult]]:
+    """The finished runs of the seeds that all connections have, by connection and seed."""
+    return on_common_seeds({arm: {run.seed: run for run in done(record.of(arm))} for arm in record.arms})
+
+
+def rows(record: Record) -> list[Comparison]:
+    return compare_arms(compared(record), baseline=record.arms[0])
+
+
+def profiles(record: Record) -> dict[str, DepthProfile]:
+    """What depth does, of the connections where it was read."""
+    from attnres.analysis import DepthProfile
+
+    depth = {arm: dict(of) for arm, of in record.found.get("depth", {}).items() if arm in record.arms}
+    return {arm: DepthProfile.from_json(of) for arm, of in depth.items()}
+
+
+def tables(record: Record) -> list[TextTable]:
+    from attnres.report.comparison import result_tables, sink_table
+
+    model, tokens = record.config["model"], record.config["batch_size"] * record.config["accumulate"]
+    of = f"{model['layers']} layers of width {model['dim']}, {record.config['steps']} steps of "
+    made = result_tables(rows(record), f"{of}{tokens * model['context']:,} tokens.")
+    return [*made, *([sink_table(of)] if (of := profiles(record)) else [])]
+
+
+def pictures(record: Record) -> list[Plot]:
+    from attnres.report.write import depth_pictures, loss_curves
+
+    curves = {arm: {seed: run.curve for seed, run in runs.items()} for arm, runs in compared(record).items()}
+    notes = {arm: f"seed {of['seed']}" for arm, of in record.found.get("depth", {}).items()}
+    return [*loss_curves(curves), *depth_pictures(profiles(record), record.found.get("tokens", ()), notes)]
+
+
+EXPERIMENT = Experiment(
+    command="compare",
+    position=0,
+    options=ComparisonOptions,
+    quick=ComparisonOptions(seeds=2, config=QUICK),
+    plan=paired_plan,
+    run=run,
+    title="Residual connections side by side",
+    question=(
+        "A transformer with L sublayers has L + 1 sites where depth is read (the last is the readout) and L + 1 "
+        "sources (the embedding, then each sublayer's output); a connection is the rule that says how much of each "
+        "source each site reads. Layers count from 0. Hover over, tap or use the arrow keys in any chart for its "
+        "numbers."
+    ),
+    finding=lambda record: finding(rows(record)) or "No seed was finished by every connection: nothing is compared.",
+    tables=tables,
+    pictures=pictures,
+)
