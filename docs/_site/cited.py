@@ -32,8 +32,8 @@ NUMBER = re.compile(  # no part of a name (H100, AVX-512, 1F1B) or of a version 
 NAMES = re.compile(r"<!-- numbers: ([^>]*?) -->\s*$")
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
-NO_PROSE = re.compile(  # code, links, comments, dates, commits, sizes of models, arXiv's names
-    r"`[^`]*`|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|\b\d{4}-\d\d-\d\d\b|\b(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b|\b\d+x\d+\b"
+NO_PROSE = re.compile(  # code, formulas, links, comments, dates, commits, sizes of models, arXiv's names
+    r"`[^`]*`|(\$\$?)[^$]+\1|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|\b\d{4}-\d\d-\d\d\b|\b(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b|\b\d+x\d+\b"
     r"|\b\d{4}\.\d{5}\b"
 )
 
