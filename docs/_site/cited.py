@@ -33,7 +33,8 @@ NAMES = re.compile(r"<!-- numbers: ([^>]*?) -->\s*$")
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 CODE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 NO_PROSE = re.compile(  # code, formulas, links, comments, dates, commits, sizes of models, arXiv's names
-    r"`[^`]*`|(\$\$?)[^$]+\1|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->|\b\d{4}-\d\d-\d\d\b|\b(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b|\b\d+x\d+\b"
+    r"`[^`]*`|(\$\$?)[^$]+\1|!?\[[^\]]*\]\([^)]*\)|<!--.*?-->"
+    r"|\b\d{4}-\d\d-\d\d\b|\b(?=[0-9a-f]*[a-f])[0-9a-f]{7,40}\b|\b\d+x\d+\b"
     r"|\b\d{4}\.\d{5}\b"
 )
 
