@@ -130,10 +130,12 @@ def _exported(source: ast.Module) -> list[str]:
     return []
 
 
-def _homes(source: ast.Module) -> dict[str, str]:
-    """Where each imported name is defined: `attnres.hf.attach` is a module, too."""
-    imports = [node for node in ast.walk(source) if isinstance(node, ast.ImportFrom) and node.module]
-    return {alias.name: node.module or "" for node in imports for alias in node.names}
+def _identifier(package: str, name: str) -> str:
+    """Where what a package exports is defined: `attnres.hf.attach` is a module, too."""
+    imports = [node for node in ast.walk(_source(package)) if isinstance(node, ast.ImportFrom) and node.module]
+    homes = {alias.asname or alias.name: (node.module or "", alias.name) for node in imports for alias in node.names}
+    home, known_there = homes.get(name, (package, name))
+    return _identifier(home, known_there) if home in _packages() and home != package else f"{home}.{known_there}"
 
 
 def _modules(name: str) -> list[str]:
@@ -145,8 +147,7 @@ def _reference(name: str) -> str:
     source = _source(name)
     exported = _exported(source)
     lines = [f"# {name}", "", ast.get_docstring(source) or "", ""]
-    homes = _homes(source)
-    lines += [f"::: {homes.get(member, name)}.{member}\n" for member in exported]
+    lines += [f"::: {_identifier(name, member)}\n" for member in exported]
     if not exported or name == "attnres.connections":
         rules_or_all = f"{name}.rules" if exported else name
         lines += [f"::: {module}\n" for module in _modules(rules_or_all)]
@@ -167,7 +168,13 @@ def _overview() -> str:
     lines += ["| package | what it is for | names |", "|---|---|---|"]
     for name in ("attnres", *_packages()):
         source = _source(name)
-        names = ", ".join(f"`{exported}`" for exported in _exported(source))
+        names = ", ".join(_linked(name, exported) for exported in _exported(source))
         link = f"`{name}`" if name == "attnres" else f"[`{name}`]({name.split('.')[-1]}.md)"
         lines.append(f"| {link} | {_summary(source)} | {names} |")
     return "\n".join(lines)
+
+
+def _linked(package: str, name: str) -> str:
+    identifier = _identifier(package, name)
+    has_page = ".".join(identifier.split(".")[:2]) in _packages()
+    return f"[`{name}`][{identifier}]" if has_page else f"`{name}`"
