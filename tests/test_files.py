@@ -48,14 +48,6 @@ def test_a_file_is_replaced_as_a_whole(tmp_path):
     assert json.loads(path.read_text()) == {"a": [1]}
 
 
-def test_two_may_replace_a_file_at_once(tmp_path):
-    path = tmp_path / "x"
-    with replacement(path) as one, replacement(path) as other:
-        one.write_text("one")
-        other.write_text("other")
-    assert path.read_text() == "one" and names(tmp_path) == ["x"]
-
-
 @pytest.mark.parametrize("made", [new_folder, added_folder])
 def test_what_is_in_a_new_folder_may_be_read_by_all_who_may_read_the_folder(tmp_path, made):
     def write(folder, name):
@@ -109,21 +101,6 @@ def write_folder(path, text):
 
 def contents(folder):
     return {path.read_text() for path in folder.iterdir()}
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_folder_whose_replacement_is_killed_is_old_or_new(tmp_path):
-    path = tmp_path / "step"
-    write_folder(path, "old")
-    if (child := os.fork()) == 0:
-        unlink = os.unlink
-        os.unlink = lambda *args, **options: (unlink(*args, **options), os._exit(9))
-        write_folder(path, "new")
-        os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    assert names(path) == ["a", "b", "c"] and contents(path) == {"new"}
-    write_folder(path, "newer")
-    assert names(tmp_path) == ["step"] and contents(path) == {"newer"}
 
 
 def test_a_folder_that_cannot_be_replaced_stays(tmp_path, monkeypatch):

@@ -38,8 +38,6 @@ class DataConfig:
             raise UsageError(f"validation_fraction must be above 0 and at most 0.5, not {self.validation_fraction}")
         if isinstance(self.paths, str):
             raise UsageError(f"paths must be a tuple of files or folders, such as ({self.paths!r},), not a string")
-        if "" in self.paths:  # as of a shell's empty variable; it would be the working folder
-            raise UsageError("paths must name files or folders, and one of them is empty")
         if self.paths and self.dataset == DEFAULT_DATASET:
             object.__setattr__(
                 self, "dataset", None

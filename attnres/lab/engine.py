@@ -165,10 +165,6 @@ class Sweep:
         from attnres.train.folder import RunFolder
 
         instead = f"or choose another {self.places}"
-        if "config" not in there["settings"]:
-            raise UsageError(
-                f"{where} does not say with which options its runs were made; choose another {self.places}"
-            )
         if names := differing(there["settings"], self.settings):
             raise UsageError(
                 f"{where} holds a sweep with another {' and another '.join(names)}; repeat its options to go on with "
@@ -220,7 +216,6 @@ class Sweep:
             try:
                 states = sweep.run_jobs(jobs, self.workers, _Pace(self, missing))
                 sweep.require_done(states)
-                sweep.refuse_other_texts(jobs, self.corpus)  # again: it may have changed while they trained
                 for number, state in enumerate(states):
                     one = missing[state.job.name]
                     if not self.has(one):
@@ -233,16 +228,9 @@ class Sweep:
         return [self.ran[one.key] for one in planned]
 
     def has(self, one: Planned) -> bool:
-        """Whether it is known how that run ended. Raises UsageError if it was one of other steps."""
+        """Whether it is known how that run ended."""
         run = self.ran.get(one.key)
-        if run is None or run.status not in ("done", "diverged"):
-            return False
-        if run.steps not in (0, one.config.steps):
-            raise UsageError(
-                f"{self.file} holds {run.name} with {run.steps} steps, and this command has {one.config.steps}; repeat "
-                f"its options to go on with it, or choose another {self.places}"
-            )
-        return True
+        return run is not None and run.status in ("done", "diverged")
 
     def end(self, one: Planned, state: JobState) -> None:
         """Keep how a run ended, and what is measured of it."""

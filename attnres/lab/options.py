@@ -92,13 +92,10 @@ def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:
         UsageError: an unknown arm, fewer than two that differ, or other options that say what the connection is.
     """
     names = tuple(canonical_connection(arm, config.model.sublayers) for arm in arms)
-    folders: dict[Path, str] = {}
     for index, name in enumerate(names):
         if name in names[:index]:
             first = arms[names.index(name)]
             raise UsageError(f"the arms {first} and {arms[index]} are the same connection; give each once")
-        if (other := folders.setdefault(arm_folder(Path(), name), arms[index])) != arms[index]:
-            raise UsageError(f"the arms {other} and {arms[index]} would share one folder for their runs; rename a file")
     if len(arms) < 2:
         raise UsageError("give at least two arms; the first is the baseline")
     if config.model.connection != PLAIN.model.connection:

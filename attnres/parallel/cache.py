@@ -17,13 +17,14 @@ class CrossStageCache:
     def __init__(self) -> None:
         self._tensors: dict[tuple[int, Held], Tensor] = {}
         self._gradients: dict[tuple[int, Held], Tensor] = {}
-        self.bytes = 0
-        """What is held now, tensors and gradients."""
+
+    @property
+    def empty(self) -> bool:
+        return not (self._tensors or self._gradients)
 
     def keep(self, micro_batch: int, held: Held, tensor: Tensor) -> Tensor:
         """Hold the tensor until `forget`; returns it."""
         self._tensors[micro_batch, held] = tensor
-        self.bytes += held.entry.nbytes
         return tensor
 
     def tensor(self, micro_batch: int, held: Held) -> Tensor:
@@ -32,13 +33,10 @@ class CrossStageCache:
     def forget(self, micro_batch: int, held: Held) -> None:
         """Let go of the tensor. A chunk whose backward pass still needs it has it in its autograd graph."""
         del self._tensors[micro_batch, held]
-        self.bytes -= held.entry.nbytes
 
     def add_gradient(self, micro_batch: int, held: Held, gradient: Tensor) -> None:
         """Add one reader's share."""
         so_far = self._gradients.get((micro_batch, held))
-        if so_far is None:
-            self.bytes += held.entry.nbytes
         # Not in place: autograd may have returned one tensor as the gradient of two inputs.
         self._gradients[micro_batch, held] = gradient if so_far is None else so_far + gradient
 
@@ -47,5 +45,4 @@ class CrossStageCache:
         gradient = self._gradients.pop((micro_batch, held), None)
         if gradient is None:
             return torch.zeros(held.entry.shape, dtype=held.entry.dtype, device=device)
-        self.bytes -= held.entry.nbytes
         return gradient

@@ -100,12 +100,6 @@ def _legend(figure: Figure, named: Sequence[Axes]) -> None:
         legend.remove()
 
 
-def _label(name: str) -> str:
-    """A name as a line's label: one that begins with an underscore matplotlib leaves out of its legends."""
-    text = visible(name)
-    return f" {text}" if text.startswith("_") else text
-
-
 def _lines(axes: Axes, chart: Lines, styles: Mapping[str, dict[str, Any]]) -> None:
     bars = [line for line in chart.lines if line.as_ == "bars"]
     for line in chart.lines:
@@ -134,12 +128,12 @@ def _draw_line(axes: Axes, line: Line, x: np.ndarray, log: bool, style: Mapping[
     y = np.asarray(line.y, float)
     y = np.where(y > 0, y, np.nan) if log else y
     if line.as_ == "guide":
-        axes.plot(x, y, color=GREY, alpha=0.35, linewidth=6, zorder=0, label=_label(line.name))
+        axes.plot(x, y, color=GREY, alpha=0.35, linewidth=6, zorder=0, label=visible(line.name))
         return
     if line.as_ == "dots":
         axes.plot(x, y, "o", color=style["color"], markersize=3.5, alpha=0.6)
         return
-    axes.plot(x, y, label=_label(line.name), marker="." if len(x) <= 12 else None, **style)
+    axes.plot(x, y, label=visible(line.name), marker="." if len(x) <= 12 else None, **style)
     if line.low is None or line.high is None:
         return
     low, high = np.asarray(line.low, float), np.asarray(line.high, float)

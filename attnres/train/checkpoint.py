@@ -25,8 +25,6 @@ from torch import Tensor
 
 from attnres.errors import UsageError
 from attnres.files import named_errors, new_folder, partial_folder, remove_folder, remove_partial
-from attnres.model import TransformerConfig
-from attnres.train.jsonconfig import flat_fields, model_from_json, model_to_json
 
 log = logging.getLogger(__name__)
 
@@ -59,21 +57,8 @@ class Checkpoint:
         return load_file(self.path / OPTIMIZER)
 
     def state(self) -> dict[str, Any]:
-        """Step, position in the data, validation loss, the model's configuration."""
+        """Step, position in the data, validation loss."""
         return json.loads((self.path / STATE).read_text(encoding="utf-8"))
-
-    def require(self, model: TransformerConfig) -> None:
-        """Raise UsageError, naming what differs, unless this is a checkpoint of that model: shapes do not tell all."""
-        stored = self.state()["model"]
-        if ".py:" in stored["connection"]:  # its file has another name from here; the run's record knows the file
-            stored = {**stored, "connection": model.connection}
-        there, here = flat_fields(model_to_json(model_from_json(stored))), flat_fields(model_to_json(model))
-        for name in {**there, **here}:
-            if there.get(name) != here.get(name):
-                raise UsageError(
-                    f"{self.path}: a checkpoint of another model ({name} is {there.get(name)!r} in it and "
-                    f"{here.get(name)!r} in the run); put back the run's own, or delete it"
-                )
 
     def damage(self) -> str | None:
         """What is wrong with the files, or None if they are as they were written."""

@@ -156,7 +156,6 @@ class DistributedTrainer(Trainer):
     def load(self, checkpoint: Checkpoint) -> None:
         """Read this process's part of every tensor, from a checkpoint of any layout."""
         weights = self.model.state_dict()  # buffers, too
-        checkpoint.require(self.config.model)
         model: dict[str, Tensor] = {}
         with safe_open(checkpoint.path / MODEL, "pt") as file:
             for name, weight in weights.items():

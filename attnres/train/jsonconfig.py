@@ -36,11 +36,6 @@ def model_to_json(model: TransformerConfig) -> dict[str, Any]:
     return config_to_json(RunConfig(model=model))["model"]
 
 
-def model_from_json(data: Any) -> TransformerConfig:
-    """The model that `model_to_json` wrote. Raises UsageError as `config_from_json` does."""
-    return config_from_json({"model": data}).model
-
-
 def flat_fields(value: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested dicts: names joined by dots -> values."""
     flat: dict[str, Any] = {}

@@ -39,7 +39,6 @@ def load_run(folder: str | Path, best: bool = False, step: int | None = None) ->
         checkpoint = checkpoints.best_good() if best else checkpoints.newest_good()
     if checkpoint is None:
         raise UsageError(f"{run.path}: the run has saved no checkpoint yet; train it first")
-    checkpoint.require(config.model)
     model = Transformer(config.model)
     model.load_state_dict(checkpoint.model())
     return Run(run.path, config, model.eval(), run.tokenizer(), checkpoint.step)

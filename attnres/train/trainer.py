@@ -28,7 +28,6 @@ from attnres.model import Transformer
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
 from attnres.train.folder import evaluated_bytes_per_token
-from attnres.train.jsonconfig import model_to_json
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
 from attnres.train.runconfig import RunConfig
 from attnres.train.start import first_model
@@ -192,7 +191,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """The rest, as a JSON value."""
-        return {"step": self.step, "sampler": self.sampler.state(), "model": model_to_json(self.config.model)}
+        return {"step": self.step, "sampler": self.sampler.state()}
 
     def checkpoints(self, folder: Path) -> Checkpoints:
         """What writes and finds them in that folder."""
@@ -200,7 +199,6 @@ class Trainer:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Restore weights, optimizers and data position from the checkpoint."""
-        checkpoint.require(self.config.model)
         self.restore(checkpoint.model(), checkpoint.optimizer(), checkpoint.state())
 
     def restore(self, model: dict[str, Tensor], optimizer: dict[str, Tensor], state: dict[str, Any]) -> None:

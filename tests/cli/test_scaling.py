@@ -14,7 +14,7 @@ from attnres.lab.laws import diverged, final_points, scaling_table
 from attnres.lab.runs import Record, read_record
 from attnres.model import TransformerConfig
 from attnres.model.flops import training_flops
-from tests.cli.conftest import no_figure, run_jobs_here
+from tests.cli.conftest import run_jobs_here
 from tests.lab.sample import record as record_from
 
 SIZES = ["1x16", "2x16", "1x32"]
@@ -31,7 +31,7 @@ def sweep(corpus, tmp_path_factory):
     options = [*SMALL, *corpus, "--out", str(out / "runs"), "--record", str(out / "record.json")]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
         patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
-        patch.setattr("attnres.report.page.drawn", no_figure)
+        patch.setattr("attnres.report.page.drawn", lambda picture: b"no figure")
         assert main(["scaling", "residual", "full", *options]) == 0
     return out, options, said.getvalue()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from attnres.data import DataConfig, open_corpus
-from tests.data.opening import outcome, start_opening
 from tests.data.text import write_documents
 
 
@@ -17,14 +16,6 @@ def test_cache_is_reused_until_a_file_changes(open_, tmp_path):
     os.utime(tmp_path / "documents" / "000.txt", (1, 1))
     again = open_("documents")
     assert os.stat(again.train.filename).st_ino != inode and again.sha256 == first.sha256  # pyright: ignore
-
-
-def test_several_processes_open_at_once_and_one_builds(tmp_path):
-    write_documents(tmp_path / "documents", 300)
-    processes = [start_opening(tmp_path / "cache", tmp_path / "documents") for _ in range(2)]
-    results = [outcome(process) for process in processes]
-    assert len({tuple(result[:2]) for result in results}) == 1
-    assert [result[2] for result in results].count("True") == 1
 
 
 def test_a_cache_inside_the_text_is_not_text_and_progress_reaches_its_total(tmp_path):

@@ -77,4 +77,5 @@ def machine(monkeypatch) -> Machine:
     monkeypatch.setattr("attnres.train.sweep.refuse_other_texts", lambda *_: None)
     monkeypatch.setattr("attnres.lab.engine.ended", made.ended)
     monkeypatch.setattr(RunFolder, "record", lambda _: HEADER)
+    monkeypatch.setattr("attnres.model.flops.training_flops", lambda model: 6.0 * model.layers * model.dim**2)
     return made

@@ -17,7 +17,7 @@ from attnres.lab.profiles import profile, prune, update_sizes
 from attnres.lab.runs import read_record
 from attnres.model import Transformer, TransformerConfig
 from attnres.report.runs import validation_tokens
-from attnres.train import OptimizerConfig, load_run, read_metrics
+from attnres.train import OptimizerConfig, load_run
 from attnres.train.folder import RunFolder
 from tests.lab.conftest import ARMS, SITES
 
@@ -48,20 +48,6 @@ def test_profiles_are_of_the_run_at_every_moment(run):
     assert first["entropy"][1:] == pytest.approx(np.log(np.arange(2, SITES + 2)), rel=1e-3)
     assert first["output_rms"] != last["output_rms"] and not first["update"]
     assert len(last["update"]) == SITES and min(last["update"]) > 0
-
-
-def test_the_untrained_moment_is_the_model_that_training_began_with(run):
-    """The evaluation at step 0 in the run's own metrics is of this model."""
-    from attnres.data import validation_batches
-    from attnres.train.trainer import token_losses
-
-    config = RunFolder(run.folder).config()
-    model = Transformer(config.model, config.seed)
-    corpus = open_corpus(config.data)
-    batches = list(validation_batches(corpus, config.model.context, 64, config.validation_tokens))
-    with torch.no_grad():
-        loss = torch.cat([token_losses(model, torch.from_numpy(batch)) for batch in batches]).mean().item()
-    assert loss == pytest.approx(read_metrics(run.folder / "metrics.jsonl")[0]["loss"], rel=1e-5)
 
 
 def test_checkpoints_that_are_gone_are_named(run):

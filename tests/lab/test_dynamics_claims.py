@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
 from attnres.lab.depth import (
-    log_growth,
-    log_range,
     pictures,
     statements,
-    unevenness,
     uniform_shares,
 )
 from attnres.lab.judge import Statement, judged
@@ -22,14 +17,6 @@ from attnres.report.charts import payload
 from tests.lab.sample import record as record_from
 
 SITES = 24
-
-
-def test_growth_range_and_spread_of_known_series():
-    series = 3.0 * 1.1 ** np.arange(11)
-    assert log_growth(series) == pytest.approx(10 * math.log(1.1))
-    assert log_range(series[::-1]) == pytest.approx(10 * math.log(1.1))
-    assert unevenness([1.0, 3.0]) == pytest.approx(0.5)
-    assert unevenness([2.0, 2.0, 2.0]) == 0
 
 
 def statement(value, error, p, sign=1, seeds=3) -> Statement:
@@ -133,10 +120,3 @@ def test_every_picture_is_made_where_runs_or_all_of_an_arm_diverged():
     for left in ([*runs[:2], lost(runs[2]), runs[3]], [*runs[:2], *map(lost, runs[2:])]):
         made = pictures(made_up(left))
         assert len(made) == 3 and all(payload(one)["charts"] for one in made)
-
-
-def test_lines_are_means_over_seeds():
-    runs = made_up_runs(3)
-    line = pictures(made_up(runs))[0].charts[0].lines[0]
-    expected = np.mean([run["measured"]["moments"][-1]["input_rms"] for run in runs[:3]], 0)
-    assert line.name == "residual" and line.seeds == 3 and line.y == pytest.approx(expected)

@@ -97,7 +97,7 @@ def evaluate(group: dist.ProcessGroup, case: Case) -> list[Tensor]:
     before = pipeline.token_losses(case.batches(1)[0])
     pipeline.forward_backward(case.batches(0))
     after = pipeline.token_losses(case.batches(1)[0])
-    assert pipeline.cache.bytes == 0
+    assert pipeline.cache.empty
     return [before, after]
 
 

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from attnres import connection_names
 from attnres.report.charts import payload
-from attnres.report.draw import INK, STYLE, figure_of, line_styles, plain_log_ticks, png
+from attnres.report.draw import INK, STYLE, line_styles, plain_log_ticks, png
 from attnres.report.html import script
 from attnres.report.style import (
     CONNECTION_STYLES,
@@ -20,8 +20,8 @@ from attnres.report.style import (
     SIGNED_COLOURS,
     arm_styles,
 )
-from attnres.report.write import depth_pictures, loss_curves
-from tests.report.sample import CURVES, curves, profile
+from attnres.report.write import loss_curves
+from tests.report.sample import CURVES
 
 
 def test_an_arm_looks_the_same_in_any_company():
@@ -40,15 +40,6 @@ def test_options_keep_the_connections_colour_and_change_its_dashes():
 def test_listed_connections_exist_and_differ():
     assert set(CONNECTION_STYLES) <= set(connection_names())
     assert len(set(CONNECTION_STYLES.values())) == len(CONNECTION_STYLES)
-
-
-def test_no_legend_leaves_out_a_name_that_begins_with_an_underscore():
-    """As matplotlib's do; a connection of one's own may be called _mine.py:Rule."""
-    arms = ("_one", "_two", "three")
-    losses = loss_curves({arm: curves(seeds=1) for arm in arms})
-    for picture in (losses[0], depth_pictures({arm: profile() for arm in arms}, [])[1]):
-        (legend,) = figure_of(picture).legends
-        assert {"_one", "_two", "three"} <= {text.get_text().strip() for text in legend.texts}
 
 
 def test_the_page_and_the_figures_agree():

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-from attnres.errors import UsageError
 from attnres.files import PARTIAL
 from attnres.train import checkpoint as checkpoint_module
 from attnres.train import load_run, train
@@ -145,15 +144,3 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(died, stopped,
         assert events[0]["step"] == 4
         assert weights(folder, 12) == weights(died[1] / "straight", 12)
         assert results(folder) == results(died[1] / "straight")
-
-
-def test_a_checkpoint_of_another_model_is_refused(make_config, stopped, tmp_path):
-    _, folder = stopped
-    other = make_config(steps=8, model={"connection": "block:block_size=2"}, evaluate_every=8, save_every=8)
-    train(other, tmp_path / "blocks")
-    mine = folder / "checkpoints" / "step-00000008"
-    shutil.rmtree(mine)
-    shutil.copytree(tmp_path / "blocks" / "checkpoints" / "step-00000008", mine)
-    for use in (load_run, lambda folder: train(make_config(steps=12), folder)):
-        with pytest.raises(UsageError, match=r"a checkpoint of another model \(.*block_size"):
-            use(folder)

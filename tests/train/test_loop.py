@@ -84,21 +84,6 @@ def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch, stopped):
     assert load_run(tmp_path, best=True).step == 4
 
 
-def test_load_run(make_config, tmp_path):
-    config = make_config(steps=4, model={"connection": "hc"})
-    train(config, tmp_path)
-    run = load_run(tmp_path)
-    assert (run.step, run.config) == (4, config)
-    assert not run.model.training
-    assert run.tokenizer.decode(run.tokenizer.encode("fox")) == "fox"
-    loss = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "eval"][-1]["loss"]
-    from attnres.data import open_corpus
-
-    trainer = Trainer(config, open_corpus(config.data))
-    trainer.model.load_state_dict(run.model.state_dict())
-    assert trainer.evaluate() == loss
-
-
 @pytest.fixture(scope="session")
 def straight(make_config, tmp_path_factory):
     """A run of 8 steps that nothing stopped, with checkpoints at 4 and 8."""
@@ -197,13 +182,6 @@ def test_what_does_not_change_the_result_may_change(make_config, straight, tmp_p
     train(dataclasses.replace(config, save_every=3, keep=5, device="cpu"), tmp_path)
     assert weights(tmp_path, 8) == weights(straight, 8)
     assert steps_on_disk(tmp_path) == [3, 6, 8]
-
-
-def test_vocabulary_is_raised_to_the_corpus(make_config, tmp_path):
-    config = make_config(steps=2, model={"vocab_size": 7})
-    train(config, tmp_path)
-    assert load_run(tmp_path).config.model.vocab_size == 256
-    train(config, tmp_path)  # and the same command is still the same run
 
 
 @pytest.mark.slow

@@ -20,18 +20,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnres.lab.engine import Planned, ProgressDisplay, Sweep, SweepEnd
-from attnres.lab.experiment import Experiment
+from attnres.lab.experiment import Experiment, of_module
 from attnres.lab.options import Arms, Config, PairedOptions, PairedPlan, paired_plan
-from attnres.lab.runs import Record
 from attnres.train import RunConfig, config_to_json
-
-if TYPE_CHECKING:
-    from attnres.lab.judge import Statement
-    from attnres.report.charts import Plot
-    from attnres.texttable import TextTable
 
 ARMS = ("residual", "x0", "block", "full", "hc", "mhc")
 DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=20, validation_tokens=32_768)
@@ -83,30 +77,6 @@ def run(plan: PairedPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     return sweep.ended()
 
 
-def claims(record: Record) -> list[Statement]:
-    from attnres.lab.depth import statements
-
-    return statements(record)
-
-
-def finding(record: Record) -> str:
-    from attnres.lab import depth
-
-    return depth.finding(record)
-
-
-def tables(record: Record) -> list[TextTable]:
-    from attnres.lab.depth import dynamics_tables
-
-    return dynamics_tables(record)
-
-
-def pictures(record: Record) -> list[Plot]:
-    from attnres.lab.depth import pictures
-
-    return pictures(record)
-
-
 EXPERIMENT = Experiment(
     command="dynamics",
     position=3,
@@ -118,8 +88,8 @@ EXPERIMENT = Experiment(
         "Magnitudes, gradients, updates and depth weights over depth and over training, with the paper's claims "
         "tested over paired seeds."
     ),
-    finding=finding,
-    claims=claims,
-    tables=tables,
-    pictures=pictures,
+    finding=of_module("attnres.lab.depth", "finding"),
+    claims=of_module("attnres.lab.depth", "statements"),
+    tables=of_module("attnres.lab.depth", "dynamics_tables"),
+    pictures=of_module("attnres.lab.depth", "pictures"),
 )

@@ -22,19 +22,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attnres.errors import UsageError, check_count
 from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, rounded
-from attnres.lab.experiment import Experiment
+from attnres.lab.experiment import Experiment, of_module
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
 from attnres.lab.runs import Record, RunResult, done
 from attnres.model import TransformerConfig
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
-
-if TYPE_CHECKING:
-    from attnres.report.charts import Plot
 
 HEAD_DIM = 16
 MOST_TOKENS = 1_000_000
@@ -411,12 +408,6 @@ def _rate(record: Record, arm: str, size: str, factor: float | None) -> str:
     return f"x{factor:g}" + "*" * (len(tried) > 1 and factor in (min(tried), max(tried)))
 
 
-def pictures(record: Record) -> list[Plot]:
-    from attnres.lab import laws
-
-    return laws.pictures(record)
-
-
 EXPERIMENT = Experiment(
     command="scaling",
     position=2,
@@ -430,5 +421,5 @@ EXPERIMENT = Experiment(
     ),
     finding=finding,
     tables=tables,
-    pictures=pictures,
+    pictures=of_module("attnres.lab.laws", "pictures"),
 )
