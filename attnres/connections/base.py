@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +51,18 @@ class Normed(NamedTuple):
 
     def __call__(self, *reads: Tensor) -> Tensor:
         return self.whole(*reads)
+
+
+class Pass(Protocol):
+    """One forward pass: `Connection.run` and `readout` without their checks (`Connection.pass_of`)."""
+
+    def takes(self, norm: Norm) -> bool:
+        """Whether it makes this norm a part of its read: only such a one may `run` be given in a Normed."""
+        ...
+
+    def run(self, values: Values, sublayers: Sequence[Sublayer], first: int) -> Values: ...
+
+    def readout(self, values: Values) -> Tensor: ...
 
 
 class Connection(nn.Module):
@@ -270,6 +282,14 @@ class Connection(nn.Module):
             f"before site {site} of {self.sublayers} there are {expected} values, not the {len(values)} given; {mend}"
         )
 
+    def pass_of(self, values: Values) -> Pass | None:
+        """What runs the values that `start` made through all sites, piece by piece, with less work than `run` at each.
+
+        It is of this forward pass alone: parameters, modes and values were looked up and checked, once for all pieces.
+        None, as here, where nothing is gained by that.
+        """
+        return None
+
     def readout(self, values: Values) -> Tensor:
         """Mix the input of the final norm and the head, [..., dim], of the values behind the last sublayer.
 
@@ -333,14 +353,7 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = (), watch: bool =
     reads = h if isinstance(h, tuple) else (h,)
     before, values_before = (times_changed(reads), times_changed(values)) if watch else (0, 0)
     y = sublayer(*reads)
-    if not isinstance(y, Tensor):
-        raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
-    if y.shape != reads[0].shape:
-        read, returned = list(reads[0].shape), list(y.shape)
-        raise UsageError(f"a sublayer must return the shape that it reads, {read}, and returned {returned}")
-    if y.dtype not in DTYPES or y.device != reads[0].device:
-        read, returned = f"{reads[0].dtype} on {reads[0].device}", f"{y.dtype} on {y.device}"
-        raise UsageError(f"a sublayer must return a floating dtype on the device that it reads, {read}, not {returned}")
+    refuse_output(y, reads[0])
     if not watch:
         return y
     if times_changed(reads) != before:
@@ -351,6 +364,18 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = (), watch: bool =
             "let it return a tensor of its own at every call"
         )
     return y
+
+
+def refuse_output(y: Tensor, h: Tensor) -> None:
+    """Raise UsageError for what no sublayer may return that reads h."""
+    if not isinstance(y, Tensor):
+        raise UsageError(f"a sublayer must return its output tensor alone, not {type(y).__name__}; wrap it")
+    if y.shape != h.shape:
+        read, returned = list(h.shape), list(y.shape)
+        raise UsageError(f"a sublayer must return the shape that it reads, {read}, and returned {returned}")
+    if y.dtype not in DTYPES or y.device != h.device:
+        read, returned = f"{h.dtype} on {h.device}", f"{y.dtype} on {y.device}"
+        raise UsageError(f"a sublayer must return a floating dtype on the device that it reads, {read}, not {returned}")
 
 
 def check_sublayers(sublayers: Iterable[Sublayer], x: Tensor) -> None:

@@ -26,6 +26,10 @@ def at_hand(connection: Connection, model: nn.Module | None = None) -> AbstractC
     return _fetched(hooked, [part for part in model.modules() if any(each is connection for each in part.modules())])
 
 
+def has_hooks(connection: Connection) -> bool:
+    return bool(_hooked(connection))
+
+
 def gathered(module: nn.Module) -> AbstractContextManager[None]:
     """Have the parameters whole that FSDP2 gathers when this module is called, outside of such a call."""
     return _fetched((), (module,))

@@ -41,6 +41,7 @@ from attnres.hf.folder import refuse_names
 from attnres.hf.layer import (
     CONNECTION,
     Depth,
+    Stack,
     Wide,
     attached_class,
     attached_layers,
@@ -263,8 +264,9 @@ def install(anatomy: Anatomy, connection: Connection) -> None:
         part.__class__ = attached_class(type(part), Wide)
     decoder.register_module(CONNECTION, connection)
     _change_model_class(decoder)
+    stack = Stack(decoder, [])
     for layer, first, code, roles in plan:
-        become_layer(layer, decoder, code, first, connection.sublayers)
+        become_layer(layer, stack, code, first, connection.sublayers)
         for name, role in roles.items():
             part = getattr(layer, name)
             change_class(part, attached_class(type(part), role))

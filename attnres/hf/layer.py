@@ -11,20 +11,42 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from attnres.connections import Connection, Normed, Sublayer, Unrolled, Values
-from attnres.connections.offload import at_hand, gathered
+from attnres.connections.base import Pass
+from attnres.connections.offload import at_hand, gathered, has_hooks
 from attnres.errors import UsageError
 from attnres.hf.cut import LayerCode, Piece, own_forward
 from attnres.hf.several import READS, forward_with_reads
-from attnres.ops import plain_norm
+from attnres.ops import Norm, plain_norm
+
+_NOTHING = nullcontext()
 
 CONNECTION = "connection"
 """The decoder's attribute that holds the connection; parameters are called `model.connection.query.0` and so on."""
+
+
+class Stack(NamedTuple):
+    """What the layers of a decoder share. A tuple, so that it does not become a child of theirs."""
+
+    decoder: nn.Module
+    layers: list[Any]
+
+
+class DecodeStep(NamedTuple):
+    """A forward pass of few tokens: what the first layer looks up and checks, and the others need not.
+
+    A sublayer's weights push all else out of the caches, and a check that takes 2 us at once takes 10 behind it.
+    """
+
+    course: Pass
+    norms: dict[nn.Module, Norm]
+    """The norms that the connection may compute, since nobody has hooked them. One hooked later is one too late."""
 
 
 class Depth(NamedTuple):
@@ -35,6 +57,7 @@ class Depth(NamedTuple):
     """
 
     values: Values
+    step: DecodeStep | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -56,7 +79,7 @@ class Layer(nn.Module):
     """
 
     _code: LayerCode
-    _decoder: tuple[nn.Module]  # in a tuple, so that it does not become a child
+    _stack: Stack
     _first_site: int
     _is_last: bool
     _gradient_checkpointing_func: Callable[..., tuple[Any, ...]]
@@ -65,7 +88,7 @@ class Layer(nn.Module):
 
     @property
     def connection(self) -> Connection:
-        return self._decoder[0].connection  # type: ignore[return-value]
+        return self._stack.decoder.connection  # type: ignore[return-value]
 
     def forward(self, stream: Tensor | Depth, /, *args: Any, **kwargs: Any) -> Any:
         if not isinstance(stream, Depth) and self._first_site:
@@ -73,9 +96,12 @@ class Layer(nn.Module):
                 f"the layer of site {self._first_site} was given hidden states where it needs all values of the layer "
                 "before: an attached model cannot be split between its layers; attnres.parallel has its own pipeline"
             )
-        run = self._recomputed if getattr(self, "gradient_checkpointing", False) and self.training else self._run
-        passed_on, beside = run(stream.values if isinstance(stream, Depth) else (stream,), args, kwargs)
-        hidden: Any = passed_on[0] if self._is_last else Depth(passed_on)
+        values, step = stream if isinstance(stream, Depth) else ((stream,), None)
+        if getattr(self, "gradient_checkpointing", False) and self.training:
+            values, beside = self._recomputed(values, args, kwargs)
+        else:
+            values, step, beside = self._run(values, step, args, kwargs)
+        hidden: Any = values[0] if self._is_last else Depth(values, step)
         return hidden if self._code.beside is None else (hidden, *beside)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
@@ -87,16 +113,28 @@ class Layer(nn.Module):
             kwargs.setdefault("isolate_recompiles", True)
         super().compile(*args, **kwargs)
 
-    def _run(self, passed_on: Values, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Values, list[Any]]:
+    def _run(
+        self, values: Values, step: DecodeStep | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Values, DecodeStep | None, list[Any]]:
         """What the layer passes on, the values or at the end what is read of them, and what it returns beside that."""
-        connection = self.connection
         beside: dict[str, Any] = {}
-        with at_hand(connection):
-            values = passed_on if self._first_site else connection.start(*passed_on)
-            values = connection.run(values, bound_sublayers(self, args, kwargs, beside), self._first_site)
+        with _NOTHING if step else at_hand(self.connection):
+            if not self._first_site:
+                values = self.connection.start(*values)
+                step = self._decode_step(values)
+            course = self.connection if step is None else step.course
+            values = course.run(values, bound_sublayers(self, args, kwargs, beside, step), self._first_site)
             if self._is_last:
-                values = (connection.readout(values),)
-        return values, list(map(beside.get, self._code.beside or ()))
+                values = (course.readout(values),)
+        return values, step, list(map(beside.get, self._code.beside or ()))
+
+    def _decode_step(self, values: Values) -> DecodeStep | None:
+        course = None if has_hooks(self.connection) else self.connection.pass_of(values)
+        if course is None:
+            return None
+        parts = [layer._modules.get(piece.norm) for layer in self._stack.layers for piece in layer._code.pieces]
+        known = {part: norm for part in parts if part is not None and (norm := plain_norm(part))}
+        return DecodeStep(course, {part: norm for part, norm in known.items() if course.takes(norm)})
 
     def _recomputed(
         self, passed_on: Values, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -114,7 +152,9 @@ class Layer(nn.Module):
 
         def flat(*given: Tensor) -> tuple[Any, ...]:
             values, others = given[: len(passed_on)], given[len(passed_on) :]
-            behind, beside = self._run(values, (), {**arguments, **cached, **dict(zip(learned, others, strict=True))})
+            behind, _, beside = self._run(
+                values, None, (), {**arguments, **cached, **dict(zip(learned, others, strict=True))}
+            )
             return *behind, *beside
 
         returned = self._gradient_checkpointing_func(flat, *passed_on, *map(arguments.__getitem__, learned))
@@ -170,17 +210,18 @@ class Signed(nn.Module):
             missing.remove(key)
 
 
-def become_layer(layer: Any, decoder: nn.Module, code: LayerCode, first: int, sites: int) -> None:
+def become_layer(layer: Any, stack: Stack, code: LayerCode, first: int, sites: int) -> None:
     """Let a layer run its sublayers, of which `first` is the first one's site, through its decoder's connection."""
     change_class(layer, attached_class(type(layer), Layer))
-    layer._decoder, layer._first_site, layer._code = (decoder,), first, code
+    layer._stack, layer._first_site, layer._code = stack, first, code
+    stack.layers.append(layer)
     layer._is_last = first + len(code.pieces) == sites
 
 
 def become_plain(layer: Any) -> None:
     """Undo `become_layer`."""
     change_class(layer, type(layer)._made_of[0])
-    del layer._decoder, layer._first_site, layer._code, layer._is_last
+    del layer._stack, layer._first_site, layer._code, layer._is_last
 
 
 def _is_narrow(dtype: torch.dtype) -> bool:
@@ -192,7 +233,11 @@ def attached_layers(decoder: nn.Module) -> list[Any]:
 
 
 def bound_sublayers(
-    layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], beside: dict[str, Any]
+    layer: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    beside: dict[str, Any],
+    step: DecodeStep | None = None,
 ) -> list[Sublayer]:
     """The layer's sublayers as functions of h alone, under the arguments of its forward.
 
@@ -203,7 +248,8 @@ def bound_sublayers(
         position = code.parameters.index(name)
         if kwargs.get(name) is not None or (len(args) > position and args[position] is not None):
             raise UsageError(f"{name} was given, but an attached layer has no sublayer for it")
-    return [bind(piece, beside, layer, args, kwargs) for piece in code.pieces]
+    norm_of = plain_norm if step is None else step.norms.get
+    return [bind(piece, beside, layer, args, kwargs, norm_of) for piece in code.pieces]
 
 
 def run_whole(model: Any, inputs: Tensor, **others: Any) -> Any:
@@ -253,7 +299,12 @@ def unroll(decoder: nn.Module, forward: Callable[[], Any]) -> Unrolled:
 
 
 def bind(
-    piece: Piece, beside: dict[str, Any], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    piece: Piece,
+    beside: dict[str, Any],
+    layer: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    norm_of: Callable[[nn.Module], Norm | None],
 ) -> Sublayer:
     function, prefix, behind = piece.function, piece.prefix_function, piece.behind
     if prefix is None:
@@ -261,7 +312,7 @@ def bind(
         def whole(h: Tensor) -> Tensor:
             return function(beside, layer, h, *args, **kwargs)
 
-        if behind and (module := layer._modules.get(piece.norm)) and (norm := plain_norm(module)):
+        if behind and (module := layer._modules.get(piece.norm)) and (norm := norm_of(module)):
             return Normed(whole, norm, lambda n: behind(beside, layer, n, *args, **kwargs))
         return whole
 

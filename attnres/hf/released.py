@@ -20,7 +20,7 @@ from attnres.connections import Connection, Unrolled, Values, Weights, make_conn
 from attnres.connections.matrix import UNDER_CHANGES
 from attnres.errors import UsageError
 from attnres.hf.decoder import Anatomy, decoder_of, norm_of, read_anatomy
-from attnres.hf.layer import CONNECTION, Call, Wide, become_layer, become_plain, calls_of, run_whole
+from attnres.hf.layer import CONNECTION, Call, Stack, Wide, become_layer, become_plain, calls_of, run_whole
 from attnres.hf.layer import unroll as unroll_attached
 from attnres.hf.readers import RELEASED, Calls, Depth, first_of
 
@@ -107,9 +107,9 @@ def joined(model: Any, connection: Connection) -> Iterator[None]:
             for hook in _Course(decoder, depth, calls).hooks():
                 undo.callback(hook.remove)
         else:
-            anatomy = _anatomy(model)
+            anatomy, stack = _anatomy(model), Stack(decoder, [])
             for layer, code, first in zip(anatomy.layers, anatomy.codes, anatomy.first_sites, strict=True):
-                become_layer(layer, decoder, code, first, connection.sublayers)
+                become_layer(layer, stack, code, first, connection.sublayers)
                 undo.callback(become_plain, layer)
         decoder.register_module(CONNECTION, connection)
         undo.callback(delattr, decoder, CONNECTION)

@@ -15,6 +15,7 @@ from attnres.ops.operators import (
     normalise_backward,
     read,
     read_one,
+    takes_norm,
 )
 from attnres.ops.reference import depth_scores, depth_weights, inverse_rms, widen
 
@@ -36,6 +37,7 @@ __all__ = [
     "plain_norm",
     "read",
     "read_one",
+    "takes_norm",
     "trim",
     "widen",
 ]

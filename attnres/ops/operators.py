@@ -182,10 +182,11 @@ def read(
     added = () if y is None else (y,)
     fused = is_fused(backend, (*sources, *added, *queries, *gains, *prior), dtype)
     if fused and not (prior or len(queries) > 1 or torch.is_grad_enabled() or is_compiling()):
-        out, total = read_one(sources, y, queries[0], gains[0] if gains else None, eps, dtype, scale, norm)
-        return (out,), total
+        inside = norm if norm and takes_norm(norm, dtype) else None
+        out, total = read_one(sources, y, queries[0], gains[0] if gains else None, eps, dtype, scale, inside)
+        return (norm(out) if norm and not inside else out,), total
     alone = norm if len(queries) == 1 and not is_compiling() else None
-    inside = alone if alone and fused and _takes_norm(alone, dtype) else None
+    inside = alone if alone and fused and takes_norm(alone, dtype) else None
     total = None
     if not sources and not inside:
         outs = [(h if scale == 1.0 else scale * h).to(dtype) for h in prior[: len(queries)]]
@@ -211,18 +212,16 @@ def read_one(
     scale: float = 1.0,
     norm: Norm | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Do what `read` does for one query, where `is_fused` was asked, no gradient is kept and nothing is compiled.
+    """Do what `read` does for one query, where `is_fused` was asked, no gradient is kept and nothing is compiled, and
+    `takes_norm` of the norm.
 
     For one token it takes half the time.
     """
-    if norm is None or not _takes_norm(norm, dtype):
-        out, sums = library.attend_one(sources, query, gain, y, eps, scale, dtype)
-        return out if norm is None else norm(out), sums[0] if sums else None
-    out, sums = library.attend_one(sources, query, gain, y, eps, scale, dtype, *norm[:3])
+    out, sums = library.attend_one(sources, query, gain, y, eps, scale, dtype, *(norm[:3] if norm else ()))
     return out, sums[0] if sums else None
 
 
-def _takes_norm(norm: Norm, dtype: torch.dtype) -> bool:
+def takes_norm(norm: Norm, dtype: torch.dtype) -> bool:
     """Whether the fused operator can normalise what one query reads: on a CPU, with an ordinary weight."""
     weight = norm.weight
     return (

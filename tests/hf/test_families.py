@@ -106,7 +106,8 @@ def test_trained_queries_depth_matrix_cache_and_gradients(name):
 
 @pytest.mark.parametrize("name", ["llama", "gemma3_text"])
 def test_a_read_takes_the_norm_in_unless_somebody_listens_to_it(name):
-    """The same logits and gradients, those of the norm's weight too; in bfloat16 no further from float32."""
+    """The same logits and gradients, those of the norm's weight too; in bfloat16 no further from float32. A decode step
+    looks for listeners at its first layer, and so anew for every token."""
     model = attnres.hf.attach(family(name), "block", block_size=3)
     randomise(attnres.hf.connection_of(model))
     inputs, heard = small_inputs(model), []
@@ -118,18 +119,25 @@ def test_a_read_takes_the_norm_in_unless_somebody_listens_to_it(name):
         logits.float().square().mean().backward()
         return {"logits": logits.detach(), **{name: p.grad for name, p in model.named_parameters()}}
 
+    def decode_step():
+        with torch.no_grad():
+            return model(inputs[:1, :2]).logits
+
     def bfloat16_logits():
         with torch.no_grad():
             return copy.deepcopy(model).bfloat16()(inputs).logits.float()
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(norms[0]), "__call__", lambda norm, x: heard.append(norm) or norm.forward(x))
-        found = logits_and_gradients()
+        found, step = logits_and_gradients(), decode_step()
         assert not {*heard} & {*norms}
     rounded = bfloat16_logits()
     for norm in norms:
         norm.register_forward_hook(lambda norm, *_: heard.append(norm))
     expected = logits_and_gradients()
+    assert {*heard} >= {*norms}
+    heard.clear()
+    assert_near(decode_step(), step, 1e-5)
     assert {*heard} >= {*norms}
     assert_near(found["logits"], expected["logits"], 1e-5)
     assert_near(found, expected)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, Unpack, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from attnres.connections.base import (
     Connection,
@@ -19,14 +20,15 @@ from attnres.connections.base import (
     Weights,
     inverse_rms,
     one_of,
+    refuse_output,
     stream_dtype,
     widen,
 )
 from attnres.connections.options import option_defaults
 from attnres.connections.reads import Reads, each_read, mixture, per_read, reads_of_sites
-from attnres.connections.two_phase import Reading, TwoPhase, check_heads
+from attnres.connections.two_phase import FEW, Reading, TwoPhase, check_heads
 from attnres.errors import UsageError, check_count
-from attnres.ops import Norm, depth_scores, is_fused, read, read_one
+from attnres.ops import Norm, depth_scores, is_fused, read, read_one, takes_norm
 from attnres.ops.reference import over_channels
 from attnres.torch_private import own_parameters
 
@@ -267,32 +269,32 @@ class Block(TwoPhase):
     def run(self, values: Values, sublayers: Iterable[Sublayer], first: int = 0) -> Values:
         return (TwoPhase if self._fused else Connection).run(self, values, sublayers, first)
 
-    def _run_few(self, values: Values, sublayers: list[Sublayer], first: int) -> Values:
-        """Run with as little Python around the operator as there can be: of one token that takes most of the time.
+    def pass_of(self, values: Values) -> FewTokens | None:
+        if torch.is_grad_enabled() or is_compiling() or values[0].numel() > FEW * self.dim:
+            return None
+        if (type(self).run, type(self).readout) != (Block.run, Connection.readout):  # somebody's own are called
+            return None
+        self._fitting(values, (), 0)
+        return self._few_tokens(values, range(self.sublayers + 1))
 
-        Each function that is called is out of the caches after a sublayer has read its weights, and takes 2 us.
-        """
-        dtype, y, end = values[0].dtype, None, first + len(sublayers)
-        windowed, total, size = self.options.window is not None, self.options.total, self.block_size
-        queries, gains = self._queries_of_heads(range(first, end))
-        one = self.options.reads == "one" and len(queries) == end - first
-        once = self._reads_alone and one and type(self).scatter is Block.scatter
-        if not (once and is_fused("auto", (*values, *queries, *gains), dtype)):
+    def _run_few(self, values: Values, sublayers: list[Sublayer], first: int) -> Values:
+        few = self._few_tokens(values, range(first, first + len(sublayers)))
+        if few is None:
             return super()._run_few(values, sublayers, first)
-        for site, sublayer, query, gain in zip(range(first, end), sublayers, queries, gains, strict=True):
-            sources = self._visible(values, site) if windowed else values
-            scale = float(len(sources)) if total else 1.0
-            norm, sublayer = (sublayer.norm, sublayer.behind) if isinstance(sublayer, Normed) else (None, sublayer)
-            h, newest = read_one(sources, y, query, gain, self.eps, dtype, scale, norm)
-            if newest is not None:
-                values = (*values[:-1], newest)
-            y = self._output_of(sublayer, h, values, site)
-            if y.dtype != dtype:
-                rest = sublayers[site + 1 - first :]
-                return super()._run_few(self.absorb(values, None, site, h, y), rest, site + 1)
-            if site + 1 == end or site % size == 0:
-                values, y = self.scatter(values, None, site, h, y), None
-        return values
+        fitting = [f.whole if isinstance(f, Normed) and not few.takes(f.norm) else f for f in sublayers]
+        return few.run(values, fitting, first)
+
+    def _few_tokens(self, values: Values, sites: range) -> FewTokens | None:
+        """What runs few tokens without gradients through these sites; None where it has no operator for that."""
+        alone = self._reads_alone and self._fused and self.options.reads == "one"
+        if not (alone and type(self).scatter is Block.scatter):
+            return None
+        queries, gains = self._queries_of_heads(sites)
+        if len(queries) > len(sites) or not is_fused("auto", (*values, *queries, *gains), values[0].dtype):
+            return None
+        inference = torch.is_inference_mode_enabled()
+        watched = all((site, inference) in self._watched for site in sites if site < self.sublayers)
+        return FewTokens(self, sites.start, queries, gains, values[0].dtype, watched)
 
     def _bank(self, values: Values, first: int) -> Values:
         return values[: 1 + first // self.block_size] if self.options.window is None else ()
@@ -324,3 +326,50 @@ class Block(TwoPhase):
                 return [self.query[site] for site in sites], [self.gain[site] for site in sites]
         reads = [(site, read) for site in sites for read in range(self._reads[site])]
         return [self._own(self.query, *read) for read in reads], [self._own(self.gain, *read) for read in reads]
+
+
+class FewTokens(NamedTuple):
+    """One pass of a Block over few tokens without gradients, with as little Python as there can be: of one token that
+    takes most of the time.
+
+    Each function that is called is out of the caches after a sublayer has read its weights, and takes 2 us.
+    """
+
+    rule: Block
+    start: int
+    """The site of the first of the vectors."""
+    queries: Sequence[Tensor]
+    gains: Sequence[Tensor]
+    dtype: torch.dtype
+    watched: bool
+    """Whether each site's sublayer was seen to change nothing in place."""
+
+    def takes(self, norm: Norm) -> bool:
+        return takes_norm(norm, self.dtype)
+
+    def run(self, values: Values, sublayers: Sequence[Sublayer], first: int) -> Values:
+        rule, dtype, y, end = self.rule, self.dtype, None, first + len(sublayers)
+        windowed, total, eps, size = rule.options.window is not None, rule.options.total, rule.eps, rule.block_size
+        queries, gains, start, watched = self.queries, self.gains, self.start, self.watched
+        for site, sublayer in enumerate(sublayers, first):
+            sources = rule._visible(values, site) if windowed else values
+            scale = float(len(sources)) if total else 1.0
+            norm, sublayer = (sublayer.norm, sublayer.behind) if isinstance(sublayer, Normed) else (None, sublayer)
+            h, newest = read_one(sources, y, queries[site - start], gains[site - start], eps, dtype, scale, norm)
+            if newest is not None:
+                values = (*values[:-1], newest)
+            y = sublayer(h) if watched else rule._output_of(sublayer, h, values, site)
+            if not isinstance(y, Tensor) or y.dtype != dtype or y.shape != h.shape:
+                refuse_output(y, h)
+                rest = list(sublayers[site + 1 - first :])
+                return TwoPhase._run_few(rule, rule.absorb(values, None, site, h, y), rest, site + 1)
+            if site + 1 == end or site % size == 0:
+                values, y = rule.scatter(values, None, site, h, y), None
+        return values
+
+    def readout(self, values: Values) -> Tensor:
+        rule = self.rule
+        sources = rule._visible(values, rule.sublayers)
+        scale = float(len(sources)) if rule.options.total else 1.0
+        query, gain = self.queries[-1], self.gains[-1]
+        return read_one(sources, None, query, gain, rule.eps, self.dtype, scale)[0]
