@@ -204,7 +204,7 @@ def time_alone(name: str, rounds: int, shape: OperatorShape) -> float:
     """Median seconds of one contender."""
     torch.manual_seed(0)
     inputs, grad = make_inputs(shape)
-    read = (readers.plain() | readers.packages(CPU)[0])[name]
+    read = readers.on_cpu(name)
     run = _forward_backward(_flat(read), [x.requires_grad_() for x in inputs], grad)
     return medians(take_turns({name: run}, rounds, lambda _: None, "operator"))[name]
 

@@ -77,6 +77,11 @@ def packages(device: torch.device) -> tuple[dict[str, Read], dict[str, str]]:
     return found, missing
 
 
+def on_cpu(name: str) -> Read:
+    """One of those that take part on a CPU, without importing what another needs: that takes seconds."""
+    return plain().get(name) or _LOADERS[name](torch.device("cpu"))
+
+
 def versions() -> dict[str, str]:
     found = {}
     for name in PACKAGES:

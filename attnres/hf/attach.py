@@ -13,7 +13,7 @@ from attnres.connections import Connection, canonical_connection, saved_connecti
 from attnres.connections.offload import device_of
 from attnres.connections.start import difference_at_start, with_exact_start
 from attnres.errors import UsageError
-from attnres.hf.classes import become_attached, install, why_not_loadable
+from attnres.hf.classes import become_attached, install
 from attnres.hf.decoder import Anatomy, decoder_of, fitting_connection, no_model, read_anatomy
 from attnres.hf.layer import CONNECTION
 
@@ -66,8 +66,6 @@ def attach_as_written(model: Any, connection: str) -> Any:
         )
     install(anatomy, made.to(device))
     become_attached(model, connection)
-    if wrong := why_not_loadable(model):
-        log.warning("%s; save_pretrained will raise an error", wrong)
     return model
 
 

@@ -73,8 +73,6 @@ AUTO_CLASSES = (
     "AutoModelForTokenClassification",
 )
 
-REGISTER = "register it (AutoConfig.register, AutoModelForCausalLM.register)"
-
 CODE_FILE = "modeling_attnres.py"
 CODE = '''"""The classes of this folder's model, a {plain} with a residual connection of attnres."""
 
@@ -171,7 +169,10 @@ class Model:
         if isinstance(config := kwargs.get("config"), Config):
             for name in (name.removeprefix(PREFIX) for name in getattr(config, "architectures", None) or ()):
                 if plain_class(name) is None:
-                    raise UsageError(f"{path}: the model is a {name}, which transformers does not know; {REGISTER}")
+                    raise UsageError(
+                        f"{path}: the model is a {name}, which transformers does not know; "
+                        "register it (AutoConfig.register, AutoModelForCausalLM.register)"
+                    )
             if kwargs.get("trust_remote_code"):
                 recorded_connection(vars(config), trusted=True)
         model, info = super().from_pretrained(path, *inputs, output_loading_info=True, **kwargs)  # type: ignore[misc]
@@ -180,10 +181,8 @@ class Model:
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
         """Save as transformers does, without the tensor that says whose state it is: config.json says so here, and
-        vLLM stops at a tensor that is no parameter. Raises UsageError where the folder could not be loaded again."""
+        vLLM stops at a tensor that is no parameter."""
         model: Any = self
-        if wrong := why_not_loadable(model):
-            raise UsageError(wrong)
         signatures = {name for name in model.state_dict() if name.endswith(f"{CONNECTION}._extra_state")}
         model._keys_to_ignore_on_save = {*(model._keys_to_ignore_on_save or ()), *signatures}
         super().save_pretrained(*args, **kwargs)  # type: ignore[misc]
@@ -405,17 +404,6 @@ def plain_class(name: str) -> Any:
     mappings = [CONFIG_MAPPING, *(getattr(transformers, auto)._model_mapping for auto in AUTO_CLASSES)]
     registered = (cls for mapping in mappings for cls in mapping._extra_content.values())
     return next((cls for cls in registered if cls.__name__ == name), None)
-
-
-def why_not_loadable(model: Any) -> str:
-    """Why no process could load what an attached model would save as the model that it is; "" if one can."""
-    kind, config = type(model)._made_of, type(model.config).plain
-    known = config.model_type in CONFIG_MAPPING and CONFIG_MAPPING[config.model_type]
-    for cls, found in ((kind, plain_class(kind.__name__)), (config, known)):
-        if found is not cls:
-            wrong = f"what is saved could not be loaded as a {cls.__name__}"
-            return f"{wrong}, which transformers does not know; {REGISTER}"
-    return ""
 
 
 def __getattr__(name: str) -> Any:
