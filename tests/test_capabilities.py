@@ -34,7 +34,7 @@ HELD = {
     "a run begins with another's weights": "train/test_start.py::test_nothing_is_lost_by_another_connection",
     "another run's folder is left alone": "cli/test_train.py::test_a_connections_file_is_found_from_every_folder",
     "generate": "cli/test_generate_and_save.py::test_generate_streams_the_prompt",
-    "compare, its record and its page": "cli/test_compare.py::test_a_comparison_leaves_a_table_a_record_and_a_page",
+    "compare, its record and its page": "cli/test_compare.py::test_a_comparison_leaves_tables_a_record",
     "ablate, its record and its page": "cli/test_ablate.py::test_the_record_holds_every_run",
     "scaling, its points and its table": "cli/test_scaling.py::test_a_sweep_leaves_points",
     "fit of points of one's own": "cli/test_scaling.py::test_the_papers_curves_from_a_file",

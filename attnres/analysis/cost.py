@@ -65,17 +65,6 @@ def formula_transfers(pipeline: int, virtual: int, new_blocks: Fraction) -> Tran
     return Transfers([j * new_blocks for j in transitions], [min(j, pipeline) * new_blocks for j in transitions])
 
 
-def naive_total(pipeline: int, virtual: int, new_blocks: Fraction) -> Fraction:
-    """C(C-1)/2 N_p, in entries."""
-    chunks = pipeline * virtual
-    return chunks * (chunks - 1) // 2 * new_blocks
-
-
-def cached_total(pipeline: int, virtual: int, new_blocks: Fraction) -> Fraction:
-    """P(P-1)/2 N_p + (V-1) P^2 N_p, in entries."""
-    return (pipeline * (pipeline - 1) // 2 + (virtual - 1) * pipeline**2) * new_blocks
-
-
 def counted_transfers(sites: list[range], block_size: int, pipeline: int) -> Transfers:
     """What Block's values hold at each transition, and what of it the receiver lacks. `sites` are each chunk's.
 
@@ -86,17 +75,12 @@ def counted_transfers(sites: list[range], block_size: int, pipeline: int) -> Tra
     naive, cached = [], []
     for chunk in range(1, len(sites)):
         site = sites[chunk].start
-        finished = finished_blocks(site, block_size)
-        known = finished_blocks(sites[chunk - pipeline].stop, block_size) if chunk >= pipeline else 0
+        finished = 1 + site // block_size  # the embedding is a block of its own
+        known = 1 + sites[chunk - pipeline].stop // block_size if chunk >= pipeline else 0
         partial = site % block_size > 0
         naive.append(Fraction(finished + partial))
         cached.append(Fraction(finished - known + partial))
     return Transfers(naive, cached)
-
-
-def finished_blocks(site: int, block_size: int) -> int:
-    """Count the blocks that Block has finished before a site. The embedding is a block of its own."""
-    return 1 + site // block_size
 
 
 @dataclass(frozen=True)
@@ -167,14 +151,10 @@ class Plan:
         return self.tokens * self.dim * self.element_bytes
 
     @property
-    def parameters_of_sublayer(self) -> float:
-        """`sublayer_parameters`, also where it is not given."""
-        return 6 * self.dim**2 if self.sublayer_parameters is None else self.sublayer_parameters
-
-    @property
     def sublayer_seconds(self) -> float:
         """Estimate a forward pass over one micro-batch: 2 FLOPs per parameter and token. The connection is left out."""
-        return 2 * self.parameters_of_sublayer * self.tokens / (self.tflops * 1e12)
+        parameters = 6 * self.dim**2 if self.sublayer_parameters is None else self.sublayer_parameters
+        return 2 * parameters * self.tokens / (self.tflops * 1e12)
 
     def transfer_seconds(self, entries: Fraction | float) -> float:
         return float(entries) * self.entry_bytes / (self.link * 1e9)

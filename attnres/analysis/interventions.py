@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attnres.analysis.changes import Change, Made, Noise, Patch, SiteRead
 from attnres.analysis.positions import told_positions
 from attnres.connections import Connection, Sublayer, Values, Weights
-from attnres.connections.base import Mixture
+from attnres.connections.base import Mixture, reads_in
 from attnres.connections.matrix import UNDER_CHANGES, is_of_transformers, unrolled
 from attnres.connections.offload import at_hand, device_of
 from attnres.connections.reads import mixture
@@ -42,8 +42,8 @@ class SiteReading(NamedTuple):
     def inputs(self) -> tuple[Tensor, ...]:
         """What the sublayer is given."""
         if not self.changed:
-            return _reads(self.h)
-        return tuple(row.total.to(h.dtype) for row, h in zip(self.rows, _reads(self.h), strict=True))
+            return reads_in(self.h)
+        return tuple(row.total.to(h.dtype) for row, h in zip(self.rows, reads_in(self.h), strict=True))
 
 
 Watch = Callable[[int, SiteReading], None]
@@ -73,13 +73,11 @@ class Intervened(Connection):
         self._drawn: dict[Noise, Tensor] = {}
         self._channels = inner.dim if inner.mixes_channels else 1
         self.first_position: int | None = None
-        """Where the tokens stand that `start` is given next: behind kept keys and values come the last ones. None where
-        nobody says it, and they are taken for the first."""
+        """Position of the next call's first token: the length of the key-value cache. None: unknown, taken for 0."""
         self.seen = 0
         """How many tokens the longest text had."""
         self.untold = False
-        """Whether tokens came after others, one alone after a longer text or such as a recurrent state has read, and
-        nobody to say where they stand."""
+        """Whether tokens came after others, and nobody said where they stand."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the inner connection's, so that a model saves the same under changes as without."""
@@ -110,7 +108,7 @@ class Intervened(Connection):
         sources, inner, tagged, positions = _parts(values, site)
         weights = self.inner.weigh(inner, site)
         h, tags = (self.inner.gather(of, weights, site) for of in (inner, tagged))
-        rows = tuple(SiteRead(list(tag[: site + 1].unbind()), list(sources)) for tag in _reads(tags))
+        rows = tuple(SiteRead(list(tag[: site + 1].unbind()), list(sources)) for tag in reads_in(tags))
         made = Made(positions, self.others, self._drawn)
         changes = [change for change in self.changes if change.rewrites(site)]
         for change in changes:
@@ -149,8 +147,7 @@ class Intervened(Connection):
             if self.untold and (isinstance(change, Noise | Patch) or tokens is not None):
                 log.warning(
                     "%s took a call's tokens for the first of a text: a model of one's own says how many its cache "
-                    "holds by an argument with get_seq_length(); recurrent states alone never do: fill them inside "
-                    "the with, and copy none",
+                    "holds by an argument with get_seq_length(); recurrent states alone (mamba) never do",
                     change,
                 )
             elif 0 < self.seen <= min(tokens or (0,)):
@@ -176,8 +173,8 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
     Sites are 0 .. L-1 for the sublayers and L for the readout. Source 0 is the embedding, and source i + 1 the output
     of sublayer i. Positions of tokens count from the start of the text, including tokens that are in a key-value cache
     and the padding of a batch. A custom module tells the length of its cache by an argument with `get_seq_length`, as
-    the caches of Transformers do. Otherwise positions count from the start of each call; so they do for models with
-    recurrent states alone (mamba) whose states were filled before the `with` or copied in it.
+    the caches of Transformers do. Otherwise, as with recurrent states alone (mamba), positions count from the
+    start of each call.
 
     A deep copy made inside the `with` keeps the changes; a state dict has none. `mixing_matrix` and `depth_profile` do
     not take a model inside `intervene`: `trace` has an argument for changes.
@@ -326,7 +323,3 @@ def _parts(values: Values, site: int) -> tuple[Values, Values, Values, Tensor]:
     """The sources, the rule's values, those of its tags, the positions."""
     sources, rest = values[: site + 1], values[site + 1 : -1]
     return sources, rest[: len(rest) // 2], rest[len(rest) // 2 :], values[-1]
-
-
-def _reads(h: Mixture) -> tuple[Tensor, ...]:
-    return h if isinstance(h, tuple) else (h,)

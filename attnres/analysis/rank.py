@@ -1,4 +1,4 @@
-"""How much a depth mixing matrix can express: its effective and its semiseparable rank (spec.md 2)."""
+"""How much a depth mixing matrix can express: its semiseparable rank (spec.md 2)."""
 
 from __future__ import annotations
 
@@ -6,16 +6,6 @@ import numpy as np
 
 RELATIVE_TOLERANCE = 1e-3
 """Singular values below this share of a block's largest are rounding: M comes from float32 activations."""
-
-
-def effective_rank(matrix: np.ndarray) -> np.ndarray:
-    """Return exp of the entropy of the singular values, scaled to sum to one: [..., n, n] -> [...].
-
-    1 for a matrix of rank one, n for an orthogonal one. Source: Roy and Vetterli 2007.
-    """
-    values = np.linalg.svd(matrix, compute_uv=False)
-    shares = values / values.sum(-1, keepdims=True)
-    return np.exp(-np.sum(np.where(shares > 0, shares * np.log(np.maximum(shares, 1e-300)), 0.0), -1))
 
 
 def semiseparable_rank(matrix: np.ndarray) -> np.ndarray:

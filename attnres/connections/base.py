@@ -31,6 +31,11 @@ Sublayer = Callable[..., Tensor]
 """f(h) -> y or, at a site with several reads, f(h_1, h_2, ..) -> y."""
 
 
+def reads_in(h: Mixture) -> tuple[Tensor, ...]:
+    """What a site reads, also where it is one mixture, as a tuple."""
+    return h if isinstance(h, tuple) else (h,)
+
+
 class Normed(NamedTuple):
     """A sublayer that says how its input is normalised: f(h) = behind(norm(h)). A read of depth can then do both."""
 
@@ -273,13 +278,9 @@ class Connection(nn.Module):
         expected = self.value_count(site)
         if expected is None or len(values) == expected:
             return
-        mend = (
-            "run all sublayers first"
-            if site == self.sublayers
-            else "let run begin where the one before it ended (first)"
-        )
         raise UsageError(
-            f"before site {site} of {self.sublayers} there are {expected} values, not the {len(values)} given; {mend}"
+            f"before site {site} of {self.sublayers} there are {expected} values, not the {len(values)} given; run "
+            "all sublayers, each part from where the one before it ended (first)"
         )
 
     def pass_of(self, values: Values) -> Pass | None:
@@ -350,7 +351,7 @@ def output_of(sublayer: Sublayer, h: Mixture, values: Values = (), watch: bool =
             another device or of no floating dtype; or it changes what it was given, which may be the stream itself or
             saved for the backward pass, or the values, which may hold what an earlier call returned as it is.
     """
-    reads = h if isinstance(h, tuple) else (h,)
+    reads = reads_in(h)
     before, values_before = (times_changed(reads), times_changed(values)) if watch else (0, 0)
     y = sublayer(*reads)
     refuse_output(y, reads[0])

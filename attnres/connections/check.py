@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres.connections.base import Connection, Sublayer, Values, output_of
+from attnres.connections.base import Connection, Sublayer, Values, output_of, reads_in
 from attnres.connections.files import told
 from attnres.connections.reads import mixture
 from attnres.connections.registry import make_connection
@@ -71,6 +71,7 @@ def travels(make: Make) -> None:
     values = connection.start(noise((2, connection.dim), 0))
     _require_tuple("start", values)
     for site, sublayer in enumerate(random_sublayers(connection)):
+        require(connection.value_count(site) in (len(values), None), f"value_count is wrong at site {site}")
         weights, h = connection.mix(values, site)
         values = connection.absorb(values, weights, site, h, output_of(sublayer, h))
         _require_tuple("scatter", values)
@@ -120,7 +121,7 @@ def linear(make: Make) -> None:
             weights = connection.weigh(values, site)
             other = tuple(noise(value.shape, 3) for value in values)
             both = _combined(values, other)
-            h, h_other, h_both = (_reads(connection.gather(v, weights, site)) for v in (values, other, both))
+            h, h_other, h_both = (reads_in(connection.gather(v, weights, site)) for v in (values, other, both))
             _same("gather", site, h_both, _combined(h, h_other))
             if sublayer is None:
                 break
@@ -131,10 +132,6 @@ def linear(make: Make) -> None:
             after_both = connection.scatter(both, weights, site, mixture(_combined(h, h_other)), y + FAR * y_other)
             _same("scatter", site, after_both, _combined(after, after_other))
             values = after
-
-
-def _reads(h: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    return h if isinstance(h, tuple) else (h,)
 
 
 def _combined(one: Values, other: Values) -> Values:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from attnres.connections.base import Connection, Mixture, Sublayer, output_of, outside_autocast
+from attnres.connections.base import Connection, Mixture, Sublayer, output_of, outside_autocast, reads_in
 from attnres.connections.offload import at_hand
 from attnres.connections.reads import mean_read
 from attnres.errors import UsageError
@@ -122,5 +122,5 @@ def _tags_read(connection: Connection, x: Tensor, sublayers: Iterable[Sublayer])
 
 
 def _all_reads(h: Mixture, count: int) -> Tensor:
-    reads = h if isinstance(h, tuple) else (h,)
+    reads = reads_in(h)
     return torch.stack([*reads, *[reads[-1]] * (count - len(reads))])

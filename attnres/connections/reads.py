@@ -11,26 +11,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attnres.connections.base import Mixture, one_of
+from attnres.connections.base import Mixture, one_of, reads_in
 
 Reads = Literal["one", "qk-v", "qkv", "qkv-gate-up"]
 
 _COUNTS: dict[str, tuple[int, int]] = {"one": (1, 1), "qk-v": (2, 1), "qkv": (3, 1), "qkv-gate-up": (3, 2)}
 
 
-def reads_at(reads: Reads, site: int) -> int:
-    """Count the mixtures that are made for a sublayer: attention, at even sites, and an MLP, at odd ones.
+def reads_of_sites(reads: Reads, sublayers: int) -> list[int]:
+    """Count the mixtures that are made at sites 0 .. L: for attention, at even sites, and an MLP; the readout has one.
 
     Raises:
         UsageError: an unknown word.
     """
     one_of("reads", reads, tuple(_COUNTS))
-    return _COUNTS[reads][site % 2]
-
-
-def reads_of_sites(reads: Reads, sublayers: int) -> list[int]:
-    """Count the mixtures that are made at sites 0 .. L; the readout reads one."""
-    return [*(reads_at(reads, site) for site in range(sublayers)), 1]
+    return [*(_COUNTS[reads][site % 2] for site in range(sublayers)), 1]
 
 
 def per_read(value: float, reads: int, *shape: int) -> Tensor:
@@ -51,5 +46,5 @@ def mixture(reads: Iterable[Tensor]) -> Mixture:
 
 def mean_read(h: Mixture) -> Tensor:
     """Average what a site reads, where one vector is needed; a single read is returned unchanged."""
-    reads = h if isinstance(h, tuple) else (h,)
+    reads = reads_in(h)
     return reads[0] if len(reads) == 1 else torch.stack(reads).mean(0)

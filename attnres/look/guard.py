@@ -50,16 +50,9 @@ class Guard:
                 message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
             await send(message)
 
-        # Whatever the answer: one that is sent before the whole request has come closes the connection on the rest, and
-        # the client hears of a reset in place of the answer.
-        whole = await _whole(receive)
-
-        async def received() -> Any:
-            return whole.pop() if whole else await receive()
-
         refused = self._refusal(scope["path"], Headers(scope=scope), scope["query_string"].decode("latin-1"))
         if refused is None:
-            await self.app(scope, received, send_guarded)
+            await self.app(scope, receive, send_guarded)
             return
         headers = [(b"content-type", b"application/json")]
         await send_guarded({"type": "http.response.start", "status": 403, "headers": headers})
@@ -91,14 +84,3 @@ class Guard:
         except ValueError:
             return False
         return True
-
-
-async def _whole(receive: Any) -> list[Any]:
-    """The request's body as one message, or that the client is gone."""
-    body, more = b"", True
-    while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            return [message]
-        body, more = body + message.get("body", b""), message.get("more_body", False)
-    return [{"type": "http.request", "body": body}]

@@ -317,5 +317,4 @@ class Curve:
     running: bool
 
 
-Request = Look | Explain | Remove | Continue | Watch
 Message = Progress | Failure | Picture | Explanation | Effect | Drawn | Ended | Curve | Session

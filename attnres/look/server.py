@@ -180,15 +180,9 @@ def listen(host: str, port: int) -> socket.socket:
     """Take the port, any free one for 0. Raises UsageError where it cannot be had."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        with contextlib.ExitStack() as refused:
-            taken = refused.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            taken.bind((host, port))
-            taken.listen(128)
-            refused.pop_all()
+        return socket.create_server((host, port), family=family)
     except OSError as error:
         raise UsageError(f"cannot listen on {host} port {port} ({error.strerror or error}); choose another") from None
-    return taken
 
 
 def make_server(microscope: Microscope, host: str, token: str) -> Server:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-from attnres.analysis.cost import Plan, Transfers, cached_total, memory_traffic, naive_total
+from attnres.analysis.cost import Plan, Transfers, memory_traffic
 from attnres.analysis.timeline import Timeline
 from attnres.texttable import TextTable
 
@@ -28,14 +28,12 @@ def _traffic(plan: Plan) -> TextTable:
 def _totals(plan: Plan) -> TextTable:
     chunks = plan.pipeline * plan.virtual
     formula, counted = plan.formula(), plan.counted()
-    naive, cached = (total(plan.pipeline, plan.virtual, plan.new_blocks) for total in (naive_total, cached_total))
-    assert (naive, cached) == (sum(formula.naive), sum(formula.cached)), "the formulas add up their transitions"
     return TextTable(
         f"between {plan.pipeline} ranks with {plan.virtual} virtual stages each: C = {chunks} chunks, "
         f"each of N_p = {_number(plan.new_blocks)} blocks; an entry is {_size(plan.entry_bytes)}",
         ("forward, one micro-batch", "naive", "cached", "naive / cached"),
         (
-            ("formula, in all", *_pair(plan, naive, cached)),
+            ("formula, in all", *_pair(plan, *map(sum, _lists(formula)))),
             ("  largest transition", *_pair(plan, *map(max, _lists(formula)))),
             ("as sent, in all", *_pair(plan, *map(sum, _lists(counted)))),
             ("  largest transition", *_pair(plan, *map(max, _lists(counted)))),

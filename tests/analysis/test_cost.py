@@ -10,11 +10,9 @@ import torch
 from torch.distributed.pipelining import schedules
 
 from attnres.analysis.cost import (
-    cached_total,
     counted_transfers,
     formula_transfers,
     memory_traffic,
-    naive_total,
 )
 from attnres.analysis.timeline import EFFORT, Action, schedule_actions, simulate
 from attnres.cli import main
@@ -35,9 +33,10 @@ def test_memory_traffic_is_the_specifications_table():
 
 
 def test_formulas_are_the_sum_of_their_transitions():
-    for plan in product(range(1, 9), range(1, 6), (Fraction(1, 4), Fraction(1), Fraction(3))):
-        transfers = formula_transfers(*plan)
-        assert (sum(transfers.naive), sum(transfers.cached)) == (naive_total(*plan), cached_total(*plan)), plan
+    for p, v, blocks in product(range(1, 9), range(1, 6), (Fraction(1, 4), Fraction(1), Fraction(3))):
+        transfers, chunks = formula_transfers(p, v, blocks), p * v
+        assert sum(transfers.naive) == chunks * (chunks - 1) // 2 * blocks
+        assert sum(transfers.cached) == (p * (p - 1) // 2 + (v - 1) * p**2) * blocks
 
 
 @pytest.mark.parametrize(("pipeline", "virtual", "new_blocks"), [(2, 1, 1), (3, 2, 2), (4, 3, 1)])

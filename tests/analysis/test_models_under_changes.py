@@ -19,7 +19,6 @@ from attnres.analysis.interventions import sources_of
 from tests.analysis.test_interventions import ALL
 from tests.depth import DIM, in_blocks, randomise
 from tests.hf.models import make_model
-from tests.hf.small import small_model
 
 SITES = 5
 
@@ -67,21 +66,6 @@ def test_generate_of_transformers_is_changed_at_the_same_positions():
     torch.testing.assert_close(torch.cat(out.logits), direct, rtol=1e-4, atol=1e-4)
     with torch.no_grad():
         assert not torch.allclose(logits_of(model, out.sequences[0].tolist())[3:-1], direct, atol=1e-2)
-
-
-def test_generate_with_recurrent_states_alone_is_changed_at_the_same_positions():
-    """Their cache does not say how many tokens it has seen."""
-    torch.manual_seed(0)
-    model = attnres.hf.attach(small_model("mamba").eval(), "block", block_size=2)
-    tokens = torch.tensor([[3, 5, 1, 8], [7, 7, 2, 9]])
-    changes = [Scale(1, by=3.0, tokens=[1, 5, 6]), Mute(2, tokens=[0, 4])]
-    options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "return_dict_in_generate": True}
-    with torch.no_grad(), intervene(model, *changes):
-        out = model.generate(tokens, output_logits=True, **options)
-        direct = model(out.sequences).logits[:, 3:-1]
-    torch.testing.assert_close(torch.stack(out.logits, 1), direct, rtol=1e-4, atol=1e-5)
-    with torch.no_grad():
-        assert (model(out.sequences).logits[:, 3:-1] - direct).abs().max() > 1e-4
 
 
 def logits_step_by_step(model, tokens: list[int]) -> Tensor:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from attnres import make_connection, mixing_matrix
-from attnres.analysis.rank import effective_rank, semiseparable_rank
+from attnres.analysis.rank import semiseparable_rank
 
 SITES, DIM = 8, 16
 
@@ -37,13 +37,6 @@ def test_streams_bound_the_semiseparable_rank(name, options, rank):
 
 def test_dense_mixing_has_more_than_any_small_number_of_streams():
     assert (semiseparable_rank(matrix_of("full")) >= 4).all()
-
-
-def test_effective_rank_of_known_matrices():
-    assert effective_rank(np.eye(5)) == pytest.approx(5)
-    assert effective_rank(np.ones((5, 5))) == pytest.approx(1)
-    batch = np.stack([np.eye(4), np.ones((4, 4))])
-    assert effective_rank(batch) == pytest.approx([4, 1])
 
 
 def test_the_plain_residual_is_one_semiseparable_but_of_full_rank():

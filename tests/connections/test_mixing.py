@@ -1,4 +1,4 @@
-"""Shapes and errors of mixing_matrix; that it is right is tested in test_every_connection.py."""
+"""mixing_matrix of whole models; that it is right is tested in test_every_connection.py."""
 
 from __future__ import annotations
 
@@ -7,15 +7,6 @@ from torch import nn
 
 from attnres import Transformer, TransformerConfig, make_connection, mixing_matrix
 from tests.depth import make_sublayers, randomise
-
-
-def test_shapes_follow_the_tokens_and_no_graph_is_kept():
-    connection, sublayers = make_connection("highway", dim=6, sublayers=3), make_sublayers(6, 3)
-    for shape in ((), (2, 3), (0, 4)):
-        x = torch.randn(*shape, 6, requires_grad=True)
-        matrix = mixing_matrix(connection, x, sublayers)
-        assert matrix.shape == (*shape, 4, 4) and not matrix.requires_grad and x.grad is None
-        assert mixing_matrix(connection, x, sublayers, per_channel=True).shape == (*shape, 4, 4, 6)
 
 
 class Own(nn.Module):

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 
 from attnres import load_run, mixing_matrix
-from attnres.data.tokenizer import tokenizer_from_json
 from attnres.errors import UsageError
 from attnres.look.subject import open_subjects
 from tests.look.conftest import CONNECTIONS
@@ -114,14 +113,6 @@ def test_the_continuation_is_that_of_generate(client, runs):
     assert ended["reason"] == "context" and len(drawn) == 2  # with more it could not be looked at
 
 
-def test_a_changed_model_goes_on_differently(client):
-    plain, changed = (
-        [line.get("token") for line in client.ask("continue", **view(changes=changes), temperature=0.0, count=6)]
-        for changes in ([], [{"kind": "mute", "source": 0}])
-    )
-    assert plain != changed
-
-
 def test_steps_of_a_run(client, runs):
     steps = client.session()["models"][1]["steps"]
     assert steps == [2, 4, 6]
@@ -132,12 +123,6 @@ def test_steps_of_a_run(client, runs):
     assert "no checkpoint of step 3" in client.one("look", **view(step=3))["message"]
 
 
-def test_reads_are_told_apart(client):
-    pictures = [numbers(client.one("look", **view(3, read=read))["weights"]) for read in (0, 2, None)]
-    assert client.session()["models"][3]["reads"] == [1, 1, 3, 1, 1]
-    assert (pictures[0] != pictures[1]).any() and (pictures[0] != pictures[2]).any()
-
-
 def test_an_empty_text_and_a_short_one(client):
     empty = client.one("look", **view(text=""))
     assert empty["tokens"] == [] and empty["mean_loss"] is None and numbers(empty["weights"]).shape == (0, 15)
@@ -146,18 +131,6 @@ def test_an_empty_text_and_a_short_one(client):
     assert "empty" in client.one("continue", **view(text=""))["message"]
     assert "two tokens" in client.one("remove", **view(text="x"))["message"]
     assert "none at position 0" in client.one("explain", **view(text=""), position=0)["message"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ([{"kind": "mute"}], "sources are 0, the embedding, to 4"),
-        ([{"kind": "mute", "source": 3, "sites": [1]}], "sites that can read it are 3 to 4"),
-    ],
-)
-def test_changes_that_do_not_fit_are_said_in_one_line(client, changes, says):
-    told = client.one("look", **view(changes=changes))
-    assert told["kind"] == "failure" and says in told["message"] and "\n" not in told["message"]
 
 
 def test_models_of_transformers(saved_models):
@@ -247,11 +220,3 @@ class Marking:
 
     def __reduce__(self):
         return open, (self.path, "w")
-
-
-def test_pieces_of_tokenizers():
-    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra hf")
-    pieces = {"<unk>": 0, "▁the": 1, "<0xF0>": 2, "é": 3}
-    library = tokenizers.Tokenizer(tokenizers.models.WordLevel(pieces, "<unk>"))
-    read = tokenizer_from_json({"kind": "tokenizers", "tokenizer": json.loads(library.to_str())})
-    assert [read.piece(token) for token in range(4)] == [b"<unk>", b" the", b"\xf0", "é".encode()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import socket
 
 import pytest
 import torch
@@ -101,23 +100,6 @@ def test_bad_requests_are_refused_in_one_line(client, command, body, status):
     answer = client.open("POST", f"/api/{command}", body)
     told = json.loads(answer.read())
     assert answer.status == status and told["kind"] == "failure" and "\n" not in told["message"]
-
-
-@pytest.mark.parametrize(("token", "status"), [("wrong", b"403"), (None, b"404")])
-def test_an_answer_waits_for_the_whole_request(client, token, status):
-    """The answer to half a request would close the connection on the other half: a reset in place of the answer."""
-    with socket.create_connection(("127.0.0.1", client.port), timeout=60) as connection:
-        head = (
-            f"POST /api/none HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nX-Attnres-Token: {token or client.token}\r\n"
-        )
-        connection.sendall(f"{head}Connection: close\r\nContent-Length: 4\r\n\r\n{{".encode())
-        client.session()  # answered by now, if half were enough
-        connection.setblocking(False)
-        with pytest.raises(BlockingIOError):
-            connection.recv(1)
-        connection.settimeout(60)
-        connection.sendall(b"   ")
-        assert connection.recv(100).split()[1] == status
 
 
 def test_a_form_of_another_site_is_no_request(client):

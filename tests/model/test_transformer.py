@@ -62,17 +62,6 @@ def test_mlp_against_the_plain_definition():
     torch.testing.assert_close(mlp(h, context=None), expected)
 
 
-def test_one_seed_gives_every_connection_the_same_shared_weights():
-    plain = Transformer(TransformerConfig(**SMALL, connection="residual"), seed=3).state_dict()
-    for name in ("block", "hc", "postnorm"):
-        other = Transformer(TransformerConfig(**SMALL, connection=name), seed=3).state_dict()
-        shared = [key for key in other if key in plain]
-        assert "embedding.weight" in shared and "head.weight" in shared and len(shared) >= 2 + 3 * 7
-        assert all(torch.equal(other[key], plain[key]) for key in shared)
-    another = Transformer(TransformerConfig(**SMALL, connection="residual"), seed=4).state_dict()
-    assert not torch.equal(another["embedding.weight"], plain["embedding.weight"])
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_initialisation_is_as_documented(tied):
     model = Transformer(
@@ -126,7 +115,6 @@ def test_a_bad_configuration_is_one_line(change, message):
 def test_tokens_that_would_be_taken_silently_are_refused():
     model = Transformer(TransformerConfig(**{**SMALL, "vocab_size": 8, "layers": 1}))
     for tokens, message in (
-        (torch.zeros(1, 4, dtype=torch.uint8), "tokens must be int64, not torch.uint8"),
         (torch.tensor([[-1, 3]]), "tokens must be 0 to 7, not -1 to 3"),
         (torch.zeros(4, dtype=torch.long), r"tokens must be \[batch, time\], not \[4\]"),
     ):
