@@ -7,9 +7,6 @@ import pytest
 import torch
 
 from tests.browser import browser as browser  # one for the whole session, wherever pages are tested
-from tests.noise import make_noise
-
-make_noise()
 
 if not os.access(Path.home(), os.W_OK):  # then caches, ours and those of other libraries, go to a folder of the user's
     for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "TRITON_CACHE_DIR"):

@@ -14,10 +14,8 @@ import attnres.hf
 from attnres.lab.runs import read_record
 from attnres.train import train
 from attnres.train.folder import RunFolder
-from tests import noise
 
 V1 = Path(__file__).parent / "data" / "v1"
-NEAR = 1e-3 if noise.SIZE else 1e-6
 
 
 def test_a_run_goes_on(tmp_path, monkeypatch):
@@ -26,7 +24,7 @@ def test_a_run_goes_on(tmp_path, monkeypatch):
     config, events = RunFolder("run").config(), []
     train(replace(config, data=replace(config.data, cache=str(tmp_path / "cache"))), "run", events.append)
     losses = {event["kind"]: event["loss"] for event in events if event.get("step") == 5 and "loss" in event}
-    assert losses == pytest.approx({"train": 5.522749424, "eval": 5.526735127}, rel=NEAR)
+    assert losses == pytest.approx({"train": 5.522749424, "eval": 5.526735127}, rel=1e-6)
     assert not any(event["kind"] == "train" and event["step"] < 5 for event in events), "it began anew"
 
 
@@ -37,7 +35,7 @@ def test_an_attached_checkpoint(load):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for expected in (2.775611639, 2.599454403):
         loss = model(tokens, labels=tokens).loss
-        assert loss.item() == pytest.approx(expected, rel=NEAR)
+        assert loss.item() == pytest.approx(expected, rel=1e-6)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

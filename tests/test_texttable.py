@@ -7,11 +7,7 @@ from attnres.texttable import duration, number
     ("seconds", "written"),
     [
         (0.2, "0 s"),
-        (59.6, "60 s"),
-        (86, "86 s"),
         (90, "1.5 minutes"),
-        (700, "12 minutes"),
-        (5400, "1.5 hours"),
         (40_000, "11 hours"),
     ],
 )
@@ -25,7 +21,6 @@ def test_durations_have_no_one_minutes(seconds, written):
         (-0.00004, "+.4f", "+0.0000"),
         (-0.00004, ".4f", "0.0000"),
         (-0.00006, "+.4f", "-0.0001"),
-        (1.5, ".2f", "1.50"),
         (None, ".2f", ""),
         (float("nan"), ".2f", "not finite"),
     ],

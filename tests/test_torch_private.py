@@ -1,4 +1,8 @@
-"""Each private name of torch: that it is there, and that it does what is relied on. These admit a newer torch."""
+"""Private names of torch: that they do what is relied on. With the rest of the suite these admit a newer torch.
+
+Held by the tests of their users: single-level functions, the stack of interpreters, forward mode and constants of the
+compiler (tests/ops), TorchDispatchMode (tests/model) and Muon's rate (tests/train).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -47,54 +50,6 @@ def test_the_tested_version_is_admitted_and_the_next_is_not():
     assert lowest <= minor < beyond, "run these tests on that torch, then let pyproject.toml admit it"
 
 
-def test_single_level_function_and_its_switch():
-    class Double(torch_private.SingleLevelFunction):
-        @staticmethod
-        def forward(ctx, x):
-            assert not torch.is_grad_enabled(), MOVED
-            return 2 * x
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return 3 * gradient  # not the derivative: seen to be ours
-
-    x = torch.ones(2, requires_grad=True)
-    with torch_private.enable_single_level_autograd_function():
-        Double.apply(x).sum().backward()
-    assert x.grad is not None and x.grad.tolist() == [3, 3], MOVED
-
-
-def test_interpreter_stack_and_transform_type():
-    seen = []
-
-    def look(x):
-        seen.append([level.key() for level in torch_private.interpreter_stack() or ()])
-        return x.sum()
-
-    look(torch.ones(1))
-    torch.func.grad(look)(torch.ones(1))
-    torch.func.grad(lambda x: torch.func.grad(look)(x).sum())(torch.ones(1))
-    grad = torch_private.TransformType.Grad
-    assert seen == [[], [grad], [grad, grad]], MOVED
-
-
-def test_torch_dispatch_mode():
-    class Count(torch_private.TorchDispatchMode):
-        calls = 0
-
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            self.calls += 1
-            return func(*args, **(kwargs or {}))
-
-    with Count() as count:
-        torch.ones(2, device="meta") + 1
-    assert count.calls == 2, MOVED
-
-
-def test_adjust_lr():
-    assert torch_private.adjust_lr(0.1, "match_rms_adamw", torch.Size((4, 9))) == pytest.approx(0.1 * 0.2 * 3), MOVED
-
-
 def test_pipeline_stage_base():
     base = torch_private.PipelineStageBase
     overridden = {
@@ -120,30 +75,6 @@ def test_grad_fn_or_grad_acc():
     made = leaf * 2
     assert torch_private.grad_fn_or_grad_acc(made) is made.grad_fn, MOVED
     assert torch_private.grad_fn_or_grad_acc(leaf).variable is leaf, MOVED
-
-
-def test_forward_mode_is_seen():
-    x = torch.ones(2)
-    assert not torch_private.in_forward_mode() and not torch_private.in_forward_mode(x)
-    with torch.autograd.forward_ad.dual_level():
-        dual = torch.autograd.forward_ad.make_dual(x, x)
-        assert torch_private.in_forward_mode() and torch_private.in_forward_mode(x, dual), MOVED
-        assert not torch_private.in_forward_mode(x), MOVED
-    assert not torch_private.in_forward_mode()
-
-
-def test_constant_to_the_compiler():
-    calls = []
-
-    @torch_private.constant_to_compiler
-    def constant() -> int:
-        calls.append(len(calls))  # would break the graph, or be traced, if it were looked into
-        return 2
-
-    compiled = torch.compile(lambda x: x * constant(), backend="eager", fullgraph=True)
-    assert compiled(torch.ones(1)).item() == 2 and calls == [0], MOVED
-    compiled(torch.ones(1))
-    assert calls == [0], MOVED
 
 
 def test_own_parameters():

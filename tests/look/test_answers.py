@@ -133,11 +133,16 @@ def test_an_empty_text_and_a_short_one(client):
     assert "none at position 0" in client.one("explain", **view(text=""), position=0)["message"]
 
 
-def test_models_of_transformers(saved_models):
-    with serving(open_subjects(saved_models)) as client:
+def test_models_of_transformers(saved_models, tmp_path):
+    """Plain, attached, and a released one whose own rule is looked at."""
+    from tests.hf.small import small_model
+
+    small_model("beam", vocab_size=256, eos_token_id=None).save_pretrained(tmp_path / "beam")
+    shutil.copy(saved_models[0] / "tokenizer.json", tmp_path / "beam")
+    with serving(open_subjects([*saved_models, tmp_path / "beam"])) as client:
         told = client.session()["models"]
-        assert [model["connection"] for model in told] == ["residual", "block:block_size=2,total=true"]
-        for model in (0, 1):
+        assert [model["connection"] for model in told] == ["residual", "block:block_size=2,total=true", "depth-scaled"]
+        for model in (0, 1, 2):
             for changes in ([], CHANGES):
                 picture = client.one("look", **view(model, changes=changes))
                 if changes:
@@ -150,22 +155,6 @@ def test_models_of_transformers(saved_models):
             assert len(drawn) == 4
         assert (numbers(client.one("look", **view(0))["weights"]) == 1).all()
         assert client.one("watch", model=0)["kind"] == "failure"
-
-
-def test_a_released_model_is_looked_at_as_it_is(saved_models, tmp_path):
-    from tests.hf.small import small_model
-
-    small_model("beam", vocab_size=256, eos_token_id=None).save_pretrained(tmp_path / "beam")
-    shutil.copy(saved_models[0] / "tokenizer.json", tmp_path / "beam")
-    with serving(open_subjects([tmp_path / "beam"])) as client:
-        (told,) = client.session()["models"]
-        assert told["connection"] == "depth-scaled"
-        picture = client.one("look", **view(0, changes=CHANGES))
-        space: dict = {}
-        exec(picture["python"], space)
-        assert picture["mean_loss"] == pytest.approx(float(space["loss"]), abs=1e-5)
-        *drawn, _ = client.ask("continue", **view(0, changes=CHANGES), temperature=0.0, count=4)
-        assert len(drawn) == 4
 
 
 def test_a_text_ends_where_the_model_says_as_a_chat_does(saved_models, tmp_path):

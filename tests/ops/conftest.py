@@ -4,7 +4,6 @@ import pytest
 
 from attnres.ops import cpu
 from attnres.ops.backends import native_backend
-from tests import noise
 
 
 @pytest.fixture(scope="session")
@@ -23,10 +22,3 @@ def backend(request) -> str:
     if request.param == "cpu":
         request.getfixturevalue("kernel")
     return request.param
-
-
-@pytest.fixture
-def operators_as_they_are():
-    """For tests of bits, of memory and of how often operators run."""
-    if noise.SIZE:
-        pytest.skip("ATTNRES_TEST_NOISE replaces the operators by others with an error")

@@ -120,7 +120,7 @@ def test_a_source_alone_is_the_output(backend):
     assert_right(call.operator(backend), call.exact, *inputs, cancelling=float(inputs[0].norm()))
 
 
-def test_a_sum_is_torch_s(kernel, operators_as_they_are):
+def test_a_sum_is_torch_s(kernel):
     call = Call(3, 2, 7, dtypes=(BF16,), added=BF16, out=BF16)
     inputs = call.inputs()
     *_, total = call.operator("cpu")(*inputs)
@@ -128,7 +128,7 @@ def test_a_sum_is_torch_s(kernel, operators_as_they_are):
     assert total.dtype == expected.dtype and torch.equal(total, expected)
 
 
-def test_what_is_added_may_be_strided(backend, operators_as_they_are):
+def test_what_is_added_may_be_strided(backend):
     sources, y, query = make_sources(2, 7, 24), torch.randn(24, 7).mT, make_vector(24)
     (out,), total = read(sources, y, [query], [], (), EPS, F32, backend)
     assert torch.equal(total, sources[-1] + y)

@@ -70,7 +70,7 @@ def test_calls_of_many_lengths_compile_to_one_graph():
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_activation_checkpointing(reentrant, operators_as_they_are):
+def test_activation_checkpointing(reentrant):
     def recomputed(*tensors):
         return checkpoint(both, *tensors, use_reentrant=reentrant)
 
@@ -89,7 +89,7 @@ def saved_tensors():
         yield saved
 
 
-def test_saved_besides_the_sources_is_small(operators_as_they_are):
+def test_saved_besides_the_sources_is_small():
     """Per source and token a few numbers: no outputs, no products."""
     count = 9
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(count, 64))
@@ -153,7 +153,7 @@ def test_second_derivatives_and_forward_mode_are_plain_pytorch_s(kernel_calls):
 
 
 @pytest.mark.parametrize(("merges", "norm"), [(False, ()), (True, ()), (True, NORM)])
-def test_registration(merges, norm, operators_as_they_are):
+def test_registration(merges, norm):
     """torch's own checks of schema, fake tensors, autograd and ahead-of-time tracing."""
     *sources, query, gain = (x.requires_grad_() for x in inputs_of(2, 3))
     priors = [torch.randn(3, DIM), torch.randn(3)] if merges else []
@@ -168,7 +168,7 @@ def test_registration(merges, norm, operators_as_they_are):
 
 
 @pytest.mark.parametrize("gained", [True, False])
-def test_the_operators_without_gradients_are_the_general_one_to_the_bit(gained, operators_as_they_are):
+def test_the_operators_without_gradients_are_the_general_one_to_the_bit(gained):
     """Decoding calls them: a token that is read again must be what it was in the prompt."""
     operator = torch.ops.attnres  # not through `library`, which tests of rounding replace
     *sources, query, gain = inputs_of(3)
@@ -187,7 +187,7 @@ def test_the_operators_without_gradients_are_the_general_one_to_the_bit(gained, 
         )
 
 
-def test_a_norm_under_torch_func_and_compilers(operators_as_they_are):
+def test_a_norm_under_torch_func_and_compilers():
     """There it is torch's own: the operator has no gradient for them."""
     *sources, query, gain = inputs_of(3)
 

@@ -93,7 +93,7 @@ def test_a_rule_that_takes_outputs_up_in_its_own_way_is_asked(method):
         torch.testing.assert_close(one, other)
 
 
-def test_rounding_phase_1(kernel, operators_as_they_are):
+def test_rounding_phase_1(kernel):
     """A bfloat16 stack against float64: the option adds less than the stream's own roundings, and keeps less."""
     dim, sites = 64, 12
     sublayers, x = make_sublayers(dim, sites), torch.randn(50, dim).bfloat16()

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.noise import make_noise
-
 TIME_LIMIT = 200.0
 """For one call, and for one rank that waits for another: it only ends what hangs."""
 GRACE = 60.0
@@ -96,7 +94,6 @@ class Ranks:
 
 def _serve(rank: int, world: int, rendezvous: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
-    make_noise()
     dist.init_process_group(
         "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world, timeout=timedelta(seconds=TIME_LIMIT)
     )

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from attnres.cli import main as attnres_command
-from tests.noise import make_noise
 from tests.parallel.ranks import CONTEXT
 
 LIMIT = 250.0
@@ -100,7 +99,6 @@ def _begin(function: Callable[[], Any], environment: dict[str, str], output: Pat
     # As a terminal would have them, whatever started the tests.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
-    make_noise()
     code = function()
     sys.stdout.flush()
     sys.stderr.flush()
