@@ -10,6 +10,9 @@ from attnres.errors import UsageError, check_count, refuse_non_finite
 MOST_LAYERS = 10_000
 """A layer takes about a millisecond to be made, however small it is."""
 
+MODEL_TYPES = ("deepseek_v3", "kimi_k3", "kimi_linear", "llama", "mistral", "qwen3", "qwen3_moe")
+"""Backbones of transformers: those that tests hold against transformers' own forward pass."""
+
 
 @dataclass(frozen=True)
 class TransformerConfig:
@@ -54,11 +57,22 @@ class TransformerConfig:
         for name in ("kv_heads", "hidden"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
+        self._check_backbone()
         if self.heads % self.n_kv_heads:
             raise UsageError(f"kv_heads must divide heads: {self.n_kv_heads} does not divide {self.heads}")
         for name in ("embedding_std", "norm_eps", "rope_base"):
             if getattr(self, name) <= 0:
                 raise UsageError(f"{name} must be positive, not {getattr(self, name)}")
+
+    def _check_backbone(self) -> None:
+        if self.backbone not in ("lab", *MODEL_TYPES):
+            raise UsageError(f"unknown backbone {self.backbone!r}; choose lab or one of: {', '.join(MODEL_TYPES)}")
+        if self.backbone == "lab" and self.backbone_options:
+            raise UsageError("backbone_options need a backbone of transformers; the lab's own has none")
+        if self.backbone == "lab" and (self.dim % self.heads or self.head_dim % 2):
+            raise UsageError(
+                f"dim must be an even multiple of heads (RoPE turns pairs): {self.dim} is not, for {self.heads} heads"
+            )
 
     @property
     def sublayers(self) -> int:

@@ -10,7 +10,6 @@ from tyro.conf import UseAppendAction
 from attnres.data.dataconfig import DataConfig
 from attnres.errors import UsageError, check_count, refuse_non_finite
 from attnres.model import TransformerConfig
-from attnres.model.backbones import check_backbone
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,6 @@ class RunConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "accumulate", "evaluate_every", "save_every", "keep", "validation_tokens"):
             check_count(name, getattr(self, name))
-        check_backbone(self.model)
 
     @property
     def tokens_per_step(self) -> int:

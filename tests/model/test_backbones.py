@@ -11,8 +11,8 @@ from attnres.connections.start import with_exact_start
 from attnres.errors import UsageError
 from attnres.generate import generate
 from attnres.model import parameter_roles
-from attnres.model.backbones._check import MODEL_TYPES
 from attnres.model.backbones.borrowed import transformers_config
+from attnres.model.modelconfig import MODEL_TYPES
 
 transformers = pytest.importorskip("transformers")
 

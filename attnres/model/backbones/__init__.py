@@ -3,13 +3,12 @@
 from typing import TYPE_CHECKING
 
 from attnres.lazy import on_first_use
-from attnres.model.backbones._check import check_backbone
 from attnres.model.modelconfig import TransformerConfig
 
 if TYPE_CHECKING:
     from attnres.model.backbones._backbone import Backbone, Context, sublayer_name
 
-__all__ = ["Backbone", "Context", "check_backbone", "make_backbone", "sublayer_name"]
+__all__ = ["Backbone", "Context", "make_backbone", "sublayer_name"]
 
 __getattr__ = on_first_use(__name__, _backbone=["Backbone", "Context", "sublayer_name"])
 
@@ -19,5 +18,4 @@ def make_backbone(config: TransformerConfig) -> "Backbone":
     from attnres.model.backbones.borrowed import Borrowed
     from attnres.model.backbones.lab import Lab
 
-    check_backbone(config)
     return (Lab if config.backbone == "lab" else Borrowed)(config)
