@@ -61,11 +61,14 @@ class Change:
     """One change. As text it is the Python that makes it."""
 
     def __post_init__(self) -> None:
-        for name in ("sites", "tokens"):
-            if hasattr(self, name):
-                object.__setattr__(self, name, listed(name, getattr(self, name)))
-        if _is_index(source := getattr(self, "source", None)):
-            object.__setattr__(self, "source", int(source))  # a numpy number
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("sites", "tokens", "prompt"):
+                object.__setattr__(self, field.name, listed(field.name, value))
+            elif field.name in ("by", "weight"):
+                _check_number(field.name, value)
+            elif _is_index(value):
+                object.__setattr__(self, field.name, int(value))  # a numpy number
 
     def check(self, connection_sites: int) -> None:
         """Raise UsageError unless it fits a connection of so many sites."""
@@ -116,10 +119,6 @@ class Scale(Change):
     sites: Indices = None
     tokens: Indices = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_number("by", self.by)
-
     def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         row.weights[self.source] = _put(row.weights[self.source], self.by * row.weights[self.source], where)
 
@@ -144,10 +143,6 @@ class Pin(Change):
     weight: float
     sites: Indices = None
     tokens: Indices = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_number("weight", self.weight)
 
     def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         before = row.weights[self.source]
@@ -212,7 +207,6 @@ class Patch(Change):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "prompt", listed("prompt", self.prompt))
         if not self.prompt:
             raise UsageError("Patch needs the ids of another prompt: Patch(3, prompt=(12, 7))")
 
@@ -252,7 +246,6 @@ class Noise(Change):
         super().__post_init__()
         if not _is_index(self.seed) or not abs(self.seed) < 2**31:
             raise UsageError(f"seed must be a whole number below 2**31, not {self.seed!r}")
-        object.__setattr__(self, "seed", int(self.seed))
 
     def rewrite(self, row: SiteRead, where: Tensor | None, made: Made) -> None:
         vector = row.vectors[self.source]
