@@ -1,9 +1,9 @@
 """Attention Residuals and other residual connections for PyTorch."""
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from attnres.errors import LAB, install_command
+from attnres.lazy import on_first_use
 from attnres.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -35,32 +35,12 @@ __all__ = [
     "plot_depth_matrix",
 ]
 
-# Imported on first use: torch takes seconds, which `attnres --help` and a Ctrl-C at the start should not wait for.
-_HOMES = {
-    "AttnRes": "connections.rules.full:Full",
-    "BlockAttnRes": "connections.rules.block:Block",
-    "Connection": "connections",
-    "DepthAttention": "ops",
-    "Transformer": "model",
-    "TransformerConfig": "model",
-    "UsageError": "errors",
-    "connection_names": "connections",
-    "depth_attention": "ops",
-    "depth_profile": "analysis",
-    "load_run": "train",
-    "make_connection": "connections",
-    "mixing_matrix": "connections",
-    "param_groups": "connections",
-    "plot_depth_matrix": "report",
-}
+_on_first_use = on_first_use(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home, _, known_there = _HOMES[name].partition(":")
     try:
-        return getattr(importlib.import_module(f"{__name__}.{home}"), known_there or name)
+        return _on_first_use(name)
     except ModuleNotFoundError as error:
         if error.name in LAB:
             error.msg = f"{__name__}.{name} needs {error.name}; in the repository's folder: {install_command('lab')}"

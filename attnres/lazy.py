@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def on_first_use(package: str, **modules: Sequence[str]) -> Callable[[str], Any]:
-    """Make the `__getattr__` of a package that imports its names on first use.
-
-    Args:
-        package: The package's `__name__`.
-        modules: For each module of the package, the names that come from it.
-    """
-    homes = {name: module for module, names in modules.items() for name in names}
+def on_first_use(package: str) -> Callable[[str], Any]:
+    """Make the `__getattr__` of a package, which imports on first use what its file imports `if TYPE_CHECKING`."""
+    module = sys.modules[package]
+    tree = ast.parse(Path(str(module.__file__)).read_text(encoding="utf-8"))
+    blocks = [part.body for part in tree.body if isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING"]
+    homes = {
+        alias.asname or alias.name: (line.module, alias.name)
+        for block in blocks
+        for line in block
+        if isinstance(line, ast.ImportFrom)
+        for alias in line.names
+    }
 
     def get(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"{package}.{homes[name]}"), name)
-        setattr(sys.modules[package], name, value)
+        home, known_there = homes[name]
+        value = getattr(importlib.import_module(str(home)), known_there)
+        setattr(module, name, value)
         return value
 
     return get

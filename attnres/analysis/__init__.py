@@ -35,12 +35,4 @@ __all__ = [
     "trace",
 ]
 
-__getattr__ = on_first_use(
-    __name__,
-    changes=["Change", "Mute", "Noise", "Off", "Patch", "Pin", "Plain", "Scale", "Uniform"],
-    dynamics=["depth_profile"],
-    interventions=["intervene"],
-    profile=["DepthProfile", "sublayer_names"],
-    removal=["added_losses"],
-    tracing=["Effect", "Explanation", "Trace", "explain", "removal_effects", "trace"],
-)
+__getattr__ = on_first_use(__name__)

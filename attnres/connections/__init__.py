@@ -42,15 +42,7 @@ __all__ = [
     "saved_connection",
 ]
 
-__getattr__ = on_first_use(
-    __name__,
-    base=["Connection", "Normed", "Sublayer", "Values", "Weights", "check_sublayers", "output_of"],
-    groups=["param_groups"],
-    registry=["connection_class", "file_digest", "make_connection", "saved_connection"],
-    matrix=["Unrolled", "mixing_matrix"],
-    options=["option_defaults"],
-    reads=["mean_read"],
-)
+__getattr__ = on_first_use(__name__)
 
 
 def connection_names() -> list[str]:

@@ -27,11 +27,4 @@ __all__ = [
     "validation_bytes_per_token",
 ]
 
-__getattr__ = on_first_use(
-    __name__,
-    dataconfig=["DataConfig"],
-    corpus=["Corpus", "check_length", "in_bits", "open_corpus"],
-    prefetch=["Prefetch"],
-    sampler=["Sampler", "validation_batches", "validation_bytes_per_token"],
-    tokenizer=["StreamDecoder", "Tokenizer", "load_tokenizer", "tokenizer_from_json"],
-)
+__getattr__ = on_first_use(__name__)

@@ -20,11 +20,4 @@ __all__ = [
     "sublayer_name",
 ]
 
-__getattr__ = on_first_use(
-    __name__,
-    backbones=["sublayer_name"],
-    modelconfig=["TransformerConfig"],
-    counts=["ParameterCounts", "count_parameters"],
-    init=["parameter_roles"],
-    transformer=["Transformer"],
-)
+__getattr__ = on_first_use(__name__)

@@ -9,4 +9,4 @@ if TYPE_CHECKING:
 
 __all__ = ["plot_depth_matrix"]
 
-__getattr__ = on_first_use(__name__, depth_matrix=["plot_depth_matrix"])
+__getattr__ = on_first_use(__name__)

@@ -27,12 +27,4 @@ __all__ = [
     "train",
 ]
 
-__getattr__ = on_first_use(
-    __name__,
-    runconfig=["OptimizerConfig", "RunConfig"],
-    jsonconfig=["config_from_json", "config_to_json"],
-    loop=["ONE_PROCESS", "Interrupted", "RunStopped", "train"],
-    metrics=["read_metrics"],
-    recipe=["load_recipe"],
-    run=["Run", "load_run"],
-)
+__getattr__ = on_first_use(__name__)

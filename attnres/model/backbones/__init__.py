@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Backbone", "Context", "make_backbone", "sublayer_name"]
 
-__getattr__ = on_first_use(__name__, _backbone=["Backbone", "Context", "sublayer_name"])
+__getattr__ = on_first_use(__name__)
 
 
 def make_backbone(config: TransformerConfig) -> "Backbone":
