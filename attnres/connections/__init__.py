@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from attnres.connections.matrix import Unrolled, mixing_matrix
     from attnres.connections.options import option_defaults
     from attnres.connections.reads import mean_read
-    from attnres.connections.registry import connection_class, file_digest, make_connection, saved_connection
+    from attnres.connections.registry import connection_class, file_digest, make_connection
 
 __all__ = [
     "Connection",
@@ -54,6 +54,17 @@ def from_anywhere(connection: str) -> str:
     """Write a connection FILE.py:CLASS with the file's whole path, which holds in every folder; others as given."""
     file, colon, _ = parse_connection(connection)[0].rpartition(":")
     return f"{Path(file).resolve()}{connection.strip()[len(file) :]}" if colon else connection
+
+
+def saved_connection(connection: str, sublayers: int) -> str:
+    """Write a connection as files have it: with the options whose defaults follow from the number of sublayers.
+
+    >>> saved_connection("block", sublayers=48)
+    'block:block_size=6'
+    """
+    from attnres.connections.registry import saved
+
+    return saved(connection, sublayers)
 
 
 def canonical_connection(connection: str, sublayers: int | None = None, **options: Any) -> str:

@@ -78,12 +78,8 @@ def canonical(connection: str, sublayers: int | None, options: Mapping[str, Any]
     return _written(name, cls, options)
 
 
-def saved_connection(connection: str, sublayers: int) -> str:
-    """Write a connection as files have it: with the options whose defaults follow from the number of sublayers.
-
-    >>> saved_connection("block", sublayers=48)
-    'block:block_size=6'
-    """
+def saved(connection: str, sublayers: int) -> str:
+    """What `saved_connection` returns."""
     name, cls, options = _read(connection, {})
     return _written(name, cls, cls.saved_options(options, sublayers))
 

@@ -12,24 +12,11 @@ from torch.distributed.pipelining import schedules
 from attnres.analysis.cost import (
     counted_transfers,
     formula_transfers,
-    memory_traffic,
 )
 from attnres.analysis.timeline import EFFORT, Action, schedule_actions, simulate
 from attnres.cli import main
 from attnres.connections import make_connection
 from attnres.parallel.schedule import chunk_sites, even_cuts
-
-
-def test_memory_traffic_is_the_specifications_table():
-    rows = memory_traffic(dim=7168, block_size=16, blocks=Fraction(128, 16), streams=4)
-    assert [(row.connection, row.formula) for row in rows] == [
-        ("residual", "3d"),
-        ("mhc", "(8m + 2)d + 2m^2 + 4m"),
-        ("full, two-phase", "(S + N)d"),
-        ("block, two-phase", "(N/S + 5)d"),
-    ]
-    assert [round(row.units, 1) for row in rows] == [3, 34, 24, 5.5]
-    assert rows[1].units * 7168 == pytest.approx(34 * 7168 + 48)
 
 
 def test_formulas_are_the_sum_of_their_transitions():

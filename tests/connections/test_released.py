@@ -8,7 +8,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from attnres import make_connection, mixing_matrix
+from attnres import make_connection
 from tests.connections.test_oracles import IN_FLOAT32, rms_norm
 from tests.depth import DIM, SITES, make_sublayers, randomise, randomised, trace
 
@@ -168,15 +168,6 @@ def test_altup_goes_round_its_streams():
     torch.testing.assert_close(h, predicted[..., 1, :])
     read = connection.readout(connection.run(values, sublayers[2:], 2))
     torch.testing.assert_close(read, predicted.mean(-2) + sublayers[2](h))
-
-
-@pytest.mark.parametrize("name", ["altup", "wide:streams=3", "depth-scaled:norm=false"])
-def test_starts_as_the_plain_residual_up_to_a_factor_per_row(name):
-    matrix = mixing_matrix(make_connection(name, DIM, SITES), torch.randn(2, DIM), make_sublayers())
-    rows = matrix[..., :1].expand_as(matrix).tril()
-    torch.testing.assert_close(matrix, rows)
-    if name != "depth-scaled:norm=false":
-        torch.testing.assert_close(matrix, torch.ones_like(matrix).tril(), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["wide", "altup", "altup:active=0,laurel=true", "gated-residual", "muse-gate"])
