@@ -18,8 +18,7 @@ On a CPU queries and gains may be [H, d / H]: H heads, each with a softmax of it
 while 1/rms is that of all channels. Then lses are [..., H] and the statistics [tokens, N (H S + 1)].
 
 norm: none, or the weight [d] of a norm of the one query's out: out / sqrt(mean(out^2) + norm_eps) (norm_offset + norm),
-before it is rounded. The CPU kernel has it, forward and backward; `operators.read` sees to it that nothing else is
-asked for it.
+before it is rounded.
 
 `attend_backward` takes the sources with the sum in its place, and the prior as the lses with outs, or as the lses and
 then the outs of it without them, as always under a norm, whose weight's gradient comes after those of the gains.
@@ -207,22 +206,24 @@ class _Attend(SingleLevelFunction):
 
     @staticmethod
     def forward(
-        ctx: Any, sizes: tuple[int, ...], eps: float, scale: float, dtype: torch.dtype, *tensors: Tensor
+        ctx: Any, sizes: tuple[int, ...], rest: tuple[Any, ...], of_norm: tuple[float, ...], *tensors: Tensor
     ) -> Any:
-        sources, queries, gains, prior, added = _split(tensors, sizes)
+        sources, queries, gains, norm, prior, added = _split(tensors, sizes)
+        dtype = rest[-1]
         with torch.enable_grad(), AutoDispatchBelowAutograd():
-            outs, lses, sums, statistics = attend(sources, queries, gains, prior, added, eps, scale, dtype)
+            outs, lses, sums, statistics = attend(sources, queries, gains, prior, added, *rest, *norm, *of_norm)
         ctx.summands = [x.dtype for y in added for x in (sources[-1], y)]
         sources[len(sources) - len(sums) :] = sums
         # Only a merge needs its output again, and there the following norm keeps it anyway. Once rounded it no longer
-        # serves: a query's gradient would lose digits without limit as the partial's weight nears 1.
-        rounded = dtype != torch.float32
+        # serves: a query's gradient would lose digits without limit as the partial's weight nears 1. Once normalised it
+        # is made again of the prior and the sources.
+        rounded = dtype != torch.float32 or norm
         before, lses_before = prior[: len(prior) // 2], prior[len(prior) // 2 :]
         needed_outs = outs if prior and not rounded else []
         needed_prior = [*lses_before, *before] if rounded else lses_before
-        saved = (sources, queries, gains, needed_outs, lses, needed_prior, [statistics])
+        saved = (sources, queries, gains, needed_outs, lses, needed_prior, [statistics], norm)
         ctx.sizes = tuple(map(len, saved))
-        ctx.scale = scale
+        ctx.scale, ctx.of_norm = rest[1], of_norm
         ctx.save_for_backward(*(x for group in saved for x in group))
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(statistics)
@@ -230,33 +231,33 @@ class _Attend(SingleLevelFunction):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        sources, queries, gains, outs, lses, prior, (statistics,) = _split(ctx.saved_tensors, ctx.sizes)
+        sources, queries, gains, outs, lses, prior, (statistics,), norm = _split(ctx.saved_tensors, ctx.sizes)
         s = len(queries)
-        x = sources[0]
+        x = (*sources, *outs, *prior[s:])[0]
         grad_outs = [x.new_zeros(x.shape) if g is None else g for g in grads[:s]]
         grad_lses: list[Tensor] = []
         if any(g is not None for g in grads[s : 2 * s]):
             grad_lses = [torch.zeros_like(lse) if g is None else g for g, lse in zip(grads[s:], lses, strict=False)]
         grad_sums = [g for g in grads[2 * s : -1] if g is not None]
         arguments = (grad_outs, grad_lses, grad_sums, sources, queries, gains, outs, lses, prior, statistics)
-        of_sources, *others = attend_backward(*arguments, ctx.scale)
+        of_sources, *others = attend_backward(*arguments, ctx.scale, *norm, *ctx.of_norm)
         if ctx.summands:  # both have the sum's gradient
             *of_sources, of_sum = of_sources
             of_sources = [*of_sources, of_sum.to(ctx.summands[0])]
             nearest = of_sources[-1] if ctx.summands[0] == ctx.summands[1] else of_sum
             others.append([nearest.to(ctx.summands[1])])
-        return None, None, None, None, *of_sources, *(gradient for group in others for gradient in group)
+        return None, None, None, *of_sources, *(gradient for group in others for gradient in group)
 
 
-def _attend_autograd(sources, queries, gains, prior, added, eps, scale, dtype, *norm):
-    tensors = (*sources, *queries, *gains, *prior, *added)
+def _attend_autograd(sources, queries, gains, prior, added, eps, scale, dtype, norm=None, *of_norm):
+    groups = (sources, queries, gains, [] if norm is None else [norm], prior, added)
+    tensors = [x for group in groups for x in group]
     if not (torch.is_grad_enabled() and any(x.requires_grad for x in tensors)):
         with AutoDispatchBelowAutograd():
-            return attend(sources, queries, gains, prior, added, eps, scale, dtype, *norm)
-    assert not norm, "operators.read normalises by itself where this gradient is needed"
-    sizes = (len(sources), len(queries), len(gains), len(prior), len(added))
+            return attend(sources, queries, gains, prior, added, eps, scale, dtype, norm, *of_norm)
+    numbers = of_norm if norm is not None else ()
     with enable_single_level_autograd_function():
-        flat = _Attend.apply(sizes, eps, scale, dtype, *tensors)  # pyright: ignore[reportAttributeAccessIssue]
+        flat = _Attend.apply(tuple(map(len, groups)), (eps, scale, dtype), numbers, *tensors)  # type: ignore[attr-defined]
     s = len(queries)
     return list(flat[:s]), list(flat[s : 2 * s]), list(flat[2 * s : -1]), flat[-1]
 

@@ -11,9 +11,9 @@ from torch.compiler import is_compiling
 
 from attnres.errors import UsageError
 from attnres.ops import library, normalised, reference
-from attnres.ops.backends import Backend, is_fused, native_backend
+from attnres.ops.backends import Backend, is_fused
 from attnres.ops.norm import Norm
-from attnres.torch_private import AutoDispatchBelowAutograd, interpreter_stack
+from attnres.torch_private import AutoDispatchBelowAutograd
 
 
 def depth_attention(
@@ -170,7 +170,7 @@ def read(
     Args:
         sources: as for `attend`, like all other arguments; with a prior there may be none.
         y: [..., d], in any of the sources' dtypes; None adds nothing.
-        norm: of the outs; None leaves them as they are. On a CPU it is a part of the operator for one query.
+        norm: of the outs; None leaves them as they are. It is a part of the fused operators for one query.
 
     Returns:
         outs, S of [..., d] in `dtype`, and the sum sources[-1] + y, rounded once to the widest of their dtypes and
@@ -222,15 +222,8 @@ def read_one(
 
 
 def takes_norm(norm: Norm, dtype: torch.dtype) -> bool:
-    """Whether the fused operator can normalise what one query reads: on a CPU, with an ordinary weight."""
-    weight = norm.weight
-    return (
-        weight.dtype == dtype
-        and type(weight) in (Tensor, nn.Parameter)
-        and weight.is_cpu
-        and native_backend("cpu") == "cpu"
-        and not interpreter_stack()
-    )
+    """Whether the fused operator can normalise what one query reads: with an ordinary weight of the out's dtype."""
+    return norm.weight.dtype == dtype and type(norm.weight) in (Tensor, nn.Parameter)
 
 
 def _attend(

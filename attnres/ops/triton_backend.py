@@ -42,13 +42,17 @@ def attend(
     eps: float,
     scale: float,
     dtype: torch.dtype,
+    norm: Tensor | None = None,
+    norm_eps: float = 0.0,
+    norm_offset: float = 0.0,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
-    library.check(sources, queries, gains, prior, added)
+    library.check(sources, queries, gains, prior, added, norm)
     if queries[0].ndim > 1:
         raise UsageError("depth attention in Triton has no heads; give it a query for each, zero elsewhere")
     sources, prior, added = _contiguous(sources), _contiguous(prior), _contiguous(added)
     queries, gains = _contiguous(queries), _contiguous(gains)
-    x, n, s, d = sources[0], len(sources), len(queries), sources[0].shape[-1]
+    x, n, s = (*sources, *prior)[0], len(sources), len(queries)
+    d = x.shape[-1]
     statistics = x.new_empty((x.numel() // d, n * (s + 1)), dtype=torch.float32)
     outs = [x.new_empty(x.shape, dtype=dtype) for _ in queries]
     lses = [x.new_empty(x.shape[:-1], dtype=torch.float32) for _ in queries]
@@ -57,10 +61,23 @@ def attend(
     else:
         sums = [sources[-1].to(torch.promote_types(dtype, sources[-1].dtype)) + y for y in added]
         sources[n - len(sums) :] = sums
-    forward = _Forward(sources, queries, gains, outs, lses, prior[:s], prior[s:], statistics, eps, scale)
+    below = _Norm.of(norm, norm_eps, norm_offset)
+    forward = _Forward(sources, queries, gains, outs, lses, prior[:s], prior[s:], statistics, eps, scale, below)
     if x.numel() > 0:
         forward.of_one(added, sums) if s == 1 else forward.of_several()
     return outs, lses, sums, statistics
+
+
+class _Norm(NamedTuple):
+    """A norm as kernels take it."""
+
+    weight: tuple[Tensor, ...]
+    eps: float
+    offset: float
+
+    @classmethod
+    def of(cls, weight: Tensor | None, eps: float, offset: float) -> _Norm:
+        return cls(() if weight is None else (weight.contiguous(),), float(eps), float(offset))
 
 
 class _Forward(NamedTuple):
@@ -76,9 +93,11 @@ class _Forward(NamedTuple):
     statistics: Tensor
     eps: float
     scale: float
+    norm: _Norm
 
     def of_one(self, added: Tensors, sums: Tensors) -> None:
-        d, listed = self.sources[0].shape[-1], _listed(self.sources)
+        read = self.sources or self.prior_outs  # of no source none is read
+        d, listed = read[0].shape[-1], _listed(read)
         kernels.forward_kernel[(len(self.statistics),)](
             listed.tensors,
             self.queries[0],
@@ -89,14 +108,17 @@ class _Forward(NamedTuple):
             tuple(self.prior_lses),
             tuple(added),
             tuple(sums),
+            self.norm.weight,
             self.statistics,
             len(self.sources),
             self.eps,
             self.scale,
+            self.norm.eps,
+            self.norm.offset,
             D=d,
             BLOCK=triton.next_power_of_2(d),
             DTYPE=listed.dtype,
-            ALIGNED=_aligned(self.sources),
+            ALIGNED=_aligned(read),
             num_warps=warps(4, d),  # pyright: ignore[reportCallIssue]
         )
 
@@ -129,9 +151,10 @@ def attend_one(
     eps: float,
     scale: float,
     dtype: torch.dtype,
+    *norm: Any,
 ) -> tuple[Tensor, list[Tensor]]:
     gains, given = [] if gain is None else [gain], [] if added is None else [added]
-    (out,), _, sums, _ = attend(sources, [query], gains, (), given, eps, scale, dtype)
+    (out,), _, sums, _ = attend(sources, [query], gains, (), given, eps, scale, dtype, *norm)
     return out, sums
 
 
@@ -147,24 +170,28 @@ def attend_backward(
     prior: Tensors,
     statistics: Tensor,
     scale: float,
+    norm: Tensor | None = None,
+    norm_eps: float = 0.0,
+    norm_offset: float = 0.0,
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]:
     grad_outs, grad_lses, sources = _contiguous(_alike(grad_outs)), _contiguous(grad_lses), _contiguous(sources)
     outs, lses, statistics = _contiguous(outs), _contiguous(lses), statistics.contiguous()
     prior, queries, gains = _contiguous(prior), _contiguous(queries), _contiguous(gains)
-    x, s = sources[0], len(queries)
+    x, s, below = grad_outs[0], len(queries), _Norm.of(norm, norm_eps, norm_offset)
     make = torch.empty_like if x.numel() else torch.zeros_like
     grad_queries, grad_gains = [make(query) for query in queries], [make(gain) for gain in gains]
+    grad_weight = [make(weight) for weight in below.weight]
     grad_prior_outs = library.grad_prior_outs(x, prior[:s], prior[s:])
     grad_prior_lses = [torch.empty_like(lse) for lse in prior[:s]]
     grad_sums = _contiguous(grad_sums)
     given = grad_outs, grad_lses, grad_sums, sources, outs, lses, prior[s:], prior[:s]
-    backward = _Backward(*given, grad_prior_outs, grad_prior_lses, statistics, scale)
+    backward = _Backward(*given, grad_prior_outs, grad_prior_lses, statistics, scale, below)
     if x.numel() == 0:
         grad_sources = [torch.empty_like(v) for v in sources]
     else:
         grad_sources, partial = backward.of_one(queries[0], gains) if s == 1 else backward.of_several(queries, gains)
-        _finish(partial, queries, gains, grad_queries, grad_gains)
-    return grad_sources, grad_queries, grad_gains, [*grad_prior_outs, *grad_prior_lses]
+        _finish(partial, [*queries, *below.weight], gains, [*grad_queries, *grad_weight], grad_gains)
+    return grad_sources, grad_queries, [*grad_gains, *grad_weight], [*grad_prior_outs, *grad_prior_lses]
 
 
 class _Backward(NamedTuple):
@@ -182,16 +209,18 @@ class _Backward(NamedTuple):
     grad_prior_lses: Tensors
     statistics: Tensor
     scale: float
+    norm: _Norm
 
     def of_one(self, query: Tensor, gains: Tensors) -> tuple[list[Tensor], Tensor]:
-        """The gradients of the sources, and the key vector's in parts [programs, 1, d]."""
-        n, d = len(self.sources), self.sources[0].shape[-1]
+        """The gradients of the sources, and in parts [programs, 1 or 2, d] the key vector's and the norm's weight's."""
+        n, d = len(self.sources), len(query)
         tokens = len(self.statistics)
         programs, tokens_each = _runs(tokens, PROGRAMS)
-        partial = self.statistics.new_empty((programs, 1, d))
+        partial = self.statistics.new_empty((programs, 1 + len(self.norm.weight), d))
         along = () if self.outs else (self.statistics.new_empty((tokens, n)),)
         grad_sources = [torch.empty_like(v) for v in self.sources]
-        listed, written = _listed(self.sources), _listed(grad_sources)
+        rows = (*self.sources, *grad_sources) or (*self.prior_outs, *self.grad_prior_outs)  # of no source none is read
+        listed, written = _listed(rows[: len(rows) // 2]), _listed(rows[len(rows) // 2 :])
         kernels.backward_kernel[(programs,)](
             listed.tensors,
             written.tensors,
@@ -207,16 +236,19 @@ class _Backward(NamedTuple):
             tuple(self.prior_lses),
             tuple(self.grad_prior_outs),
             tuple(self.grad_prior_lses),
+            self.norm.weight,
             partial,
             self.statistics,
             tokens,
             tokens_each,
             n,
             self.scale,
+            self.norm.eps,
+            self.norm.offset,
             D=d,
             BLOCK=triton.next_power_of_2(d),
             DTYPE=listed.dtype,
-            ALIGNED=_aligned((*self.sources, *grad_sources)),
+            ALIGNED=_aligned(rows),
             num_warps=warps(6, d),  # pyright: ignore[reportCallIssue]
         )
         return grad_sources, partial
@@ -273,22 +305,17 @@ class _Backward(NamedTuple):
 
 def register(device: str) -> None:
     """Let `torch.ops.attnres` run on tensors of the device: "cuda", or "cpu" under the interpreter."""
-    torch.library.impl("attnres::attend", device, _on_its_device(attend, 0))
-    torch.library.impl("attnres::attend_one", device, _on_its_device(attend_one, 0))
-    torch.library.impl("attnres::attend_backward", device, _on_its_device(attend_backward, 3))
-    for operator in (triton_normalised.add_normalised, triton_normalised.add_normalised_backward):
-        torch.library.impl(f"attnres::{operator.__name__}", device, _on_its_device(operator, None))
+    sums = triton_normalised.add_normalised, triton_normalised.add_normalised_backward
+    for operator in (attend, attend_one, attend_backward, *sums):
+        torch.library.impl(f"attnres::{operator.__name__}", device, _on_its_device(operator))
 
 
-def _on_its_device(function: Callable, sources_at: int | None) -> Callable:
-    """Make the tensors' device the current one, on which Triton launches.
-
-    sources_at: the place of a list of them among the arguments; None where the first argument is one.
-    """
+def _on_its_device(function: Callable) -> Callable:
+    """Make the tensors' device the current one, on which Triton launches."""
 
     def guarded(*arguments: Any) -> Any:
-        tensor = arguments[0] if sources_at is None else arguments[sources_at][0]
-        with torch.cuda.device_of(tensor):
+        first = next(x for x in arguments if not isinstance(x, list) or x)  # of a prior alone there are no sources
+        with torch.cuda.device_of(first[0] if isinstance(first, list) else first):
             return function(*arguments)
 
     return guarded
@@ -362,7 +389,7 @@ def _key_vectors(queries: Tensors, gains: Tensors) -> Tensor:
 
 
 def _finish(partial: Tensor, queries: Tensors, gains: Tensors, grad_queries: Tensors, grad_gains: Tensors) -> None:
-    """Make the gradients of the parameters of the parts of the key vectors'."""
+    """Make the gradients of the parameters of their parts: of queries with a gain, then of vectors without."""
     runs, s, d = partial.shape
     sizes: dict[str, Any] = {"D": d, "RUNS": 64, "CHANNELS": 32}
     vectors = tuple(queries), tuple(gains), tuple(grad_queries), tuple(grad_gains)

@@ -109,6 +109,12 @@ def key_vector(query, gain, channel, inside):
 
 
 @triton.jit
+def norm_factor(weight, offset, channel, inside):
+    """What a norm multiplies by, [BLOCK]."""
+    return offset + tl.load(weight + channel, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def fits(mean):
     """Whether a mean of squares is right: they neither overflowed nor vanished in float32. False for NaN, too."""
     return (mean > 1e-30) & (mean < float("inf"))
@@ -157,10 +163,13 @@ def forward_kernel(
     prior_lse,
     added,  # a tuple: what is added to the last source, [tokens, D], or none; and where the sum goes
     sums,
+    norm,  # a tuple: the weight [D] of the out's norm, or none
     statistics,  # [tokens, 2 n]: n times 1/rms, then n scores
     n,
     eps,
     scale,
+    norm_eps,
+    norm_offset,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -195,8 +204,37 @@ def forward_kernel(
         following = load(sources, i + 1, row, inside & (i + 1 < rest), DTYPE, ALIGNED)  # on its way while v is used
         acc, top, total = _joined(v, c, statistics, i, n, eps, acc, top, total, D)
 
-    tl.store(out + row, (acc * (scale / total)).to(out.dtype.element_ty), mask=inside)
+    h = acc * (scale / total)
+    if len(norm) > 0:
+        h *= inverse_rms(h, tl.sum(h * h), norm_eps, D) * norm_factor(norm[0], norm_offset, channel, inside)
+    tl.store(out + row, h.to(out.dtype.element_ty), mask=inside)
     tl.store(lse + t, top + tl.log(total))
+
+
+@triton.jit
+def _read_again(sources, prior_out, prior_lse, scores, top, scale, n, t, row, inside, DTYPE, ALIGNED):
+    """What a token read, [BLOCK], before its norm: of the sources and the prior. The shares are divided as in `_mean`.
+
+    The next row is asked for while one is used, but for a single source: `load` fails on its next.
+    """
+    AHEAD: tl.constexpr = len(sources) > 1 or sources[0].dtype.element_ty == tl.int64
+    h = tl.zeros([row.shape[0]], tl.float32)
+    shares = tl.full((), 0.0, tl.float32)
+    if len(prior_out) > 0:
+        shares = tl.exp(tl.load(prior_lse[0] + t) - top)
+        h += shares * tl.load(prior_out[0] + row, mask=inside, other=0.0).to(tl.float32)
+    if AHEAD:
+        following = load(sources, 0, row, inside, DTYPE, ALIGNED)
+    for i in range(n):
+        if AHEAD:
+            v = following.to(tl.float32)
+            following = load(sources, i + 1, row, inside & (i + 1 < n), DTYPE, ALIGNED)
+        else:
+            v = load(sources, i, row, inside, DTYPE, ALIGNED).to(tl.float32)
+        p = tl.exp(tl.load(scores + i) - top)
+        h += p * v
+        shares += p
+    return h * (scale / shares)
 
 
 @triton.jit
@@ -250,12 +288,15 @@ def backward_kernel(
     prior_lse,  # none without a prior, as the two below
     grad_prior_out,
     grad_prior_lse,
-    partial,  # [programs, D]: the gradient of the key vector
+    norm,  # the weight [D] of the out's norm, or none; under one there is no out
+    partial,  # [programs, 1 or 2, D]: the gradient of the key vector, and of the norm's weight
     statistics,  # [tokens, 2 n]
     tokens,
     tokens_each,
     n,
     scale,
+    norm_eps,
+    norm_offset,
     D: tl.constexpr,
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
@@ -266,6 +307,7 @@ def backward_kernel(
     inside = channel < D
     c = key_vector(query, gain, channel, inside)  # [BLOCK]
     dc = tl.zeros([BLOCK], tl.float32)
+    dw = tl.zeros([BLOCK], tl.float32)
     for t in range(program * tokens_each, tl.minimum((program + 1) * tokens_each, tokens)):
         row = t * D + channel  # [BLOCK]
         here = statistics + t * 2 * n
@@ -275,6 +317,13 @@ def backward_kernel(
         if len(grad_lse) > 0:
             grad_top = tl.load(grad_lse[0] + t)
         scores = here + n
+        if len(norm) > 0:
+            h = _read_again(sources, prior_out, prior_lse, scores, top, scale, n, t, row, inside, DTYPE, ALIGNED)
+            r = inverse_rms(h, tl.sum(h * h), norm_eps, D)
+            h *= r
+            dw += g * h
+            g *= norm_factor(norm[0], norm_offset, channel, inside)
+            g = r * (g - h * (tl.sum(g * h) / D))
         mean = _mean(
             sources, out, prior_out, prior_lse, scores, along, g, top, scale, n, t, row, inside, DTYPE, ALIGNED
         )
@@ -303,12 +352,15 @@ def backward_kernel(
             tl.store(grad_prior_lse[0] + t, grad_top - ds_sum)
             share = tl.exp(tl.load(prior_lse[0] + t) - top)
             tl.store(grad_prior_out[0] + row, (share * g).to(grad_prior_out[0].dtype.element_ty), mask=inside)
-    tl.store(partial + program * D + channel, dc, mask=inside)
+    partial += program * (1 + len(norm)) * D + channel
+    tl.store(partial, dc, mask=inside)
+    if len(norm) > 0:
+        tl.store(partial + D, dw, mask=inside)
 
 
 @triton.jit(do_not_specialize=INTEGERS)
 def parameters_kernel(
-    partial,  # [runs, s, D]: parts of the key vectors' gradients
+    partial,  # [runs, s, D]: parts of the gradients of the key vectors, and of a norm's weight, without a gain
     queries,  # tuples of s tensors [D], gains and theirs or none
     gains,
     grad_queries,
@@ -330,7 +382,7 @@ def parameters_kernel(
                 parts += tl.load(partial + at, mask=(run < runs) & inside[None, :], other=0.0)
             grad = tl.sum(parts, 0)  # [CHANNELS]
             grad_query = grad
-            if len(gains) > 0:
+            if j < len(gains):
                 query = tl.load(queries[j] + channel, mask=inside, other=0.0).to(tl.float32)
                 tl.store(grad_gains[j] + channel, (grad * query).to(grad_gains[j].dtype.element_ty), mask=inside)
                 grad_query = grad * tl.load(gains[j] + channel, mask=inside, other=0.0).to(tl.float32)

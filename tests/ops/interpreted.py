@@ -46,6 +46,10 @@ triton_backend.PROGRAMS, triton_backend.RUNS = 3, 2
 CALLS = {
     "one query, everything": Call(5, 1, 20, (2,), (F32, BF16), prior=F32, added=F32, scale=1.7),
     "a merge in bfloat16": Call(1, 1, 20, (2,), (BF16,), prior=BF16, out=BF16),
+    "everything under a norm": Call(5, 1, 20, (2,), (F32, BF16), prior=F32, added=F32, scale=1.7, norm=1.0),
+    "a merge in bfloat16 under a norm": Call(1, 1, 37, (7,), (BF16,), prior=F32, added=BF16, out=BF16, norm=0.0),
+    "a prior alone under a norm": Call(0, 1, 19, (4,), prior=BF16, scale=1.7, out=BF16, norm=1.0),
+    "many sources under a norm": Call(9, 1, 33, (5,), vectors=BF16, gains=False, norm=0.0),
     "several queries, everything": Call(17, 5, 20, (2,), (BF16,), prior=BF16, scale=1.7, out=BF16),
 }
 
