@@ -217,7 +217,7 @@ class _Backward(NamedTuple):
         tokens = len(self.statistics)
         programs, tokens_each = _runs(tokens, PROGRAMS)
         partial = self.statistics.new_empty((programs, 1 + len(self.norm.weight), d))
-        along = () if self.outs else (self.statistics.new_empty((tokens, n)),)
+        along = () if self.outs or self.norm.weight else (self.statistics.new_empty((tokens, n)),)
         grad_sources = [torch.empty_like(v) for v in self.sources]
         rows = (*self.sources, *grad_sources) or (*self.prior_outs, *self.grad_prior_outs)  # of no source none is read
         listed, written = _listed(rows[: len(rows) // 2]), _listed(rows[len(rows) // 2 :])

@@ -24,6 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime import jit
 
+from attnres.connections.base import Normed
 from attnres.connections.rules.block import Block
 from attnres.ops import library, triton_backend, triton_kernels
 
@@ -41,6 +42,7 @@ class Call:
     dtypes: tuple[torch.dtype, ...] = (torch.bfloat16,)
     tokens: int = 16
     adds: bool = False
+    normed: bool = False
 
 
 @dataclass(frozen=True)
@@ -112,31 +114,35 @@ def launches_of(call: Call) -> tuple[list[Launch], list[Launch]]:
     queries, gains = empty(s, call.channels), empty(s, call.channels)
     lses_before, outs_before = empty(s * call.merges, call.tokens), empty(s * call.merges, *shape)
     added = [torch.empty(shape, dtype=sources[-1].dtype)] if call.adds else []
+    norm = (torch.empty(call.channels, dtype=stream), 1e-6) if call.normed else ()
     with noted() as forward:
         prior = [*outs_before, *lses_before]
-        outs, lses, sums, statistics = triton_backend.attend(sources, queries, gains, prior, added, 1e-6, 1.0, stream)
+        given = sources, queries, gains, prior, added, 1e-6, 1.0, stream
+        outs, lses, sums, statistics = triton_backend.attend(*given, *norm)
     sources[len(sources) - len(sums) :] = sums
-    rounded = stream != torch.float32
+    rounded = stream != torch.float32 or call.normed
     saved_outs = outs if call.merges and not rounded else []
     with noted() as backward:
         prior = [*lses_before, *outs_before] if rounded else lses_before
         arguments = (outs, [], sums, sources, queries, gains, saved_outs, lses, prior, statistics, 1.0)
-        triton_backend.attend_backward(*arguments)
+        triton_backend.attend_backward(*arguments, *norm)
     return forward, backward
 
 
 @dataclass(frozen=True)
 class Stack:
-    """Block with sublayers that are identities, so that nothing but the connection moves anything."""
+    """Block with sublayers that are identities, so that nothing but the connection moves anything; or their norms."""
 
     dim: int = 1024
     sublayers: int = 32
     block_size: int = 8
     dtype: torch.dtype = torch.bfloat16
+    normed: bool = False
 
     def made(self) -> Callable[[Tensor], Tensor]:
         connection = Block(self.dim, self.sublayers, self.block_size)
-        sublayers = [nn.Identity() for _ in range(self.sublayers)]
+        identity, norm = nn.Identity(), nn.RMSNorm(self.dim, 1e-6, dtype=self.dtype)
+        sublayers = [Normed.after(norm, identity) if self.normed else identity for _ in range(self.sublayers)]
         return lambda x: connection.readout(connection.run(connection.start(x), sublayers))
 
     def moved(self) -> tuple[float, float]:
@@ -159,14 +165,15 @@ class Stack:
         return forward.moved.total(), backward.moved.total()
 
     def launched(self) -> int:
-        """Launches where one token is decoded. The plain residual has one per sublayer, its sum."""
+        """Launches where one token is decoded. The plain residual has one per sublayer, its sum, and one per norm."""
         stack, token = self.made(), torch.zeros(1, self.dim, dtype=self.dtype)
         with torch.no_grad(), Traffic() as traffic:
             stack(token)
         return traffic.launches.total()
 
 
-OPERATORS = {library.attend: triton_backend.attend, library.attend_backward: triton_backend.attend_backward}
+LAUNCHING = (triton_backend.attend, triton_backend.attend_one, triton_backend.attend_backward)
+OPERATORS = {getattr(library, function.__name__): function for function in LAUNCHING}
 
 
 class Traffic(TorchDispatchMode):

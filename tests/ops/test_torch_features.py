@@ -188,7 +188,7 @@ def test_the_operators_without_gradients_are_the_general_one_to_the_bit(gained):
 
 
 def test_a_norm_under_torch_func_and_compilers():
-    """There it is torch's own: the operator has no gradient for them."""
+    """Under a compiler it is torch's own, and a part of the operator under torch.func."""
     *sources, query, gain = inputs_of(3)
 
     def total(*x):

@@ -32,7 +32,9 @@ def test_the_kernels_in_the_interpreter():
 
 
 COMPILED = [  # a site's sum and merge, phase 1 of a block, one query, and sources of two dtypes
-    (Call(1024, 1, 1, merges=True, adds=True), "sm_90"),
+    (Call(1024, 1, 1, merges=True, adds=True, normed=True), "sm_90"),
+    pytest.param(Call(7168, normed=True), "sm_80", marks=pytest.mark.slow),
+    pytest.param(Call(7168, 1, 1, merges=True, adds=True, normed=True), "sm_100", marks=pytest.mark.slow),
     pytest.param(Call(33, 1, 2, merges=True, dtypes=(F32, BF16)), "sm_80", marks=pytest.mark.slow),
     # Of a single source: Triton 3.6 once failed on lists of one tensor.
     pytest.param(Call(7168, 8, 1), "sm_100", marks=pytest.mark.slow),
@@ -48,10 +50,11 @@ def test_no_register_is_spilled(call, target):
 
 def test_what_a_stack_moves(kernel):
     """Tensors of the stream per sublayer, and launches per decoded token: docs/dev/kernels.md has the table."""
-    forward, backward = Stack().moved()
-    assert 0 < forward < 8.7 and 0 < backward < 11.2
-    sublayers = 48
-    assert sublayers < Stack(sublayers=sublayers).launched() < 1.05 * sublayers
+    for normed, most in ((False, 11.2), (True, 11.4)):
+        forward, backward = Stack(normed=normed).moved()
+        assert 0 < forward < 8.7 and 0 < backward < most
+        sublayers = 48
+        assert sublayers < Stack(sublayers=sublayers, normed=normed).launched() < 1.05 * sublayers
 
 
 @pytest.mark.parametrize(
