@@ -29,7 +29,7 @@ def connections(draw) -> tuple[str, dict]:
     return name, draw(st.fixed_dictionaries({}, optional={o: kinds[type(d)] for o, d in defaults.items()}))
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(connections(), st.data())
 def test_a_connection_has_one_name(connection, data):
     name, options = connection
