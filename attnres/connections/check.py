@@ -75,10 +75,7 @@ def travels(make: Make) -> None:
         weights, h = connection.mix(values, site)
         values = connection.absorb(values, weights, site, h, output_of(sublayer, h))
         _require_tuple("scatter", values)
-    try:
-        connection.readout(values)
-    except (Exception, SystemExit) as error:
-        raise UsageError(f"the readout, site {SITES} of {SITES} sublayers, fails: {told(error)}") from error
+    connection.readout(values)
 
 
 def _require_tuple(method: str, values: Any) -> None:
