@@ -53,7 +53,7 @@ class Diverged(RunStopped):
 
 
 class Interrupted(Stopped):
-    """Ctrl-C, SIGTERM, a closed terminal or output: the run was saved, and the message says how to go on."""
+    """Ctrl-C, SIGTERM, a closed terminal: the run was saved, and the message says how to go on."""
 
 
 def train(
@@ -83,7 +83,7 @@ def train(
     Raises:
         UsageError: a bad configuration, corpus or layout, or a folder of another configuration or in use.
         RunStopped: numbers not finite, a full disk.
-        Interrupted: Ctrl-C, SIGTERM, a closed terminal, a listener that cannot write; the run was saved.
+        Interrupted: Ctrl-C, SIGTERM, a closed terminal; the run was saved.
     """
     run = RunFolder(folder)
     with join_world(layout, choose_device(config.device).type) as world:
@@ -159,7 +159,6 @@ class Loop:
         self.metrics = Metrics(folder.metrics, claim.step) if world.main else Records()
         self.metrics.records = world.share(lambda: self.metrics.records)
         self.checkpoints = trainer.checkpoints(folder.checkpoints.folder)
-        self.unheard: OSError | None = None
         self.last_good = claim.resumed
         self.earlier_peak = 0
         if claim.resumed:
@@ -189,13 +188,13 @@ class Loop:
         with _stop_requested() as requests:
 
             def asked_to_stop() -> bool:
-                return self.world.any(bool(requests) or self.unheard is not None)
+                return self.world.any(bool(requests))
 
             while True:
                 if asked_to_stop():
                     path = self._save().path
                     raise Interrupted(
-                        f"{self._why()}stopped at step {trainer.step} of {steps} and saved in {path}; "
+                        f"stopped at step {trainer.step} of {steps} and saved in {path}; "
                         "run the same command again to go on",
                         *requests[:1],
                     )
@@ -262,15 +261,8 @@ class Loop:
         self._tell(record)
 
     def _tell(self, event: dict[str, Any]) -> None:
-        """Call the listeners. Where one cannot write, as to a pipe without a reader, the run is saved and stops."""
         for listen in self.listeners:
-            try:
-                listen(event)
-            except OSError as error:
-                self.unheard = error
-
-    def _why(self) -> str:
-        return f"the output cannot be written ({self.unheard.strerror}); " if self.unheard else ""
+            listen(event)
 
     def _peak_memory(self) -> int:
         return max(self.earlier_peak, self.memory.bytes())

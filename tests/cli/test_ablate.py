@@ -17,15 +17,6 @@ STEPS = [*TINY[:6], "--steps", "3", "--batch-size", "2", "--evaluate-every", "3"
 pytestmark = pytest.mark.usefixtures("trained_here", "no_page")
 
 
-@pytest.fixture
-def ablate(capsys):
-    def call(*arguments):
-        code = main(["ablate", *map(str, arguments)])
-        return code, capsys.readouterr()
-
-    return call
-
-
 @pytest.fixture(scope="module")
 def sweep(corpus, tmp_path_factory):
     out = tmp_path_factory.mktemp("ablation")
@@ -63,18 +54,6 @@ def test_the_record_holds_every_run_and_the_choice(sweep):
     of_residual, of_full = ([run.loss for run in record.of(arm)] for arm in record.arms)
     difference = sum(a - b for a, b in zip(of_full, of_residual, strict=True)) / 2
     assert float(tables(record)[0].rows[1][2]) == pytest.approx(difference, abs=6e-5)
-
-
-def test_diverged_runs_are_kept_and_never_chosen(tmp_path, ablate, corpus):
-    """A learning rate of 1e38: the run stops on a number that is not finite."""
-    record = tmp_path / "r.json"
-    options = [*STEPS, *corpus, "--seeds", "1", "--embedding-stds", "1", "--out", tmp_path, "--record", record]
-    code, told = ablate("residual", "full", *options, "--grid", "1", "1e38")
-    assert code == 0, told.err
-    written = read_record(record, "ablation")
-    for arm in written.arms:
-        assert sorted(run.status for run in written.of(arm, part="tuning")) == ["diverged", "done", "done"]
-    assert rates(written) == {"residual": 1.0, "full": 1.0}
 
 
 def tried(rate: float, seed: int, loss: float, status: str = "done") -> RunResult:

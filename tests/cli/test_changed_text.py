@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from attnres.cli import main
-from tests.cli.conftest import TINY, run_jobs_here
+from tests.cli.conftest import TINY
 
 
 @pytest.fixture
@@ -21,21 +21,6 @@ def change(text):
     """As many files and bytes as before."""
     for file in list(text.iterdir())[:8]:
         file.write_text(file.read_text().upper())
-
-
-def test_finished_runs_are_not_measured_on_another_text(text, tmp_path, capsys, monkeypatch, no_page):
-    monkeypatch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
-    out = tmp_path / "runs"
-    asked = ["compare", "residual", "block", "--seeds", "1", "--out", str(out), *TINY, "--data.paths", str(text)]
-    asked += ["--data.cache", str(tmp_path / "cache"), "--workers", "1", "--keep", "9"]
-    assert main(asked) == 0
-    before = (out / "comparison.json").read_bytes()
-    change(text)
-    capsys.readouterr()
-    assert main(asked) == 2
-    error = capsys.readouterr().err
-    assert "holds runs on another text" in error and "Restore the recorded text" in error and error.count("\n") == 1
-    assert (out / "comparison.json").read_bytes() == before
 
 
 def test_a_run_is_not_inspected_on_another_text(text, tmp_path, capsys):

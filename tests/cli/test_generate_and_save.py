@@ -7,18 +7,6 @@ import pytest
 from attnres.cli import command_names, main
 
 
-def test_generate_streams_the_prompt_and_repeats_with_its_seed(comparison, capsys):
-    run = str(comparison[0] / "residual" / "seed-0")
-
-    def generated(*more):
-        options = ["--prompt", "def é", "--tokens", "12", "--top-k", "20", "--top-p", "0.9"]
-        assert main(["generate", run, *options, *more]) == 0
-        return capsys.readouterr().out
-
-    first = generated()
-    assert first.startswith("def é") and generated() == first != generated("--seed", "1")
-
-
 def test_generate_reads_standard_input_and_says_where_the_context_ended(comparison, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"def \xff\n")))
     assert (

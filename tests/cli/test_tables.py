@@ -62,16 +62,6 @@ def test_names_from_files_cannot_command_a_terminal(width, terminal):
     assert shown in written.replace("\n", "")
 
 
-def test_work_is_announced_in_a_file_too_and_its_progress_now_and_then(monkeypatch):
-    clock = iter([0.0, 1.0, 25.0, 25.0, 30.0])
-    monkeypatch.setattr(_terminal, "time", SimpleNamespace(monotonic=lambda: next(clock)))  # no other thread's
-    file = io.StringIO()
-    with _terminal.working(Console(file=file), "drawing [all]") as tell:
-        for line in ("too soon", "later", "too soon again"):
-            tell(line)
-    assert file.getvalue() == "drawing [all] ..\nlater\n"
-
-
 def test_progress_in_a_file_says_how_far_it_is_and_how_long_it_takes(monkeypatch):
     """A part takes 30 s; what was done before the first part that was seen is no measure."""
     clock = SimpleNamespace(now=0.0)

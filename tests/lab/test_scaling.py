@@ -36,7 +36,6 @@ def test_a_grid_needs_two_smallest_sizes_of_different_parameters():
 
 
 OPTIMA = {("residual", "1x16"): 1.2, ("residual", "2x16"): 0.9, ("full", "1x16"): 1.0, ("full", "2x16"): 1.0}
-EDGES = OPTIMA | {("residual", "1x16"): 3.6, ("residual", "2x16"): 0.3}
 
 
 def swept(machine: Machine, tmp_path: Path, optima: dict[tuple[str, str], float], **options) -> Record:
