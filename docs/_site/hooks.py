@@ -26,8 +26,8 @@ REPOSITORY = f"{SERVER}/{NAME}" if NAME else ""
 """Where the site is built by GitHub: there it links to what is no page, and to the sources of its pages."""
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[([](.*?)\\[])]</\1>', re.DOTALL)
 """A formula between dollars, as arithmatex marks it."""
-API_RANK = 0.01
-"""The weight of the API in the search: guides, of weight 1, come first."""
+LATER = 1e-4
+"""The weight of the API and of the developers' pages in the search: guides, of weight 1, come first."""
 LINK = re.compile(r"(?P<image>!?)\[(?P<text>[^\]]*)\]\((?P<path>[^)#:\s]+)(?P<anchor>#[^)]*)?\)")
 
 
@@ -47,7 +47,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the documents outside docs/, the API's pages and the site's style to the files of docs/."""
     figures = [path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "paper" / "figures").iterdir())]
     made = {name: (ROOT / name).read_text(encoding="utf-8") for name in (*OUTSIDE, *figures)}
-    made["style.css"] = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    made |= {name: Path(__file__).with_name(name).read_text(encoding="utf-8") for name in ("style.css", "search.js")}
     made["reference/index.md"] = _overview()
     made["reference/commands.md"] = _commands()
     made |= {_reference_path(name): _reference(name) for name in _packages()}
@@ -59,8 +59,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Point the repository's links to the site's pages, by their titles, and others to the repository."""
     name = page.file.src_uri
-    if page.file.generated_by and name.startswith("reference/"):
-        page.meta["search"] = {"boost": API_RANK}
+    if name.startswith("dev/") or (page.file.generated_by and name.startswith("reference/")):
+        page.meta["search"] = {"boost": LATER}
     folder = ((ROOT if name in OUTSIDE else DOCS) / name).resolve().parent
 
     def mended(link: re.Match[str]) -> str:
@@ -88,10 +88,18 @@ def on_page_content(html_of_page: str, /, page: Page, config: MkDocsConfig, file
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Stop at a page that would fetch something from the network."""
+    """Load search.js before the theme's script, and stop at a page that would fetch something from the network."""
+    script = os.path.relpath("search.js", Path(page.url).parent)
+    output = output.replace("</head>", f'<script src="{script}"></script></head>', 1)
     if fetched := re.search(r"<(?:script|link|img|iframe)\b[^>]*\b(?:src|href)=[\"']?(?:https?:)?//[^>]*>", output):
         raise PluginError(f"{page.file.src_uri} fetches {fetched[0]}")
     return output
+
+
+def on_post_build(config: MkDocsConfig) -> None:
+    """Write the search's index also as a script, which a page that was opened from a folder can load."""
+    index = Path(config.site_dir, "search", "search_index.json")
+    index.with_suffix(".js").write_text(f"var __index = {index.read_text(encoding='utf-8')}", encoding="utf-8")
 
 
 def _title(document: Path) -> str:
