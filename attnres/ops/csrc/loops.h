@@ -126,7 +126,7 @@ inline void add_scaled(float scale, const float* x, int64_t begin, int64_t end, 
   for (int64_t k = begin; k < end; ++k) to[k] += scale * x[k];
 }
 
-// dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i r_i v_i   and   dc_g += sum_i e_gi v_i   over the channels [begin, end)
+// dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i r_i v_i   and   dc_g += sum_i e_gi v_i   over channels [begin, end)
 // for G queries at once. v, dv: n of [d]; grad, c, dc: one [d] per query.
 struct Spread {
   const float* const* v;
