@@ -43,5 +43,5 @@ def __getattr__(name: str) -> Any:
         return _on_first_use(name)
     except ModuleNotFoundError as error:
         if error.name in LAB:
-            error.msg = f"{__name__}.{name} needs {error.name}; in the repository's folder: {install_command('lab')}"
+            error.msg = f"{__name__}.{name} needs {error.name}; {install_command('lab')}"
         raise

@@ -88,8 +88,7 @@ def _run(name: str, arguments: list[str]) -> int:
     if name not in (*command_names(), COMPLETION):
         return _fail(f"unknown command {name!r}; choose one of: {', '.join(command_names())}", 2)
     if missing := [module for module in LAB if importlib.util.find_spec(module) is None]:
-        hint = f"in the repository's folder: {install_command('lab')}"
-        return _fail(f"commands need {', '.join(missing)}, not installed here; {hint}", 2)
+        return _fail(f"commands need {', '.join(missing)}, not installed here; {install_command('lab')}", 2)
     return _run_command(name, arguments)
 
 

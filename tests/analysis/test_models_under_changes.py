@@ -74,7 +74,7 @@ def logits_step_by_step(model, tokens: list[int]) -> Tensor:
         return torch.cat([model(torch.tensor([[token]]), caches, place)[0] for place, token in enumerate(tokens)])
     cache, logits = DynamicCache(config=model.config), []
     for token in tokens:
-        logits.append(model(torch.tensor([[token]]), cache=cache).logits[0])
+        logits.append(model(torch.tensor([[token]]), past_key_values=cache).logits[0])
     return torch.cat(logits)
 
 
