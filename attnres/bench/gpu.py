@@ -5,6 +5,7 @@ Without such a device every row says "not measured"; there is no estimate.
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -77,6 +78,7 @@ def measure_on(device: torch.device, sizes: GpuSizes, setting: Setting) -> Itera
     yield decode_row(device, sizes, where, setting)
     for dim in sizes.dims:
         yield from _bandwidth_rows(_operator_shape(device, dim, sizes), where, copied, setting)
+        yield from _backward_rows(_operator_shape(device, dim, sizes), where, copied, setting)
     for dim in sizes.dims:
         yield _operator_row(_operator_shape(device, dim, sizes), where, setting)
 
@@ -103,6 +105,22 @@ def _bandwidth_rows(shape: operator.OperatorShape, where: str, copied: float, se
             "copy bandwidth, GB/s": copied / 1e9,
         }
         yield goal.row(where, f", {shape}", reached / copied, details)
+
+
+def _backward_rows(shape: operator.OperatorShape, where: str, copied: float, setting: Setting) -> Iterator[RatioRow]:
+    """The backward pass in each other variant, until a GPU has chosen one."""
+    if importlib.util.find_spec("triton") is None:
+        return
+    from attnres.ops import triton_backend
+
+    chosen, others = triton_backend.BACKWARD, triton_backend.VARIANTS[1:]
+    for variant in others:
+        triton_backend.BACKWARD = variant
+        try:
+            reached = bytes_per_second(shape, setting)["backward"]
+        finally:
+            triton_backend.BACKWARD = chosen
+        yield BACKWARD.row(where, f", {shape}, {variant}", reached / copied, {"GB/s": reached / 1e9})
 
 
 def bytes_per_second(shape: operator.OperatorShape, setting: Setting) -> dict[str, float]:

@@ -33,6 +33,19 @@ DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 Tensors = Sequence[Tensor]
 
 
+class Variant(NamedTuple):
+    """One query's backward pass: the bench for a GPU times VARIANTS, of which one is to stay."""
+
+    stages: int = 1
+    """Of the first pass over the rows: 1 has the next row on its way, 4 have three in asynchronous copies."""
+    times_warps: int = 1
+    """As many warps as `warps` says, or twice as many up to 2,048 channels."""
+
+
+BACKWARD = Variant()
+VARIANTS = (BACKWARD, Variant(4), Variant(1, 2), Variant(4, 2))
+
+
 def attend(
     sources: Tensors,
     queries: Tensors,
@@ -249,7 +262,8 @@ class _Backward(NamedTuple):
             BLOCK=triton.next_power_of_2(d),
             DTYPE=listed.dtype,
             ALIGNED=_aligned(rows),
-            num_warps=warps(6, d),  # pyright: ignore[reportCallIssue]
+            STAGES=BACKWARD.stages,
+            num_warps=warps(6, d) * (BACKWARD.times_warps if d <= 2048 else 1),  # pyright: ignore[reportCallIssue]
         )
         return grad_sources, partial
 

@@ -212,12 +212,14 @@ def forward_kernel(
 
 
 @triton.jit
-def _read_again(sources, prior_out, prior_lse, scores, top, scale, n, t, row, inside, DTYPE, ALIGNED):
+def _read_again(
+    sources, prior_out, prior_lse, scores, top, scale, n, t, row, inside, DTYPE, ALIGNED, STAGES: tl.constexpr
+):
     """What a token read, [BLOCK], before its norm: of the sources and the prior. The shares are divided as in `_mean`.
 
     The next row is asked for while one is used, but for a single source: `load` fails on its next.
     """
-    AHEAD: tl.constexpr = len(sources) > 1 or sources[0].dtype.element_ty == tl.int64
+    AHEAD: tl.constexpr = STAGES == 1 and (len(sources) > 1 or sources[0].dtype.element_ty == tl.int64)
     h = tl.zeros([row.shape[0]], tl.float32)
     shares = tl.full((), 0.0, tl.float32)
     if len(prior_out) > 0:
@@ -225,7 +227,7 @@ def _read_again(sources, prior_out, prior_lse, scores, top, scale, n, t, row, in
         h += shares * tl.load(prior_out[0] + row, mask=inside, other=0.0).to(tl.float32)
     if AHEAD:
         following = load(sources, 0, row, inside, DTYPE, ALIGNED)
-    for i in range(n):
+    for i in tl.range(n, num_stages=STAGES):
         if AHEAD:
             v = following.to(tl.float32)
             following = load(sources, i + 1, row, inside & (i + 1 < n), DTYPE, ALIGNED)
@@ -238,7 +240,7 @@ def _read_again(sources, prior_out, prior_lse, scores, top, scale, n, t, row, in
 
 
 @triton.jit
-def _mean(sources, out, prior_out, prior_lse, scores, along, g, top, scale, n, t, row, inside, DTYPE, ALIGNED):
+def _mean(sources, out, prior_out, prior_lse, scores, along, g, top, scale, n, t, row, inside, DTYPE, ALIGNED, STAGES):
     """The mean over the softmax of the products of rows and gradient g: by the output if given, else by each row.
 
     Each row's product is then left in `along`. The shares are divided by their sum: a large lse is rounded by so much
@@ -253,10 +255,10 @@ def _mean(sources, out, prior_out, prior_lse, scores, along, g, top, scale, n, t
             before = tl.load(prior_out[0] + row, mask=inside, other=0.0).to(tl.float32)
             shares = tl.exp(tl.load(prior_lse[0] + t) - top)
             mean = shares * tl.sum(g * before)
-        AHEAD: tl.constexpr = len(sources) > 1 or sources[0].dtype.element_ty == tl.int64  # not one source alone
+        AHEAD: tl.constexpr = STAGES == 1 and (len(sources) > 1 or sources[0].dtype.element_ty == tl.int64)
         if AHEAD:
             following = load(sources, 0, row, inside, DTYPE, ALIGNED)  # [BLOCK]
-        for i in range(n):
+        for i in tl.range(n, num_stages=STAGES):
             if AHEAD:
                 v = following.to(tl.float32)
                 following = load(sources, i + 1, row, inside & (i + 1 < n), DTYPE, ALIGNED)  # on its way meanwhile
@@ -301,6 +303,7 @@ def backward_kernel(
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
     ALIGNED: tl.constexpr,
+    STAGES: tl.constexpr,  # rows on their way in the first pass; 1: the next one
 ):
     program = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, BLOCK)
@@ -320,7 +323,9 @@ def backward_kernel(
             grad_top = tl.load(grad_lse[0] + t)
         scores = here + n
         if len(norm) > 0:
-            h = _read_again(sources, prior_out, prior_lse, scores, top, scale, n, t, row, inside, DTYPE, ALIGNED)
+            h = _read_again(
+                sources, prior_out, prior_lse, scores, top, scale, n, t, row, inside, DTYPE, ALIGNED, STAGES
+            )
             r = inverse_rms(h, tl.sum(h * h), norm_eps, D)
             g *= r * norm_factor(norm[0], norm_offset, channel, inside)
             g -= h * r * (tl.sum(g * (h * r)) / D)
@@ -333,7 +338,22 @@ def backward_kernel(
             c = key_vector(query, gain, channel, inside)
         else:
             mean = _mean(
-                sources, out, prior_out, prior_lse, scores, along, g, top, scale, n, t, row, inside, DTYPE, ALIGNED
+                sources,
+                out,
+                prior_out,
+                prior_lse,
+                scores,
+                along,
+                g,
+                top,
+                scale,
+                n,
+                t,
+                row,
+                inside,
+                DTYPE,
+                ALIGNED,
+                STAGES,
             )
         g *= scale
 

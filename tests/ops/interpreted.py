@@ -6,6 +6,7 @@ TRITON_INTERPRET=1 python -m pytest tests/ops/interpreted.py
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 import pytest
 import torch
@@ -61,6 +62,12 @@ def test_these_are_triton_s():
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_values_and_gradients(call):
     # where a GPU rounds to the nearest the interpreter cuts off, and so it rounds by up to twice as much
+    assert_right(call.operator("triton"), call.exact, *call.inputs(), roundings=2)
+
+
+@pytest.mark.parametrize("call", [replace(CALLS["a merge in bfloat16"], sources=3), CALLS["many sources under a norm"]])
+def test_variants_of_the_backward_pass(call, monkeypatch):
+    monkeypatch.setattr(triton_backend, "BACKWARD", triton_backend.VARIANTS[-1])
     assert_right(call.operator("triton"), call.exact, *call.inputs(), roundings=2)
 
 

@@ -114,7 +114,7 @@ def launches_of(call: Call) -> tuple[list[Launch], list[Launch]]:
     queries, gains = empty(s, call.channels), empty(s, call.channels)
     lses_before, outs_before = empty(s * call.merges, call.tokens), empty(s * call.merges, *shape)
     added = [torch.empty(shape, dtype=sources[-1].dtype)] if call.adds else []
-    norm = (torch.empty(call.channels, dtype=stream), 1e-6) if call.normed else ()
+    norm: tuple[Any, ...] = (torch.empty(call.channels, dtype=stream), 1e-6) if call.normed else ()
     with noted() as forward:
         prior = [*outs_before, *lses_before]
         given = sources, queries, gains, prior, added, 1e-6, 1.0, stream
