@@ -15,355 +15,36 @@ Where more than a sum happens to the stream, as in post-norm layers (bert: x = n
 it changes, y = norm(h + f(h)) - h: with the plain residual these add up to the model's own stream as well.
 
 Nothing is rewritten by hand, and a new model type needs no entry in a table. Code of another form raises an error that
-shows the statement. From top to bottom: code as syntax, which variables hold the stream, the cut.
+shows the statement. source.py has code as syntax, stream.py which variables hold the stream.
 """
 
 from __future__ import annotations
 
 import ast
-import builtins
 import copy
-import enum
 import functools
-import inspect
-import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from types import FunctionType, MethodType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from attnres.errors import UsageError
+from attnres.hf.source import (
+    Unreadable,
+    code_of,
+    compiled,
+    decided,
+    is_of_transformers,
+    names,
+    plain,
+    quoted,
+    refuse_own_forward,
+)
+from attnres.hf.stream import SUMS, Kind, Reader, flat
 
 CARRIED, READ = "_carried", "_read"
 """Variables of a piece: what the layer returns beside its hidden states, and h where it is needed at the end."""
-
-DEPTH = 4
-"""So many calls deep is code read."""
-
-_LATER = frozenset({"training", "gradient_checkpointing"})
-"""Attributes that change while a model is used; and those that begin with an underscore."""
-
-_ASKS = frozenset({"bool", "getattr", "hasattr", "isinstance", "len"})
-_QUESTION = (
-    *(ast.Attribute, ast.BoolOp, ast.boolop, ast.Call, ast.cmpop, ast.Compare, ast.Constant, ast.expr_context),
-    *(ast.Name, ast.Slice, ast.Subscript, ast.UnaryOp, ast.unaryop),
-)
-_SAME_NUMBERS = frozenset({"clone", "contiguous", "flatten", "float", "reshape", "to", "type_as", "unflatten", "view"})
-_ABOUT = frozenset({"device", "dim", "dtype", "ndim", "new_zeros", "shape", "size"})
-
-
-class Unreadable(Exception):
-    """Why code cannot be read; a part of a sentence."""
-
-
-@dataclass(frozen=True)
-class Code:
-    """A function below all decorators, and its syntax tree, which is the reader's own to change."""
-
-    function: Any
-    tree: ast.FunctionDef
-
-    @property
-    def arguments(self) -> list[str]:
-        return [argument.arg for argument in self.tree.args.args]
-
-    @property
-    def stream(self) -> str:
-        """The hidden states' name. Raises Unreadable."""
-        if len(self.arguments) < 2:
-            raise Unreadable("its forward names no hidden states, as that of a wrapper; attach before wrapping layers")
-        return self.arguments[1]
-
-    @property
-    def body(self) -> list[ast.stmt]:
-        return self.tree.body[1:] if ast.get_docstring(self.tree) is not None else self.tree.body
-
-    def scope(self, module: nn.Module) -> dict[str, Any]:
-        """The names in a method of a module that have values before it is called."""
-        return {**self.function.__globals__, self.arguments[0]: module}
-
-
-def code_of(function: Callable[..., Any], goes_on_running: bool = False) -> Code:
-    """Read a function below transformers' decorators, with the file's line numbers.
-
-    Raises Unreadable where there is no code, and where somebody else wrapped it: what runs in its place is made of its
-    code alone, unless it is only looked at and `goes_on_running`.
-    """
-    inner: Any = inspect.unwrap(function, stop=None if goes_on_running else _is_foreign)
-    if hasattr(inner, "__wrapped__"):
-        name = inner.__code__.co_qualname if isinstance(inner, FunctionType) else type(inner).__name__
-        raise Unreadable(f"{inspect.unwrap(inner).__qualname__} is wrapped by {name}, which would be left out")
-    if not isinstance(inner, FunctionType):
-        raise Unreadable("the code of its forward is not at hand")
-    return Code(inner, copy.deepcopy(_parse(inner)))
-
-
-def _is_foreign(function: Any) -> bool:
-    return hasattr(function, "__wrapped__") and not _is_of_transformers(function)
-
-
-def _is_of_transformers(function: Any) -> bool:
-    """By its globals: functools.wraps copies `__module__`."""
-    return getattr(function, "__globals__", {}).get("__name__", "").startswith("transformers.")
-
-
-@functools.cache
-def _parse(function: FunctionType) -> ast.FunctionDef:
-    try:
-        lines, first = inspect.getsourcelines(function)
-        tree = ast.parse(textwrap.dedent("".join(lines)))
-    except (OSError, TypeError, SyntaxError):
-        raise Unreadable("the code of its forward is not at hand") from None
-    ast.increment_lineno(tree, first - 1)
-    if not isinstance(tree.body[0], ast.FunctionDef):
-        raise Unreadable("its forward is not a plain function")
-    return tree.body[0]
-
-
-def own_forward(module: nn.Module) -> Any:
-    """The forward that was set on the instance in place of its class's, None if none was. accelerate keeps it aside."""
-    own = vars(module).get("_old_forward", vars(module).get("forward"))
-    is_its_class_s = isinstance(own, MethodType) and (own.__self__, own.__func__) == (module, type(module).forward)
-    return None if is_its_class_s else own
-
-
-def refuse_own_forward(module: nn.Module) -> None:
-    """Raise Unreadable where the instance does not run the forward of its class, which is what attach reads."""
-    if (own := own_forward(module)) is not None:
-        function = own.func if isinstance(own, functools.partial) else own
-        name = getattr(function, "__qualname__", type(function).__name__)
-        raise Unreadable(f"the forward of a {type(module).__name__} was replaced by {name}; attach first, then replace")
-
-
-def decided(statements: Sequence[ast.stmt], scope: Mapping[str, Any]) -> list[ast.stmt]:
-    """The statements without those that a made module never reaches: `if self.config.parallel:` is one branch of it."""
-    reached: list[ast.stmt] = []
-    for statement in statements:
-        if not isinstance(statement, ast.If):
-            reached.append(statement)
-        elif (answer := answer_to(statement.test, scope)) is not None:
-            reached += decided(statement.body if answer else statement.orelse, scope)
-        else:
-            statement.body = decided(statement.body, scope) or [ast.copy_location(ast.Pass(), statement)]
-            statement.orelse = decided(statement.orelse, scope)
-            reached.append(statement)
-        if reached and isinstance(reached[-1], ast.Return):
-            break
-    return reached
-
-
-def answer_to(question: ast.expr, scope: Mapping[str, Any]) -> bool | None:
-    """The answer to a question about what is in the scope and never changes; None if it is about more."""
-    if isinstance(question, ast.UnaryOp) and isinstance(question.op, ast.Not):
-        answer = answer_to(question.operand, scope)
-        return None if answer is None else not answer
-    if isinstance(question, ast.BoolOp):
-        answers = [answer_to(part, scope) for part in question.values]
-        settles = isinstance(question.op, ast.Or)
-        return settles if settles in answers else None if None in answers else not settles
-    for node in ast.walk(question):
-        match node:
-            case ast.Attribute(attr=attr) if attr in _LATER or attr.startswith("_"):
-                return None
-            case ast.Call(func) if not (isinstance(func, ast.Name) and func.id in _ASKS):
-                return None
-            case ast.Name(name) if name not in scope and not hasattr(builtins, name):
-                return None
-            case _ if not isinstance(node, _QUESTION):
-                return None
-    value = value_of(question, scope)
-    return None if value is None or isinstance(value[0], Tensor) else bool(value[0])
-
-
-def value_of(expression: ast.expr, scope: Mapping[str, Any]) -> tuple[Any] | None:
-    """What an expression without effects gives in a scope; None if it has no value before a forward."""
-    try:
-        return (eval(compile(ast.Expression(expression), "<reading>", "eval"), {**scope}),)
-    except Exception:  # whatever a property of somebody's module raises
-        return None
-
-
-def names(node: ast.AST | Iterable[ast.AST], context: type[ast.expr_context]) -> list[str]:
-    """The names that are loaded or stored there, as often as they are."""
-    nodes = [node] if isinstance(node, ast.AST) else node
-    return [n.id for top in nodes for n in ast.walk(top) if isinstance(n, ast.Name) and isinstance(n.ctx, context)]
-
-
-def quoted(statement: ast.AST) -> str:
-    first, *rest = ast.unparse(statement).splitlines()
-    return f"`{first}{' ..' if rest else ''}` (line {statement.lineno})"  # type: ignore[attr-defined]
-
-
-class Kind(enum.Enum):
-    """What code makes of a layer's hidden states, its stream."""
-
-    NOTHING = "does not depend on the stream"
-    MADE = "made from the stream"
-    SCALED = "the stream times or plus something that does not depend on it"
-    STREAM = "the stream, perhaps in another shape"
-    SUM = "the stream and what was added, where a zero in the stream's place leaves what was added"
-    CHANGED = "a function of the sum of the stream and something made from it, such as its norm"
-
-
-Kinds = Any
-"""A Kind, or a tuple of them for a tuple."""
-
-SUMS = (Kind.SUM, Kind.CHANGED)
-
-
-class Reader:
-    """Sorts the expressions of one function into kinds.
-
-    Where a module or a function is given the stream itself, as bloom's MLP is given the residual that it adds, its
-    code is read too. scope: the function's globals and, by the name of its first argument, its module.
-    """
-
-    def __init__(self, scope: Mapping[str, Any], depth: int = 0) -> None:
-        self.scope = scope
-        self.depth = depth
-        self.kinds: dict[str, Kinds] = {}
-
-    def kind(self, node: ast.AST | None) -> Kinds:
-        match node:
-            case None:
-                return Kind.NOTHING
-            case ast.Name(name):
-                return self.kinds.get(name, Kind.NOTHING)
-            case ast.Tuple(elts) | ast.List(elts):
-                return tuple(self.kind(item) for item in elts)
-            case ast.Starred(value) | ast.NamedExpr(value=value):
-                return self.kind(value)
-            case ast.Subscript(value, ast.Constant(int(index))) if isinstance(found := self.kind(value), tuple):
-                return found[index] if -len(found) <= index < len(found) else Kind.MADE
-            case ast.Attribute(value, attr):
-                return Kind.NOTHING if attr in _ABOUT else _made([self.kind(value)])
-            case ast.BinOp(left, ast.Add(), right):
-                kinds = self.kind(left), self.kind(right)
-                return kinds if any(isinstance(kind, tuple) for kind in kinds) else _added(*kinds)
-            case ast.BinOp(left, ast.Mult(), right):
-                return _scaled(
-                    *(kind if isinstance(kind, Kind) else _made(kind) for kind in map(self.kind, (left, right)))
-                )
-            case ast.IfExp(test, then, otherwise):
-                answer = answer_to(test, self.scope)
-                first, *rest = map(self.kind, [then] * (answer is not False) + [otherwise] * (answer is not True))
-                return first if all(kind == first for kind in rest) else _made([first, *rest])
-            case ast.Call():
-                return self._call(node)
-        return _made(map(self.kind, ast.iter_child_nodes(node)))
-
-    def bind(self, target: ast.AST, kind: Kinds) -> None:
-        match target:
-            case ast.Name(name):
-                self.kinds[name] = kind
-            case ast.Tuple(elts) if isinstance(kind, tuple) and len(kind) == len(elts):
-                for item, part in zip(elts, kind, strict=True):
-                    self.bind(item, part)
-            case _:
-                self.kinds.update(dict.fromkeys(names(target, ast.Store), _made([kind])))
-
-    def pass_over(self, statement: ast.stmt) -> None:
-        """What a statement that is not looked into stores, may be made from all that it loads."""
-        stored = names(statement, ast.Store)
-        kind = _made(self.kinds.get(name, Kind.NOTHING) for name in names(statement, ast.Load) + stored)
-        self.kinds.update({name: (kind,) if isinstance(self.kinds.get(name), tuple) else kind for name in stored})
-
-    def returned(self, statements: Iterable[ast.stmt]) -> Kinds:
-        """The kind of what a function's body returns."""
-        for statement in map(plain, statements):
-            match statement:
-                case ast.Return(value):
-                    return self.kind(value)
-                case ast.Assign([target], value):
-                    self.bind(target, self.kind(value))
-                case _ if any(isinstance(node, ast.Return) for node in ast.walk(statement)):
-                    return _made(self.kinds.values())
-                case _:
-                    self.pass_over(statement)
-        return Kind.NOTHING
-
-    def _call(self, call: ast.Call) -> Kinds:
-        if isinstance(call.func, ast.Attribute) and (of := self.kind(call.func.value)) is not Kind.NOTHING:
-            if call.func.attr in _ABOUT:
-                return Kind.NOTHING
-            return of if call.func.attr in _SAME_NUMBERS else Kind.MADE
-        given = [self.kind(argument) for argument in call.args]
-        named = {keyword.arg: self.kind(keyword.value) for keyword in call.keywords}
-        everything = set(_flat([*given, *named.values()]))
-        if everything <= {Kind.NOTHING}:
-            return Kind.NOTHING
-        if everything <= {Kind.NOTHING, Kind.MADE} or self.depth == DEPTH:
-            return Kind.MADE
-        callee = self._value(call.func)
-        if isinstance(callee, nn.Module) and without_matrices(callee):
-            return Kind.CHANGED if everything & set(SUMS) else Kind.MADE
-        methods = [value for argument in call.args if isinstance(value := self._value(argument), MethodType)]
-        if len(methods) == 1:  # apply_chunking_to_forward(self.feed_forward_chunk, .., hidden_states)
-            kinds = [kind for kind in given if kind is not Kind.NOTHING]
-            return _at_most_changed(self._read_call(methods[0], kinds, {}))
-        return self._read_call(callee, given, named)
-
-    def _value(self, node: ast.expr) -> Any:
-        dotted = all(isinstance(part, ast.Attribute | ast.Name | ast.expr_context) for part in ast.walk(node))
-        return (value_of(node, self.scope) or (None,))[0] if dotted else None
-
-    def _read_call(self, callee: Any, given: list[Kinds], named: Mapping[str | None, Kinds]) -> Kinds:
-        function, own = callee, []
-        if isinstance(callee, nn.Module):
-            function, own = None if own_forward(callee) else type(callee).forward, [callee]
-        elif isinstance(callee, MethodType):
-            function, own = callee.__func__, [callee.__self__]
-        try:
-            code = code_of(function)  # type: ignore[arg-type]
-        except Unreadable:
-            return Kind.MADE
-        reader = Reader({**code.function.__globals__, **dict(zip(code.arguments, own, strict=False))}, self.depth + 1)
-        reader.kinds.update(zip(code.arguments[len(own) :], given, strict=False))
-        reader.kinds.update({name: kind for name, kind in named.items() if name is not None})
-        streams = [name for name, kind in reader.kinds.items() if kind is Kind.STREAM]
-        body = decided(code.body, reader.scope)
-        loaded = names(body, ast.Load)
-        kind = reader.returned(body)
-        return kind if all(loaded.count(name) == 1 for name in streams) else _at_most_changed(kind)
-
-
-def without_matrices(module: nn.Module) -> bool:
-    """Whether it is a norm, a dropout, an activation, or has other reason to treat channels alone."""
-    return all(parameter.ndim < 2 for parameter in module.parameters())
-
-
-def _flat(kinds: Iterable[Kinds]) -> list[Kind]:
-    return [part for kind in kinds for part in (_flat(kind) if isinstance(kind, tuple) else [kind])]
-
-
-def _made(kinds: Iterable[Kinds]) -> Kind:
-    return Kind.NOTHING if set(_flat(kinds)) <= {Kind.NOTHING} else Kind.MADE
-
-
-def _at_most_changed(kind: Kinds) -> Kinds:
-    if isinstance(kind, tuple):
-        return tuple(map(_at_most_changed, kind))
-    return Kind.CHANGED if kind is Kind.SUM else kind
-
-
-def _added(left: Kind, right: Kind) -> Kind:
-    kinds = {left, right}
-    whole = sum(kind in (Kind.STREAM, Kind.SUM) for kind in (left, right))
-    if Kind.CHANGED in kinds or whole == 2 or (Kind.SCALED in kinds and (Kind.MADE in kinds or whole)):
-        return Kind.CHANGED
-    if Kind.NOTHING in kinds:
-        return _scaled(left, right)
-    return Kind.SUM if whole else Kind.MADE
-
-
-def _scaled(left: Kind, right: Kind) -> Kind:
-    """The kind of a product; and of a sum with what does not depend on the stream."""
-    if Kind.NOTHING not in (left, right):
-        return Kind.MADE
-    kind = left if right is Kind.NOTHING else right
-    return {Kind.STREAM: Kind.SCALED, Kind.SUM: Kind.CHANGED}.get(kind, kind)
 
 
 class Piece:
@@ -400,21 +81,6 @@ def _behind_norm(tree: ast.FunctionDef) -> tuple[str, ast.FunctionDef | None]:
                 behind.body[0] = _statement(f"{normed} = {stream}")
                 return name, behind
     return "", None
-
-
-def compiled(tree: ast.FunctionDef, home: type) -> Callable[..., Any]:
-    """A function at home in the module of the class whose forward it was made from, and on the same lines."""
-    original: Any = code_of(home.forward).function  # type: ignore[attr-defined]
-    if original.__closure__:
-        raise Unreadable("its forward uses variables from around its class")
-    tree.decorator_list, tree.returns = [], None
-    for argument in ast.walk(tree.args):
-        if isinstance(argument, ast.arg):
-            argument.annotation = None  # it may name what is imported for type checkers only
-    module = ast.fix_missing_locations(ast.Module([tree], type_ignores=[]))
-    made: dict[str, Any] = {}
-    exec(compile(module, original.__code__.co_filename, "exec"), original.__globals__, made)
-    return made[tree.name]
 
 
 @dataclass(frozen=True)
@@ -468,7 +134,7 @@ class _Cut:
         self.tree, self.stream, self.parameters = code.tree, code.stream, code.arguments[2:]
         refuse_own_forward(layer)
         call: Any = self.home.__call__
-        if call is not nn.Module.__call__ and not _is_of_transformers(call):
+        if call is not nn.Module.__call__ and not is_of_transformers(call):
             raise Unreadable(f"{self.home.__name__} has a __call__ of its own, which would be left out")
         self.reader = Reader(code.scope(layer))
         self.reader.kinds[self.stream] = Kind.STREAM
@@ -521,7 +187,7 @@ class _Cut:
         self.segment.added = None
         if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
             kind = reader.kind(statement.value)
-            if Kind.SUM in _flat([kind]) and (added := self._without_stream(statement.value)) is not None:
+            if Kind.SUM in flat([kind]) and (added := self._without_stream(statement.value)) is not None:
                 self.segment.added = ast.copy_location(ast.Assign(statement.targets, added), statement)
             reader.bind(statement.targets[0], kind)
         elif not isinstance(statement, ast.Expr):
@@ -635,17 +301,6 @@ def _live_before(statement: ast.stmt, live: set[str]) -> set[str]:
         return set(names(statement.test, ast.Load)).union(*branches)
     always_stored = names(statement.targets, ast.Store) if isinstance(statement, ast.Assign) else ()
     return live.difference(always_stored).union(names(statement, ast.Load))
-
-
-def plain(statement: ast.stmt) -> ast.stmt:
-    """`x *= y` as `x = x * y`: what a sublayer is given must not be changed in place."""
-    match statement:
-        case ast.AugAssign(ast.Name(name) as target, op, value):
-            total = ast.BinOp(ast.Name(name, ast.Load()), op, value)
-            return ast.fix_missing_locations(ast.copy_location(ast.Assign([target], total), statement))
-        case ast.AnnAssign(ast.Name() as target, value=ast.expr() as value):
-            return ast.copy_location(ast.Assign([target], value), statement)
-    return statement
 
 
 def _is_unused_alias(statement: ast.stmt, used: set[str]) -> bool:

@@ -15,19 +15,18 @@ from transformers import AutoModel
 
 from attnres.connections import Connection, connection_class, make_connection, parse_connection
 from attnres.errors import UsageError
-from attnres.hf.cut import (
-    LayerCode,
+from attnres.hf.cut import LayerCode, read_layer
+from attnres.hf.source import (
     Unreadable,
     answer_to,
     code_of,
     decided,
     names,
     quoted,
-    read_layer,
     refuse_own_forward,
     value_of,
-    without_matrices,
 )
+from attnres.hf.stream import without_matrices
 
 
 @dataclass(frozen=True)

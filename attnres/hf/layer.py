@@ -21,8 +21,9 @@ from attnres.connections import Connection, Normed, Sublayer, Unrolled, Values
 from attnres.connections.base import Pass
 from attnres.connections.offload import at_hand, gathered, has_hooks
 from attnres.errors import UsageError
-from attnres.hf.cut import LayerCode, Piece, own_forward
+from attnres.hf.cut import LayerCode, Piece
 from attnres.hf.several import READS, forward_with_reads
+from attnres.hf.source import own_forward
 from attnres.ops import Norm, plain_norm
 
 _NOTHING = nullcontext()

@@ -21,7 +21,8 @@ from typing import Any
 from torch import nn
 
 from attnres.errors import UsageError
-from attnres.hf.cut import LayerCode, Piece, Unreadable, code_of, compiled, names, refuse_own_forward
+from attnres.hf.cut import LayerCode, Piece
+from attnres.hf.source import Unreadable, code_of, compiled, names, refuse_own_forward
 
 READS = "reads_of_their_own"
 

@@ -35,16 +35,6 @@ def rename(old: str, new: str) -> Callable[[Path], None]:
     return lambda folder: edit_tensors(folder, lambda tensors: tensors.update({new: tensors.pop(old)}))
 
 
-def written(connection: str, **others: Any) -> Callable[[Path], None]:
-    """Write a connection into config.json, as by hand."""
-    return lambda folder: edit_config(folder, lambda c: c["attnres"].update(connection=connection, **others))
-
-
-def truncate(folder: Path) -> None:
-    file = folder / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-
-
 def run_elsewhere(code: str, *arguments: object) -> None:
     """Run code in a new Python, which has imported nothing."""
     done = subprocess.run(

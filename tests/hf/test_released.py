@@ -47,7 +47,11 @@ RELEASED = {
 }
 
 
-@pytest.fixture(scope="module", params=RELEASED)
+SLOW = {"gemma3_text", "hy_v4", "qwen4_exp_text"}  # another of each kind is quick
+EACH = [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in RELEASED]
+
+
+@pytest.fixture(scope="module", params=EACH)
 def model(request):
     """A small model with every parameter disturbed, so that nothing is zero, one or equal between streams."""
     model_type, options = RELEASED[request.param]
