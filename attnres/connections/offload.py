@@ -27,6 +27,7 @@ def at_hand(connection: Connection, model: nn.Module | None = None) -> AbstractC
 
 
 def has_hooks(connection: Connection) -> bool:
+    """Whether accelerate keeps some of it elsewhere."""
     return bool(_hooked(connection))
 
 

@@ -130,8 +130,10 @@ class Layer(nn.Module):
         return values, step, list(map(beside.get, self._code.beside or ()))
 
     def _decode_step(self, values: Values) -> DecodeStep | None:
-        course = None if has_hooks(self.connection) else self.connection.pass_of(values)
-        if course is None:
+        # accelerate's hook of a layer would move what its arguments hold, modules too, to the layer's device.
+        if any("_hf_hook" in vars(layer) for layer in self._stack.layers) or has_hooks(self.connection):
+            return None
+        if (course := self.connection.pass_of(values)) is None:
             return None
         parts = [layer._modules.get(piece.norm) for layer in self._stack.layers for piece in layer._code.pieces]
         known = {part: norm for part in parts if part is not None and (norm := plain_norm(part))}

@@ -48,6 +48,8 @@ def test_offloaded_weights(first, way, tmp_path):
     found = model(tokens, output_hidden_states=True)
     assert_near(found.logits, expected.logits)
     assert_near(found.hidden_states, expected.hidden_states)
+    with torch.no_grad():
+        assert_near(model(tokens[:1, :3]).logits, whole(tokens[:1, :3]).logits)  # as in decoding
     for of_attached in (attnres.hf.mixing_matrix, attnres.mixing_matrix):
         assert_near(of_attached(model, tokens), matrix)
     assert [parameter.device for parameter in model.parameters()] == places, "what was fetched is given back"
