@@ -75,19 +75,24 @@ Seconds = dict[str, list[float]]
 def take_turns(
     contenders: Mapping[str, Run], rounds: int, progress: Progress, what: str, device: torch.device = CPU
 ) -> Seconds:
-    """The seconds of each, measured alternately after two rounds of warming up.
+    """The seconds of each, measured alternately after two rounds of warming up, or after one that took over a second.
 
     Waiting for a GPU costs more than a short call to it takes: as many calls are made before as fill GPU_SECONDS.
     """
     seconds: Seconds = {name: [] for name in contenders}
     calls = dict.fromkeys(contenders, 1)
+    warm = 0.0
     for number in range(-2, rounds):
+        if number == -1 and device.type == "cpu" and warm > 1:
+            continue
         progress(f"{what}: round {max(0, number + 1)} of {rounds}")
         for name, run in contenders.items():
             taken = _timed(run, calls[name], device)
             if number >= 0:
                 seconds[name].append(taken)
-            elif device.type == "cuda":
+                continue
+            warm += taken
+            if device.type == "cuda":
                 calls[name] = max(1, math.ceil(GPU_SECONDS / taken))
     return seconds
 
