@@ -41,6 +41,7 @@ ONE = Call(9, dim=1024, tokens=(111,), dtypes=(BF16,), out=BF16)
 SEVERAL = replace(ONE, queries=8, out=F32)
 MERGE = replace(ONE, sources=1, prior=F32)
 SUM = replace(MERGE, added=BF16)
+NORMED = replace(SUM, norm=1.0)
 READS = replace(MERGE, queries=3)
 
 
@@ -58,6 +59,8 @@ CALLS = [
     *(replace(kind, **other) for kind in (ONE, SEVERAL) for other in ({"tokens": (1,)}, {"gains": False})),
     *(replace(kind, scale=5.3) for kind in (ONE, SEVERAL)),
     *(replace(SEVERAL, queries=s) for s in (2, 3, 24, 33)),
+    *(replace(NORMED, dim=dim) for dim in (64, AWKWARD, 1024, 4096, 7168)),
+    *(replace(ONE, norm=0.0, sources=n) for n in (2, 16, 40)),
     replace(MERGE, sources=3),
     replace(SUM, sources=9, prior=None),
     replace(SUM, prior=None),
