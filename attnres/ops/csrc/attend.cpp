@@ -150,7 +150,6 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
       for (int64_t i = 0; i < n; ++i) {
         for (int64_t l = 0; l < count; ++l) {
           with[s] = v[l * rows + i] = in[i].read(t + l, row_scratch + (l * rows + i) * d);
-          in[i].prefetch(t + l + at_once);
           for (int64_t h = 0; h < heads; ++h)
             partial_dots(with[s], with.data(), s + 1, h * w, (h + 1) * w,
                          partial + (h * (s + 1) * kLanes + l) * kLanes, kLanes * kLanes);
@@ -321,14 +320,12 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
           const float* const statistic = statistics_data + (t + l) * width;
           for (int64_t i = 0; i < n; ++i) {
             v[l * n + i] = in[i].read(t + l, row_scratch + (l * n + i) * d);
-            in[i].prefetch(t + l + at_once);
             dv[l * n + i] = d_in[i].target(t + l, d_scratch + (l * n + i) * d);
             r[i * kLanes + l] = statistic[i];
             for (int64_t g = 0; g < all; ++g) score[(g * n + i) * kLanes + l] = statistic[(g + 1) * n + i];
           }
           for (int64_t j = 0; j < s; ++j) {
             grad[l * s + j] = grads[j].read(t + l, grad_scratch + (l * s + j) * d);
-            grads[j].prefetch(t + l + at_once);
           }
         }
         for (int64_t g = 0; g < all; ++g) {

@@ -72,8 +72,6 @@ class Rows {  // the rows of one contiguous tensor [tokens, d]
 inline void add_rows(const Rows& a, const Rows& b, int64_t token, int64_t d, float* scratch_a, float* scratch_b,
                      const Rows& sum) {
   const float *const x = a.read(token, scratch_a), *const y = b.read(token, scratch_b);
-  a.prefetch(token + 1);
-  b.prefetch(token + 1);
   float* const to = sum.target(token, scratch_b);
   for (int64_t k = 0; k < d; ++k) to[k] = x[k] + y[k];
   sum.commit(token, to);
