@@ -46,8 +46,9 @@ static void check(int64_t n, int64_t s, int64_t d, std::mt19937& random) {
   // Two halves, as two heads have them.
   for (const auto& [begin, end] : {std::pair{int64_t{0}, d / 2}, std::pair{d / 2, d}}) {
     weighted_sums(v_.data(), n, &p[lane], n * kLanes, pointers<float>(out).data(), s, begin, end);
+    weighted_sums<true>(v_.data(), n, &e[lane], n * kLanes, pointers<float>(dc).data(), s, begin, end);
     spread({v_.data(), n, &p[lane], &e[lane], &f[lane], &r[lane], pointers<float>(dv).data(), begin, end}, s,
-           grad_.data(), c_.data(), pointers<float>(dc).data());
+           grad_.data(), c_.data());
   }
   for (int64_t j = 0; j < s; ++j) {
     double dotted = 0;

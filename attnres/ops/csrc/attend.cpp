@@ -150,6 +150,7 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
       for (int64_t i = 0; i < n; ++i) {
         for (int64_t l = 0; l < count; ++l) {
           with[s] = v[l * rows + i] = in[i].read(t + l, row_scratch + (l * rows + i) * d);
+          in[i].prefetch(t + l + at_once);
           for (int64_t h = 0; h < heads; ++h)
             partial_dots(with[s], with.data(), s + 1, h * w, (h + 1) * w,
                          partial + (h * (s + 1) * kLanes + l) * kLanes, kLanes * kLanes);
@@ -392,9 +393,11 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
         }
         for (int64_t l = 0; l < count; ++l) {
           for (int64_t h = 0; h < heads; ++h) {
-            const int64_t at = h * s * n * kLanes + l;
-            spread({v.data() + l * n, n, p + at, e + at, f + l, r + l, dv.data() + l * n, h * w, (h + 1) * w}, s,
-                   &grad[l * s], c_data.data(), dc_data.data());
+            const int64_t at = h * s * n * kLanes + l, begin = h * w, end = begin + w;
+            const float* const* const rows = v.data() + l * n;
+            spread({rows, n, p + at, e + at, f + l, r + l, dv.data() + l * n, begin, end}, s, &grad[l * s],
+                   c_data.data());
+            weighted_sums<true>(rows, n, e + at, n * kLanes, dc_data.data(), s, begin, end);
           }
           for (const Rows& more : grad_sum) add_scaled(1.f, more.read(t + l, made_scratch), 0, d, dv[l * n + n - 1]);
           for (int64_t i = 0; i < n; ++i) d_in[i].commit(t + l, dv[l * n + i]);

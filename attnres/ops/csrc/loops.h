@@ -85,12 +85,14 @@ inline void normalise_backward(const float* h, const float* weight, int64_t d, d
   for (int64_t k = 0; k < d; ++k) dh[k] = r * dh[k] + shrink * (r * h[k]);
 }
 
-// out_g = sum_i p_gi v_i over the channels [begin, end), for G outputs at once; v: n of [d]; out: G of [d];
+// out_g (+)= sum_i p_gi v_i over the channels [begin, end), for G outputs at once; v: n of [d]; out: G of [d];
 // p: [G, n or more, kLanes], of which lane 0 is read, in steps of `stride` from one g to the next.
-template <int G, int U, class X>
+template <bool kAdds, int G, int U, class X>
 inline void weigh_channels(
     const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out, int64_t k) {
   X total[G][U] = {};
+  for (int g = 0; kAdds && g < G; ++g)
+    for (int u = 0; u < U; ++u) total[g][u] = load<X>(out[g] + k + u * (sizeof(X) / 4));
   for (int64_t i = 0; i < n; ++i)
     for (int u = 0; u < U; ++u) {
       const X x = load<X>(v[i] + k + u * (sizeof(X) / 4));
@@ -100,24 +102,25 @@ inline void weigh_channels(
     for (int u = 0; u < U; ++u) store(out[g] + k + u * (sizeof(X) / 4), total[g][u]);
 }
 
-template <int G>
+template <bool kAdds, int G>
 inline void weighted_sum(const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out,
                          int64_t begin, int64_t end) {
   constexpr int U = G <= 2 ? 4 : 2;
   int64_t k = begin;
-  for (; k + U * kLanes <= end; k += U * kLanes) weigh_channels<G, U, Lanes>(v, n, p, stride, out, k);
-  for (; k + kLanes <= end; k += kLanes) weigh_channels<G, 1, Lanes>(v, n, p, stride, out, k);
-  for (; k < end; ++k) weigh_channels<G, 1, float>(v, n, p, stride, out, k);
+  for (; k + U * kLanes <= end; k += U * kLanes) weigh_channels<kAdds, G, U, Lanes>(v, n, p, stride, out, k);
+  for (; k + kLanes <= end; k += kLanes) weigh_channels<kAdds, G, 1, Lanes>(v, n, p, stride, out, k);
+  for (; k < end; ++k) weigh_channels<kAdds, G, 1, float>(v, n, p, stride, out, k);
 }
 
+template <bool kAdds = false>
 inline void weighted_sums(const float* const* v, int64_t n, const float* p, int64_t stride, float* const* out,
                           int64_t count, int64_t begin, int64_t end) {
-  for (; count > 4; count -= 4, p += 4 * stride, out += 4) weighted_sum<4>(v, n, p, stride, out, begin, end);
+  for (; count > 4; count -= 4, p += 4 * stride, out += 4) weighted_sum<kAdds, 4>(v, n, p, stride, out, begin, end);
   switch (count) {
-    case 4: return weighted_sum<4>(v, n, p, stride, out, begin, end);
-    case 3: return weighted_sum<3>(v, n, p, stride, out, begin, end);
-    case 2: return weighted_sum<2>(v, n, p, stride, out, begin, end);
-    case 1: return weighted_sum<1>(v, n, p, stride, out, begin, end);
+    case 4: return weighted_sum<kAdds, 4>(v, n, p, stride, out, begin, end);
+    case 3: return weighted_sum<kAdds, 3>(v, n, p, stride, out, begin, end);
+    case 2: return weighted_sum<kAdds, 2>(v, n, p, stride, out, begin, end);
+    case 1: return weighted_sum<kAdds, 1>(v, n, p, stride, out, begin, end);
   }
 }
 
@@ -126,68 +129,54 @@ inline void add_scaled(float scale, const float* x, int64_t begin, int64_t end, 
   for (int64_t k = begin; k < end; ++k) to[k] += scale * x[k];
 }
 
-// dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i r_i v_i   and   dc_g += sum_i e_gi v_i   over channels [begin, end)
-// for G queries at once. v, dv: n of [d]; grad, c, dc: one [d] per query.
+// dv_i (+)= sum_g (p_gi grad_g + e_gi c_g) - f_i r_i v_i over the channels [begin, end) for G queries at once.
+// v, dv: n of [d]; grad, c: one [d] per query; p and e: [queries, n, kLanes]; f and r: [n, kLanes]; lane 0 is read.
 struct Spread {
   const float* const* v;
   int64_t n;
-  const float *p, *e, *f, *r;  // p and e: [queries, n, kLanes]; f and r: [n, kLanes]; lane 0 is read
+  const float *p, *e, *f, *r;
   float* const* dv;
   int64_t begin, end;
 };
 
-template <int G, int U, class X>
-inline void spread_channels(const Spread& s, bool first, const float* const* grad, const float* const* c,
-                            float* const* dc, const float* p, const float* e, int64_t k) {
-  constexpr int64_t width = sizeof(X) / 4;
-  X g_[G][U], c_[G][U], dc_[G][U];
-  for (int g = 0; g < G; ++g)
-    for (int u = 0; u < U; ++u) {
-      g_[g][u] = load<X>(grad[g] + k + u * width);
-      c_[g][u] = load<X>(c[g] + k + u * width);
-      dc_[g][u] = load<X>(dc[g] + k + u * width);
-    }
-  const Spread local = s;  // which no store can be to
-  for (int64_t i = 0; i < local.n; ++i) {
-    const float* const v_ = local.v[i] + k;
-    float* const dv_ = local.dv[i] + k;
-    const float f = -local.f[i * kLanes], r = local.r[i * kLanes];
-    for (int u = 0; u < U; ++u) {
-      const X v = load<X>(v_ + u * width);
-      X total = first ? f * (r * v) : load<X>(dv_ + u * width);
-      for (int g = 0; g < G; ++g) {
-        const float e_ = e[(g * local.n + i) * kLanes];
-        total += p[(g * local.n + i) * kLanes] * g_[g][u];
-        total += e_ * c_[g][u];
-        dc_[g][u] += e_ * v;
-      }
-      store(dv_ + u * width, total);
-    }
+template <int G, class X>
+inline void spread_channels(bool first, const float* v, float f, float r, const float* p, const float* e,
+                            const float* const* grad, const float* const* c, float* dv, int64_t k) {
+  X total = first ? -f * (r * load<X>(v + k)) : load<X>(dv + k);
+  for (int g = 0; g < G; ++g) {
+    total += p[g] * load<X>(grad[g] + k);
+    total += e[g] * load<X>(c[g] + k);
   }
-  for (int g = 0; g < G; ++g)
-    for (int u = 0; u < U; ++u) store(dc[g] + k + u * width, dc_[g][u]);
+  store(dv + k, total);
 }
 
 template <int G>
-inline void spread_some(
-    const Spread& s, int64_t from, const float* const* grad, const float* const* c, float* const* dc) {
-  constexpr int U = G <= 2 ? 2 : 1;
-  const float *p = s.p + from * s.n * kLanes, *e = s.e + from * s.n * kLanes;
-  int64_t k = s.begin;
-  for (; k + U * kLanes <= s.end; k += U * kLanes)
-    spread_channels<G, U, Lanes>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
-  for (; k + kLanes <= s.end; k += kLanes)
-    spread_channels<G, 1, Lanes>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
-  for (; k < s.end; ++k) spread_channels<G, 1, float>(s, from == 0, grad + from, c + from, dc + from, p, e, k);
+inline void spread_some(const Spread& s, int64_t from, const float* const* grads, const float* const* cs) {
+  const float *grad[G], *c[G];
+  for (int g = 0; g < G; ++g) {
+    grad[g] = grads[from + g];
+    c[g] = cs[from + g];
+  }
+  for (int64_t i = 0; i < s.n; ++i) {
+    const float *const v = s.v[i], f = s.f[i * kLanes], r = s.r[i * kLanes];
+    float *const dv = s.dv[i], p[G], e[G];
+    for (int g = 0; g < G; ++g) {
+      p[g] = s.p[((from + g) * s.n + i) * kLanes];
+      e[g] = s.e[((from + g) * s.n + i) * kLanes];
+    }
+    int64_t k = s.begin;
+    const int64_t end = s.end;
+    for (; k + kLanes <= end; k += kLanes) spread_channels<G, Lanes>(from == 0, v, f, r, p, e, grad, c, dv, k);
+    for (; k < end; ++k) spread_channels<G, float>(from == 0, v, f, r, p, e, grad, c, dv, k);
+  }
 }
 
-inline void spread(
-    const Spread& s, int64_t count, const float* const* grad, const float* const* c, float* const* dc) {
+inline void spread(const Spread& s, int64_t count, const float* const* grad, const float* const* c) {
   for (int64_t from = 0; from < count; from += 4) switch (std::min<int64_t>(4, count - from)) {
-      case 4: spread_some<4>(s, from, grad, c, dc); break;
-      case 3: spread_some<3>(s, from, grad, c, dc); break;
-      case 2: spread_some<2>(s, from, grad, c, dc); break;
-      case 1: spread_some<1>(s, from, grad, c, dc); break;
+      case 4: spread_some<4>(s, from, grad, c); break;
+      case 3: spread_some<3>(s, from, grad, c); break;
+      case 2: spread_some<2>(s, from, grad, c); break;
+      case 1: spread_some<1>(s, from, grad, c); break;
     }
 }
 
