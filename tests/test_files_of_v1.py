@@ -19,6 +19,12 @@ V1 = Path(__file__).parent / "data" / "v1"
 
 
 def test_a_run_goes_on(tmp_path, monkeypatch):
+    """As a stop behind step 4 leaves it. By the wheel of 1.0.0:
+
+    attnres train run --data.paths text.txt --data.validation-fraction 0.2 --model.dim 8 --model.layers 2
+        --model.heads 1 --model.context 16 --model.connection block:block_size=2 --optimizer.lr 0.01 --steps 5
+        --batch-size 2 --evaluate-every 4 --validation-tokens 64 --save-every 4
+    """
     shutil.copytree(V1, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     config, events = RunFolder("run").config(), []
