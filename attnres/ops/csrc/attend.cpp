@@ -1,4 +1,5 @@
-// Depth attention on the CPU: a few tokens at a time, whose sources stay in a near cache. What is of one token and source,
+// Depth attention on the CPU: a few tokens at a time, whose sources stay in a near cache. What is of one
+// token and source,
 // such as scores and weights, is computed for kLanes tokens at once, one in each lane.
 //
 //   forward   s_ji = r_i (c_j . v_i),  r_i = 1/rms(v_i);   p_j = softmax_i;   out_j = scale sum_i p_ji v_i
@@ -133,7 +134,7 @@ Forward forward(TensorList sources_, TensorList queries, TensorList gains, Tenso
   parallel(tokens, 16, [&](int64_t first, int64_t last) {
     const int64_t dotted = heads * (s + 1), zeroed = (dotted * kLanes + n + 2 * all * rows) * kLanes;
     const Scratch scratch(zeroed, (at_once * rows + s) * d);
-    float* const partial = scratch.data();                      // [heads, s + 1, kLanes, kLanes]: of c_j . v_i, v_i . v_i
+    float* const partial = scratch.data();                      // [heads, s + 1, kLanes, kLanes]: c_j . v_i, v_i . v_i
     float* const r = partial + dotted * kLanes * kLanes;        // [n, kLanes]
     float* const scores = r + n * kLanes;                       // [all, rows, kLanes]
     float* const p = scores + all * rows * kLanes;              // [all, rows, kLanes]
@@ -372,7 +373,8 @@ Backward attend_backward(TensorList grad_outs_, TensorList grad_lses_, TensorLis
             }
             if (out.empty()) {
               mean *= load<Lanes>(prior_share + g * kLanes);
-              for (int64_t i = 0; i < n; ++i) mean += load<Lanes>(p + at + i * kLanes) * load<Lanes>(a + at + i * kLanes);
+              for (int64_t i = 0; i < n; ++i)
+                mean += load<Lanes>(p + at + i * kLanes) * load<Lanes>(a + at + i * kLanes);
             }
             const Lanes of_prior =
                 grad_lse - score_gradients(p + at, a + at, score + at, r, n, d, mean, grad_lse, e + at, f);
