@@ -1,4 +1,4 @@
-"""What ruff does not see: long lines in the code of other languages, and the version's two places."""
+"""What ruff does not see: long lines in the code of other languages, and the version's places."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def test_lines_of_code_are_at_most_120_long():
         assert [number for number, line in enumerate(lines, 1) if len(line) > 120] == [], path.name
 
 
-def test_the_version_is_the_changelogs_newest():
+def test_the_version_is_the_changelogs_newest_and_readmes():
     heading = (PACKAGE.parent / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()[2]
     version, _, unreleased = __version__.partition(".dev")
     assert heading == f"## {version} (unreleased)" if unreleased else heading.startswith(f"## {version} ")
+    readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+    assert unreleased or f"\nVersion {version} " in readme
