@@ -33,7 +33,7 @@ HELD = {
     "a crash at any write goes on to the same bits": "train/test_checkpoint.py::test_crash_at_many_writes",
     "a run begins with another's weights": "train/test_start.py::test_nothing_is_lost_by_another_connection",
     "another run's folder is left alone": "cli/test_train.py::test_a_connections_file_is_found_from_every_folder",
-    "generate": "cli/test_generate_and_save.py::test_generate_streams_the_prompt",
+    "generate": "cli/test_generate_and_save.py::test_generate_reads_standard_input",
     "compare, its record and its page": "cli/test_compare.py::test_a_comparison_leaves_tables_a_record",
     "ablate, its record and its page": "cli/test_ablate.py::test_the_record_holds_every_run",
     "scaling, its points and its table": "cli/test_scaling.py::test_a_sweep_leaves_points",

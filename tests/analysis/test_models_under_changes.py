@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -73,8 +74,9 @@ def logits_step_by_step(model, tokens: list[int]) -> Tensor:
         caches = model.new_caches(1)
         return torch.cat([model(torch.tensor([[token]]), caches, place)[0] for place, token in enumerate(tokens)])
     cache, logits = DynamicCache(config=model.config), []
+    name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"  # before transformers 5.24
     for token in tokens:
-        logits.append(model(torch.tensor([[token]]), past_key_values=cache).logits[0])
+        logits.append(model(torch.tensor([[token]]), **{name: cache}).logits[0])
     return torch.cat(logits)
 
 
