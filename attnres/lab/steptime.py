@@ -14,7 +14,7 @@ from attnres.train import RunConfig
 from attnres.train.folder import fit_vocabulary
 from attnres.train.trainer import Trainer
 
-ROUNDS = 31
+ROUNDS = 9
 """In which the steps of all are timed."""
 
 WARM_UP = 2

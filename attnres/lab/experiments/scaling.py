@@ -373,7 +373,7 @@ def step_tables(record: Record) -> list[TextTable]:
         rows.append((arm, *(_over(of.get(arm), of.get(baseline)) for of in seconds.values())))
     machine = ", ".join(f"{name} {value}" for name, value in timed["machine"].items())
     note = (
-        f"A training step on one thread, its median over 31 rounds in which all arms take turns; of the others, "
+        f"A training step on one thread, its median over 9 rounds or more in which all arms take turns; of the others, "
         f"times {baseline}'s. Measured on {timed['date']}, commit {timed['commit']}, {machine}."
     )
     return [TextTable("A step's time", ("connection", *seconds), tuple(rows), note)]
