@@ -104,7 +104,7 @@ def _what_next(run: Path) -> str:
 Open the report in a browser. Then try:
   {program} look {folder}                              (the same model live: change what depth reads)
   {program} generate {folder} --prompt "def read("     (what it writes)
-  {program} compare residual x0 block full --seeds 5   (the table of README, about nine minutes)"""
+  {program} compare residual x0 block full --seeds 5   (five paired seeds, about nine minutes)"""
 
 
 def compared(record: Record) -> dict[str, dict[int, RunResult]]:
