@@ -1,5 +1,8 @@
+import shutil
+
 import pytest
 
+from attnres.ops import cpu
 from attnres.ops.backends import native_backend
 
 
@@ -7,7 +10,13 @@ from attnres.ops.backends import native_backend
 def kernel() -> None:
     """The CPU kernel: the package's, or one that is compiled once on a machine."""
     if native_backend("cpu") != "cpu":
-        pytest.skip("no CPU kernel")
+        if shutil.which(cpu.compiler()) is None:
+            pytest.skip("no CPU kernel, and no compiler")
+        try:
+            cpu.build()  # raises BuildError with what the compiler says
+        except OSError as error:
+            pytest.skip(f"no CPU kernel: {error}")
+        pytest.fail("the CPU kernel is compiled and does not load")
 
 
 @pytest.fixture(params=["reference", "cpu"])
