@@ -4,7 +4,6 @@
     attnres look runs/compare/residual/seed-0 runs/compare/block/seed-0
     attnres look models/attached
     attnres look
-    attnres look RUN --save depth.html
     attnres look RUN --save depth.png --prompt "def add(a, b): return a + b"
 
 Takes runs of `attnres train`, which may still be training, and folders of Hugging Face models, attached or plain. With
@@ -12,7 +11,7 @@ nothing given it first trains a Block and a plain residual of the demo's size (o
 into runs/look. Prints the page's address, which holds a token: who has the address can use the models. Ctrl-C ends it.
 
 With --save it starts no server. It reads the prompt or, without one, a few sequences of the run's own validation text,
-prints the strongest depth sinks and writes one file: a page (.html), or the picture of the depth matrix (.png, .svg).
+prints the strongest depth sinks and writes the picture of the depth matrix (.png, .svg). The page itself saves pages.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def command(
 
     Args:
         models: Run folders, or folders of Hugging Face models.
-        save: Write this file about one run, .html, .png or .svg, and end.
+        save: Write one run's depth matrix as this picture, .png or .svg, and end.
         prompt: With --save: the text to read instead of the validation set. Its last token is predicted and not read.
         host: Where to listen. Any other than this machine's own address lets the network in: it has no encryption.
         port: The port; a free one when 0.
@@ -72,22 +71,19 @@ def _save(models: tuple[Path, ...], file: Path, prompt: str | None) -> int:
     from attnres.files import write_bytes
     from attnres.report.comparison import sink_table
     from attnres.report.draw import drawn
-    from attnres.report.runs import run_page, run_profile
+    from attnres.report.runs import run_profile
     from attnres.report.write import depth_pictures
     from attnres.train import load_run
 
     if len(models) != 1:
         raise UsageError(f"--save takes one run; give one folder, not {len(models)}")
-    if file.suffix not in (".html", ".png", ".svg"):
-        raise UsageError(f"--save {file}: name a page .html, a picture .png or .svg")
+    if file.suffix not in (".png", ".svg"):
+        raise UsageError(f"--save {file}: name a picture .png or .svg")
     run = load_run(models[0])
     console = Output()
     with working(console, "reading the depth of the model"):
-        profile, views = run_profile(run, prompt)
-        profiles = {run.config.model.connection: profile}
-        pictures = depth_pictures(profiles, views)
-        page = run_page(run, profiles, pictures, prompt) if file.suffix == ".html" else None
-        write_bytes(file, page.encode() if page else drawn(pictures[0], file.suffix[1:]))
+        profiles = {run.config.model.connection: run_profile(run, prompt)}
+        write_bytes(file, drawn(depth_pictures(profiles)[0], file.suffix[1:]))
     print_table(console, sink_table(profiles))
     print_line(console, f"Saved: {file}")
     return 0

@@ -17,6 +17,7 @@ from attnres.analysis.profile import sublayer_names
 from attnres.lab.judge import DECIDED, NEGLIGIBLE, Statement, judged, mean_text, paired, statement_tables, summary
 from attnres.lab.runs import Record, RunResult, done, runs_text
 from attnres.report.charts import Line, Lines, Matrix, Plot, band, over_depth
+from attnres.report.write import BANDS
 from attnres.texttable import TextTable
 
 LEAST_SHARE = 1e-12
@@ -24,7 +25,6 @@ LEAST_SHARE = 1e-12
 ROUNDED_OFF = 5e-4
 """What records of four digits, as they once were, round off at most, over the number itself."""
 
-BAND = "Line: mean over seeds. Band: from the lowest to the highest seed."
 Series = Callable[[RunResult], Sequence[float] | np.ndarray]
 """What reads numbers over depth or over training off one run of the record."""
 
@@ -239,12 +239,12 @@ def pictures(record: Record) -> list[Plot]:
             name="dynamics-depth",
             alt="magnitudes over depth at the last step",
             charts=magnitudes,
-            note=f"After {steps[-1]} steps. {BAND}",
+            note=f"After {steps[-1]} steps. {BANDS}",
         ),
-        Plot(name="dynamics-weights", alt="depth weights of every connection", charts=weights, note=BAND),
+        Plot(name="dynamics-weights", alt="depth weights of every connection", charts=weights, note=BANDS),
     ]
     if matrices := [(arm, rows) for arm in record.arms if (rows := record.found.get(arm, {}).get("mean_matrix"))]:
-        charts = [Matrix(title=arm, names=names, views=[_square(rows)]) for arm, rows in matrices]
+        charts = [Matrix(title=arm, names=names, values=_square(rows)) for arm, rows in matrices]
         note = "M after training, mean over tokens, first seed."
         made.append(Plot(name="dynamics-matrices", alt="depth mixing matrices", charts=charts, note=note))
     return made

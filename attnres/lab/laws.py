@@ -244,7 +244,6 @@ def pictures(record: Record) -> list[Plot]:
             lines=bars,
             zero=True,
             ticks=list(enumerate(sizes)),
-            names=sizes,
         ),
         _advantages(advantages, {arm: published_factor(arm) for arm in ("block", "full")}),
     ]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from attnres.files import write_bytes
 from attnres.lab import experiments
 from attnres.lab.runs import Record, read_object, read_record
-from attnres.report.page import Section, page, write_page
+from attnres.report.draw import drawn
+from attnres.report.html import page, styles
 from attnres.texttable import TextTable, visible
 
 PAGE = "results.html"
-TITLE = "attnres: results"
-SUBTITLE = "What should carry information through depth? Every number and picture on this page is of recorded runs."
 
 HEAD = """\
 # All tables
@@ -44,19 +46,19 @@ def read_records(place: Path) -> dict[str, Record]:
 
 
 def write_results(records: Mapping[str, Record], folder: Path) -> Path:
-    """Write folder/results.html and folder/figures/*.png from records by name. Returns the page's path."""
+    """Write folder/results.html, one file with everything in it, and its figures as folder/figures/*.png, too."""
     sections = [_section(name, record) for name, record in records.items()]
-    pictures = {
-        _figure(section.name, records[section.name].kind, picture.name): picture
-        for section in sections
-        for picture in section.pictures
-    }
-    return write_page(folder / PAGE, page(TITLE, sections, SUBTITLE), pictures)
-
-
-def _figure(name: str, kind: str, picture: str) -> str:
-    """A record's picture: of one that is not named as its experiment it begins with its name."""
-    return picture if name == kind else f"{name}-{picture}"
+    images = {name: drawn(picture) for section in sections for name, picture in section["pictures"].items()}
+    html = page(
+        sections=sections,
+        images={name: base64.b64encode(image).decode() for name, image in images.items()},
+        style=styles("report/charts/charts.css", "report/page.css"),
+    )
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    write_bytes(folder / PAGE, html.encode())  # first: it says whose the figures next to it are
+    for name, image in images.items():
+        write_bytes(folder / "figures" / f"{name}.png", image)
+    return folder / PAGE
 
 
 def _title_and_facts(name: str, record: Record) -> tuple[str, dict[str, str]]:
@@ -67,20 +69,21 @@ def _title_and_facts(name: str, record: Record) -> tuple[str, dict[str, str]]:
     return f"{title} ({name})", {"record": f"{name}.json", **record.origin}
 
 
-def _section(name: str, record: Record) -> Section:
+def _section(name: str, record: Record) -> dict[str, Any]:
+    """What page.html shows of a record. Figures of a record that has another name than its experiment begin with it."""
     experiment, (title, facts) = experiments()[record.kind], _title_and_facts(name, record)
     counts = Counter(claim.reading for claim in experiment.claims(record))
     told = ", ".join(f"{count} {reading}" for reading, count in sorted(counts.items()))
-    return Section(
-        name=name,
-        title=title,
-        text=experiment.question,
-        answer=experiment.finding(record),
-        pictures=experiment.pictures(record),
-        tables=experiment.tables(record),
-        last=f"Claims tested: {told}." if told else "",
-        facts=facts,
-    )
+    return {
+        "name": name,
+        "title": title,
+        "text": experiment.question,
+        "answer": experiment.finding(record),
+        "pictures": {of.name if name == record.kind else f"{name}-{of.name}": of for of in experiment.pictures(record)},
+        "tables": experiment.tables(record),
+        "last": f"Claims tested: {told}." if told else "",
+        "facts": facts,
+    }
 
 
 def tables_page(records: Mapping[str, Record], folder: Path) -> str:

@@ -48,6 +48,6 @@ def plot_depth_matrix(
     if names is not None and len(names) != array.shape[-1] - 1:
         raise UsageError(f"{len(names)} names are not one for each of {array.shape[-1] - 1} sublayers")
     names = sublayer_names(array.shape[-1] - 1) if names is None else names
-    chart = Matrix(title=title, names=names, views=[array.reshape(-1, *array.shape[-2:]).mean(0)])
+    chart = Matrix(title=title, names=names, values=array.reshape(-1, *array.shape[-2:]).mean(0))
     with mpl.rc_context(STYLE):
         return figure_of(Plot(name="depth", alt="a depth matrix", charts=[chart], note=NOTE))

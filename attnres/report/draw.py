@@ -165,7 +165,7 @@ def _rows(axes: Axes, chart: Rows, styles: object) -> None:
 
 
 def _matrix(axes: Axes, chart: Matrix, styles: object) -> None:
-    values = chart.views[0]
+    values = chart.values
     shown = np.ma.masked_where(np.triu(np.ones_like(values), 1) > 0, depth_colours(values))
     colours = mpl.colormaps[SIGNED_COLOURS].with_extremes(under=NEGATIVE_COLOUR)
     image = axes.imshow(shown, cmap=colours, vmin=0, vmax=1, interpolation="nearest", aspect="equal")

@@ -13,16 +13,17 @@ from markupsafe import Markup
 from attnres.texttable import visible
 
 
-def environment(package: str) -> Environment:
-    """Return the templates next to the modules of a package, such as "attnres.report"."""
-    return Environment(
-        loader=PackageLoader(package, "."),
+def page(**content: Any) -> str:
+    """page.html with this content."""
+    templates = Environment(
+        loader=PackageLoader("attnres.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    return templates.get_template("page.html").render(**content)
 
 
 IMPORT = re.compile(r'^import (\{[^}]*\}) from "([^"]+)";$', re.MULTILINE)

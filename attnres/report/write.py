@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -16,9 +15,9 @@ Curves = Mapping[int, Sequence[tuple[float, float]]]
 NOTE = "Weight of each source in what each site reads, mean over tokens."
 BANDS = "Line: mean over seeds. Band: from the lowest to the highest seed."
 MATRICES = (
-    "Row: the site that reads. Column: the source that it reads. Colour: the source's weight over the mean of "
-    "its row, so that the plain residual is grey throughout. A site sees earlier sources only: the upper right is "
-    "empty. Axes count layers; emb is the embedding and out the readout."
+    "Of one run of each. Row: the site that reads. Column: the source that it reads. Colour: the source's weight over "
+    "the mean of its row, so that the plain residual is grey throughout. A site sees earlier sources only: the upper "
+    "right is empty. Axes count layers; emb is the embedding and out the readout."
 )
 ALONG = (
     "Means over the tokens that are read: all but the last, which is predicted. Output: of each source. Gradient: of "
@@ -66,23 +65,14 @@ def losses_by_step(curves: Curves, baseline: Curves | None = None) -> tuple[np.n
     return np.array(steps, float), np.array(losses, float).reshape(len(pairs), len(steps))
 
 
-def depth_pictures(
-    profiles: Mapping[str, DepthProfile], tokens: Sequence[Mapping[str, Any]], notes: Mapping[str, str] | None = None
-) -> list[Plot]:
-    """The depth matrices of every arm, and numbers along the depth; none without a profile.
-
-    tokens: the texts of the profiles' chosen tokens: one choice shows the same token under every connection.
-    """
+def depth_pictures(profiles: Mapping[str, DepthProfile]) -> list[Plot]:
+    """The depth matrices of every arm, and numbers along the depth; none without a profile."""
     if not profiles:
         return []
-    views: list[Mapping[str, Any]] = [{"whole": "mean over tokens"}, *tokens] if tokens else []
-    matrices = [
-        Matrix(title=arm, names=of.names, views=[of.mean_matrix, *of.token_matrices], note=(notes or {}).get(arm, ""))
-        for arm, of in profiles.items()
-    ]
+    matrices = [Matrix(title=arm, names=of.names, values=of.mean_matrix) for arm, of in profiles.items()]
     along = _along(profiles)
     return [
-        Plot(name="comparison-matrices", alt="depth matrices", charts=matrices, note=NOTE, how=MATRICES, views=views),
+        Plot(name="comparison-matrices", alt="depth matrices", charts=matrices, note=NOTE, how=MATRICES),
         Plot(name="comparison-depth", alt="magnitudes and shares over depth", charts=along, how=ALONG, columns=3),
     ]
 

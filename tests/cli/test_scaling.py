@@ -31,7 +31,7 @@ def sweep(corpus, tmp_path_factory):
     options = [*SMALL, *corpus, "--out", str(out / "runs"), "--record", str(out / "record.json")]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(said):
         patch.setattr("attnres.train.sweep.run_jobs", run_jobs_here)
-        patch.setattr("attnres.report.page.drawn", lambda picture: b"no figure")
+        patch.setattr("attnres.lab.page.drawn", lambda picture: b"no figure")
         assert main(["scaling", "residual", "full", *options]) == 0
     return out, options, said.getvalue()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,6 @@ from attnres.data.dataconfig import DataConfig
 from attnres.lab.engine import Planned
 from attnres.lab.experiments.dynamics import DEFAULTS, DynamicsOptions, plan
 from attnres.model import TransformerConfig
-from attnres.report.charts import payload
 from attnres.train import RunConfig, train
 from tests.lab.machine import machine
 
@@ -28,8 +26,8 @@ TEXT = "the quick brown fox jumps over the lazy dog; depth is what we mix. "
 
 @pytest.fixture
 def quick_figures(monkeypatch) -> None:
-    """Figures for documents are what their charts say, and no picture: drawing takes seconds."""
-    monkeypatch.setattr("attnres.report.page.drawn", lambda picture: json.dumps(payload(picture)).encode())
+    """Figures are what their charts say, and no picture: drawing takes seconds."""
+    monkeypatch.setattr("attnres.lab.page.drawn", lambda picture: repr(picture).encode())
 
 
 @dataclass(frozen=True)

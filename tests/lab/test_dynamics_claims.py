@@ -13,7 +13,6 @@ from attnres.lab.depth import (
 )
 from attnres.lab.judge import Statement, judged
 from attnres.lab.runs import Record
-from attnres.report.charts import payload
 from tests.lab.sample import record as record_from
 
 SITES = 24
@@ -119,4 +118,4 @@ def test_every_picture_is_made_where_runs_or_all_of_an_arm_diverged():
     runs = made_up_runs(2)
     for left in ([*runs[:2], lost(runs[2]), runs[3]], [*runs[:2], *map(lost, runs[2:])]):
         made = pictures(made_up(left))
-        assert len(made) == 3 and all(payload(one)["charts"] for one in made)
+        assert len(made) == 3 and all(one.charts for one in made)

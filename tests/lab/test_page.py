@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,8 +31,8 @@ def test_the_page_holds_every_table_and_figure_and_nothing_from_outside(results,
     out = tmp_path / "report"
     assert main(["report", str(results), "--out", str(out)]) == 0
     page = (out / "results.html").read_text()
-    assert page.count('class="picture"') == 2 == len(list((out / "figures").glob("*.png")))
-    assert ATTACK not in page and set(re.findall(r"\w+://[^\"' ]+", page)) == {"http://www.w3.org/2000/svg"}
+    assert page.count('src="data:image/png;base64,iVBOR') == 2 == len(list((out / "figures").glob("*.png")))
+    assert ATTACK not in page and "://" not in page
     for name, record in read_records(results).items():
         for table in experiments()[name].tables(record):
             assert all(f">{row[1]}<" in page for row in table.rows)
@@ -88,7 +87,7 @@ def test_differences_are_drawn_with_their_errors_and_not_where_no_run_is_done():
     runs = [run | {"loss": 2.0 if run["arm"] == "residual" else 1.9 + 0.06 * run["seed"]} for run in scaling_runs()]
     (picture,) = pictures(scaling([run for run in runs if (run["arm"], run["at"]) != ("full", "0")]))
     chart = picture.charts[1]
-    assert chart.names == ["0", "1", "2"]
+    assert chart.ticks == [(0, "0"), (1, "1"), (2, "2")]
     (line,) = chart.lines
     nan = math.nan
     assert list(line.y) == pytest.approx([nan, -0.07, -0.07], nan_ok=True)

@@ -11,8 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnres import connection_names
-from attnres.report.charts import payload
-from attnres.report.draw import INK, STYLE, line_styles, plain_log_ticks, png
+from attnres.report.draw import plain_log_ticks, png
 from attnres.report.html import script
 from attnres.report.style import (
     CONNECTION_STYLES,
@@ -20,8 +19,6 @@ from attnres.report.style import (
     SIGNED_COLOURS,
     arm_styles,
 )
-from attnres.report.write import loss_curves
-from tests.report.sample import CURVES
 
 
 def test_an_arm_looks_the_same_in_any_company():
@@ -40,13 +37,6 @@ def test_options_keep_the_connections_colour_and_change_its_dashes():
 def test_listed_connections_exist_and_differ():
     assert set(CONNECTION_STYLES) <= set(connection_names())
     assert len(set(CONNECTION_STYLES.values())) == len(CONNECTION_STYLES)
-
-
-def test_the_page_and_the_figures_agree():
-    with mpl.rc_context(STYLE):
-        drawn = line_styles(list(CURVES))
-    for arm in payload(loss_curves(CURVES)[0])["arms"]:
-        assert drawn[arm["name"]]["color"] == arm["colour"].replace("currentColor", INK)
 
 
 def test_the_charts_have_the_colours_of_the_figures():

@@ -74,7 +74,7 @@ def run(plan: PairedPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
 def _read_depth(plan: PairedPlan, sweep: Sweep) -> None:
     """Find what depth does in the first compared run of each connection, unless it is known."""
     from attnres.analysis import depth_profile
-    from attnres.report.runs import chosen_positions, token_views, validation_tokens
+    from attnres.report.runs import validation_tokens
     from attnres.train import load_run
 
     ran = {arm: {one.seed: one for one in plan.runs if one.arm == arm} for arm in plan.options.arms}
@@ -84,15 +84,14 @@ def _read_depth(plan: PairedPlan, sweep: Sweep) -> None:
     missing = [arm for arm, seed in first.items() if depth.get(arm, {}).get("seed") != seed]
     folders = {arm: finished[arm][first[arm]].folder for arm in missing}
     tokens = validation_tokens(sweep.corpus, plan.options.config)
-    positions = chosen_positions(tokens)
     with sweep.progress.during("reading the depth of every connection") as tell:
         for number, (arm, folder) in enumerate(folders.items(), 1):
             if folder.exists():  # where a record alone goes on it is not
                 tell(f"reading the depth of {arm}, {number} of {len(folders)}")
-                profile = depth_profile(load_run(folder).model, tokens, positions)
+                profile = depth_profile(load_run(folder).model, tokens)
                 depth[arm] = {"seed": first[arm], **profile.to_json()}
     if missing:
-        sweep.find(depth=depth, tokens=token_views(tokens, positions, sweep.corpus.tokenizer))
+        sweep.find(depth=depth)
 
 
 def _what_next(run: Path) -> str:
@@ -137,8 +136,7 @@ def pictures(record: Record) -> list[Plot]:
     from attnres.report.write import depth_pictures, loss_curves
 
     curves = {arm: {seed: run.curve for seed, run in runs.items()} for arm, runs in compared(record).items()}
-    notes = {arm: f"seed {of['seed']}" for arm, of in record.found.get("depth", {}).items()}
-    return [*loss_curves(curves), *depth_pictures(profiles(record), record.found.get("tokens", ()), notes)]
+    return [*loss_curves(curves), *depth_pictures(profiles(record))]
 
 
 EXPERIMENT = Experiment(
@@ -152,8 +150,7 @@ EXPERIMENT = Experiment(
     question=(
         "A transformer with L sublayers has L + 1 sites where depth is read (the last is the readout) and L + 1 "
         "sources (the embedding, then each sublayer's output); a connection is the rule that says how much of each "
-        "source each site reads. Layers count from 0. Hover over, tap or use the arrow keys in any chart for its "
-        "numbers."
+        "source each site reads. Layers count from 0."
     ),
     finding=lambda record: finding(rows(record)) or "No seed was finished by every connection: nothing is compared.",
     tables=tables,
