@@ -7,14 +7,12 @@ from attnres.lazy import on_first_use
 if TYPE_CHECKING:
     from attnres.data.corpus import Corpus, check_length, in_bits, open_corpus
     from attnres.data.dataconfig import DataConfig
-    from attnres.data.prefetch import Prefetch
     from attnres.data.sampler import Sampler, validation_batches, validation_bytes_per_token
     from attnres.data.tokenizer import StreamDecoder, Tokenizer, load_tokenizer, tokenizer_from_json
 
 __all__ = [
     "Corpus",
     "DataConfig",
-    "Prefetch",
     "Sampler",
     "StreamDecoder",
     "Tokenizer",

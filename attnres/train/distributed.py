@@ -7,7 +7,6 @@ process. The checkpoints are the same files, whatever the layout that wrote them
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -108,17 +107,14 @@ class DistributedTrainer(Trainer):
     def parameters(self) -> int:
         return self._parameter_count
 
-    def forward_backward(self, batches: list[Tensor]) -> float:
+    def forward_backward(self, batches: list[Tensor]) -> Tensor:
         if self.layout.pipeline > 1:
-            loss = self.model.forward_backward(batches)
+            loss = torch.tensor(self.model.forward_backward(batches), dtype=torch.float64)
         else:
             # Gradients add up here and are summed over the processes once, in the last backward pass.
             loss = forward_backward(self.forward, batches, self._autocast(), self.model.set_requires_gradient_sync)
-        began = time.perf_counter()
         # Every process of a pipeline has the loss of its rows.
-        mean = self.world.sum(torch.tensor(loss, dtype=torch.float64)).item() / self.world.size
-        self.waited_seconds += time.perf_counter() - began
-        return mean
+        return self.world.sum(loss) / self.world.size
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
         copied = None if self._tied_copy is None else self._tied_copy.grad

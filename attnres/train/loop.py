@@ -27,7 +27,6 @@ from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import PeakMemory
 from attnres.train.metrics import Metrics, Records
 from attnres.train.optimizers import last_stable_step
-from attnres.train.pace import Pace
 from attnres.train.runconfig import RunConfig
 from attnres.train.tensorboard import tensorboard_writer
 from attnres.train.trainer import NonFinite, Trainer, choose_device
@@ -164,7 +163,6 @@ class Loop:
         if claim.resumed:
             trainer.load(claim.resumed)
             self.earlier_peak = claim.resumed.state()["peak_memory_bytes"]
-        self.pace = Pace(trainer)
         self.memory = PeakMemory(trainer.device)
 
     def run(self) -> dict[str, Any]:
@@ -199,9 +197,8 @@ class Loop:
                         *requests[:1],
                     )
                 if self._due(self.config.evaluate_every) and self._validation_loss() is None:
-                    try:
-                        loss = trainer.evaluate(before_each=_raising(asked_to_stop))
-                    except _AskedToStop:
+                    loss = trainer.evaluate(asked_to_stop)
+                    if loss is None:
                         continue
                     self._record({"kind": "eval", "step": trainer.step, "loss": loss})
                 if trainer.step > 0 and self._due(self.config.save_every):
@@ -220,7 +217,6 @@ class Loop:
         began = time.perf_counter()
         result = self.trainer.train_step()
         seconds = time.perf_counter() - began
-        self.pace.count(seconds)
         speed = self.config.tokens_per_step / seconds
         record = {"kind": "train", "step": self.trainer.step, **result}
         self._record({**record, "tokens_per_second": speed, "step_seconds": seconds})
@@ -246,9 +242,6 @@ class Loop:
             "peak_memory_bytes": self._peak_memory(),
             "result": self._result() if last else None,
         }
-        if not saved:
-            each = self.world.gather({"peak_memory_bytes": self.memory.bytes(), **self.pace.record()})
-            self._record({"kind": "processes", "step": step, **{name: [one[name] for one in each] for name in each[0]}})
         self.metrics.sync()
         self.last_good = self.checkpoints.save(step, model, optimizer, state)
         if self.world.main:
@@ -308,18 +301,6 @@ class Loop:
             "parameters": self.trainer.parameters,
             "connection": self.config.model.connection,
         }
-
-
-class _AskedToStop(Exception):
-    """The evaluation does not go on."""
-
-
-def _raising(asked_to_stop: Callable[[], bool]) -> Callable[[], None]:
-    def check() -> None:
-        if asked_to_stop():
-            raise _AskedToStop
-
-    return check
 
 
 @contextmanager

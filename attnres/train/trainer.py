@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
-from attnres.data import Corpus, Prefetch, Sampler, validation_batches
+from attnres.data import Corpus, Sampler, validation_batches
 from attnres.errors import UsageError
 from attnres.model import Transformer
 from attnres.train.checkpoint import Checkpoint, Checkpoints
@@ -47,8 +45,8 @@ def forward_backward(
     batches: list[Tensor],
     autocast: contextlib.AbstractContextManager,
     announce: Callable[[bool], object] = lambda last: None,
-) -> float:
-    """Add the gradient of the batches' mean loss to the parameters; return that loss in nats per token.
+) -> Tensor:
+    """Add the gradient of the batches' mean loss to the parameters; return that loss in nats per token, in float64.
 
     announce: told before each batch whether it is the last one.
     """
@@ -59,19 +57,13 @@ def forward_backward(
             loss = token_losses(model, tokens).mean() / len(batches)
         loss.backward()
         losses.append(loss.detach())
-    return sum(torch.stack(losses).tolist())  # at once, and only now: a GPU is waited for no more often
+    return torch.stack(losses).double().sum()
 
 
 def token_losses(model: Model, tokens: Tensor) -> Tensor:
     """tokens [batch, time + 1] -> nats [batch * time] of predicting each token from those before it."""
     logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-
-
-def in_memory(batch: np.ndarray, device: torch.device) -> Tensor:
-    """The batch on the CPU; for a GPU in pinned memory, from which it is copied while the GPU computes."""
-    tokens = torch.from_numpy(batch)
-    return tokens.pin_memory() if device.type == "cuda" else tokens
 
 
 class Trainer:
@@ -85,13 +77,12 @@ class Trainer:
         self.resumes = resumes
         self.device = choose_device(config.device)
         self.model, self.optimizers = self._build()
-        sampler = Sampler(corpus.train, config.model.context, config.batch_size, config.seed, self._own_rows())
-        self.sampler = Prefetch(sampler, config.accumulate, partial(in_memory, device=self.device))
+        self.sampler = Sampler(corpus.train, config.model.context, config.batch_size, config.seed, self._own_rows())
+        self._position = self.sampler.state()
+        """Behind the last step: the sampler itself is behind what was read ahead."""
+        self._ahead: list[Tensor] = []
+        """The batches of the next step."""
         self.step = 0
-        self.data_seconds = 0.0
-        """How long `train_step` has waited for its batches."""
-        self.waited_seconds = 0.0
-        """How long it has waited for other processes at the end of its passes: the slowest one waits least."""
 
     _process = 0
     """The number of this process among those of the run."""
@@ -123,14 +114,12 @@ class Trainer:
     def train_step(self) -> dict[str, float]:
         """Make one update. Returns loss, learning rate and gradient norm; raises NonFinite and changes no weight."""
         config = self.config.optimizer
-        began = time.perf_counter()
-        batches = [self.sampler.next() for _ in range(self.config.accumulate)]
-        self.data_seconds += time.perf_counter() - began
-        batches = [self._to_device(batch) for batch in batches]
-        loss = self.forward_backward(batches)
+        batches = self._ahead or self._read()
+        mean_loss = self.forward_backward(batches)
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         total_norm = self.total_norm([p.grad for p in parameters if p.grad is not None])
-        norm = total_norm.item()
+        position, self._ahead = self.sampler.state(), self._read()  # while a GPU computes
+        loss, norm = mean_loss.item(), total_norm.item()
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise NonFinite(self._diagnosis(self.step + 1, loss, norm, batches))
         if config.clip:
@@ -140,11 +129,14 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        self.step += 1
+        self.step, self._position = self.step + 1, position
         return {"loss": loss, "lr": share * config.lr, "grad_norm": norm}
 
-    def forward_backward(self, batches: list[Tensor]) -> float:
-        """Add the gradient of the batches' mean loss to the parameters; return that loss."""
+    def _read(self) -> list[Tensor]:
+        return [self._to_device(self.sampler.next()) for _ in range(self.config.accumulate)]
+
+    def forward_backward(self, batches: list[Tensor]) -> Tensor:
+        """Add the gradient of the batches' mean loss to the parameters; return that loss, without waiting for it."""
         return forward_backward(self.forward, batches, self._autocast())
 
     def total_norm(self, gradients: list[Tensor]) -> Tensor:
@@ -152,8 +144,8 @@ class Trainer:
         return torch.nn.utils.get_total_norm(gradients)
 
     @torch.no_grad()
-    def evaluate(self, before_each: Callable[[], None] = lambda: None) -> float:
-        """Nats per token over the whole of the fixed validation set. What is called before each batch may raise."""
+    def evaluate(self, stop: Callable[[], bool] = lambda: False) -> float | None:
+        """Nats per token over the whole fixed validation set; None where `stop` said so before one of its batches."""
         config = self.config
         total, count = 0.0, 0.0
         self.model.eval()
@@ -161,8 +153,9 @@ class Trainer:
             for batch in validation_batches(
                 self.corpus, config.model.context, config.batch_size, config.validation_tokens, self._own_rows()
             ):
-                before_each()
-                tokens = self._to_device(in_memory(batch, self.device))
+                if stop():
+                    return None
+                tokens = self._to_device(batch)
                 loss, predicted = self.total_loss(tokens)
                 if not math.isfinite(loss):
                     raise NonFinite(self._diagnosis(self.step, loss, 0.0, [tokens]))
@@ -191,7 +184,7 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """The rest, as a JSON value."""
-        return {"step": self.step, "sampler": self.sampler.state()}
+        return {"step": self.step, "sampler": self._position}
 
     def checkpoints(self, folder: Path) -> Checkpoints:
         """What writes and finds them in that folder."""
@@ -220,6 +213,7 @@ class Trainer:
         if self.device.type == "cuda" and "rng/cuda" in optimizer:
             torch.cuda.set_rng_state(optimizer["rng/cuda"], self.device)
         self.sampler.restore(state["sampler"])
+        self._position, self._ahead = state["sampler"], []
         self.step = state["step"]
 
     def _seed_draws(self, step: int) -> None:
@@ -246,8 +240,10 @@ class Trainer:
     def _is_finite(self, tensor: Tensor) -> bool:
         return bool(torch.isfinite(tensor).all())
 
-    def _to_device(self, tokens: Tensor) -> Tensor:
-        return tokens.to(self.device, non_blocking=True)
+    def _to_device(self, batch: np.ndarray) -> Tensor:
+        """To a GPU through pinned memory, from which it is copied while the GPU computes."""
+        tokens = torch.from_numpy(batch)
+        return tokens.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tokens
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")

@@ -62,9 +62,8 @@ def weights(folder: Path, step: int) -> bytes:
 
 
 def results(folder: Path) -> list[dict]:
-    """The metrics without what a clock decides, and without the pace, which every stop adds a record of."""
-    records = [record for record in read_metrics(folder / "metrics.jsonl") if record["kind"] != "processes"]
-    return [{k: v for k, v in record.items() if k not in TIMING} for record in records]
+    """The metrics without what a clock decides."""
+    return [{k: v for k, v in record.items() if k not in TIMING} for record in read_metrics(folder / "metrics.jsonl")]
 
 
 def steps_on_disk(folder: Path) -> list[int]:

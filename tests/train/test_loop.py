@@ -36,7 +36,7 @@ def test_a_run_writes_everything(make_config, tmp_path):
     assert train_records[0].keys() == {"kind", "step", "loss", "lr", "grad_norm", *TIMING}
     assert [r["step"] for r in records if r["kind"] == "eval"] == [0, 4, 8, 10]
     others = [event["kind"] for event in events if event["kind"] not in ("train", "eval")]
-    assert others == ["start", *["processes", "saved"] * 3]
+    assert others == ["start", *["saved"] * 3]
     assert [event for event in events if event["kind"] not in ("start", "saved")] == records
     assert json.loads((folder / "summary.json").read_text()) == summary
     losses = [r["loss"] for r in records if r["kind"] == "eval"]
@@ -71,7 +71,7 @@ def test_a_finished_run_only_returns_its_summary_unless_its_text_has_changed(mak
 def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch, stopped):
     """A checkpoint that a signal made before the evaluation of its step gets its loss when the run goes on."""
     by_step = {0: 9.0, 2: 3.0, 4: 1.0, 6: 2.0, 8: 5.0, 10: 4.0, 12: 6.0}
-    monkeypatch.setattr(Trainer, "evaluate", lambda self, before_each: by_step[self.step])
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, stop: by_step[self.step])
     config = make_config(steps=12, evaluate_every=2, save_every=2, keep=2)
     if stopped:
         with pytest.raises(Interrupted):

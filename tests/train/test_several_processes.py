@@ -59,8 +59,6 @@ def test_two_processes_are_stopped_and_go_on_to_the_same_bits(make_config, pair,
         (line,) = run.errors
         assert "stopped at step 6 of 8" in line
     assert steps_on_disk(tmp_path / "run") == [6]
-    saved = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[-1])
-    assert saved["kind"] == "processes" and len(saved["step_seconds"]) == len(saved["waited_seconds"]) == 2
     assert_goes_on_to_the_same_bits(config, tmp_path / "run", pair, tmp_path)
 
 
