@@ -65,8 +65,6 @@ def _run(name: str, options: Any, out: Path, record: Path | None) -> int:
     terminal, began = Terminal(Output()), time.monotonic()
     plan = chosen.plan(options, out)
     file = record or out / f"{name}.json"
-    if file.exists():
-        read_record(file, name)  # an error, before hours of training, where it is no record of this experiment
     saved = None
     try:
         with alone_in(out), terminal:

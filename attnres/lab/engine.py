@@ -1,7 +1,7 @@
 """The engine of the experiments: points x seeds x learning rates, each trained once.
 
-A run that has ended is a line of a file next to the runs, so the same command continues after any stop. The record is
-made of that file and of an earlier record, which is enough to continue on another machine.
+The record is written whenever a run has ended, so the same command continues after any stop, and with the record alone
+on another machine.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import dataclasses
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attnres.errors import UsageError
-from attnres.files import write_text
 from attnres.lab.runs import (
     Record,
     RunResult,
@@ -25,8 +24,6 @@ from attnres.lab.runs import (
     header,
     measured,
     read_record,
-    run_from_json,
-    to_json,
     write_record,
 )
 
@@ -138,53 +135,39 @@ class Sweep:
             check_length(self.corpus, config.model.context)
         self.places = "--out" if file.parent == out else "--record and --out"
         self.failed: list[JobState] = []
-        self.ran: dict[tuple[object, ...], RunResult] = {}
-        self.head: dict[str, Any] = {}
-        """What a record says of the newest run."""
-        self.new = False
-        """Whether this call has added a run."""
+        self.newest: Mapping[str, Any] | None = None
+        """config.json of the last run that this call has added."""
         self.earlier = read_record(file, kind) if file.exists() else None
-        self.found = dict(self.earlier.found) if self.earlier else {}
         if self.earlier:
-            self._refuse_other(file, vars(self.earlier))
-            self.ran = {run.key: run for run in self.earlier.runs}
-        self.lines = _RunLog(out / f"{kind}.runs.jsonl")
-        for data in self.lines.read():
-            if "found" in data:
-                self.found |= data["found"]
-            elif "settings" in data:
-                self._refuse_other(self.lines.path, data)
-                self.head = data
-            else:
-                run = run_from_json(data)
-                self.ran[run.key] = run
+            self._refuse_other(self.earlier)
+        self.ran = {run.key: run for run in self.earlier.runs} if self.earlier else {}
+        self.found = dict(self.earlier.found) if self.earlier else {}
         self.whole, self.spent = 0.0, 0.0
 
-    def _refuse_other(self, where: Path, there: Mapping[str, Any]) -> None:
+    def _refuse_other(self, there: Record) -> None:
         """Raise UsageError if a command may not go on with these runs: what it would add does not compare."""
+        from attnres.connections import file_digest
         from attnres.train.folder import RunFolder
 
-        instead = f"or choose another {self.places}"
-        if names := differing(there["settings"], self.settings):
+        where, instead = self.file, f"or choose another {self.places}"
+        if names := differing(there.settings, self.settings):
             raise UsageError(
                 f"{where} holds a sweep with another {' and another '.join(names)}; repeat its options to go on with "
                 f"it, {instead}"
             )
         text = self.corpus.sha256
-        if (recorded := there["corpus"].get("sha256")) not in (None, text):
+        if (recorded := there.corpus.get("sha256")) not in (None, text):
             raise UsageError(
-                f"{where} holds runs on another text, {there['corpus'].get('description')}, whose hash begins with "
+                f"{where} holds runs on another text, {there.corpus.get('description')}, whose hash begins with "
                 f"{recorded:.8}; the hash of this text begins with {text:.8}. Restore the recorded text, {instead}"
             )
-        start = there["config"].get("start_from")
-        if there.get("start") and start and RunFolder(start).weights() not in (None, there["start"]):
+        start = there.config.get("start_from")
+        if there.start and start and RunFolder(start).weights() not in (None, there.start):
             raise UsageError(
                 f"{start} has other weights than when the runs in {where} began with them, as after more training; put "
                 f"those back, {instead}"
             )
-        from attnres.connections import file_digest
-
-        for arm, digest in there["files"].items():
+        for arm, digest in there.files.items():
             if arm in self.arms and file_digest(arm) != digest:
                 raise UsageError(f"the file of {arm} has changed since its runs in {where}; restore it, {instead}")
 
@@ -206,7 +189,7 @@ class Sweep:
         if len(missing) < len(planned):
             self.whole -= sum(one.cost * one.config.steps for one in planned if one.name not in missing)
             told = f"{len(planned) - len(missing)} of {len(planned)} runs are there already"
-            self.progress.say(f"{what}: {told} ({self.file if self.earlier else self.lines.path})")
+            self.progress.say(f"{what}: {told} ({self.file})")
         if missing:
             steps = sorted({one.config.steps for one in missing.values()})
             told = str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
@@ -234,7 +217,6 @@ class Sweep:
 
     def end(self, one: Planned, state: JobState) -> None:
         """Keep how a run ended, and what is measured of it."""
-        from attnres.connections import file_digest
         from attnres.train.folder import RunFolder
 
         run = ended(one, state)
@@ -242,16 +224,13 @@ class Sweep:
             run = dataclasses.replace(run, measured=measured({**run.measured, **self.measure(one)}))
         self.ran[one.key] = run
         if run.status in ("done", "diverged"):
-            record = RunFolder(one.folder).record()
-            files = {arm: digest for arm in self.arms if (digest := file_digest(arm))}
-            head = {**header(record or {}, [run]), "files": files, "settings": self.settings}
-            self.lines.append(*([] if self.new else [head]), run)
-            self.head, self.new = head, True
+            self.newest = RunFolder(one.folder).record()
+            self.save()
 
     def find(self, **found: Any) -> None:
         """Keep what was measured that is of no single run."""
         self.found |= measured(found)
-        self.lines.append({"found": self.found})
+        self.save()
 
     def tune(
         self,
@@ -293,20 +272,23 @@ class Sweep:
 
     def record(self) -> Record:
         """The record of what has ended, in this and earlier calls."""
+        from attnres.connections import file_digest
+
         runs = tuple(sorted(self.ran.values(), key=self.sort))
-        named = dict.fromkeys([*self.arms, *(self.earlier.arms if self.earlier else ())])
-        arms = tuple(arm for arm in named if any(run.arm == arm for run in runs))
-        files = {**(self.earlier.files if self.earlier else {}), **self.head.get("files", {})}
+        earlier_arms, files = (self.earlier.arms, dict(self.earlier.files)) if self.earlier else ((), {})
+        have_runs = {run.arm for run in runs}
+        arms = tuple(arm for arm in dict.fromkeys([*self.arms, *earlier_arms]) if arm in have_runs)
+        files |= {arm: digest for arm in arms if arm in self.arms and (digest := file_digest(arm))}
         fields: dict[str, Any] = {"files": files, "found": self.found, "arms": arms, "runs": runs}
-        if self.earlier and {run.key for run in runs} <= {run.key for run in self.earlier.runs}:
+        if self.earlier and not self.newest:
             if arms[0] != self.earlier.arms[0]:
                 fields["command"] = command()  # another baseline
             return dataclasses.replace(self.earlier, **fields)
-        return Record(kind=self.kind, settings=self.settings, **header(self.head, runs), **fields)
+        return Record(kind=self.kind, settings=self.settings, **header(self.newest or {}, runs), **fields)
 
     def save(self) -> None:
         """Write the record, if there is anything to be recorded."""
-        if self.ran and (self.head or self.earlier):
+        if self.newest or self.earlier:
             write_record(self.file, self.record())
 
     def ended(self, notes: Sequence[str] = ()) -> SweepEnd:
@@ -341,35 +323,6 @@ class _Pace:
         losses = [state.loss for state in states if state.status == "running" and state.loss is not None]
         of = f"{sum(state.status == 'done' for state in states)} of {len(states)} runs"
         sweep.progress(sweep.spent, sweep.whole, f"{of}, loss {losses[-1]:.3f}" if losses else of)
-
-
-class _RunLog:
-    """A file with a line for every run that has ended, one before those of a call for what they share, and one for what
-    else was found."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """Each line. A last one that was cut off is taken away."""
-        if not self.path.exists():
-            return
-        text = self.path.read_text(encoding="utf-8")
-        if not text.endswith("\n"):
-            text = text[: text.rfind("\n") + 1]
-            write_text(self.path, text)
-        for number, line in enumerate(text.splitlines(), 1):
-            try:
-                yield json.loads(line)
-            except ValueError as error:
-                raise UsageError(
-                    f"{self.path}, line {number}: damaged ({error}); delete the file, the runs are kept"
-                ) from error
-
-    def append(self, *lines: Any) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(to_json(line), allow_nan=False) + "\n" for line in lines))
 
 
 def ended(one: Planned, state: JobState) -> RunResult:
