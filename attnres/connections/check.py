@@ -6,8 +6,6 @@ Each check gets a function that makes a new connection, and raises UsageError.
 from __future__ import annotations
 
 import copy
-import logging
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +16,7 @@ from attnres.connections.base import Connection, Sublayer, Values, output_of, re
 from attnres.connections.files import told
 from attnres.connections.reads import mixture
 from attnres.connections.registry import make_connection
-from attnres.errors import UsageError, first_line
+from attnres.errors import UsageError
 
 DIM, SITES = 48, 7
 FAR = 64
@@ -42,23 +40,15 @@ def findings(make: Make) -> Iterator[tuple[str, str | None]]:
 
 
 def check_rule(connection: str, dim: int, sublayers: int) -> None:
-    """Raise UsageError unless a small one passes the checks that every training run begins with, and a deep one gets to
-    its readout.
-
-    dim: the width that it is meant for, taken where its options do not fit the small one's.
-    """
+    """Raise UsageError unless it passes the checks that every training run begins with, and a deep one gets to its
+    readout."""
     with torch.random.fork_rng(devices=[]):
-        width = DIM
-        try:
-            make_connection(connection, width, SITES)
-        except UsageError:
-            width = dim
-        deep = make_connection(connection, width, sublayers)
+        deep = make_connection(connection, dim, sublayers)
         try:
             for check in (unchanged, linear, apart):
-                check(lambda sites: make_connection(connection, width, sites))
+                check(lambda sites: make_connection(connection, dim, sites))
             with torch.no_grad():
-                whole_pass(deep)(noise((2, deep.dim), 0))
+                whole_pass(deep)(noise((2, dim), 0))
         except UsageError as error:
             raise UsageError(f"connection {connection}: {error}") from None
         except (Exception, SystemExit) as error:
@@ -241,22 +231,6 @@ def fused(make: Make) -> None:
     _equal_gradients(connection, whole_pass(connection), plain, whole_pass(plain))
 
 
-def compiled(make: Make) -> None:
-    """torch.compile takes it as one graph, and changes nothing."""
-    connection = randomised(make(SITES))
-    torch.compiler.reset()
-    whole = torch.compile(whole_pass(connection), fullgraph=True, backend="eager")
-    disabled = logging.root.manager.disable
-    logging.disable()  # torch logs whole tracebacks, which would stand among the verdicts
-    try:
-        _equal_gradients(connection, whole, connection, whole_pass(connection))
-    except Exception as error:
-        explained = re.search("Explanation: (.+)", str(error))
-        raise UsageError(explained[1] if explained else first_line(error)) from error
-    finally:
-        logging.disable(disabled)
-
-
 def per_site(make: Make) -> None:
     """No two sites share a parameter, so that a pipeline stage can keep its own alone."""
     connection, seen = randomised(make(SITES)), set()
@@ -320,7 +294,6 @@ CHECKS = (
     per_site,
     bfloat16,
     saved,
-    compiled,
 )
 
 

@@ -139,7 +139,7 @@ def test_it_keeps_the_protocol(variant):
     """What a rule of one's own is checked for; the rest is held to float64 above."""
     name, options = variant
     for check in checks.CHECKS:
-        if check not in (checks.fused, checks.bfloat16, checks.saved, checks.compiled):
+        if check not in (checks.fused, checks.bfloat16, checks.saved):
             check(lambda sublayers: make_connection(name, checks.DIM, sublayers, **options))
 
 

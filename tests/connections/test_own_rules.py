@@ -13,13 +13,10 @@ from attnres.connections import check as checks
 from attnres.connections.check import check_rule
 from tests.connections import wrong_rules as wrong
 
-ALL_BUT_COMPILED = [check for check in checks.CHECKS if check is not checks.compiled]
-
 
 @pytest.mark.parametrize("name", ["decay", "block:block_size=3,query=input"])
-def test_the_checks_find_nothing_in_what_is_right(name, monkeypatch):
+def test_the_checks_find_nothing_in_what_is_right(name):
     """Random queries of the input choose sharply: rounding turns a choice into another's, at a token or two."""
-    monkeypatch.setattr(checks, "CHECKS", ALL_BUT_COMPILED)
     make = partial(wrong.Decay, 48) if name == "decay" else partial(make_connection, name, 48)
     assert [found for found in checks.findings(make) if found[1]] == []
 
@@ -81,7 +78,6 @@ def test_a_connection_from_a_file(mine):
 
 
 def test_attnres_check(mine, capsys):
-    """With the one check that compiles."""
     assert main(["check", "mine.py:MyRule:rate=0.25"]) == 0
     assert capsys.readouterr().out.endswith("mine.py:MyRule:rate=0.25 keeps the protocol\n")
 
