@@ -47,11 +47,9 @@ def attach_as_written(model: Any, connection: str) -> Any:
     anatomy = examine(model)
     connection = saved_connection(connection, anatomy.sublayers)
     made = fitting_connection(connection, anatomy.dim, anatomy.sublayers)
-    if any(parameter.is_meta for parameter in made.parameters()):
-        raise UsageError("under accelerate's init_empty_weights a connection is empty too; attach outside of it")
     device = device_of(anatomy.layers[0])
-    if device.type == "meta":
-        raise UsageError("the model's weights are on the meta device; attach to it when they are loaded")
+    if device.type == "meta" or any(parameter.is_meta for parameter in made.parameters()):
+        raise UsageError("the model has no weights yet; attach to it when they are loaded, outside init_empty_weights")
     if differs := difference_at_start(made):
         log.warning(
             "%s does not start as the plain residual (%s): the model's outputs change until it is trained",

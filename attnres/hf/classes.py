@@ -17,7 +17,6 @@ tokenizers, the conversion of checkpoints and more.
 from __future__ import annotations
 
 import copy
-import copyreg
 import functools
 import json
 import sys
@@ -311,8 +310,8 @@ def attached_config_class(plain: Any) -> Any:
     """The class of configuration of an attached model."""
     if issubclass(plain, Config):
         return plain
-    names = {"model_type": MODEL_TYPE, "base_model_pp_plan": None, "plain": plain}
-    return type(PREFIX + plain.__name__, (Config, plain), {**_own(plain), **names})
+    names = {"__module__": __name__, "model_type": MODEL_TYPE, "base_model_pp_plan": None, "plain": plain}
+    return type(PREFIX + plain.__name__, (Config, plain), names)
 
 
 def registered_config_class(plain: Any) -> Any:
@@ -337,7 +336,7 @@ def attached_model_class(plain: Any) -> Any:
     if issubclass(plain, Model):
         return plain
     names: dict[str, Any] = {
-        **_own(plain),
+        "__module__": __name__,
         "config_class": attached_config_class(plain.config_class),
         "_keep_in_fp32_modules_strict": {*(plain._keep_in_fp32_modules_strict or ()), CONNECTION},
         # What `save_pretrained` leaves out.
@@ -356,23 +355,6 @@ def attached_model_class(plain: Any) -> Any:
         return self._with_states_as_read(plain.forward(self, *args, **kwargs))
 
     return type(PREFIX + plain.__name__, (Decoder, plain), {**names, "forward": forward})
-
-
-def _own(plain: Any) -> dict[str, Any]:
-    """What the attached classes have of their own. Pickled by the plain class: transformers does not export every one,
-    and those that it does not, such as OPTDecoder, `__getattr__` below does not find."""
-    return {"__module__": __name__, "_made_of": plain, "__reduce__": _reduce}
-
-
-def _reduce(made: Any) -> tuple[Any, ...]:
-    if "_made_of" in vars(type(made)):
-        return _new, (type(made)._made_of,), made.__getstate__()
-    return copyreg.__newobj__, (type(made),), made.__getstate__()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _new(plain: Any) -> Any:
-    cls = _attached(plain)
-    return cls.__new__(cls)
 
 
 def _attached(plain: Any) -> Any:

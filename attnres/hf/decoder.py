@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModel
+from transformers.modeling_utils import local_torch_dtype
 
 from attnres.connections import Connection, connection_class, make_connection, parse_connection
 from attnres.errors import UsageError
@@ -91,7 +91,8 @@ def fitting_connection(connection: str, dim: int, sublayers: int) -> Connection:
     """
     if not connection_class(connection).pre_norm:
         raise UsageError(f"{connection} is defined on sublayers without a norm of their own; this model's have one")
-    with torch.device("cpu"), _default_dtype(torch.float32):
+    # transformers makes a model of bfloat16 under that default, which would round the connection's start.
+    with torch.device("cpu"), local_torch_dtype(torch.float32):
         made = make_connection(connection, dim, sublayers)
     made.rate = 1.0
     block_size = parse_connection(connection)[1].get("block_size")
@@ -100,17 +101,6 @@ def fitting_connection(connection: str, dim: int, sublayers: int) -> Connection:
             f"block_size {block_size} is more than the model's {sublayers} sublayers; give at most {sublayers}"
         )
     return made
-
-
-@contextlib.contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    """transformers makes a model of bfloat16 under that default, which would round the connection's start."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
 
 
 def runs_layers(model_class: Any) -> bool:

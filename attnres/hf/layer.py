@@ -60,18 +60,6 @@ class Depth(NamedTuple):
     values: Values
     step: DecodeStep | None = None
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Asked for by a final norm, where a model stops before its last layer, which reads depth out."""
-        raise StoppedEarly(
-            "an attached model was stopped before its last layer, where depth is read out: it takes no early exit and "
-            "all of its layers"
-        )
-
-
-class StoppedEarly(UsageError, AttributeError):
-    """Also an AttributeError, so that hasattr(depth, "dtype") is False."""
-
 
 class Layer(nn.Module):
     """A decoder layer whose sublayers are joined by the connection of its decoder.

@@ -65,15 +65,6 @@ def test_hidden_states_are_what_each_layer_reads(name, layers):
     assert_near(model.lm_head(outputs.hidden_states[-1]), outputs.logits)
 
 
-def test_a_model_that_stops_before_its_last_layer_is_refused():
-    model, tokens = attnres.hf.attach(make_model("llama"), "block"), make_tokens()
-    with pytest.raises(UsageError, match="stopped before its last layer"):
-        model.generate(tokens[:1], max_new_tokens=3, do_sample=False, assistant_early_exit=1)
-    model.model.layers = model.model.layers[:2]
-    with pytest.raises(UsageError, match="stopped before its last layer"):
-        model(tokens)
-
-
 def test_against_sublayers_written_by_hand():
     """An oracle that shares no code with attach: AttnRes in float64 by its definition, around llama's own modules."""
     model, tokens = make_model("llama").double(), make_tokens()
