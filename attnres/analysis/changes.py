@@ -25,9 +25,6 @@ from attnres.errors import UsageError
 Indices = int | Iterable[int] | None
 """One, several, or None: all."""
 
-MOST = 1e15
-"""The largest factor or weight: a norm squares what is read, and in float32 the squares of more have no room."""
-
 
 @dataclass
 class SiteRead:
@@ -65,8 +62,6 @@ class Change:
             value = getattr(self, field.name)
             if field.name in ("sites", "tokens", "prompt"):
                 object.__setattr__(self, field.name, listed(field.name, value))
-            elif field.name in ("by", "weight"):
-                _check_number(field.name, value)
             elif _is_index(value):
                 object.__setattr__(self, field.name, int(value))  # a numpy number
 
@@ -283,8 +278,3 @@ def listed(name: str, indices: Any) -> tuple[int, ...] | None:
 
 def _is_index(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and not isinstance(value, bool)
-
-
-def _check_number(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) <= MOST:
-        raise UsageError(f"{name} must be a number from {-MOST:g} to {MOST:g}, not {value!r}")

@@ -83,16 +83,6 @@ class Intervened(Connection):
         """Return the inner connection's, so that a model saves the same under changes as without."""
         return self.inner.state_dict(*args, **kwargs)
 
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *_: Any) -> None:
-        """Hand on what is the inner connection's, by the names that it has in here, if it is of the same rule.
-
-        torch calls this before it loads `inner`, which sees no metadata: they go by the names without changes.
-        """
-        if isinstance(self.inner, Connection):  # PEFT's wrapper around one is none
-            self.inner.refuse_other(state_dict, prefix, local_metadata)
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[f"{prefix}inner.{key.removeprefix(prefix)}"] = state_dict.pop(key)
-
     def start(self, x: Tensor) -> Values:
         self.untold |= self.first_position is None and x.shape[-2] == 1 < self.seen
         first = self.first_position or 0

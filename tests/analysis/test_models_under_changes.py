@@ -127,19 +127,11 @@ def test_the_model_is_as_before_even_after_an_error():
     assert list(model.state_dict()) == names and "bound_sublayers" not in vars(model)
 
 
-def test_a_model_under_changes_is_saved_and_loaded_as_it_is(tmp_path):
-    model, other, tokens = lab("block"), lab("block"), [3, 5, 1, 8]
-    before, names = logits_of(model, tokens), list(model.state_dict())
-    with intervene(model, Mute(0)), intervene(other, Mute(1)):
-        state = model.state_dict()
-        assert list(state) == names
-        torch.nn.init.zeros_(next(other.connection.parameters()))
-        other.load_state_dict(state)
-    assert torch.equal(logits_of(other, tokens), before)
-    borrowed = attached("block")
-    with intervene(borrowed, Mute(0)):
-        borrowed.save_pretrained(tmp_path)
-    assert torch.equal(logits_of(attnres.hf.load(tmp_path), tokens), logits_of(borrowed, tokens))
+def test_a_model_under_changes_is_saved_as_it_is(tmp_path):
+    model, tokens = attached("block"), [3, 5, 1, 8]
+    with intervene(model, Mute(0)):
+        model.save_pretrained(tmp_path)
+    assert torch.equal(logits_of(attnres.hf.load(tmp_path), tokens), logits_of(model, tokens))
 
 
 @pytest.mark.parametrize("make", [lab, attached])
