@@ -224,3 +224,18 @@ def test_decoding_where_outputs_have_another_dtype(name, other):
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.dtype == theirs.dtype
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("step", [SITES, 1])
+def test_a_block_is_summed_in_the_stream_s_dtype(step):
+    """Under autocast outputs are narrower, and the plain residual does not round each sum to that."""
+    connection, made = randomised("block", block_size=SITES), []
+
+    def sublayer(h: Tensor) -> Tensor:
+        made.append(h.tanh().bfloat16())
+        return made[-1]
+
+    values = connection.start(embedding(torch.float32))
+    for site in range(0, SITES, step):
+        values = connection.run(values, [sublayer] * step, site)
+    torch.testing.assert_close(values[-1], sum(y.float() for y in made))

@@ -39,20 +39,14 @@ def test_rms_residual_adds_normalised_outputs():
 
 @pytest.mark.parametrize(("size", "pending"), [(1, "raw"), (3, "raw"), (3, "normalised")])
 def test_rms_block_attends_to_sums_of_normalised_outputs(size, pending):
-    connection, (x, *outputs), inputs = traced("rms-block", block_size=size, pending=pending)
+    options = {"block_size": size, "pending": pending} if size > 1 else {}
+    connection, (x, *outputs), inputs = traced("rms-block" if options else "rms-full", **options)
     for site, h in enumerate(inputs):
         sources = [x]
         for block in blocks_of(outputs[:site], size):
             read_raw = pending == "raw" and len(block) < size
             sources.append(sum(y if read_raw else rms_norm(y, eps=EPS) for y in block))
         torch.testing.assert_close(h, attention(connection, site, sources))
-
-
-def test_rms_full_normalises_each_output():
-    connection, (x, *outputs), inputs = traced("rms-full")
-    for site, h in enumerate(inputs):
-        expected = attention(connection, site, [x, *(rms_norm(y, eps=EPS) for y in outputs[:site])])
-        torch.testing.assert_close(h, expected)
 
 
 @pytest.mark.parametrize(("size", "of_plain_weights"), [(1, {}), (3, {"gate": True, "total": True})])
@@ -174,8 +168,6 @@ def test_kromhc_is_the_kronecker_product_of_pairs(streams):
             a = torch.sigmoid(stay - swap)
             expected = torch.kron(expected, torch.stack([torch.stack([a, 1 - a]), torch.stack([1 - a, a])]))
         torch.testing.assert_close(res[1, token], expected)
-    torch.testing.assert_close(res.sum(-1), torch.ones(2, 3, streams))
-    torch.testing.assert_close(res.sum(-2), torch.ones(2, 3, streams))
     start = make_connection("kromhc", DIM, SITES, streams=streams).weigh(values, 1)[1]
     torch.testing.assert_close(start, torch.eye(streams).expand_as(start), rtol=0, atol=2e-3)
 
@@ -195,9 +187,3 @@ def test_a_gate_goes_from_the_plain_residual_to_the_rule(name):
     expected = trace(rule, x, sublayers)[1]
     for h, other in zip(trace(connection, x, sublayers)[1], expected, strict=True):
         torch.testing.assert_close(h, other)
-    with torch.no_grad():
-        for gate in connection.gate:
-            if gate is not None:
-                gate.fill_(0.25)
-    quarter = mixing_matrix(connection, x, sublayers)
-    assert not torch.allclose(quarter, matrix) and torch.isfinite(quarter).all()
