@@ -77,12 +77,6 @@ def first_row(tensor: DTensor) -> int:
     return min([rows, *(-(-rows // mesh.size(dim)) * mesh.get_local_rank(dim) for dim in cut)]) if cut else 0
 
 
-def is_copy(tensor: DTensor) -> bool:
-    """Whether a process before this one holds the same rows."""
-    mesh = tensor.device_mesh
-    return any(p.is_replicate() and mesh.get_local_rank(dim) > 0 for dim, p in enumerate(tensor.placements))
-
-
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor that this process holds; all of it if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -115,6 +115,19 @@ class ManyProcesses(World):
         dist.all_gather_object(values, value, group=self._about_files)
         return values
 
+    def to_main(self, value: T) -> list[T]:
+        """Every process's value, by rank, on the main one; nothing on the others. One at a time: they may be large."""
+        import torch.distributed as dist
+
+        if not self.main:
+            dist.send_object_list([value], dst=0, group=self._about_files)
+            return []
+        values: list[Any] = [value]
+        for rank in range(1, self.size):
+            dist.recv_object_list(box := [None], src=rank, group=self._about_files)
+            values += box
+        return values
+
     def together(self, action: Callable[[], T]) -> list[T]:
         """What the action returns on each process, by rank. An OSError or UsageError on any is raised on all."""
         mine: tuple[T | None, Exception | None]

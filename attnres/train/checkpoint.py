@@ -64,7 +64,7 @@ class Checkpoint:
         """What is wrong with the files, or None if they are as they were written."""
         try:
             expected = json.loads((self.path / CHECKSUMS).read_text(encoding="utf-8"))
-            wrong = next((name for name in FILES if checksum(self.path / name) != expected[name]), None)
+            wrong = next((name for name in FILES if _checksum(self.path / name) != expected[name]), None)
         except (OSError, ValueError, KeyError, TypeError) as error:
             return f"{type(error).__name__}: {error}"
         return wrong and f"{wrong} is not as it was written"
@@ -120,8 +120,8 @@ class Checkpoints:
         with new_folder(path) as partial:
             _save_tensors(model, partial / MODEL)
             _save_tensors(optimizer, partial / OPTIMIZER)
-            write_state(partial / STATE, state)
-            write_state(partial / CHECKSUMS, {name: checksum(partial / name) for name in FILES})
+            _write_state(partial / STATE, state)
+            _write_state(partial / CHECKSUMS, {name: _checksum(partial / name) for name in FILES})
         return Checkpoint(path)
 
     def newest_good(self) -> Checkpoint | None:
@@ -178,7 +178,7 @@ def _rank(checkpoint: Checkpoint) -> tuple[float, int]:
     return checkpoint.validation_loss(), -checkpoint.step
 
 
-def checksum(path: Path) -> str:
+def _checksum(path: Path) -> str:
     """The SHA-256 of the SHA-256 of a file's blocks, "blocks " before it."""
     whole = hashlib.sha256()
     with path.open("rb") as file:
@@ -187,7 +187,7 @@ def checksum(path: Path) -> str:
     return f"blocks {whole.hexdigest()}"
 
 
-def write_state(path: Path, value: Any) -> None:
+def _write_state(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -7,7 +7,6 @@ process. The checkpoints are the same files, whatever the layout that wrote them
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +20,13 @@ from torch.optim import Optimizer
 
 from attnres.data import Corpus
 from attnres.errors import UsageError
-from attnres.files import named_errors, new_folder, partial_folder
 from attnres.model import Transformer
 from attnres.parallel.muon import ShardedMuon
-from attnres.parallel.sharding import compile_sublayers, first_row, is_copy, local, reshard, shard, sharded_transformer
+from attnres.parallel.sharding import compile_sublayers, first_row, local, reshard, shard, sharded_transformer
 from attnres.parallel.world import ManyProcesses
-from attnres.train.checkpoint import (
-    CHECKSUMS,
-    FILES,
-    MODEL,
-    OPTIMIZER,
-    STATE,
-    Checkpoint,
-    Checkpoints,
-    Tensors,
-    checksum,
-    write_state,
-)
+from attnres.train.checkpoint import MODEL, OPTIMIZER, Checkpoint, Checkpoints, Tensors
 from attnres.train.optimizers import make_optimizers
 from attnres.train.runconfig import RunConfig
-from attnres.train.tensorfile import Shape, TensorFile, TensorRows, shape_of
 from attnres.train.trainer import COUNT, Trainer, forward_backward, token_losses
 
 OF_PROCESS = "rng/"
@@ -190,61 +176,30 @@ class DistributedTrainer(Trainer):
 
 
 class DistributedCheckpoints(Checkpoints):
-    """The checkpoints of several processes, in the format of one: each writes its own rows into the same two files."""
+    """The checkpoints of several processes: the first one writes them, in the format of one process."""
 
     def __init__(self, folder: Path, world: ManyProcesses) -> None:
         super().__init__(folder)
         self.world = world
 
     def save(self, step: int, model: Tensors, optimizer: Tensors, state: dict[str, Any]) -> Checkpoint:
-        """Write one together, durable when this returns. What stops one process is raised on all of them."""
-        world, path = self.world, self.place(step)
-        folder = partial_folder(path)
-        files = {MODEL: self._file(folder / MODEL, model), OPTIMIZER: self._file(folder / OPTIMIZER, optimizer)}
+        """Write one, durable when this returns. What stops the first process is raised on all of them."""
+        whole = self._whole(model), self._whole(optimizer)
+        write = super().save
+        self.world.together(lambda: write(step, *whole, state) if self.world.main else None)
+        return Checkpoint(self.place(step))
 
-        def begin() -> None:
-            if world.main:
-                ending.enter_context(new_folder(path))
-                for file in files.values():
-                    file.create()
+    def _whole(self, tensors: Tensors) -> Tensors:
+        """All tensors of all processes, in the first one's CPU memory; nothing in the others.
 
-        def write() -> None:
-            files[MODEL].write(self._own(model))
-            files[OPTIMIZER].write(self._own(optimizer))
-
-        def end() -> None:
-            if not world.main:
-                return
-            write_state(folder / STATE, state)
-            write_state(folder / CHECKSUMS, {name: checksum(folder / name) for name in FILES})
-            ending.close()  # it appears under its name
-
-        with named_errors(path, instead_of=folder), ExitStack() as ending:
-            world.together(begin)
-            world.require_shared(folder)
-            world.together(write)
-            world.together(end)
-        return Checkpoint(path)
-
-    def _file(self, path: Path, tensors: Tensors) -> TensorFile:
-        """The file of what all processes hold together."""
-        shapes: dict[str, Shape] = {}
-        for of_one in self.world.gather({name: shape_of(tensor) for name, tensor in tensors.items()}):
-            shapes |= of_one
-        return TensorFile(path, shapes)
-
-    def _own(self, tensors: Tensors) -> dict[str, TensorRows]:
-        """What this process is to write: of what several hold, the first one's. (Both ends of a pipeline write a tied
-        embedding, the same bytes to the same place.)
+        Of what several hold, the first one's. (Both ends of a pipeline have a tied embedding, and they are equal.)
         """
-        rows = {}
+        own: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            if isinstance(tensor, DTensor):
-                if not is_copy(tensor):
-                    rows[name] = TensorRows(first_row(tensor), local(tensor))
-            elif self.world.data_rank == 0 or name.startswith(OF_PROCESS):
-                rows[name] = TensorRows(0, tensor)
-        return rows
+            whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+            if self.world.data_rank == 0 or name.startswith(OF_PROCESS):
+                own[name] = whole.cpu()
+        return {name: tensor for of_one in self.world.to_main(own) for name, tensor in of_one.items()}
 
     def newest_good(self) -> Checkpoint | None:
         """The first process decides, as it would alone."""

@@ -15,13 +15,18 @@ def make_trainer(config, layout=None):
     corpus = open_corpus(config.data)
     if layout is None:
         return Trainer(config, corpus)
+    from attnres.train.distributed import DistributedTrainer
+
+    return DistributedTrainer(config, corpus, make_world(layout))
+
+
+def make_world(layout):
+    """All processes of `Ranks`, in one of them."""
     import torch.distributed as dist
 
     from attnres.parallel.world import ManyProcesses
-    from attnres.train.distributed import DistributedTrainer
 
-    world = ManyProcesses(layout, torch.device("cpu"), dist.get_rank(), dist.get_world_size())
-    return DistributedTrainer(config, corpus, world)
+    return ManyProcesses(layout, torch.device("cpu"), dist.get_rank(), dist.get_world_size())
 
 
 def go(_group, config, layout, steps, start=None, save=None, more=0):
