@@ -5,92 +5,65 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 Run = TypeVar("Run")
 
 SIGNIFICANCE = 0.05
 """A difference is decided where its corrected p-value is below this."""
 
-WIDEST = 1.5
-"""A ratio of costs is withheld where the highest seed's is more than this times the lowest's: other work moved it."""
-
 
 @dataclass(frozen=True)
 class Comparison:
-    """One arm against the baseline."""
+    """One arm against the baseline, over the seeds that both have."""
 
     arm: str
-    seeds: int
-    """Finished runs of this arm."""
-    validation_loss: float | None = None
-    """Mean over seeds of the final validation loss."""
-    difference: float | None = None
-    """Mean over the seeds that both have of loss minus the baseline's loss of the same seed; negative is better."""
-    difference_error: float | None = None
-    """Standard error of `difference`: the pairs' standard deviation over sqrt(pairs). None with fewer than two."""
-    differences: Mapping[int, float] = field(default_factory=dict)
-    """Each seed's difference."""
+    losses: Sequence[float]
+    """The final validation loss of each finished run."""
+    differences: Mapping[int, float]
+    """Each seed's loss minus the baseline's; negative is better. Empty for the baseline."""
+    step_times: Sequence[float]
+    """Each seed's median step time over the baseline's."""
+    peak_memories: Sequence[float]
+    """Each seed's peak memory of training over the baseline's."""
     p_value: float | None = None
     """Two-sided paired t-test that the mean difference is zero, Holm-corrected over the arms compared."""
-    step_time_ratio: float | None = None
-    """Median over the seeds that both have of the median step time over the baseline's of the same seed; None where it
-    is withheld."""
-    step_time_range: tuple[float, float] | None = None
-    """The lowest and highest seed's ratio; None for the baseline."""
-    peak_memory_ratio: float | None = None
-    """As `step_time_ratio`, of the peak memory of training."""
-    peak_memory_range: tuple[float, float] | None = None
+
+    @property
+    def validation_loss(self) -> float | None:
+        return statistics.fmean(self.losses) if self.losses else None
+
+    @property
+    def difference(self) -> float | None:
+        return statistics.fmean(self.differences.values()) if self.differences else None
+
+    @property
+    def difference_error(self) -> float | None:
+        return standard_error(list(self.differences.values()))
 
     @property
     def decided(self) -> bool:
         return self.p_value is not None and self.p_value < SIGNIFICANCE
 
 
-class Finished(Protocol):
-    """A run that is done, such as one of a record."""
-
-    loss: float
-    step_seconds: float | None
-    peak_memory_bytes: int | None
-
-
 def compare_arms(runs: Mapping[str, Mapping[int, Any]], baseline: str) -> list[Comparison]:
-    """Compare arms by seed, from their `Finished` runs: one row per arm, in the order given."""
+    """Compare arms by seed, from their finished runs: one row per arm, in the order given."""
     base = runs.get(baseline, {})
-    rows = [_comparison(arm, of_arm, base, is_baseline=arm == baseline) for arm, of_arm in runs.items()]
+    rows = []
+    for arm, of_arm in runs.items():
+        pairs = {} if arm == baseline else {seed: (run, base[seed]) for seed, run in of_arm.items() if seed in base}
+        losses = [run.loss for run in of_arm.values()]
+        differences = {seed: run.loss - other.loss for seed, (run, other) in pairs.items()}
+        costs = (_ratios(list(pairs.values()), cost) for cost in ("step_seconds", "peak_memory_bytes"))
+        rows.append(Comparison(arm, losses, differences, *costs))
     p_values = holm([paired_p_value(list(row.differences.values())) for row in rows])
     return [replace(row, p_value=p_value) for row, p_value in zip(rows, p_values, strict=True)]
 
 
-def _comparison(arm: str, runs: Mapping[int, Finished], base: Mapping[int, Finished], is_baseline: bool) -> Comparison:
-    pairs = [(seed, runs[seed], base[seed]) for seed in runs if seed in base]
-    differences = {} if is_baseline else {seed: run.loss - other.loss for seed, run, other in pairs}
-    ratios: dict[str, Any] = {"step_time_ratio": 1.0, "peak_memory_ratio": 1.0} if is_baseline and runs else {}
-    if not is_baseline:
-        for name, cost in (("step_time", "step_seconds"), ("peak_memory", "peak_memory_bytes")):
-            both = [(getattr(run, cost), getattr(other, cost)) for _, run, other in pairs]
-            ratios |= _ratio(name, [own / other for own, other in both if own and other])
-    return Comparison(
-        arm=arm,
-        seeds=len(runs),
-        validation_loss=_mean([run.loss for run in runs.values()]),
-        difference=_mean(list(differences.values())),
-        difference_error=standard_error(list(differences.values())),
-        differences=differences,
-        **ratios,
-    )
-
-
-def _ratio(name: str, ratios: Sequence[float]) -> dict[str, Any]:
-    """The median over the seeds of what their runs took over what the baseline's took, and the range of these ratios.
-
-    None of a single seed, and where they are more than WIDEST times apart.
-    """
-    if len(ratios) < 2 or max(ratios) > WIDEST * min(ratios):
-        return {}
-    return {f"{name}_ratio": statistics.median(ratios), f"{name}_range": (min(ratios), max(ratios))}
+def _ratios(pairs: Sequence[tuple[Any, Any]], cost: str) -> list[float]:
+    both = ((getattr(run, cost), getattr(other, cost)) for run, other in pairs)
+    return [own / other for own, other in both if own and other]
 
 
 def on_common_seeds(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, dict[int, Run]]:
@@ -104,58 +77,27 @@ def on_common_seeds(runs: Mapping[str, Mapping[int, Run]]) -> dict[str, dict[int
 
 
 def finding(rows: Sequence[Comparison]) -> str:
-    """Say in one sentence what the comparison decides, and no more; empty where nothing was compared.
+    """Say what the comparison decides, and no more: which arm is best of several is not tested.
 
-    rows: the baseline first. Which arm is best of several is not tested, so it is not said.
+    rows: the baseline first.
     """
-    tested = sorted(
-        (row for row in rows[1:] if row.difference is not None and math.isfinite(row.difference)),
-        key=lambda row: row.difference or 0.0,
-    )
-    if not tested:
-        return ""
-    sides = decided_sides(rows)
-    if not sides:
-        return _undecided(tested, rows[0].arm)
-    sentence = f"{sides} in validation loss (nats per byte)"
-    if undecided := [row.arm for row in tested if not row.decided]:
-        sentence += f"; not decided: {_listed(undecided)}"
-    return f"{sentence}."
-
-
-def decided_sides(rows: Sequence[Comparison]) -> str:
-    """Say which arms end below the baseline, the first row, and which above; empty where nothing is decided."""
-    decided = sorted((row for row in rows[1:] if row.decided), key=lambda row: row.difference or 0.0)
+    baseline, *others = rows
+    compared = [(row.difference, row) for row in others if row.difference is not None]
+    if not compared:
+        return f"no seed of {baseline.arm} and another connection ended, nothing is compared"
+    decided = sorted((of for of in compared if of[1].decided), key=lambda of: of[0])
     clauses = []
-    for side, of_side in (
-        ("below", [row for row in decided if (row.difference or 0) < 0]),
-        ("above", [row for row in decided if (row.difference or 0) > 0]),
-    ):
-        if of_side:
-            arms = [f"{row.arm} ({row.difference:+z.4f}, {p_text(row.p_value)})" for row in of_side]
-            clauses.append(f"{_listed(arms)} {'ends' if len(of_side) == 1 else 'end'} {side} {rows[0].arm}")
-    return " and ".join(clauses)
+    for side, sign in (("below", -1), ("above", 1)):
+        arms = [f"{row.arm} ({value:+.4f}, {p_text(row.p_value)})" for value, row in decided if sign * value > 0]
+        clauses += [f"{', '.join(arms)} {side} {baseline.arm}"] if arms else []
+    if undecided := len(compared) - len(decided):
+        clauses.append(f"{undecided} of {len(compared)} not decided")
+    return "; ".join(clauses)
 
 
 def p_text(p_value: float | None) -> str:
     """Write a p-value as far as anyone reads it."""
-    if p_value is None:
-        return ""
-    return "p < 0.001" if p_value < 0.001 else f"p = {p_value:.2g}"
-
-
-def _undecided(tested: Sequence[Comparison], baseline: str) -> str:
-    seeds = max(len(row.differences) for row in tested)
-    low, high = tested[0], tested[-1]
-    span = f"difference to {baseline}, {low.difference:+z.4f} ({low.arm})"
-    if low is not high:
-        span = f"differences to {baseline}, from {low.difference:+z.4f} ({low.arm}) to "
-        span += f"{high.difference:+z.4f} ({high.arm})"
-    return f"With {seeds} seed{'s' * (seeds != 1)} nothing is decided: the {span} nats per byte, may be chance."
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return "" if p_value is None else f"p {'<' if p_value < 0.001 else '='} {max(p_value, 0.001):.3f}"
 
 
 def standard_error(values: Sequence[float]) -> float | None:
@@ -189,10 +131,6 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         largest = max(largest, min(1.0, p * (len(known) - rank)))
         corrected[index] = largest
     return corrected
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return statistics.fmean(values) if values else None
 
 
 def t_quantile(degrees: int, share: float = 0.95) -> float:

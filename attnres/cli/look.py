@@ -69,10 +69,9 @@ def _save(models: tuple[Path, ...], file: Path, prompt: str | None) -> int:
     from attnres.cli._tables import Output, print_line, print_table
     from attnres.cli._terminal import working
     from attnres.files import write_bytes
-    from attnres.report.comparison import sink_table
     from attnres.report.draw import drawn
     from attnres.report.runs import run_profile
-    from attnres.report.write import depth_pictures
+    from attnres.report.write import depth_pictures, sink_table
     from attnres.train import load_run
 
     if len(models) != 1:

@@ -20,6 +20,7 @@ from attnres.analysis.powerlaw import (
     fit_where_possible,
 )
 from attnres.files import write_bytes
+from attnres.lab.judge import mean_and_error, paired
 from attnres.lab.runs import Record, RunResult
 from attnres.report.charts import Line, Lines, Plot, Row, Rows
 from attnres.report.draw import drawn
@@ -115,16 +116,9 @@ def why_no_advantage(baseline: str, fits: Sequence[Fit]) -> str:
     return "No compute advantage is given: no other connection has a fit."
 
 
-def paired_lead(record: Record, arm: str, size: str) -> tuple[float | None, float | None]:
-    """The mean difference to the baseline over the seeds that both finished at that size, and its standard error."""
-    losses = {(run.arm, run.seed): run.loss for run in record.of() if run.at == size and run.done}
-    pairs = [
-        loss - losses[record.arms[0], seed]
-        for (of, seed), loss in losses.items()
-        if of == arm and (record.arms[0], seed) in losses
-    ]
-    error = statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else None
-    return (statistics.fmean(pairs) if pairs else None), error
+def leads(record: Record, arm: str, size: str) -> list[float]:
+    """The differences to the baseline of the seeds that both finished at that size."""
+    return paired(record.losses(size), record.arms[0], float).get(arm, [])
 
 
 def fitted(record: Record) -> bool:
@@ -224,18 +218,12 @@ def pictures(record: Record) -> list[Plot]:
         return []
     baseline, *arms = record.arms
     sizes = list(dict.fromkeys(run.at for run in record.of()))
-    leads = {arm: [paired_lead(record, arm, size) for size in sizes] for arm in arms}
-    bars = [
-        Line(
-            name=arm,
-            x=range(len(sizes)),
-            y=[math.nan if lead is None else lead for lead, _ in of],
-            low=[math.nan if lead is None else lead - (error or 0.0) for lead, error in of],
-            high=[math.nan if lead is None else lead + (error or 0.0) for lead, error in of],
-            as_="bars",
-        )
-        for arm, of in leads.items()
-    ]
+    bars = []
+    for arm in arms:
+        of_sizes = [mean_and_error(leads(record, arm, size)) for size in sizes]
+        means = [of.get("mean", math.nan) for of in of_sizes]
+        low, high = zip(*(of.get("interval") or (math.nan, math.nan) for of in of_sizes), strict=True)
+        bars.append(Line(name=arm, x=range(len(sizes)), y=means, low=low, high=high, as_="bars"))
     charts = [
         _fits(points, fits, "FLOPs", "validation loss (nats per byte)"),
         Lines(

@@ -1,4 +1,4 @@
-"""The pictures of how runs trained and of what their depth does."""
+"""The pictures of how runs trained, and the pictures and the table of what their depth does."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from attnres.analysis.profile import DepthProfile
+from attnres.analysis.profile import SEEN, DepthProfile
 from attnres.report.charts import Line, Lines, Matrix, Plot, band, over_depth
+from attnres.texttable import TextTable
 
 Curves = Mapping[int, Sequence[tuple[float, float]]]
 """seed -> (step, validation loss in nats per byte)"""
@@ -95,3 +96,17 @@ def _along(profiles: Mapping[str, DepthProfile]) -> list[Lines]:
         chart("share of the embedding", "site", lambda of: of.embedding_share),
         chart("share of each source, mean over its sites", "source", lambda of: of.source_share),
     ]
+
+
+def sink_table(profiles: Mapping[str, DepthProfile]) -> TextTable:
+    """The strongest depth sinks of each arm."""
+    rows = []
+    for arm, profile in profiles.items():
+        sinks = [f"{name} {excess:.1f}x ({share:.0%})" for name, share, excess in profile.sinks(3)]
+        nothing = "none" if np.isfinite(profile.source_share).all() else "weights are not finite"
+        rows.append((arm, *(sinks or [nothing]), *[""] * (3 - max(1, len(sinks)))))
+    note = (
+        "Share of the weight of the sites that can see the source, over an equal share, and the share itself; of the "
+        f"sources that at least {SEEN:.0%} of the sites can see: the few sites behind the last ones read them anyhow."
+    )
+    return TextTable("Strongest depth sinks", ("connection", "strongest", "second", "third"), tuple(rows), note)

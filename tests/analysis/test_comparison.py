@@ -23,12 +23,12 @@ def test_differences_are_paired_by_seed():
         "residual",
     )
     base, full = rows
-    assert base.difference is None and base.step_time_ratio == 1
+    assert base.difference is None and base.step_times == []
     assert full.validation_loss == pytest.approx((1.9 + 2.7 + 3.8) / 3)
     assert full.difference == pytest.approx(-0.2)
     # By hand: the differences are -0.1, -0.3, -0.2, of standard deviation 0.1.
     assert full.difference_error == pytest.approx(0.1 / math.sqrt(3))
-    assert full.step_time_ratio == pytest.approx(1.4) and full.peak_memory_ratio == pytest.approx(1.2)
+    assert full.step_times == pytest.approx([1.5, 1.3, 1.4]) and full.peak_memories == pytest.approx([1.1, 1.2, 1.3])
 
 
 def test_p_values_are_paired_and_corrected_together():
@@ -64,14 +64,9 @@ def compared(**differences):
     [
         (
             {"b": [-0.1, -0.1001, -0.0999], "c": [0.05, -0.05, 0.01], "d": [-0.2, -0.2001, -0.1999]},
-            "d (-0.2000, p < 0.001) and b (-0.1000, p < 0.001) end below a in validation loss (nats per byte); "
-            "not decided: c.",
+            "d (-0.2000, p < 0.001), b (-0.1000, p < 0.001) below a; 1 of 3 not decided",
         ),
-        (
-            {"b": [-0.1, 0.08, -0.01], "c": [0.05, -0.05, 0.03]},
-            "With 3 seeds nothing is decided: the differences to a, from -0.0100 (b) to +0.0100 (c) nats "
-            "per byte, may be chance.",
-        ),
+        ({"b": [-0.1, 0.08, -0.01], "c": [0.05, -0.05, 0.03]}, "2 of 2 not decided"),
     ],
 )
 def test_the_finding_says_what_is_decided_and_no_more(differences, expected):
@@ -83,19 +78,3 @@ def test_a_seed_that_one_arm_did_not_finish_is_left_out_everywhere():
     assert {arm: list(runs) for arm, runs in kept.items()} == {"a": [0], "b": [0], "c": []}
     base, arm, _ = compare_arms(kept, "a")
     assert arm.difference == arm.validation_loss - base.validation_loss
-
-
-def test_the_step_time_is_withheld_where_the_seeds_are_too_far_apart():
-    """One run of three was alone on the machine, and the ratio of 0.07 made x0 ten times as fast as the residual."""
-    arms = {"a": {seed: summary(2, 0.2) for seed in range(3)}}
-    arms["b"] = {seed: summary(2, seconds) for seed, seconds in enumerate((0.2, 0.31, 0.25))}
-    arms["c"] = {seed: summary(2, seconds) for seed, seconds in enumerate((0.2, 0.29, 0.25))}
-    _, withheld, shown = compare_arms(arms, "a")
-    assert withheld.step_time_ratio is None and withheld.step_time_range is None
-    assert shown.step_time_ratio == pytest.approx(1.25) and shown.step_time_range == pytest.approx((1.0, 1.45))
-
-
-def test_no_cost_is_told_of_one_seed():
-    base, row = compare_arms({arm: {0: summary(2, time)} for arm, time in {"a": 1.0, "b": 0.51}.items()}, "a")
-    assert (base.step_time_ratio, base.step_time_range) == (1.0, None)
-    assert row.step_time_ratio is row.peak_memory_ratio is None

@@ -41,7 +41,7 @@ def test_what_is_shown_is_of_the_seeds_that_all_have(comparison):
     record = read_record(comparison[0] / "comparison.json", "comparison")
     left = replace(record, runs=tuple(run for run in record.runs if (run.arm, run.seed) != ("residual", 0)))
     curves = experiment.pictures(left)[0]
-    assert curves.note == "One seed." and [row.seeds for row in experiment.rows(left)] == [1, 1]
+    assert curves.note == "One seed." and [len(row.losses) for row in experiment.rows(left)] == [1, 1]
     none = replace(record, runs=tuple(run for run in record.runs if (run.arm == "residual") == (run.seed == 0)))
     assert "nothing is compared" in experiment.EXPERIMENT.finding(none) and len(experiment.pictures(none)) == 2
 

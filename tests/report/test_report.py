@@ -11,10 +11,9 @@ import pytest
 
 from attnres.analysis import DepthProfile
 from attnres.lab.runs import to_json
-from attnres.report.comparison import sink_table
 from attnres.report.draw import drawn
 from attnres.report.style import depth_colours
-from attnres.report.write import depth_pictures, loss_curves, losses_by_step
+from attnres.report.write import depth_pictures, loss_curves, losses_by_step, sink_table
 from tests.report.sample import curves, profile
 
 

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnres.analysis.comparison import Comparison, compare_arms, decided_sides
+from attnres.analysis.comparison import Comparison, compare_arms
+from attnres.analysis.comparison import finding as what_is_decided
 from attnres.errors import UsageError, check_count
 from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, choose
 from attnres.lab.experiment import Experiment
@@ -280,18 +281,8 @@ def rank_correlation(rows: Sequence[Comparison]) -> tuple[float, float, int] | N
 
 def finding(record: Record) -> str:
     """Which arms are decided at each scale, and how many of the paper's claims hold."""
-    parts = []
-    for at, (baseline, *others) in comparisons(record):
-        compared = [row for row in others if row.difference is not None]
-        undecided = sum(not row.decided for row in compared)
-        if not compared:
-            said = f"nothing could be compared: no seed of {baseline.arm} and another one ended"
-        elif sides := decided_sides([baseline, *compared]):
-            said = sides + (f", not decided: {undecided} of {len(compared)} arms" if undecided else "")
-        else:
-            said = f"no arm is decided against {baseline.arm}"
-        parts.append(f"at {std_of(at):g} {said}")
-    text = f"By embedding std: {'; '.join(parts)} (nats per byte)."
+    parts = [f"with embedding std {std_of(at):g}, {what_is_decided(rows)}" for at, rows in comparisons(record)]
+    text = f"Validation loss in nats per byte: {'; '.join(parts)}."
     if readings := [claim.reading for claim in claims(record)]:
         agree, disagree = readings.count("shown"), readings.count("refuted")
         text += (

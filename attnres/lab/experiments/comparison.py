@@ -21,19 +21,22 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import shutil
+import statistics
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import FlagCreatePairsOff
 
-from attnres.analysis.comparison import Comparison, compare_arms, finding, on_common_seeds
+from attnres.analysis.comparison import SIGNIFICANCE, Comparison, compare_arms, finding, on_common_seeds, p_text
 from attnres.lab.engine import ProgressDisplay, Sweep, SweepEnd
 from attnres.lab.experiment import Experiment
+from attnres.lab.judge import mean_text
 from attnres.lab.options import Arms, Config, PairedOptions, PairedPlan, paired_plan
 from attnres.lab.runs import Record, RunResult, done
-from attnres.texttable import TextTable
+from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 
 if TYPE_CHECKING:
@@ -43,6 +46,11 @@ if TYPE_CHECKING:
 ARMS = ("residual", "x0", "block", "full")
 DEFAULTS = RunConfig(steps=160, batch_size=4, evaluate_every=40, save_every=80, validation_tokens=32_768)
 QUICK = dataclasses.replace(DEFAULTS, steps=48, evaluate_every=16, validation_tokens=16_384)
+METHOD = (
+    "Difference: mean over paired seeds ± standard error. p: two-sided paired t-test, Holm-corrected over the "
+    f"connections; decided where p < {SIGNIFICANCE}. Step time and peak memory: over the baseline's, median "
+    "over paired seeds [lowest, highest]."
+)
 
 
 @dataclass(frozen=True)
@@ -124,12 +132,59 @@ def profiles(record: Record) -> dict[str, DepthProfile]:
 
 
 def tables(record: Record) -> list[TextTable]:
-    from attnres.report.comparison import result_tables, sink_table
+    """The result, one connection per row, the differences seed by seed, and the sinks; of what there is."""
+    from attnres.report.write import sink_table
 
-    model, tokens = record.config["model"], record.config["batch_size"] * record.config["accumulate"]
-    of = f"{model['layers']} layers of width {model['dim']}, {record.config['steps']} steps of "
-    made = result_tables(rows(record), f"{of}{tokens * model['context']:,} tokens.")
-    return [*made, *([sink_table(of)] if (of := profiles(record)) else [])]
+    found = rows(record)
+    sinks = [sink_table(of)] if (of := profiles(record)) else []
+    if not any(row.losses for row in found):
+        return sinks
+    baseline, config = record.arms[0], record.config
+    tokens = config["batch_size"] * config["accumulate"] * config["model"]["context"]
+    results = TextTable(
+        "Result",
+        (
+            "connection",
+            f"difference to {baseline}",  # first, because a narrow page shows the first columns
+            "p",
+            "validation nats per byte",
+            "bits per byte",
+            "step time",
+            "peak memory",
+            "seeds",
+        ),
+        tuple(map(_result, found)),
+        f"{config['model']['layers']} layers of width {config['model']['dim']}, {config['steps']} steps of {tokens:,} "
+        f"tokens. {METHOD}",
+    )
+    seeds = sorted({seed for row in found for seed in row.differences})
+    by_seed = TextTable(
+        "Seed by seed",
+        (f"difference to {baseline}", *(f"seed {seed}" for seed in seeds)),
+        tuple((row.arm, *(number(row.differences.get(seed), "+.4f") for seed in seeds)) for row in found[1:]),
+    )
+    return [results, *([by_seed] if len(seeds) > 1 else []), *sinks]
+
+
+def _result(row: Comparison) -> tuple[str, ...]:
+    from attnres.data import in_bits
+
+    loss = row.validation_loss
+    return (
+        row.arm,
+        mean_text(list(row.differences.values()), "+.4f"),
+        p_text(row.p_value),
+        number(loss, ".4f"),
+        number(None if loss is None else in_bits(loss), ".4f"),
+        *map(_costs, (row.step_times, row.peak_memories)),
+        str(len(row.losses)),
+    )
+
+
+def _costs(ratios: Sequence[float]) -> str:
+    """Of a single seed nothing: it may have met other work on the machine."""
+    several = len(ratios) > 1
+    return f"{statistics.median(ratios):.2f}x [{min(ratios):.2f}, {max(ratios):.2f}]" if several else ""
 
 
 def pictures(record: Record) -> list[Plot]:
@@ -152,7 +207,7 @@ EXPERIMENT = Experiment(
         "sources (the embedding, then each sublayer's output); a connection is the rule that says how much of each "
         "source each site reads. Layers count from 0."
     ),
-    finding=lambda record: finding(rows(record)) or "No seed was finished by every connection: nothing is compared.",
+    finding=lambda record: f"Validation loss in nats per byte: {finding(rows(record))}.",
     tables=tables,
     pictures=pictures,
 )

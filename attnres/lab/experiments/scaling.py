@@ -27,10 +27,11 @@ from typing import Any
 from attnres.errors import UsageError, check_count
 from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, rounded
 from attnres.lab.experiment import Experiment, of_module
+from attnres.lab.judge import mean_text
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
 from attnres.lab.runs import Record, RunResult, done
 from attnres.model import TransformerConfig
-from attnres.texttable import TextTable, number
+from attnres.texttable import TextTable
 from attnres.train import RunConfig, config_to_json
 
 HEAD_DIM = 16
@@ -343,9 +344,9 @@ def along_table(record: Record) -> TextTable:
     advantages = {name: advantages_at_sizes(points) for name, points in axes.items()}
     rows = []
     for arm, size in ((arm, size) for arm in arms for size in sizes):
-        lead, error = laws.paired_lead(record, arm, size)
+        lead = mean_text(laws.leads(record, arm, size), "+.4f")
         factors = [laws.factor_with_interval(of.get((arm, size))) for of in advantages.values()]
-        rows.append((arm, size, number(lead, "+.4f") + (f" ± {error:.4f}" if error is not None else ""), *factors))
+        rows.append((arm, size, lead, *factors))
     columns = ("connection", "size", f"difference to {baseline}", *(f"advantage in {name}" for name in advantages))
     note = (
         "Differences: nats per byte, mean over paired seeds ± standard error. Advantages: what the baseline needs over "
