@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -19,8 +18,6 @@ from attnres.connections.matrix import UNDER_CHANGES, is_of_transformers, unroll
 from attnres.connections.offload import at_hand, device_of
 from attnres.connections.reads import mixture
 from attnres.errors import UsageError, list_of_ids
-
-log = logging.getLogger("attnres")
 
 
 class SiteReading(NamedTuple):
@@ -72,22 +69,15 @@ class Intervened(Connection):
         self.watch = watch
         self._drawn: dict[Noise, Tensor] = {}
         self._channels = inner.dim if inner.mixes_channels else 1
-        self.first_position: int | None = None
-        """Position of the next call's first token: the length of the key-value cache. None: unknown, taken for 0."""
-        self.seen = 0
-        """How many tokens the longest text had."""
-        self.untold = False
-        """Whether tokens came after others, and nobody said where they stand."""
+        self.first_position = 0
+        """Position of the next call's first token: the length of the key-value cache."""
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the inner connection's, so that a model saves the same under changes as without."""
         return self.inner.state_dict(*args, **kwargs)
 
     def start(self, x: Tensor) -> Values:
-        self.untold |= self.first_position is None and x.shape[-2] == 1 < self.seen
-        first = self.first_position or 0
-        behind = first + x.shape[-2]
-        positions, self.seen = torch.arange(first, behind, device=x.device), max(self.seen, behind)
+        positions = self.first_position + torch.arange(x.shape[-2], device=x.device)
         x = self._entering(0, x, Made(positions, self.others, self._drawn))
         return (x, *self.inner.start(x), *self.inner.start(self._tag(0, x)), positions)
 
@@ -131,18 +121,6 @@ class Intervened(Connection):
             vector = change.enter(source, vector, change.where(made.positions), made)
         return vector
 
-    def warn(self) -> None:
-        for change in self.changes:
-            tokens = getattr(change, "tokens", None)
-            if self.untold and (isinstance(change, Noise | Patch) or tokens is not None):
-                log.warning(
-                    "%s took a call's tokens for the first of a text: a model of one's own says how many its cache "
-                    "holds by an argument with get_seq_length(); recurrent states alone (mamba) never do",
-                    change,
-                )
-            elif 0 < self.seen <= min(tokens or (0,)):
-                log.warning("%s changed nothing: no text in here had more than %d tokens", change, self.seen)
-
     def _tag(self, index: int, like: Tensor) -> Tensor:
         dtype = torch.promote_types(like.dtype, torch.float32)
         tag = torch.zeros(self.sublayers + 1, *like.shape[:-1], self._channels, dtype=dtype, device=like.device)
@@ -179,14 +157,10 @@ def intervene(model: Any, *changes: Change) -> Iterator[Any]:
         The model.
 
     Raises:
-        UsageError: the model has no connection or several, is inside `intervene` already, or a change does not fit or
-            is at no site or token. If its tokens were beyond the end of every text, or it depends on positions that
-            are not known, there is a warning when the `with` ends.
+        UsageError: the model has no connection or several, is inside `intervene` already, or a change does not fit.
     """
-    intervened = prepared(model, changes)
-    with replaced(model, intervened):
+    with replaced(model, prepared(model, changes)):
         yield model
-    intervened.warn()
 
 
 def prepared(model: Any, changes: Iterable[Change], watch: Watch = lambda site, reading: None) -> Intervened:

@@ -14,8 +14,7 @@ from torch import nn
 def told_positions(holder: nn.Module, name: str) -> Iterator[None]:
     """Set `first_position` of the connection under that name before each forward pass of the module that holds it.
 
-    None, and `untold` where that is known to be wrong, if nobody says it. What tells it asks the module that it is
-    called for, so that in a deep copy it tells the copy's connection.
+    What tells it asks the module that it is called for, so that in a deep copy it tells the copy's connection.
     """
     undo = _tell_by_start(holder, name) if hasattr(holder, "bound_sublayers") else _tell_by_cache(holder, name)
     try:
@@ -40,16 +39,14 @@ def _tell_by_cache(holder: nn.Module, name: str) -> Callable[[], None]:
 
     def tell(holder: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         caches = (value for value in (*args, *kwargs.values()) if hasattr(value, "get_seq_length"))
-        connection, cache = getattr(holder, name), next(caches, None)
-        connection.first_position = None if cache is None else _length(cache)
-        connection.untold |= cache is not None and connection.first_position is None
+        getattr(holder, name).first_position = _length(next(caches, None))
 
     return holder.register_forward_pre_hook(tell, with_kwargs=True).remove
 
 
-def _length(cache: Any) -> int | None:
-    """How many tokens a cache of transformers holds. None where nobody knows: recurrent states alone do not say so."""
+def _length(cache: Any) -> int:
+    """How many tokens a cache of transformers holds; 0 without one, and where recurrent states alone do not say so."""
     try:
-        return int(cache.get_seq_length())
+        return 0 if cache is None else int(cache.get_seq_length())
     except ValueError:
-        return None if cache.has_previous_state() else 0
+        return 0

@@ -76,7 +76,6 @@ def trace(
     ids = torch.tensor(text, device=device_of(model))
     with replaced(model, connection), without_dropout(model):
         out = model(ids[None], use_cache=False) if is_of_transformers(model) else model(ids[None])
-    connection.warn()
     logits = out if isinstance(out, Tensor) else out.logits
     return Trace(ids, torch.cat(last[0].sources).float(), torch.stack(rows, 1), logits[0])
 

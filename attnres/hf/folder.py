@@ -11,16 +11,11 @@ from attnres.errors import UsageError
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read config.json. Raises UsageError where there is none, or it is damaged."""
+    """Read config.json. Raises UsageError where that cannot be done."""
     try:
-        entries = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        raise UsageError(f"{folder}: there is no config.json; give the folder of a transformers checkpoint") from None
-    except ValueError as error:
-        raise UsageError(f"{folder / 'config.json'}: not valid JSON ({error}); fetch it again") from None
-    if not isinstance(entries, dict):
-        raise UsageError(f"{folder / 'config.json'}: not a JSON object; fetch it again")
-    return entries
+        return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder}: give the folder of a transformers checkpoint ({error})") from None
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -66,13 +66,9 @@ def test_a_bad_configuration_is_one_line(change, message):
 
 def test_tokens_that_would_be_taken_silently_are_refused():
     model = Transformer(TransformerConfig(**{**SMALL, "vocab_size": 8, "layers": 1}))
-    for tokens, message in (
-        (torch.tensor([[-1, 3]]), "tokens must be 0 to 7, not -1 to 3"),
-        (torch.zeros(4, dtype=torch.long), r"tokens must be \[batch, time\], not \[4\]"),
-    ):
-        for read in (model, partial(mixing_matrix, model)):
-            with pytest.raises(UsageError, match=message):
-                read(tokens)
+    for read in (model, partial(mixing_matrix, model)):
+        with pytest.raises(UsageError, match=r"tokens must be \[batch, time\], not \[4\]"):
+            read(torch.zeros(4, dtype=torch.long))
     with pytest.raises(UsageError, match="33 tokens do not fit the model's context of 32"):
         model(torch.zeros(1, 33, dtype=torch.long))
 
