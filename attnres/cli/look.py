@@ -44,7 +44,7 @@ def command(
         host: Where to listen. Any other than this machine's own address lets the network in: it has no encryption.
         port: The port; a free one when 0.
         token: What the address must hold to be answered, 16 characters at least; a random one when not given. With the
-            same port and token as before, a page that is still open works again.
+            same port and token as before, a page that is still open works again when it is reloaded.
         browser: Open the page in a browser, where there is one.
     """
     if save is not None:
@@ -54,14 +54,19 @@ def command(
     check_installed("look", "look", "starlette", "uvicorn")
     if token is not None and not re.fullmatch(r"[\w-]{16,}", token, re.ASCII):
         raise UsageError("--token must be 16 letters, digits, - and _ at least; leave it out for a random one")
+    from attnres.cli._tables import Output
+    from attnres.cli._terminal import Terminal
     from attnres.lab.experiments.comparison import DEFAULTS
-    from attnres.look.prepare import Preparation, pair_of
+    from attnres.look.prepare import PAIR_FOLDER, trained_pair
     from attnres.look.server import Microscope
     from attnres.look.start import start
     from attnres.look.subject import open_subjects
 
-    preparation = None if models else Preparation(pair_of(DEFAULTS))
-    start(Microscope(open_subjects(models), preparation), host, port, token, browser)
+    if not models:
+        with Terminal(Output()) as terminal:
+            terminal.say(f"Nothing is given, so a small pair is trained in {PAIR_FOLDER}, unless it is there.")
+            models = tuple(trained_pair(DEFAULTS, terminal))
+    start(Microscope(open_subjects(models)), host, port, token, browser)
     return 0
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import time
-from collections.abc import Sequence
-from typing import cast
+import statistics
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from attnres.analysis import (
 )
 from attnres.analysis.interventions import prepared, replaced
 from attnres.data import StreamDecoder
-from attnres.errors import UsageError
+from attnres.errors import UsageError, first_line
 from attnres.generate import sample
 from attnres.look import messages as m
 from attnres.look.subject import CachedDecoder, Subject
@@ -35,11 +34,9 @@ from attnres.look.work import Steps, WorkItem
 
 LIKELIEST = 5
 KEPT_TRACES, KEPT_BYTES = 6, 2**28
-PROGRESS_SECONDS = 0.1
-DRAWS = 3
-"""Random vectors that a removed source is compared with."""
-MAX_CHARACTERS, MAX_TOKENS, MAX_CHANGES, MAX_NEW_TOKENS = 20_000, 1024, 200, 512
+MAX_CHARACTERS, MAX_TOKENS, NEW_TOKENS = 20_000, 1024, 40
 
+CHANGES: dict[object, type[Change]] = {of.__name__: of for of in (Mute, Off, Patch, Pin, Plain, Scale, Uniform)}
 
 HEX = "attnres.look.hex"
 
@@ -78,16 +75,11 @@ class Seen:
     def traced(self, changes: Sequence[Change] | None = None) -> Trace:
         held = self.changes if changes is None else changes
 
+        def on_site(site: int) -> None:
+            self.piece.check()
+            self.piece.progress = m.Progress("sublayers", site, sites)
+
         def make() -> Trace:
-            said = time.monotonic()
-
-            def on_site(site: int) -> None:
-                nonlocal said
-                self.piece.check()
-                if time.monotonic() - said > PROGRESS_SECONDS:
-                    said = time.monotonic()
-                    self.piece.say(m.Progress("sublayers", site, sites))
-
             return trace(self.model, self.ids, held, self.view.read, on_site)
 
         sites = len(self.told.sites)
@@ -96,24 +88,17 @@ class Seen:
         return self.subject.remembered(key, make, max(2, min(KEPT_TRACES, KEPT_BYTES // (1 + size))))
 
 
-def as_change(subject: Subject, change: m.ChangeRequest) -> Change:
-    """The change of `attnres.analysis`. Raises UsageError, as that does, where it lacks something."""
-    source, value, where = cast(int, change.source), cast(float, change.value), (change.sites, change.tokens)
-    match change.kind:
-        case "mute":
-            return Mute(source, *where)
-        case "scale":
-            return Scale(source, value, *where)
-        case "pin":
-            return Pin(source, value, *where)
-        case "patch":
-            return Patch(source, _prompt(subject, change.text or ""), *where)
-        case "off":
-            return Off(source, change.tokens)
-        case "uniform":
-            return Uniform(*where)
-        case "plain":
-            return Plain(*where)
+def as_change(subject: Subject, told: Mapping[str, object]) -> Change:
+    """The change of `attnres.analysis`. Raises UsageError, as that does, where it is none."""
+    arguments = dict(told)
+    if (of := CHANGES.get(arguments.pop("kind", None))) is None:
+        raise UsageError(f"a change is one of {', '.join(map(str, CHANGES))}, not {told.get('kind')!r}")
+    if "prompt" in arguments:
+        arguments["prompt"] = _prompt(subject, str(arguments["prompt"]))
+    try:
+        return of(**arguments)
+    except TypeError as error:
+        raise UsageError(f"this is no {of.__name__} ({first_line(error)}); reload the page") from None
 
 
 def _prompt(subject: Subject, text: str) -> list[int]:
@@ -170,55 +155,35 @@ def explanation(subject: Subject, request: m.Explain, piece: WorkItem) -> Steps:
         m.LensRow(likeliest(subject, logits), float(of_all[target]), float(logits[target]))
         for logits, of_all in zip(told.logits, probabilities, strict=True)
     )
-    rows, columns = torch.tril_indices(*told.weights.shape)
-    weights, size, share = (tuple(table[rows, columns].tolist()) for table in (told.weights, told.sizes, told.shares))
+    rows, columns = torch.tril_indices(*told.sizes.shape)
+    size, share = (tuple(table[rows, columns].tolist()) for table in (told.sizes, told.shares))
     word = m.Likely(target, shown(subject, target), lens[-1].probability)
-    yield m.Explanation(position, word, weights, size, share, tuple(told.rest.tolist()), lens)
+    yield m.Explanation(position, word, size, share, tuple(told.rest.tolist()), lens)
 
 
 def remove(subject: Subject, request: m.Remove, piece: WorkItem) -> Steps:
-    """Answer with an Effect per source, those with the largest weight x |v| first."""
+    """Answer with an Effect per source."""
     seen = Seen(subject, request.view, piece)
-    if len(seen.ids) < 2:
-        raise UsageError("a loss needs a text of two tokens at least; write more")
-    traced = seen.traced()
-    all_places = range(len(traced.sources))
-    sites = sorted(set(all_places if request.sites is None else request.sites))
-    if not sites or not set(sites) <= set(all_places):
-        raise UsageError(f"sites are 0 to {all_places[-1]}; give one or more")
-    readable = set(range(max(sites) + 1))
-    asked = readable if request.sources is None else readable & set(request.sources)
-    if not asked:
-        raise UsageError(f"the sources that can be read there are 0 to {max(sites)}; give one or more")
-    at = slice(None) if request.position is None else [seen.position(request.position)]
-    weights = traced.weights[at][:, sites].abs()  # [T, site, source]
-    sizes = traced.sources.square().mean(-1).sqrt().T[at][:, None] * weights
-    largest_weight, largest = weights.mean(0).amax(0), sizes.mean(0).amax(0)
-    order = sorted(asked, key=lambda source: -float(largest[source]))
-    where = None if request.sites is None else sites, request.position
-    effects = removal_effects(seen.model, seen.ids, order, seen.changes, *where, DRAWS, lambda _: piece.check())
-    for done, effect in enumerate(effects, 1):
-        weight, size = float(largest_weight[effect.source]), float(largest[effect.source])
-        random = sum(effect.random) / DRAWS
-        yield m.Effect(effect.source, weight, size, effect.removed, random, done, len(order))
+    sources = range(request.site + 1)
+    site = request.site
+    effects = removal_effects(seen.model, seen.ids, sources, seen.changes, site, on_site=lambda _: piece.check())
+    for effect in effects:
+        yield m.Effect(effect.source, effect.removed, statistics.mean(effect.random))
 
 
 def go_on(subject: Subject, request: m.Continue, piece: WorkItem) -> Steps:
     """Answer with one Drawn per token of the continuation, then Ended."""
-    if not 1 <= request.count <= MAX_NEW_TOKENS:
-        raise UsageError(f"ask for 1 to {MAX_NEW_TOKENS} new tokens, not {request.count}")
-    top_k = 1 if request.top_k is None else request.top_k
-    if not 0 <= request.temperature <= 100 or not 0 <= request.seed < 2**63 or top_k < 1:
-        raise UsageError("temperature is 0 to 100, top_k at least 1 and seed at least 0 and below 2^63")
+    if not 0 <= request.temperature <= 100:
+        raise UsageError("temperature is 0 to 100")
     seen = Seen(subject, request.view, piece)
     if not seen.ids:
         raise UsageError("the text is empty; write something to go on from")
     tokenizer = subject.tokenizer
-    stream, generator = StreamDecoder(tokenizer, seen.ids), torch.Generator().manual_seed(request.seed)
+    stream, generator = StreamDecoder(tokenizer, seen.ids), torch.Generator().manual_seed(0)
     decoder = CachedDecoder(seen.model)
     connection = prepared(seen.model, seen.changes, lambda *_: piece.check())
     new = seen.ids
-    for _ in range(request.count):
+    for _ in range(NEW_TOKENS):
         if decoder.length + len(new) >= seen.most:  # the text with one more could not be looked at
             yield m.Ended("context", stream.finish())
             return
@@ -226,7 +191,7 @@ def go_on(subject: Subject, request: m.Continue, piece: WorkItem) -> Steps:
             logits = decoder.feed(new)
         if not logits.isfinite().all():
             raise UsageError("under these changes the model's answer is not finite; pin or scale to less")
-        token = int(sample(logits[None].float().cpu(), request.temperature, request.top_k, None, generator))
+        token = int(sample(logits[None].float().cpu(), request.temperature, None, None, generator))
         if token in subject.ends:
             yield m.Ended("end of text", stream.finish())
             return

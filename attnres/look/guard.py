@@ -1,15 +1,13 @@
-"""Who may use the microscope: only this machine's own page."""
+"""Who may use the microscope: whoever has the token, which stands in the address that attnres look prints."""
 
 from __future__ import annotations
 
-import ipaddress
-import re
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import Response
 
 from attnres.look.messages import Failure
 from attnres.look.wire import encode
@@ -30,57 +28,33 @@ HEADERS = (
 
 @dataclass(frozen=True)
 class Guard:
-    """ASGI middleware: Host and Origin are ours, and whoever asks for anything but the page's files has the token.
+    """ASGI middleware: whoever asks for anything but the page's files has the token.
 
-    A page of another site can make a browser send requests here: its Origin gives it away. By DNS rebinding it can even
-    make them of one origin: then the Host is that site's name. So the Host must be an address or one of our own names.
+    A page of another site can make a browser send requests here, and by DNS rebinding even read the answers. It does
+    not know the token, and no browser adds it by itself, because it is no cookie.
     """
 
     app: Any
-    host: str
     token: str
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
-
         async def send_guarded(message: Any) -> None:
             if message["type"] == "http.response.start":
                 message = {**message, "headers": [*message.get("headers", []), *HEADERS]}
             await send(message)
 
-        refused = self._refusal(scope["path"], Headers(scope=scope), scope["query_string"].decode("latin-1"))
-        if refused is None:
-            await self.app(scope, receive, send_guarded)
-            return
-        headers = [(b"content-type", b"application/json")]
-        await send_guarded({"type": "http.response.start", "status": 403, "headers": headers})
-        await send_guarded({"type": "http.response.body", "body": encode(Failure(refused))})
+        app = self.app if self._has_token(scope) else REFUSED
+        await app(scope, receive, send_guarded)
 
-    def _refusal(self, path: str, headers: Mapping[str, str], query: str) -> str | None:
-        """Why a request is not answered; None if it is."""
-        host = headers.get("host", "")
-        if not self._is_ours(host):
-            return "this address is not the microscope's; open the one that attnres look printed"
-        if headers.get("origin", f"http://{host}") != f"http://{host}":
-            return "another site's page may not ask"
-        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return "another site's page may not ask"
-        given = query.removeprefix("token=") if path == "/" else headers.get(TOKEN_HEADER, "")
-        if not path.startswith("/page/") and not secrets.compare_digest(given.encode(), self.token.encode()):
-            return "the token is missing or wrong; open the address that attnres look printed last"
-        return None
+    def _has_token(self, scope: Any) -> bool:
+        path, headers = scope["path"], Headers(scope=scope)
+        of_address = QueryParams(scope["query_string"]).get("token", "") if path == "/" else ""
+        given = of_address or headers.get(TOKEN_HEADER, "")
+        return path.startswith("/page/") or secrets.compare_digest(given.encode(), self.token.encode())
 
-    def _is_ours(self, host: str) -> bool:
-        name = re.sub(r":\d+$", "", host).lower()  # the port may be that of a tunnel
-        own = self.host.lower()  # as browsers send it
-        if name in ("localhost", "127.0.0.1", "[::1]", own, f"[{own}]"):
-            return True
-        if self.host not in ("0.0.0.0", "::"):
-            return False
-        try:  # it listens everywhere: any address is ours, and no name is
-            ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return False
-        return True
+
+REFUSED = Response(
+    encode(Failure("the token is missing or wrong; open the address that attnres look printed last")),
+    status_code=403,
+    media_type="application/json",
+)

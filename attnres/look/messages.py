@@ -21,30 +21,6 @@ from typing import Literal
 
 # The page to the server.
 
-Kind = Literal["mute", "scale", "pin", "patch", "off", "uniform", "plain"]
-
-
-@dataclass(frozen=True)
-class ChangeRequest:
-    """One change of what depth reads, as `attnres.analysis.intervene` takes it; a list is applied in its order.
-
-    What a kind has no use for is null.
-    """
-
-    kind: Kind
-    """mute, scale, pin, patch: of a source, where sites read it. off: a sublayer. uniform, plain: whole rows."""
-    source: int | None = None
-    """What mute, scale, pin and patch are about, 0 .. L; for off the output that is put to zero, 1 .. L."""
-    value: float | None = None
-    """scale: the factor. pin: the weight."""
-    text: str | None = None
-    """patch: the prompt whose source is read instead, position by position."""
-    sites: tuple[int, ...] | None = None
-    """The sites that read otherwise; null is all. A patch with null swaps the output itself, so weights follow it too.
-    Off has none."""
-    tokens: tuple[int, ...] | None = None
-    """The positions at which it holds; null is all, those generated included."""
-
 
 @dataclass(frozen=True)
 class View:
@@ -55,7 +31,9 @@ class View:
     text: str
     step: int | None = None
     """One of `ModelEntry.steps`; null is the newest."""
-    changes: tuple[ChangeRequest, ...] = ()
+    changes: tuple[dict[str, object], ...] = ()
+    """What depth reads otherwise, in this order: each a "kind", such as "Mute", and what that class of
+    `attnres.analysis` takes; of a Patch the prompt as text."""
     read: int | None = None
     """Where sites read several mixtures (`ModelEntry.reads`): which one is shown; null is their mean."""
 
@@ -80,15 +58,11 @@ class Explain:
 
 @dataclass(frozen=True)
 class Remove:
-    """POST /api/remove -> one Effect per source, as they come: what removing each costs, beside a random one."""
+    """POST /api/remove -> one Effect per source that the site can read, as they come."""
 
     view: View
-    sites: tuple[int, ...] | None = None
-    """Where the source is removed; null is everywhere."""
-    position: int | None = None
-    """The token at which it is removed; null is at all of them."""
-    sources: tuple[int, ...] | None = None
-    """Which sources; null is all that the sites can read, those with the largest weight x |v| first."""
+    site: int
+    """Where the source is removed, at all tokens."""
 
 
 @dataclass(frozen=True)
@@ -96,22 +70,8 @@ class Continue:
     """POST /api/continue -> one Drawn per token, then Ended."""
 
     view: View
-    count: int = 40
     temperature: float = 0.8
     """0 takes the likeliest."""
-    top_k: int | None = None
-    seed: int = 0
-
-
-@dataclass(frozen=True)
-class Watch:
-    """POST /api/watch -> a Curve at once and again whenever it has grown, a Session when a checkpoint was written.
-
-    The stream stays open until the run is done or the page closes it.
-    """
-
-    model: str
-    """`ModelEntry.id`."""
 
 
 # The server to the page.
@@ -155,24 +115,15 @@ class ModelEntry:
     """The checkpoints that can be looked at, oldest first; one entry where there is but one."""
     training: bool
     """Whether the run is going on."""
-    colour: str | None
-    """The connection's in every figure, "#rrggbb"; null is the text's colour."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """GET /api/session, and in a Watch stream."""
+    """GET /api/session."""
 
     models: tuple[ModelEntry, ...]
-    """Empty while the smallest pair is being trained (`attnres look` without arguments): ask /api/prepare."""
     text: str
     """To begin with."""
-    max_characters: int
-    max_changes: int
-    max_new_tokens: int
-
-
-# POST /api/prepare, with the body {} -> Progress .., then Session: what `attnres look` without arguments trains first.
 
 
 @dataclass(frozen=True)
@@ -253,8 +204,6 @@ class Explanation:
 
     position: int
     target: Likely
-    weights: tuple[float | None, ...]
-    """triangle: M at this token."""
     size: tuple[float | None, ...]
     """triangle: |M v|, the root of the mean square over channels of what source i brings to site l."""
     share: tuple[float | None, ...]
@@ -270,16 +219,10 @@ class Effect:
     """What removing a source costs, in nats of the mean loss over the text."""
 
     source: int
-    weight: float
-    """Its largest weight among the sites, mean over the tokens asked for."""
-    size: float
-    """Its largest |M v| among the sites, mean over the tokens asked for."""
     removed: float
     """Mean loss without it minus mean loss."""
     random: float
     """The same for a random vector as large as the source taken out instead: mean of a few."""
-    done: int
-    total: int
 
 
 @dataclass(frozen=True)
@@ -304,17 +247,4 @@ class Ended:
     """What is left of an unfinished character."""
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A run's losses so far, in nats per token."""
-
-    steps: tuple[int, ...]
-    losses: tuple[float | None, ...]
-    """The training losses."""
-    validation_steps: tuple[int, ...]
-    validation_losses: tuple[float | None, ...]
-    total_steps: int
-    running: bool
-
-
-Message = Progress | Failure | Picture | Explanation | Effect | Drawn | Ended | Curve | Session
+Message = Progress | Failure | Picture | Explanation | Effect | Drawn | Ended

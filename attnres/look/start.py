@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
 import webbrowser
 
-from attnres.look.prepare import PAIR, PAIR_FOLDER
-from attnres.look.server import Microscope, listen, make_server
+from attnres.look.server import Microscope, Server, listen
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -25,19 +25,10 @@ def start(microscope: Microscope, host: str, port: int, token: str | None, brows
     print(f"Depth microscope: {address}", flush=True)
     if host not in LOOPBACK:
         print("attnres: it can be reached from the network; who knows the address can use the models", flush=True)
-    preparation = microscope.preparation
-    if preparation is not None:
-        print(f"It trains {' and '.join(PAIR)} into {PAIR_FOLDER} first; the page shows how far it is.", flush=True)
-        preparation.begin()
     if browser and _has_screen():
         webbrowser.open(address)
-    try:
-        make_server(microscope, host, token).run(sockets=[listening])
-    except KeyboardInterrupt:
-        pass  # how it ends
-    finally:
-        if preparation is not None and preparation.stop():
-            print("attnres: stopped while it trained; the same command goes on", file=sys.stderr)
+    with contextlib.suppress(KeyboardInterrupt):  # how it ends
+        Server(microscope, token).run(sockets=[listening])
 
 
 def _has_screen() -> bool:

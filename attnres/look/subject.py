@@ -23,14 +23,12 @@ from attnres.connections import Connection, connection_class, connection_names, 
 from attnres.data import Tokenizer, load_tokenizer
 from attnres.errors import UsageError
 from attnres.files import RUN, folder_kind
-from attnres.look.messages import Curve, ModelEntry
+from attnres.look.messages import ModelEntry
 from attnres.look.work import Worker
 from attnres.model.backbones.borrowed import cache_name
-from attnres.report.style import arm_styles
 from attnres.train import load_run
 from attnres.train.checkpoint import CHECKSUMS
 from attnres.train.folder import RunFolder
-from attnres.train.metrics import read_metrics
 
 KEPT_MODELS = 3
 """Checkpoints of one run that stay in memory."""
@@ -118,23 +116,14 @@ class Subject(ABC):
 
 def open_subjects(paths: Sequence[Path]) -> list[Subject]:
     """Open what the command line names. Raises UsageError for what is neither a run nor a model, or named twice."""
-    names = _names(paths)
-    return [
-        (RunSubject if folder_kind(path) in ("", RUN) else TransformersSubject)(path, name)
-        for path, name in zip(paths, names, strict=True)
-    ]
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The ends of the paths that tell them apart: of one run seed-0, and of several what is above the seed, too."""
     places = [path.resolve() for path in paths]
-    for number, place in enumerate(places):
-        if place in places[:number]:
-            raise UsageError(f"{paths[number]} is given twice; give each run or model once")
-    parts = 2 if len(places) > 1 and any(place.name.startswith("seed-") for place in places) else 1
-    while len({place.parts[-parts:] for place in places}) < len(places):
-        parts += 1
-    return [str(Path(*place.parts[-parts:])) for place in places]
+    if len(set(places)) < len(places):
+        raise UsageError("a run or model is given twice; give each once")
+    above = os.path.commonpath([place.parent for place in places])
+    return [
+        (RunSubject if folder_kind(path) in ("", RUN) else TransformersSubject)(path, str(place.relative_to(above)))
+        for path, place in zip(paths, places, strict=True)
+    ]
 
 
 class RunSubject(Subject):
@@ -192,7 +181,6 @@ class RunSubject(Subject):
             tokens=self.tokens,
             steps=steps,
             training=training,
-            colour=arm_styles([model.connection])[model.connection].colour,
         )
 
     def step(self, asked: int | None) -> int:
@@ -221,17 +209,6 @@ class RunSubject(Subject):
             f"run = load_run({str(self.folder.path)!r}{of_step})",
             "model, tokenizer = run.model, run.tokenizer",
         ]
-
-    def curve(self) -> Curve:
-        """The run's losses so far. Raises UsageError where the folder no longer holds the run."""
-        self._keep_up()
-        records = read_metrics(self.folder.metrics)
-        of_kind = {kind: [record for record in records if record.get("kind") == kind] for kind in ("train", "eval")}
-        losses = {kind: tuple(record["loss"] for record in found) for kind, found in of_kind.items()}
-        steps = {kind: tuple(record["step"] for record in found) for kind, found in of_kind.items()}
-        return Curve(
-            steps["train"], losses["train"], steps["eval"], losses["eval"], self.config.steps, self._is_running()
-        )
 
     def _is_running(self) -> bool:
         if (self.folder.path / "summary.json").is_file():
@@ -288,7 +265,6 @@ class TransformersSubject(Subject):
             tokens=self.tokens,
             steps=(0,),
             training=False,
-            colour=arm_styles([self.connection])[self.connection].colour,
         )
 
     def step(self, asked: int | None) -> int:

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 from attnres.errors import UsageError
-from attnres.look.messages import Failure, Message
+from attnres.look.messages import Failure, Message, Progress
 
 log = logging.getLogger(__name__)
 
+PROGRESS_SECONDS = 0.1
+
 Steps = Generator[Message | None, None, None]
 """What work is: messages, or None where it only lets others have a turn."""
+
+END = object()
 
 
 class Abandoned(Exception):
@@ -27,80 +29,58 @@ class Abandoned(Exception):
 
 
 class WorkItem:
-    """One piece of work, as it sees itself: it can tell how far it is, and is told when to stop."""
+    """One piece of work, as it sees itself: it says how far it is, and is told when to stop."""
 
-    def __init__(self, deliver: Callable[[Message | None], None]) -> None:
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
         self.stopped = False
-        self.deliver = deliver
-
-    def say(self, message: Message) -> None:
-        """Send a message from inside a step. Raises Abandoned where nobody waits any more."""
-        self.check()
-        self.deliver(message)
+        self.progress: Progress | None = None
 
     def check(self) -> None:
-        if self.stopped:
+        if self.stopped or self.worker.closed:
             raise Abandoned
 
 
 class Worker:
-    """The thread. It begins with the first piece of work and dies with the process."""
+    """The thread of a model."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
-        self._waiting: deque[tuple[WorkItem, Steps]] = deque()
-        self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self.closed = False
+        self._thread = ThreadPoolExecutor(1, name)
 
     async def run(self, make: Callable[[WorkItem], Steps]) -> AsyncIterator[Message]:
         """Do a piece of work and yield its messages; leaving the iterator stops it."""
-        loop, queue = asyncio.get_running_loop(), asyncio.Queue[Any]()
-
-        def deliver(message: Message | None) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(queue.put_nowait, message)
-
-        piece = WorkItem(deliver)
-        with self._changed:
-            self._waiting.append((piece, make(piece)))
-            self._changed.notify()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-                self._thread.start()
+        piece, told = WorkItem(self), None
+        steps = make(piece)
         try:
-            while (message := await queue.get()) is not None:
-                yield message
+            while True:  # the thread takes steps in the order in which they are asked for
+                step = asyncio.get_running_loop().run_in_executor(self._thread, _step, piece, steps)
+                while not step.done():
+                    await asyncio.wait([step], timeout=PROGRESS_SECONDS)
+                    if piece.progress is not told and not step.done():
+                        told = piece.progress
+                        assert told is not None
+                        yield told
+                message = await step
+                if message is END:
+                    return
+                if message is not None:
+                    yield message
         finally:
             piece.stopped = True
 
-    def _work(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                piece, steps = self._waiting.popleft()
-            if self._step(piece, steps):
-                with self._changed:
-                    self._waiting.append((piece, steps))
-            else:
-                piece.deliver(None)
 
-    def _step(self, piece: WorkItem, steps: Steps) -> bool:
-        """Go on to the work's next message. Returns whether there is more to do."""
-        try:
-            piece.check()
-            message = next(steps)
-        except (StopIteration, Abandoned):
-            steps.close()
-            return False
-        except UsageError as error:
-            piece.deliver(Failure(str(error)))
-            return False
-        except Exception as error:  # one question that fails must not end the microscope
-            log.exception("a question failed")
-            memory = isinstance(error, MemoryError) or "allocate memory" in str(error)
-            said = "there is not enough memory for this; take a shorter text" if memory else "it failed"
-            piece.deliver(Failure(said if memory else f"{said} ({type(error).__name__}); the terminal says more"))
-            return False
-        if message is not None:
-            piece.deliver(message)
-        return True
+def _step(piece: WorkItem, steps: Steps) -> object:
+    """Go on to the work's next message; END when there is none."""
+    try:
+        piece.check()
+        return next(steps, END)
+    except Abandoned:
+        return END
+    except UsageError as error:
+        return Failure(str(error))
+    except Exception as error:  # one question that fails must not end the microscope
+        log.exception("a question failed")
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):
+            return Failure("there is not enough memory for this; take a shorter text")
+        return Failure(f"it failed ({type(error).__name__}); the terminal says more")

@@ -4,7 +4,7 @@
     attnres look --no-browser --port 8765 --token pictures-of-look
     python docs/figures/look.py "http://127.0.0.1:8765/?token=pictures-of-look"
 
-The second command goes on while the third, in another terminal, runs.
+The second command trains them, and goes on while the third, in another terminal, runs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def open_file(path, mode="r"):
         return file.readlines()
 '''
 TAKE_BACK = "\u00d7"
-PLAIN = "#tooltip, header, .writing, main > .bar, .training, .keys, .side > .head { display: none !important; }"
+PLAIN = "#tooltip, header, .writing, main > .bar, .keys, .side > .head { display: none !important; }"
 ANIMATED = """
 .key, .tool-box :is([aria-label='Change the selected site'], span, label:nth-child(2), legend),
 .tool-box > .tools:not([role=group]) > button { display: none !important; }
@@ -54,7 +54,7 @@ class Page:
         self.driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
         self.driver.set_window_size(width, height)
         self.driver.get(address)
-        WebDriverWait(self.driver, 1800).until(lambda driver: driver.find_elements(By.CSS_SELECTOR, ".side"))
+        WebDriverWait(self.driver, 60).until(lambda driver: driver.find_elements(By.CSS_SELECTOR, ".side"))
         self.script(
             "document.head.append(Object.assign(document.createElement('style'), {textContent: arguments[0]}))", style
         )

@@ -21,9 +21,9 @@ from tests.look.runs import TOKEN, Client
 TEXT = "the brown dog jumps"
 
 
-def address(client: Client, host: str = "127.0.0.1", token: str = TOKEN) -> str:
+def address(client: Client, token: str = TOKEN) -> str:
     """Where the page of a microscope is."""
-    return f"http://{host}:{client.port}/?token={token}"
+    return f"http://127.0.0.1:{client.port}/?token={token}"
 
 
 class Page:

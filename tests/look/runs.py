@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from attnres.data.dataconfig import DataConfig
-from attnres.look.prepare import Preparation
-from attnres.look.server import Microscope, listen, make_server
+from attnres.look.server import Microscope, Server, listen
 from attnres.look.subject import Subject
 from attnres.model import TransformerConfig
 from attnres.train import RunConfig, train
@@ -82,22 +81,14 @@ class Client:
 
 
 @contextmanager
-def serving(
-    subjects: Sequence[Subject],
-    preparation: Preparation | None = None,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: str = TOKEN,
-) -> Iterator[Client]:
-    """A microscope in a thread, on a free port if none is given. host: what it takes itself to listen on."""
-    listening = listen("127.0.0.1", port)
-    port = listening.getsockname()[1]
-    microscope = Microscope(subjects, preparation)
-    server = make_server(microscope, host, token)
+def serving(subjects: Sequence[Subject]) -> Iterator[Client]:
+    """A microscope in a thread, on a free port."""
+    listening = listen("127.0.0.1", 0)
+    server = Server(Microscope(subjects), TOKEN)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
-        yield Client(port, token)
+        yield Client(listening.getsockname()[1])
     finally:
         server.should_exit = True
         thread.join(20)

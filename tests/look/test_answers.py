@@ -18,14 +18,14 @@ from tests.look.runs import numbers, serving
 
 TEXT = "the brown 🙂 dog é́"
 CHANGES = [
-    {"kind": "mute", "source": 0, "sites": [2]},
-    {"kind": "pin", "source": 1, "value": 0.7, "tokens": [1, 4, 9]},
-    {"kind": "scale", "source": 2, "value": -2},
-    {"kind": "patch", "source": 1, "text": "another text here", "sites": [3, 4]},
-    {"kind": "patch", "source": 2, "text": "another text here"},
-    {"kind": "off", "source": 3, "tokens": [2]},
-    {"kind": "uniform", "sites": [3]},
-    {"kind": "plain", "sites": [1]},
+    {"kind": "Mute", "source": 0, "sites": [2]},
+    {"kind": "Pin", "source": 1, "weight": 0.7, "tokens": [1, 4, 9]},
+    {"kind": "Scale", "source": 2, "by": -2},
+    {"kind": "Patch", "source": 1, "prompt": "another text here", "sites": [3, 4]},
+    {"kind": "Patch", "source": 2, "prompt": "another text here"},
+    {"kind": "Off", "source": 3, "tokens": [2]},
+    {"kind": "Uniform", "sites": [3]},
+    {"kind": "Plain", "sites": [1]},
 ]
 
 
@@ -86,30 +86,32 @@ def test_a_token_taken_apart_closes(client, runs):
     assert chosen["target"]["text"] == "d"
 
 
+@pytest.mark.parametrize(
+    "change", [{"kind": "exec"}, {"kind": "Mute"}, {"kind": "Mute", "source": 9}, {"kind": "Off", "source": 1, "by": 2}]
+)
+def test_what_is_no_change_is_said(client, change):
+    assert client.one("look", **view(changes=[change]))["kind"] == "failure"
+
+
 def test_removal_goes_through_all_sources(client):
-    effects = client.ask("remove", **view(), position=3)
-    assert sorted(effect["source"] for effect in effects) == [0, 1, 2, 3, 4]
-    assert [effect["done"] for effect in effects] == [1, 2, 3, 4, 5]
-    without = client.one("look", **view(changes=[{"kind": "mute", "source": 2, "tokens": [3]}]))
-    (effect,) = (effect for effect in effects if effect["source"] == 2)
-    assert effect["removed"] == pytest.approx(without["mean_loss"] - without["unchanged_loss"], abs=1e-5)
-    here = client.ask("remove", **view(), sites=[1, 2])
-    assert sorted(effect["source"] for effect in here) == [0, 1, 2]
-    for asked in ({"sites": []}, {"sites": [0, 1], "sources": [3]}):
-        assert client.one("remove", **view(), **asked)["kind"] == "failure", asked
+    effects = client.ask("remove", **view(), site=4)
+    assert [effect["source"] for effect in effects] == [0, 1, 2, 3, 4]
+    without = client.one("look", **view(changes=[{"kind": "Mute", "source": 2, "sites": [4]}]))
+    assert effects[2]["removed"] == pytest.approx(without["mean_loss"] - without["unchanged_loss"], abs=1e-5)
+    assert client.one("remove", **view(), site=9)["kind"] == "failure"
 
 
 def test_the_continuation_is_that_of_generate(client, runs):
     from attnres.generate import generate
 
     run = load_run(runs[1])
-    expected = list(generate(run.model, run.tokenizer.encode(TEXT), 8, temperature=0.8, seed=5))
-    *drawn, ended = client.ask("continue", **view(), count=8, seed=5)
+    expected = list(generate(run.model, run.tokenizer.encode(TEXT), 40, temperature=0.8))
+    *drawn, ended = client.ask("continue", **view())
     assert [line["token"]["id"] for line in drawn] == expected and ended["reason"] == "count"
     text = "".join(line["text"] for line in drawn) + ended["text"]
     assert text == run.tokenizer.decode(expected)
     assert all(0 <= line["likeliest"][0]["probability"] <= 1 for line in drawn)
-    *drawn, ended = client.ask("continue", **view(text="x" * 94), count=8)
+    *drawn, ended = client.ask("continue", **view(text="x" * 94))
     assert ended["reason"] == "context" and len(drawn) == 2  # with more it could not be looked at
 
 
@@ -129,7 +131,7 @@ def test_an_empty_text_and_a_short_one(client):
     short = client.one("look", **view(text="x"))
     assert len(short["tokens"]) == 1 and short["mean_loss"] is None and len(short["next"]) == 1
     assert "empty" in client.one("continue", **view(text=""))["message"]
-    assert "two tokens" in client.one("remove", **view(text="x"))["message"]
+    assert "two tokens" in client.one("remove", **view(text="x"), site=1)["message"]
     assert "none at position 0" in client.one("explain", **view(text=""), position=0)["message"]
 
 
@@ -151,21 +153,20 @@ def test_models_of_transformers(saved_models, tmp_path):
                     assert picture["mean_loss"] == pytest.approx(float(space["loss"]), abs=1e-5)
             assert [token["text"] for token in picture["tokens"]][10:14] == ["<F0>", "<9F>", "<99>", "<82>"]
             assert max(map(abs, client.one("explain", **view(model), position=3)["rest"])) < 1e-4
-            *drawn, _ = client.ask("continue", **view(model, changes=CHANGES), temperature=0.0, count=4)
-            assert len(drawn) == 4
+            *drawn, _ = client.ask("continue", **view(model, changes=CHANGES), temperature=0.0)
+            assert len(drawn) == 40
         assert (numbers(client.one("look", **view(0))["weights"]) == 1).all()
-        assert client.one("watch", model=0)["kind"] == "failure"
 
 
 def test_a_text_ends_where_the_model_says_as_a_chat_does(saved_models, tmp_path):
     """The tokenizer knows no end here; of the ids that end a text one may be none of those drawn."""
     shutil.copytree(saved_models[0], tmp_path / "model")
     with serving(open_subjects([tmp_path / "model"])) as client:
-        drawn = [line["token"]["id"] for line in client.ask("continue", **view(0), temperature=0.0, count=6)[:-1]]
+        drawn = [line["token"]["id"] for line in client.ask("continue", **view(0), temperature=0.0)[:6]]
     file, other = tmp_path / "model" / "generation_config.json", next(id for id in range(256) if id not in drawn)
     file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": [other, drawn[-1]]}))
     with serving(open_subjects([tmp_path / "model"])) as client:
-        *told, ended = client.ask("continue", **view(0), temperature=0.0, count=6)
+        *told, ended = client.ask("continue", **view(0), temperature=0.0)
     assert [line["token"]["id"] for line in told] == drawn[: drawn.index(drawn[-1])] != []
     assert ended["reason"] == "end of text"
 

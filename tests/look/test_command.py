@@ -16,7 +16,11 @@ from pathlib import Path
 import pytest
 
 from attnres.cli import main
-from tests.look.runs import Client
+from attnres.lab.experiments import comparison
+from attnres.look.server import SAMPLE
+from attnres.train import train
+from attnres.train.sweep import JobState
+from tests.look.runs import Client, small_config
 
 
 @contextmanager
@@ -48,7 +52,7 @@ def test_a_signal_in_the_middle_of_an_answer_ends_it_without_a_word(runs):
         with socket.create_connection(("127.0.0.1", client.port)) as connection:  # who goes in the middle of a request
             head = f"POST /api/look HTTP/1.1\r\nHost: 127.0.0.1:{client.port}\r\nX-Attnres-Token: {client.token}\r\n"
             connection.sendall(f"{head}Content-Length: 100\r\n\r\n{{}}".encode())
-        reading = client.open("POST", "/api/continue", {"view": {"model": 1, "text": "the brown dog"}, "count": 80})
+        reading = client.open("POST", "/api/continue", {"view": {"model": 1, "text": "the brown dog"}})
         assert reading.readline()
         process.send_signal(signal.SIGINT)
         assert reading.read() is not None, "the stream has its end"
@@ -77,3 +81,21 @@ def test_bad_arguments_are_said_in_one_line(runs, client, tmp_path, capsys, monk
     )
     assert main(["look", str(runs[0])]) == 2
     assert "look needs uvicorn" in capsys.readouterr().err
+
+
+def test_with_nothing_given_a_pair_is_trained_first(tmp_path, capsys, monkeypatch):
+    def run_jobs(jobs, workers, watch):
+        states = [JobState(job, status="done") for job in jobs]
+        for job in jobs:
+            train(job.config, job.folder)
+        watch(states)
+        return states
+
+    opened = []
+    monkeypatch.setattr("attnres.look.prepare.run_jobs", run_jobs)
+    monkeypatch.setattr(comparison, "DEFAULTS", small_config(tmp_path, "full"))
+    monkeypatch.setattr("attnres.look.start.start", lambda microscope, *_: opened.append(microscope.session()))
+    monkeypatch.chdir(tmp_path)
+    assert main(["look"]) == 0 and "is trained in runs/look" in capsys.readouterr().out
+    assert [model.name for model in opened[0].models] == ["block", "residual"]
+    assert opened[0].text == SAMPLE

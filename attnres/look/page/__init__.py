@@ -8,9 +8,9 @@ from attnres.report.html import script, styles
 
 
 def served() -> dict[str, tuple[str, str]]:
-    """All that the page consists of, by its name under /page/: (media type, text). The page itself is named ""."""
+    """All that the page consists of, by its path: (media type, text)."""
     return {
-        "": ("text/html", files("attnres.look.page").joinpath("page.html").read_text(encoding="utf-8")),
-        "look.css": ("text/css", styles("report/charts/charts.css", "look/page/look.css")),
-        "look.js": ("text/javascript", script("look/page/app.js")),
+        "/": ("text/html", files("attnres.look.page").joinpath("page.html").read_text(encoding="utf-8")),
+        "/page/look.css": ("text/css", styles("report/charts/charts.css", "look/page/look.css")),
+        "/page/look.js": ("text/javascript", script("look/page/app.js")),
     }

@@ -4,18 +4,17 @@ import { DEPTH, matrixFigure } from "../../report/charts/cells.js";
 import { html } from "../../report/charts/dom.js";
 import { against, figureOf } from "./between.js";
 import { changeTools } from "./changes.js";
-import { Failed, Lost, ask, askSession } from "./client.js";
+import { Failed, Lost, askSession } from "./client.js";
 import { COLUMNS } from "./reading.js";
 import { download, page, png, svgText } from "./save.js";
 import { Side } from "./side.js";
-import { Training } from "./training.js";
 
 const MOST_SIDES = 3;
-const MOST_NEW = 40;
+const POLL = 2000; // milliseconds between looks at a run that trains
 const stored = document.getElementById("saved");
 const saved = stored && JSON.parse(stored.textContent);
 
-let session = { models: [], text: "" };
+let session = null;
 let sides = [], active = null;
 let past = [], future = []; // [spec, changes] each: for undo and redo
 let telling = null; // the site to begin with: of this text one that has something to say
@@ -41,7 +40,6 @@ const main = document.getElementById("look");
 const banner = html("p", { id: "banner", role: "alert", hidden: true });
 const said = html("p", { id: "said", role: "status" });
 const text = html("textarea", { id: "text", rows: 2, spellcheck: false });
-const count = html("span", { className: "count" });
 const going = button("Continue the text", carryOn, { id: "continue" });
 const keep = button("Keep it", () => current().keepDrawn(), { id: "keep", hidden: true,
   title: "make what was generated a part of the text" });
@@ -57,39 +55,32 @@ const measuring = button("Measure removal", measure, { id: "measure", className:
 const tools = html("fieldset", { className: "tool-box live" }, html("legend", {}, "Change what is read"));
 const room = html("div", { className: "sides" });
 const between = html("section", { className: "between", hidden: true });
-const curves = html("section", { className: "training live", hidden: true });
 
 main.append(
   html("header", {}, html("h1", {}, "attnres look"), html("div", { className: "tools" },
     button("Save page", () => save("html"), { className: "live" }), button("SVG", () => save("svg")),
     button("PNG", () => save("png")), button("Copy link", copyLink, { className: "live" }))),
   banner, said,
-  html("section", { className: "writing live" }, html("label", { htmlFor: "text" }, "Text"), count, text),
+  html("section", { className: "writing live" }, html("label", { htmlFor: "text" }, "Text"), text),
   html("div", { className: "bar" },
     html("div", { className: "tools live" }, going, keep, html("label", {}, "temperature ", temperature), beside),
     html("div", { className: "tools" }, html("label", {}, "lines and matrix: ", metric), columnChoice, measuring)),
-  room, curves, tools, between,
+  room, tools, between,
   html("p", { className: "keys live" }, "Keys. Tokens: ← → Home End. Depth picture: ↑ ↓ sites, ← → " +
     "sources, [ ] tokens, m mute, o switch off, u undo."));
 
-// While a run trains its losses come first; of one that is done they stand below.
-const place = (running) => { if (running) room.before(curves); else room.after(curves); };
-const training = new Training(curves, place, renewed, lost);
-
 const app = {
   state, saved: Boolean(saved), session: () => session, modelOf, text: () => state.text, sides: () => sides,
-  active: current, shared, lost, renew, write, key: pressed, remove: removeSide,
+  active: current, shared, lost, found, renew, write, key: pressed, remove: removeSide,
   act(side) {
     if (active === side) return;
     active = side;
     for (const each of sides) each.root.classList.toggle("active", sides.length > 1 && each === side);
     changing.update();
-    watch();
   },
   asked(side) {
     forget(side.spec);
     changing.update();
-    watch();
   },
   changed() { redraw(false); },
   pictured(side) { telling ??= side.read()?.telling() ?? null; },
@@ -137,7 +128,6 @@ const changing = changeTools(tools, {
   side: current, say, undo, redo, canUndo: () => past.length > 0, canRedo: () => future.length > 0,
   change(changes) {
     const { spec } = current();
-    if (changes.length > session.max_changes) { say(`At most ${session.max_changes} changes at a time.`); return; }
     past.push([spec, spec.changes]);
     future = [];
     apply(spec, changes);
@@ -170,12 +160,7 @@ function write(written) {
   if (text.value !== written) text.value = written;
   Object.assign(state, { text: written, position: null, target: null });
   telling = null;
-  counted();
   for (const side of sides) if (side.spec.text === null) side.refreshSoon();
-}
-function counted() {
-  const most = session.max_characters;
-  count.textContent = state.text.length > 0.8 * most ? ` ${state.text.length} of at most ${most} characters` : "";
 }
 async function carryOn() {
   if (going.dataset.running) { sides.forEach((side) => side.stop()); return; }
@@ -184,8 +169,7 @@ async function carryOn() {
   if (!Number.isFinite(heat)) return;
   going.dataset.running = "yes";
   going.textContent = "Stop";
-  const most = Math.min(MOST_NEW, session.max_new_tokens);
-  await Promise.all(sides.map((side) => side.carryOn(most, heat)));
+  await Promise.all(sides.map((side) => side.carryOn(heat)));
   delete going.dataset.running;
   going.textContent = "Continue the text";
   keep.hidden = !current().keepable();
@@ -214,62 +198,42 @@ function putBeside(kind) {
   redraw();
   side.refresh();
 }
-function drop(side) {
+function removeSide(side) {
   side.destroy();
   forget(side.spec);
   sides = sides.filter((other) => other !== side);
   active = null;
   arrange();
-}
-function removeSide(side) {
-  drop(side);
   redraw();
-  watch();
 }
-// The server's session as it is by now: runs go on while the page is open, and servers return with other models.
-function renewed(known) {
-  if (!sides.every((side) => known.models.some(({ id }) => id === side.spec.model))) { start(known); return; }
+
+// ---- the server, whose runs may go on, and which may end ----
+
+async function renew() {
+  let known;
+  try { known = await askSession(); } catch (error) {
+    if (error instanceof Lost) lost();
+    else if (!(error instanceof Failed)) throw error; // what failed before is what is said
+    return;
+  }
+  found();
+  if (!sides.every(({ spec }) => known.models.some(({ id }) => id === spec.model))) {
+    complain("Another server answers here now: reload this page.");
+    return;
+  }
   const before = session;
   session = known;
   for (const side of sides) side.renewed(before.models.find(({ id }) => id === side.spec.model));
-  watch();
 }
-async function renew() {
-  try { renewed(await askSession()); } catch (error) {
-    if (error instanceof Lost) lost();
-    else if (!(error instanceof Failed)) throw error; // what failed before is what is said
-  }
-}
-function watch() {
-  if (!saved) training.watch(current().asked());
-}
-
-// ---- the server goes and comes back ----
-
-let retrying = null;
-function lost() {
-  if (retrying) return;
-  banner.textContent = "The server does not answer. What you see stays. If it ended, start attnres look again with " +
-    "the same --port and --token, and this page goes on.";
+function complain(line) {
+  banner.textContent = line;
   banner.hidden = false;
-  document.documentElement.classList.add("lost");
-  training.stop();
-  retrying = setInterval(async () => {
-    let back;
-    try { back = await askSession(); } catch (error) { if (error instanceof Lost) return; }
-    if (!retrying) return; // a try before this one, which took long, has been answered
-    clearInterval(retrying);
-    retrying = null;
-    if (!back) {
-      banner.textContent = "Another server answers here now: open the address that it printed. What stands behind # " +
-        "in this page's address brings all this back there.";
-      return;
-    }
-    banner.hidden = true;
-    document.documentElement.classList.remove("lost");
-    start(back);
-  }, 1500);
 }
+function lost() {
+  complain("The server does not answer. What you see stays. If it ended, start attnres look again with the same " +
+    "--port and --token, and reload this page.");
+}
+function found() { banner.hidden = true; }
 
 // ---- the state in the address, and files ----
 
@@ -284,20 +248,6 @@ function remembered() {
     for (const name of Object.keys(state)) if (name in kept) state[name] = kept[name];
     return kept.sides.filter((spec) => spec?.model !== undefined).slice(0, MOST_SIDES);
   } catch { return []; }
-}
-// Whether the session has the side's model; changes of sites that this has not are left out. A link may be older than
-// the server, and so may a page.
-function fits(spec, missing) {
-  const model = modelOf(spec.model);
-  if (!model) {
-    missing.add(String(spec.model).split("@")[0]);
-    return false;
-  }
-  const there = ({ source, sites }) => [source ?? 0, ...sites ?? []].every((at) => at < model.sites.length);
-  const changes = (spec.changes ?? []).filter(there);
-  if (changes.length < spec.changes?.length) missing.add(`changes of sites that ${model.name} does not have`);
-  spec.changes = changes;
-  return true;
 }
 async function copyLink() {
   remember();
@@ -317,65 +267,24 @@ async function save(form) {
 
 // ---- the beginning ----
 
-// `attnres look` without a model trains the smallest pair first.
-async function prepare() {
-  const line = html("p", {}), bar = html("progress", { max: 1, ariaLabel: "Training" });
-  const waiting = html("section", { className: "preparing" },
-    html("h2", {}, "Nothing to look at yet: the smallest pair is trained first"), line, bar);
-  main.append(waiting);
-  main.classList.add("waiting");
-  await ask("prepare", {}, (message) => {
-    if (message.kind === "session") session = message;
-    if (message.kind !== "progress") return;
-    line.textContent = `${message.what}: ${Math.round(message.done)} of ${Math.round(message.total)}`;
-    bar.value = message.done / (message.total || 1);
-  });
-  waiting.remove();
-  main.classList.remove("waiting");
-}
-// With an answer of the server: at the beginning, and when it is there again.
-async function start(answered) {
-  session = answered;
-  try {
-    if (!session.models.length) await prepare();
-  } catch (error) {
-    if (error instanceof Lost) lost();
-    else complain(error);
-    return;
-  }
-  const missing = new Set();
-  for (const side of sides) if (!fits(side.spec, missing)) drop(side);
-  if (!sides.length && !missing.size) {
-    state.text = session.text;
-    for (const spec of remembered()) if (fits(spec, missing)) newSide(spec);
-  }
+async function start() {
+  session = await askSession();
+  setInterval(() => { if (sides.some((side) => side.asked().training)) renew(); }, POLL);
+  state.text = session.text;
+  const kept = remembered(), missing = kept.filter(({ model }) => !modelOf(model));
+  for (const spec of kept) if (!missing.includes(spec)) newSide(spec);
   if (!sides.length) newSide({});
   show();
-  if (missing.size) say(`Not open here, so left out: ${[...missing].join(", ")}.`);
+  if (missing.length) say(`Not open here, so left out: ${missing.map(({ model }) => model).join(", ")}.`);
   sides.forEach((side) => side.refresh());
-  watch();
-}
-function complain(error) {
-  banner.textContent = error.message;
-  banner.hidden = false;
 }
 function show() {
   text.value = state.text;
   metric.value = state.metric;
   column.value = state.column;
-  counted();
   redraw();
 }
-async function begin() {
-  if (!saved) {
-    let answered;
-    try { answered = await askSession(); } catch (error) {
-      if (error instanceof Lost) lost(); else complain(error);
-      return;
-    }
-    await start(answered);
-    return;
-  }
+function restore() {
   session = saved.session;
   Object.assign(state, saved.state);
   for (const part of saved.sides) newSide(part.spec).restore(part);
@@ -388,4 +297,9 @@ addEventListener("resize", () => {
   drawnAt = document.body.clientWidth;
   redraw();
 });
-begin();
+if (saved) restore();
+else start().catch((error) => {
+  if (error instanceof Lost) lost();
+  else if (error instanceof Failed) complain(error.message);
+  else throw error;
+});

@@ -14,7 +14,7 @@ export function changeTools(parent, app) {
   const prompt = html("input", { type: "text", placeholder: "another prompt", ariaLabel: "prompt to patch from" });
   const subject = html("p", { className: "subject" });
   const list = html("ol", { className: "changes", ariaLabel: "What is changed" });
-  const off = button("Switch off", () => add({ kind: "off", source: Math.min(at().site + 1, last()) }, "off"));
+  const off = button("Switch off", () => add({ kind: "Off", source: Math.min(at().site + 1, last()) }));
   const undo = button("Undo", app.undo), redo = button("Redo", app.redo);
   const clear = button("Clear all", () => app.change([]));
   const copy = button("Copy as Python", async () => {
@@ -26,12 +26,12 @@ export function changeTools(parent, app) {
   const code = html("pre", { hidden: true, tabIndex: 0, ariaLabel: "The changes as Python" });
   const ofSource = html("div", { className: "tools", role: "group", ariaLabel: "Change the selected source" },
     button("Mute", () => mute()),
-    html("span", {}, button("Scale ×", () => add({ kind: "scale", value: factor.valueAsNumber })), factor),
-    html("span", {}, button("Pin weight at", () => add({ kind: "pin", value: weight.valueAsNumber })), weight),
-    html("span", {}, button("Swap for that of", () => add({ kind: "patch", text: prompt.value })), prompt));
+    html("span", {}, button("Scale ×", () => add({ kind: "Scale", by: factor.valueAsNumber })), factor),
+    html("span", {}, button("Pin weight at", () => add({ kind: "Pin", weight: weight.valueAsNumber })), weight),
+    html("span", {}, button("Swap for that of", () => add({ kind: "Patch", prompt: prompt.value })), prompt));
   const ofRow = html("div", { className: "tools", role: "group", ariaLabel: "Change the selected site" }, off,
-    button("Equal weights", () => add({ kind: "uniform", source: null })),
-    button("Plain residual", () => add({ kind: "plain", source: null })));
+    button("Equal weights", () => add({ kind: "Uniform" }, false)),
+    button("Plain residual", () => add({ kind: "Plain" }, false)));
   parent.append(subject, html("div", { className: "tools" }, field("in", sites), field("at", tokens)), ofRow, ofSource,
     html("div", { className: "tools" }, undo, redo, clear, copy), list, code);
 
@@ -45,18 +45,20 @@ export function changeTools(parent, app) {
   }
   const at = () => app.side().at();
   const last = () => app.side().asked().sites.length - 1;
-  function add(change, kind = change.kind) {
+  // change: what analysis calls it, with the arguments that are its own
+  function add(change, ofSource = true) {
     const { site, source, position } = at();
-    const missing = change.source === undefined && source === null ? "Choose a source first: click a bar or a cell."
-      : kind === "patch" && !change.text ? "Write the other prompt first."
-      : Number.isFinite(change.value ?? 0) ? "" : "Write a number first.";
+    const missing = ofSource && change.source === undefined && source === null
+      ? "Choose a source first: click a bar or a cell."
+      : change.prompt === "" ? "Write the other prompt first."
+      : Number.isFinite(change.by ?? change.weight ?? 0) ? "" : "Write a number first.";
     app.say(missing);
     if (missing) return;
-    const full = { value: null, text: null, source, ...change, tokens: tokens.value === "token" ? [position] : null,
-      sites: kind === "off" || sites.value === "all" ? null : [site] };
+    const full = { ...ofSource && { source }, ...change, tokens: tokens.value === "token" ? [position] : null };
+    if (change.kind !== "Off") full.sites = sites.value === "all" ? null : [site];
     app.change([...app.side().spec.changes, full]);
   }
-  const mute = () => add({ kind: "mute" });
+  const mute = () => add({ kind: "Mute" });
   const switchOff = () => { if (!off.disabled) off.click(); };
 
   function update() {

@@ -20,7 +20,7 @@ export class Reading {
     const n = model.sites.length, each = (n * (n + 1)) / 2;
     Object.assign(this, { model, token, position, explanation, effects });
     this.loudness = Array.from(sizes.subarray(position * n, (position + 1) * n), finite);
-    this.weights = triangle(explanation?.weights ?? weights.subarray(position * each, (position + 1) * each), n);
+    this.weights = triangle(weights.subarray(position * each, (position + 1) * each), n);
     this.sizes = explanation ? triangle(explanation.size, n)
       : this.weights.map((row) => row.map((weight, i) => this.#size(weight, this.loudness[i])));
     this.shares = explanation ? triangle(explanation.share, n) : null;
@@ -87,38 +87,16 @@ export class Reading {
     return lines.join("\n");
   }
 
-  // [who, does what]: the largest weights. Sources whose weights are written alike are named together, so that "less"
-  // is true of the others.
+  // [who, does what]: the largest weights.
   sentence(site) {
     const row = this.weights[site], parts = this.#most(site);
     if (parts.length > 3 && parts[0].share < 1.1 * parts.at(-1).share) {
       const ends = new Set([Math.min(...row), Math.max(...row)].map((weight) => number(weight, 2)));
       return [this.model.sites[site], `reads all ${parts.length} sources alike, ${[...ends].join(" to ")} of each.`];
     }
-    const size = (part) => number(Math.abs(row[part.source]), 2);
-    let count = Math.min(3, parts.length);
-    while (count < parts.length && size(parts[count]) === size(parts[count - 1])) count += 1;
-    const groups = new Map();
-    for (const { source } of parts.slice(0, count)) {
-      const weight = number(row[source], 2);
-      groups.set(weight, [...groups.get(weight) ?? [], source]);
-    }
-    const named = [...groups].map(([weight, group]) => `${weight} of ${this.#named(group)}`).join(", ");
-    const others = count < parts.length ? ` and less of ${plural(parts.length - count, "other source")}` : "";
-    return [this.model.sites[site], `reads ${named}${others}.`];
-  }
-  // Neighbours, as those of a block, by the first and the last.
-  #named(group) {
-    const { sources } = this.model, runs = [];
-    for (const source of group.sort((a, b) => a - b)) {
-      if (runs.at(-1)?.at(-1) === source - 1) runs.at(-1).push(source);
-      else runs.push([source]);
-    }
-    if (runs.length > 3) return `each of ${group.length} sources`;
-    const names = runs.flatMap((run) => (run.length < 3 ? run.map((source) => sources[source])
-      : [`${sources[run[0]]} to ${sources[run.at(-1)]}`]));
-    if (group.length === 1) return names[0];
-    return `each of ${[names.slice(0, -1).join(", "), names.at(-1)].filter(Boolean).join(" and ")}`;
+    const named = parts.slice(0, 3).map(({ source }) => `${number(row[source], 2)} of ${this.model.sources[source]}`);
+    const others = parts.length > 3 ? ` and ${plural(parts.length - 3, "other source")}` : "";
+    return [this.model.sites[site], `reads ${named.join(", ")}${others}.`];
   }
 
   // The site to begin with: where what is read is furthest from equal parts; null where all sites read equal parts.

@@ -15,7 +15,7 @@ const noEffects = () => Object.assign(new Map(), { site: null });
 
 export class Side {
   // app: {state, saved, session(), modelOf(id), text(), sides(), active(), shared(chosen), act(side), asked(side),
-  //       remove(side), pictured(side), telling(), changed(), lost(), renew(), key(event), drawMatrix(..)};
+  //       remove(side), pictured(side), telling(), changed(), lost(), found(), renew(), key(event), drawMatrix(..)};
   // spec: {model, step, text, read, changes}, kept in the address
   constructor(parent, app, spec) {
     Object.assign(this, { app, spec, picture: null, model: null, text: "", explanation: null, effects: noEffects() });
@@ -115,6 +115,7 @@ export class Side {
     let refused = false;
     try {
       await ask(kind, body, (message) => {
+        this.app.found();
         if (message.kind !== "progress") receive(message);
         else this.say(`${message.what}: ${number(message.done)} of ${number(message.total)}`);
       }, controller.signal);
@@ -198,17 +199,16 @@ export class Side {
   async measure() {
     const { site } = this.at();
     const effects = this.effects = Object.assign(new Map(), { site });
-    await this.#ask("remove", { view: this.shown(), sites: [site], position: null, sources: null }, (effect) => {
+    await this.#ask("remove", { view: this.shown(), site }, (effect) => {
       effects.set(effect.source, effect);
-      this.say(`removal: ${effect.done} of ${effect.total} sources`);
+      this.say(`removal: ${effect.source + 1} of ${site + 1} sources`);
       this.render();
     });
   }
-  async carryOn(count, temperature) {
+  async carryOn(temperature) {
     this.#forgetDrawn();
     let end = "", before = this.picture?.tokens.at(-1)?.text ?? "";
-    const body = { view: this.shown(), count, temperature, top_k: null, seed: 0 };
-    const done = await this.#ask("continue", body, (message) => {
+    const done = await this.#ask("continue", { view: this.shown(), temperature }, (message) => {
       this.drawn += message.text;
       if (message.kind === "ended" && message.reason !== "count") end = `The continuation ends: ${message.reason}.`;
       if (message.kind !== "drawn") return;

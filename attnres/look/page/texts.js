@@ -22,18 +22,18 @@ export const plural = (count, word) => `${count} ${word}${count === 1 ? "" : "s"
 
 // What a change does, for the list of changes.
 export function told(change, model) {
-  const source = change.source === null || change.source === undefined ? "" : model.sources[change.source];
+  const source = model.sources[change.source];
   const sites = !change.sites ? "everywhere"
     : change.sites.length > 2 ? `at ${change.sites.length} sites`
     : `in ${change.sites.map((site) => model.sites[site]).join(" and ")}`;
   const tokens = !change.tokens ? "" : ` at token ${change.tokens.join(", ")}`;
   return {
-    mute: () => `mute ${source} ${sites}${tokens}`,
-    scale: () => `${source} × ${number(change.value)} ${sites}${tokens}`,
-    pin: () => `weight of ${source} = ${number(change.value)} ${sites}${tokens}`,
-    patch: () => `${source} from ${quoted(change.text.slice(0, 24))} ${sites}${tokens}`,
-    off: () => `${source} off${tokens}`,
-    uniform: () => `equal weights ${sites}${tokens}`,
-    plain: () => `plain residual ${sites}${tokens}`,
+    Mute: () => `mute ${source} ${sites}${tokens}`,
+    Scale: () => `${source} × ${number(change.by)} ${sites}${tokens}`,
+    Pin: () => `weight of ${source} = ${number(change.weight)} ${sites}${tokens}`,
+    Patch: () => `${source} from ${quoted(change.prompt.slice(0, 24))} ${sites}${tokens}`,
+    Off: () => `${source} off${tokens}`,
+    Uniform: () => `equal weights ${sites}${tokens}`,
+    Plain: () => `plain residual ${sites}${tokens}`,
   }[change.kind]();
 }
