@@ -62,8 +62,7 @@ class Seen:
         self.most = min(subject.context, MAX_TOKENS)
         if len(self.ids) > self.most:
             has = f"the text has {len(self.ids):,} tokens"
-            raise UsageError(f"{has} and {subject.name} takes {self.most:,}; shorten it")
-        self.told = subject.describe()
+            raise UsageError(f"{has} and {subject.entry.name} takes {self.most:,}; shorten it")
         self.changes = [as_change(subject, change) for change in view.changes]
 
     def position(self, asked: int) -> int:
@@ -82,9 +81,9 @@ class Seen:
         def make() -> Trace:
             return trace(self.model, self.ids, held, self.view.read, on_site)
 
-        sites = len(self.told.sites)
+        sites = self.subject.sublayers + 1
         key = ("trace", self.step, self.checksums, tuple(self.ids), tuple(map(str, held)), self.view.read)
-        size = 4 * len(self.ids) * (self.told.vocabulary + sites * sites)  # far the most of it
+        size = 4 * len(self.ids) * (self.subject.vocab_size + sites * sites)  # far the most of it
         return self.subject.remembered(key, make, max(2, min(KEPT_TRACES, KEPT_BYTES // (1 + size))))
 
 
@@ -115,7 +114,7 @@ def look(subject: Subject, request: m.Look, piece: WorkItem) -> Steps:
     seen = Seen(subject, request.view, piece)
     changes, text = seen.changes, request.view.text
     python = subject.python(text, request.view.step, changes) if changes else ""
-    sources = len(seen.told.sources)
+    sources = subject.sublayers + 1
     if not seen.ids:
         empty = array(torch.zeros(0, sources * (sources + 1) // 2)), array(torch.zeros(0, sources))
         yield m.Picture(seen.step, (), (), None, None, (), *empty, python)

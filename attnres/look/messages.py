@@ -97,7 +97,6 @@ class ModelEntry:
     """Canonical, such as "block:block_size=8"."""
     description: str
     """One line: sizes, steps, where from."""
-    kind: Literal["run", "transformers"]
     sites: tuple[str, ...]
     """L + 1 names, the last is "readout"."""
     sources: tuple[str, ...]
@@ -106,9 +105,6 @@ class ModelEntry:
     """L + 1: how many mixtures each site reads (q, k and v apart); 1 nearly always."""
     per_channel: bool
     """Whether weights differ by channel; the picture then shows their mean, and an Explanation's sizes are exact."""
-    context: int
-    """The most tokens that it takes."""
-    vocabulary: int
     tokens: str
     """The same where ids stand for the same tokens."""
     steps: tuple[int, ...]

@@ -41,7 +41,7 @@ class Microscope:
 
     def session(self) -> m.Session:
         models = tuple(subject.describe() for subject in self.subjects)
-        return m.Session(models, SAMPLE[: min(model.context for model in models)])
+        return m.Session(models, SAMPLE[: min(subject.context for subject in self.subjects)])
 
     def answer(self, command: str, body: bytes) -> AsyncIterator[m.Message]:
         """What a command answers. Raises UsageError on a request that is none."""
@@ -49,7 +49,7 @@ class Microscope:
             raise UsageError(f"there is no command {command[:40]!r}")
         cls, work = COMMANDS[command]
         request = decode(cls, body)
-        subject = next((each for each in self.subjects if each.id == request.view.model), None)
+        subject = next((each for each in self.subjects if each.entry.id == request.view.model), None)
         if subject is None:
             raise UsageError(f"the model {request.view.model[:80]!r} is not open here; reload the page")
         return subject.worker.run(lambda piece: work(subject, request, piece))

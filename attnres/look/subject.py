@@ -39,14 +39,28 @@ QUIET_SECONDS = 120.0
 class Subject(ABC):
     """A model, at one step or several, and its tokenizer. Its worker alone touches the model."""
 
-    def __init__(self, path: Path, name: str, tokenizer: Tokenizer) -> None:
-        place = path.resolve()
-        self.id = f"{place.name}@{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}"
-        self.name = name
-        self.tokenizer = tokenizer
-        self.tokens = hashlib.sha256(json.dumps(tokenizer.to_json(), sort_keys=True).encode()).hexdigest()[:8]
+    def __init__(
+        self, path: Path, name: str, tokenizer: Tokenizer, rule: str, connection: Connection, context: int, vocab: int
+    ) -> None:
+        place, names = path.resolve(), names_of(connection)
+        self.tokenizer, self.rule, self.context, self.vocab_size = tokenizer, rule, context, vocab
+        self.sublayers = connection.sublayers
         self.worker = Worker(name)
         self.cache: OrderedDict[Any, Any] = OrderedDict()
+        self.entry = ModelEntry(
+            id=f"{place.name}@{hashlib.sha256(os.fsencode(place)).hexdigest()[:8]}",
+            name=name,
+            connection=rule,
+            description="",
+            sites=(*names, "readout"),
+            sources=("embedding", *names),
+            reads=tuple(connection.reads(site) for site in range(connection.sublayers + 1)),
+            per_channel=differs_by_channel(connection),
+            tokens=hashlib.sha256(json.dumps(tokenizer.to_json(), sort_keys=True).encode()).hexdigest()[:8],
+            steps=(0,),
+            training=False,
+        )
+        """What the page is told of it; of a run more is known with time."""
 
     special = False
     """Whether it reads a text with the special tokens that its tokenizer adds."""
@@ -62,14 +76,9 @@ class Subject(ABC):
         """The ids that end a text."""
         return () if self.tokenizer.end is None else (self.tokenizer.end,)
 
-    @property
-    @abstractmethod
-    def context(self) -> int:
-        """The most tokens that it takes."""
-
-    @abstractmethod
     def describe(self) -> ModelEntry:
         """Say what it is, as it is now."""
+        return self.entry
 
     @abstractmethod
     def step(self, asked: int | None) -> int:
@@ -133,14 +142,10 @@ class RunSubject(Subject):
         self.folder = RunFolder(path)
         self.config = self.folder.config()
         self._opened = self._made_of(self.folder.record())
-        super().__init__(path, name, self.folder.tokenizer())
         model = self.config.model
         connection = make_connection(model.connection, model.dim, model.sublayers)
-        self._shape = shape_of(connection)
-
-    @property
-    def context(self) -> int:
-        return self.config.model.context
+        of_model = model.connection, connection, model.context, model.vocab_size
+        super().__init__(path, name, self.folder.tokenizer(), *of_model)
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -169,19 +174,7 @@ class RunSubject(Subject):
             steps, training = self.steps, self._is_running()
             reached = f"{steps[-1]} of {self.config.steps} steps" if steps else "no checkpoint yet"
             description = f"{model.layers} layers of width {model.dim}, {reached}, seed {self.config.seed}"
-        return ModelEntry(
-            id=self.id,
-            name=self.name,
-            connection=model.connection,
-            description=description,
-            kind="run",
-            **self._shape,
-            context=model.context,
-            vocabulary=model.vocab_size,
-            tokens=self.tokens,
-            steps=steps,
-            training=training,
-        )
+        return dataclasses.replace(self.entry, description=description, steps=steps, training=training)
 
     def step(self, asked: int | None) -> int:
         self._keep_up()
@@ -231,41 +224,23 @@ class TransformersSubject(Subject):
 
         if not (path / "tokenizer.json").is_file():
             raise UsageError(f"{path}: there is no tokenizer.json; save the model's tokenizer into the folder too")
-        super().__init__(path, name, load_tokenizer(str(path)))
         self.path = path
         self.attached = RECORD in read_config(path)
         self._model = load_causal(path, use_safetensors=True)
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             tensor.data = tensor.data.clone()  # else it is the file's memory, and changes with what is written there
-        connection = connection_in(self._model)
-        self._shape = shape_of(connection)
-        self.connection = self._model.config.attnres["connection"] if self.attached else _rule(connection)
+        connection, config = connection_in(self._model), self._model.config.get_text_config()
+        rule = self._model.config.attnres["connection"] if self.attached else _rule(connection)
+        context = getattr(config, "max_position_embeddings", None) or 1024
+        super().__init__(path, name, load_tokenizer(str(path)), rule, connection, context, config.vocab_size)
+        where = "" if self.attached else ", as it is"
+        told = f"{config.model_type}, {config.num_hidden_layers} layers of width {config.hidden_size}{where}"
+        self.entry = dataclasses.replace(self.entry, description=told)
 
     @property
     def ends(self) -> Collection[int]:
         own = self._model.generation_config.eos_token_id  # config.json's where nothing else says it
         return {*super().ends, *(own if isinstance(own, list) else () if own is None else (own,))}
-
-    @property
-    def context(self) -> int:
-        return getattr(self._model.config.get_text_config(), "max_position_embeddings", None) or 1024
-
-    def describe(self) -> ModelEntry:
-        config = self._model.config.get_text_config()
-        where = "" if self.attached else ", as it is"
-        return ModelEntry(
-            id=self.id,
-            name=self.name,
-            connection=self.connection,
-            description=f"{config.model_type}, {config.num_hidden_layers} layers of width {config.hidden_size}{where}",
-            kind="transformers",
-            **self._shape,
-            context=self.context,
-            vocabulary=config.vocab_size,
-            tokens=self.tokens,
-            steps=(0,),
-            training=False,
-        )
 
     def step(self, asked: int | None) -> int:
         return 0
@@ -274,7 +249,7 @@ class TransformersSubject(Subject):
         return self._model
 
     def _loading(self, step: int | None) -> list[str]:
-        of_file = ":" in parse_connection(self.connection)[0]
+        of_file = ":" in parse_connection(self.rule)[0]
         trust = ", trust_remote_code=True" if of_file else ""
         load = f"attnres.hf.load({str(self.path)!r}{trust})"
         if not self.attached:
@@ -289,17 +264,6 @@ def _rule(connection: Connection) -> str:
     known = {connection_class(name): name for name in connection_names()}
     kind = type(getattr(connection, "inner", connection))
     return known.get(kind, kind.__name__)
-
-
-def shape_of(connection: Connection) -> dict[str, Any]:
-    """What a ModelEntry says of its connection."""
-    names = names_of(connection)
-    return {
-        "sites": (*names, "readout"),
-        "sources": ("embedding", *names),
-        "reads": tuple(connection.reads(site) for site in range(connection.sublayers + 1)),
-        "per_channel": differs_by_channel(connection),
-    }
 
 
 class CachedDecoder:

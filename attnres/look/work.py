@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from attnres.errors import UsageError
 from attnres.look.messages import Failure, Message, Progress
@@ -61,7 +62,7 @@ class Worker:
                         told = piece.progress
                         assert told is not None
                         yield told
-                message = await step
+                message: Any = await step
                 if message is END:
                     return
                 if message is not None:

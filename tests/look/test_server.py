@@ -128,4 +128,4 @@ def test_two_runs_of_one_name_are_told_apart(tmp_path, runs):
         (folders[:3], ["1/a/seed-0", "1/b/seed-0", "2/b/seed-0"]),
         ([folders[0], folders[3]], ["a/seed-0", "c/seed-1"]),
     ):
-        assert [subject.name for subject in open_subjects(opened)] == names
+        assert [subject.entry.name for subject in open_subjects(opened)] == names
