@@ -6,6 +6,7 @@ from attnres.ops.module import DepthAttention
 from attnres.ops.norm import Norm, plain_norm
 from attnres.ops.operators import (
     Backend,
+    add_both,
     add_normalised,
     attend,
     attend_blocks,
@@ -23,6 +24,7 @@ __all__ = [
     "Backend",
     "DepthAttention",
     "Norm",
+    "add_both",
     "add_normalised",
     "attend",
     "attend_blocks",

@@ -1,12 +1,13 @@
-"""The operator behind `add_normalised`: `torch.ops.attnres.add_normalised`, with fake tensors, autograd and vmap.
+"""The operator behind `add_normalised` and `add_both`, with fake tensors, autograd and vmap.
 
-    out, inverse_rms = add_normalised(y, total, eps, dtype)
+    out, sums, inverse_rms = torch.ops.attnres.add_normalised(y, total, raw, eps, dtype)
 
-    r = 1 / sqrt(mean(y^2) + eps);   out = total + r y
-    dy = r (g - y r^2 mean(g y)),   dtotal = g
+    r = 1 / sqrt(mean(y^2) + eps);   out = total + r y;   sum = raw + y
+    dy = r (g - y r^2 mean(g y)) + dsum,   dtotal = g,   draw = dsum
 
-y [..., d]; total: one tensor [..., d], or none; out [..., d] of `dtype`; inverse_rms [...] float32, which the backward
-pass takes. Each backend registers it and `add_normalised_backward` for its device, as it does `attend`.
+y [..., d]; total and raw: one tensor [..., d] each, or none; out [..., d] of `dtype`; sums: raw + y, if there is a raw;
+inverse_rms [...] float32, which the backward pass takes. Each backend registers it and `add_normalised_backward` for
+its device, as it does `attend`; the CPU's gradient is in C++ (csrc/library.cpp).
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from attnres.torch_private import (
     AutoDispatchBelowAutograd,
     SingleLevelFunction,
     enable_single_level_autograd_function,
-    interpreter_stack,
 )
 
 library.define(
-    "add_normalised(Tensor y, Tensor[] total, float eps, ScalarType dtype) -> (Tensor out, Tensor inverse_rms)",
+    "add_normalised(Tensor y, Tensor[] total, Tensor[] raw, float eps, ScalarType dtype)"
+    " -> (Tensor out, Tensor[] sums, Tensor inverse_rms)",
     tags=torch.Tag.pt2_compliant_tag,
 )
 library.define(
-    "add_normalised_backward(Tensor grad, Tensor y, Tensor inverse_rms) -> Tensor grad_y",
+    "add_normalised_backward(Tensor grad, Tensor[] grad_sum, Tensor[] of, Tensor inverse_rms, ScalarType dtype)"
+    " -> Tensor grad_y",
     tags=torch.Tag.pt2_compliant_tag,
 )
 
@@ -49,72 +51,76 @@ def check(y: Tensor, alike: Sequence[Tensor], per_token: Sequence[Tensor]) -> No
             )
 
 
+def sums_of(y: Tensor, raw: Sequence[Tensor]) -> list[Tensor]:
+    """Room for raw + y, of the dtype that it has in torch."""
+    return [y.new_empty(y.shape, dtype=torch.promote_types(x.dtype, y.dtype)) for x in raw]
+
+
 @torch.library.register_fake("attnres::add_normalised")
-def _fake(y, total, eps, dtype):
-    check(y, total, ())
-    return y.new_empty(y.shape, dtype=dtype), y.new_empty(y.shape[:-1], dtype=torch.float32)
+def _fake(y, total, raw, eps, dtype):
+    check(y, [*total, *raw], ())
+    return y.new_empty(y.shape, dtype=dtype), sums_of(y, raw), y.new_empty(y.shape[:-1], dtype=torch.float32)
 
 
 @torch.library.register_fake("attnres::add_normalised_backward")
-def _backward_fake(grad, y, inverse_rms):
-    check(y, [grad], [inverse_rms])
-    return torch.empty_like(y, memory_format=torch.contiguous_format)
+def _backward_fake(grad, grad_sum, of, inverse_rms, dtype):
+    check(grad, [*grad_sum, *of], [inverse_rms])
+    return grad.new_empty(grad.shape, dtype=dtype)
 
 
 class _AddNormalised(SingleLevelFunction):
     """Its gradient. Where that is to be differentiated again, it is made of torch's own operators."""
 
     @staticmethod
-    def forward(ctx: Any, eps: float, dtype: torch.dtype, sums: Sequence[Tensor], y: Tensor, *total: Tensor) -> Any:
+    def forward(ctx: Any, eps: float, dtype: torch.dtype, totals: int, y: Tensor, *more: Tensor) -> Any:
+        total, raw = more[:totals], more[totals:]
         with torch.enable_grad(), AutoDispatchBelowAutograd():
-            out, r = _operator(y, total, eps, dtype)
-        ctx.eps, ctx.dtype, ctx.total_dtypes = eps, y.dtype, [x.dtype for x in total]
-        ctx.save_for_backward(r, *(sums or [y]))
+            out, sums, r = add_normalised(y, total, raw, eps, dtype)
+        ctx.eps, ctx.dtype, ctx.totals, ctx.dtypes = eps, y.dtype, totals, [x.dtype for x in more]
+        # Sites before and after keep the raw sums as their sources, so y need not be kept, too.
+        kept = (*raw, *sums) if all(torch.finfo(x.dtype).bits >= 32 for x in (*raw, *sums)) else ()
+        ctx.save_for_backward(r, *(kept or [y]))
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(r)
-        return out, r
+        return out, *sums, r
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: Tensor | None) -> Any:
-        r, *kept = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor | None, *grads: Tensor | None) -> Any:
+        r, *of = ctx.saved_tensors
+        of_sums = [g for g in grads[:-1] if g is not None]
         if grad is None:
-            return None, None, None, None, *(None for _ in ctx.total_dtypes)
-        y = kept[0] if len(kept) == 1 else (kept[1] - kept[0]).to(ctx.dtype)
-        grad_y = _gradient(grad, y, ctx.eps) if torch.is_grad_enabled() else _backward_operator(grad, y, r)
-        return None, None, None, grad_y, *(grad.to(dtype) for dtype in ctx.total_dtypes)
+            grad_y = of_sums[0].to(ctx.dtype) if of_sums else None
+        elif torch.is_grad_enabled():
+            grad_y = sum(of_sums, _gradient(grad, of[0] if len(of) == 1 else of[1] - of[0], ctx.eps)).to(ctx.dtype)
+        else:
+            grad_y = add_normalised_backward(grad, of_sums, of, r, ctx.dtype)
+        given = [*(grad for _ in range(ctx.totals)), *grads[:-1]]
+        return (
+            None,
+            None,
+            None,
+            grad_y,
+            *(None if g is None else g.to(dtype) for g, dtype in zip(given, ctx.dtypes, strict=True)),
+        )
 
 
 def _gradient(grad: Tensor, y: Tensor, eps: float) -> Tensor:
     r, wide, g = inverse_rms(y, eps), widen(y), widen(grad)
-    return (r * (g - wide * r * ((g * wide).mean(-1, keepdim=True) * r))).to(y.dtype)
+    return r * (g - wide * r * ((g * wide).mean(-1, keepdim=True) * r))
 
 
-def add_normalised(
-    y: Tensor, total: Sequence[Tensor], eps: float, dtype: torch.dtype, sums: Sequence[Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Call the operator, past autograd where there is no gradient to keep anything for.
-
-    sums: none, or two whose difference is y, kept instead of it where nobody else decides what is kept.
-    """
-    if torch.compiler.is_compiling() or interpreter_stack():
-        return _operator(y, total, eps, dtype)
-    if torch.is_grad_enabled():
-        return _autograd(y, total, eps, dtype, sums) if sums else _operator(y, total, eps, dtype)
-    with AutoDispatchBelowAutograd():
-        return _operator(y, total, eps, dtype)
-
-
-def _autograd(y, total, eps, dtype, sums=()):
-    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (y, *total))):
+def _autograd(y, total, raw, eps, dtype):
+    if not (torch.is_grad_enabled() and any(x.requires_grad for x in (y, *total, *raw))):
         with AutoDispatchBelowAutograd():
-            return _operator(y, total, eps, dtype)
+            return add_normalised(y, total, raw, eps, dtype)
     with enable_single_level_autograd_function():
-        return _AddNormalised.apply(eps, dtype, sums, y, *total)  # pyright: ignore[reportAttributeAccessIssue]
+        out, *sums, r = _AddNormalised.apply(eps, dtype, len(total), y, *total, *raw)  # pyright: ignore[reportAttributeAccessIssue]
+    return out, sums, r
 
 
-_operator = torch.ops.attnres.add_normalised.default
-_backward_operator = torch.ops.attnres.add_normalised_backward.default
+add_normalised = torch.ops.attnres.add_normalised.default
+add_normalised_backward = torch.ops.attnres.add_normalised_backward.default
 library.impl("add_normalised", _autograd, "Autograd")
-for operator in (_operator, _backward_operator):
+for operator in (add_normalised, add_normalised_backward):
     torch.library.register_vmap(operator, one_by_one(operator), lib=library)
 library.impl("add_normalised_backward", refuse_batched_gradients, "Batched")

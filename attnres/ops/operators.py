@@ -255,7 +255,6 @@ def add_normalised(
     eps: float = 1e-6,
     backend: Backend = "auto",
     dtype: torch.dtype | None = None,
-    sums: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Add a normalised output: total + y / sqrt(mean(y^2) + eps).
 
@@ -268,9 +267,6 @@ def add_normalised(
         eps: added to the mean square; not negative.
         backend: as for `depth_attention`.
         dtype: of the result; if None the wider of total's and y's.
-        sums: s and s + y, [..., d], where both are kept for the backward pass anyway: it takes y from their difference,
-            and y is not kept. Of at least float32; narrower ones are not used, because they are rounded. So y's
-            gradient has the rounding of s, too: its relative error grows as |s| / |y|, in float32 to 1e-5 or so at 1e3.
 
     Returns:
         The sum [..., d].
@@ -279,13 +275,41 @@ def add_normalised(
         UsageError: as for `depth_attention`.
     """
     totals = () if total is None else (total,)
-    _check([y, *totals, *(sums or ())], "y and total", [], "", eps, dtype)
+    _check([y, *totals], "y and total", [], "", eps, dtype)
     if dtype is None:
         dtype = y.dtype if total is None else torch.promote_types(total.dtype, y.dtype)
     if not is_fused(backend, (y, *totals), dtype):
         return reference.add_normalised(y, total, eps, dtype)
-    kept = sums if sums is not None and all(torch.finfo(x.dtype).bits >= 32 for x in sums) else ()
-    return normalised.add_normalised(y, totals, eps, dtype, kept)[0]
+    return _add_normalised(y, totals, (), eps, dtype)[0]
+
+
+def add_both(
+    y: Tensor, total: Tensor, raw: Tensor, eps: float, dtype: torch.dtype, backend: Backend = "auto"
+) -> tuple[Tensor, Tensor]:
+    """Add y to two sums in one pass: total + y / sqrt(mean(y^2) + eps) in `dtype`, and raw + y.
+
+    Where raw and its sum have at least float32, they are kept for the backward pass and y is not: others keep them
+    anyway. So y's gradient has the rounding of raw, too: its relative error grows as |raw| / |y|, in float32 to 1e-5 or
+    so at 1e3.
+
+    Args:
+        y: as for `add_normalised`, like eps, dtype and backend. Shapes are not checked here.
+        total: [..., d], of any of y's dtypes.
+        raw: [..., d], of any of y's dtypes.
+    """
+    if not is_fused(backend, (y, total, raw), dtype):
+        return reference.add_normalised(y, total, eps, dtype), raw + y
+    out, sums, _ = _add_normalised(y, (total,), (raw,), eps, dtype)
+    return out, sums[0]
+
+
+def _add_normalised(
+    y: Tensor, total: Sequence[Tensor], raw: Sequence[Tensor], eps: float, dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    if torch.is_grad_enabled() or is_compiling():
+        return normalised.add_normalised(y, total, raw, eps, dtype)
+    with AutoDispatchBelowAutograd():
+        return normalised.add_normalised(y, total, raw, eps, dtype)
 
 
 def normalise(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -294,7 +318,8 @@ def normalise(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     For an autograd function that recomputes n; `normalise_backward` gives its gradient.
     """
     if is_fused("auto", (y,), y.dtype):
-        return normalised.add_normalised(y.detach(), (), eps, y.dtype, ())
+        n, _, inverse_rms = _add_normalised(y.detach(), (), (), eps, y.dtype)
+        return n, inverse_rms
     inverse_rms = reference.inverse_rms(y, eps)
     return (inverse_rms * y).to(y.dtype), inverse_rms.squeeze(-1)
 
@@ -302,7 +327,7 @@ def normalise(y: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 def normalise_backward(grad: Tensor, y: Tensor, inverse_rms: Tensor) -> Tensor:
     """Return the gradient of y [..., d] from that of n: (grad - y mean(grad y) / rms^2) / rms."""
     if is_fused("auto", (grad, y), y.dtype):
-        return torch.ops.attnres.add_normalised_backward(grad, y, inverse_rms)
+        return normalised.add_normalised_backward(grad, (), (y,), inverse_rms, y.dtype)
     r = inverse_rms.unsqueeze(-1)
     return (r * (grad - y * r * ((grad * y).mean(-1, keepdim=True) * r))).to(y.dtype)
 

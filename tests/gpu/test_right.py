@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attnres.bench import decode, gpu, step
 from attnres.bench.measure import Setting
 from attnres.connections import make_connection
-from attnres.ops import add_normalised, attend
+from attnres.ops import add_both, add_normalised, attend
 from attnres.ops.backends import native_backend
 from tests.ops.cases import BF16, EPS, F16, F32, Call, value_and_gradients
 
@@ -136,17 +136,19 @@ def test_the_same_bits_twice(device, call):
     assert all(map(torch.equal, value_and_gradients(function, *inputs), value_and_gradients(function, *inputs)))
 
 
-@pytest.mark.parametrize("total", [False, True])
+@pytest.mark.parametrize("sums", [0, 1, 2])
 @pytest.mark.parametrize(
     ("dim", "dtype"), [(64, BF16), (1024, BF16), (7168, BF16), *((AWKWARD, dtype) for dtype in TOLERANCE)]
 )
-def test_normalised_sums(device, dim, dtype, total):
-    inputs = [torch.randn(3, min(dim, 33) if device.type == "cpu" else dim, device=device) for _ in range(1 + total)]
-    assert_right(
-        lambda *x: (add_normalised(*x, eps=EPS),),
-        lambda *x: (add_normalised(*x, eps=EPS, backend="reference"),),
-        [x.to(dtype) for x in inputs],
-    )
+def test_normalised_sums(device, dim, dtype, sums):
+    inputs = [torch.randn(3, min(dim, 33) if device.type == "cpu" else dim, device=device) for _ in range(1 + sums)]
+
+    def by(backend):
+        if sums == 2:
+            return lambda *x: add_both(*x, EPS, dtype, backend)
+        return lambda *x: (add_normalised(*x, eps=EPS, backend=backend),)
+
+    assert_right(by("auto"), by("reference"), [x.to(dtype) for x in inputs])
 
 
 class Sublayer(nn.Module):

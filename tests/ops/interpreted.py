@@ -13,7 +13,7 @@ import torch
 import triton.language as tl
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from attnres.ops import add_normalised, depth_attention, triton_backend
+from attnres.ops import add_both, add_normalised, depth_attention, triton_backend
 from attnres.ops.backends import native_backend
 from tests.ops.cases import (
     BF16,
@@ -71,12 +71,15 @@ def test_variants_of_the_backward_pass(call, monkeypatch):
     assert_right(call.operator("triton"), call.exact, *call.inputs(), roundings=2)
 
 
-def test_normalised_sums():
-    def exact(y, total):
-        return total + y / (y.square().mean(-1, keepdim=True) + EPS).sqrt()
+@pytest.mark.parametrize("of_y", [torch.bfloat16, torch.float32])
+def test_normalised_sums(of_y):
+    def exact(y, total, raw):
+        return total + y / (y.square().mean(-1, keepdim=True) + EPS).sqrt(), raw + y
 
-    inputs = torch.randn(2, 33).bfloat16(), torch.randn(2, 33)
-    assert_right(lambda *x: add_normalised(*x, backend="triton"), exact, *inputs, roundings=2)
+    inputs = torch.randn(2, 33).to(of_y), torch.randn(2, 33), torch.randn(2, 33)
+    alone = lambda y, total: add_normalised(y, total, EPS, "triton")  # noqa: E731
+    assert_right(alone, lambda y, total: exact(y, total, 0)[0], *inputs[:2], roundings=2)
+    assert_right(lambda *x: add_both(*x, EPS, torch.float32, "triton"), exact, *inputs, roundings=2)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of the interpreter's numpy, also about rows that are none

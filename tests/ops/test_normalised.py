@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd import forward_ad
 
-from attnres.ops import add_normalised, normalise, normalise_backward
+from attnres.ops import add_both, add_normalised, normalise, normalise_backward
 from tests.ops.cases import BF16, EPS, F32, F64, assert_near, assert_right, in_double, value_and_gradients
 
 
@@ -63,28 +63,48 @@ def test_what_is_kept_is_y_alone(kernel):
     assert sorted(x.numel() for x in saved) == [64, 64 * 40]
 
 
+def exact_both(y, total, raw):
+    return exact(y, total), raw + y
+
+
+def both(backend, dtype=F32):
+    return lambda y, total, raw: add_both(y, total, raw, EPS, dtype, backend)
+
+
+@pytest.mark.parametrize("of_raw", [F32, BF16])
+def test_both_sums_at_once(backend, of_raw):
+    y, total, raw = torch.randn(3, 5, 33), torch.randn(3, 5, 33), torch.randn(3, 5, 33).to(of_raw)
+    for results in (slice(0, 1), slice(1, 2), slice(0, 2)):  # used alone, and together
+        ours, theirs = (lambda *x, f=f, used=results: f(*x)[used] for f in (both(backend), exact_both))
+        assert_right(ours, theirs, y, total, raw)
+    assert [x.dtype for x in both(backend, BF16)(y.bfloat16(), total, raw)] == [BF16, of_raw]
+
+
 @pytest.mark.parametrize("dtype", [F32, BF16])
 def test_sums_that_are_kept_anyway_stand_for_y(kernel, dtype):
-    y, total, before = (torch.randn(64, 40, requires_grad=True) for _ in range(3))
-    after, grad = (before + y).to(dtype), torch.randn(64, 40)
-    saved = []
+    y, total, raw = (torch.randn(64, 40, requires_grad=True) for _ in range(3))
+    y, saved = (y.detach().to(dtype).requires_grad_()), []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: (saved.append(x.data_ptr()), x)[1], lambda x: x):
-        out = add_normalised(y, total, sums=(before, after))
+        _, after = add_both(y, total, raw.to(dtype), EPS, dtype)
     assert (y.data_ptr() in saved) == (dtype == BF16), "rounded sums would lose y"
-    assert {before.data_ptr(), after.data_ptr()} <= set(saved) or dtype == BF16
-    expected = torch.autograd.grad(exact(y.double(), total.double()), (y, total), grad.double())
-    assert_near(torch.autograd.grad(out, (y, total), grad, retain_graph=True), expected)
-    (first,) = torch.autograd.grad(out.cos().sum(), y, create_graph=True)  # differentiated again
-    (exact_first,) = torch.autograd.grad(exact(y.double(), total.double()).cos().sum(), y, create_graph=True)
-    seconds = [torch.autograd.grad(g.square().sum(), (y, before), allow_unused=True) for g in (first, exact_first)]
-    assert_near(seconds[0][:1], seconds[1][:1], 1000)
-    assert seconds[0][1] is None or seconds[0][1].abs().max() < 1e-4, "the derivative by y - before + before is zero"
+    assert after.data_ptr() in saved or dtype == BF16
+
+
+def test_both_differentiated_again(kernel):
+    inputs = [torch.randn(5, 9, requires_grad=True) for _ in range(3)]
+
+    def second(function, y, total, raw):
+        out, after = function(y, total, raw)
+        (first,) = torch.autograd.grad((out.cos() * after.sin()).sum(), y, create_graph=True)
+        return torch.autograd.grad(first.square().sum(), (y, total, raw))
+
+    assert_near(second(both("auto"), *inputs), second(exact_both, *in_double(*inputs)), 1000)
 
 
 def test_a_sum_that_is_larger_than_y_costs_digits_in_proportion(kernel):
-    y, total, before = torch.randn(64, 40, requires_grad=True), torch.randn(64, 40), 1e3 * torch.randn(64, 40)
+    y, total, raw = torch.randn(64, 40, requires_grad=True), torch.randn(64, 40), 1e3 * torch.randn(64, 40)
     grad = torch.randn(64, 40)
-    out = add_normalised(y, total, sums=(before, before + y.detach()))
+    out, _ = add_both(y, total, raw, EPS, F32)
     expected = torch.autograd.grad(exact(y.double(), total.double()), y, grad.double())
     assert_near(torch.autograd.grad(out, y, grad), expected, 2000)
 
@@ -109,5 +129,5 @@ def test_compile_fullgraph(kernel):
     compiled = torch.compile(add_normalised, fullgraph=True, backend="aot_eager")
     y, total = torch.randn(4, 9), torch.randn(4, 9)
     assert_near(value_and_gradients(compiled, y, total), value_and_gradients(add_normalised, y, total))
-    arguments = (y.requires_grad_(), [total], EPS, F32)
+    arguments = (y.requires_grad_(), [total], [total.clone().requires_grad_()], EPS, F32)
     torch.library.opcheck(torch.ops.attnres.add_normalised.default, arguments)

@@ -230,7 +230,8 @@ def test_nothing_is_read_before_it_is_written():
                     sources, tensors[-2:-1], [], prior, added, 1e-6, 1.0, torch.float32, tensors[-1], 1e-6, 0.0
                 )
                 results += [out.detach(), *torch.autograd.grad(out.sum(), leaves, materialize_grads=True)]
-            results += torch.ops.attnres.add_normalised(tensors[0], tensors[1:2], 1e-6, torch.bfloat16)
+            normalised = tensors[0], tensors[1:2], tensors[:1], 1e-6, torch.bfloat16
+            results += tree_leaves(torch.ops.attnres.add_normalised(*normalised))
             assert all(x.isfinite().all() for x in results)
     finally:
         torch.use_deterministic_algorithms(False)

@@ -17,7 +17,7 @@ from attnres.connections.base import (
 )
 from attnres.connections.reads import Reads
 from attnres.connections.rules.block import BLOCKS, Block
-from attnres.ops import add_normalised
+from attnres.ops import add_both, add_normalised
 
 if TYPE_CHECKING:
     from attnres.connections.rules.block import AttnResKeywords
@@ -95,12 +95,10 @@ class RMSBlock(Block):
         finished, open_sums, keeps_raw = self._open(values, site)
         dtype = stream_dtype(values[0], y)
         total = open_sums[0] if open_sums else None
-        if not keeps_raw:
-            return (*finished, add_normalised(y, total, self.eps, dtype=dtype))
-        raw = open_sums[1] + y if open_sums else y.to(dtype)
-        # The sites before and after this one keep the raw sums as their sources.
-        sums = (open_sums[1], raw) if open_sums else None
-        return (*finished, add_normalised(y, total, self.eps, dtype=dtype, sums=sums), raw)
+        if keeps_raw and total is not None:
+            return (*finished, *add_both(y, total, open_sums[1], self.eps, dtype))
+        normalised = add_normalised(y, total, self.eps, dtype=dtype)
+        return (*finished, normalised, y.to(dtype)) if keeps_raw else (*finished, normalised)
 
     def _open(self, values: Values, site: int) -> tuple[Values, Values, bool]:
         """The finished blocks, the sums of the open one, and whether its raw sum is needed after this site."""

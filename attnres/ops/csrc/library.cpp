@@ -1,10 +1,11 @@
-// What torch is told of the operators, and the gradient of `attend`, as attnres/ops/library.py has it in Python for
-// other devices and torch.func. The way through Python took several times as long as the kernel where rows are narrow
+// What torch is told of the operators, and their gradients, as attnres/ops/library.py and normalised.py have them in
+// Python for other devices and torch.func. The way through Python took several times as long as the kernel where rows are narrow
 // (1,024 tokens of 16 channels).
 
 #include "lanes.h"
 #include "operators.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -178,6 +179,82 @@ Forward attend_autograd(TensorList sources, TensorList queries, TensorList gains
   return {std::move(outs), std::move(lses), lists.next().vec(), flat.back()};
 }
 
+const auto& add_normalised_operator() {
+  static const auto found =
+      c10::Dispatcher::singleton().findSchemaOrThrow("attnres::add_normalised", "").typed<decltype(add_normalised)>();
+  return found;
+}
+
+bool is_wide(const Tensor& x) { return x.element_size() >= 4; }
+
+struct AddNormalisedFunction : torch::autograd::Function<AddNormalisedFunction> {
+  using Context = torch::autograd::AutogradContext;
+
+  static Tensors forward(Context* ctx, const Tensor& y, TensorList total, TensorList raw, double eps,
+                         at::ScalarType dtype) {
+    const at::AutoDispatchBelowAutograd below;
+    auto [out, sums, r] = add_normalised_operator().call(y, total, raw, eps, dtype);
+    // Sites before and after keep the raw sums as their sources, so y need not be kept, too.
+    const bool by_difference = !raw.empty() && is_wide(raw[0]) && is_wide(sums[0]);
+    ctx->save_for_backward(by_difference ? Tensors{r, raw[0], sums[0]} : Tensors{r, y});
+    ctx->saved_data["eps"] = eps;
+    ctx->saved_data["y"] = y.scalar_type();
+    if (!total.empty()) ctx->saved_data["total"] = total[0].scalar_type();
+    if (!raw.empty()) ctx->saved_data["raw"] = raw[0].scalar_type();
+    ctx->set_materialize_grads(false);
+    ctx->mark_non_differentiable({r});
+    Tensors flat{std::move(out)};
+    append(flat, sums);
+    flat.push_back(std::move(r));
+    return flat;
+  }
+
+  static Tensors backward(Context* ctx, Tensors grads) {
+    Tensors of = ctx->get_saved_variables();
+    const Tensor r = of[0], grad = grads[0];
+    of.erase(of.begin());
+    const auto dtype = [&](const char* name) { return ctx->saved_data[name].toScalarType(); };
+    const auto in = [](const Tensor& x, at::ScalarType type) { return x.defined() ? x.to(type) : x; };
+    const bool has_raw = ctx->saved_data.count("raw");
+    const Tensor of_sum = has_raw ? grads[1] : Tensor();
+    Tensor of_y = in(of_sum, dtype("y"));
+    if (grad.defined() && at::GradMode::is_enabled()) {  // to be differentiated again: of torch's own operators
+      const Tensor y = of.size() == 2 ? of[1] - of[0] : of[0];
+      const Tensor wide = y.to(c10::promoteTypes(y.scalar_type(), at::kFloat)), g = grad.to(wide.scalar_type());
+      const Tensor again = (wide.square().mean(-1, true) + ctx->saved_data["eps"].toDouble()).rsqrt();
+      const Tensor of_norm = again * (g - wide * again * ((g * wide).mean(-1, true) * again));
+      of_y = (of_sum.defined() ? of_norm + of_sum : of_norm).to(dtype("y"));
+    } else if (grad.defined()) {
+      const at::AutoDispatchBelowAutograd below;
+      static const auto backward_operator =
+          c10::Dispatcher::singleton()
+              .findSchemaOrThrow("attnres::add_normalised_backward", "")
+              .typed<decltype(add_normalised_backward)>();
+      of_y = backward_operator.call(grad, of_sum.defined() ? TensorList(of_sum) : TensorList(), of, r, dtype("y"));
+    }
+    Tensors all{of_y};
+    if (ctx->saved_data.count("total")) all.push_back(in(grad, dtype("total")));
+    if (has_raw) all.push_back(in(of_sum, dtype("raw")));
+    all.resize(all.size() + 2);  // of eps and dtype
+    return all;
+  }
+};
+
+std::tuple<Tensor, Tensors, Tensor> add_normalised_autograd(const Tensor& y, TensorList total, TensorList raw,
+                                                            double eps, at::ScalarType dtype) {
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode))
+    return add_normalised_operator().redispatch(c10::DispatchKeySet(c10::DispatchKey::AutogradOther), y, total, raw,
+                                                eps, dtype);
+  const auto has_gradient = [](const Tensor& x) { return x.requires_grad(); };
+  if (!at::GradMode::is_enabled() || !(y.requires_grad() || std::any_of(total.begin(), total.end(), has_gradient) ||
+                                       std::any_of(raw.begin(), raw.end(), has_gradient))) {
+    const at::AutoDispatchBelowAutograd below;
+    return add_normalised_operator().call(y, total, raw, eps, dtype);
+  }
+  const Tensors flat = AddNormalisedFunction::apply(y, total, raw, eps, dtype);
+  return {flat.front(), {flat.begin() + 1, flat.end() - 1}, flat.back()};
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(attnres, CPU, m) {
@@ -188,7 +265,10 @@ TORCH_LIBRARY_IMPL(attnres, CPU, m) {
   m.impl("add_normalised_backward", &add_normalised_backward);
 }
 
-TORCH_LIBRARY_IMPL(attnres, AutogradCPU, m) { m.impl("attend", &attend_autograd); }
+TORCH_LIBRARY_IMPL(attnres, AutogradCPU, m) {
+  m.impl("attend", &attend_autograd);
+  m.impl("add_normalised", &add_normalised_autograd);
+}
 
 // What this library says of itself, and its memory.
 TORCH_LIBRARY_FRAGMENT(attnres, m) {

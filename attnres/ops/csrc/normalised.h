@@ -1,12 +1,13 @@
 // Sums of normalised outputs: one pass forward and one backward. A part of attend.cpp: torch's headers take longer to
 // compile than this.
 //
-//   forward   r = 1 / sqrt(mean(y^2) + eps);   out = total + r y
-//   backward  dy = r g - y r^3 mean(g y);   dtotal = g
+//   forward   r = 1 / sqrt(mean(y^2) + eps);   out = total + r y;   sum = raw + y
+//   backward  dy = r g - y r^3 mean(g y) + dsum;   dtotal = g;   draw = dsum
 
 #pragma once
 
 #include "loops.h"
+#include "operators.h"
 #include "parallel.h"
 #include "pool.h"
 #include "rows.h"
@@ -33,18 +34,23 @@ inline void check_like(const Tensor& y, const Tensor& x) {
               y.sizes(), " cannot take ", x.sizes(), " on ", x.device());
 }
 
-// total: {} or one. Returns out [..., d] of dtype and r [...].
-std::tuple<Tensor, Tensor> add_normalised(const Tensor& y_, TensorList total_, double eps, at::ScalarType dtype) {
-  TORCH_CHECK(total_.size() <= 1, "a normalised sum has one total, not ", total_.size());
+// total, raw: {} or one each. Returns out [..., d] of dtype, raw + y if there is a raw, and r [...].
+std::tuple<Tensor, Tensors, Tensor> add_normalised(const Tensor& y_, TensorList total_, TensorList raw_, double eps,
+                                                   at::ScalarType dtype) {
+  TORCH_CHECK(total_.size() <= 1 && raw_.size() <= 1, "a normalised sum has one total, not ", total_.size());
   check_like(y_, y_);
   for (const Tensor& x : total_) check_like(y_, x);
+  for (const Tensor& x : raw_) check_like(y_, x);
   const Tensor y = y_.contiguous();
-  const std::vector<Tensor> total = contiguous(total_);
+  const std::vector<Tensor> total = contiguous(total_), raw = contiguous(raw_);
   const int64_t d = y.size(-1);
   Tensor out = Pool::get().empty(y.sizes(), dtype);
+  Tensors sums;
+  for (const Tensor& x : raw)
+    sums.push_back(Pool::get().empty(y.sizes(), c10::promoteTypes(x.scalar_type(), y.scalar_type())));
   Tensor r = Pool::get().empty(y.sizes().slice(0, y.dim() - 1), at::kFloat);
   const Rows in(y), to(out);
-  const std::vector<Rows> before = rows_of(total);
+  const std::vector<Rows> before = rows_of(total), raw_before = rows_of(raw), raw_after = rows_of(sums);
   float* const r_data = r.data_ptr<float>();
   parallel(y.numel() / d, 16, [&](int64_t first, int64_t last) {
     const Scratch scratch(3 * d);
@@ -54,30 +60,44 @@ std::tuple<Tensor, Tensor> add_normalised(const Tensor& y_, TensorList total_, d
       const float* const other = before.empty() ? nullptr : before[0].read(t, scratch.data() + d);
       scaled_sum(r_data[t], row, other, d, to.target(t, scratch.data() + 2 * d));
       to.commit(t, scratch.data() + 2 * d);
+      for (size_t i = 0; i < raw.size(); ++i)
+        add_rows(raw_before[i], in, t, d, scratch.data() + d, scratch.data(), raw_after[i]);
     }
   });
-  return {out, r};
+  return {out, sums, r};
 }
 
-Tensor add_normalised_backward(const Tensor& grad_, const Tensor& y_, const Tensor& r_) {
-  check_like(y_, y_);
-  check_like(y_, grad_);
-  TORCH_CHECK(r_.sizes() == y_.sizes().slice(0, y_.dim() - 1) && r_.is_cpu() && r_.scalar_type() == at::kFloat,
-              "a normalised sum of y ", y_.sizes(), " cannot take 1/rms ", r_.sizes());
-  const Tensor grad = grad_.contiguous(), y = y_.contiguous(), r = r_.contiguous();
-  const int64_t d = y.size(-1);
-  Tensor grad_y = Pool::get().empty(y.sizes(), y.scalar_type());
-  const Rows in(y), g(grad), to(grad_y);
+// of: {y}, or two sums whose difference is y. grad_sum: {}, or what is added to the gradient. Returns it, of dtype.
+Tensor add_normalised_backward(const Tensor& grad_, TensorList grad_sum_, TensorList of_, const Tensor& r_,
+                               at::ScalarType dtype) {
+  TORCH_CHECK(of_.size() == 1 || of_.size() == 2, "the gradient of a normalised sum takes y or two sums");
+  for (const Tensor& x : of_) check_like(grad_, x);
+  for (const Tensor& x : grad_sum_) check_like(grad_, x);
+  TORCH_CHECK(r_.sizes() == grad_.sizes().slice(0, grad_.dim() - 1) && r_.is_cpu() && r_.scalar_type() == at::kFloat,
+              "a normalised sum of y ", grad_.sizes(), " cannot take 1/rms ", r_.sizes());
+  const Tensor grad = grad_.contiguous(), r = r_.contiguous();
+  const std::vector<Tensor> of = contiguous(of_), grad_sum = contiguous(grad_sum_);
+  const int64_t d = grad.size(-1);
+  Tensor grad_y = Pool::get().empty(grad.sizes(), dtype);
+  const Rows g(grad), to(grad_y);
+  const std::vector<Rows> in = rows_of(of), more = rows_of(grad_sum);
   const float* const r_data = r.const_data_ptr<float>();
-  parallel(y.numel() / d, 16, [&](int64_t first, int64_t last) {
-    const Scratch scratch(3 * d);
+  parallel(grad.numel() / d, 16, [&](int64_t first, int64_t last) {
+    const Scratch scratch(4 * d);
+    float* const difference = scratch.data() + 3 * d;
     for (int64_t t = first; t < last; ++t) {
-      const float* const row = in.read(t, scratch.data());
+      const float* row = in[0].read(t, scratch.data());
+      if (in.size() == 2) {
+        const float* const after = in[1].read(t, scratch.data() + d);
+        for (int64_t k = 0; k < d; ++k) difference[k] = after[k] - row[k];
+        row = difference;
+      }
       const float* const from = g.read(t, scratch.data() + d);
       const float scale = r_data[t], shrink = -dot(row, from, d) / d * scale * scale;
       float* const dy = to.target(t, scratch.data() + 2 * d);
       for (int64_t k = 0; k < d; ++k) dy[k] = scale * from[k] + shrink * (scale * row[k]);
-      to.commit(t, scratch.data() + 2 * d);
+      for (const Rows& x : more) add_scaled(1.f, x.read(t, scratch.data()), 0, d, dy);
+      to.commit(t, dy);
     }
   });
   return grad_y;

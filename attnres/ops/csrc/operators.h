@@ -49,9 +49,11 @@ Backward attend_backward(TensorList grad_outs, TensorList grad_lses, TensorList 
                          const Tensor& statistics, double scale, const Maybe& norm, double norm_eps,
                          double norm_offset);
 
-std::tuple<Tensor, Tensor> add_normalised(const Tensor& y, TensorList total, double eps, at::ScalarType dtype);
+std::tuple<Tensor, Tensors, Tensor> add_normalised(const Tensor& y, TensorList total, TensorList raw, double eps,
+                                                   at::ScalarType dtype);
 
-Tensor add_normalised_backward(const Tensor& grad, const Tensor& y, const Tensor& r);
+Tensor add_normalised_backward(const Tensor& grad, TensorList grad_sum, TensorList of, const Tensor& r,
+                               at::ScalarType dtype);
 
 int64_t trim();
 
