@@ -1,4 +1,4 @@
-"""What a record of dynamics shows, claim by claim (lab/judge.py has the rule that decides), its tables and pictures.
+"""What a record of dynamics shows, claim by claim (lab/judge.py has the rule that decides), its tables and figure.
 
 h is what a sublayer reads, y what it returns. Magnitudes are compared by natural logarithms, so 0.01 is one percent.
 Runs that diverged are left out.
@@ -16,17 +16,14 @@ import numpy as np
 from attnres.analysis.profile import sublayer_names
 from attnres.lab.judge import DECIDED, NEGLIGIBLE, Statement, judged, mean_text, paired, statement_tables, summary
 from attnres.lab.runs import Record, RunResult, done, runs_text
-from attnres.report.charts import Line, Lines, Matrix, Plot, band, over_depth
-from attnres.report.write import BANDS
+from attnres.report.charts import Lines, Plot, band, over_depth
+from attnres.report.write import ALONG, BANDS, along_depth
 from attnres.texttable import TextTable
 
 LEAST_SHARE = 1e-12
 """Less has no logarithm to compare."""
 ROUNDED_OFF = 5e-4
 """What records of four digits, as they once were, round off at most, over the number itself."""
-
-Series = Callable[[RunResult], Sequence[float] | np.ndarray]
-"""What reads numbers over depth or over training off one run of the record."""
 
 Measure = Callable[[RunResult], float]
 """What reads a number off one run of the record."""
@@ -48,23 +45,28 @@ def unevenness(series: Sequence[float]) -> float:
     return float(np.std(series) / np.mean(series))
 
 
+def last(run: RunResult) -> Mapping[str, Any]:
+    """What was measured of the run at its last step."""
+    return run.measured["moments"][-1]
+
+
 def input_growth(run: RunResult) -> float:
     """Measure how the RMS of h grows over sites 1 .. L-1: the first reads the embedding alone."""
-    return log_growth(run.measured["moments"][-1]["input_rms"][1:-1])
+    return log_growth(last(run)["input_rms"][1:-1])
 
 
 def output_growth(run: RunResult) -> float:
     """Measure how the RMS of the L sublayers' outputs grows."""
-    return log_growth(run.measured["moments"][-1]["output_rms"][1:])
+    return log_growth(last(run)["output_rms"][1:])
 
 
 def gradient_unevenness(run: RunResult) -> float:
     """Over the L sublayers' outputs; the embedding stands apart."""
-    return unevenness(run.measured["moments"][-1]["gradient_rms"][1:])
+    return unevenness(last(run)["gradient_rms"][1:])
 
 
 def update_unevenness(run: RunResult) -> float:
-    return unevenness(run.measured["moments"][-1]["update"])
+    return unevenness(last(run)["update"])
 
 
 def uniform_shares(sources: int) -> np.ndarray:
@@ -98,7 +100,7 @@ def relative_entropy(moment: Mapping[str, Any]) -> float:
 
 def sharpening(run: RunResult) -> float:
     """The change of `relative_entropy` from before the first step to the last."""
-    return relative_entropy(run.measured["moments"][-1]) - relative_entropy(run.measured["moments"][0])
+    return relative_entropy(last(run)) - relative_entropy(run.measured["moments"][0])
 
 
 def statements(record: Record) -> list[Statement]:
@@ -106,30 +108,22 @@ def statements(record: Record) -> list[Statement]:
     arms = {arm: {run.seed: run for run in done(record.of(arm))} for arm in record.arms}
     arms = {name: runs for name, runs in arms.items() if runs}
     baseline = record.arms[0]
-    own: list[tuple[str, Measure, int]] = [
-        ("h grows with depth", input_growth, 1),
-        ("y grows with depth", output_growth, 1),
-    ]
-    against: list[tuple[str, Measure, int]] = [
-        (f"h grows less than in {baseline}", input_growth, -1),
-        (f"y grows less than in {baseline}", output_growth, -1),
-        (f"gradients more even than in {baseline}", gradient_unevenness, -1),
-        (f"updates more even than in {baseline}", update_unevenness, -1),
-    ]
-    found = []
-    for claim, measure, sign in own:
-        found += judged(claim, sign, _each(arms, measure))
-    for claim, measure, sign in against:
-        found += judged(claim, sign, paired(arms, baseline, measure))
-    found += judged("depth weights sharpen in training", -1, _each(arms, sharpening))
-    untrained = {arm: statistics.fmean(map(embedding_excess_at_start, runs.values())) for arm, runs in arms.items()}
+
+    def each(measure: Measure) -> dict[str, list[float]]:
+        return {arm: [measure(run) for run in runs.values()] for arm, runs in arms.items()}
+
+    untrained = {arm: statistics.fmean(of) for arm, of in each(embedding_excess_at_start).items()}
     details = {arm: f"{excess:+z.3f} untrained" for arm, excess in untrained.items()}
-    found += judged("the embedding is a sink", 1, _each(arms, embedding_excess), details)
-    return found
-
-
-def _each(arms: Mapping[str, Mapping[int, RunResult]], measure: Measure) -> dict[str, list[float]]:
-    return {arm: [measure(run) for run in runs.values()] for arm, runs in arms.items()}
+    return [
+        *judged("h grows with depth", 1, each(input_growth)),
+        *judged("y grows with depth", 1, each(output_growth)),
+        *judged(f"h grows less than in {baseline}", -1, paired(arms, baseline, input_growth)),
+        *judged(f"y grows less than in {baseline}", -1, paired(arms, baseline, output_growth)),
+        *judged(f"gradients more even than in {baseline}", -1, paired(arms, baseline, gradient_unevenness)),
+        *judged(f"updates more even than in {baseline}", -1, paired(arms, baseline, update_unevenness)),
+        *judged("depth weights sharpen in training", -1, each(sharpening)),
+        *judged("the embedding is a sink", 1, each(embedding_excess), details),
+    ]
 
 
 def finding(record: Record) -> str:
@@ -146,7 +140,7 @@ def _magnitudes(record: Record) -> TextTable:
     measures: dict[str, tuple[Measure, str]] = {
         "loss": (lambda run: run.loss, ".4f"),
         "h: growth": (input_growth, "+.2f"),
-        "h: max/min": (lambda run: log_range(run.measured["moments"][-1]["input_rms"][1:-1]), ".2f"),
+        "h: max/min": (lambda run: log_range(last(run)["input_rms"][1:-1]), ".2f"),
         "y: growth": (output_growth, "+.2f"),
         "gradient: spread": (gradient_unevenness, ".3f"),
         "update: spread": (update_unevenness, ".3f"),
@@ -172,7 +166,7 @@ def _weights(record: Record) -> TextTable:
             (
                 arm,
                 mean_text([relative_entropy(run.measured["moments"][0]) for run in runs], ".3f"),
-                mean_text([relative_entropy(run.measured["moments"][-1]) for run in runs], ".3f"),
+                mean_text([relative_entropy(last(run)) for run in runs], ".3f"),
                 mean_text([float(np.exp(embedding_excess(run))) for run in runs], ".2f", "x"),
             )
         )
@@ -192,7 +186,7 @@ def _statements(record: Record) -> list[TextTable]:
 
 
 def pictures(record: Record) -> list[Plot]:
-    """All of them; none of a record without a run that came to its end."""
+    """What depth does at the last step and over training; none of a record without a run that came to its end."""
     arms = {arm: runs for arm in record.arms if (runs := done(record.of(arm)))}
     if not arms:
         return []
@@ -200,55 +194,19 @@ def pictures(record: Record) -> list[Plot]:
     names = sublayer_names(len(first.measured["source_share"]) - 1)
     steps = [moment["step"] for moment in first.measured["moments"]]
 
-    def bands(series: Series, x: Sequence[int] | None = None) -> list[Line]:
-        return [band(arm, np.array([series(run) for run in runs], float), x) for arm, runs in arms.items()]
-
-    def depth(title: str, kind: str, series: Series, log: bool = True) -> Lines:
-        of = {"source": ("embedding", *names), "site": (*names, "readout"), "layer": names[::2]}[kind]
-        return over_depth(title, kind, of, bands(series), log)
-
-    def last(name: str, first: int = 0, every: int = 1) -> Series:
-        return lambda run: run.measured["moments"][-1][name][first::every]
-
-    def over_training(title: str, measure: Callable[[dict], float]) -> Lines:
-        lines = bands(lambda run: [measure(moment) for moment in run.measured["moments"]], steps)
+    def over_training(title: str, measure: Callable[[Mapping[str, Any]], float]) -> Lines:
+        numbers = {arm: [list(map(measure, run.measured["moments"])) for run in runs] for arm, runs in arms.items()}
+        lines = [band(arm, np.array(of), steps) for arm, of in numbers.items()]
         return Lines(title=title, x_label="step", lines=lines)
 
-    shares = depth("share of each source over an equal one", "source", lambda run: np.exp(log_shares(run)))
-    magnitudes = [
-        depth("h: RMS of what each site reads", "site", last("input_rms")),
-        depth("y: RMS of attention outputs", "layer", last("output_rms", 1, 2)),
-        depth("y: RMS of MLP outputs", "layer", last("output_rms", 2, 2)),
-        depth("gradient RMS at each source", "source", last("gradient_rms")),
-        shares,
-        depth("update of attention (relative, per step)", "layer", last("update", 0, 2), log=False),
-        depth("update of MLP (relative, per step)", "layer", last("update", 1, 2), log=False),
-        depth("share of the embedding at each site", "site", lambda run: run.measured["embedding_share"]),
-    ]
-    entropy = depth("entropy of depth weights (nats), last step", "site", last("entropy"), log=False)
-    limit = np.log(np.arange(1, len(names) + 2))
-    equal = Line(name="equal shares: log(l + 1)", x=range(len(limit)), y=limit, as_="guide")
-    entropy = over_depth(entropy.title, "site", (*names, "readout"), [equal, *entropy.lines])
-    weights = [
+    ends = {arm: [{**last(run), **run.measured} for run in runs] for arm, runs in arms.items()}
+    updates = [band(arm, np.array([end["update"] for end in of])) for arm, of in ends.items()]
+    charts = [
+        *along_depth(ends, names),
+        over_depth("update of each sublayer (relative, per step)", "sublayer", names, updates),
         over_training("entropy of depth weights over log(l + 1)", relative_entropy),
         over_training("mean share of the embedding", lambda moment: moment["embedding_share"]),
-        entropy,
     ]
-    made = [
-        Plot(
-            name="dynamics-depth",
-            alt="magnitudes over depth at the last step",
-            charts=magnitudes,
-            note=f"After {steps[-1]} steps. {BANDS}",
-        ),
-        Plot(name="dynamics-weights", alt="depth weights of every connection", charts=weights, note=BANDS),
-    ]
-    if matrices := [(arm, rows) for arm in record.arms if (rows := record.found.get(arm, {}).get("mean_matrix"))]:
-        charts = [Matrix(title=arm, names=names, values=_square(rows)) for arm, rows in matrices]
-        note = "M after training, mean over tokens, first seed."
-        made.append(Plot(name="dynamics-matrices", alt="depth mixing matrices", charts=charts, note=note))
-    return made
-
-
-def _square(rows: Sequence[Sequence[float]]) -> np.ndarray:
-    return np.array([[*row, *[0.0] * (len(rows) - len(row))] for row in rows])
+    alt = "magnitudes and shares over depth at the last step, depth weights over training"
+    note = f"After {steps[-1]} steps. {BANDS}"
+    return [Plot(name="dynamics-depth", alt=alt, charts=charts, note=note, how=ALONG, columns=3)]

@@ -24,11 +24,11 @@ told from runs that were there already, whose checkpoints are somebody else's.""
 
 
 def profile(folder: Path, tokens: Tensor, steps: Sequence[int]) -> dict[str, Any]:
-    """What depth does in a finished run at these checkpoints, the first one 0; M at the last.
+    """What depth does in a finished run at these checkpoints, the first one 0.
 
     Of the moments: the RMS of the embedding and every sublayer's output [source], of what every site reads [site], of
     the gradient at every source; the entropy of each site's depth weights; how far each sublayer's matrices went since
-    the moment before. mean_matrix has the lower triangle of M, mean over tokens.
+    the moment before.
 
     Raises:
         UsageError: a checkpoint that is needed is gone or damaged, or the run is being trained on.
@@ -82,7 +82,6 @@ def _measure(run: RunFolder, config: RunConfig, tokens: Tensor, steps: tuple[int
         "moments": measured,
         "source_share": profile.source_share.tolist(),
         "embedding_share": profile.embedding_share.tolist(),
-        "mean_matrix": [row[: site + 1].tolist() for site, row in enumerate(profile.mean_matrix)],
     }
 
 

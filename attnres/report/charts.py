@@ -104,15 +104,10 @@ class Plot:
 
 
 def over_depth(title: str, kind: str, names: Sequence[str], lines: Sequence[Line], log: bool = False) -> Lines:
-    """A chart over the sites or sources. kind: "site" or "source"."""
-    return Lines(
-        title=title,
-        x_label=kind if kind == "layer" else f"{kind} (layer)",
-        lines=lines,
-        log=log,
-        zero=not log,
-        ticks=depth_ticks(names),
-    )
+    """A chart over the sites, sources or sublayers, which kind says. names: of the sublayers."""
+    along = {"site": (*names, "readout"), "source": ("embedding", *names), "sublayer": names}[kind]
+    ticks = depth_ticks(along)
+    return Lines(title=title, x_label=f"{kind} (layer)", lines=lines, log=log, zero=not log, ticks=ticks)
 
 
 def band(name: str, values: np.ndarray, x: Numbers | None = None) -> Line:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +22,8 @@ MATRICES = (
     "right is empty. Axes count layers; emb is the embedding and out the readout."
 )
 ALONG = (
-    "Means over the tokens that are read: all but the last, which is predicted. Output: of each source. Gradient: of "
-    "the summed loss, at each source. Input: what each site reads. Share: the size of a weight over the sum of the "
-    "sizes in its row."
+    "Means over the tokens that are read: all but the last, which is predicted. Gradient: of the summed loss. Share: "
+    "the size of a weight over the sum of the sizes in its row."
 )
 
 
@@ -71,30 +71,30 @@ def depth_pictures(profiles: Mapping[str, DepthProfile]) -> list[Plot]:
     if not profiles:
         return []
     matrices = [Matrix(title=arm, names=of.names, values=of.mean_matrix) for arm, of in profiles.items()]
-    along = _along(profiles)
+    read = ("input_rms", "output_rms", "gradient_rms", "entropy", "embedding_share", "source_share")
+    arms = {arm: [{name: getattr(of, name) for name in read}] for arm, of in profiles.items()}
+    along = along_depth(arms, next(iter(profiles.values())).names)
     return [
         Plot(name="comparison-matrices", alt="depth matrices", charts=matrices, note=NOTE, how=MATRICES),
         Plot(name="comparison-depth", alt="magnitudes and shares over depth", charts=along, how=ALONG, columns=3),
     ]
 
 
-def _along(profiles: Mapping[str, DepthProfile]) -> list[Lines]:
-    deepest = max(profiles.values(), key=lambda profile: len(profile.names))
-    limit = deepest.entropy_limit
+def along_depth(arms: Mapping[str, Sequence[Mapping[str, Any]]], names: Sequence[str]) -> list[Lines]:
+    """What depth does over its sites and sources. arms: what `DepthProfile` says of each seed; names: sublayers'."""
+
+    def lines(name: str) -> list[Line]:
+        return [band(arm, np.array([of[name] for of in seeds], float)) for arm, seeds in arms.items()]
+
+    limit = np.log(np.arange(1, len(names) + 2))
     uniform = Line(name="uniform: log(l + 1)", x=range(len(limit)), y=limit, as_="guide")
-
-    def chart(title: str, kind: str, read: Callable[[DepthProfile], np.ndarray], log: bool = False) -> Lines:
-        lines = [Line(name=arm, x=range(len(read(of))), y=read(of)) for arm, of in profiles.items()]
-        names = deepest.site_names if kind == "site" else deepest.source_names
-        return over_depth(title, kind, names, [uniform, *lines] if title.startswith("entropy") else lines, log)
-
     return [
-        chart("output magnitude (RMS of each source)", "source", lambda of: of.output_rms, log=True),
-        chart("gradient magnitude (RMS at each source)", "source", lambda of: of.gradient_rms, log=True),
-        chart("input magnitude (RMS of what each site reads)", "site", lambda of: of.input_rms, log=True),
-        chart("entropy of depth weights (nats; grey: uniform)", "site", lambda of: of.entropy),
-        chart("share of the embedding", "site", lambda of: of.embedding_share),
-        chart("share of each source, mean over its sites", "source", lambda of: of.source_share),
+        over_depth("h: RMS of what each site reads", "site", names, lines("input_rms"), log=True),
+        over_depth("y: RMS of each source", "source", names, lines("output_rms"), log=True),
+        over_depth("gradient RMS at each source", "source", names, lines("gradient_rms"), log=True),
+        over_depth("entropy of depth weights (nats)", "site", names, [uniform, *lines("entropy")]),
+        over_depth("share of the embedding", "site", names, lines("embedding_share")),
+        over_depth("share of each source, mean over its sites", "source", names, lines("source_share")),
     ]
 
 

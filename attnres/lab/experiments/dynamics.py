@@ -60,12 +60,7 @@ def run(plan: PairedPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     steps = moments(config)
 
     def measure(one: Planned) -> Mapping[str, Any]:
-        """The profile of a run; M stays of the first run of each arm alone."""
-        found = profile(one.folder, tokens, steps)
-        matrix = found.pop("mean_matrix")
-        if one.arm not in sweep.found:
-            sweep.find(**{one.arm: {"mean_matrix": matrix}})
-        return found
+        return profile(one.folder, tokens, steps)
 
     settings = {"config": config_to_json(config), "profiled_steps": steps}
     sweep = Sweep("dynamics", options.arms, settings, config, options.workers, file, plan.out, progress, measure)
