@@ -6,29 +6,34 @@ A sweep's only state is the run folders: the same call continues where it stoppe
 
 from __future__ import annotations
 
-import json
+import math
+import multiprocessing
 import os
-import subprocess
+import signal
 import sys
-import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from attnres.data import Corpus
-from attnres.errors import UsageError
+from attnres.errors import UsageError, first_line
 from attnres.train.folder import RunFolder
-from attnres.train.jsonconfig import config_to_json
+from attnres.train.loop import Diverged, train
 from attnres.train.runconfig import RunConfig
-from attnres.train.worker import DIVERGED
 
 POLL_SECONDS = 0.5
 STOP_SECONDS = 60.0
 """How long an interrupted worker may take for its step and its checkpoint."""
 
-TAIL = 4096
-"""Bytes at a file's end in which its last line is looked for."""
+PROCESSES: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+"""Linux' workers are forks of a process that has imported torch and run nothing. macOS' libraries do not fork."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,6 @@ class JobState:
     diverged: bool = False
     """Whether it failed because a number was not finite."""
 
-    def refresh(self) -> None:
-        """Read the newest complete training record."""
-        record = _last_training_record(RunFolder(self.job.folder).metrics)
-        if record is not None:
-            self.step, self.loss = record["step"], record["loss"]
-
 
 def run_jobs(
     jobs: Sequence[Job], workers: int, watch: Callable[[list[JobState]], None] = lambda states: None
@@ -78,27 +77,24 @@ def run_jobs(
         RunFolder(job.folder).refuse_other(job.config)
     states = [JobState(job) for job in jobs]
     for state in states:
-        if RunFolder(state.job.folder).summary() is not None:
+        folder = RunFolder(state.job.folder)
+        state.step = max((checkpoint.step for checkpoint in folder.checkpoints.all()), default=0)
+        if folder.summary() is not None:
             state.status = "done"
-        state.refresh()
     waiting = [state for state in states if state.status != "done"]
     running: list[_Worker] = []
-    with tempfile.TemporaryDirectory(prefix="attnres-sweep-") as scratch:
-        try:
-            while waiting or running:
-                while waiting and len(running) < workers:
-                    state = waiting.pop(0)
-                    running.append(_launch(state, Path(scratch) / str(len(waiting))))
-                    state.status = "running"
-                time.sleep(POLL_SECONDS)
-                for worker in list(running):
-                    worker.state.refresh()
-                    if worker.process.poll() is not None:
-                        running.remove(worker)
-                        _finish(worker)
-                watch(states)
-        finally:
-            _stop([worker.process for worker in running])
+    try:
+        while waiting or running:
+            while waiting and len(running) < workers:
+                running.append(_launch(waiting.pop(0)))
+            wait([worker.process.sentinel for worker in running], POLL_SECONDS)
+            for worker in list(running):
+                worker.look()
+                if worker.state.status != "running":
+                    running.remove(worker)
+            watch(states)
+    finally:
+        _stop([worker.process for worker in running])
     watch(states)
     return states
 
@@ -113,79 +109,77 @@ def refuse_other_texts(jobs: Sequence[Job], corpus: Corpus) -> None:
 class _Worker:
     """The process that trains a job."""
 
-    process: subprocess.Popen[bytes]
+    process: Any
     state: JobState
-    errors: Path
-    """What it writes to stderr: a file, because a pipe that nobody reads meanwhile stops who fills it."""
+    place: Any
+    """The step and the loss of the last one, in memory that both processes share."""
+    outcome: Connection
+    """What it says where it does not reach the end: its error, and whether it diverged."""
+
+    def look(self) -> None:
+        """See how far it is, and how it ended."""
+        state, code, (step, loss) = self.state, self.process.exitcode, self.place
+        state.step, state.loss = int(step), None if math.isnan(loss) else loss
+        if code == 0:
+            state.status = "done"
+        elif code is not None:
+            state.status = "failed"
+            try:
+                state.error, state.diverged = self.outcome.recv()
+            except EOFError:
+                state.error = (
+                    f"its process was killed (exit code {code}), as where memory runs out: take fewer workers; "
+                    "the same command goes on with it"
+                )
 
 
-def _launch(state: JobState, place: Path) -> _Worker:
-    """Start a worker. place: of its files, without their suffix."""
-    config, errors = place.with_suffix(".json"), place.with_suffix(".stderr")
-    config.write_text(json.dumps(config_to_json(state.job.config)), encoding="utf-8")
-    with errors.open("wb") as file:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "attnres.train.worker", str(state.job.folder), str(config), "--with-parent"],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,  # closing it stops the worker, and it closes when this process ends
-            stdout=subprocess.DEVNULL,
-            stderr=file,
-            start_new_session=True,  # Ctrl-C reaches the workers from here, once, and not from the terminal too
-        )
-    return _Worker(process, state, errors)
+def _launch(state: JobState) -> _Worker:
+    PROCESSES.set_forkserver_preload([__name__])
+    place, (outcome, says) = PROCESSES.RawArray("d", [state.step, math.nan]), PROCESSES.Pipe(duplex=False)
+    process = PROCESSES.Process(target=_work, args=(state.job, place, says))
+    process.start()
+    says.close()
+    state.status = "running"
+    return _Worker(process, state, place, outcome)
 
 
-def _finish(worker: _Worker) -> None:
-    state, code = worker.state, worker.process.wait()
-    if worker.process.stdin:
-        worker.process.stdin.close()
-    if code == 0:
-        state.status = "done"
-        return
-    state.status, state.diverged = "failed", code == DIVERGED
-    if code < 0:
-        state.error = (
-            f"its process was killed (signal {-code}), as where memory runs out: take fewer workers; "
-            "the same command goes on with it"
-        )
-    else:
-        lines = _tail(worker.errors).decode(errors="replace").strip().splitlines()
-        state.error = lines[-1] if lines else f"the worker ended with code {code}"
+def _work(job: Job, place: Any, says: Connection) -> None:
+    """Train, in a process of its own, with one thread and no output."""
+    os.setsid()  # a terminal's Ctrl-C reaches the command alone, which stops its workers
+    threading.Thread(target=_stop_with_parent, daemon=True).start()
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for output in (1, 2):
+        os.dup2(nothing, output)
+    torch.set_num_threads(1)
+
+    def listen(event: dict[str, Any]) -> None:
+        if event["kind"] == "train":
+            place[:] = event["step"], event["loss"]
+
+    try:
+        train(job.config, job.folder, listen)
+    except BaseException as error:
+        says.send((first_line(error), isinstance(error, Diverged)))
+        sys.exit(1)
 
 
-def _stop(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def _stop_with_parent() -> None:
+    """However the process that started this one went."""
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _stop(processes: Sequence[Any]) -> None:
     for process in processes:
-        if process.stdin:
-            process.stdin.close()
+        process.terminate()  # the run is saved
     deadline = time.monotonic() + STOP_SECONDS
     for process in processes:
-        try:
-            process.wait(timeout=max(0.1, deadline - time.monotonic()))
-        except (subprocess.TimeoutExpired, KeyboardInterrupt):
-            process.kill()
-            process.wait()
-
-
-def _tail(path: Path) -> bytes:
-    """The last bytes of a file, which may begin in the middle of a line."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - TAIL))
-        return file.read()
-
-
-def _last_training_record(path: Path) -> dict | None:
-    try:
-        lines = _tail(path).split(b"\n")[:-1]  # what follows the last newline is still being written
-    except OSError:
-        return None
-    for line in reversed(lines):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue  # the tail began in the middle of this line
-        if record.get("kind") == "train":
-            return record
-    return None
+        with suppress(KeyboardInterrupt):
+            process.join(max(0.1, deadline - time.monotonic()))
+        process.kill()
+        process.join()
 
 
 def failures(states: Sequence[JobState]) -> str:

@@ -29,11 +29,10 @@ def run_jobs_here(jobs, workers, watch):
     states = [JobState(job) for job in jobs]
     for state in states:
         try:
-            train(state.job.config, state.job.folder)
+            state.step = train(state.job.config, state.job.folder)["steps"]
             state.status = "done"
         except Diverged as error:
             state.status, state.error, state.diverged = "failed", str(error), True
-        state.refresh()
         watch(states)
     return states
 

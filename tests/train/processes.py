@@ -33,7 +33,7 @@ class Processes:
         where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size)}
         environments = [{**where, "RANK": str(rank)} if size > 1 else {} for rank in range(len(functions))]
         self.processes = [
-            CONTEXT.Process(target=_begin, args=(function, environment, output), daemon=True)
+            CONTEXT.Process(target=_begin, args=(function, environment, output))
             for function, environment, output in zip(functions, environments, self.outputs, strict=True)
         ]
         for process in self.processes:
