@@ -36,6 +36,6 @@ def command(
     from attnres.lab.laws import scaling_table, write_fit
 
     console, points = Output(), read_points(csv)
-    print_table(console, scaling_table(*fit_power_laws(points), UNIT))
+    print_table(console, scaling_table(points, *fit_power_laws(points), UNIT, {}))
     print_line(console, f"Figure: {write_fit(points, UNIT, out)}")
     return 0

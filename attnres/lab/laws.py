@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from attnres.analysis.comparison import on_common_seeds
 from attnres.analysis.powerlaw import (
     FEWEST_SIZES,
     Advantage,
@@ -21,7 +20,7 @@ from attnres.analysis.powerlaw import (
 )
 from attnres.files import write_bytes
 from attnres.lab.judge import mean_and_error, paired
-from attnres.lab.runs import Record, RunResult
+from attnres.lab.runs import Record
 from attnres.report.charts import Line, Lines, Plot, Row, Rows
 from attnres.report.draw import drawn
 from attnres.texttable import TextTable
@@ -32,39 +31,19 @@ NOTE = "Compute advantage: bar: 95% interval; thin: for all arms at once; diamon
 EXTRAPOLATED = 1.5
 """Times an arm's largest compute: further out, its advantage is marked."""
 
-SCALING = {"residual": (1.891, 0.057), "block": (1.870, 0.058), "full": (1.865, 0.057)}
-"""A and a of L = A C^-a, C in PFLOP/s-days, as the paper has them (2603.15031, Table 2; docs/spec.md 12)."""
-
-SCALING_COMPUTE = 5.6
-"""PFLOP/s-days at which the paper reads off its 1.25x: there the curves give its 1.714 and 1.692."""
-
-
-def published_factor(arm: str) -> float:
-    """How many times the arm's compute the plain residual needs there for the arm's loss, by these curves."""
-    (baseline, falls), (scale, exponent) = SCALING["residual"], SCALING[arm]
-    return (baseline / (scale * SCALING_COMPUTE**-exponent)) ** (1 / falls) / SCALING_COMPUTE
-
-
-def compared_runs(record: Record) -> list[RunResult]:
-    """The finished runs of those seeds that at their size every arm with one has.
-
-    Seeds differ by more than arms do: where one arm has lost a run, means over what is left would not compare.
-    """
-    of_sizes: dict[str, dict[str, dict[int, RunResult]]] = {}
-    for run in record.of():
-        if run.done:
-            of_sizes.setdefault(run.at, {}).setdefault(run.arm, {})[run.seed] = run
-    compared = [on_common_seeds(of_size) for of_size in of_sizes.values()]
-    kept = {(run.arm, run.at, run.seed) for arms in compared for seeds in arms.values() for run in seeds.values()}
-    return [run for run in record.of() if run.done and (run.arm, run.at, run.seed) in kept]
+PAPER = {"block": 1.254, "full": 1.275}
+"""Times their compute that the plain residual needs for their loss at 5.6 PFLOP/s-days, where the paper reads off its
+1.25x, by the paper's curves (2603.15031, Table 2; docs/spec.md 12)."""
 
 
 def final_points(record: Record) -> dict[str, list[Point]]:
     """The final loss of every run that is compared, by arm, the baseline first; compute in operations."""
     curves: dict[str, list[Point]] = {record.arms[0]: []}
-    for run in compared_runs(record):
-        compute = run.measured["flops_per_token"] * run.measured["tokens"]
-        curves.setdefault(run.arm, []).append(Point(compute, run.loss, run.at, run.seed))
+    for at in record.places():
+        for arm, runs in record.compared(at).items():
+            for run in runs.values():
+                compute = run.measured["flops_per_token"] * run.measured["tokens"]
+                curves.setdefault(arm, []).append(Point(compute, run.loss, at, run.seed))
     return curves
 
 
@@ -121,28 +100,22 @@ def leads(record: Record, arm: str, size: str) -> list[float]:
     return paired(record.losses(size), record.arms[0], float).get(arm, [])
 
 
-def fitted(record: Record) -> bool:
-    """Whether there are sizes enough for power laws: a record may be of a sweep that goes on."""
-    return len({run.at for run in record.of()}) >= FEWEST_SIZES
-
-
 def diverged(record: Record) -> dict[str, int]:
     """How many runs of each arm did not end below where they began."""
     return {arm: sum(run.arm == arm and run.status == "diverged" for run in record.of()) for arm in record.arms}
 
 
 def scaling_table(
+    points: Mapping[str, Sequence[Point]],
     fits: Sequence[Fit],
     advantages: Sequence[Advantage],
     unit: str,
-    diverged: Mapping[str, int] | None = None,
-    points: Mapping[str, Sequence[Point]] | None = None,
+    diverged: Mapping[str, int],
 ) -> TextTable:
-    """Tell what was fitted. diverged: how many runs of an arm the fit is without; points: those of every arm, the
-    baseline first, where arms may be without a fit."""
-    lost = {arm: f", {count} diverged" for arm, count in (diverged or {}).items() if count}
+    """What was fitted. points: the baseline first; diverged: how many runs of an arm they are without."""
+    lost = {arm: f", {count} diverged" for arm, count in diverged.items() if count}
     lines = {fit.arm: fit for fit in fits}
-    counts = {arm: len(of) for arm, of in points.items()} if points else {fit.arm: fit.runs for fit in fits}
+    counts = {arm: len(of) for arm, of in points.items()}
     counts |= {arm: 0 for arm in lost if arm not in counts}
     baseline = next(iter(counts))
     factors = {advantage.arm: advantage for advantage in advantages}
@@ -233,7 +206,7 @@ def pictures(record: Record) -> list[Plot]:
             zero=True,
             ticks=list(enumerate(sizes)),
         ),
-        _advantages(advantages, {arm: published_factor(arm) for arm in ("block", "full")}),
+        _advantages(advantages, PAPER),
     ]
     alt = "losses with fits, differences, compute advantage"
     return [Plot(name="scaling", alt=alt, charts=charts, note=NOTE)]

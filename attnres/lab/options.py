@@ -40,8 +40,8 @@ class PairedOptions:
 
     def checked(self) -> Self:
         """The same, the arms by their canonical names. Raises UsageError where no runs could be made of it."""
-        check_count("seeds", self.seeds, MOST_RUNS)
-        check_count("workers", self.workers, MOST_RUNS)
+        check_count("seeds", self.seeds)
+        check_count("workers", self.workers)
         return dataclasses.replace(self, arms=checked_arms(self.arms, self.config))
 
     @property
@@ -79,10 +79,6 @@ def paired_plan(options: PairedOptions, out: Path, **own: Any) -> PairedPlan:
         for arm in options.arms
     ]
     return PairedPlan(options, runs, out)
-
-
-MOST_RUNS = 1000
-"""Seeds, or workers: more of them are a slip of the finger."""
 
 
 def checked_arms(arms: Sequence[str], config: RunConfig) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from attnres.analysis.comparison import on_common_seeds
 from attnres.errors import UsageError
 from attnres.files import write_text
 
@@ -84,6 +85,12 @@ def runs_text(runs: Iterable[RunResult]) -> str:
     return ", ".join([str(ended.count("done")), *others])
 
 
+def rate_text(rate: float, tuning: Iterable[RunResult]) -> str:
+    """A multiple of the default rates, with a star at the edge of what was tried."""
+    tried = {run.rate for run in tuning}
+    return f"x{rate:g}" + "*" * (len(tried) > 1 and rate in (min(tried), max(tried)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Record:
     """What an experiment has run and measured. Raises ValueError where it has no runs, or one of them twice."""
@@ -131,6 +138,13 @@ class Record:
         """arm -> seed -> loss, of the reported runs that are done."""
         arms = {arm: {run.seed: run.loss for run in done(self.of(arm, at))} for arm in self.arms}
         return {arm: losses for arm, losses in arms.items() if losses}
+
+    def compared(self, at: str | None = None) -> dict[str, dict[int, RunResult]]:
+        """arm -> seed -> run: the finished runs of the seeds that every arm with a finished run has.
+
+        Seeds differ by more than arms do: where one arm has lost a run, means over what is left would not compare.
+        """
+        return on_common_seeds({arm: {run.seed: run for run in done(self.of(arm, at))} for arm in self.arms})
 
     @property
     def origin(self) -> dict[str, str]:

@@ -14,6 +14,7 @@ from attnres.lab.laws import diverged, final_points, scaling_table
 from attnres.lab.runs import Record, read_record
 from attnres.model import TransformerConfig
 from attnres.model.flops import training_flops
+from attnres.texttable import TextTable
 from tests.cli.conftest import run_jobs_here
 from tests.lab.sample import record as record_from
 
@@ -91,6 +92,10 @@ def record_of(runs: list[dict]) -> Record:
     return record_from("scaling", runs)
 
 
+def law_of(points: dict[str, list[Point]], diverged: dict[str, int] | None = None) -> TextTable:
+    return scaling_table(points, *fit_power_laws(points), "FLOPs", diverged or {})
+
+
 def test_fits_leave_out_runs_that_diverged():
     runs = [run(c, 1, c, loss=2 * c**-0.1) for c in (1.0, 2.0, 4.0)]
     runs.append({**runs[0], "at": "x", "status": "diverged", "loss": 100.0})
@@ -98,7 +103,7 @@ def test_fits_leave_out_runs_that_diverged():
     assert fits[0].runs == 3 and fits[0].exponent == pytest.approx(0.1)
     weak = [{**one, "arm": "b", "status": "diverged"} for one in runs]
     record = record_of([*runs, *weak])
-    table = scaling_table(*fit_power_laws(final_points(record)), "FLOPs", diverged(record))
+    table = law_of(final_points(record), diverged(record))
     assert [row[:2] for row in table.rows] == [("a", "3, 1 diverged"), ("b", "0, 4 diverged")]
     with pytest.raises(UsageError, match="b: 0 different computes are too few"):
         fit_power_laws(final_points(record_of([*weak, *runs])))
@@ -106,11 +111,11 @@ def test_fits_leave_out_runs_that_diverged():
 
 def test_an_advantage_outside_of_what_was_measured_is_marked():
     near, far = ([Point(c, 2 * c**-0.1) for c in computes] for computes in ((1, 2, 4), (100, 200, 400)))
-    assert "Extrapolated" not in scaling_table(*fit_power_laws({"a": near, "b": near}), "FLOPs").note
-    table = scaling_table(*fit_power_laws({"a": near, "b": far}), "FLOPs")
+    assert "Extrapolated" not in law_of({"a": near, "b": near}).note
+    table = law_of({"a": near, "b": far})
     assert "Extrapolated for b, measured from 100 to 400." in table.note
     better = [Point(c, 1.5 * c**-0.1) for c in (1, 2, 4)]
-    table = scaling_table(*fit_power_laws({"a": near, "b": better}), "FLOPs")
+    table = law_of({"a": near, "b": better})
     assert table.note.endswith(" a is extrapolated to what it would need for b."), "17 times its largest compute"
 
 

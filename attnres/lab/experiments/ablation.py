@@ -27,8 +27,8 @@ from attnres.errors import UsageError, check_count
 from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, choose
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error
-from attnres.lab.options import MOST_RUNS, Arms, Config, PairedOptions, arm_folder, check_positive
-from attnres.lab.runs import Record, RunResult, done, runs_text
+from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
+from attnres.lab.runs import Record, RunResult, done, rate_text, runs_text
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 
@@ -140,13 +140,8 @@ def plan(options: AblationOptions, out: Path) -> AblationPlan:
     options = options.checked()
     check_positive("grid", options.grid)
     check_positive("embedding_stds", options.embedding_stds)
-    check_count("tuning_seeds", options.tuning_seeds, MOST_RUNS)
-    planned = AblationPlan(options, out)
-    for arm, at in planned.cells:
-        planned.run(arm, at, 1.0, options.config.seed)
-    for rate in options.grid:  # one may be too small or too large
-        planned.run(*planned.cells[0], rate, options.config.seed)
-    return planned
+    check_count("tuning_seeds", options.tuning_seeds)
+    return AblationPlan(options, out)
 
 
 def std_of(at: str) -> float:
@@ -325,10 +320,8 @@ def tables(record: Record) -> list[TextTable]:
 
 
 def _rate(runs: Sequence[RunResult], tuning: Sequence[RunResult]) -> str:
-    chosen, tried = next((run.rate for run in runs), None) or choose(tuning), {run.rate for run in tuning}
-    if chosen is None:
-        return "none"
-    return f"x{chosen:g}" + "*" * (len(tried) > 1 and chosen in (min(tried), max(tried)))
+    chosen = next((run.rate for run in runs), None) or choose(tuning)
+    return "none" if chosen is None else rate_text(chosen, tuning)
 
 
 def _claim_tables(found: Sequence[Statement]) -> list[TextTable]:

@@ -35,7 +35,7 @@ from attnres.lab.engine import ProgressDisplay, Sweep, SweepEnd
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import mean_text
 from attnres.lab.options import Arms, Config, PairedOptions, PairedPlan, paired_plan
-from attnres.lab.runs import Record, RunResult, done
+from attnres.lab.runs import Record
 from attnres.texttable import TextTable, number
 from attnres.train import RunConfig, config_to_json
 
@@ -114,13 +114,8 @@ Open the report in a browser. Then try:
   {program} compare residual x0 block full --seeds 5   (five paired seeds, about nine minutes)"""
 
 
-def compared(record: Record) -> dict[str, dict[int, RunResult]]:
-    """The finished runs of the seeds that all connections have, by connection and seed."""
-    return on_common_seeds({arm: {run.seed: run for run in done(record.of(arm))} for arm in record.arms})
-
-
 def rows(record: Record) -> list[Comparison]:
-    return compare_arms(compared(record), baseline=record.arms[0])
+    return compare_arms(record.compared(), baseline=record.arms[0])
 
 
 def profiles(record: Record) -> dict[str, DepthProfile]:
@@ -190,7 +185,7 @@ def _costs(ratios: Sequence[float]) -> str:
 def pictures(record: Record) -> list[Plot]:
     from attnres.report.write import depth_pictures, loss_curves
 
-    curves = {arm: {seed: run.curve for seed, run in runs.items()} for arm, runs in compared(record).items()}
+    curves = {arm: {seed: run.curve for seed, run in runs.items()} for arm, runs in record.compared().items()}
     return [*loss_curves(curves), *depth_pictures(profiles(record))]
 
 

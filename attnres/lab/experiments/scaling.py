@@ -29,14 +29,12 @@ from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay
 from attnres.lab.experiment import Experiment, of_module
 from attnres.lab.judge import mean_text
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
-from attnres.lab.runs import Record, RunResult, done
+from attnres.lab.runs import Record, RunResult, done, rate_text
 from attnres.model import TransformerConfig
 from attnres.texttable import TextTable
 from attnres.train import RunConfig, config_to_json
 
 HEAD_DIM = 16
-MOST_TOKENS = 1_000_000
-"""Tokens per parameter."""
 MOST_BEYOND = 3
 """How often a grid is made wider where the best lies at its edge."""
 
@@ -155,10 +153,8 @@ def plan(options: ScalingOptions, out: Path) -> ScalingPlan:
     options = options.checked()
     if len(set(options.sizes)) < max(3, len(options.sizes)):
         raise UsageError("sizes: give at least three, each once; a line through two points has no error")
-    if not 0 < options.tokens_per_parameter <= MOST_TOKENS:
-        raise UsageError(
-            f"tokens_per_parameter must be positive and at most {MOST_TOKENS}, not {options.tokens_per_parameter}"
-        )
+    if not options.tokens_per_parameter > 0:
+        raise UsageError(f"tokens_per_parameter must be positive, not {options.tokens_per_parameter}")
     check_positive("grid", options.grid)
     if options.heads is not None:
         check_count("heads", options.heads)
@@ -169,12 +165,7 @@ def plan(options: ScalingOptions, out: Path) -> ScalingPlan:
             f"sizes: with a grid the two smallest, {sizes[0].name} and {sizes[1].name}, must differ in parameters: "
             "rates go on along the line through both"
         )
-    chosen = ScalingPlan(options, sizes, out)
-    for cell in chosen.cells:
-        chosen.run(*cell, 1.0, options.config.seed)
-    for rate in options.grid:  # one may be too small or too large
-        chosen.run(*chosen.cells[0], rate, options.config.seed)
-    return chosen
+    return ScalingPlan(options, sizes, out)
 
 
 def settings(plan: ScalingPlan) -> dict[str, Any]:
@@ -268,17 +259,17 @@ def chosen_rates(
 
 def best(losses: Mapping[float, float]) -> float:
     """The multiple of lowest loss, between those that were tried; 1 where no run came to its end."""
+    import numpy as np
+
     if not losses:
         return 1.0
     factors = sorted(losses)
     at = factors.index(min(losses, key=lambda factor: losses[factor]))
     if at in (0, len(factors) - 1):
         return factors[at]
-    x = [math.log(factor / factors[at]) for factor in factors[at - 1 : at + 2]]
-    y = [losses[factor] - losses[factors[at]] for factor in factors[at - 1 : at + 2]]
-    curvature = (y[2] / x[2] - y[0] / x[0]) / (x[2] - x[0])
-    slope = y[2] / x[2] - curvature * x[2]
-    return factors[at] * math.exp(-slope / (2 * curvature)) if curvature > 0 else factors[at]
+    three = factors[at - 1 : at + 2]
+    curvature, slope, _ = np.polyfit(np.log(three), [losses[factor] for factor in three], 2)
+    return math.exp(-slope / (2 * curvature)) if curvature > 0 else factors[at]
 
 
 def _on_line(sizes: Sequence[Size], first: float, second: float, size: Size) -> float:
@@ -291,14 +282,10 @@ def _on_line(sizes: Sequence[Size], first: float, second: float, size: Size) -> 
 
 def finding(record: Record) -> str:
     """How much compute each arm saves."""
-    from attnres.analysis.powerlaw import FEWEST_SIZES, fit_where_possible
+    from attnres.analysis.powerlaw import fit_where_possible
     from attnres.lab import laws
 
-    if not laws.fitted(record):
-        return f"Fewer than {FEWEST_SIZES} sizes are done."
-    baseline, *others = record.arms
-    if not others:
-        return "There is one arm alone."
+    baseline = record.arms[0]
     fits, advantages = fit_where_possible(laws.final_points(record))
     if not advantages:
         return laws.why_no_advantage(baseline, fits)
@@ -321,16 +308,11 @@ def tables(record: Record) -> list[TextTable]:
     from attnres.lab import laws
 
     points = laws.final_points(record)
-    made = (
-        [laws.scaling_table(*fit_where_possible(points), "FLOPs", laws.diverged(record), points)]
-        if laws.fitted(record)
-        else []
-    )
-    left_out = sum(run.done for run in record.of()) - sum(map(len, points.values()))
-    if left_out:
-        note = f" Finished runs left out, because an arm lacks their seed at their size: {left_out}."
-        made = [dataclasses.replace(law, note=law.note + note) for law in made]
-    return [*made, *([along_table(record)] if record.of() else []), *step_tables(record), *rate_tables(record)]
+    law = laws.scaling_table(points, *fit_where_possible(points), "FLOPs", laws.diverged(record))
+    if left_out := sum(run.done for run in record.of()) - sum(map(len, points.values())):
+        note = f"{law.note} Finished runs left out, because an arm lacks their seed at their size: {left_out}."
+        law = dataclasses.replace(law, note=note)
+    return [law, along_table(record), *step_tables(record), *rate_tables(record)]
 
 
 def along_table(record: Record) -> TextTable:
@@ -340,8 +322,7 @@ def along_table(record: Record) -> TextTable:
 
     baseline, *arms = record.arms
     sizes = record.places()
-    axes = laws.axes_of(record) if laws.fitted(record) else {}
-    advantages = {name: advantages_at_sizes(points) for name, points in axes.items()}
+    advantages = {name: advantages_at_sizes(points) for name, points in laws.axes_of(record).items()}
     rows = []
     for arm, size in ((arm, size) for arm in arms for size in sizes):
         lead = mean_text(laws.leads(record, arm, size), "+.4f")
@@ -393,20 +374,17 @@ def rate_tables(record: Record) -> list[TextTable]:
     if not (record.of(part="tuning") and record.of()):
         return []
     factors, sizes = {(run.arm, run.at): run.rate for run in record.of()}, record.places()
-    rows = [(arm, *(_rate(record, arm, size, factors.get((arm, size))) for size in sizes)) for arm in record.arms]
+    rows = []
+    for arm in record.arms:
+        rates = {size: factors.get((arm, size)) for size in sizes}
+        tuning = {size: record.of(arm, size, "tuning") for size in sizes}
+        rows.append((arm, *("" if rate is None else rate_text(rate, tuning[size]) for size, rate in rates.items())))
     note = (
         "Multiples of the default rates: at the two smallest sizes the lowest point of a parabola through a grid, on a "
         "seed of its own, which goes on where the best lies at its edge, and on the line through both from there on. * "
         "still at the edge of what was tried there: the best rate may lie beyond."
     )
     return [TextTable("Learning rates", ("connection", *sizes), tuple(rows), note)]
-
-
-def _rate(record: Record, arm: str, size: str, factor: float | None) -> str:
-    if factor is None:
-        return ""
-    tried = {run.rate for run in record.of(arm, size, "tuning")}
-    return f"x{factor:g}" + "*" * (len(tried) > 1 and factor in (min(tried), max(tried)))
 
 
 EXPERIMENT = Experiment(
