@@ -16,9 +16,6 @@ from attnres.parallel.schedule import Schedule, chunk_sites, default_schedule, e
 
 MOST_LAYERS = 1_000_000
 
-MOST_ACTIONS = 4_000_000
-"""What is simulated in a few seconds."""
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -124,12 +121,6 @@ class Plan:
         if self.block_size > self.layers:
             raise UsageError(f"block_size {self.block_size} is more than the {self.layers} sublayers of --layers")
         _ = self.sites
-        actions = 2 * self.pipeline * self.virtual * self.micro_batches
-        if self.pipeline > 1 and actions > MOST_ACTIONS:
-            raise UsageError(
-                f"a step of {actions:.2g} forward and backward passes takes too long to simulate (at most "
-                f"{MOST_ACTIONS:,}); give fewer micro_batches"
-            )
 
     @property
     def blocks(self) -> Fraction:

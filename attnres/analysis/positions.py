@@ -26,9 +26,9 @@ def told_positions(holder: nn.Module, name: str) -> Iterator[None]:
 def _tell_by_start(holder: Any, name: str) -> Callable[[], None]:
     """The lab's model says itself where its tokens stand. Returns what undoes this."""
 
-    def told(holder: Any, time: int, caches: Any = None, start: int = 0) -> Any:
-        getattr(holder, name).first_position = start
-        return type(holder).bound_sublayers(holder, time, caches, start)
+    def told(holder: Any, time: int, caches: Any = None) -> Any:
+        getattr(holder, name).first_position = holder.cached_tokens(caches)
+        return type(holder).bound_sublayers(holder, time, caches)
 
     holder.bound_sublayers = MethodType(told, holder)
     return lambda: delattr(holder, "bound_sublayers")

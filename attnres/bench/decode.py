@@ -67,7 +67,7 @@ def step_of(model: Transformer, device: torch.device = CPU, dtype: torch.dtype =
     def step() -> None:
         for cache in caches:
             cache.length = PROMPT
-        model(token, caches, PROMPT)
+        model(token, caches)
 
     return step
 

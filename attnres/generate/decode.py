@@ -48,14 +48,13 @@ def generate(
     caches = model.new_caches(batch=1)
     tokens = torch.tensor([list(prompt)], device=device)
 
-    for start in range(0, len(prompt), PREFILL_CHUNK):
-        chunk = tokens[:, start : start + PREFILL_CHUNK]
-        hidden = model.hidden(chunk, caches, start)
+    for chunk in tokens.split(PREFILL_CHUNK, 1):
+        hidden = model.hidden(chunk, caches)
     for position in range(len(prompt), min(len(prompt) + max_new, context + 1)):
         token = sample(model.logits(hidden[:, -1]), temperature, top_k, top_p, generator)
         yield int(token)
         if position < context:
-            hidden = model.hidden(token[:, None], caches, position)
+            hidden = model.hidden(token[:, None], caches)
 
 
 def sample(

@@ -223,17 +223,9 @@ class Decoder(Model):
 
     def _with_states_as_read(self, outputs: Any) -> Any:
         """Say what each layer read, where hidden states were asked for."""
-        fields = outputs.items() if isinstance(outputs, dict) else enumerate(outputs)
-        for key, field in list(fields):
-            values = isinstance(field, tuple) and any(isinstance(state, tuple) for state in field)
-            of_one_layer = isinstance(field, tuple) and len(field) == 2  # which hands no values on
-            if values or (of_one_layer and (key == "hidden_states" or field[1] is outputs[0])):
-                first_sites = [layer._first_site for layer in attached_layers(self)]  # type: ignore[arg-type]
-                states = tuple(map(self._as_read, field, [*first_sites, self.connection.sublayers]))
-                if isinstance(outputs, dict):
-                    outputs[key] = states
-                else:
-                    outputs = (*outputs[:key], states, *outputs[key + 1 :])
+        if isinstance(outputs, dict) and outputs.get("hidden_states"):
+            sites = [*(layer._first_site for layer in attached_layers(self)), self.connection.sublayers]  # type: ignore[arg-type]
+            outputs["hidden_states"] = tuple(map(self._as_read, outputs["hidden_states"], sites))
         return outputs
 
     def _as_read(self, state: Any, site: int) -> Any:

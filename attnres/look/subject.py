@@ -278,9 +278,9 @@ class CachedDecoder:
     def feed(self, ids: Sequence[int]) -> Tensor:
         """Read more tokens; the logits [vocabulary] of the one after them."""
         tokens = torch.tensor([list(ids)], device=next(self.model.parameters()).device)
-        start, self.length = self.length, self.length + len(ids)
+        self.length += len(ids)
         if hasattr(self.model, "new_caches"):
-            return self.model.logits(self.model.hidden(tokens, self._caches, start)[0, -1])
+            return self.model.logits(self.model.hidden(tokens, self._caches)[0, -1])
         name = cache_name(self.model)
         out = self.model(input_ids=tokens, **{name: self._caches}, use_cache=True, logits_to_keep=1)
         self._caches = out[name]

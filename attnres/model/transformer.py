@@ -65,29 +65,28 @@ class Transformer(nn.Module):
         weight = self.embedding.weight
         return self.backbone.new_caches(batch, weight.dtype, weight.device)
 
-    def bound_sublayers(self, time: int, caches: Any = None, start: int = 0) -> list[Sublayer]:
-        """The sublayers as functions of h alone, for `time` tokens that begin at position `start`."""
+    def bound_sublayers(self, time: int, caches: Any = None) -> list[Sublayer]:
+        """The sublayers as functions of h alone, for `time` tokens that stand behind those in `caches`."""
+        start = self.cached_tokens(caches)
         stop = start + time
         if stop > self.config.context:
             raise UsageError(f"{stop} tokens do not fit the model's context of {self.config.context}")
-        cached = None if caches is None else self.backbone.cached_tokens(caches)
-        if cached not in (None, start):
-            raise UsageError(f"start must be the number of tokens in caches, {cached}, and not {start}")
         context = Context(self.cos[start:stop], self.sin[start:stop], caches)
         return [bound(sublayer, context) for sublayer in self.sublayers]
 
-    def forward(self, tokens: Tensor, caches: Any = None, start: int = 0) -> Tensor:
-        """tokens [batch, time] -> logits [batch, time, vocab_size].
+    def cached_tokens(self, caches: Any) -> int:
+        """How many tokens are in the caches."""
+        return 0 if caches is None else self.backbone.cached_tokens(caches)
 
-        While decoding, `caches` is what `new_caches` made and `start` is the number of tokens in it.
-        """
-        return self.logits(self.hidden(tokens, caches, start))
+    def forward(self, tokens: Tensor, caches: Any = None) -> Tensor:
+        """tokens [batch, time] -> logits [batch, time, vocab_size]. While decoding, `caches` is from `new_caches`."""
+        return self.logits(self.hidden(tokens, caches))
 
-    def hidden(self, tokens: Tensor, caches: Any = None, start: int = 0) -> Tensor:
+    def hidden(self, tokens: Tensor, caches: Any = None) -> Tensor:
         """tokens [batch, time] -> the readout [batch, time, dim], before the final norm."""
         x = self.embed(tokens)
-        # Before `start`: under changes it says where these tokens stand.
-        sublayers = self.bound_sublayers(tokens.shape[1], caches, start)
+        # Before `connection.start`: under changes it says where these tokens stand.
+        sublayers = self.bound_sublayers(tokens.shape[1], caches)
         return self.connection.readout(self.run(self.connection.start(x), sublayers))
 
     def embed(self, tokens: Tensor) -> Tensor:

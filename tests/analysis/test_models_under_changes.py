@@ -72,7 +72,7 @@ def test_generate_of_transformers_is_changed_at_the_same_positions():
 def logits_step_by_step(model, tokens: list[int]) -> Tensor:
     if isinstance(model, Transformer):
         caches = model.new_caches(1)
-        return torch.cat([model(torch.tensor([[token]]), caches, place)[0] for place, token in enumerate(tokens)])
+        return torch.cat([model(torch.tensor([[token]]), caches)[0] for token in tokens])
     cache, logits = DynamicCache(config=model.config), []
     name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"  # before transformers 5.24
     for token in tokens:

@@ -218,7 +218,7 @@ def test_decoding(device, name):
         model = step.build_model(name, sizes.dim, sizes.layers)
         tokens = torch.randint(0, 256, (1, 12))
     caches = model.new_caches(batch=1)
-    parts = [model(tokens[:, :8], caches), *(model(tokens[:, i : i + 1], caches, i) for i in range(8, 12))]
+    parts = [model(tokens[:, :8], caches), *(model(tokens[:, i : i + 1], caches) for i in range(8, 12))]
     assert_close([torch.cat(parts, 1)], [copy.deepcopy(model).double()(tokens)], TOLERANCE)
 
 

@@ -73,15 +73,6 @@ def test_tokens_that_would_be_taken_silently_are_refused():
         model(torch.zeros(1, 33, dtype=torch.long))
 
 
-def test_a_start_that_is_not_what_the_caches_hold_is_refused():
-    model = Transformer(TransformerConfig(**SMALL))
-    caches = model.new_caches(1)
-    model(torch.tensor([[1, 2]]), caches)
-    for start in (0, 3):
-        with pytest.raises(UsageError, match=f"start must be the number of tokens in caches, 2, and not {start}"):
-            model(torch.tensor([[3]]), caches, start)
-
-
 def test_attention_and_mlp_read_each_mixture_where_it_belongs():
     model = Transformer(TransformerConfig(**SMALL, connection="residual"))
     attention, mlp = model.bound_sublayers(5)[:2]

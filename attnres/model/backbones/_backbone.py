@@ -49,9 +49,9 @@ class Backbone(ABC):
     def new_caches(self, batch: int, dtype: torch.dtype, device: torch.device) -> Any:
         """Make what decoding `batch` sequences keeps between its steps, empty."""
 
-    def cached_tokens(self, caches: Any) -> int | None:
-        """Count the tokens that the caches hold; None, as here, where they do not tell."""
-        return None
+    @abstractmethod
+    def cached_tokens(self, caches: Any) -> int:
+        """Count the tokens that the caches hold."""
 
     @property
     @abstractmethod

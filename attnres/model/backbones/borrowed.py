@@ -75,6 +75,10 @@ class Borrowed(Backbone):
 
         return DynamicCache(config=self.theirs)
 
+    def cached_tokens(self, caches: Any) -> int:
+        # Recurrent states alone do not tell, and KDA has no positions.
+        return caches.get_seq_length() if "full_attention" in self._kinds() else 0
+
     @property
     def experts_per_token(self) -> int:
         return getattr(self.theirs, "num_experts_per_tok", 0)
