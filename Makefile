@@ -83,7 +83,8 @@ release: $(EACH_TORCH:=/ready)
 
 oldest: .venv-oldest/ready
 	PYTEST_ADDOPTS='-W ignore' .venv-oldest/bin/python -m pytest \
-	    $(addprefix tests/,ops connections data train hf analysis evaluation generate lab look report cli)
+	    $(addprefix tests/,ops connections data train parallel hf analysis evaluation generate lab look report cli) \
+	    tests/test_torch_private.py
 
 # Not by two workers: most runs are of two processes, and each worker would make the ones that others are held against.
 torchtitan: .venv-torchtitan/ready

@@ -55,7 +55,6 @@ def test_pipeline_stage_base():
     overridden = {
         "_retrieve_recv_activations": ["self", "fwd_chunk_id"],
         "_retrieve_recv_grads": ["self", "bwd_chunk_id"],
-        "_resolve_peer_global_rank": ["self", "stage_idx"],
         "_get_init_p2p_neighbors_ops": ["self"],
         "_create_grad_recv_info": ["self", "act_send_info"],
         "forward_one_chunk": ["self", "fwd_chunk_id", "args", "kwargs", "save_forward_output"],
@@ -66,7 +65,8 @@ def test_pipeline_stage_base():
     assert {name: parameters_of(getattr(base, name)) for name in overridden} == overridden, MOVED
     assert hasattr(base, "_prepare_forward_infra") and hasattr(base, "_prepare_backward_infra"), MOVED
     source = inspect.getsource(base)
-    for state in ("_stage_meta", "_runtime_validate", "fwd_cache", "bwd_cache", "args_recv_info", "has_backward"):
+    states = ["_validate_fwd_outputs"] if "_validate_fwd_outputs" in source else ["_stage_meta", "_runtime_validate"]
+    for state in (*states, "fwd_cache", "bwd_cache", "args_recv_info", "has_backward", "stage_index_to_group_rank"):
         assert f"self.{state}" in source, f"{MOVED}: {state}"
 
 

@@ -54,13 +54,16 @@ class ChunkRunner(PipelineStageBase):
         torch's schedules of several chunks do that, and whoever has not waited for a send keeps its tensor: they would
         hold all that a rank sends in a step. Schedule1F1B waits in time, and joins sends with receives.
         """
-        self._runtime_validate = False  # forward_one_chunk compares with the plan
+        # forward_one_chunk compares with the plan; torch 2.11 calls the methods.
+        self._runtime_validate = False
+        self._validate_fwd_input = self._validate_fwd_outputs = lambda *values: None
         self.args_recv_info = {0: ()}  # torch asks it who the neighbours are; the plan knows
 
     def follow(self, plan: ChunkPlan) -> None:
         """Use this plan from now on: the entries' shapes are those of the micro-batches to come."""
         self.plan = plan
-        self._stage_meta.inputs = (None,) * max(1, len(plan.inputs))  # only its length is read  # type: ignore
+        # Only its length is read; torch 2.11 reads nothing.
+        getattr(self, "_stage_meta", self).inputs = (None,) * max(1, len(plan.inputs))
 
     # Forward
 
@@ -178,18 +181,18 @@ class ChunkRunner(PipelineStageBase):
         return torch.empty(held.entry.shape, dtype=held.entry.dtype, device=self.device)
 
     def _receive(self, buffer: Tensor, source: int) -> dist.P2POp:
-        return dist.P2POp(dist.irecv, buffer, self._resolve_peer_global_rank(source), self.group)
+        return dist.P2POp(dist.irecv, buffer, group=self.group, group_peer=self.stage_index_to_group_rank[source])
 
     def _send(self, tensors: list[Tensor], target: int, direction: str) -> list[dist.P2POp]:
         """What the schedule is to send: nothing where it is on its way already."""
         if not tensors:
             return []
-        peer = self._resolve_peer_global_rank(target)
+        peer = self.stage_index_to_group_rank[target]
         self.traffic[max(self.stage_index, target), direction] += sum(tensor.nbytes for tensor in tensors)
         if not self.lets_go:
-            return [dist.P2POp(dist.isend, tensor, peer, self.group) for tensor in tensors]
+            return [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=peer) for tensor in tensors]
         self._arrive(direction)
-        started = (dist.isend(tensor, peer, self.group) for tensor in tensors)
+        started = (dist.isend(tensor, group=self.group, group_dst=peer) for tensor in tensors)
         self._on_the_way[direction] = [work for work in started if work is not None]
         return []
 
