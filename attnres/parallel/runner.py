@@ -63,7 +63,7 @@ class ChunkRunner(PipelineStageBase):
         """Use this plan from now on: the entries' shapes are those of the micro-batches to come."""
         self.plan = plan
         # Only its length is read; torch 2.11 reads nothing.
-        getattr(self, "_stage_meta", self).inputs = (None,) * max(1, len(plan.inputs))
+        getattr(self, "_stage_meta", self).inputs = (None,) * max(1, len(plan.inputs))  # type: ignore
 
     # Forward
 
