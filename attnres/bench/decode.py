@@ -7,12 +7,10 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import nn
 
 from attnres.bench.measure import CPU, RatioRow, Run, Setting, medians, milliseconds, over, take_turns, threads
 from attnres.bench.step import build_model
 from attnres.errors import install_command
-from attnres.model import Transformer
 
 PROMPT = 32
 ATTACHED = {"block": "1.03", "full": "-"}
@@ -31,32 +29,19 @@ class DecoderSizes:
         return f"d {self.dim}, {self.layers} layers"
 
 
-FULL, QUICK = DecoderSizes(512, 12), DecoderSizes(64, 1)
-ATTACHED_FULL, ATTACHED_QUICK = DecoderSizes(512, 16), DecoderSizes(64, 4)
+OURS, OF_ATTACHED = DecoderSizes(512, 12), DecoderSizes(512, 16)
 
 
 def measure(setting: Setting) -> list[RatioRow]:
-    sizes = QUICK if setting.quick else FULL
-    models = {name: build_model(name, sizes.dim, sizes.layers) for name in ("residual", "block")}
-    steps = {name: step_of(model) for name, model in models.items()}
+    steps = {name: decode_step(name, OURS) for name in ("residual", "block")}
     seconds = take_turns(steps, 20 * setting.rounds, setting.progress, "decode step")
-    bandwidth = _bytes(models["block"]) / _bytes(models["residual"])
-    row = over(seconds, "block", "residual", f"decode, {sizes}: Block", setting.where, "1.02", bandwidth)
+    row = over(seconds, "block", "residual", f"decode, {OURS}: Block", setting.where, "1.02")
     row.details = milliseconds(medians(seconds))
-    return [row, *_attached(setting)]
-
-
-def _bytes(model: nn.Module) -> int:
-    """The bytes of weights that a token reads."""
-    return sum(parameter.nbytes for parameter in model.parameters())
+    return [row, *_attached(OF_ATTACHED, setting)]
 
 
 def decode_step(name: str, sizes: DecoderSizes, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
-    return step_of(build_model(name, sizes.dim, sizes.layers), device, dtype)
-
-
-def step_of(model: Transformer, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> Run:
-    model.to(device, dtype)
+    model = build_model(name, sizes.dim, sizes.layers).to(device, dtype)
     caches = model.new_caches(batch=1)
     prompt = torch.randint(0, 256, (1, PROMPT), device=device)
     token = torch.randint(0, 256, (1, 1), device=device)
@@ -72,9 +57,8 @@ def step_of(model: Transformer, device: torch.device = CPU, dtype: torch.dtype =
     return step
 
 
-def _attached(setting: Setting) -> list[RatioRow]:
+def _attached(sizes: DecoderSizes, setting: Setting) -> list[RatioRow]:
     """On one thread, on which small models decode fastest."""
-    sizes = ATTACHED_QUICK if setting.quick else ATTACHED_FULL
     whats = {name: f"decode, Qwen3 of {sizes}, 1 thread: {name.title()}" for name in ATTACHED}
     if find_spec("transformers") is None:
         missing: dict[str, float | str] = {"Transformers": f"not installed: {install_command('hf')}"}
@@ -87,11 +71,7 @@ def _attached(setting: Setting) -> list[RatioRow]:
     with threads(1):
         steps = {name: _attached_step(model) for name, model in models.items()}
         seconds = take_turns(steps, 20 * setting.rounds, setting.progress, "attached decode step")
-    plain = _bytes(models["plain"])
-    rows = [
-        over(seconds, name, "plain", whats[name], setting.where, must, _bytes(models[name]) / plain)
-        for name, must in ATTACHED.items()
-    ]
+    rows = [over(seconds, name, "plain", whats[name], setting.where, must) for name, must in ATTACHED.items()]
     rows[0].details = milliseconds(medians(seconds))
     return rows
 

@@ -1,6 +1,6 @@
 """Everything that needs a CUDA device: the operator against every peer, bandwidth, decoding.
 
-Without such a device every row says "not measured"; there is no estimate.
+Without such a device one row says "not measured"; there is no estimate.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import torch
 
 from attnres.bench import decode, operator, readers
 from attnres.bench.measure import RatioRow, Run, Setting, copy_bandwidth, medians, milliseconds, take_turns
-from attnres.ops.backends import interpreted
 
 DECODER = decode.DecoderSizes(2048, 24)
 WARM_UP = 3
@@ -31,40 +30,10 @@ class GpuSizes:
     decoder: decode.DecoderSizes = DECODER
 
 
-QUICK = GpuSizes((32,), 3, 2**8, 2, decode.QUICK)
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What a kind of row measures, and what it must be."""
-
-    what: str
-    must: str
-
-    def row(self, where: str, size: str = "", ratio: float | None = None, details: dict | None = None) -> RatioRow:
-        return RatioRow(self.what + size, where, self.must, ratio, details or {})
-
-
-OPERATOR = Goal("operator forward+backward over the fastest other, bf16", "1x")
-FORWARD = Goal("operator forward, share of the copy bandwidth", "85%")
-BACKWARD = Goal("operator backward, share of the copy bandwidth", "85%")
-DECODE = Goal("decode step with CUDA graphs, Block more than residual", "2%")
-
-GOALS = (OPERATOR, FORWARD, BACKWARD, DECODE)
-
-
 def measure(setting: Setting) -> Iterable[RatioRow]:
-    device = device_here()
-    if device is None:
-        return [goal.row("one H100/H200-class GPU") for goal in GOALS]
-    return measure_on(device, QUICK if setting.quick or device.type == "cpu" else GpuSizes(), setting)
-
-
-def device_here() -> torch.device | None:
-    """The device that the Triton kernels run on: a GPU, the CPU under Triton's interpreter, or none."""
     if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("cpu") if interpreted() else None
+        return measure_on(torch.device("cuda"), GpuSizes(), setting)
+    return [RatioRow("operator, bandwidth and decoding on a GPU", "no GPU", "-")]
 
 
 def measure_on(device: torch.device, sizes: GpuSizes, setting: Setting) -> Iterator[RatioRow]:
@@ -73,38 +42,32 @@ def measure_on(device: torch.device, sizes: GpuSizes, setting: Setting) -> Itera
     What needs no others comes first: most of the time goes into compiling them, and a bench that is stopped keeps its
     rows.
     """
-    where = name_of(device)
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
     copied = copy_bandwidth(device)
     yield decode_row(device, sizes, where, setting)
-    for dim in sizes.dims:
-        yield from _bandwidth_rows(_operator_shape(device, dim, sizes), where, copied, setting)
-        yield from _backward_rows(_operator_shape(device, dim, sizes), where, copied, setting)
-    for dim in sizes.dims:
-        yield _operator_row(_operator_shape(device, dim, sizes), where, setting)
-
-
-def name_of(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-
-
-def _operator_shape(device: torch.device, dim: int, sizes: GpuSizes) -> operator.OperatorShape:
-    tokens = sizes.operator_elements // dim // sizes.batch
-    return operator.OperatorShape(sizes.batch, tokens, dim, sizes.sources, torch.bfloat16, device)
+    tokens = sizes.operator_elements // sizes.batch
+    shapes = [
+        operator.OperatorShape(sizes.batch, tokens // dim, dim, sizes.sources, torch.bfloat16, device)
+        for dim in sizes.dims
+    ]
+    for shape in shapes:
+        for way, reached in bytes_per_second(shape, setting).items():
+            yield _share(way, f"{shape}", where, reached, copied)
+        yield from _backward_rows(shape, where, copied, setting)
+    for shape in shapes:
+        yield _operator_row(shape, where, setting)
 
 
 def _operator_row(shape: operator.OperatorShape, where: str, setting: Setting) -> RatioRow:
     others, missing = readers.packages(shape.device)
     result = operator.compare(shape, {**readers.plain(), **others}, setting, missing, given_stacked=True)
-    return OPERATOR.row(where, f", {shape}", result.over_the_next(), result.details)
+    what = f"operator forward+backward over the fastest other, bf16, {shape}"
+    return RatioRow(what, where, "1x", result.over_the_next(), result.details)
 
 
-def _bandwidth_rows(shape: operator.OperatorShape, where: str, copied: float, setting: Setting) -> Iterator[RatioRow]:
-    for goal, reached in zip((FORWARD, BACKWARD), bytes_per_second(shape, setting).values(), strict=True):
-        details: dict[str, float | str] = {
-            "GB/s": reached / 1e9,
-            "copy bandwidth, GB/s": copied / 1e9,
-        }
-        yield goal.row(where, f", {shape}", reached / copied, details)
+def _share(way: str, of: str, where: str, reached: float, copied: float) -> RatioRow:
+    details: dict[str, float | str] = {"GB/s": reached / 1e9, "copy bandwidth, GB/s": copied / 1e9}
+    return RatioRow(f"operator {way}, share of the copy bandwidth, {of}", where, "85%", reached / copied, details)
 
 
 def _backward_rows(shape: operator.OperatorShape, where: str, copied: float, setting: Setting) -> Iterator[RatioRow]:
@@ -120,7 +83,7 @@ def _backward_rows(shape: operator.OperatorShape, where: str, copied: float, set
             reached = bytes_per_second(shape, setting)["backward"]
         finally:
             triton_backend.BACKWARD = chosen
-        yield BACKWARD.row(where, f", {shape}, {variant}", reached / copied, {"GB/s": reached / 1e9})
+        yield _share("backward", f"{shape}, {variant}", where, reached, copied)
 
 
 def bytes_per_second(shape: operator.OperatorShape, setting: Setting) -> dict[str, float]:
@@ -149,7 +112,8 @@ def decode_row(device: torch.device, sizes: GpuSizes, where: str, setting: Setti
         for name in ("residual", "block")
     }
     taken = medians(take_turns(steps, 20 * setting.rounds, setting.progress, "decode step", device))
-    return DECODE.row(where, f", {sizes.decoder}", taken["block"] / taken["residual"] - 1, milliseconds(taken))
+    what = f"decode step with CUDA graphs, Block more than residual, {sizes.decoder}"
+    return RatioRow(what, where, "2%", taken["block"] / taken["residual"] - 1, milliseconds(taken))
 
 
 def captured(step: Run, device: torch.device) -> Run:

@@ -10,8 +10,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from multiprocessing import get_context
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +26,8 @@ NOT_MEASURED = "not measured"
 CPU = torch.device("cpu")
 
 GPU_SECONDS = 0.02
+
+T = TypeVar("T")
 
 Progress = Callable[[str], None]
 Run = Callable[[], object]
@@ -42,8 +47,6 @@ class RatioRow:
     details: dict[str, float | str] = field(default_factory=dict)
     spread: tuple[float, float] | None = None
     """The quartiles of the rounds' own ratios."""
-    bandwidth: float | None = None
-    """The ratio that the bytes which must move take at the measured copy bandwidth."""
 
     @property
     def measured(self) -> str:
@@ -57,10 +60,9 @@ class RatioRow:
 
 @dataclass(frozen=True)
 class Setting:
-    """What every part is told. `quick` asks for sizes too small to mean anything, to see that everything runs."""
+    """What every part is told."""
 
     rounds: int = 9
-    quick: bool = False
     progress: Progress = lambda _: None
 
     @property
@@ -131,13 +133,16 @@ def why(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
 
 
-def over(
-    seconds: Seconds, name: str, baseline: str, what: str, where: str, must: str, bandwidth: float | None = None
-) -> RatioRow:
+def over(seconds: Seconds, name: str, baseline: str, what: str, where: str, must: str) -> RatioRow:
     """A row of one contender over another, of what `take_turns` returned."""
     taken = medians(seconds)
-    ratio = taken[name] / taken[baseline]
-    return RatioRow(what, where, must, ratio, spread=spread(seconds, name, baseline), bandwidth=bandwidth)
+    return RatioRow(what, where, must, taken[name] / taken[baseline], spread=spread(seconds, name, baseline))
+
+
+def alone(function: Callable[..., T], *arguments: Any) -> T:
+    """What a function of a module returns in a process that does nothing else."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as process:
+        return process.submit(function, *arguments).result()
 
 
 @contextmanager

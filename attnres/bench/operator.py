@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -17,7 +15,7 @@ from attnres.bench.measure import (
     RatioRow,
     Run,
     Setting,
-    copy_bandwidth,
+    alone,
     medians,
     milliseconds,
     outputs_and_gradients,
@@ -59,7 +57,7 @@ class OperatorShape:
         return self.batch * self.time * self.dim * self.dtype.itemsize
 
 
-FULL, QUICK = OperatorShape(8, 256, 512, 9), OperatorShape(2, 8, 16, 3)
+SHAPE = OperatorShape(8, 256, 512, 9)
 
 
 @dataclass
@@ -78,11 +76,9 @@ class ContenderTimes:
             **{name: f"not measured, {reason}" for name, reason in self.missing.items()},
         }
 
-    def over(self, name: str, ours: float | None = None) -> float | None:
-        """How many times faster we are than it, or would be with these seconds."""
-        if not {"attnres", name} <= self.seconds.keys():
-            return None
-        return self.seconds[name] / (ours or self.seconds["attnres"])
+    def over(self, name: str) -> float | None:
+        """How many times faster we are than it."""
+        return self.seconds[name] / self.seconds["attnres"] if {"attnres", name} <= self.seconds.keys() else None
 
     def over_the_next(self) -> float | None:
         """How many times faster we are than the fastest of the others."""
@@ -91,39 +87,25 @@ class ContenderTimes:
 
 
 def measure(setting: Setting) -> list[RatioRow]:
-    shape = QUICK if setting.quick else FULL
     others, missing = readers.packages(CPU)
-    result, right = check(shape, {**readers.plain(), **others}, setting, missing)
-    result.seconds = in_processes_of_their_own(right, setting)
-    bandwidth = copy_bandwidth()
-    bound = bytes_to_move(shape) / bandwidth
-    details = result.details | {"limit of the bandwidth, ms": 1e3 * bound, "copy bandwidth, GB/s": bandwidth / 1e9}
-    if "attnres" in result.seconds:
-        details["share of the copy bandwidth"] = bound / result.seconds["attnres"]
-    details["sizes"] = f"forward and backward, {shape}"
-    rows = [
-        RatioRow(f"operator: {what}", setting.where, must, result.over(name), bandwidth=result.over(name, bound))
-        for name, what, must in OTHERS
-    ]
-    rows[0].details = details
+    result, right = check(SHAPE, {**readers.plain(), **others}, setting, missing)
+    result.seconds = in_processes_of_their_own(right, SHAPE, setting)
+    rows = [RatioRow(f"operator: {what}", setting.where, must, result.over(name)) for name, what, must in OTHERS]
+    rows[0].details = result.details | {"sizes": f"forward and backward, {SHAPE}"}
     return rows
 
 
-def in_processes_of_their_own(names: Collection[str], setting: Setting) -> dict[str, float]:
+def in_processes_of_their_own(names: Collection[str], shape: OperatorShape, setting: Setting) -> dict[str, float]:
     """Median seconds of contenders that are right, each in processes that do nothing else; they take turns.
 
     In one process they disturb each other, and so does the check: what one frees changes when glibc gives memory back
     to the system for all, and page faults are more than half of some contenders' time.
     """
     seconds: dict[str, list[float]] = {name: [] for name in names}
-    turns = 1 if setting.quick else TURNS
-    rounds = max(1, setting.rounds // turns)
-    for turn in range(turns):
+    for turn in range(TURNS):
         for name, taken in seconds.items():
-            setting.progress(f"operator: {name}, process {turn + 1} of {turns}")
-            command = [sys.executable, "-m", __name__, name, str(torch.get_num_threads()), str(rounds)]
-            command += ["quick"] * setting.quick
-            taken.append(float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout))
+            setting.progress(f"operator: {name}, process {turn + 1} of {TURNS}")
+            taken.append(alone(time_alone, name, max(1, setting.rounds // TURNS), shape, torch.get_num_threads()))
     return {name: statistics.median(taken) for name, taken in seconds.items()}
 
 
@@ -170,11 +152,6 @@ def check(
     return result, right
 
 
-def bytes_to_move(shape: OperatorShape) -> int:
-    """Forward and backward, once each: v, h; then v, dh, dv."""
-    return shape.source_bytes * (3 * shape.sources + 2)
-
-
 def make_inputs(shape: OperatorShape) -> tuple[list[Tensor], Tensor]:
     """(sources, query and gain), and a gradient of the output."""
 
@@ -200,16 +177,11 @@ def _forward_backward(function: Callable[..., Tensor], leaves: list[Tensor], gra
     return run
 
 
-def time_alone(name: str, rounds: int, shape: OperatorShape) -> float:
+def time_alone(name: str, rounds: int, shape: OperatorShape, threads: int) -> float:
     """Median seconds of one contender."""
+    torch.set_num_threads(threads)
     torch.manual_seed(0)
     inputs, grad = make_inputs(shape)
     read = readers.on_cpu(name)
     run = _forward_backward(_flat(read), [x.requires_grad_() for x in inputs], grad)
     return medians(take_turns({name: run}, rounds, lambda _: None, "operator"))[name]
-
-
-if __name__ == "__main__":
-    contender, threads, number, *rest = sys.argv[1:]
-    torch.set_num_threads(int(threads))
-    print(time_alone(contender, int(number), QUICK if rest else FULL))

@@ -24,11 +24,9 @@ def ratio_table(rows: Sequence[RatioRow]) -> TextTable:
     cells = []
     for row in rows:
         spread = "-" if row.spread is None else "..".join(map(row.written, row.spread))
-        cells.append(
-            (row.what, row.measured, spread, "-" if row.bandwidth is None else row.written(row.bandwidth), row.must)
-        )
+        cells.append((row.what, row.measured, spread, row.must))
     where = ", ".join(dict.fromkeys(row.where for row in rows))
-    return TextTable(f"ratios on {where}", ("what", "measured", "spread", "bandwidth", "must"), tuple(cells))
+    return TextTable(f"ratios on {where}", ("what", "measured", "spread", "must"), tuple(cells))
 
 
 def details(rows: Sequence[RatioRow]) -> str:
@@ -55,7 +53,6 @@ def write_record(path: Path, rows: Sequence[RatioRow], setting: Setting) -> None
         },
         "versions": {"torch": torch.__version__, "python": platform.python_version(), **readers.versions()},
         "rounds": setting.rounds,
-        "quick": setting.quick,
         "rows": [asdict(row) | {"ratio": NOT_MEASURED if row.ratio is None else row.ratio} for row in rows],
     }
     write_text(path, json.dumps(record, indent=2) + "\n")

@@ -12,11 +12,8 @@ from __future__ import annotations
 
 import os
 import resource
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
@@ -24,12 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnres.analysis.cost import memory_traffic
 from attnres.bench.measure import (
     RatioRow,
     Seconds,
     Setting,
-    copy_bandwidth,
+    alone,
     medians,
     milliseconds,
     over,
@@ -69,32 +65,31 @@ class StepSizes:
 WIDE = StepSizes(256, 12, 8, 256, dict.fromkeys(RULES, "-") | {"block": "1.03", "full": "1.08"})
 NARROW = StepSizes(64, 16, 4, 256, {"block": "1.08", "full": "1.15", "rms-block": "1.12"}, threads=1)
 NARROWEST = StepSizes(16, 16, 4, 256, {"block": "1.25", "full": "-"}, threads=1)
-QUICK = StepSizes(64, 1, 2, 8, {"block": "1.06", "full": "-"})
+SMALL = StepSizes(64, 1, 2, 8, {})
+"""A step that takes no memory to speak of."""
 MEMORY = {"block": "1.06", "full": "1.14"}
 """What peak memory must be at the size WIDE."""
 
 
 def measure(setting: Setting) -> Iterator[RatioRow]:
-    bandwidth = copy_bandwidth()
-    for sizes in (QUICK,) if setting.quick else (WIDE, NARROW, NARROWEST):
+    for sizes in (WIDE, NARROW, NARROWEST):
         with threads(sizes.threads or torch.get_num_threads()):
-            yield from _times(sizes, bandwidth, setting)
-    yield from _peaks(setting)
+            yield from _times(sizes, setting)
+    yield from _peaks(WIDE, setting)
 
 
-def _times(sizes: StepSizes, bandwidth: float, setting: Setting) -> list[RatioRow]:
+def _times(sizes: StepSizes, setting: Setting) -> list[RatioRow]:
     """The rules that have a goal in all rounds, the others in half of them: a round of all takes ten seconds."""
     goals = [name for name, must in sizes.must.items() if must != "-"]
     others = [name for name in sizes.must if name not in goals]
     first = _turns(["by hand", *goals], sizes, setting.rounds, setting)
     second = _turns(others, sizes, -(-setting.rounds // 2), setting) if others else {}
-    plain, rows = medians(first)["residual"], []
+    rows = []
     for seconds, names in ((first, ["by hand", *goals]), (second, others)):
         for name in names:
             what = RULES[name][0] if name in RULES else "x = x + f(x) by hand"
-            limit = 1 + _extra_bytes(sizes) / bandwidth / plain if name == "block" else None
             must = sizes.must.get(name, "-")
-            rows.append(over(seconds, name, "residual", f"step, {sizes}: {what}", setting.where, must, limit))
+            rows.append(over(seconds, name, "residual", f"step, {sizes}: {what}", setting.where, must))
     rows[0].details |= milliseconds(medians(second) | medians(first))
     return rows
 
@@ -104,26 +99,14 @@ def _turns(names: list[str], sizes: StepSizes, rounds: int, setting: Setting) ->
     return take_turns(steps, rounds, setting.progress, f"training step, {sizes}")
 
 
-def _extra_bytes(sizes: StepSizes) -> float:
-    """What Block moves more than the plain residual does, if no cache keeps anything.
-
-    The backward pass moves twice what the forward pass does: it reads the same and writes a gradient for each.
-    """
-    sublayers = 2 * sizes.layers
-    traffic = memory_traffic(sizes.dim, BLOCK_SIZE, Fraction(sublayers, BLOCK_SIZE))
-    units = {row.connection: row.units for row in traffic}
-    extra = units["block, two-phase"] - units["residual"]
-    return 3 * extra * 4 * sizes.dim * sublayers * sizes.batch * sizes.time
-
-
-def _peaks(setting: Setting) -> list[RatioRow]:
+def _peaks(sizes: StepSizes, setting: Setting) -> list[RatioRow]:
     peaks = {}
     for name in ("residual", *RULES):
         setting.progress(f"peak memory: {name}")
-        peaks[name] = in_a_process(name, setting.quick)
+        peaks[name] = peak(name, sizes)
     rows = [
         RatioRow(
-            f"peak memory of a step, width {WIDE.dim}: {what}",
+            f"peak memory of a step, width {sizes.dim}: {what}",
             setting.where,
             MEMORY.get(name, "-"),
             peaks[name] / peaks["residual"],
@@ -164,18 +147,21 @@ def build_model(name: str, dim: int, layers: int) -> Transformer:
     return model
 
 
-def in_a_process(name: str, quick: bool) -> float:
-    """`added_by_training` in a process that has done nothing else."""
-    command = [sys.executable, "-m", __name__, name, str(torch.get_num_threads()), *["quick"] * quick]
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    return float(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout)
+def peak(name: str, sizes: StepSizes) -> int:
+    """`added_by_training` in a process that has done nothing else and returns what it frees."""
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = "65536"
+    try:
+        return alone(added_by_training, name, sizes, torch.get_num_threads())
+    finally:
+        del os.environ["MALLOC_MMAP_THRESHOLD_"]
 
 
-def added_by_training(name: str, quick: bool) -> int:
+def added_by_training(name: str, sizes: StepSizes, threads: int) -> int:
     """The bytes that two training steps add to what it takes to have torch at all."""
-    training_step(name, QUICK)()  # loads the kernels and starts the threads
+    torch.set_num_threads(threads)
+    training_step(name, SMALL)()  # loads the kernels and starts the threads
     before = resident_peak()
-    step = training_step(name, QUICK if quick else WIDE)
+    step = training_step(name, sizes)
     for _ in range(2):
         step()
     return resident_peak() - before
@@ -189,9 +175,3 @@ def resident_peak() -> int:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # bytes on macOS
     # Not getrusage on Linux: its figure begins at what the parent process held.
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
-
-
-if __name__ == "__main__":
-    connection, number, *rest = sys.argv[1:]
-    torch.set_num_threads(int(number))
-    print(added_by_training(connection, bool(rest)))

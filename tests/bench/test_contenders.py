@@ -7,7 +7,7 @@ import pytest
 from attnres.bench import operator, readers
 from attnres.bench.measure import Setting, take_turns
 
-SETTING = Setting(rounds=1, quick=True)
+SETTING = Setting(rounds=1)
 SMALL = operator.OperatorShape(2, 4, 16, 3)
 
 
@@ -19,7 +19,7 @@ def test_contenders_take_turns():
     assert order == list("ab") * 5
 
 
-def test_the_operator_is_held_against_all_that_run_here(in_this_process):
+def test_the_operator_is_held_against_all_that_run_here():
     first, *others = operator.measure(SETTING)
     contenders = {"attnres", "stacked", "compiled reference", "compiled stacked", "fla-core"}
     assert {name.removesuffix(", ms") for name in first.details if name.endswith(", ms")} >= contenders

@@ -10,7 +10,7 @@ import torch
 from attnres.bench import decode, measure, step
 from attnres.bench.measure import RatioRow, Setting
 
-SETTING = Setting(rounds=1, quick=True)
+SETTING = Setting(rounds=1)
 
 
 def test_how_ratios_are_written():
@@ -28,13 +28,18 @@ def test_a_ratio_has_the_spread_of_its_rounds():
     assert [row.written(each) for each in (*row.spread, row.ratio)] == ["1.000", "1.200", "1.300"]
 
 
-def test_steps_of_every_connection(monkeypatch):
+def test_steps_and_their_memory():
+    """In this process, where memory that was freed stays: a number, and no more than that."""
+    sizes = step.StepSizes(64, 1, 2, 8, {"block": "1.06", "full": "-"})
+    by_hand, block, full = step._times(sizes, SETTING)
+    assert all(row.ratio is not None and row.ratio > 0 for row in (by_hand, block, full))
+    assert step.peak("full", sizes) >= 0 and "MALLOC_MMAP_THRESHOLD_" not in os.environ
+
+
+def test_peaks_are_ratios_to_the_residual(monkeypatch):
     peaks = dict.fromkeys(step.RULES, 20e6) | {"residual": 20e6, "block": 22e6}
-    monkeypatch.setattr(step, "in_a_process", lambda name, _: peaks[name])
-    monkeypatch.setattr(step, "copy_bandwidth", lambda: 1e10)
-    by_hand, block, full, *memory = step.measure(SETTING)
-    assert by_hand.ratio is not None and block.ratio is not None and full.ratio is not None
-    assert by_hand.bandwidth is None and block.bandwidth is not None and block.bandwidth > 1
+    monkeypatch.setattr(step, "peak", lambda name, _: peaks[name])
+    memory = step._peaks(step.WIDE, SETTING)
     assert [row.ratio for row in memory] == pytest.approx([1.1, *[1.0] * 5])
     assert memory[0].details["block, MB"] == 22.0
 
@@ -46,6 +51,7 @@ def test_the_loop_by_hand_is_the_residual():
 
 
 def test_decoding_our_own_model_and_an_attached_one(monkeypatch):
+    monkeypatch.setattr(decode, "OURS", decode.DecoderSizes(64, 1))
     monkeypatch.setattr(decode, "find_spec", lambda _: None)
     own, first, second = decode.measure(SETTING)
     assert own.ratio is not None and own.ratio > 0
@@ -55,10 +61,9 @@ def test_decoding_our_own_model_and_an_attached_one(monkeypatch):
 @pytest.mark.slow
 def test_an_attached_step_is_measured():
     pytest.importorskip("transformers")
-    assert all(row.ratio is not None and row.ratio > 0 for row in decode._attached(SETTING))
+    rows = decode._attached(decode.DecoderSizes(64, 4), SETTING)
+    assert all(row.ratio is not None and row.ratio > 0 for row in rows)
 
 
-def test_memory_is_measured_with_pages_for_every_tensor(in_this_process):
-    """Else the C library keeps what was freed, in the same step sometimes 45 MB more than in others."""
-    assert step.in_a_process("full", quick=True) >= 0
-    assert in_this_process == [os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}]
+def test_a_process_of_its_own():
+    assert measure.alone(os.getpid) != os.getpid()

@@ -213,7 +213,7 @@ def test_rules(device, rule, dtype):
 @pytest.mark.parametrize("name", step.RULES)
 @torch.inference_mode()
 def test_decoding(device, name):
-    sizes = decode.DecoderSizes(512, 4) if device.type == "cuda" else decode.QUICK
+    sizes = decode.DecoderSizes(512, 4) if device.type == "cuda" else decode.DecoderSizes(64, 1)
     with torch.device(device):
         model = step.build_model(name, sizes.dim, sizes.layers)
         tokens = torch.randint(0, 256, (1, 12))
@@ -259,4 +259,5 @@ def test_offsets_beyond_2_to_the_31():
 @pytest.mark.gpu
 @NO_GPU
 def test_every_row_of_the_bench():
-    assert all(row.ratio is not None for row in gpu.measure(Setting(rounds=1, quick=True)))
+    sizes = gpu.GpuSizes((32,), 3, 2**8, 2, decode.DecoderSizes(64, 1))
+    assert all(row.ratio is not None for row in gpu.measure_on(torch.device("cuda"), sizes, Setting(rounds=1)))
