@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Callable
 from pathlib import Path
 
+from attnres.data.cache import Progress, digest
 from attnres.data.documents import Documents
 from attnres.data.split import split_documents
 from attnres.data.tokenizer import END_TOKENS, Tokenizer, import_tokenizers, tokenizer_from_file
@@ -16,8 +14,6 @@ from attnres.files import locked, write_text
 BYTE_PAIRS = "bpe:"
 FORMAT = 1  # part of the key: raise it when the same text would give another tokenizer
 FEWEST = 257  # every byte, and the end of a text
-
-Progress = Callable[[str, int, int], None]
 
 
 def vocabulary_size(name: str) -> int | None:
@@ -36,8 +32,7 @@ def learned_tokenizer(documents: Documents, size: int, fraction: float, root: Pa
     The first ids are `<|endoftext|>`, which ends documents, and the 256 bytes; text is cut into words as GPT-2 does.
     All text comes back but `<|endoftext|>` itself, which is the end of a document anywhere.
     """
-    key = json.dumps([FORMAT, documents.identity(), size, fraction], sort_keys=True)
-    file = root / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    file = root / f"{digest([FORMAT, documents.identity, size, fraction])[:32]}.json"
     if not file.is_file():
         root.mkdir(parents=True, exist_ok=True)
         with locked(file.with_suffix(".lock"), taken=lambda: progress("waiting", 0, 0)):

@@ -6,13 +6,13 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from attnres.data.documents import Counts, Documents
+from attnres.data.documents import Documents
 from attnres.data.split import Split, split_documents
 from attnres.data.tokenizer import Tokenizer, token_dtype
 from attnres.errors import UsageError
@@ -25,23 +25,12 @@ BATCH = 1 << 20  # characters that are tokenized at a time
 Progress = Callable[[str, int, int], None]
 
 
-@dataclass(frozen=True, eq=False)
-class StoredTokens:
-    train: np.memmap
-    validation: np.memmap
-    sha256: str
-    counts: Counts
-    validation_bytes: int
-    """UTF-8 bytes of the text in the validation part, a separator counting as one."""
-    warnings: tuple[str, ...]
-    """One line each."""
+def cached_tokens(documents: Documents, tokenizer: Tokenizer, fraction: float, root: Path, progress: Progress) -> Path:
+    """The folder of the documents' tokens, below `root`. One process builds it; others that want the same wait.
 
-
-def cached_tokens(
-    documents: Documents, tokenizer: Tokenizer, fraction: float, root: Path, progress: Progress
-) -> StoredTokens:
-    """The tokens of the documents, from `root` or built there. One process builds; others that want the same wait."""
-    key = _digest([FORMAT, documents.identity(), tokenizer.to_json(), fraction])[:32]
+    It holds train.bin and validation.bin, ids of `token_dtype` one after the other, and corpus.json.
+    """
+    key = digest([FORMAT, documents.identity, tokenizer.to_json(), fraction])[:32]
     folder = root / key
     if not folder.is_dir():  # to open it needs no lock and no right to write
         root.mkdir(parents=True, exist_ok=True)
@@ -49,16 +38,7 @@ def cached_tokens(
             if not folder.is_dir():  # another process may have built it meanwhile
                 with new_folder(folder) as partial:
                     _build(documents, tokenizer, fraction, partial, progress)
-    return _open(folder, tokenizer)
-
-
-def _open(folder: Path, tokenizer: Tokenizer) -> StoredTokens:
-    record = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
-    dtype = token_dtype(tokenizer.vocab_size)
-    train, validation = (np.memmap(folder / f"{part}.bin", dtype=dtype, mode="r") for part in PARTS)
-    sha = _digest([tokenizer.to_json(), dtype.str, record["sha256"]])
-    counts, warnings = Counts(**record["counts"]), tuple(record["warnings"])
-    return StoredTokens(train, validation, sha, counts, record["validation_bytes"], warnings)
+    return folder
 
 
 def _build(documents: Documents, tokenizer: Tokenizer, fraction: float, folder: Path, progress: Progress) -> None:
@@ -122,5 +102,6 @@ def _warnings(split: Split, lost: int) -> list[str]:
     return found
 
 
-def _digest(record: Any) -> str:
+def digest(record: Any) -> str:
+    """The SHA-256 of a JSON value."""
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections.abc import Callable
@@ -11,10 +12,11 @@ from pathlib import Path
 import numpy as np
 
 from attnres.data.bpe import learned_tokenizer, vocabulary_size
-from attnres.data.cache import cached_tokens
+from attnres.data.cache import PARTS, cached_tokens, digest
 from attnres.data.dataconfig import DataConfig
+from attnres.data.documents import Counts
 from attnres.data.texts import open_documents
-from attnres.data.tokenizer import Tokenizer, load_tokenizer, separator_name, tokenizer_from_json
+from attnres.data.tokenizer import Tokenizer, load_tokenizer, separator_name, token_dtype, tokenizer_from_json
 from attnres.errors import UsageError
 from attnres.files import cache_folder
 
@@ -33,7 +35,7 @@ class Corpus:
     sha256: str
     """Identity of text, tokenizer and split: equal exactly if tokens, parts and tokenizer are."""
     description: str
-    """One line for humans: "Python sources of torch 2.13.0, 2,196 files, 46.4 MB"."""
+    """One line for humans: "Python sources of torch 2.13.0, 2,196 documents, 46,444,776 bytes"."""
     bytes_per_token: float
     """UTF-8 bytes of text per token of the validation part, a separator counting as one byte.
 
@@ -79,16 +81,19 @@ def open_corpus(config: DataConfig, progress: Callable[[str, int, int], None] | 
             log.warning("%s: the text has no more to learn than %s ids", config.tokenizer, f"{tokenizer.vocab_size:,}")
     else:
         tokenizer = tokenizer_from_json(load_tokenizer(config.tokenizer).to_json())
-    stored = cached_tokens(documents, tokenizer, config.validation_fraction, root / "corpora", report)
-    for warning in stored.warnings:
+    folder = cached_tokens(documents, tokenizer, config.validation_fraction, root / "corpora", report)
+    record = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    for warning in record["warnings"]:
         log.warning("%s", warning)
+    dtype = token_dtype(tokenizer.vocab_size)
+    train, validation = (np.memmap(folder / f"{part}.bin", dtype=dtype, mode="r") for part in PARTS)
     return Corpus(
-        train=stored.train,
-        validation=stored.validation,
+        train=train,
+        validation=validation,
         tokenizer=tokenizer,
-        sha256=stored.sha256,
-        description=documents.describe(stored.counts),
-        bytes_per_token=stored.validation_bytes / len(stored.validation),
+        sha256=digest([tokenizer.to_json(), dtype.str, record["sha256"]]),
+        description=documents.describe(Counts(**record["counts"])),
+        bytes_per_token=record["validation_bytes"] / len(validation),
     )
 
 

@@ -11,19 +11,9 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from attnres.data.dataconfig import DataConfig
-from attnres.data.documents import (
-    Counts,
-    DatasetRows,
-    Documents,
-    TextFiles,
-    describe_counts,
-    expand,
-    shorten,
-    walk,
-)
+from attnres.data.documents import Documents, dataset_rows, expand, shorten, text_files, walk
 from attnres.errors import UsageError
 
 SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
@@ -60,61 +50,51 @@ KNOWN = {
 def open_documents(config: DataConfig, cache: Path) -> Documents:
     """The documents of the configuration. Raises UsageError where there are none; reads no text yet."""
     if config.dataset in KNOWN:
-        return PackageText(KNOWN[config.dataset])
+        return package_text(KNOWN[config.dataset])
     if config.dataset == "stdlib":
         label = f"Python {platform.python_version()} standard library"
-        return TextFiles(label, dict.fromkeys(_standard_library(), False), config.dataset_column)
+        return text_files(label, _standard_library(), config.dataset_column)
     if config.dataset:
-        return DatasetRows(config, cache)
-    files = {
-        file: named for file, named in expand(config.paths).items() if cache.resolve() not in file.resolve().parents
-    }
-    return TextFiles(shorten(config.paths), files, config.dataset_column)
+        return dataset_rows(config, cache)
+    files = [file for file in expand(config.paths) if cache.resolve() not in file.resolve().parents]
+    return text_files(shorten(config.paths), files, config.dataset_column)
 
 
-class PackageText(Documents):
+def package_text(known: KnownText) -> Documents:
     """A text of known bytes. Once its tokens are in the cache, the package need not be installed any more."""
+    package, version = known.package, known.version
 
-    def __init__(self, known: KnownText) -> None:
-        self.known = known
-        self.families = known.families
+    def wrong(what: str, options: str = "") -> UsageError:
+        pin = f"{package}=={version}"
+        others = ", ".join(f"--data.dataset {name}" for name in (*KNOWN, "stdlib") if name != package)
+        return UsageError(
+            f"{what}, but this text is the source code of {pin}: pip install {options}{pin}, or choose another "
+            f"text: {others} or --data.paths"
+        )
 
-    def identity(self) -> list[Any]:
-        return ["package", self.known.package, self.known.version, self.known.sha256]
-
-    def read(self) -> Iterator[str | None]:
-        """Raises UsageError where another version is installed, or, at the end, where a file is not as it was."""
-        root, sha = self._root(), hashlib.sha256()
-        files = {path.relative_to(root).parts: path for path in root.rglob("*.py")}
-        for parts in sorted(files):
-            content = files[parts].read_bytes().replace(b"\r\n", b"\n")
-            if content and "/".join(parts) not in self.known.left_out:
-                sha.update(content + b"\0")
-                yield content.decode("utf-8", errors="replace")
-        if sha.hexdigest() != self.known.sha256:
-            raise self._wrong(f"the .py files in {root} have changed", "--force-reinstall --no-deps ")
-
-    def describe(self, counts: Counts) -> str:
-        return f"Python sources of {self.known.package} {self.known.version}, {describe_counts(counts, 'file')}"
-
-    def _root(self) -> Path:
-        package = self.known.package
+    def installed_root() -> Path:
         try:
             installed = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             installed = "none"
         spec = importlib.util.find_spec(package)
-        if installed.partition("+")[0] != self.known.version or not spec or not spec.submodule_search_locations:
-            raise self._wrong(f"installed is {installed}")
+        if installed.partition("+")[0] != version or not spec or not spec.submodule_search_locations:
+            raise wrong(f"installed is {installed}")
         return Path(spec.submodule_search_locations[0])
 
-    def _wrong(self, what: str, options: str = "") -> UsageError:
-        pin = f"{self.known.package}=={self.known.version}"
-        others = ", ".join(f"--data.dataset {name}" for name in (*KNOWN, "stdlib") if name != self.known.package)
-        return UsageError(
-            f"{what}, but this text is the source code of {pin}: pip install {options}{pin}, or choose another "
-            f"text: {others} or --data.paths"
-        )
+    def read() -> Iterator[str]:
+        root, sha = installed_root(), hashlib.sha256()
+        files = {path.relative_to(root).parts: path for path in root.rglob("*.py")}
+        for parts in sorted(files):
+            content = files[parts].read_bytes().replace(b"\r\n", b"\n")
+            if content and "/".join(parts) not in known.left_out:
+                sha.update(content + b"\0")
+                yield content.decode("utf-8", errors="replace")
+        if sha.hexdigest() != known.sha256:
+            raise wrong(f"the .py files in {root} have changed", "--force-reinstall --no-deps ")
+
+    identity = ["package", package, version, known.sha256]
+    return Documents(f"Python sources of {package} {version}", identity, read, known.families)
 
 
 def _standard_library() -> list[Path]:

@@ -66,6 +66,6 @@ def test_every_local_form_gives_the_same_tokens(form, make, tokenizer, tmp_path)
         parts.append([text for ids in np.split(part, stops) if (text := corpus.tokenizer.decode(ids))])
     assert sorted(parts[0] + parts[1]) == sorted(ROWS)
     size = sum(len(row.encode()) for row in ROWS)
-    assert corpus.description == f"dataset {tmp_path / form}, split train, 60 documents, {size / 1e3:.1f} kB"
+    assert corpus.description == f"dataset {tmp_path / form}, split train, 60 documents, {size:,} bytes"
     held_out = sum(len(text.encode()) + 1 for text in parts[1])
     assert corpus.bytes_per_token == held_out / len(corpus.validation)

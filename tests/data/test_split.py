@@ -10,17 +10,9 @@ from attnres.data.documents import Documents
 from attnres.data.split import held_out, split_documents
 
 
-class Texts(Documents):
-    def __init__(self, texts, families=()):
-        self.texts, self.families = texts, families
-
-    def read(self):
-        return iter(self.texts)
-
-
 def sides(texts, fraction, families=()) -> list[list[str]]:
     """The training texts and those held out."""
-    documents = Texts(texts, families)
+    documents = Documents("texts", [], lambda: iter(texts), families)
     split = list(split_documents(documents, fraction).texts(documents))
     return [[text for text, held in split if held == side] for side in (False, True)]
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from attnres.data import DataConfig, open_corpus
-from attnres.data.texts import KNOWN, KnownText, PackageText
+from attnres.data.texts import KNOWN, KnownText, package_text
 from attnres.errors import UsageError
 from tests.data.text import documents_of
 
@@ -64,7 +64,7 @@ def test_the_default_corpus_is_torchs_sources_byte_for_byte(tmp_path):
         pytest.skip("another version of torch is installed")
     corpus = open_corpus(DataConfig(cache=str(tmp_path)))
     assert corpus.sha256 == TORCH_SHA256
-    assert corpus.description == "Python sources of torch 2.13.0, 2,196 files, 46.4 MB"
+    assert corpus.description == "Python sources of torch 2.13.0, 2,196 documents, 46,444,776 bytes"
     assert len(corpus.validation) / (len(corpus.train) + len(corpus.validation)) == pytest.approx(0.05, abs=0.001)
     train, held = documents_of(corpus.train), documents_of(corpus.validation)
     assert sum(len(text.encode()) for text in train + held) == KNOWN["torch"].bytes
@@ -103,7 +103,7 @@ def test_another_text_is_one_line_that_says_what_to_do(version, files, message, 
 def test_files_come_in_the_order_of_their_parts_whatever_ends_their_lines_and_are_cached(toy, tmp_path):
     """Without empty ones and those left out; wheels for Windows have other line ends."""
     install(tmp_path / "site", "1.0", {name: text.replace("\n", "\r\n") for name, text in FILES.items()})
-    assert list(PackageText(toy).read()) == ["z = 1\n", "a = 1\n", "b = 2\n"]
+    assert list(package_text(toy).read()) == ["z = 1\n", "a = 1\n", "b = 2\n"]
     config = DataConfig(dataset="toy_text", cache=str(tmp_path / "cache"), validation_fraction=0.4)
     first = open_corpus(config)
     for file in (tmp_path / "site" / "toy_text").rglob("*.py"):
