@@ -12,7 +12,7 @@ from attnres.texttable import TextTable
 
 def cost_tables(plan: Plan) -> list[TextTable]:
     """What the plan costs; without a pipeline its memory traffic alone."""
-    of_pipeline = [_totals(plan), _transitions(plan), _simulated(plan.timelines())] if plan.pipeline > 1 else []
+    of_pipeline = [_totals(plan), _simulated(plan.timelines())] if plan.pipeline > 1 else []
     return [_traffic(plan), *of_pipeline]
 
 
@@ -46,20 +46,6 @@ def _totals(plan: Plan) -> TextTable:
     )
 
 
-def _transitions(plan: Plan) -> TextTable:
-    counted, sites = plan.counted(), plan.sites
-    rows = []
-    for chunk, (naive, cached) in enumerate(zip(counted.naive, counted.cached, strict=True), 1):
-        ranks = f"{(chunk - 1) % plan.pipeline} to {chunk % plan.pipeline}"
-        times = (_milliseconds(plan.transfer_seconds(entries), 2) for entries in (naive, cached))
-        rows.append((str(chunk), ranks, str(sites[chunk].start), str(naive), str(cached), *times))
-    return TextTable(
-        f"what each transition sends forward, in entries; time at {plan.link:g} GB/s",
-        ("into chunk", "ranks", "site", "naive", "cached", "naive, ms", "cached, ms"),
-        tuple(rows),
-    )
-
-
 def _simulated(steps: Mapping[str, Timeline]) -> TextTable:
     plain = steps["residual"].seconds
     rows = tuple(
@@ -82,9 +68,8 @@ def _number(value: Fraction | int) -> str:
     return f"{float(value):.4g}"
 
 
-def _milliseconds(seconds: float, digits: int = 1) -> str:
-    fits = 10 ** (1 - digits) <= 1e3 * seconds < 1e9
-    return f"{1e3 * seconds:,.{digits}f}" if fits else f"{1e3 * seconds:.3g}"
+def _milliseconds(seconds: float) -> str:
+    return f"{1e3 * seconds:,.1f}" if seconds >= 1e-3 else f"{1e3 * seconds:.3g}"
 
 
 def _size(count: float) -> str:
