@@ -18,11 +18,10 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable
-from inspect import cleandoc  # the module would be hidden by the command of that name
 from pathlib import Path
 
 from attnres.errors import LAB, UsageError, install_command
-from attnres.lab import experiment_commands, experiment_help
+from attnres.lab import experiment_commands, experiments_of
 from attnres.signals import STOPS, Stopped, exit_code, heard, in_words
 from attnres.texttable import visible
 
@@ -128,20 +127,20 @@ def _stop(number: int) -> None:
 
 
 def _command(name: str, arguments: list[str]) -> Callable[..., int]:
-    if name in (experiments := experiment_commands()):
+    if name in experiment_commands():
         from attnres.cli._experiment import experiment_command
 
-        return experiment_command(name, experiments[name], arguments)
+        return experiment_command(name, arguments)
     module = importlib.import_module(f"{__name__}.{name}")
     return module.command_for(arguments) if hasattr(module, "command_for") else module.command
 
 
 def _description(name: str) -> str:
-    """The docstring of a command's file, read without importing that, or of its experiment."""
-    if name in (experiments := experiment_commands()):
-        return cleandoc(experiment_help(experiments[name]))
-    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    return ast.get_docstring(ast.parse(text)) or ""
+    """The docstring of the command's or experiment's file, read without importing that."""
+    folder = experiments_of.__name__ if name in experiment_commands() else __name__
+    spec = importlib.util.find_spec(f"{folder}.{name}")
+    assert spec and spec.origin, "a command is a file"
+    return ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
 
 
 def _overview() -> str:

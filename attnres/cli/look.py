@@ -56,7 +56,7 @@ def command(
         raise UsageError("--token must be 16 letters, digits, - and _ at least; leave it out for a random one")
     from attnres.cli._tables import Output
     from attnres.cli._terminal import Terminal
-    from attnres.lab.experiments.comparison import DEFAULTS
+    from attnres.lab.experiments.compare import DEFAULTS
     from attnres.look.prepare import PAIR_FOLDER, trained_pair
     from attnres.look.server import Microscope
     from attnres.look.start import start

@@ -36,7 +36,7 @@ def command(
     from attnres.cli._checks import alone_in
     from attnres.cli._tables import Output, print_line
     from attnres.cli._terminal import working
-    from attnres.lab import experiments
+    from attnres.lab import experiment_commands
     from attnres.lab.page import read_records, tables_page, write_results
 
     if not results.exists():
@@ -45,11 +45,8 @@ def command(
     if not records and results.is_file():
         raise UsageError(f"{results}: no record of an experiment; give a file that one has written, or its folder")
     if not records:
-        known = experiments()
-        raise UsageError(
-            f"{results}: no {', '.join(f'{name}.json' for name in known)} there; "
-            f"{', '.join(f'`attnres {one.command}`' for one in known.values())} write them into their --out"
-        )
+        commands = ", ".join(f"`attnres {name}`" for name in experiment_commands())
+        raise UsageError(f"{results}: no record of an experiment there; {commands} write them into their --out")
     if tables:
         with working(Output(stderr=True), "making the tables"):
             page = tables_page(records, results)

@@ -24,10 +24,10 @@ def of_module(module: str, name: str) -> Callable[[Record], Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Everything that commands, pages and documents need of an experiment; its name is its file's."""
+    """Everything that commands, pages and documents need of an experiment."""
 
-    command: str
-    """The name of its command."""
+    kind: str
+    """What its records say that they are: the name of their files, and of the figures' beginnings."""
     position: int
     """Where it stands among the others on pages and in documents, the lowest first."""
     options: type

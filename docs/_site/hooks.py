@@ -14,8 +14,6 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-from attnres.lab import experiment_commands, experiment_help
-
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PACKAGE = ROOT / "attnres"
@@ -163,10 +161,9 @@ def _reference(name: str) -> str:
 
 
 def _commands() -> str:
-    """The help of each command: a file's of cli/ or, under the name that it gives its command, an experiment's."""
-    files = {file.stem: file.read_text(encoding="utf-8") for file in PACKAGE.glob("cli/[!_]*.py")}
-    helps = {name: ast.get_docstring(ast.parse(text)) for name, text in files.items()}
-    helps |= {command: experiment_help(name) for command, name in experiment_commands().items()}
+    """The help of each command, from the file of its name."""
+    files = [*PACKAGE.glob("cli/[!_]*.py"), *PACKAGE.glob("lab/experiments/[!_]*.py")]
+    helps = {file.stem: ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) for file in files}
     sections = [f"## {name}\n\n{helps[name]}" for name in sorted(helps)]
     return "\n\n".join(["# Commands", "`attnres COMMAND --help` lists the options of each.", *sections])
 

@@ -6,8 +6,8 @@ import pytest
 
 from attnres.cli import main
 from attnres.lab.engine import choose
-from attnres.lab.experiments import ablation
-from attnres.lab.experiments.ablation import AblationOptions, plan, tables
+from attnres.lab.experiments import ablate
+from attnres.lab.experiments.ablate import AblationOptions, plan, tables
 from attnres.lab.runs import Record, RunResult, read_record
 from tests.cli.conftest import TINY, run_jobs_here
 
@@ -63,7 +63,7 @@ def tried(rate: float, seed: int, loss: float, status: str = "done") -> RunResul
 def test_the_best_two_rates_play_off_on_more_seeds(tmp_path):
     grid = [tried(0.25, 1000, 2.2), tried(0.5, 1000, 2.1), tried(1.0, 1000, 2.0), tried(2.0, 1000, 0.0, "diverged")]
     planned = plan(AblationOptions(arms=("residual", "full"), tuning_seeds=3), tmp_path)
-    playoff = ablation._playoff(planned, {("full", "std 1"): grid})
+    playoff = ablate._playoff(planned, {("full", "std 1"): grid})
     assert [(one.rate, one.seed) for one in playoff] == [(1.0, 1001), (0.5, 1001), (1.0, 1002), (0.5, 1002)]
     more = [tried(1.0, 1001, 2.3), tried(0.5, 1001, 2.1)]
     assert choose([*grid, *more]) == 0.5

@@ -10,7 +10,7 @@ import pytest
 from attnres.analysis import depth_profile
 from attnres.cli import main
 from attnres.data import open_corpus
-from attnres.lab.experiments import comparison as experiment
+from attnres.lab.experiments import compare as experiment
 from attnres.lab.runs import read_record
 from attnres.report.runs import validation_tokens
 from attnres.train import load_run, read_metrics

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
-from attnres.lab.experiments.ablation import claims, comparisons, finding, rank_correlation, tables
+from attnres.lab.experiments.ablate import claims, comparisons, finding, rank_correlation, tables
 from attnres.lab.runs import Record
 from tests.lab.sample import ablation
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from attnres.cli import main
-from attnres.lab.experiments import comparison
+from attnres.lab.experiments import compare
 from attnres.look.server import SAMPLE
 from attnres.train import train
 from attnres.train.sweep import JobState
@@ -93,7 +93,7 @@ def test_with_nothing_given_a_pair_is_trained_first(tmp_path, capsys, monkeypatc
 
     opened = []
     monkeypatch.setattr("attnres.look.prepare.run_jobs", run_jobs)
-    monkeypatch.setattr(comparison, "DEFAULTS", small_config(tmp_path, "full"))
+    monkeypatch.setattr(compare, "DEFAULTS", small_config(tmp_path, "full"))
     monkeypatch.setattr("attnres.look.start.start", lambda microscope, *_: opened.append(microscope.session()))
     monkeypatch.chdir(tmp_path)
     assert main(["look"]) == 0 and "is trained in runs/look" in capsys.readouterr().out

@@ -73,7 +73,7 @@ def run(plan: PairedPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
 
 
 EXPERIMENT = Experiment(
-    command="dynamics",
+    kind="dynamics",
     position=3,
     options=DynamicsOptions,
     plan=plan,

@@ -388,7 +388,7 @@ def rate_tables(record: Record) -> list[TextTable]:
 
 
 EXPERIMENT = Experiment(
-    command="scaling",
+    kind="scaling",
     position=2,
     options=ScalingOptions,
     plan=plan,

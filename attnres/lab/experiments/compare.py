@@ -190,7 +190,7 @@ def pictures(record: Record) -> list[Plot]:
 
 
 EXPERIMENT = Experiment(
-    command="compare",
+    kind="comparison",
     position=0,
     options=ComparisonOptions,
     quick=ComparisonOptions(seeds=2, config=QUICK),

@@ -370,7 +370,7 @@ def differences(record: Record) -> list[Rows]:
 
 
 EXPERIMENT = Experiment(
-    command="ablate",
+    kind="ablation",
     position=1,
     options=AblationOptions,
     plan=plan,

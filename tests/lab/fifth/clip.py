@@ -76,7 +76,7 @@ def pictures(record: Record) -> list[Plot]:
 
 
 EXPERIMENT = Experiment(
-    command="clip",
+    kind="toy",
     position=9,
     options=Options,
     plan=plan,
