@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib.util
 import inspect
@@ -11,13 +10,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import NamedTuple
 from zlib import crc32
 
 from attnres.connections.base import Connection
 from attnres.errors import UsageError, first_line
-
-DIGEST = "__attnres_digest__"
-"""The name under which a file's module has the hash of the text that was run."""
 
 
 def class_of_file(file: str, name: str) -> type[Connection]:
@@ -61,36 +58,40 @@ def making_errors(connection: str) -> Iterator[None]:
 
 def is_loaded(file: str) -> bool:
     """Whether this process has run the file already."""
-    path = Path(file).resolve()
-    return getattr(sys.modules.get(_module_name(path)), "__file__", None) == str(path)
-
-
-def _module_name(path: Path) -> str:
-    return f"attnres_connection_{path.stem}_{crc32(bytes(path)):08x}"
+    return Path(file).resolve() in _loaded
 
 
 def digest(file: str) -> str:
     """Hash the file: as this process has run it, or, where it has not, as it is."""
-    loaded = sys.modules[_module_name(Path(file).resolve())] if is_loaded(file) else None
-    return getattr(loaded, DIGEST, None) or _hash(Path(file).read_bytes())
+    path = Path(file).resolve()
+    return _loaded[path].digest if path in _loaded else _hash(path.read_bytes())
+
+
+class _Loaded(NamedTuple):
+    module: ModuleType
+    digest: str
+    """Of the text that was run."""
+
+
+_loaded: dict[Path, _Loaded] = {}
+"""Files are imported once, so that their classes are the same for whoever asks."""
 
 
 def _hash(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-@functools.cache
 def _module(path: Path) -> ModuleType:
-    """Import the file once, so that its classes are the same for whoever asks."""
-    name = _module_name(path)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None  # its name ends in .py, as the grammar asks
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    try:
-        text = path.read_bytes()  # not by the loader, which may take bytecode of an edit of the same second
-        setattr(module, DIGEST, _hash(text))
-        exec(compile(text, path, "exec", dont_inherit=True), vars(module))
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
+    if path not in _loaded:
+        name = f"attnres_connection_{path.stem}_{crc32(bytes(path)):08x}"
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None  # its name ends in .py, as the grammar asks
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            text = path.read_bytes()  # not by the loader, which may take bytecode of an edit of the same second
+            exec(compile(text, path, "exec", dont_inherit=True), vars(module))
+        except BaseException:
+            del sys.modules[name]
+            raise
+        _loaded[path] = _Loaded(module, _hash(text))
+    return _loaded[path].module

@@ -55,16 +55,13 @@ def options_given(cls: type[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
         bound = inspect.signature(cls.__init__).bind(None, *args, **kwargs)
     except TypeError:  # __init__ will say so; or it is a copy, which has the options of the first
         return {}
-    bound.apply_defaults()
-    defaults, options = option_defaults(cls), {}
-    for name, value in list(bound.arguments.items())[1:]:
-        if bound.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD:
-            shared = dataclasses.fields(cls.shared_options) if cls.shared_options else ()
-            options = {field.name: field.default for field in shared} | options | value
-        else:
-            options[name] = value
+    given = dict(list(bound.arguments.items())[1:])
+    for name, parameter in bound.signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            given |= given.pop(name, {})
+    defaults = option_defaults(cls)
     return {
         name: checked_option(cls, name, defaults.get(name), value)
-        for name, value in options.items()
+        for name, value in (defaults | given).items()
         if name not in ("dim", "sublayers") and isinstance(value, bool | int | float | str | None)
     }

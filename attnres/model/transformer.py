@@ -11,8 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from attnres.connections import Sublayer, Unrolled, Values, make_connection
 from attnres.errors import UsageError
-from attnres.model.backbones import Context, make_backbone
-from attnres.model.backbones._normed import bound
+from attnres.model.backbones import Context, bound, make_backbone
 from attnres.model.init import HEAD_STD, initialise, seeded
 from attnres.model.modelconfig import TransformerConfig
 

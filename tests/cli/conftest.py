@@ -52,7 +52,7 @@ def run_jobs_but(fails: Callable[[str], bool]) -> Callable[..., list[JobState]]:
 
 def forget_rules() -> None:
     """Be as a new process, which runs the files of connections as they are by then."""
-    files._module.cache_clear()
+    files._loaded.clear()
     for name in [name for name in sys.modules if name.startswith("attnres_connection_")]:
         del sys.modules[name]
 

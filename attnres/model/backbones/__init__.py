@@ -6,9 +6,9 @@ from attnres.lazy import on_first_use
 from attnres.model.modelconfig import TransformerConfig
 
 if TYPE_CHECKING:
-    from attnres.model.backbones._backbone import Backbone, Context, sublayer_name
+    from attnres.model.backbones._backbone import Backbone, Context, bound, sublayer_name
 
-__all__ = ["Backbone", "Context", "make_backbone", "sublayer_name"]
+__all__ = ["Backbone", "Context", "bound", "make_backbone", "sublayer_name"]
 
 __getattr__ = on_first_use(__name__)
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from attnres.connections import Normed, Sublayer
 from attnres.model.modelconfig import TransformerConfig
+from attnres.ops import plain_norm
+from attnres.torch_private import calls_forward_alone
 
 
 class Context(NamedTuple):
@@ -22,6 +26,20 @@ class Context(NamedTuple):
 def sublayer_name(site: int) -> str:
     """Name the sublayer at a site, counting layers from 0 as the code does: sublayers[7] is layer 3 MLP."""
     return f"layer {site // 2} {('attention', 'MLP')[site % 2]}"
+
+
+class PreNormed(nn.Module):
+    """A sublayer that begins with its `norm`, and can be called with what that returned: `normed=True`."""
+
+    norm: nn.Module
+
+
+def bound(sublayer: nn.Module, context: Context) -> Sublayer:
+    """The sublayer as a function of what it reads alone. Where it has a hook, that sees what it reads."""
+    whole = partial(sublayer, context=context)
+    if isinstance(sublayer, PreNormed) and (norm := plain_norm(sublayer.norm)) and calls_forward_alone(sublayer):
+        return Normed(whole, norm, partial(whole, normed=True))
+    return whole
 
 
 class Backbone(ABC):

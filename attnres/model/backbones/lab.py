@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from attnres.model.backbones._backbone import Backbone, Context
-from attnres.model.backbones._normed import PreNormed
+from attnres.model.backbones._backbone import Backbone, Context, PreNormed
 from attnres.model.cache import KVCache
 from attnres.model.modelconfig import TransformerConfig
 
