@@ -55,8 +55,8 @@ def compare_arms(runs: Mapping[str, Mapping[int, Any]], baseline: str) -> list[C
         pairs = {} if arm == baseline else {seed: (run, base[seed]) for seed, run in of_arm.items() if seed in base}
         losses = [run.loss for run in of_arm.values()]
         differences = {seed: run.loss - other.loss for seed, (run, other) in pairs.items()}
-        costs = (_ratios(list(pairs.values()), cost) for cost in ("step_seconds", "peak_memory_bytes"))
-        rows.append(Comparison(arm, losses, differences, *costs))
+        seconds, memory = (_ratios([*pairs.values()], cost) for cost in ("step_seconds", "peak_memory_bytes"))
+        rows.append(Comparison(arm, losses, differences, seconds, memory))
     p_values = holm([paired_p_value(list(row.differences.values())) for row in rows])
     return [replace(row, p_value=p_value) for row, p_value in zip(rows, p_values, strict=True)]
 

@@ -58,6 +58,7 @@ def _run(experiment: Experiment, options: Any, out: Path, record: Path | None) -
     from attnres.cli._checks import alone_in
     from attnres.cli._tables import Output, print_error, print_table
     from attnres.cli._terminal import Terminal, stopped
+    from attnres.lab.engine import Incomplete
     from attnres.lab.page import write_results
     from attnres.lab.runs import read_record, write_record
     from attnres.texttable import duration
@@ -68,7 +69,10 @@ def _run(experiment: Experiment, options: Any, out: Path, record: Path | None) -
     saved = None
     try:
         with alone_in(out), terminal:
-            ended = experiment.run(plan, file, terminal)
+            try:
+                ended = experiment.run(plan, file, terminal)
+            except Incomplete as stop:
+                (ended,) = stop.args
             write_record(file, ended.record)
             saved = file
             written = read_record(file, experiment.kind)

@@ -92,7 +92,7 @@ class SweepEnd:
 
 
 class Incomplete(Exception):
-    """Some of the runs failed from which learning rates were to be chosen."""
+    """Some of the runs failed from which learning rates were to be chosen; its argument is what the call leaves."""
 
 
 class Sweep:
@@ -261,7 +261,8 @@ class Sweep:
     def require_whole(self) -> None:
         """Raise Incomplete if a run failed."""
         if self.failed:
-            raise Incomplete
+            told = "Learning rates are chosen when all of these are done; the same command tries them again."
+            raise Incomplete(self.ended([told]))
 
     def leave_out(self, part: str, rates: Mapping[tuple[str, str], Sequence[float]]) -> None:
         """Leave out runs of that part at other rates than these of their arm and place: a mean is of runs at one."""
@@ -295,9 +296,6 @@ class Sweep:
         from attnres.train.sweep import failures
 
         return SweepEnd(self.record(), failures(self.failed), notes)
-
-    def incomplete(self) -> SweepEnd:
-        return self.ended(["Learning rates are chosen when all of these are done; the same command tries them again."])
 
 
 class _Pace:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,11 +14,6 @@ from attnres.texttable import TextTable
 
 if TYPE_CHECKING:
     from attnres.report.charts import Plot
-
-
-def of_module(module: str, name: str) -> Callable[[Record], Any]:
-    """A function of a record, whose module takes time to import: it is imported when the function is called."""
-    return lambda record: getattr(importlib.import_module(module), name)(record)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,10 +15,9 @@ from attnres.analysis.powerlaw import (
     Fit,
     Point,
     fit_power_laws,
-    fit_where_possible,
 )
 from attnres.files import write_bytes
-from attnres.lab.judge import mean_and_error, paired
+from attnres.lab.judge import paired
 from attnres.lab.runs import Record
 from attnres.report.charts import Line, Lines, Plot, Row, Rows
 from attnres.report.draw import drawn
@@ -183,46 +181,17 @@ def _times(factor: float) -> str:
     return f"{factor:.2f}" if factor < 1000 else f"{factor:.1e}"
 
 
-def pictures(record: Record) -> list[Plot]:
-    """Losses and fits, differences to the baseline, and compute advantages; none where nothing is fitted."""
-    points = final_points(record)
-    fits, advantages = fit_where_possible(points)
-    if not fits:
-        return []
-    baseline, *arms = record.arms
-    sizes = list(dict.fromkeys(run.at for run in record.of()))
-    bars = []
-    for arm in arms:
-        of_sizes = [mean_and_error(leads(record, arm, size)) for size in sizes]
-        means = [of.get("mean", math.nan) for of in of_sizes]
-        low, high = zip(*(of.get("interval") or (math.nan, math.nan) for of in of_sizes), strict=True)
-        bars.append(Line(name=arm, x=range(len(sizes)), y=means, low=low, high=high, as_="bars"))
-    charts = [
-        _fits(points, fits, "FLOPs", "validation loss (nats per byte)"),
-        Lines(
-            title=f"difference to {baseline} at each size (nats per byte ± standard error)",
-            x_label="layers x width, the least parameters first",
-            lines=bars,
-            zero=True,
-            ticks=list(enumerate(sizes)),
-        ),
-        _advantages(advantages, PAPER),
-    ]
-    alt = "losses with fits, differences, compute advantage"
-    return [Plot(name="scaling", alt=alt, charts=charts, note=NOTE)]
-
-
 def write_fit(points: Mapping[str, Sequence[Point]], unit: str, folder: Path) -> Path:
     """Write folder/figures/scaling-fit.png from points that are no record's. Returns its path."""
     fits, advantages = fit_power_laws(points)
-    charts = [_fits(points, fits, unit, "loss"), *([_advantages(advantages, {})] if advantages else [])]
+    charts = [fits_chart(points, fits, unit, "loss"), *([advantages_chart(advantages, {})] if advantages else [])]
     path = folder / FIT
     path.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(path, drawn(Plot(name="scaling-fit", alt="power laws", charts=charts, note=NOTE)))
     return path
 
 
-def _fits(points: Mapping[str, Sequence[Point]], fits: Sequence[Fit], unit: str, loss: str) -> Lines:
+def fits_chart(points: Mapping[str, Sequence[Point]], fits: Sequence[Fit], unit: str, loss: str) -> Lines:
     fitted, lines = {fit.arm: fit for fit in fits}, []
     for arm, of_arm in points.items():
         computes = [point.compute for point in of_arm]
@@ -234,7 +203,7 @@ def _fits(points: Mapping[str, Sequence[Point]], fits: Sequence[Fit], unit: str,
     return Lines(title=title, x_label=f"training compute C ({unit})", lines=lines, log_x=True, log=True)
 
 
-def _advantages(advantages: Sequence[Advantage], paper: Mapping[str, float]) -> Rows:
+def advantages_chart(advantages: Sequence[Advantage], paper: Mapping[str, float]) -> Rows:
     several = len(advantages) > 1
     rows = [
         Row(

@@ -12,7 +12,6 @@ from torch import Tensor
 from attnres.analysis import depth_profile
 from attnres.errors import UsageError
 from attnres.model import Transformer, parameter_roles
-from attnres.train import RunConfig
 from attnres.train.folder import RunFolder
 from attnres.train.optimizers import last_stable_step, schedule
 from attnres.train.runconfig import OptimizerConfig
@@ -37,7 +36,41 @@ def profile(folder: Path, tokens: Tensor, steps: Sequence[int]) -> dict[str, Any
     config = run.config()
     with run.lock():
         run.refuse_other(config)
-        return _measure(run, config, tokens, tuple(steps))
+        model = first_model(config, run.tokenizer()).eval()
+        found = {checkpoint.step: checkpoint for checkpoint in run.checkpoints.all()}
+        if missing := [step for step in steps[1:] if step not in found]:
+            raise UsageError(
+                f"{run.checkpoints.folder}: no checkpoint of step {missing[0]}, which the dynamics need; repeat the "
+                "--save-every that the run was trained with, or delete its folder to train it again: of a run that "
+                "another command trained the last --keep checkpoints alone are there"
+            )
+        measured = []
+        for before, step in zip((None, *steps), steps, strict=False):
+            earlier = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            if before is not None:
+                if damage := found[step].damage():
+                    raise UsageError(f"{found[step].path}: {damage}; delete the run's folder to train it again")
+                model.load_state_dict(found[step].model())
+            now = depth_profile(model, tokens)
+            update: list[float] = []
+            if before is not None:
+                update = update_sizes(model, earlier, config.optimizer, before, step, config.steps).tolist()
+            measured.append(
+                {
+                    "step": step,
+                    "output_rms": now.output_rms.tolist(),
+                    "input_rms": now.input_rms.tolist(),
+                    "gradient_rms": now.gradient_rms.tolist(),
+                    "entropy": now.entropy.tolist(),
+                    "embedding_share": float(now.source_share[0]),
+                    "update": update,
+                }
+            )
+        return {
+            "moments": measured,
+            "source_share": now.source_share.tolist(),
+            "embedding_share": now.embedding_share.tolist(),
+        }
 
 
 def prune(folder: Path, keep: int) -> None:
@@ -45,44 +78,6 @@ def prune(folder: Path, keep: int) -> None:
     run = RunFolder(folder)
     if run.record() and (config := run.config()).keep == EVERY:
         run.checkpoints.prune(keep, last_stable_step(config.optimizer, config.steps))
-
-
-def _measure(run: RunFolder, config: RunConfig, tokens: Tensor, steps: tuple[int, ...]) -> dict[str, Any]:
-    model = first_model(config, run.tokenizer()).eval()
-    found = {checkpoint.step: checkpoint for checkpoint in run.checkpoints.all()}
-    if missing := [step for step in steps[1:] if step not in found]:
-        raise UsageError(
-            f"{run.checkpoints.folder}: no checkpoint of step {missing[0]}, which the dynamics need; repeat the "
-            "--save-every that the run was trained with, or delete its folder to train it again: of a run that another "
-            "command trained the last --keep checkpoints alone are there"
-        )
-    measured = []
-    for before, step in zip((None, *steps), steps, strict=False):
-        earlier = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-        if before is not None:
-            if damage := found[step].damage():
-                raise UsageError(f"{found[step].path}: {damage}; delete the run's folder to train it again")
-            model.load_state_dict(found[step].model())
-        profile = depth_profile(model, tokens)
-        update: list[float] = []
-        if before is not None:
-            update = update_sizes(model, earlier, config.optimizer, before, step, config.steps).tolist()
-        measured.append(
-            {
-                "step": step,
-                "output_rms": profile.output_rms.tolist(),
-                "input_rms": profile.input_rms.tolist(),
-                "gradient_rms": profile.gradient_rms.tolist(),
-                "entropy": profile.entropy.tolist(),
-                "embedding_share": float(profile.source_share[0]),
-                "update": update,
-            }
-        )
-    return {
-        "moments": measured,
-        "source_share": profile.source_share.tolist(),
-        "embedding_share": profile.embedding_share.tolist(),
-    }
 
 
 def update_sizes(

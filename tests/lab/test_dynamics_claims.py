@@ -6,16 +6,14 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from attnres.lab.depth import (
-    pictures,
-    statements,
-    uniform_shares,
-)
+from attnres.lab.experiments.dynamics import claims, pictures
 from attnres.lab.judge import Statement, judged
 from attnres.lab.runs import Record
 from tests.lab.sample import record as record_from
 
 SITES = 24
+EQUAL = np.array([np.mean(1 / np.arange(source + 1, SITES + 2)) for source in range(SITES + 1)])
+"""[source]: the share that a source has, averaged over the sites that see it, where each divides equally."""
 
 
 def statement(value, error, p, sign=1, seeds=3) -> Statement:
@@ -71,7 +69,7 @@ def made_up_runs(seeds: int = 4) -> list[dict]:
         excess[0] += 0 if arm == "residual" else 0.5
         measured = {
             "moments": [{**end, "step": 0, "entropy": list(np.log(places + 1))}, end],
-            "source_share": list(np.exp(excess) * uniform_shares(SITES + 1)),
+            "source_share": list(np.exp(excess) * EQUAL),
             "embedding_share": list(1 / (places + 1)),
         }
         return {"arm": arm, "seed": seed, "loss": 1.5, "measured": measured}
@@ -88,7 +86,7 @@ def lost(run: dict) -> dict:
 
 
 def readings(runs: list[dict]) -> dict[tuple[str, str], str]:
-    return {(found.claim, found.arm): found.reading for found in statements(made_up(runs))}
+    return {(found.claim, found.arm): found.reading for found in claims(made_up(runs))}
 
 
 def test_a_made_up_record_is_read_as_it_was_made():
@@ -105,11 +103,11 @@ def test_a_made_up_record_is_read_as_it_was_made():
 def test_what_a_record_rounds_off_is_no_effect():
     """The plain residual's shares are equal, and with four digits off by the same in every seed."""
     runs = made_up_runs()
-    equal = [float(f"{share:.4g}") for share in uniform_shares(SITES + 1)]
+    equal = [float(f"{share:.4g}") for share in EQUAL]
     for run in runs:
         if run["arm"] == "residual":
             run["measured"]["source_share"] = equal
-    found = [one for one in statements(made_up(runs)) if one.claim.endswith("is a sink")]
+    found = [one for one in claims(made_up(runs)) if one.claim.endswith("is a sink")]
     assert {(one.value, one.p_value, one.reading) for one in found if one.arm == "residual"} == {(0.0, 1.0, "refuted")}
 
 

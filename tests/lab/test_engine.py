@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnres.errors import UsageError
-from attnres.lab.engine import beyond, choose
+from attnres.lab.engine import Incomplete, beyond, choose
 from attnres.lab.experiments import scaling
 from attnres.lab.experiments.scaling import ScalingOptions, plan
 from attnres.lab.runs import RunResult, read_record, write_record
@@ -81,7 +81,9 @@ def test_progress_is_what_is_done_of_the_whole(machine, file):
 
 def test_no_rate_is_chosen_while_a_run_of_the_grid_is_missing(machine, file):
     machine.broken = "lr x2"
-    ended = go(machine, file)
+    with pytest.raises(Incomplete) as stop:
+        go(machine, file)
+    (ended,) = stop.value.args
     assert len(ended.record.of(part="tuning")) == 12 == len(ended.record.runs)
     assert ended.failed.count("killed") == 4 and "the same command tries them again" in ended.notes[0]
     machine.broken, machine.trained = None, []

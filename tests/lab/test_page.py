@@ -12,7 +12,7 @@ import pytest
 from attnres.cli import main
 from attnres.lab import experiments
 from attnres.lab.experiments.ablate import differences
-from attnres.lab.laws import pictures
+from attnres.lab.experiments.scaling import pictures
 from attnres.lab.page import read_records, tables_page, write_results
 from attnres.lab.runs import to_json, write_record
 from tests.lab.sample import ATTACK, ablation, ablation_runs, scaling, scaling_runs

@@ -12,9 +12,18 @@ import pytest
 from attnres import UsageError
 from attnres.analysis.powerlaw import advantages_at_sizes
 from attnres.lab.engine import Planned
-from attnres.lab.experiments.scaling import ScalingOptions, ScalingPlan, best, finding, parse_size, run, tables
+from attnres.lab.experiments.scaling import (
+    ScalingOptions,
+    ScalingPlan,
+    best,
+    finding,
+    parse_size,
+    pictures,
+    run,
+    tables,
+)
 from attnres.lab.experiments.scaling import plan as make_plan
-from attnres.lab.laws import axes_of, final_points, leads, pictures
+from attnres.lab.laws import axes_of, final_points, leads
 from attnres.lab.runs import Record, RunResult
 from tests.lab.machine import Machine
 from tests.lab.sample import scaling

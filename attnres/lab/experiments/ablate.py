@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from attnres.analysis.comparison import Comparison, compare_arms
 from attnres.analysis.comparison import finding as what_is_decided
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, choose
+from attnres.lab.engine import TUNING_SEED, Planned, ProgressDisplay, Sweep, SweepEnd, choose
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import SEEDS, Statement, judged, mean_and_error
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
@@ -159,13 +159,10 @@ def run(plan: AblationPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     if len(options.grid) == 1:
         rates = dict.fromkeys(cells, options.grid[0])
     else:
-        try:
-            tuned = sweep.tune(plan.tuning, cells, options.grid)
-            for again in sweep.train(_playoff(plan, tuned), "tuning, the best two again"):
-                tuned[again.arm, again.at].append(again)
-            sweep.require_whole()
-        except Incomplete:
-            return sweep.incomplete()
+        tuned = sweep.tune(plan.tuning, cells, options.grid)
+        for again in sweep.train(_playoff(plan, tuned), "tuning, the best two again"):
+            tuned[again.arm, again.at].append(again)
+        sweep.require_whole()
         rates = {cell: rate for cell, runs in tuned.items() if (rate := choose(runs)) is not None}
     if not rates:
         raise UsageError("no rate of --grid trains any arm; give smaller ones")

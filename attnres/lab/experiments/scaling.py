@@ -22,17 +22,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnres.errors import UsageError, check_count
-from attnres.lab.engine import TUNING_SEED, Incomplete, Planned, ProgressDisplay, Sweep, SweepEnd, rounded
-from attnres.lab.experiment import Experiment, of_module
-from attnres.lab.judge import mean_text
+from attnres.lab.engine import TUNING_SEED, Planned, ProgressDisplay, Sweep, SweepEnd, rounded
+from attnres.lab.experiment import Experiment
+from attnres.lab.judge import mean_and_error, mean_text
 from attnres.lab.options import Arms, Config, PairedOptions, arm_folder, check_positive
 from attnres.lab.runs import Record, RunResult, done, rate_text
 from attnres.model import TransformerConfig
 from attnres.texttable import TextTable
 from attnres.train import RunConfig, config_to_json
+
+if TYPE_CHECKING:
+    from attnres.report.charts import Plot
 
 HEAD_DIM = 16
 MOST_BEYOND = 3
@@ -204,10 +207,7 @@ def run(plan: ScalingPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     sweep.announce(certain)
     rates = dict.fromkeys(plan.cells, next(iter(options.grid)))
     if tuned:
-        try:
-            rates = chosen_rates(plan, sweep.tune(plan.tuning, tuned, options.grid, MOST_BEYOND))
-        except Incomplete:
-            return sweep.incomplete()
+        rates = chosen_rates(plan, sweep.tune(plan.tuning, tuned, options.grid, MOST_BEYOND))
     sweep.leave_out("runs", {cell: [rate] for cell, rate in rates.items()})
     for size in plan.sizes:
         sweep.train(plan.reported(size, rates), size.name)
@@ -307,6 +307,8 @@ def tables(record: Record) -> list[TextTable]:
     from attnres.analysis.powerlaw import fit_where_possible
     from attnres.lab import laws
 
+    if not record.of():  # the rates are being chosen
+        return []
     points = laws.final_points(record)
     law = laws.scaling_table(points, *fit_where_possible(points), "FLOPs", laws.diverged(record))
     if left_out := sum(run.done for run in record.of()) - sum(map(len, points.values())):
@@ -371,7 +373,7 @@ def _over(seconds: float | None, of_baseline: float | None) -> str:
 
 def rate_tables(record: Record) -> list[TextTable]:
     """The learning rates of every arm; nothing where none were chosen."""
-    if not (record.of(part="tuning") and record.of()):
+    if not record.of(part="tuning"):
         return []
     factors, sizes = {(run.arm, run.at): run.rate for run in record.of()}, record.places()
     rows = []
@@ -387,6 +389,39 @@ def rate_tables(record: Record) -> list[TextTable]:
     return [TextTable("Learning rates", ("connection", *sizes), tuple(rows), note)]
 
 
+def pictures(record: Record) -> list[Plot]:
+    """Losses and fits, differences to the baseline, and compute advantages; none where nothing is fitted."""
+    from attnres.analysis.powerlaw import fit_where_possible
+    from attnres.lab import laws
+    from attnres.report.charts import Line, Lines, Plot
+
+    points = laws.final_points(record)
+    fits, advantages = fit_where_possible(points)
+    if not fits:
+        return []
+    baseline, *arms = record.arms
+    sizes = record.places()
+    bars = []
+    for arm in arms:
+        of_sizes = [mean_and_error(laws.leads(record, arm, size)) for size in sizes]
+        means = [of.get("mean", math.nan) for of in of_sizes]
+        low, high = zip(*(of.get("interval") or (math.nan, math.nan) for of in of_sizes), strict=True)
+        bars.append(Line(name=arm, x=range(len(sizes)), y=means, low=low, high=high, as_="bars"))
+    charts = [
+        laws.fits_chart(points, fits, "FLOPs", "validation loss (nats per byte)"),
+        Lines(
+            title=f"difference to {baseline} at each size (nats per byte ± standard error)",
+            x_label="layers x width, the least parameters first",
+            lines=bars,
+            zero=True,
+            ticks=list(enumerate(sizes)),
+        ),
+        laws.advantages_chart(advantages, laws.PAPER),
+    ]
+    alt = "losses with fits, differences, compute advantage"
+    return [Plot(name="scaling", alt=alt, charts=charts, note=laws.NOTE)]
+
+
 EXPERIMENT = Experiment(
     kind="scaling",
     position=2,
@@ -400,5 +435,5 @@ EXPERIMENT = Experiment(
     ),
     finding=finding,
     tables=tables,
-    pictures=of_module("attnres.lab.laws", "pictures"),
+    pictures=pictures,
 )
