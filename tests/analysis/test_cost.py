@@ -26,20 +26,6 @@ def test_formulas_are_the_sum_of_their_transitions():
         assert sum(transfers.cached) == (p * (p - 1) // 2 + (v - 1) * p**2) * blocks
 
 
-@pytest.mark.parametrize(("pipeline", "virtual", "new_blocks"), [(2, 1, 1), (3, 2, 2), (4, 3, 1)])
-def test_counted_is_the_formula_the_embedding_and_what_is_not_sent_back(pipeline, virtual, new_blocks):
-    """In chunks of whole blocks no partial is open, and the two differ by these alone."""
-    chunks = pipeline * virtual
-    sites = chunk_sites(chunks * new_blocks * 4, even_cuts(chunks * new_blocks * 4, chunks))
-    counted, formula = (
-        counted_transfers(sites, 4, pipeline),
-        formula_transfers(pipeline, virtual, Fraction(new_blocks)),
-    )
-    assert [c - f for c, f in zip(counted.naive, formula.naive, strict=True)] == [1] * (chunks - 1)
-    returned = [1 if chunk < pipeline else -new_blocks for chunk in range(1, chunks)]
-    assert [c - f for c, f in zip(counted.cached, formula.cached, strict=True)] == returned
-
-
 @pytest.mark.parametrize(("pipeline", "virtual", "block_size"), [(2, 3, 1), (4, 2, 4)])
 def test_counted_is_what_the_connections_values_are(pipeline, virtual, block_size):
     """Run the connection; a tensor that the receiving rank has held before need not be sent again."""

@@ -45,19 +45,6 @@ def logits_of(model, tokens: list[int]) -> Tensor:
 CHANGES = [Mute(1, sites=[2, 4], tokens=[1, 6]), Scale(2, by=0.5, tokens=5), Off(3, tokens=[0, 7]), Pin(0, weight=0.3)]
 
 
-@pytest.mark.parametrize("connection", ["block", "delta:reads=qkv"])
-def test_generation_with_a_cache_is_changed_at_the_same_positions(connection):
-    model, tokens = lab(connection), [3, 5, 1, 8]
-    with torch.no_grad(), intervene(model, *CHANGES):
-        drawn = list(attnres.generate.generate(model, tokens, 6, temperature=0))
-        changed = logits_of(model, tokens + drawn)[3:-1]
-    with torch.no_grad():
-        plain = logits_of(model, tokens + drawn)[3:-1]
-    chosen = torch.arange(6), torch.tensor(drawn)
-    assert (changed[chosen] > changed.max(-1).values - 1e-3).all(), "not the likeliest, whichever rounding makes that"
-    assert not torch.allclose(changed, plain, atol=1e-2)
-
-
 def test_generate_of_transformers_is_changed_at_the_same_positions():
     model, tokens = attached("block"), [3, 5, 1, 8]
     with torch.no_grad(), intervene(model, *CHANGES):

@@ -4,27 +4,14 @@ import numpy as np
 import pytest
 import torch
 
-from attnres import make_connection, mixing_matrix
+from attnres import mixing_matrix
 from attnres.analysis.rank import semiseparable_rank
+from tests.depth import DIM, make_sublayers, randomised
 
-SITES, DIM = 8, 16
 
-
-def matrix_of(name, spread=0.5, **options):
-    torch.manual_seed(0)
-    connection = make_connection(name, DIM, SITES, **options)
-    with torch.no_grad():
-        for parameter in connection.parameters():
-            parameter.add_(spread * torch.randn_like(parameter))
-    maps = [torch.randn(DIM, DIM) / DIM**0.5 for _ in range(SITES)]
-    sublayers = [lambda h, w=w: torch.tanh(h @ w) for w in maps]
-    return (
-        mixing_matrix(
-            connection.double(), torch.randn(3, DIM).double(), [lambda h, f=f: f(h.float()).double() for f in sublayers]
-        )
-        .detach()
-        .numpy()
-    )
+def matrix_of(name, **options):
+    connection = randomised(name, **options).double()
+    return mixing_matrix(connection, torch.randn(3, DIM).double(), make_sublayers()).numpy()
 
 
 @pytest.mark.parametrize(

@@ -51,19 +51,6 @@ def test_checkpointing_gives_the_same_loss_and_gradients(connection):
         torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"connection": "block:query=input,mixing=static"}, "has no query"),
-        ({"kv_heads": 3}, "kv_heads must divide heads"),
-    ],
-)
-def test_a_bad_configuration_is_one_line(change, message):
-    with pytest.raises(UsageError, match=message) as caught:
-        Transformer(TransformerConfig(**{**SMALL, **change}))
-    assert "\n" not in str(caught.value)
-
-
 def test_tokens_that_would_be_taken_silently_are_refused():
     model = Transformer(TransformerConfig(**{**SMALL, "vocab_size": 8, "layers": 1}))
     for read in (model, partial(mixing_matrix, model)):
