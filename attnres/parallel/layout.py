@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from tyro.conf import arg
 
@@ -24,8 +24,6 @@ class Layout:
     --virtual-stages: it takes --virtual for an option of its own.)"""
     schedule: Schedule | None = None
     """The order of a pipeline's work; interleaved-1f1b when not given, or 1f1b where there is one virtual stage."""
-    cache: Literal["on", "off"] = "on"
-    """Cross-stage cache: send a stage only what it has not received before; off sends everything each time."""
     shard: int | None = None
     """Processes over which weights, gradients and optimizer state are cut (FSDP2); when not given, all that pipeline
     and replicate leave."""

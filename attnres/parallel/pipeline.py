@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -33,8 +32,6 @@ class Pipeline:
     Args:
         micro_batches: how many a step has.
         group: the ranks of this pipeline; by default all.
-        cache: False sends all of `values` at every transition, for comparison.
-        cuts: the first site of each chunk but the first; by default as even as whole sublayers allow.
         precision: the dtype of matrix products under autocast; None is that of the parameters.
         compile: compile each sublayer. Its backward pass is then one node, which zero bubble cannot split.
         shard: called with each of the rank's chunks before its weights take memory, to cut them over other processes.
@@ -51,8 +48,6 @@ class Pipeline:
         group: dist.ProcessGroup | None = None,
         virtual: int = 1,
         schedule: str = "1f1b",
-        cache: bool = True,
-        cuts: Sequence[int] | None = None,
         device: torch.device | str = "cpu",
         precision: torch.dtype | None = None,
         checkpointing: bool = False,
@@ -72,17 +67,14 @@ class Pipeline:
             raise UsageError(
                 "zero-bubble goes over a chunk's graph twice, so it cannot recompute it; use another schedule"
             )
-        self.cuts = even_cuts(config.sublayers, self.ranks * virtual) if cuts is None else list(cuts)
-        self.cached = cache
+        self.cuts = even_cuts(config.sublayers, self.ranks * virtual)
         self.cache = CrossStageCache()
-        self.traffic: Counter[tuple[int, str]] = Counter()
-        """Bytes that this rank has sent: transition c between chunks c - 1 and c, by (c, "forward" or "backward")."""
         self._plans: dict[tuple[int, int], list[ChunkPlan]] = {}
 
         count = self.ranks * virtual
         own = range(self.rank, count, self.ranks)
         shapeless = self._trace(1, 1)
-        plans = plan(shapeless.values, self.cuts, self.ranks, cache)
+        plans = plan(shapeless.values, self.cuts, self.ranks)
         self.chunks = build_chunks(config, seed, plans, shapeless.users, own, self.device, shard)
         """This rank's part of the model."""
         for chunk in self.chunks:
@@ -91,7 +83,7 @@ class Pipeline:
             if compile:
                 compile_sublayers(chunk)
         self._runners = [
-            ChunkRunner(chunk, index, count, self.device, group, self.cache, self.traffic, not compile)
+            ChunkRunner(chunk, index, count, self.device, group, self.cache, not compile)
             for index, chunk in zip(own, self.chunks, strict=True)
         ]
         options = {"n_microbatches": micro_batches, "loss_fn": self._loss, "scale_grads": False}
@@ -148,7 +140,7 @@ class Pipeline:
     def plan(self, batch: int, time: int) -> list[ChunkPlan]:
         """What every chunk reads, makes, receives and sends, for micro-batches of this shape."""
         if (batch, time) not in self._plans:
-            self._plans[batch, time] = plan(self._trace(batch, time).values, self.cuts, self.ranks, self.cached)
+            self._plans[batch, time] = plan(self._trace(batch, time).values, self.cuts, self.ranks)
         return self._plans[batch, time]
 
     def _trace(self, batch: int, time: int) -> Trace:

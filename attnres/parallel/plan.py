@@ -129,17 +129,14 @@ def _leaves(outputs: Iterable[Tensor]) -> set[nn.Parameter]:
 
 
 def plan(
-    values: Sequence[tuple[Entry, ...]],
-    cuts: Sequence[int],
-    ranks: int,
-    cache: bool = True,
-    rank_of: Sequence[int] | None = None,
+    values: Sequence[tuple[Entry, ...]], cuts: Sequence[int], ranks: int, rank_of: Sequence[int] | None = None
 ) -> list[ChunkPlan]:
     """Decide what each chunk reads, makes, receives, sends and may forget.
 
-    values: `Trace.values`. cuts: the first site of each chunk but the first. cache: a chunk receives what its rank has
-    never had, so an entry comes to each rank once; without it (the naive form) every transition carries all of the
-    values. rank_of: the rank of each chunk where they do not go round, such as in a V.
+    A chunk receives what its rank has never had, so an entry comes to each rank once.
+
+    values: `Trace.values`. cuts: the first site of each chunk but the first. rank_of: the rank of each chunk where they
+    do not go round, such as in a V.
     """
     sites = chunk_sites(len(values) - 1, cuts)
     rank_of = [chunk % ranks for chunk in range(len(sites))] if rank_of is None else rank_of
@@ -150,8 +147,7 @@ def plan(
     received: list[list[Entry]] = []
     for chunk in range(len(sites)):
         before = max((c for c in same_rank[chunk] if c < chunk), default=None)
-        # Between two chunks of one rank nothing is sent, with or without a cache.
-        remembered = held[before] if before is not None and (cache or before == chunk - 1) else {}
+        remembered = held[before] if before is not None else {}
         received.append([entry for entry in dict.fromkeys(read[chunk]) if entry not in remembered])
         new = dict.fromkeys((*read[chunk], *read[chunk + 1]))
         held.append({**{entry: Held(entry, chunk) for entry in new}, **remembered})

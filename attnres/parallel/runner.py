@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
@@ -24,8 +23,7 @@ class ChunkRunner(PipelineStageBase):
     from the chunks that read it here and from the rank that it was sent on to. In backward order the chunk that first
     received it comes last, so it sends the sum back.
 
-    `traffic` counts the bytes handed to isend: transition c between chunks c - 1 and c, by (c, direction). `splits`
-    says whether zero bubble may take the gradients of inputs and of weights apart.
+    `splits` says whether zero bubble may take the gradients of inputs and of weights apart.
     """
 
     def __init__(
@@ -36,14 +34,12 @@ class ChunkRunner(PipelineStageBase):
         device: torch.device,
         group: dist.ProcessGroup | None,
         cache: CrossStageCache,
-        traffic: Counter[tuple[int, str]],
         splits: bool = True,
     ) -> None:
         super().__init__(module, index, count, device, group)
         # The weight pass goes round the hooks in which FSDP2 gathers and sums (torch 2.13).
         self._splits = splits and not isinstance(module, FSDPModule)
         self.cache = cache
-        self.traffic = traffic
         self._outbox: dict[int, list[Tensor]] = {}
         self._inbox: dict[int, list[Tensor]] = {}
         self._returned: dict[int, list[Tensor]] = {}
@@ -188,7 +184,6 @@ class ChunkRunner(PipelineStageBase):
         if not tensors:
             return []
         peer = self.stage_index_to_group_rank[target]
-        self.traffic[max(self.stage_index, target), direction] += sum(tensor.nbytes for tensor in tensors)
         if not self.lets_go:
             return [dist.P2POp(dist.isend, tensor, group=self.group, group_peer=peer) for tensor in tensors]
         self._arrive(direction)

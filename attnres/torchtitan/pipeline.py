@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -58,7 +57,7 @@ def pipeline(
     plans = plan(traced.values, cuts, ranks, rank_of=rank_of)
     owners = connection_owners(plans, traced.users)
 
-    cache, traffic = CrossStageCache(), Counter[tuple[int, str]]()
+    cache = CrossStageCache()
     parts, runners = [], []
     for index, chunk in enumerate(plans):
         if rank_of[index] == rank:
@@ -69,7 +68,7 @@ def pipeline(
                 parallelism=parallelism,
                 **settings,
             )
-            runner = ChunkRunner(part, index, len(plans), device, mesh.get_group("pp"), cache, traffic)
+            runner = ChunkRunner(part, index, len(plans), device, mesh.get_group("pp"), cache)
             runner.follow(chunk)
             parts.append(part)
             runners.append(runner)

@@ -69,7 +69,6 @@ class DistributedTrainer(Trainer):
                 group=mesh["pipeline"].get_group(),
                 virtual=layout.virtual,
                 schedule=layout.order,
-                cache=layout.cache == "on",
                 micro_batches=config.accumulate,
                 device=self.device,
                 precision=torch.bfloat16 if config.precision == "bfloat16" else None,

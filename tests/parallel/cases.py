@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache as remember
 from typing import Any
@@ -17,6 +19,7 @@ from torch import Tensor
 from attnres.connections import canonical_connection
 from attnres.model import Transformer, TransformerConfig
 from attnres.parallel.pipeline import Pipeline
+from attnres.parallel.runner import ChunkRunner
 from tests.depth import in_blocks
 
 SEED, BATCH, CONTEXT, DIM = 3, 2, 6, 12
@@ -31,11 +34,9 @@ class Case:
     connection: str = "block"
     options: tuple[tuple[str, Any], ...] = ()
     layers: int = 5
-    cache: bool = True
     checkpointing: bool = False
     compile: bool = False
     tied: bool = False
-    cuts: tuple[int, ...] | None = None
     dtype: torch.dtype = torch.float64
     precision: torch.dtype | None = None
     steps: int = 1
@@ -68,8 +69,7 @@ class Outcome:
     losses: list[float]
     gradients: dict[str, Tensor | None]
     sent: Counter[tuple[int, str]]
-    wire: int
-    """Bytes that went through torch.distributed.isend, whoever called it."""
+    """Bytes of the last step: transition c between chunks c - 1 and c, by (c, "forward" or "backward")."""
     cache_empty: bool
 
 
@@ -91,8 +91,6 @@ def make_pipeline(group: dist.ProcessGroup, case: Case) -> Pipeline:
         group=group,
         virtual=case.virtual,
         schedule=case.schedule,
-        cache=case.cache,
-        cuts=case.cuts,
         precision=case.precision,
         checkpointing=case.checkpointing,
         compile=case.compile,
@@ -101,37 +99,29 @@ def make_pipeline(group: dist.ProcessGroup, case: Case) -> Pipeline:
     return pipeline
 
 
-class Wire:
-    """Counts what goes through isend, below anything of ours."""
+@contextmanager
+def counted_sends() -> Iterator[Counter[tuple[int, str]]]:
+    """Count the bytes that chunks send, by transition and direction."""
+    sent, send = Counter[tuple[int, str]](), ChunkRunner._send
 
-    def __enter__(self) -> Wire:
-        self.bytes, self.original = 0, dist.isend
+    def counted(self: ChunkRunner, tensors: list[Tensor], target: int, direction: str) -> list[dist.P2POp]:
+        sent[max(self.stage_index, target), direction] += sum(tensor.nbytes for tensor in tensors)
+        return send(self, tensors, target, direction)
 
-        def counted(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-            self.bytes += tensor.nbytes
-            return self.original(tensor, *args, **kwargs)
-
-        # P2POp compares with the one, torch's schedules take the other.
-        dist.isend = dist.distributed_c10d.isend = counted
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        dist.isend = dist.distributed_c10d.isend = self.original
+    ChunkRunner._send = counted
+    try:
+        yield sent
+    finally:
+        ChunkRunner._send = send
 
 
 def run_case(group: dist.ProcessGroup, case: Case) -> Outcome:
     pipeline = make_pipeline(group, case)
     losses = [pipeline.forward_backward(case.batches(step)) for step in range(case.steps - 1)]
-    pipeline.traffic.clear()  # torch's own first sends are over
-    if case.steps == 1:
-        losses = [pipeline.forward_backward(case.batches(0))]
-        wire = -1
-    else:
-        with Wire() as counter:
-            losses.append(pipeline.forward_backward(case.batches(case.steps - 1)))
-        wire = counter.bytes
+    with counted_sends() as sent:
+        losses.append(pipeline.forward_backward(case.batches(case.steps - 1)))
     gradients = {name: parameter.grad for name, parameter in pipeline.named_parameters()}
-    return Outcome(losses, gradients, pipeline.traffic, wire, pipeline.cache.empty)
+    return Outcome(losses, gradients, sent, pipeline.cache.empty)
 
 
 @remember
@@ -158,7 +148,7 @@ def one_process(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
 
 def reference(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
     """Return the one result of all that cut the same model in other ways."""
-    plain = replace(case, ranks=1, virtual=1, schedule="", cache=True, checkpointing=False, compile=False, cuts=None)
+    plain = replace(case, ranks=1, virtual=1, schedule="", checkpointing=False, compile=False)
     return one_process(plain)
 
 

@@ -55,21 +55,18 @@ def test_every_gradient_is_that_of_one_process(ranks, schedule, name, options):
     check(ranks, Case(connection=name, options=tuple(options.items()), layers=4, **SCHEDULES[schedule]))
 
 
-@pytest.mark.parametrize(
-    ("ranks_", "virtual", "cached"),
-    [(1, 3, True), (3, 2, False)],
-)
-def test_any_number_of_ranks_and_virtual_stages(ranks, ranks_, virtual, cached):
+@pytest.mark.parametrize(("ranks_", "virtual"), [(1, 3), (3, 2)])
+def test_any_number_of_ranks_and_virtual_stages(ranks, ranks_, virtual):
     """16 sublayers in blocks of 3: cuts fall inside blocks, and the last block is not full."""
     schedule = "zero-bubble" if (ranks_ + virtual) % 2 else "interleaved-1f1b"
     batches = {1: 1, 3: 4}[ranks_]
-    outcomes = check(ranks, Case(ranks_, virtual, schedule, batches, "block", (("block_size", 3),), 8, cached))
+    outcomes = check(ranks, Case(ranks_, virtual, schedule, batches, "block", (("block_size", 3),), 8))
     if ranks_ == 1:
-        assert not outcomes[0].sent
+        assert not outcomes[0].sent.total()
 
 
-def test_stages_are_cut_anywhere_and_recomputed(ranks):
-    check(ranks, Case(2, 2, "interleaved-1f1b", 4, "delta", cuts=(1, 2, 9), checkpointing=True))
+def test_stages_are_recomputed(ranks):
+    check(ranks, Case(2, 2, "interleaved-1f1b", 4, "delta", checkpointing=True))
 
 
 def test_both_ends_have_the_whole_gradient_of_a_tied_embedding(ranks):

@@ -18,6 +18,7 @@ from torchtitan.models.common.config_utils import decoder_vocab_size
 from torchtitan.models.common.moe import GroupedExperts
 
 from attnres.torchtitan import config_registry as product
+from tests.parallel.cases import counted_sends
 
 TIME, LR = 32, 1e-3
 
@@ -90,12 +91,12 @@ def counting(pipeline):
     def build(*args, **settings):
         built = pipeline(*args, **settings)
         schedule = built[0]
-        step, traffic = schedule.step, (getattr(schedule, "_stages", None) or [schedule._stage])[0].traffic
-        file = Path(os.environ["TRAFFIC"]) / f"{os.environ['RANK']}.json"
+        step, file = schedule.step, Path(os.environ["TRAFFIC"]) / f"{os.environ['RANK']}.json"
 
         def counted(*inputs, **more):
-            result = step(*inputs, **more)
-            file.write_text(json.dumps([[*key, value] for key, value in traffic.items()]))
+            with counted_sends() as sent:
+                result = step(*inputs, **more)
+            file.write_text(json.dumps([[*key, value] for key, value in sent.items()]))
             return result
 
         schedule.step = counted

@@ -106,7 +106,7 @@ def test_a_pipeline_sends_what_cost_says(run, alone, tmp_path):
     cuts = [0, 2, 6, 10, 12]  # six blocks in four stages; torchtitan counts the embedding and the head as one each
     sites = [range(a, b) for a, b in itertools.pairwise(cuts)]
     entries = counted_transfers(sites, 5, 2).cached
-    unit = TIME * DIM * 4 * BATCH * 2  # float32, all micro-batches of two steps
+    unit = TIME * DIM * 4 * BATCH  # float32, all micro-batches of a step
     for transition, count in enumerate(entries, 1):
         assert sent[transition, "forward"] == sent[transition, "backward"] == count * unit
     assert math.prod(entries) > 0

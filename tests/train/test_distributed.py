@@ -18,7 +18,6 @@ LAYOUTS = {
     "replicate 2, shard 2": Layout(replicate=2, shard=2),
     "pipeline 2 x 2, shard 2": PIPELINE,
     "zero bubble 2 x 2, replicate 2": ZERO_BUBBLE,
-    "pipeline 2 x 2 without cache, shard 2": Layout(pipeline=2, virtual=2, shard=2, cache="off"),
 }
 slow = pytest.mark.slow
 
@@ -50,7 +49,6 @@ CASES = [
     # Its matrix stands at both ends: one gradient, counted once in the norm that clips and in the size.
     ("pipeline 2 x 2, shard 2", {"model": {"tied": True}, "optimizer": {"clip": 0.1}, "checkpointing": True}),
     ("zero bubble 2 x 2, replicate 2", {"model": {"connection": "denseformer"}}),
-    pytest.param("pipeline 2 x 2 without cache, shard 2", {"model": {"connection": "hc"}}, marks=slow),
 ]
 
 
