@@ -89,6 +89,5 @@ def trained_here(monkeypatch) -> None:
 
 @pytest.fixture
 def no_page(monkeypatch) -> None:
-    """The page of an experiment is not made, that of a comparison without figures; tests/lab makes the others."""
-    monkeypatch.setattr("attnres.lab.page.write_results", lambda records, out: out / "results.html")
+    """The page of an experiment is not made; tests/lab makes some."""
     monkeypatch.setattr("attnres.lab.page.write_results", lambda records, out: out / "results.html")

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ from attnres.lab.experiments import compare as experiment
 from attnres.lab.runs import read_record
 from attnres.report.runs import validation_tokens
 from attnres.train import load_run, read_metrics
-from tests.cli.conftest import COMPARED, TINY, run_jobs_but
+from tests.cli.conftest import TINY, run_jobs_but
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -54,20 +53,6 @@ def test_arms_of_a_seed_are_paired(comparison):
     ]
     assert first[0] == pytest.approx(first[1], abs=1e-4)
     assert load_run(out / "block_block_size-2" / "seed-0").config.model.connection == "block:block_size=2"
-
-
-def test_the_same_command_again_trains_nothing_and_another_one_is_refused(comparison, corpus, tmp_path, capsys):
-    """The real `run_jobs`: it starts no process for runs that are done."""
-    out = tmp_path / "out"
-    shutil.copytree(comparison[0], out)
-    weights = sorted(out.glob("*/seed-*/checkpoints/*/model.safetensors"))
-    before = [path.stat().st_mtime_ns for path in weights]
-    assert main(["compare", *COMPARED, "--seeds", "2", "--out", str(out), *TINY, *corpus]) == 0
-    assert [path.stat().st_mtime_ns for path in weights] == before
-    capsys.readouterr()
-    other = ["compare", "residual", "full", "--out", str(out), *TINY, *corpus, "--optimizer.lr", "0.5"]
-    assert main(other) == 2 and "optimizer.lr" in capsys.readouterr().err
-    assert not (out / "full").exists()
 
 
 @pytest.mark.parametrize("lost", ["one", "all"])

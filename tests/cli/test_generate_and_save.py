@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,13 @@ def test_look_saves_a_picture_without_a_server(comparison, tmp_path, capsys, mon
             assert main([*look, str(file), *prompt]) == 0
         assert file.read_bytes().startswith(begins)
         assert "Strongest depth sinks" in capsys.readouterr().out
+
+
+def test_depth_is_not_read_on_another_text_than_the_runs(comparison, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("attnres.report.runs.open_corpus", lambda _: SimpleNamespace(sha256="0", description="other"))
+    look = ["look", str(comparison[0] / "residual" / "seed-0"), "--save", str(tmp_path / "depth.png")]
+    assert main(look) == 2 and "the corpus has changed since this run began" in capsys.readouterr().err
+    assert main([*look, "--prompt", "x1 = y"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,10 @@ def test_a_file_of_hours_is_not_written_over(tmp_path, capsys, command):
     assert (tmp_path / "record.json").read_text() == "mine"
 
 
-@pytest.mark.parametrize("command", ["compare", "ablate"])
-def test_a_second_command_in_a_folder_is_refused(tmp_path, capsys, corpus, command):
+def test_a_second_command_in_a_folder_is_refused(tmp_path, capsys, corpus):
     """It would train runs that the first has planned, and the first would find them taken."""
     with locked(tmp_path / ".lock", taken=lambda: None):
-        error = said(capsys, command, "residual", "full", *TINY, *corpus, "--seeds", "1", "--out", tmp_path)
+        error = said(capsys, "compare", "residual", "full", *TINY, *corpus, "--seeds", "1", "--out", tmp_path)
     assert f"--out {tmp_path}: another command is at work there" in error
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
 

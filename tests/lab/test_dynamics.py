@@ -89,11 +89,4 @@ def test_from_runs_to_record_tables_and_page(sweep, tmp_path, capsys, monkeypatc
     shutil.rmtree(tmp_path / "runs")
     for fewer in ([], ["--seeds", "1"]):
         assert main([*arguments, *fewer]) == 0 and set(read_record(file, "dynamics").runs) == set(record.runs)
-    before = file.read_bytes()
-    capsys.readouterr()
-    for others, told in (
-        (["--save-every", "3"], "another profiled_steps"),
-        (["--steps", "4"], "another steps and another profiled_steps"),
-    ):
-        assert main([*arguments, *others]) == 2 and told in capsys.readouterr().err
-    assert file.read_bytes() == before
+    assert main([*arguments, "--save-every", "3"]) == 2 and "another profiled_steps" in capsys.readouterr().err
