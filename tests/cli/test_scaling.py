@@ -8,15 +8,13 @@ import pytest
 
 from attnres.analysis.powerlaw import Point, fit_power_laws
 from attnres.cli import main
-from attnres.errors import UsageError
 from attnres.lab.experiments.scaling import parse_size
-from attnres.lab.laws import diverged, final_points, scaling_table
-from attnres.lab.runs import Record, read_record
+from attnres.lab.laws import final_points, scaling_table
+from attnres.lab.runs import read_record
 from attnres.model import TransformerConfig
 from attnres.model.flops import training_flops
 from attnres.texttable import TextTable
 from tests.cli.conftest import run_jobs_here
-from tests.lab.sample import record as record_from
 
 SIZES = ["1x16", "2x16", "1x32"]
 SMALL = ["--sizes", *SIZES, "--tokens-per-parameter", "0.02", "--seeds", "1"]
@@ -81,32 +79,8 @@ def test_the_papers_curves_from_a_file(tmp_path, capsys):
     assert (tmp_path / "figures" / "scaling-fit.png").read_bytes().startswith(b"\x89PNG")
 
 
-def run(size: float, tokens: int, flops: float, **fields) -> dict:
-    """One of the arm a; as many steps as tokens over the size, which is its number of parameters."""
-    own = {"parameters": size, "tokens": tokens, "flops_per_token": flops}
-    place = {"arm": "a", "at": f"{size:g}", "seed": 0, "loss": 1.0, "steps": max(1, int(tokens / size))}
-    return {**place, "measured": own, **fields}
-
-
-def record_of(runs: list[dict]) -> Record:
-    return record_from("scaling", runs)
-
-
-def law_of(points: dict[str, list[Point]], diverged: dict[str, int] | None = None) -> TextTable:
-    return scaling_table(points, *fit_power_laws(points), "FLOPs", diverged or {})
-
-
-def test_fits_leave_out_runs_that_diverged():
-    runs = [run(c, 1, c, loss=2 * c**-0.1) for c in (1.0, 2.0, 4.0)]
-    runs.append({**runs[0], "at": "x", "status": "diverged", "loss": 100.0})
-    fits, _ = fit_power_laws(final_points(record_of(runs)))
-    assert fits[0].runs == 3 and fits[0].exponent == pytest.approx(0.1)
-    weak = [{**one, "arm": "b", "status": "diverged"} for one in runs]
-    record = record_of([*runs, *weak])
-    table = law_of(final_points(record), diverged(record))
-    assert [row[:2] for row in table.rows] == [("a", "3, 1 diverged"), ("b", "0, 4 diverged")]
-    with pytest.raises(UsageError, match="b: 0 different computes are too few"):
-        fit_power_laws(final_points(record_of([*weak, *runs])))
+def law_of(points: dict[str, list[Point]]) -> TextTable:
+    return scaling_table(points, *fit_power_laws(points), "FLOPs", {})
 
 
 def test_an_advantage_outside_of_what_was_measured_is_marked():

@@ -1,4 +1,4 @@
-"""The paper's claims on a made-up ablation, against scipy and Holm's method done by hand."""
+"""The paper's claims on a made-up ablation, against scipy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from scipy import stats
 
+from attnres.analysis.comparison import holm
 from attnres.lab.experiments.ablate import claims, comparisons, finding, rank_correlation, tables
 from attnres.lab.runs import Record
 from tests.lab.sample import ablation
@@ -29,15 +30,6 @@ def runs(losses: dict[str, list[float]]) -> list[dict[str, Any]]:
 
 def record(losses: dict[str, list[float]]) -> Record:
     return ablation(runs(losses))
-
-
-def holm(p_values: list[float]) -> list[float]:
-    order = sorted(range(len(p_values)), key=p_values.__getitem__)
-    adjusted, highest = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(order):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = highest
-    return adjusted
 
 
 def test_claims_are_read_from_paired_corrected_tests():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from attnres.errors import UsageError
-from attnres.lab.engine import Incomplete, beyond, choose
+from attnres.lab.engine import Incomplete, beyond
 from attnres.lab.experiments import scaling
 from attnres.lab.experiments.scaling import ScalingOptions, plan
 from attnres.lab.runs import RunResult, read_record, write_record
@@ -186,8 +186,3 @@ def tried(rate: float, loss: float) -> RunResult:
 )
 def test_a_grid_goes_on_where_its_best_lies_at_an_edge(losses, following):
     assert beyond([tried(rate, loss) for rate, loss in losses.items()]) == following
-
-
-def test_the_mean_over_tuning_seeds_decides():
-    losses = [(0.5, 1.0), (0.5, 4.0), (1.0, 2.0), (1.0, 2.5), (2.0, 0.1), (2.0, math.inf)]
-    assert choose([tried(*one) for one in losses]) == 1.0

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 
 import numpy as np
 import pytest
 
-from attnres.analysis import DepthProfile
-from attnres.lab.runs import to_json
 from attnres.report.draw import drawn
 from attnres.report.style import depth_colours
 from attnres.report.write import depth_pictures, loss_curves, losses_by_step, sink_table
@@ -28,14 +25,6 @@ def test_whatever_is_missing_or_odd_is_drawn(recwarn):
     for picture in (*loss_curves(losses), *depth_pictures(profiles)):
         assert drawn(picture).startswith(b"\x89PNG")
     assert not [str(warned.message) for warned in recwarn]
-
-
-def test_a_profile_is_kept_in_a_record():
-    written = profile()
-    written.entropy[0] = math.nan
-    read = DepthProfile.from_json(json.loads(json.dumps(to_json({**written.to_json(), "seed": 0}))))
-    for field in dataclasses.fields(read):
-        np.testing.assert_array_equal(getattr(read, field.name), getattr(written, field.name))
 
 
 def test_a_connection_that_cannot_choose_has_no_sinks():
