@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,8 @@ POLL_SECONDS = 0.5
 STOP_SECONDS = 60.0
 """How long an interrupted worker may take for its step and its checkpoint."""
 
-PROCESSES: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-"""Linux' workers are forks of a process that has imported torch and run nothing. macOS' libraries do not fork."""
+PROCESSES: Any = multiprocessing.get_context("spawn")
+"""Not forks: what a fork maps of torch's code anew as it runs would count as memory of the run."""
 
 
 @dataclass(frozen=True)
@@ -134,10 +135,14 @@ class _Worker:
 
 
 def _launch(state: JobState) -> _Worker:
-    PROCESSES.set_forkserver_preload([__name__])
     place, (outcome, says) = PROCESSES.RawArray("d", [state.step, math.nan]), PROCESSES.Pipe(duplex=False)
     process = PROCESSES.Process(target=_work, args=(state.job, place, says))
-    process.start()
+    resource_tracker.ensure_running()  # to start it would let the signal through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        process.start()  # a terminal's Ctrl-C reaches the command alone, which stops its workers
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     says.close()
     state.status = "running"
     return _Worker(process, state, place, outcome)
@@ -145,7 +150,6 @@ def _launch(state: JobState) -> _Worker:
 
 def _work(job: Job, place: Any, says: Connection) -> None:
     """Train, in a process of its own, with one thread and no output."""
-    os.setsid()  # a terminal's Ctrl-C reaches the command alone, which stops its workers
     threading.Thread(target=_stop_with_parent, daemon=True).start()
     nothing = os.open(os.devnull, os.O_WRONLY)
     for output in (1, 2):
