@@ -10,7 +10,7 @@ import torch
 from attnres.model import Transformer, TransformerConfig
 from attnres.parallel.build import materialise, skeleton
 from attnres.parallel.layout import Layout
-from tests.train.many import contents, go, make_trainer, own_rule
+from tests.train.many import contents, go, own_rule
 
 PIPELINE = Layout(pipeline=2, virtual=2, shard=2)
 ZERO_BUBBLE = Layout(pipeline=2, virtual=2, replicate=2, shard=1, schedule="zero-bubble")
@@ -118,21 +118,6 @@ def _muon(_group):
 
 def test_muon_on_shards_is_that_of_one_process_bit_for_bit(ranks):
     assert all(all(equal) for equal in ranks.run(_muon, ranks=4))
-
-
-def _start(_group, config):
-    trainer = make_trainer(config, Layout(shard=4))
-    weights = dict(make_trainer(config).model.named_parameters())
-    own = sum(parameter.to_local().numel() for parameter in trainer.model.parameters())
-    equal = {name: torch.equal(p.full_tensor(), weights[name]) for name, p in trainer.model.named_parameters()}
-    return equal, equal.keys() == weights.keys(), own
-
-
-def test_the_meta_device_gives_the_weights_of_one_process(make_config, ranks):
-    config = make_config(batch_size=4, model={"connection": "mhc"})
-    results = ranks.run(_start, config, ranks=4)
-    assert all(all(equal.values()) and complete for equal, complete, _ in results)
-    assert sum(own for _, _, own in results) == make_trainer(config).parameters
 
 
 DRAWN = """

@@ -1,4 +1,4 @@
-"""The command in several processes, as torchrun starts them: stopped, killed, and what the user is told."""
+"""The command in several processes, as torchrun starts them. A killed one: test_torchrun.py."""
 
 import json
 import signal
@@ -60,12 +60,3 @@ def test_two_processes_are_stopped_and_go_on_to_the_same_bits(make_config, pair,
         assert "stopped at step 6 of 8" in line
     assert steps_on_disk(tmp_path / "run") == [6]
     assert_goes_on_to_the_same_bits(config, tmp_path / "run", pair, tmp_path)
-
-
-def test_a_killed_process_ends_the_other(make_config, tmp_path):
-    """What torchrun starts again goes on to the same bits: test_torchrun.py."""
-    config = make_config(batch_size=4, steps=8, save_every=4, evaluate_every=8, model={"layers": 1})
-    dies = recipe(tmp_path, config, "dies.py", {("1", 5): int(signal.SIGKILL)})
-    with both(tmp_path / "first", tmp_path / "run", dies, "--shard", 2) as run:
-        assert run.end() == [1, -signal.SIGKILL], run.said
-    assert steps_on_disk(tmp_path / "run") == [4]
