@@ -13,7 +13,7 @@ from attnres.analysis import depth_profile
 from attnres.errors import UsageError
 from attnres.model import Transformer, parameter_roles
 from attnres.train.folder import RunFolder
-from attnres.train.optimizers import last_stable_step, schedule
+from attnres.train.optimizers import schedule
 from attnres.train.runconfig import OptimizerConfig
 from attnres.train.start import first_model
 
@@ -76,8 +76,8 @@ def profile(folder: Path, tokens: Tensor, steps: Sequence[int]) -> dict[str, Any
 def prune(folder: Path, keep: int) -> None:
     """Leave a run of `attnres dynamics` with the checkpoints that `train` would have kept of it."""
     run = RunFolder(folder)
-    if run.record() and (config := run.config()).keep == EVERY:
-        run.checkpoints.prune(keep, last_stable_step(config.optimizer, config.steps))
+    if run.record() and run.config().keep == EVERY:
+        run.checkpoints.prune(keep)
 
 
 def update_sizes(

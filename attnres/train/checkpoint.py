@@ -159,13 +159,12 @@ class Checkpoints:
                 remove_folder(aside)
                 os.rename(checkpoint.path, aside)
 
-    def prune(self, keep: int, stable: int = -1) -> None:
-        """Delete all but the newest `keep`, the best one, and the last one up to step `stable`, to extend the run."""
+    def prune(self, keep: int) -> None:
+        """Delete all but the newest `keep` and the best one."""
         checkpoints = self.all()
-        extendable = max((checkpoint.step for checkpoint in checkpoints if checkpoint.step <= stable), default=None)
         best = min(checkpoints, key=_rank)
         for checkpoint in checkpoints[:-keep]:
-            if checkpoint != best and checkpoint.step != extendable:
+            if checkpoint != best:
                 # Renamed first: a crash while deleting must not leave a checkpoint with files missing.
                 rubbish = partial_folder(checkpoint.path)
                 remove_folder(rubbish)

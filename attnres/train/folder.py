@@ -5,7 +5,6 @@ tokenizer.json
 metrics.jsonl    one JSON object per line while the run goes
 checkpoints/     see checkpoint.py
 summary.json     when the run is done: its result, copied from the last checkpoint, where it has a checksum
-steps-N/         the end of the run of N steps that this one began as
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,21 +20,11 @@ from typing import Any
 from attnres.connections import file_digest, from_anywhere, parse_connection, saved_connection
 from attnres.data import Corpus, Tokenizer, tokenizer_from_json, validation_bytes_per_token
 from attnres.errors import UsageError
-from attnres.files import (
-    LOCK,
-    PARTIAL,
-    RUN,
-    folder_kind,
-    locked,
-    remove_folder,
-    remove_partial,
-    write_json,
-)
+from attnres.files import LOCK, PARTIAL, RUN, folder_kind, locked, remove_partial, write_json
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.environment import environment
 from attnres.train.jsonconfig import config_from_json, config_to_json, flat_fields
 from attnres.train.metrics import Record, read_metrics
-from attnres.train.optimizers import last_stable_step, warm_step
 from attnres.train.runconfig import RunConfig
 from attnres.version import __version__
 
@@ -45,8 +32,6 @@ TOKENIZER = "tokenizer.json"
 
 FREE_FIELDS = ("device", "save_every", "keep", "tensorboard", "data.cache")
 """What may change when a run goes on: it decides where and how often something is written, not the weights."""
-LONGER_FIELDS = ("steps", "evaluate_every")
-"""What else may change where a run gets more steps."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +43,7 @@ class Claim:
     done: dict[str, Any] | None
     """Its result, where it has reached its last step."""
     note: str = ""
-    """One line about a shorter run, or one that had lost its end, with which it goes on."""
+    """One line about a run that had lost its end."""
 
     @property
     def step(self) -> int:
@@ -152,11 +137,8 @@ class RunFolder:
         """The evaluations so far, in order."""
         return [record for record in read_metrics(self.metrics) if record["kind"] == "eval"]
 
-    def refuse_other(self, config: RunConfig, may_be_longer: bool = False) -> None:
-        """Raise UsageError if the folder holds a run of another configuration, naming the fields, or no run but files.
-
-        may_be_longer: more steps than the run there has, evaluated as often as wanted, are no difference.
-        """
+    def refuse_other(self, config: RunConfig) -> None:
+        """Raise UsageError, naming the fields, if another configuration's run is in the folder, or no run but files."""
         record = self.record()
         if record is None:
             self._refuse_foreign_files()
@@ -166,11 +148,10 @@ class RunFolder:
         if config.start_from and "start" in record:  # the weights count, not what leads there
             now = RunFolder(config.start_from).weights() or record["start"]
             stored["start_from"], given["start_from"] = f"weights {record['start']}", f"weights {now}"
-        longer = LONGER_FIELDS if may_be_longer and given["steps"] > stored["steps"] else ()
         differing = [
             f"{name} is {stored.get(name, 'not set')!r} there and {given.get(name, 'not set')!r} here"
             for name in {**stored, **given}
-            if name not in (*FREE_FIELDS, *longer) and stored.get(name) != given.get(name)
+            if name not in FREE_FIELDS and stored.get(name) != given.get(name)
         ]
         if differing:
             raise UsageError(
@@ -192,21 +173,18 @@ class RunFolder:
     def claim(self, config: RunConfig, corpus: Corpus) -> Iterator[Claim]:
         """Hold the folder of that run, new or begun, while the block runs. Raises UsageError where it is another's."""
         with self.lock():
-            self.refuse_other(config, may_be_longer=True)
+            self.refuse_other(config)
             self.refuse_other_text(corpus, "choose another folder")
-            record, note = self.record(), ""
-            if record is None:
+            if self.record() is None:
                 write_json(self._config, _description(config, corpus))
-            elif record["config"]["steps"] < config.steps:
-                note = self._extend(config, corpus, record)
             write_json(self.path / TOKENIZER, corpus.tokenizer.to_json())
             resumed = self.checkpoints.newest_good()
-            done = resumed.result() if resumed and resumed.step == config.steps else None
+            done, note = resumed.result() if resumed and resumed.step == config.steps else None, ""
             if done:
                 self.write_summary(done)
             elif self._summary.is_file():
                 self._summary.unlink()
-                note = f"this run was done, and its last checkpoint is gone or damaged: its end is trained again{note}"
+                note = "this run was done, and its last checkpoint is gone or damaged: its end is trained again"
             self.checkpoints.clean(resumed)
             yield Claim(resumed, done, note)
 
@@ -219,42 +197,6 @@ class RunFolder:
                 f"hash that begins with {recorded['sha256']:.8}, and now is {corpus.description}, with "
                 f"{corpus.sha256:.8}; restore its files or {instead}"
             )
-
-    def _extend(self, config: RunConfig, corpus: Corpus, record: dict[str, Any]) -> str:
-        """Make the run here one of more steps, which goes on from its last checkpoint before the learning rate fell.
-
-        Up to there the longer run is the same, but for its warm-up, which may have been shorter. What came after is
-        kept in steps-N, N being the steps that it had. Returns one line that says so.
-        """
-        old = self.config()
-        stable, warm = last_stable_step(old.optimizer, old.steps), warm_step(config.optimizer, config.steps)
-        checkpoints = self.checkpoints.all()
-        good = [c for c in checkpoints if warm <= c.step <= stable and c.damage() is None]
-        if not good:
-            raise UsageError(
-                f"{self.path}: a run of {old.steps} steps goes on to {config.steps} from a checkpoint made while the "
-                f"learning rate was constant (steps {warm} to {stable}), and no good one is left; choose another folder"
-            )
-        aside = self.path / f"steps-{old.steps}"
-        ends = aside / "checkpoints"
-        ends.mkdir(parents=True, exist_ok=True)
-        for path in (self._config, self.metrics, self._summary):
-            if path.exists():
-                shutil.copy2(path, aside / path.name)
-        for checkpoint in checkpoints:
-            if checkpoint.step > good[-1].step:
-                remove_folder(ends / checkpoint.path.name)
-                os.rename(checkpoint.path, ends / checkpoint.path.name)
-        self._summary.unlink(missing_ok=True)
-        # Last: until then it is the shorter run, which the same command extends again.
-        begun = {name: value for name, value in record.items() if name == "start"}
-        write_json(self._config, _description(config, corpus) | begun)
-        warmed = warm_step(old.optimizer, old.steps)
-        unlike = "" if warmed == warm else f"; it warmed up over {warmed} steps, where one of {config.steps} has {warm}"
-        return (
-            f"a run of {old.steps} steps goes on to {config.steps} from step {good[-1].step}, its last checkpoint "
-            f"before the learning rate fell; its end is kept in {aside}{unlike}"
-        )
 
 
 def _fields(config: RunConfig) -> dict[str, Any]:
@@ -281,11 +223,6 @@ def fit_vocabulary(config: RunConfig, vocab_size: int) -> RunConfig:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, vocab_size=vocab_size))
 
 
-def evaluated_bytes_per_token(corpus: Corpus, config: RunConfig) -> float:
-    """UTF-8 bytes per token of the text that a run is validated on; loss in nats per byte = nats per token / this."""
-    return validation_bytes_per_token(corpus, config.model.context, config.validation_tokens)
-
-
 def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
     return {
         "config": config_to_json(config),
@@ -296,7 +233,7 @@ def _description(config: RunConfig, corpus: Corpus) -> dict[str, Any]:
             "description": corpus.description,
             "sha256": corpus.sha256,
             "vocab_size": corpus.vocab_size,
-            "bytes_per_token": evaluated_bytes_per_token(corpus, config),
+            "bytes_per_token": validation_bytes_per_token(corpus, config.model.context, config.validation_tokens),
             "train_tokens": len(corpus.train),
             "validation_tokens": len(corpus.validation),
         },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import statistics
@@ -25,8 +24,7 @@ from attnres.train.checkpoint import Checkpoint
 from attnres.train.folder import Claim, RunFolder, fit_vocabulary
 from attnres.train.jsonconfig import config_to_json
 from attnres.train.memory import PeakMemory
-from attnres.train.metrics import Metrics, Records
-from attnres.train.optimizers import last_stable_step
+from attnres.train.metrics import Metrics
 from attnres.train.runconfig import RunConfig
 from attnres.train.tensorboard import tensorboard_writer
 from attnres.train.trainer import NonFinite, Trainer, choose_device
@@ -37,10 +35,6 @@ Listener = Callable[[dict[str, Any]], None]
 
 WARM_UP_STEPS = 3
 """The first steps, which allocate and compile, do not count in the median step time."""
-
-
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""A full disk, a user's share of it, the largest file that the system allows."""
 
 
 class RunStopped(UsageError):
@@ -65,16 +59,14 @@ def train(
     """Start the run in `folder`, or continue the one that is there, and return its summary at the end.
 
     A finished run only returns its summary. With one thread the result is bit-identical however often the run was
-    stopped. Given more steps than the run in the folder has, it continues from the last checkpoint before the learning
-    rate fell (see `RunFolder.claim`).
+    stopped.
 
     Args:
         config: all that decides the result. A `model.vocab_size` below the corpus's is raised to it.
         folder: the run folder.
         listen: called with every record of metrics.jsonl as it is written, before them with {"kind": "start", "folder",
-            "connection", "parameters", "corpus", "separator", "step", "steps", "note" (what was done to go on with a
-            shorter run or one that has lost its end, or ""), "tokens_per_step", "compiles"}, and for every checkpoint
-            with {"kind": "saved", "step", "path"}.
+            "connection", "parameters", "corpus", "separator", "step", "steps", "note" (that the run had lost its end,
+            or ""), "tokens_per_step", "compiles"}, and for every checkpoint with {"kind": "saved", "step", "path"}.
         progress: handed to `open_corpus`.
         layout: in each of several processes (see `join_world`), how they share the work. All of them call this with the
             same arguments; only the first one writes and calls `listen`.
@@ -99,7 +91,7 @@ def _train(
     world.agree(_what_decides(config))
     if not world.main:
         logging.getLogger("attnres").setLevel(logging.ERROR)  # every process would warn of the same
-    run.refuse_other(config, may_be_longer=True)
+    run.refuse_other(config)
     corpus = open_corpus(config.data, progress)
     world.agree({"corpus": corpus.sha256})
     check_length(corpus, config.model.context)
@@ -155,8 +147,8 @@ class Loop:
         self.world = world
         self.note = claim.note
         self.listeners = listeners
-        self.metrics = Metrics(folder.metrics, claim.step) if world.main else Records()
-        self.metrics.records = world.share(lambda: self.metrics.records)
+        self.metrics = world.share(lambda: Metrics(folder.metrics, claim.step))
+        self.metrics.writes = world.main
         self.checkpoints = trainer.checkpoints(folder.checkpoints.folder)
         self.last_good = claim.resumed
         self.earlier_peak = 0
@@ -174,10 +166,9 @@ class Loop:
             raise Diverged(f"{error}; {self._last_good()}{advice}") from error
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
-            advice = "make room" if error.errno in NO_ROOM else "set that right"
             raise RunStopped(
                 f"{where}{error.strerror or error}, at step {self.trainer.step}; {self._last_good()}; "
-                f"{advice}, then run the same command again to go on"
+                "once that is mended the same command goes on"
             ) from error
 
     def _run(self) -> dict[str, Any]:
@@ -245,7 +236,7 @@ class Loop:
         self.metrics.sync()
         self.last_good = self.checkpoints.save(step, model, optimizer, state)
         if self.world.main:
-            self.checkpoints.prune(self.config.keep, last_stable_step(self.config.optimizer, self.config.steps))
+            self.checkpoints.prune(self.config.keep)
         self._tell({"kind": "saved", "step": step, "path": str(self.last_good.path)})
         return self.last_good
 
@@ -261,12 +252,7 @@ class Loop:
         return max(self.earlier_peak, self.memory.bytes())
 
     def _last_good(self) -> str:
-        if self.last_good is None:
-            return "no checkpoint was saved before"
-        found = self.last_good.path.is_dir()
-        return (
-            f"last good checkpoint: {self.last_good.path}" if found else f"the run is no longer at {self.folder.path}"
-        )
+        return f"last good checkpoint: {self.last_good.path}" if self.last_good else "no checkpoint was saved before"
 
     def _start_record(self) -> dict[str, Any]:
         return {

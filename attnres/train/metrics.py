@@ -21,38 +21,30 @@ def read_metrics(path: Path) -> list[Record]:
     return records
 
 
-class Records:
-    """The metrics of a run in memory alone, for the processes that do not write."""
+class Metrics:
+    """The metrics file of a run that stands at `step`: later records, of a run that crashed, are cut off."""
 
-    def __init__(self, records: list[Record] | None = None) -> None:
-        self.records = records or []
+    writes = True
+    """Of several processes, which all know the records, one writes them."""
 
-    def append(self, record: Record) -> None:
-        self.records.append(record)
-
-    def sync(self) -> None:
-        """Nothing is on its way to a disk."""
+    def __init__(self, path: Path, step: int) -> None:
+        self.path = path
+        self.records = [record for record in read_metrics(path) if record["step"] <= step]
+        write_text(path, "".join(map(_line, self.records)))
 
     def of_kind(self, kind: str) -> list[Record]:
         return [record for record in self.records if record["kind"] == kind]
 
-
-class Metrics(Records):
-    """The metrics file of a run that stands at `step`: later records, of a run that crashed, are cut off."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self.path = path
-        super().__init__([record for record in read_metrics(path) if record["step"] <= step])
-        write_text(path, "".join(map(_line, self.records)))
-
     def append(self, record: Record) -> None:
-        super().append(record)
-        with named_errors(self.path), self.path.open("a", encoding="utf-8") as file:
-            file.write(_line(record))
+        self.records.append(record)
+        if self.writes:
+            with named_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+                file.write(_line(record))
 
     def sync(self) -> None:
         """Before a checkpoint of this step is written: a resumed run must find the records up to it."""
-        sync(self.path)
+        if self.writes:
+            sync(self.path)
 
 
 def _line(record: Record) -> str:

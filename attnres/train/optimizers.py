@@ -56,20 +56,10 @@ def schedule(config: OptimizerConfig, step: int, steps: int) -> float:
 
     Never exactly zero: no update is wasted.
     """
-    warm, stable = warm_step(config, steps), last_stable_step(config, steps)
+    warm, stable = round(config.warmup * steps), steps - round(config.decay * steps)
     rising = (step + 1) / warm if step < warm else 1.0
     falling = (steps - step) / (steps - stable) if step >= stable else 1.0
     return min(rising, falling)
-
-
-def warm_step(config: OptimizerConfig, steps: int) -> int:
-    """The first update with the whole learning rate."""
-    return round(config.warmup * steps)
-
-
-def last_stable_step(config: OptimizerConfig, steps: int) -> int:
-    """After how many updates the learning rate begins to fall."""
-    return steps - round(config.decay * steps)
 
 
 def set_learning_rate(optimizers: list[Optimizer], share: float) -> None:

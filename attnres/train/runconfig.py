@@ -91,8 +91,7 @@ class RunConfig:
     save_every: int = 100
     """Steps between checkpoints; the last step is always saved."""
     keep: int = 2
-    """How many of the newest checkpoints to keep. The best one, and the last before the learning rate falls, from which
-    a longer run goes on, stay too."""
+    """How many of the newest checkpoints to keep. The best one stays, too."""
     tensorboard: bool = False
     """Write TensorBoard scalars too (extra: tensorboard)."""
 

@@ -20,12 +20,11 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.optim import Optimizer
 
-from attnres.data import Corpus, Sampler, validation_batches
+from attnres.data import Corpus, Sampler, validation_batches, validation_bytes_per_token
 from attnres.errors import UsageError
 from attnres.model import Transformer
 from attnres.train.checkpoint import Checkpoint, Checkpoints
 from attnres.train.diagnose import first_non_finite, first_non_finite_gradient
-from attnres.train.folder import evaluated_bytes_per_token
 from attnres.train.optimizers import make_optimizers, schedule, set_learning_rate
 from attnres.train.runconfig import RunConfig
 from attnres.train.start import first_model
@@ -104,7 +103,7 @@ class Trainer:
     @functools.cached_property
     def bytes_per_token(self) -> float:
         """UTF-8 bytes per token of the text that is validated on."""
-        return evaluated_bytes_per_token(self.corpus, self.config)
+        return validation_bytes_per_token(self.corpus, self.config.model.context, self.config.validation_tokens)
 
     @property
     def parameters(self) -> int:

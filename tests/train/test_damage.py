@@ -2,6 +2,7 @@
 
 import shutil
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -27,22 +28,43 @@ def finished(done, make_config, tmp_path):
     return make_config(steps=8), tmp_path / "run"
 
 
+def truncate(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
-    ("lost", "said"),
-    [("checkpoints/step-00000008", "its end is trained again"), ("tokenizer.json", "")],
+    ("harm", "file"),
+    [
+        (truncate, "model.safetensors"),
+        (flip_a_bit, "optimizer.safetensors"),
+        (Path.unlink, "state.json"),
+        (flip_a_bit, "checksums.json"),
+        (shutil.rmtree, ""),
+    ],
 )
-def test_a_finished_run_that_lost_something_is_made_whole(finished, done, lost, said):
-    """What train calls done, generate can load: the last part is trained again, to the same bits."""
+def test_an_end_that_is_lost_or_damaged_is_trained_again_to_the_same_bits(finished, done, caplog, harm, file):
+    """What train calls done, generate can load; a damaged checkpoint is named, and the one before is used."""
     config, folder = finished
+    harm(folder / "checkpoints" / "step-00000008" / file)
+    assert load_run(folder).step == 4
+    if file:
+        assert "step-00000008 is damaged" in caplog.messages[-1]
+        assert file in caplog.messages[-1] or file == "checksums.json", "a false checksum blames the file"
     told = []
-    shutil.rmtree(folder / lost) if (folder / lost).is_dir() else (folder / lost).unlink()
-    if said:
-        with pytest.raises(Interrupted):
-            train(config, folder, lambda event: (told.append(event), stop_at(6)(event)))
-        assert said in told[0]["note"]
-        assert not (folder / "summary.json").exists(), "it is not done"
+    with pytest.raises(Interrupted):
+        train(config, folder, lambda event: (told.append(event), stop_at(6)(event)))
+    assert told[0]["step"] == 4 and "its end is trained again" in told[0]["note"]
+    assert not (folder / "summary.json").exists(), "it is not done"
+    (folder / "tokenizer.json").unlink()
     train(config, folder)
     assert weights(folder, 8) == weights(done, 8) and load_run(folder).step == 8
+    assert results(folder) == results(done)
 
 
 def test_metrics_after_a_crash_have_no_line_twice_and_none_missing(done, make_config, tmp_path):

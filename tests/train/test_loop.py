@@ -77,7 +77,7 @@ def test_newest_and_best_are_kept(make_config, tmp_path, monkeypatch, stopped):
         with pytest.raises(Interrupted):
             train(config, tmp_path, stop_at(4))
     summary = train(config, tmp_path)
-    assert steps_on_disk(tmp_path) == [4, 8, 10, 12]  # 8: the last one before the learning rate falls
+    assert steps_on_disk(tmp_path) == [4, 10, 12]
     assert summary["best_validation_loss"] == 1.0
     assert load_run(tmp_path).step == 12
     assert load_run(tmp_path, best=True).step == 4
@@ -140,27 +140,6 @@ def test_second_signal_stops_at_once(make_config, tmp_path):
     with pytest.raises(KeyboardInterrupt) as caught:
         train(make_config(steps=8), tmp_path, twice)
     assert not isinstance(caught.value, Interrupted)
-
-
-def test_a_finished_run_goes_on_to_more_steps(make_config, tmp_path):
-    """From before the decay, to the bits of a run that was that long from the start (without a warm-up here)."""
-    flat = {"warmup": 0.0, "decay": 0.25}
-    short, long = (make_config(steps=steps, save_every=1, keep=1, optimizer=flat) for steps in (8, 16))
-    first = train(short, tmp_path / "run")
-    assert steps_on_disk(tmp_path / "run") >= [6, 8]
-    train(long, tmp_path / "long")
-    events = []
-    summary = train(long, tmp_path / "run", events.append)
-    assert "8 steps goes on to 16 from step 6, its last checkpoint before" in events[0]["note"]
-    assert events[0]["step"] == 6 and summary["steps"] == 16
-    assert weights(tmp_path / "run", 16) == weights(tmp_path / "long", 16)
-    assert results(tmp_path / "run") == results(tmp_path / "long")
-    kept = tmp_path / "run" / "steps-8"
-    assert json.loads((kept / "summary.json").read_text()) == first and len(results(kept)) > 8
-    assert (kept / "checkpoints" / "step-00000008" / "model.safetensors").is_file()
-    assert train(long, tmp_path / "run") == summary
-    with pytest.raises(UsageError, match="steps is 16 there and 8 here"):
-        train(short, tmp_path / "run")
 
 
 def test_what_does_not_change_the_result_may_change(make_config, straight, tmp_path):

@@ -56,7 +56,7 @@ def test_the_same_connection_goes_on_as_it_was_trained(make_config, tmp_path):
 
 
 def test_the_weights_count_and_not_what_leads_to_them(make_config, tmp_path, monkeypatch):
-    """A start that was trained on is another one; the same one may have another name or place."""
+    """Another run in its place is another start; the same one may have another name or place."""
     first, begun = tmp_path / "first", tmp_path / "begun"
     config = make_config(model={"connection": "residual"}, steps=6, save_every=2, evaluate_every=2)
     train(config, first)
@@ -69,7 +69,8 @@ def test_the_weights_count_and_not_what_leads_to_them(make_config, tmp_path, mon
     copied = dataclasses.replace(more, start_from="copy")
     run_jobs([Job("done already", copied, begun)], 1)
 
-    train(dataclasses.replace(config, steps=12), first)
+    shutil.rmtree(first)
+    train(dataclasses.replace(config, seed=1), first)
     with pytest.raises(UsageError, match=r"start_from is 'weights .*' there and 'weights .*' here"):
         train(more, begun)
     (begun / "summary.json").unlink()
@@ -86,9 +87,7 @@ def test_a_run_goes_on_without_its_start(make_config, tmp_path):
         train(more, begun, stop_at(3))
     weights = RunFolder(begun).record()["start"]
     shutil.rmtree(first)
-    assert train(more, begun)["steps"] == 8
-    assert train(dataclasses.replace(more, steps=16), begun)["steps"] == 16
-    assert RunFolder(begun).record()["start"] == weights
+    assert train(more, begun)["steps"] == 8 and RunFolder(begun).record()["start"] == weights
 
 
 def test_another_tokenizer_is_refused(plain, tmp_path):
