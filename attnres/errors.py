@@ -33,12 +33,12 @@ def first_line(error: BaseException) -> str:
 LARGEST_COUNT = 2**31 - 1
 
 
-def check_count(name: str, value: object, most: int = LARGEST_COUNT, least: int = 1) -> None:
-    """Raise UsageError unless the value is a whole number from `least` to `most`: torch's own words are no line."""
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise UsageError unless the value is a whole number from `least` on: torch's own words are no line."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    if value > most:
-        raise UsageError(f"{name} must be at most {most}, not {value}")
+    if value > LARGEST_COUNT:
+        raise UsageError(f"{name} must be at most {LARGEST_COUNT}, not {value}")
 
 
 def list_of_ids(name: str, tokens: Any) -> list[int]:

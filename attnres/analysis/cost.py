@@ -14,8 +14,6 @@ from attnres.analysis.timeline import Action, Timeline, schedule_actions, simula
 from attnres.errors import UsageError, check_count, refuse_non_finite
 from attnres.parallel.schedule import Schedule, chunk_sites, default_schedule, even_cuts
 
-MOST_LAYERS = 1_000_000
-
 
 @dataclass(frozen=True)
 class Traffic:
@@ -117,7 +115,7 @@ class Plan:
             value = getattr(self, field.name)
             if isinstance(value, int | float) and value <= 0:
                 raise UsageError(f"{field.name} must be positive, not {value}")
-        check_count("layers", self.layers, MOST_LAYERS)
+        check_count("layers", self.layers)
         if self.block_size > self.layers:
             raise UsageError(f"block_size {self.block_size} is more than the {self.layers} sublayers of --layers")
         _ = self.sites

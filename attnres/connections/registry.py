@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from attnres.connections import connection_names
@@ -29,7 +28,7 @@ def connection_class(connection: str) -> type[Connection]:
         raise UsageError(f"{name}: name the connection's class too, as FILE.py:CLASS")
     if name not in connection_names():
         known = connection_names()
-        raise UsageError(f"unknown connection {name!r}; {_meant(name, known)}choose one of: {', '.join(known)}")
+        raise UsageError(f"unknown connection {name!r}; choose one of: {', '.join(known)}")
     file_name = name.replace("-", "_")
     module = importlib.import_module(f"{__package__}.rules.{file_name}")
     classes = classes_of(module)
@@ -115,14 +114,8 @@ def _read(connection: str, options: Mapping[str, Any]) -> tuple[str, type[Connec
     checked = {}
     for option, value in {**written, **options}.items():
         if option not in defaults:
-            takes = f"{_meant(option, defaults)}it takes {', '.join(defaults)}" if defaults else "it takes no options"
+            takes = f"it takes {', '.join(defaults)}" if defaults else "it takes no options"
             raise UsageError(f"connection {name!r} has no option {option!r}; {takes}")
         with making_errors(connection):
             checked[option] = checked_option(cls, option, defaults[option], value)
     return name, cls, checked
-
-
-def _meant(given: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(given.lower().replace("_", "-"), [name.replace("_", "-") for name in known], 1)
-    (name,) = (name for name in known if [name.replace("_", "-")] == close) if close else ("",)
-    return f"did you mean {name}? " if name else ""

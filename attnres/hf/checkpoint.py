@@ -42,16 +42,9 @@ def load(path: str | Path, trust_remote_code: bool = False, **kwargs: Any) -> An
         raise UsageError(
             f"{folder} is a plain checkpoint; attach a connection to it, or run: attnres convert {folder} DST"
         )
-    try:
-        connection = recorded_connection(entries, trusted=trust_remote_code)
-    except UsageError as error:
-        raise UsageError(f"{folder}: {error}") from None
-    entries[RECORD] = {"connection": connection, "plain": entries[RECORD].get("plain")}
-    cls = getattr(classes, PREFIX + _model_class(entries, folder).__name__)
-    dtype = {name: kwargs.pop(name) for name in ("dtype", "torch_dtype") if name in kwargs}  # "auto" is none
-    with _refusals_of(folder):
-        config, kwargs = classes.AttnResConfig.from_dict(entries, return_unused_kwargs=True, **kwargs)
-    return _loaded(cls, folder, config=config, **dtype, **kwargs)
+    if trust_remote_code:
+        recorded_connection(entries, trusted=True)  # runs its file
+    return _loaded(getattr(classes, PREFIX + _model_class(entries, folder).__name__), folder, **kwargs)
 
 
 def load_plain(folder: Path, **kwargs: Any) -> Any:

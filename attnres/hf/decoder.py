@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModel
 from transformers.modeling_utils import local_torch_dtype
 
-from attnres.connections import Connection, connection_class, make_connection, parse_connection
+from attnres.connections import Connection, connection_class, make_connection
 from attnres.errors import UsageError
 from attnres.hf.cut import LayerCode, read_layer
 from attnres.hf.source import (
@@ -95,11 +95,6 @@ def fitting_connection(connection: str, dim: int, sublayers: int) -> Connection:
     with torch.device("cpu"), local_torch_dtype(torch.float32):
         made = make_connection(connection, dim, sublayers)
     made.rate = 1.0
-    block_size = parse_connection(connection)[1].get("block_size")
-    if isinstance(block_size, int) and block_size > sublayers:
-        raise UsageError(
-            f"block_size {block_size} is more than the model's {sublayers} sublayers; give at most {sublayers}"
-        )
     return made
 
 

@@ -7,9 +7,6 @@ from dataclasses import dataclass, field
 from attnres.connections import Option, canonical_connection
 from attnres.errors import UsageError, check_count, refuse_non_finite
 
-MOST_LAYERS = 10_000
-"""A layer takes about a millisecond to be made, however small it is."""
-
 MODEL_TYPES = ("deepseek_v3", "kimi_k3", "kimi_linear", "llama", "mistral", "qwen3", "qwen3_moe")
 """Backbones of transformers: those that tests hold against transformers' own forward pass."""
 
@@ -50,9 +47,8 @@ class TransformerConfig:
 
     def __post_init__(self) -> None:
         refuse_non_finite(self)
-        for name in ("vocab_size", "dim", "heads", "context"):
+        for name in ("vocab_size", "dim", "layers", "heads", "context"):
             check_count(name, getattr(self, name))
-        check_count("layers", self.layers, MOST_LAYERS)
         object.__setattr__(self, "connection", canonical_connection(self.connection, self.sublayers))
         for name in ("kv_heads", "hidden"):
             if getattr(self, name) is not None:

@@ -133,7 +133,6 @@ def tied(model):
         (louder("__call__"), {}, "has a __call__ of its own, which would be"),
         (tied, {}, "layers 1 and 2 share mlp.up_proj.weight"),
         (lambda model: attnres.hf.attach(model, "full"), {}, "already has a connection"),
-        (lambda model: model, {"block_size": 9}, "more than the model's 8 sublayers"),
     ],
 )
 def test_refused_and_left_as_it_was(spoil, arguments, message):
