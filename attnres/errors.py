@@ -33,10 +33,10 @@ def first_line(error: BaseException) -> str:
 LARGEST_COUNT = 2**31 - 1
 
 
-def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raise UsageError unless the value is a whole number from `least` on: torch's own words are no line."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise UsageError(f"{name} must be a whole number of at least {least}, not {value!r}")
+def check_count(name: str, value: object) -> None:
+    """Raise UsageError unless the value is a whole number of at least 1: torch's own words are no line."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name} must be a whole number of at least 1, not {value!r}")
     if value > LARGEST_COUNT:
         raise UsageError(f"{name} must be at most {LARGEST_COUNT}, not {value}")
 
