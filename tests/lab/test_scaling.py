@@ -199,6 +199,6 @@ def test_heads_have_16_channels_unless_their_number_is_given():
     with pytest.raises(UsageError, match="dim a multiple of 6"):
         parse_size("3x32", heads=3)
     plan = make_plan(ScalingOptions(sizes=("1x8", "1x16", "1x24"), heads=1), Path("runs"))
-    assert {plan.run("full", size.name, 1.0, 0).config.model.heads for size in plan.sizes} == {1}
+    assert {plan.run("full", size, 1.0, 0).config.model.heads for size in plan.sizes} == {1}
     with pytest.raises(UsageError, match="heads must be"):
         make_plan(ScalingOptions(heads=0), Path("runs"))

@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,35 +74,21 @@ class ScalingOptions(PairedOptions):
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
-@dataclass(frozen=True)
-class Size:
-    """A model's depth and width, written LAYERSxDIM."""
+def parse_size(text: str, heads: int | None = None, model: TransformerConfig = DEFAULTS.model) -> TransformerConfig:
+    """The model at that size. model: all but its size.
 
-    layers: int
-    dim: int
-    heads: int
-    parameters: int
-    """The sublayers': what the number of tokens is in proportion to."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.layers}x{self.dim}"
-
-
-def parse_size(text: str, heads: int | None = None, model: TransformerConfig = DEFAULTS.model) -> Size:
-    """Raises UsageError if it is no size, or its dim does not divide into the heads. model: all but its size."""
-    match = re.fullmatch(r"([1-9]\d{0,8})x([1-9]\d{0,8})", text)
+    Raises UsageError if it is no size, or its dim does not divide into the heads.
+    """
+    match = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", text)
     multiple = 2 * heads if heads else HEAD_DIM  # rotary positions turn pairs of channels
     if not match or int(match[2]) % multiple:
         raise UsageError(f"size {text!r}: write LAYERSxDIM such as 16x64, dim a multiple of {multiple}")
     layers, dim = int(match[1]), int(match[2])
-    heads = heads or dim // HEAD_DIM
-    parameters = _parameters(dataclasses.replace(model, layers=layers, dim=dim, heads=heads))
-    return Size(layers, dim, heads, parameters)
+    return dataclasses.replace(model, layers=layers, dim=dim, heads=heads or dim // HEAD_DIM)
 
 
-def _parameters(model: TransformerConfig) -> int:
-    """How many parameters of the sublayers a token meets.
+def active_parameters(model: TransformerConfig) -> int:
+    """How many parameters of the sublayers a token meets: what the number of tokens is in proportion to.
 
     The lab's own have 12 dim^2 per layer, up to the width of the MLP, which is a multiple of 16: that is not counted,
     so that sizes stand in the same proportion at every width.
@@ -117,38 +104,38 @@ def _parameters(model: TransformerConfig) -> int:
 @dataclass(frozen=True)
 class ScalingPlan:
     options: ScalingOptions
-    sizes: Sequence[Size]
-    """The smallest first."""
+    sizes: Mapping[str, TransformerConfig]
+    """Each size's model, the smallest first."""
     out: Path
     flops: Mapping[tuple[str, str], float] = dataclasses.field(default_factory=dict)
     """(arm, size) -> operations per token, once they are counted."""
 
     @property
     def cells(self) -> list[tuple[str, str]]:
-        return [(arm, size.name) for size in self.sizes for arm in self.options.arms]
+        return [(arm, size) for size in self.sizes for arm in self.options.arms]
 
-    def size(self, name: str) -> Size:
-        return next(size for size in self.sizes if size.name == name)
+    @cached_property
+    def parameters(self) -> dict[str, int]:
+        return {size: active_parameters(model) for size, model in self.sizes.items()}
 
     def run(self, arm: str, at: str, rate: float, seed: int, part: str = "runs") -> Planned:
         """Its tokens are in proportion to parameters. Raises UsageError if there is no such arm at that size."""
-        options, config, size = self.options, self.options.config, self.size(at)
-        steps = max(1, math.ceil(options.tokens_per_parameter * size.parameters / config.tokens_per_step))
-        tenth = max(1, steps // 10)
-        model = dataclasses.replace(config.model, layers=size.layers, dim=size.dim, heads=size.heads)
-        chosen = options.run(arm, seed, rate, model, steps=steps, evaluate_every=tenth, save_every=tenth, keep=1)
+        options, parameters = self.options, self.parameters[at]
+        steps = max(1, math.ceil(options.tokens_per_parameter * parameters / options.config.tokens_per_step))
+        own = {"steps": steps, "evaluate_every": max(1, steps // 10), "save_every": max(1, steps // 10), "keep": 1}
+        chosen = options.run(arm, seed, rate, self.sizes[at], **own)
         folder = arm_folder(self.out, arm) / at / (f"lr-{rate:g}" if rate != 1 else "") / f"seed-{seed}"
         flops = self.flops.get((arm, at), 1.0)
-        counted = {"parameters": size.parameters, "tokens": steps * config.tokens_per_step, "flops_per_token": flops}
+        counted = {"parameters": parameters, "tokens": steps * chosen.tokens_per_step, "flops_per_token": flops}
         return Planned(arm, seed, chosen, folder, at, rate, part, cost=flops, measured=counted)
 
     def tuning(self, arm: str, at: str, rate: float) -> Planned:
         return self.run(arm, at, rate, self.options.config.seed + TUNING_SEED, "tuning")
 
-    def reported(self, size: Size, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
+    def reported(self, at: str, rates: Mapping[tuple[str, str], float]) -> list[Planned]:
         """Every arm at its own rate on all seeds."""
         arms, seeds = self.options.arms, self.options.paired_seeds
-        return [self.run(arm, size.name, rates[arm, size.name], seed) for seed in seeds for arm in arms]
+        return [self.run(arm, at, rates[arm, at], seed) for seed in seeds for arm in arms]
 
 
 def plan(options: ScalingOptions, out: Path) -> ScalingPlan:
@@ -161,14 +148,14 @@ def plan(options: ScalingOptions, out: Path) -> ScalingPlan:
     check_positive("grid", options.grid)
     if options.heads is not None:
         check_count("heads", options.heads)
-    given = (parse_size(size, options.heads, options.config.model) for size in options.sizes)
-    sizes = sorted(given, key=lambda size: size.parameters)
-    if len(options.grid) > 1 and sizes[0].parameters == sizes[1].parameters:
+    models = {size: parse_size(size, options.heads, options.config.model) for size in options.sizes}
+    first, second, *_ = sizes = sorted(models, key=lambda size: active_parameters(models[size]))
+    if len(options.grid) > 1 and active_parameters(models[first]) == active_parameters(models[second]):
         raise UsageError(
-            f"sizes: with a grid the two smallest, {sizes[0].name} and {sizes[1].name}, must differ in parameters: "
-            "rates go on along the line through both"
+            f"sizes: with a grid the two smallest, {first} and {second}, must differ in parameters: rates go on along "
+            "the line through both"
         )
-    return ScalingPlan(options, sizes, out)
+    return ScalingPlan(options, {size: models[size] for size in sizes}, out)
 
 
 def settings(plan: ScalingPlan) -> dict[str, Any]:
@@ -184,7 +171,7 @@ def settings(plan: ScalingPlan) -> dict[str, Any]:
         "grid": options.grid,
         "heads": options.heads,
         "tokens_per_parameter": options.tokens_per_parameter,
-        "smallest_sizes": [size.name for size in plan.sizes[:2]] if len(options.grid) > 1 else None,
+        "smallest_sizes": list(plan.sizes)[:2] if len(options.grid) > 1 else None,
     }
 
 
@@ -210,7 +197,7 @@ def run(plan: ScalingPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
         rates = chosen_rates(plan, sweep.tune(plan.tuning, tuned, options.grid, MOST_BEYOND))
     sweep.leave_out("runs", {cell: [rate] for cell, rate in rates.items()})
     for size in plan.sizes:
-        sweep.train(plan.reported(size, rates), size.name)
+        sweep.train(plan.reported(size, rates), size)
     if options.time_steps:
         sweep.find(step_times=time_steps(plan, sweep))
     return sweep.ended()
@@ -224,9 +211,9 @@ def time_steps(plan: ScalingPlan, sweep: Sweep) -> dict[str, Any]:
 
     seconds = {}
     for number_done, size in enumerate(plan.sizes):
-        sweep.progress(number_done, len(plan.sizes), f"timing the steps of {size.name}")
-        configs = {arm: plan.run(arm, size.name, 1.0, plan.options.config.seed).config for arm in plan.options.arms}
-        seconds[size.name] = median_steps(configs, sweep.corpus)
+        sweep.progress(number_done, len(plan.sizes), f"timing the steps of {size}")
+        configs = {arm: plan.run(arm, size, 1.0, plan.options.config.seed).config for arm in plan.options.arms}
+        seconds[size] = median_steps(configs, sweep.corpus)
     here = environment()
     machine = here["machine"] | {"threads": 1, "instruction set": instruction_set()}
     return {
@@ -246,14 +233,19 @@ def chosen_rates(
     over log multiple, or the best itself at an edge. From there on: the line through both, log multiple over log
     parameters, kept within what the arm tried.
     """
+    smallest, second, *_ = plan.sizes
+
+    def log_ratio(size: str) -> float:
+        return math.log(plan.parameters[size] / plan.parameters[smallest])
+
     rates = {}
     for arm in plan.options.arms:
-        of_sizes = [tuned[arm, size.name] for size in plan.sizes[:2]]
-        first, second = (best({run.rate: run.loss for run in done(runs)}) for runs in of_sizes)
+        of_sizes = [tuned[arm, smallest], tuned[arm, second]]
+        low, high = (best({run.rate: run.loss for run in done(runs)}) for runs in of_sizes)
         tried = [run.rate for runs in of_sizes for run in runs]
         for size in plan.sizes:
-            on_line = _on_line(plan.sizes, first, second, size)
-            rates[arm, size.name] = rounded(min(max(tried), max(min(tried), on_line)))
+            on_line = low * (high / low) ** (log_ratio(size) / log_ratio(second))
+            rates[arm, size] = rounded(min(max(tried), max(min(tried), on_line)))
     return rates
 
 
@@ -270,11 +262,6 @@ def best(losses: Mapping[float, float]) -> float:
     three = factors[at - 1 : at + 2]
     curvature, slope, _ = np.polyfit(np.log(three), [losses[factor] for factor in three], 2)
     return math.exp(-slope / (2 * curvature)) if curvature > 0 else factors[at]
-
-
-def _on_line(sizes: Sequence[Size], first: float, second: float, size: Size) -> float:
-    along = math.log(size.parameters / sizes[0].parameters) / math.log(sizes[1].parameters / sizes[0].parameters)
-    return first * (second / first) ** along
 
 
 # ---------------------------------------------------------------------------------------- what it says, tables, figure
