@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from attnres.connections.rules.block import AttnResOptions, Block
 from attnres.connections.rules.residual import Residual
@@ -68,11 +67,7 @@ def _renamed(model: Transformer) -> Any:
         elif top == "embedding":
             yield "model.embed_tokens.weight", tensor
             if model.head is None:
-                yield "lm_head.weight", _untied(tensor, model.config.embedding_std)
+                # What `Transformer.logits` makes of a tied embedding.
+                yield "lm_head.weight", tensor * (HEAD_STD / model.config.embedding_std)
         elif top == "head":
             yield "lm_head.weight", tensor
-
-
-def _untied(embedding: Tensor, std: float) -> Tensor:
-    """The head that `Transformer.logits` makes of a tied embedding."""
-    return embedding * (HEAD_STD / std)

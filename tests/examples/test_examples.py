@@ -10,7 +10,6 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,13 +50,6 @@ def test_a_vision_transformer_of_ones_own(capsys):
     assert accuracy > 0.25  # by chance 1 / 8, and over 512 images 0.02 around it
     share = [int(value) for value in capsys.readouterr().out.splitlines()[-1].split()]
     assert len(share) == 9 and share[0] == 100 > share[-1]
-
-
-@pytest.mark.parametrize("example", ["gpt.py", "vit.py"])
-def test_what_is_no_connection_is_said(example, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [example, "--help"])
-    with pytest.raises(SystemExit, match=rf"--help(.|\n)*python examples/{example}\n"):
-        runpy.run_path(str(EXAMPLES / example), run_name="__main__")
 
 
 def test_a_corpus_of_small_talk(tmp_path):
@@ -102,10 +94,6 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
             (choice,) = answer["choices"]
             assert choice["message"]["role"] == "assistant" and choice["finish_reason"] == "length"
             said, long = {"role": "assistant", "content": "Yes"}, [{"role": "user", "content": "Hi! " * 130}]
-            nearly = json.dumps({"messages": [{"role": "user", "content": "Hi! " * 120}]}).encode()
-            with urllib.request.urlopen(f"{address}/chat/completions", nearly) as response:
-                (choice_of_few,) = json.load(response)["choices"]
-            assert choice_of_few["finish_reason"] == "length" and len(choice_of_few["message"]["content"]) < 32
             port = int(address.split(":")[2].removesuffix("/v1"))
             with socket.create_connection(("127.0.0.1", port)) as client:  # one that is gone before it has asked
                 client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99\r\n\r\n{")
@@ -127,27 +115,8 @@ def test_a_server_that_speaks_openais_protocol(tmp_path):
             ):
                 assert why in refused(json.dumps(bad).encode())
 
-            def drawn(**given: object) -> str:
-                given = {"messages": messages, "temperature": 1, "stop": [], **given}
-                with urllib.request.urlopen(f"{address}/chat/completions", json.dumps(given).encode()) as response:
-                    return json.load(response)["choices"][0]["message"]["content"]
-
-            assert len(drawn(max_completion_tokens=2)) < len(drawn(max_tokens=12, seed=3))
-            assert drawn(max_tokens=12, seed=3) == drawn(max_tokens=12, seed=3) != drawn(max_tokens=12, seed=4)
-
-            def ask(_: int) -> str:
-                with urllib.request.urlopen(f"{address}/chat/completions", body) as response:
-                    return json.load(response)["choices"][0]["message"]["content"]
-
-            with socket.create_connection(("127.0.0.1", port)) as slow, ThreadPoolExecutor() as clients:
-                slow.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: 99\r\n\r\n{")
-                assert set(clients.map(ask, range(2))) == {choice["message"]["content"]}
-            endless = json.dumps({"messages": messages, "max_tokens": 10**6}).encode()
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {len(endless)}\r\n\r\n"
-            with socket.create_connection(("127.0.0.1", port)) as client:  # and one that goes while it is answered
-                client.sendall(head.encode() + endless)
-                refused(b"{")  # comes back when the server has read what came before
-            assert ask(0) == choice["message"]["content"]
+            with urllib.request.urlopen(f"{address}/chat/completions", body) as response:
+                assert json.load(response)["choices"] == [choice]
         finally:
             server.terminate()
 
@@ -174,12 +143,3 @@ def test_the_notebook_runs(monkeypatch, capsys):
         code = "".join(line for line in cell["source"] if not line.startswith("%"))
         exec(code.replace('STEPS, EVERY = "full", 40, 10', 'STEPS, EVERY = "full", 4, 2'), namespace)
     assert len(pictures) == 3 and "nats per byte" in capsys.readouterr().out
-
-
-def test_a_corpus_needs_a_folder_s_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for wrong in ([], ["--help"], ["one", "two"]):
-        monkeypatch.setattr(sys, "argv", ["chat_corpus.py", *wrong])
-        with pytest.raises(SystemExit, match=r"python examples/chat_corpus\.py runs/text"):
-            runpy.run_path(str(EXAMPLES / "chat_corpus.py"), run_name="__main__")
-    assert not list(tmp_path.iterdir())

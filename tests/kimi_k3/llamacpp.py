@@ -18,14 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnres.errors import UsageError
-
 PACKAGE = "@node-llama-cpp/linux-x64@3.22.1"
 VARIABLE = "ATTNRES_LLAMA_CPP"
 INSTALL = f"npm install --no-save --no-package-lock --omit=optional {PACKAGE}"
-
-BATCH = 512
-"""Tokens that go through the model at a time."""
 
 _CPU = 0
 _NO_FLASH_ATTENTION = 0
@@ -92,26 +87,16 @@ class Engine:
 
     def logits(self, tokens: Sequence[int]) -> Tensor:
         """Go on with these tokens: the logits after each of them, float32 [tokens, vocab_size]."""
-        parts = [tokens[start : start + BATCH] for start in range(0, len(tokens), BATCH)]
-        return torch.cat([self._decode(part) for part in parts])
-
-    def _decode(self, tokens: Sequence[int]) -> Tensor:
         batch = self._library.llama_batch_init(len(tokens), 0, 1)
-        try:
-            batch.n_tokens = len(tokens)
-            for i, token in enumerate(tokens):
-                batch.token[i], batch.pos[i], batch.logits[i] = token, self._seen + i, 1
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-            if code := self._library.llama_decode(self._context, batch):
-                raise UsageError(
-                    f"llama.cpp could not go on after {self._seen} tokens (code {code}); its context is full"
-                )
-        finally:
-            self._library.llama_batch_free(batch)
+        batch.n_tokens = len(tokens)
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.logits[i] = token, self._seen + i, 1
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        assert self._library.llama_decode(self._context, batch) == 0
+        self._library.llama_batch_free(batch)
         self._seen += len(tokens)
         found = self._library.llama_get_logits(self._context)
-        size = len(tokens) * self.vocab_size
-        values = ctypes.cast(found, POINTER(c_float * size)).contents
+        values = ctypes.cast(found, POINTER(c_float * (len(tokens) * self.vocab_size))).contents
         return torch.frombuffer(bytearray(values), dtype=torch.float32).view(len(tokens), self.vocab_size)
 
     def forget(self) -> None:
@@ -128,38 +113,29 @@ class Engine:
 
 
 @contextlib.contextmanager
-def opened(path: str | Path, context: int = 4096, threads: int = 1) -> Iterator[Engine]:
-    """Load a GGUF file for texts of at most `context` tokens. Raises UsageError where llama.cpp refuses it."""
+def opened(path: str | Path, context: int = 512) -> Iterator[Engine]:
+    """Load a GGUF file for texts of at most `context` tokens."""
     library = load_library()
     said.clear()
     params = library.llama_model_default_params()
     params.n_gpu_layers = _CPU
     model = library.llama_model_load_from_file(os.fsencode(path), params)
-    if not model:
-        raise UsageError(f"llama.cpp cannot load {path}: {_reason()}")
+    assert model, "\n".join(said)
+    wanted = library.llama_context_default_params()
+    wanted.n_ctx = wanted.n_batch = wanted.n_ubatch = context
+    wanted.n_threads = wanted.n_threads_batch = 1
+    wanted.flash_attn, wanted.type_k, wanted.type_v = _NO_FLASH_ATTENTION, _F32, _F32
+    state = library.llama_init_from_model(model, wanted)
+    assert state, "\n".join(said)
     try:
-        wanted = library.llama_context_default_params()
-        wanted.n_ctx, wanted.n_batch, wanted.n_ubatch = context, BATCH, BATCH
-        wanted.n_threads = wanted.n_threads_batch = threads
-        wanted.flash_attn, wanted.type_k, wanted.type_v = _NO_FLASH_ATTENTION, _F32, _F32
-        state = library.llama_init_from_model(model, wanted)
-        if not state:
-            raise UsageError(f"llama.cpp cannot run {path}: {_reason()}")
-        try:
-            yield Engine(library, model, state)
-        finally:
-            library.llama_free(state)
+        yield Engine(library, model, state)
     finally:
+        library.llama_free(state)
         library.llama_model_free(model)
 
 
 said: list[str] = []
 """What llama.cpp has logged since the last call began: it has no other way to say what is wrong."""
-
-
-def _reason() -> str:
-    errors = [line for line in said if "error" in line or "failed" in line]
-    return (errors or said or ["it does not say why"])[0]
 
 
 def find_library() -> Path | None:
@@ -171,14 +147,13 @@ def find_library() -> Path | None:
 
 @cache
 def load_library() -> Any:
-    """Load llama.cpp and declare what is used of it. Raises UsageError where there is none."""
+    """Load llama.cpp and declare what is used of it."""
     folder = find_library()
-    if folder is None:
-        where = os.environ.get(VARIABLE, "./node_modules")
-        raise UsageError(
-            f"no libllama.* lies in {where}; fetch llama.cpp with: {INSTALL} (or name the folder with it in {VARIABLE})"
-        )
-    parts = {name: ctypes.CDLL(str(_file(folder, name)), ctypes.RTLD_GLOBAL) for name in ("ggml-base", "ggml", "llama")}
+    assert folder is not None
+    parts = {
+        name: ctypes.CDLL(str(min(folder.glob(f"lib{name}.*"))), ctypes.RTLD_GLOBAL)
+        for name in ("ggml-base", "ggml", "llama")
+    }
     parts["ggml-base"].ggml_log_set(_LISTENER, None)
     parts["ggml"].ggml_backend_load_all_from_path(os.fsencode(folder))
     library = parts["llama"]
@@ -203,15 +178,11 @@ def load_library() -> Any:
     ):
         function = getattr(library, name)
         function.restype, function.argtypes = result, arguments
-    if library.llama_context_default_params().n_batch != 2048:  # its documented default, behind n_ctx
-        raise UsageError(f"{folder}: this llama.cpp is laid out otherwise; fetch the known one with: {INSTALL}")
+    # Its documented default, behind n_ctx: else the structures above are of another version.
+    assert library.llama_context_default_params().n_batch == 2048, f"fetch the known llama.cpp with: {INSTALL}"
     library.llama_log_set(_LISTENER, None)
     parts["llama"].llama_backend_init()
     return library
-
-
-def _file(folder: Path, name: str) -> Path:
-    return next(iter(sorted(folder.glob(f"lib{name}.*"))))
 
 
 @ctypes.CFUNCTYPE(None, c_int, c_char_p, c_void_p)

@@ -35,7 +35,6 @@ class Case:
     options: tuple[tuple[str, Any], ...] = ()
     layers: int = 5
     checkpointing: bool = False
-    compile: bool = False
     tied: bool = False
     dtype: torch.dtype = torch.float64
     precision: torch.dtype | None = None
@@ -93,7 +92,6 @@ def make_pipeline(group: dist.ProcessGroup, case: Case) -> Pipeline:
         schedule=case.schedule,
         precision=case.precision,
         checkpointing=case.checkpointing,
-        compile=case.compile,
     )
     randomise_connection(pipeline)
     return pipeline
@@ -148,7 +146,7 @@ def one_process(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
 
 def reference(case: Case) -> tuple[list[float], dict[str, Tensor | None]]:
     """Return the one result of all that cut the same model in other ways."""
-    plain = replace(case, ranks=1, virtual=1, schedule="", checkpointing=False, compile=False)
+    plain = replace(case, ranks=1, virtual=1, schedule="", checkpointing=False)
     return one_process(plain)
 
 
