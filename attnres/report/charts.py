@@ -116,7 +116,7 @@ def band(name: str, values: np.ndarray, x: Numbers | None = None) -> Line:
     return Line(name=name, x=places, y=values.mean(0), low=values.min(0), high=values.max(0))
 
 
-def arms_of(pictures: Sequence[Plot]) -> list[str]:
+def arms_of(picture: Plot) -> list[str]:
     """The arms that have lines, in their order."""
-    lines = [line for one in pictures for chart in one.charts if isinstance(chart, Lines) for line in chart.lines]
+    lines = [line for chart in picture.charts if isinstance(chart, Lines) for line in chart.lines]
     return list(dict.fromkeys(line.name for line in lines if line.as_ != "guide"))

@@ -61,7 +61,7 @@ def figure_of(picture: Plot) -> Figure:
     width, height = (max(of) for of in zip(*map(_size, charts), strict=True))
     figure = Figure(figsize=(width * columns, height * rows + 0.4), dpi=150, layout="constrained")
     grid = figure.subplots(rows, columns, squeeze=False)
-    styles = line_styles(arms_of([picture]))
+    styles = line_styles(arms_of(picture))
     for axes, chart in zip(grid.flat, charts, strict=False):
         axes.set_title(textwrap.fill(visible(chart.title), 44), loc="left", fontsize=9)
         {Lines: _lines, Rows: _rows, Matrix: _matrix}[type(chart)](axes, chart, styles)  # type: ignore[operator]

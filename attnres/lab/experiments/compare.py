@@ -20,9 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-import shutil
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +28,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import FlagCreatePairsOff
 
-from attnres.analysis.comparison import SIGNIFICANCE, Comparison, compare_arms, finding, on_common_seeds, p_text
+from attnres.analysis.comparison import SIGNIFICANCE, Comparison, compare_arms, finding, p_text
 from attnres.lab.engine import ProgressDisplay, Sweep, SweepEnd
 from attnres.lab.experiment import Experiment
 from attnres.lab.judge import mean_text
@@ -73,7 +71,6 @@ def run(plan: PairedPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     sweep.announce(plan.runs)
     sweep.train(plan.runs)
     _read_depth(plan, sweep)
-    sweep.save()
     ended = sweep.ended()
     first = next(one.folder for one in reversed(plan.runs) if one.seed == config.seed)
     return ended if ended.failed else dataclasses.replace(ended, notes=[_what_next(first)])
@@ -85,12 +82,10 @@ def _read_depth(plan: PairedPlan, sweep: Sweep) -> None:
     from attnres.report.runs import validation_tokens
     from attnres.train import load_run
 
-    ran = {arm: {one.seed: one for one in plan.runs if one.arm == arm} for arm in plan.options.arms}
-    finished = {arm: {seed: one for seed, one in of.items() if sweep.ran[one.key].done} for arm, of in ran.items()}
-    first = {arm: min(of) for arm, of in on_common_seeds(finished).items() if of}
+    first = {arm: min(runs) for arm, runs in sweep.record().compared().items() if runs}
     depth = dict(sweep.found.get("depth", {}))
-    missing = [arm for arm, seed in first.items() if depth.get(arm, {}).get("seed") != seed]
-    folders = {arm: finished[arm][first[arm]].folder for arm in missing}
+    missing = {arm: seed for arm, seed in first.items() if depth.get(arm, {}).get("seed") != seed}
+    folders = {one.arm: one.folder for one in plan.runs if missing.get(one.arm) == one.seed}
     tokens = validation_tokens(sweep.corpus, plan.options.config)
     with sweep.progress.during("reading the depth of every connection") as tell:
         for number, (arm, folder) in enumerate(folders.items(), 1):
@@ -98,20 +93,18 @@ def _read_depth(plan: PairedPlan, sweep: Sweep) -> None:
                 tell(f"reading the depth of {arm}, {number} of {len(folders)}")
                 profile = depth_profile(load_run(folder).model, tokens)
                 depth[arm] = {"seed": first[arm], **profile.to_json()}
-    if missing:
+    if folders:
         sweep.find(depth=depth)
 
 
 def _what_next(run: Path) -> str:
-    """The next commands to try, written so that they run in this shell with or without an activated environment."""
-    as_module = Path(sys.argv[0]).name == "__main__.py"  # python -m attnres; no shell runs that file
-    program = "attnres" if as_module or shutil.which("attnres") else shlex.quote(sys.argv[0])
+    """The next commands to try."""
     folder = shlex.quote(str(run))
     return f"""
 Open the report in a browser. Then try:
-  {program} look {folder}                              (the same model live: change what depth reads)
-  {program} generate {folder} --prompt "def read("     (what it writes)
-  {program} compare residual x0 block full --seeds 5   (five paired seeds, about nine minutes)"""
+  attnres look {folder}                              (the same model live: change what depth reads)
+  attnres generate {folder} --prompt "def read("     (what it writes)
+  attnres compare residual x0 block full --seeds 5   (five paired seeds, about nine minutes)"""
 
 
 def rows(record: Record) -> list[Comparison]:
