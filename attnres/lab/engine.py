@@ -28,6 +28,7 @@ from attnres.lab.runs import (
 )
 
 if TYPE_CHECKING:
+    from attnres.lab.options import PairedOptions
     from attnres.train import RunConfig
     from attnres.train.sweep import JobState
 
@@ -100,26 +101,22 @@ class Sweep:
 
     Args:
         kind: The experiment's name.
-        arms: Connections, the baseline first.
+        options: Those that all experiments have.
         settings: What all runs have in common; of its "config" what decides no loss may differ.
-        config: One of the runs', for its text.
-        workers: Runs at a time.
         file: The record's.
         out: The folder of the runs.
         measure: What is measured of each run that is done, after the training.
         sort: In what order the record has its runs.
 
     Raises:
-        UsageError: the record, or the file of lines, is another sweep's.
+        UsageError: the record is another sweep's.
     """
 
     def __init__(
         self,
         kind: str,
-        arms: Sequence[str],
+        options: PairedOptions,
         settings: Mapping[str, Any],
-        config: RunConfig,
-        workers: int,
         file: Path,
         out: Path,
         progress: ProgressDisplay,
@@ -128,11 +125,12 @@ class Sweep:
     ) -> None:
         from attnres.data import check_length, open_corpus
 
-        self.kind, self.arms, self.settings, self.workers = kind, arms, json.loads(json.dumps(settings)), workers
+        self.kind, self.settings = kind, json.loads(json.dumps(settings))
+        self.arms, self.workers = options.arms, options.workers
         self.file, self.out, self.progress, self.measure, self.sort = file, out, progress, measure, sort
         with progress.during("opening the corpus"):  # before any worker, so that bad text is one error and not many
-            self.corpus = open_corpus(config.data)
-            check_length(self.corpus, config.model.context)
+            self.corpus = open_corpus(options.config.data)
+            check_length(self.corpus, options.config.model.context)
         self.places = "--out" if file.parent == out else "--record and --out"
         self.failed: list[JobState] = []
         self.newest: Mapping[str, Any] | None = None

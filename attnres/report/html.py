@@ -37,7 +37,7 @@ def script(entry: str) -> str:
     write: `import { a, b } from "./file.js";` and `export` before a function, class or constant.
 
     Args:
-        entry: the module's path in the package attnres, such as "report/page.js".
+        entry: the module's path in the package attnres, such as "look/page/app.js".
     """
     parts: dict[str, str] = {}
 

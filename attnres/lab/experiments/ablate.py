@@ -153,7 +153,7 @@ def run(plan: AblationPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     options = plan.options
     config = config_to_json(options.config)
     settings = {"config": config, "grid": options.grid, "tuning_seeds": options.tuning_seeds}
-    sweep = Sweep("ablation", options.arms, settings, options.config, options.workers, file, plan.out, progress)
+    sweep = Sweep("ablation", options, settings, file, plan.out, progress)
     cells = plan.cells
     sweep.announce(plan.all_runs())
     if len(options.grid) == 1:

@@ -67,7 +67,7 @@ def run(plan: PairedPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     """Train every connection on every seed, and read the depth of one run of each."""
     options, config = plan.options, plan.options.config
     settings = {"config": config_to_json(dataclasses.replace(config, seed=0))}
-    sweep = Sweep("comparison", options.arms, settings, config, options.workers, file, plan.out, progress)
+    sweep = Sweep("comparison", options, settings, file, plan.out, progress)
     sweep.announce(plan.runs)
     sweep.train(plan.runs)
     _read_depth(plan, sweep)

@@ -71,7 +71,7 @@ def run(plan: PairedPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
         return profile(one.folder, tokens, steps)
 
     settings = {"config": config_to_json(config), "profiled_steps": steps}
-    sweep = Sweep("dynamics", options.arms, settings, config, options.workers, file, plan.out, progress, measure)
+    sweep = Sweep("dynamics", options, settings, file, plan.out, progress, measure)
     tokens = validation_tokens(sweep.corpus, config)
     sweep.announce(plan.runs)
     sweep.train(plan.runs)

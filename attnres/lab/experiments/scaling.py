@@ -181,10 +181,7 @@ def run(plan: ScalingPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     from attnres.train.folder import fit_vocabulary
 
     options = plan.options
-    sweep = Sweep(
-        "scaling", options.arms, settings(plan), options.config, options.workers, file, plan.out, progress,
-        sort=lambda run: run.measured["parameters"],
-    )  # fmt: skip
+    sweep = Sweep("scaling", options, settings(plan), file, plan.out, progress, sort=_parameters_of)
     fitting = {cell: fit_vocabulary(plan.run(*cell, 1.0, 0).config, sweep.corpus.vocab_size) for cell in plan.cells}
     plan = dataclasses.replace(plan, flops={cell: training_flops(config.model) for cell, config in fitting.items()})
     ones = dict.fromkeys(plan.cells, 1.0)
@@ -201,6 +198,10 @@ def run(plan: ScalingPlan, file: Path, progress: ProgressDisplay) -> SweepEnd:
     if options.time_steps:
         sweep.find(step_times=time_steps(plan, sweep))
     return sweep.ended()
+
+
+def _parameters_of(run: RunResult) -> int:
+    return run.measured["parameters"]
 
 
 def time_steps(plan: ScalingPlan, sweep: Sweep) -> dict[str, Any]:

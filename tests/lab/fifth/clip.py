@@ -50,7 +50,7 @@ def plan(options: Options, out: Path) -> tuple[Options, list[Planned]]:
 def run(plan: tuple[Options, list[Planned]], file: Path, progress: ProgressDisplay) -> SweepEnd:
     options, runs = plan
     settings = {"config": config_to_json(options.config)}
-    sweep = Sweep("toy", options.arms, settings, options.config, options.workers, file, file.parent, progress)
+    sweep = Sweep("toy", options, settings, file, file.parent, progress)
     sweep.announce(runs)
     sweep.train(runs)
     return sweep.ended(["clipped by a fair hand"])
